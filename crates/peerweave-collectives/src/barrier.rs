@@ -1,4 +1,4 @@
-//! barrier: no rank goes on before all have come.
+//! barrier: no rank continues before all ranks have arrived.
 
 use crate::wait::bank;
 use crate::{Call, epoch, line};
@@ -6,8 +6,8 @@ use peerweave_device::gpu::{Fence, Sys};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Waits for all ranks. What a rank did earlier in its stream is visible to all after the kernel.
-/// One block, of at least as many threads as there are ranks.
+/// Waits for all ranks. After the kernel, accesses that a rank made earlier in its stream are
+/// visible to all ranks. The grid has one block with at least one thread for each rank.
 #[kernel(max_threads = 32, unchecked)]
 pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     if !call.begin() {
@@ -15,9 +15,9 @@ pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     }
     let thread = gpu::thread_idx().x;
     let has_peer = thread > 0 && thread < call.ranks;
-    // SAFETY: the launch promises the counter.
+    // SAFETY: the launch guarantees the counter.
     let epoch = unsafe { epoch::read(call.counter) };
-    // SAFETY: the areas have banks with a line for each rank: the launch promises it.
+    // SAFETY: the launch guarantees areas with banks that have a line for each rank.
     let (own, peer) = unsafe { (bank(&call, 0, epoch), bank(&call, if has_peer { thread } else { 0 }, epoch)) };
     if has_peer {
         <Sys as Fence>::acq_rel();
@@ -35,7 +35,7 @@ pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The kernel for so many ranks; `None` for more than [`MAX_RANKS`](crate::MAX_RANKS).
+/// Returns the kernel for a number of ranks; `None` for more than [`MAX_RANKS`](crate::MAX_RANKS).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(ranks: u32) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {
     (1..=crate::MAX_RANKS as u32).contains(&ranks).then_some(&barrier_8::KERNEL)

@@ -5,40 +5,40 @@ use peerweave_device::prelude::*;
 /// Largest number of ranks of a call.
 pub const MAX_RANKS: usize = 8;
 
-/// How a collective moves its data.
+/// The way in which a collective moves its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
     /// Every rank pushes its whole input to every rank.
     OneShot,
     /// Every rank reduces one part and pushes the result to every rank.
     TwoShot,
-    /// As [`Self::TwoShot`], in chunks through a ring.
+    /// Like [`Self::TwoShot`], in chunks through a ring.
     Chunked,
 }
 
 impl Algorithm {
-    /// Every algorithm.
+    /// All algorithms.
     pub const ALL: [Self; 3] = [Self::OneShot, Self::TwoShot, Self::Chunked];
 }
 
-/// The ranks that get the result of an all_reduce kernel, as [`Call::results`] holds it.
+/// The ranks that get the result of an all_reduce kernel ([`Call::results`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Results {
-    /// Every rank.
+    /// Every rank gets the result.
     Every,
-    /// One rank: the kernel is a reduce.
+    /// Only this rank gets the result: the kernel is a reduce.
     Root(u32),
-    /// Every rank the part that it reduces, where [`Call::recv`] would have it if the rank got the
-    /// whole result: the kernel is a reduce_scatter. [`Algorithm::Chunked`] only.
+    /// Every rank gets the part that it reduces: the kernel is a reduce_scatter. The part is at the
+    /// same place after [`Call::recv`] as in a whole result. Only for [`Algorithm::Chunked`].
     OwnPart,
 }
 
-/// [`Results::Every`] and [`Results::OwnPart`] in a call.
+/// Codes of [`Results::Every`] and [`Results::OwnPart`].
 const EVERY: u32 = u32::MAX;
 const OWN_PART: u32 = u32::MAX - 1;
 
 impl Results {
-    /// The value of [`Call::results`].
+    /// Returns the value for [`Call::results`].
     pub const fn code(self) -> u32 {
         match self {
             Self::Every => EVERY,
@@ -48,65 +48,64 @@ impl Results {
     }
 }
 
-/// One collective call, as its kernel gets it. Addresses are those that this rank's device uses.
+/// The argument of a kernel: one collective call. All addresses are valid on this rank's device.
 ///
-/// What the ranks must agree on: [`count`](Self::count), [`op`](Self::op),
+/// These values must be the same on all ranks: [`count`](Self::count), [`op`](Self::op),
 /// [`sentinel`](Self::sentinel), [`bank_bytes`](Self::bank_bytes),
-/// [`max_blocks`](Self::max_blocks), the kernel, and the shape of its
-/// launch.
+/// [`max_blocks`](Self::max_blocks), the kernel, and the shape of its launch.
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct Call {
-    /// Address of the area of rank `(rank + k) % ranks` at index `k`: its own comes first. Each is
-    /// aligned to 128 bytes.
+    /// Index `k` has the address of the area of rank `(rank + k) % ranks`, so this rank's own area
+    /// is first. Each address is aligned to 128 bytes.
     pub areas: [u64; MAX_RANKS],
-    /// The PE of rank `(rank + k) % ranks` at index `k`, for reports.
+    /// Index `k` has the PE of rank `(rank + k) % ranks`, for reports of failures.
     pub pes: [u32; MAX_RANKS],
     /// Address of the input, aligned to its elements.
     pub send: u64,
     /// Address of the result, aligned to its elements: the input itself, or memory that does not
     /// overlap it.
     pub recv: u64,
-    /// Number of elements of the input; for kernels of parts of one part.
+    /// Number of elements of the input, or of one part for kernels that move parts.
     pub count: u64,
-    /// The content of a line that has not arrived.
+    /// Content of a line that has not arrived.
     pub sentinel: [u64; 2],
-    /// Address of the word that counts launches ([`crate::epoch`]); for [`Algorithm::Chunked`] of
-    /// one word for each block.
+    /// Address of the word that counts launches ([`crate::epoch`]). [`Algorithm::Chunked`]: address
+    /// of one word for each block, which counts rounds.
     pub counter: u64,
     /// [`Algorithm::OneShot`] and [`Algorithm::TwoShot`]: length of one of the two banks at the
     /// start of an area. [`Algorithm::Chunked`]: length of one slot of a block's ring, a multiple
     /// of 128.
     pub bank_bytes: u64,
-    /// reduce_scatter: bytes from one part of the input to the next.
+    /// reduce_scatter: distance in bytes between the starts of two consecutive parts of the input.
     pub stride: u64,
-    /// The bits of this rank's scalar, zero-extended, for `PreMulSum`.
+    /// Bits of this rank's scalar, zero-extended, for `PreMulSum`.
     pub scalar: u64,
     /// Number of ranks, 1 to [`MAX_RANKS`].
     pub ranks: u32,
-    /// This rank.
+    /// Rank of this PE in the team.
     pub rank: u32,
     /// The reduction: `ReduceOp as u32`.
     pub op: u32,
-    /// Kernels with rings: number of blocks that the areas were made for, at least that of the
-    /// launch.
+    /// Kernels with rings: number of blocks for which the areas have rings, at least the number of
+    /// blocks of the launch.
     pub max_blocks: u32,
-    /// all_reduce: the ranks that get the result, by [`Results::code`].
+    /// all_reduce: the ranks that get the result, as [`Results::code`].
     pub results: u32,
-    /// [`Algorithm::Chunked`]: 1 if [`recv`](Self::recv) is as far behind the area on every rank as
-    /// on this one, in memory that every rank maps. Results then go straight to it. Addresses and
-    /// length are whole lines.
+    /// [`Algorithm::Chunked`]: 1 if [`recv`](Self::recv) is mapped on every rank and has the same
+    /// distance from the area on every rank. Results are then stored directly in it. Addresses and
+    /// length must be whole lines.
     pub is_symmetric: u32,
-    /// Messages through rings: 1 if one block pushes and copies what arrives, 0 if a pair of blocks
-    /// does so, for each of [`max_blocks`](Self::max_blocks).
+    /// Messages through rings: 1 if each of [`max_blocks`](Self::max_blocks) blocks pushes and
+    /// copies arriving chunks, 0 if each is a pair of blocks, of which one pushes and one copies.
     pub is_combined: u32,
     /// 0.
     pub reserved: u32,
 }
 
-/// One of the [`MAX_RANKS`] values of an argument of a kernel. All are read, and then one is taken:
-/// an index that varies would move the argument to the thread's own memory, and so would a read
-/// behind a branch, or a loop that is not unrolled.
+/// Returns value `k` of the [`MAX_RANKS`] values of a kernel argument. Reads all values and then
+/// selects one, because a variable index, a read behind a branch or a loop that is not unrolled
+/// would move the argument to the thread's local memory.
 #[inline(always)]
 pub(crate) fn select<T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
     let either = |bit: u32, low: T, high: T| if k & bit == 0 { low } else { high };
@@ -117,11 +116,11 @@ pub(crate) fn select<T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
 }
 
 impl Call {
-    /// Begins a kernel: returns when the one before it in the stream has ended. `false` for a call
-    /// that no rank makes.
+    /// Begins a kernel. Returns when the previous kernel in the stream has ended. Returns `false`
+    /// for values that no call has.
     ///
-    /// What it compares lies in every part of the argument, so that the argument is in the cache of
-    /// constants when the wait ends.
+    /// The compared values lie in every part of the argument, so that the whole argument is in the
+    /// constant cache when the wait ends.
     #[inline(always)]
     pub(crate) fn begin(&self) -> bool {
         gpu::start_next_kernel();
@@ -130,38 +129,38 @@ impl Call {
         is_call
     }
 
-    /// The PE of the rank `k` places behind this one.
+    /// Returns the PE of the rank `k` places behind this rank.
     #[inline(always)]
     pub(crate) fn pe_behind(&self, k: u32) -> u32 {
         select(k, |index| self.pes[index])
     }
 
-    /// The area of the rank `k` places behind this one.
+    /// Returns the area of the rank `k` places behind this rank.
     #[inline(always)]
     pub(crate) fn area_behind(&self, k: u32) -> u64 {
         select(k, |index| self.areas[index])
     }
 
-    /// Returns whether the rank `k` places behind this one gets results that others reduce.
+    /// Returns whether the rank `k` places behind this rank gets results that other ranks reduce.
     #[inline(always)]
     pub(crate) fn has_results(&self, k: u32) -> bool {
         self.results == EVERY || self.results == self.rank_behind(k)
     }
 
-    /// Returns whether this rank keeps what it reduces.
+    /// Returns whether this rank gets the results that it reduces.
     #[inline(always)]
     pub(crate) fn keeps_own(&self) -> bool {
         self.results == OWN_PART || self.has_results(0)
     }
 
-    /// The PE of a rank.
+    /// Returns the PE of a rank.
     #[inline(always)]
     pub(crate) fn pe_of(&self, rank: u32) -> u32 {
         let behind = if rank >= self.rank { rank - self.rank } else { rank + self.ranks - self.rank };
         self.pe_behind(behind)
     }
 
-    /// The rank `k` places behind this one; `k` is below the number of ranks.
+    /// Returns the rank `k` places behind this rank; `k` must be less than the number of ranks.
     #[inline(always)]
     pub(crate) fn rank_behind(&self, k: u32) -> u32 {
         let rank = self.rank + k;

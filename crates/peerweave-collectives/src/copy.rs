@@ -4,8 +4,8 @@ use crate::epoch::pointer;
 use crate::line::LINE_BYTES;
 use peerweave_device::gpu::{self, Vector};
 
-/// Calls `load` and then `store` for each index below `n`, with the threads of the block: four
-/// loads before four stores.
+/// Calls `load` and then `store` for each index below `n`. The threads of the block share the
+/// indices; each thread makes four loads before four stores.
 #[inline(always)]
 pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
     const BATCH: usize = 4;
@@ -24,7 +24,7 @@ pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vec
     }
 }
 
-/// As [`each`], one index at a time.
+/// Like [`each`], but a thread handles one index at a time.
 #[inline(always)]
 pub(crate) fn one_by_one(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
     let mut index = u64::from(gpu::thread_idx().x);
@@ -35,18 +35,18 @@ pub(crate) fn one_by_one(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u6
 }
 
 /// # Safety
-/// The address is that of lines of a ring that this thread may write now, more than `index`.
+/// At the address there are more than `index` lines of a ring that this thread may write now.
 #[inline(always)]
 pub(crate) unsafe fn store(address: u64, index: u64, value: Vector) {
-    // SAFETY: the caller promises the line.
+    // SAFETY: the caller guarantees that the line may be written.
     unsafe { gpu::store_vector_global(pointer(address + index * LINE_BYTES as u64), value) };
 }
 
 /// # Safety
-/// The address is that of lines of a ring that this thread may read now, more than `index`.
+/// At the address there are more than `index` lines of a ring that this thread may read now.
 #[inline(always)]
 pub(crate) unsafe fn load(address: u64, index: u64) -> Vector {
-    // SAFETY: the caller promises the line. A strong access: a cache of the SM may hold what the
-    // line was two rounds ago.
+    // SAFETY: the caller guarantees that the line may be read. The access is strong, because a
+    // cache of the SM may hold the content of the line from an earlier round.
     unsafe { gpu::load_vector_relaxed(pointer::<u8>(address + index * LINE_BYTES as u64).cast_const()) }
 }

@@ -9,24 +9,24 @@ use crate::wait::{Row, await_lines, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// What a rank sends.
+/// The data that a rank sends to each other rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exchange {
-    /// Its one part, to every rank.
+    /// The rank sends its only part to every rank.
     AllGather,
-    /// Part `r` of its input to rank `r`.
+    /// The rank sends part `r` of its input to rank `r`.
     AllToAll,
 }
 
-/// The part of rank `r` is lines `r * lines` on of a bank.
+/// Runs the kernel. The part of rank `r` starts at line `r * lines` of a bank.
 #[inline(always)]
 fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
         return Ok(());
     }
     let operation = if EACH { KernelOp::AllToAll } else { KernelOp::AllGather };
-    // SAFETY: the launch promises an input of one part, or of one for each rank, and a result of
-    // one for each rank.
+    // SAFETY: the launch guarantees an input of one part, or of one part for each rank, and a
+    // result of one part for each rank.
     let (send, recv) = unsafe {
         (
             |rank: u32| Operand::<WHOLE>::new(call.send + if EACH { u64::from(rank) * call.count } else { 0 }, call.count),
@@ -37,7 +37,7 @@ fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ct
     let load = |k: u32, line| send(call.rank_behind(k)).read::<u8>(line);
     let keep = |line, value| recv(call.rank).write::<u8>(line, value);
     let region = u64::from(call.rank) * lines;
-    // SAFETY: the launch promises the counter, and areas with banks for a part of each rank.
+    // SAFETY: the launch guarantees the counter, and areas with banks for a part of each rank.
     let banks = unsafe {
         if EACH {
             push_to_banks::<W, MORE, 0, false>(call, lines, region, |_, _| true, load, keep)?
@@ -64,7 +64,7 @@ fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ct
 
 macro_rules! entries {
     ($($name:ident: <$w:literal, $more:literal, $each:literal, $whole:literal>;)*) => {$(
-        /// all_gather, or all_to_all, by up to as many ranks as the name says.
+        /// all_gather or all_to_all. The name ends with the maximum number of ranks.
         #[kernel(max_threads = 512, unchecked)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
             run::<$w, $more, $each, $whole>(ctx, &call)
@@ -87,8 +87,9 @@ entries! {
     all_to_all_8: <4, true, true, false>;
 }
 
-/// The kernel for so many ranks; `None` for more than [`MAX_RANKS`](crate::MAX_RANKS). `is_whole`:
-/// both addresses and the length of a part are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// Returns the kernel for a number of ranks; `None` for more than [`MAX_RANKS`](crate::MAX_RANKS).
+/// `is_whole`: both addresses and the length of a part are multiples of
+/// [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(exchange: Exchange, ranks: u32, is_whole: bool) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {
     use Exchange::{AllGather, AllToAll};

@@ -1,8 +1,8 @@
 //! The collectives of Peerweave as kernels, with their PTX.
 //!
-//! Every kernel takes one [`Call`]: the staging areas of the ranks, the operands, the reduction.
-//! All ranks launch the same kernel with the same shape and the same count. `peerweave-cuda`
-//! allocates the areas, chooses kernel and shape, and launches.
+//! Every kernel takes one [`Call`], which contains the staging areas of the ranks, the operands and
+//! the reduction. All ranks launch the same kernel with the same shape and the same count.
+//! `peerweave-cuda` allocates the areas, chooses kernel and shape, and launches.
 //!
 //! | algorithm | what travels | when |
 //! |---|---|---|
@@ -10,19 +10,19 @@
 //! | [`Algorithm::TwoShot`] | each rank pushes part `r` to rank `r`, which reduces it and pushes the result | medium |
 //! | [`Algorithm::Chunked`] | as two-shot, in chunks through a ring, with flags instead of lines that announce themselves | large |
 //!
-//! reduce_scatter, all_gather and all_to_all have one algorithm of their own: lines, pushed to the
+//! reduce_scatter, all_gather and all_to_all have one separate algorithm, which pushes lines to the
 //! rank that needs them. Messages between pairs of ranks are in [`transfer`]: send and receive,
-//! broadcast, gather, scatter, and longer calls of all_gather and all_to_all. [`Results`] makes the
-//! kernels of all_reduce serve reduce, and longer calls of reduce_scatter.
+//! broadcast, gather, scatter, and longer calls of all_gather and all_to_all. With other
+//! [`Results`], the kernels of all_reduce compute reduce and longer calls of reduce_scatter.
 //!
 //! # Lines
 //! Small and medium messages travel in lines of 16 bytes, each written and read by one access. A
 //! line that has not arrived holds the *sentinel*: 128 bits that the ranks draw at random when they
-//! make their areas. So data is its own flag, every bit pattern can be sent, and no fence is
-//! needed. A line of data equals the sentinel with a probability of 2⁻¹²⁸; the receiver then waits
-//! until its deadline and reports the sender. The receiver puts the sentinel back after it has read
-//! a line. Two banks alternate, so that no line is written before it has been put back
-//! ([`mod@epoch`] says why two are enough).
+//! make their areas. So the data itself shows that it has arrived, every bit pattern can be sent,
+//! and no fence is needed. A line of data equals the sentinel with a probability of 2⁻¹²⁸; the
+//! receiver then waits until its deadline and reports the sender. The receiver puts the sentinel
+//! back after it has read a line. Launches alternate between two banks, so that no line is written
+//! before the sentinel has been put back ([`mod@epoch`] explains why two banks are enough).
 //!
 //! # Results
 //! Inputs are combined in the order of ranks, starting with rank 0, so that all ranks get the same

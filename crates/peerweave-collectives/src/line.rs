@@ -5,16 +5,16 @@ use crate::epoch::pointer;
 use crate::reduce::{Class, FromBits};
 use peerweave_device::gpu::{self, Piece, Vector};
 
-/// Bytes of a line.
+/// Size of a line in bytes.
 pub const LINE_BYTES: usize = size_of::<Vector>();
 
-/// Elements of a line.
+/// Returns the number of elements in a line.
 pub(crate) const fn per_line<T>() -> usize {
     LINE_BYTES / size_of::<T>()
 }
 
-/// An operand: elements at any address that is aligned to them. With `WHOLE` the address is aligned
-/// to lines and none is incomplete, which saves the test.
+/// An operand: elements at any address that is aligned to the element size. With `WHOLE`, the
+/// address is aligned to lines and no line is incomplete, so neither is tested.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<const WHOLE: bool> {
     address: u64,
@@ -25,20 +25,21 @@ pub(crate) struct Operand<const WHOLE: bool> {
 
 impl<const WHOLE: bool> Operand<WHOLE> {
     /// # Safety
-    /// The address is that of `count` elements that this thread can access while the kernel runs,
-    /// aligned to them; with `WHOLE` aligned to lines, and `count` elements are whole lines.
+    /// `address` is the address of `count` elements that this thread can access while the kernel
+    /// runs, and is aligned to the element size. With `WHOLE`, the address is aligned to lines, and
+    /// the elements are whole lines.
     #[inline(always)]
     pub(crate) unsafe fn new(address: u64, count: u64) -> Self {
         Self { address, count, aligned: address.is_multiple_of(LINE_BYTES as u64) }
     }
 
-    /// Number of lines, the last of which may be incomplete.
+    /// Returns the number of lines. The last line may be incomplete.
     #[inline(always)]
     pub(crate) fn lines<T: Class>(self) -> u64 {
         self.count.div_ceil(per_line::<T>() as u64)
     }
 
-    /// Returns whether `n` lines from `line` on are aligned, and none of them is incomplete.
+    /// Returns whether the `n` lines that start at `line` are aligned and complete.
     #[inline(always)]
     pub(crate) fn is_whole<T: Class>(self, line: u64, n: u64) -> bool {
         WHOLE || self.aligned && (line + n) * per_line::<T>() as u64 <= self.count
@@ -47,7 +48,8 @@ impl<const WHOLE: bool> Operand<WHOLE> {
     /// Reads a line for which [`Self::is_whole`] holds.
     #[inline(always)]
     pub(crate) fn read_whole(self, line: u64) -> Vector {
-        // SAFETY: a whole, aligned line of the operand, which `new` was promised.
+        // SAFETY: this is a whole, aligned line of the operand, which the caller of `new`
+        // guaranteed.
         unsafe { gpu::load_vector_global(pointer::<u8>(self.address + line * LINE_BYTES as u64)) }
     }
 
@@ -58,7 +60,7 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         unsafe { gpu::store_vector_global(pointer::<u8>(self.address + line * LINE_BYTES as u64), value) };
     }
 
-    /// Reads a line below [`Self::lines`]. Elements behind the end are zeros.
+    /// Reads a line below [`Self::lines`]. Elements behind the end of the operand are zero.
     #[inline(always)]
     pub(crate) fn read<T: Class>(self, line: u64) -> Vector {
         let from = pointer::<u8>(self.address + line * LINE_BYTES as u64);
@@ -66,12 +68,12 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         if WHOLE || self.aligned && left >= per_line::<T>() as u64 {
             self.read_whole(line)
         } else {
-            // SAFETY: as many elements as the operand has from here on, at most a line.
+            // SAFETY: these are the remaining elements of the operand, at most one line.
             unsafe { gather_any::<T::Piece>(from.cast(), left.min(per_line::<T>() as u64) as u32) }
         }
     }
 
-    /// Writes a line below [`Self::lines`], but for elements behind the end.
+    /// Writes a line below [`Self::lines`], except elements behind the end of the operand.
     #[inline(always)]
     pub(crate) fn write<T: Class>(self, line: u64, value: Vector) {
         let to = pointer::<u8>(self.address + line * LINE_BYTES as u64);
@@ -79,27 +81,27 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         if WHOLE || self.aligned && left >= per_line::<T>() as u64 {
             self.write_whole(line, value);
         } else {
-            // SAFETY: as many elements as the operand has from here on, at most a line.
+            // SAFETY: these are the remaining elements of the operand, at most one line.
             unsafe { scatter_any::<T::Piece>(to.cast(), left.min(per_line::<T>() as u64) as u32, value) };
         }
     }
 }
 
-/// [`gather`] of elements, or of words of 4 bytes instead of bytes where all are whole words: most
-/// operands of bytes are elements of a larger type.
+/// Like [`gather`], but reads 4-byte words instead of bytes if all bytes are whole, aligned words,
+/// because most operands of bytes are elements of a larger type.
 ///
 /// # Safety
 /// As for [`gather`].
 #[inline(always)]
 unsafe fn gather_any<P: Piece + Into<u64>>(from: *const P, n: u32) -> Vector {
-    // SAFETY: the caller promises the elements; words hold no more bytes.
+    // SAFETY: the caller guarantees the elements; the words contain the same bytes.
     let (low, high) = unsafe {
         if size_of::<P>() == 1 && are_words(from.addr(), n) { gather::<u32>(from.cast(), n / 4) } else { gather::<P>(from, n) }
     };
     [low, high]
 }
 
-/// [`scatter`], as [`gather_any`].
+/// Like [`scatter`], but writes words as [`gather_any`] reads them.
 ///
 /// # Safety
 /// As for [`scatter`].
@@ -115,18 +117,18 @@ unsafe fn scatter_any<P: Piece + FromBits>(to: *mut P, n: u32, value: Vector) {
     }
 }
 
-/// Whether `n` bytes are whole, aligned words of 4 bytes.
+/// Returns whether `n` bytes at `address` are whole, aligned 4-byte words.
 #[inline(always)]
 fn are_words(address: usize, n: u32) -> bool {
     (address as u64 | u64::from(n)).is_multiple_of(4)
 }
 
-/// Reads `n` elements to the start of a line. A function of its own: it is for the ends of
-/// operands, and for those that are not aligned. Its results travel in registers, as an array would
-/// not.
+/// Reads `n` elements to the start of a line, for the ends of operands and for operands that are
+/// not aligned. Not inlined, because it is rarely called. The two words of the result stay in
+/// registers; an array would not.
 ///
 /// # Safety
-/// The pointer is that of as many elements, at most a line, that this thread can read.
+/// At the pointer there are `n` elements, at most one line, that this thread can read.
 #[inline(never)]
 unsafe fn gather<P: Piece + Into<u64>>(from: *const P, n: u32) -> (u64, u64) {
     let (mut low, mut high) = (0, 0);
@@ -147,7 +149,7 @@ unsafe fn gather<P: Piece + Into<u64>>(from: *const P, n: u32) -> (u64, u64) {
 /// Writes the first `n` elements of a line.
 ///
 /// # Safety
-/// The pointer is that of as many elements, at most a line, that this thread can write.
+/// At the pointer there are `n` elements, at most one line, that this thread can write.
 #[inline(never)]
 unsafe fn scatter<P: Piece + FromBits>(to: *mut P, n: u32, low: u64, high: u64) {
     let bits = size_of::<P>() as u32 * 8;
@@ -158,20 +160,21 @@ unsafe fn scatter<P: Piece + FromBits>(to: *mut P, n: u32, low: u64, high: u64) 
     }
 }
 
-/// Lines of a staging area, from an address on.
+/// Lines of a staging area that start at an address.
 #[derive(Clone, Copy)]
 pub(crate) struct Lines(u64);
 
 impl Lines {
     /// # Safety
-    /// The address is that of lines in a staging area, own or of a mapped peer, as many as the
-    /// caller indexes, which are accessed only by line accesses while the kernel runs.
+    /// At the address there are as many lines as the caller indexes, in the staging area of this
+    /// rank or of a mapped peer. While the kernel runs, they are accessed only by whole lines.
     #[inline(always)]
     pub(crate) unsafe fn at(address: u64) -> Self {
         Self(address)
     }
 
-    /// The lines at the same place in another area, by the addresses of both.
+    /// Returns the lines at the same place in another area. `area` and `other` are the addresses of
+    /// both areas.
     ///
     /// # Safety
     /// As for [`Self::at`].
@@ -180,7 +183,7 @@ impl Lines {
         Self(self.0 - area + other)
     }
 
-    /// The lines from `line` on.
+    /// Returns the lines that start at `line`.
     #[inline(always)]
     pub(crate) fn from(self, line: u64) -> Self {
         Self(self.0 + line * LINE_BYTES as u64)
@@ -189,21 +192,22 @@ impl Lines {
     /// Writes a line.
     #[inline(always)]
     pub(crate) fn push(self, line: u64, value: Vector) {
-        // SAFETY: `at` was promised the line.
+        // SAFETY: the caller of `at` guaranteed the line.
         unsafe { gpu::store_line_relaxed(pointer(self.0 + line * LINE_BYTES as u64), value) };
     }
 
     /// Reads a line.
     #[inline(always)]
     pub(crate) fn look(self, line: u64) -> Vector {
-        // SAFETY: `at` was promised the line.
+        // SAFETY: the caller of `at` guaranteed the line.
         unsafe { gpu::load_line_relaxed(pointer(self.0 + line * LINE_BYTES as u64)) }
     }
 }
 
-/// Returns whether a line has arrived where the sentinel was.
+/// Returns whether a line has arrived, so that it no longer contains the sentinel.
 ///
-/// On GPUs a line is one access. On the host it is two, of which either may be seen first.
+/// On GPUs a line is written by one access. On the host it is written by two accesses, and either
+/// may become visible first.
 #[inline(always)]
 pub(crate) fn has_arrived(line: Vector, sentinel: [u64; 2]) -> bool {
     if cfg!(target_arch = "nvptx64") {

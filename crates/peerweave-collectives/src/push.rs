@@ -1,4 +1,4 @@
-//! The first phase of kernels that move lines: every rank pushes lines to the others.
+//! The first phase of kernels that move lines: every rank pushes lines to the other ranks.
 
 use crate::Call;
 use crate::epoch;
@@ -7,12 +7,12 @@ use crate::wait::{bank, position};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
-/// [`push_lines`] into the banks of the epoch, which it counts: to line `region` on. Returns this
-/// rank's bank.
+/// Calls [`push_lines`] with the banks of the epoch, from line `region`, and counts the launch.
+/// Returns this rank's bank from line `region`.
 ///
 /// # Safety
-/// The call's counter is as [`epoch::read`] asks, and its areas have banks with so many lines from
-/// `region` on.
+/// The call's counter is as [`epoch::read`] requires, and its areas have banks with these lines
+/// from `region`.
 #[inline(always)]
 pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST: u32, const SAME: bool>(
     call: &Call,
@@ -24,27 +24,28 @@ pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST
 ) -> Result<Lines, Failed> {
     let mut epoch = 0;
     let open = || {
-        // SAFETY: the caller promises the counter.
+        // SAFETY: the caller guarantees the counter.
         epoch = unsafe { epoch::read(call.counter) };
         let epoch = epoch;
-        // SAFETY: the caller promises the banks.
+        // SAFETY: the caller guarantees the banks.
         Ok(move |k| unsafe { bank(call, k, epoch) }.from(region))
     };
     push_lines::<W, MORE, FIRST, SAME, _>(call.ranks, lines, there, load, keep, open)?;
-    // SAFETY: as above. While the lines travel.
+    // SAFETY: as above. This happens while the lines are in transit.
     unsafe { epoch::end(call.counter) };
     // SAFETY: as above.
     Ok(unsafe { bank(call, 0, epoch) })
 }
 
-/// Pushes lines below `lines` to ranks below `ranks`, which `k` counts from this one on.
+/// Pushes lines below `lines` to ranks. Rank `k` is the rank `k` places behind this rank, for `k`
+/// below `ranks`.
 ///
-/// `load` reads a line for a rank. It is called for `k` from `FIRST` on where `there` is true; with
-/// `SAME` for `k == 0` alone, whose line goes to all. `keep` gets the line of `k == 0`. `open`
-/// returns where the lines of a rank go, once they may be written.
+/// `load` reads a line for a rank. It is called for each `k` from `FIRST` for which `there` returns
+/// true; with `SAME` only for `k == 0`, and its line is pushed to all ranks. `keep` gets the line
+/// of `k == 0`. `open` waits until the lines of a rank may be written, and returns their place.
 ///
-/// The first lines are loaded before `open` is called, so that all its loads are under way at the
-/// same time. Ranks are handled in groups of `W`, of which there is one without `MORE`.
+/// The first lines are loaded before `open` is called, so that all loads are in flight at the same
+/// time. Ranks are handled in groups of `W`; without `MORE` there is only one group.
 #[inline(always)]
 pub(crate) fn push_lines<const W: usize, const MORE: bool, const FIRST: u32, const SAME: bool, To: Fn(u32) -> Lines>(
     ranks: u32,

@@ -1,11 +1,11 @@
-//! Reduces one line of each rank, by an operation that is known when the kernel runs.
+//! Reduces one line of each rank by an operation that is chosen when the kernel runs.
 
 use peerweave_device::api::combine::{Combine, Reducible};
 use peerweave_device::gpu::{Piece, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// A piece of an element's size, from the low bits of a word.
+/// An unsigned integer that is made of the low bits of a word.
 pub(crate) trait FromBits {
     #[doc(hidden)]
     fn from_bits(bits: u64) -> Self;
@@ -26,21 +26,21 @@ from_bits!(u8, u16, u32, u64);
 
 /// An element type of reductions.
 pub(crate) trait Class: Reducible {
-    /// The unsigned integer of its size.
+    /// Unsigned integer of the same size.
     type Piece: Piece + Into<u64> + FromBits;
-    /// Whether it is an integer.
+    /// Whether the element type is an integer type.
     const INTEGER: bool;
-    /// The bits of a small number, zero-extended.
+    /// Returns the bits of a small number, zero-extended.
     fn number(value: u32) -> u64;
-    /// The sums.
+    /// Returns the sums of the lanes.
     fn plus(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// The products.
+    /// Returns the products of the lanes.
     fn times(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// The smaller ones.
+    /// Returns the smaller value of each lane.
     fn least(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// The larger ones.
+    /// Returns the larger value of each lane.
     fn greatest(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// The quotients.
+    /// Returns the quotients of the lanes.
     fn over(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
 }
 
@@ -79,7 +79,7 @@ class! {
     f64 as u64, false, |n| f64::from(n).to_bits();
 }
 
-/// The quotient; of integers toward zero.
+/// Division; integers are rounded toward zero.
 #[derive(Clone, Copy)]
 struct Over;
 
@@ -94,7 +94,7 @@ macro_rules! over {
     )*};
 }
 
-// The divisor is a number of ranks, never 0: `max` lets the compiler know.
+// The divisor is a number of ranks and never 0; `max` tells that to the compiler.
 over! {
     i8: |a, b| (i32::from(a) / i32::from(b).max(1)) as i8;
     u8: |a, b| a / b.max(1);
@@ -108,7 +108,7 @@ over! {
     f64: |a, b| a / b;
 }
 
-/// A line whose elements all have these bits.
+/// Returns a line whose elements all have these bits.
 #[inline(always)]
 fn splat<T>(bits: u64) -> Vector {
     let word = match size_of::<T>() {
@@ -120,14 +120,16 @@ fn splat<T>(bits: u64) -> Vector {
     [word; 2]
 }
 
-/// A line times a scalar, given by its bits. A function of its own, since it is rarely needed.
+/// Returns a line multiplied by a scalar, which is given by its bits. Not inlined, because it is
+/// rarely called.
 #[inline(never)]
 fn scaled<T: Class>(low: u64, high: u64, scalar: u64) -> (u64, u64) {
     let [low, high] = T::pack(T::times(T::unpack([low, high]), T::unpack(splat::<T>(scalar))));
     (low, high)
 }
 
-/// A line of this rank's input as it travels. With `PLAIN` the reduction is the sum.
+/// Returns a line of this rank's input as it is sent to other ranks. With `PLAIN` the reduction is
+/// the sum.
 #[inline(always)]
 pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: Vector) -> Vector {
     if !PLAIN && op == ReduceOp::PreMulSum as u32 {
@@ -138,7 +140,8 @@ pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: 
     }
 }
 
-/// Combines the lines of ranks below `ranks`, in their order, behind a state of ranks before them.
+/// Combines the lines of ranks below `ranks`, in the order of ranks, with the state of earlier
+/// ranks.
 #[inline(always)]
 fn fold<T: Class, const W: usize>(
     lines: &[Vector; W],
@@ -156,7 +159,7 @@ fn fold<T: Class, const W: usize>(
     state
 }
 
-/// Combines the words of ranks below `ranks`, likewise.
+/// Combines the words of ranks below `ranks`, in the same way.
 #[inline(always)]
 fn fold_bits<T: Class, const W: usize>(
     lines: &[Vector; W],
@@ -174,8 +177,8 @@ fn fold_bits<T: Class, const W: usize>(
     T::unpack(bits)
 }
 
-/// Combines the lines of ranks below `ranks`, in their order, behind the state of the ranks before
-/// them, if there are any. With `PLAIN` it is the sum.
+/// Combines the lines of ranks below `ranks`, in the order of ranks, with the state of earlier
+/// ranks, if there are any. With `PLAIN` the reduction is the sum.
 #[inline(always)]
 pub(crate) fn fold_lines<T: Class, const W: usize, const PLAIN: bool>(
     op: u32,
@@ -188,7 +191,7 @@ pub(crate) fn fold_lines<T: Class, const W: usize, const PLAIN: bool>(
     const AND: u32 = ReduceOp::And as u32;
     const OR: u32 = ReduceOp::Or as u32;
     const XOR: u32 = ReduceOp::Xor as u32;
-    // Sums first: a test that fails costs less than a jump by a table.
+    // Sums are tested first, because a failed test costs less than a jump through a table.
     if PLAIN || is_sum(op) {
         return fold::<T, W>(lines, ranks, state, T::plus);
     }
@@ -207,7 +210,7 @@ fn is_sum(op: u32) -> bool {
     op == ReduceOp::Sum as u32 || op == ReduceOp::PreMulSum as u32 || op == ReduceOp::Avg as u32
 }
 
-/// The line of the result, from the state of all ranks.
+/// Returns the line of the result, computed from the state of all ranks.
 #[inline(always)]
 pub(crate) fn finish<T: Class, const PLAIN: bool>(op: u32, ranks: u32, state: T::Lanes) -> Vector {
     if !PLAIN && op == ReduceOp::Avg as u32 {
@@ -216,7 +219,8 @@ pub(crate) fn finish<T: Class, const PLAIN: bool>(op: u32, ranks: u32, state: T:
     T::pack(state)
 }
 
-/// Reduces the lines of ranks below `ranks`, in the order of ranks. With `PLAIN` it is the sum.
+/// Reduces the lines of ranks below `ranks`, in the order of ranks. With `PLAIN` the reduction is
+/// the sum.
 #[inline(always)]
 pub(crate) fn reduce<T: Class, const W: usize, const PLAIN: bool>(op: u32, ranks: u32, lines: &[Vector; W]) -> Vector {
     finish::<T, PLAIN>(op, ranks, fold_lines::<T, W, PLAIN>(op, ranks, lines, None))

@@ -1,7 +1,7 @@
 //! reduce_scatter: rank `r` gets the reduction of part `r` of all inputs.
 //!
-//! [`Call::count`] is the number of elements of a part: an input has as many parts as there are
-//! ranks, [`Call::stride`] bytes apart.
+//! [`Call::count`] is the number of elements of a part. An input has one part for each rank; the
+//! starts of parts are [`Call::stride`] bytes apart.
 
 use crate::Call;
 use crate::line::Operand;
@@ -11,21 +11,20 @@ use crate::wait::{Row, await_sum, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
-/// The part of rank `r` of an input is lines `r * lines` on of a bank.
+/// Runs the kernel. The part that rank `r` sends starts at line `r * lines` of a bank.
 #[inline(always)]
 fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
         return Ok(());
     }
-    // SAFETY: the launch promises an input of as many parts as there are ranks, and a result of
-    // one.
+    // SAFETY: the launch guarantees an input of one part for each rank, and a result of one part.
     let part = |k: u32| unsafe { Operand::<PLAIN>::new(call.send + u64::from(call.rank_behind(k)) * call.stride, call.count) };
     // SAFETY: as above.
     let recv = unsafe { Operand::<PLAIN>::new(call.recv, call.count) };
     let lines = recv.lines::<T>();
     let outgoing = |k: u32, line| outgoing::<T, PLAIN>(call.op, call.scalar, part(k).read::<T>(line));
     let region = u64::from(call.rank) * lines;
-    // SAFETY: the launch promises the counter, and areas with banks for a part of each rank.
+    // SAFETY: the launch guarantees the counter, and areas with banks for a part of each rank.
     let banks = unsafe { push_to_banks::<W, MORE, 1, false>(call, lines, region, |_, _| true, outgoing, |_, _| ())? };
     let (first, step) = position();
     let mut line = first;
@@ -77,9 +76,9 @@ entries! {
     reduce_scatter_plain_f32_8: <f32, 4, true, true>;
 }
 
-/// The kernel for elements of a type and so many ranks; as
-/// [`all_reduce::kernel`](crate::all_reduce::kernel). `is_plain`: also length and stride of a part
-/// are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// Returns the kernel for an element type and a number of ranks, like
+/// [`all_reduce::kernel`](crate::all_reduce::kernel). `is_plain` also requires that length and
+/// stride of a part are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     dtype: peerweave_types::DType,

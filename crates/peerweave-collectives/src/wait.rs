@@ -7,7 +7,7 @@ use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// The number of this thread in the grid, and the number of threads of the grid.
+/// Returns the number of this thread in the grid, and the number of threads of the grid.
 #[inline(always)]
 pub(crate) fn position() -> (u64, u64) {
     let threads = u64::from(gpu::block_dim().x);
@@ -15,28 +15,28 @@ pub(crate) fn position() -> (u64, u64) {
     (first, u64::from(gpu::grid_dim().x) * threads)
 }
 
-/// The lines of all ranks for one line of the result.
+/// The lines of all ranks that belong to one line of the result.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) lines: Lines,
-    /// The line of rank 0, and the distance to that of the next rank.
+    /// Number of rank 0's line, then distance between the lines of consecutive ranks.
     pub(crate) first: u64,
     pub(crate) stride: u64,
-    /// Number of ranks that have one.
+    /// Number of ranks that have a line.
     pub(crate) ranks: u32,
 }
 
 impl Row {
-    /// The number of a rank's line.
+    /// Returns the number of a rank's line.
     #[inline(always)]
     fn at(self, rank: u32) -> u64 {
         self.first + u64::from(rank) * self.stride
     }
 }
 
-/// Calls `found` with the lines of a row, but this rank's own: that is `own`. In groups of `W`
-/// ranks, of which there is one without `MORE`: addresses of more do not fit into registers.
-/// `found` gets the first rank of a group and its lines.
+/// Waits for the lines of a row and calls `found` with them. `own` is this rank's line. Ranks are
+/// handled in groups of `W`, because the addresses of more lines do not fit in registers; without
+/// `MORE` there is only one group. `found` gets the first rank of a group and the group's lines.
 #[inline(always)]
 pub(crate) fn await_lines<const W: usize, const MORE: bool>(
     ctx: &Context,
@@ -72,10 +72,10 @@ pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN:
     Ok(finish::<T, PLAIN>(call.op, row.ranks, state))
 }
 
-/// Waits for the lines of ranks from `base` on, which is one of them.
+/// Waits for the lines of a group of ranks that starts at `base`.
 ///
-/// Every look reads `W` lines, without a branch between them: that of the last rank again where
-/// there are fewer ranks, and this rank's own, which nobody writes.
+/// Each poll reads `W` lines without a branch between the loads. With fewer ranks it reads the last
+/// rank's line again. It also reads this rank's own line, which no rank writes.
 #[inline(always)]
 fn await_group<const W: usize>(
     ctx: &Context,
@@ -102,7 +102,7 @@ fn await_group<const W: usize>(
     ctx.poll(operation, look, || call.pe_of(missing(lines, first, stride, ranks, call.rank, call.sentinel[0], call.sentinel[1])))
 }
 
-/// The first rank whose line has not arrived.
+/// Returns the first rank whose line has not arrived.
 #[cold]
 #[inline(never)]
 fn missing(lines: Lines, first: u64, stride: u64, ranks: u32, me: u32, low: u64, high: u64) -> u32 {
@@ -128,13 +128,13 @@ pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) 
     }
 }
 
-/// The lines of a bank of the area `k` ranks behind this one.
+/// Returns the lines of a bank in the area of the rank `k` places behind this rank.
 ///
 /// # Safety
-/// The call is one whose areas have two banks of [`Call::bank_bytes`]; `epoch` is the one of the
+/// The areas of the call have two banks of [`Call::bank_bytes`] bytes; `epoch` is the epoch of the
 /// launch.
 #[inline(always)]
 pub(crate) unsafe fn bank(call: &Call, k: u32, epoch: u64) -> Lines {
-    // SAFETY: the caller promises the bank.
+    // SAFETY: the caller guarantees the bank.
     unsafe { Lines::at(call.area_behind(k) + (epoch & 1) * call.bank_bytes) }
 }

@@ -1,5 +1,5 @@
-//! Collectives over the fake driver: kernels run on the CPU, from the same source as on GPUs, and
-//! those of several PEs at the same time.
+//! Collectives over the fake driver. Kernels run on the CPU, from the same source as on GPUs;
+//! kernels of several PEs run at the same time.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -84,7 +84,7 @@ fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T + Sync) ->
     })
 }
 
-/// Adds the elements of `values` up, in place.
+/// Reduces `values` among the ranks by a sum, in place.
 fn add_up(all: &Collectives, stream: &Arc<CudaStream>, values: &Local<f32>, count: usize) -> Result<(), CudaError> {
     let at = values.slice().address();
     // SAFETY: the elements are live until the test has waited for the stream.
@@ -119,7 +119,7 @@ fn calls_of_every_size_follow_each_other_without_a_wait() {
 }
 
 #[test]
-fn graph_and_calls_alternate() {
+fn graph_launches_and_calls_can_alternate() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("they are set up");
@@ -159,7 +159,7 @@ fn team_reduces_in_the_order_of_its_members() {
 }
 
 #[test]
-fn missing_pe_is_named_and_recovery_lets_calls_go_on() {
+fn missing_pe_is_named_and_calls_succeed_after_recovery() {
     fakes().run(|| {
         pes(2, options().deadline(Duration::from_millis(300)), |gpu| {
             let all = Collectives::world(gpu, small()).expect("they are set up");
@@ -200,7 +200,7 @@ fn parts_are_gathered_exchanged_and_reduced_by_rank() {
                 send.write(&stream, &values).expect("written");
                 let [from, to, other, sum] = [&send, &gathered, &exchanged, &reduced].map(|local| local.slice().address());
                 for _ in 0..3 {
-                    // SAFETY: the memory is live until the stream has been waited for.
+                    // SAFETY: the memory is live until the test has waited for the stream.
                     unsafe {
                         all.all_gather(&stream, from, to, bytes).expect("enqueued");
                         all.all_to_all(&stream, from, other, bytes).expect("enqueued");
@@ -267,7 +267,7 @@ fn wrong_calls_are_refused_before_anything_is_enqueued() {
     });
 }
 
-/// The byte of a rank at an index.
+/// Returns the byte of a rank at `index`.
 fn byte(rank: u32, index: usize) -> u8 {
     (index * 13 + rank as usize * 71 + (index >> 8)) as u8
 }
@@ -283,7 +283,7 @@ fn roots_broadcast_gather_and_scatter_parts_of_any_length() {
             let all = Collectives::world(gpu, small()).expect("they are set up");
             let stream = gpu.stream().expect("a stream");
             let me = gpu.pe().get();
-            // By lines, and through the rings of 1 KiB.
+            // The lengths include messages by lines and messages through rings with slots of 1 KiB.
             for (call, part) in [16_usize, 37, 1024, 20_003, 0].into_iter().enumerate() {
                 let root = Rank::new(call as u32 % 3);
                 let is_root = root.get() == me;
@@ -292,7 +292,7 @@ fn roots_broadcast_gather_and_scatter_parts_of_any_length() {
                 send.write(&stream, &bytes_of(me, send.len())).expect("written");
                 let [from, to, all_parts, own] = [&send, &copied, &gathered, &scattered].map(|local| local.slice().address());
                 for _ in 0..3 {
-                    // SAFETY: the memory is live until the stream has been waited for.
+                    // SAFETY: the memory is live until the test has waited for the stream.
                     unsafe {
                         all.broadcast(&stream, from, to, part as u64, root).expect("enqueued");
                         all.gather(&stream, from, all_parts, part as u64, root).expect("enqueued");
@@ -326,7 +326,8 @@ fn messages_between_some_ranks_arrive_in_order() {
             let next = Rank::new((me + 1) % 3);
             let previous = Rank::new((me + 2) % 3);
             for _ in 0..4 {
-                // Two to the next rank, a short and a long one, and one to itself.
+                // One short and one long message to the next rank, and one message to this rank
+                // itself.
                 let messages = [
                     Message::Send { to: next, at: from, bytes: 100 },
                     Message::Receive { from: previous, at: to, bytes: 100 },
@@ -335,10 +336,10 @@ fn messages_between_some_ranks_arrive_in_order() {
                     Message::Send { to: Rank::new(me), at: from + 7, bytes: 50 },
                     Message::Receive { from: Rank::new(me), at: to + 40_000, bytes: 50 },
                 ];
-                // SAFETY: the memory is live until the stream has been waited for.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.messages(&stream, &messages).expect("enqueued") };
             }
-            // Rank 0 sends to rank 2 alone.
+            // Rank 0 sends only to rank 2.
             for bytes in [1, 64, 5_000] {
                 // SAFETY: as above.
                 unsafe {
@@ -368,13 +369,14 @@ fn messages_between_some_ranks_arrive_in_order() {
 }
 
 #[test]
-fn calls_beyond_a_bank_are_right() {
+fn calls_whose_parts_exceed_a_bank_have_right_results() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("they are set up");
             let stream = gpu.stream().expect("a stream");
             let me = gpu.pe().get();
-            // Banks of 64 KiB: parts of a third of it, and twice that; whole lines or not.
+            // Banks have 64 KiB, and the parts of all ranks exceed that. The first length is a
+            // multiple of a line, the second is not.
             for part in [12_004_usize, 12_001] {
                 let bytes = 4 * part as u64;
                 let [send, gathered, exchanged] = [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
@@ -384,7 +386,7 @@ fn calls_beyond_a_bank_are_right() {
                 send.write(&stream, &values).expect("written");
                 let [from, to, other, sum] = [&send, &gathered, &exchanged, &reduced].map(|local| local.slice().address());
                 for _ in 0..2 {
-                    // SAFETY: the memory is live until the stream has been waited for.
+                    // SAFETY: the memory is live until the test has waited for the stream.
                     unsafe {
                         all.all_gather(&stream, from, to, bytes).expect("enqueued");
                         all.all_to_all(&stream, from, other, bytes).expect("enqueued");
@@ -410,7 +412,7 @@ fn calls_beyond_a_bank_are_right() {
 }
 
 #[test]
-fn root_alone_gets_the_result_of_a_reduce() {
+fn only_the_root_gets_the_result_of_a_reduce() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("they are set up");
@@ -423,7 +425,7 @@ fn root_alone_gets_the_result_of_a_reduce() {
                 let (from, to) = (send.slice().address(), recv.slice().address());
                 let root = Rank::new(call as u32 % 3);
                 let to = if root.get() == me { to } else { 0 };
-                // SAFETY: the memory is live until the stream has been waited for.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.reduce(&stream, from, to, count as u64, DType::F32, ReduceOp::Sum, root).expect("enqueued") };
                 let expected = if root.get() == me { 6.0 } else { -1.0 };
                 assert!(recv.read(&stream).expect("read").iter().all(|value| *value == expected), "{count} elements");
@@ -434,7 +436,7 @@ fn root_alone_gets_the_result_of_a_reduce() {
 }
 
 #[test]
-fn symmetric_results_are_stored_where_they_belong() {
+fn symmetric_results_are_stored_directly_at_their_place() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("they are set up");
@@ -456,7 +458,7 @@ fn symmetric_results_are_stored_where_they_belong() {
             };
             for _ in 0..2 {
                 let (bytes, count) = (4 * part as u64, 3 * part as u64);
-                // SAFETY: the memory is live until the stream has been waited for.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_reduce_symmetric(&stream, from, to, count, DType::F32, ReduceOp::Sum).expect("enqueued") };
                 check("all_reduce", &|index| (0..3).map(|rank| given(rank, index)).sum(), 3 * part);
                 // SAFETY: as above.

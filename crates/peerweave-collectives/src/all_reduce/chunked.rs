@@ -1,12 +1,13 @@
 //! Chunked: two-shot through a ring of slots for each block, with a flag for each chunk.
 //!
-//! Block `b` of each rank handles the same chunks of every part, one a round: chunk `b`, and on
-//! from there by the number of blocks, so that all blocks work close together. In a round it pushes
-//! a chunk of part `r` to rank `r`, tells each rank so by its first flag, waits for theirs,
-//! reduces, pushes the result, tells each rank so by its second flag, waits for theirs, and copies
-//! what arrived to the result. Pushes are a round ahead, and copies a round behind. Rounds are
-//! counted in a word of each block that outlives the launch; flags hold the number of the last
-//! round and only grow.
+//! Block `b` of each rank handles the same chunks of every part, one chunk in each round: first
+//! chunk `b`, then every chunk that follows at a distance of the number of blocks. So all blocks
+//! work on neighbouring chunks. In a round, the block pushes a chunk of part `r` to each rank `r`,
+//! raises its first flag on each rank, waits for the first flags of all ranks, reduces, pushes the
+//! result, raises its second flag on each rank, waits for the second flags of all ranks, and copies
+//! the arrived chunks to the result. Pushes are one round ahead, and copies one round behind. Each
+//! block counts its rounds in a word that outlives the launch. A flag holds the number of the last
+//! round and only grows.
 //!
 //! # Why three slots are enough
 //! A slot holds inputs and results. In round `j` a rank
@@ -15,16 +16,18 @@
 //! 2. waits for the first flags of round `j`, reduces, pushes results, raises its second flag,
 //! 3. waits for the second flags of round `j - 1`, and copies the results of that round.
 //!
-//! Inputs of round `j + 1` replace those of round `j - 2`. Their reader has read them when it
-//! raises its second flag of round `j - 2`, which this rank saw in step 3 of round `j - 1`. Results
-//! of round `j` replace those of round `j - 3`. Their reader has copied them in step 3 of its round
-//! `j - 2`, before it raised its first flag of round `j` in its round `j - 1`, which this rank saw
-//! in step 2 of round `j`. Between launches all results have been copied, and all inputs read.
+//! Inputs of round `j + 1` replace inputs of round `j - 2`. The receiving rank has read the old
+//! inputs when it raises its second flag of round `j - 2`, which this rank saw in step 3 of round
+//! `j - 1`. Results of round `j` replace results of round `j - 3`. The receiving rank has copied
+//! the old results in step 3 of its round `j - 2`, before it raised its first flag of round `j` in
+//! its round `j - 1`, which this rank saw in step 2 of round `j`. When a launch has ended, all
+//! results have been copied and all inputs have been read.
 //!
 //! # Results without a copy
-//! Where the results of all ranks are symmetric, step 2 stores them where they belong, and step 3
-//! only waits. The reader has made the call, since its first flag was seen, and where its result
-//! overwrites its input, it has pushed those lines before it raised that flag.
+//! If the results of all ranks are in symmetric memory, step 2 stores each result directly at its
+//! place, and step 3 only waits. The receiving rank has begun the call, because this rank has seen
+//! its first flag. If its result overwrites its input, it has pushed these lines before it raised
+//! that flag.
 
 use crate::copy::{each, load, one_by_one, store};
 use crate::epoch::pointer;
@@ -35,42 +38,46 @@ use peerweave_device::gpu::{Access, Gpu, Sys};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Slots of a block.
+/// Number of slots of a block.
 const SLOTS: u64 = 3;
-/// Bytes of the flags of one rank for one block: a line of its own for each kind.
+/// Size in bytes of the flags of one rank for one block: each of the two flags has its own cache
+/// line.
 pub const FLAG_BYTES: u64 = 256;
-/// Of them, where the second flag is.
+/// Offset of the second flag in these bytes.
 const SECOND: u64 = 128;
 
-/// Bytes of an area for so many blocks with slots of `slot_bytes`: flags, then rings.
+/// Returns the size in bytes of the flags and rings of `blocks` blocks with slots of `slot_bytes`
+/// bytes.
 pub const fn ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * 2 * slot_bytes)
 }
 
-/// What a block does in each round.
+/// State of a block, the same in all rounds.
 struct Block<'a, const PLAIN: bool> {
     ctx: &'a Context,
     call: &'a Call,
     send: Operand<PLAIN>,
     recv: Operand<PLAIN>,
     lines: u64,
-    /// Lines of a part, of a chunk, and that a slot has for each rank: at least as many as a chunk.
+    /// Number of lines of a part, then of a chunk, then of a slot's memory for each rank, which is
+    /// at least a chunk.
     part: u64,
     chunk: u64,
     slot_lines: u64,
-    /// Rounds of this block before this launch.
+    /// Number of rounds of this block before this launch.
     before: u64,
 }
 
 impl<const PLAIN: bool> Block<'_, PLAIN> {
-    /// The address of the flags that rank `rank` raises for this block, in the area at `area`.
+    /// Returns the address, in the area at `area`, of the flags that rank `rank` raises for this
+    /// block.
     #[inline(always)]
     fn flags(&self, area: u64, rank: u32) -> u64 {
         area + (u64::from(gpu::block_idx().x) * MAX_RANKS as u64 + u64::from(rank)) * FLAG_BYTES
     }
 
-    /// The address, in the area at `area`, of the chunk of rank `rank` in a round: its input, or
-    /// its result.
+    /// Returns the address, in the area at `area`, of the chunk of rank `rank` in a round: of its
+    /// input or of its result.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32, is_result: bool) -> u64 {
         let slot = (u64::from(gpu::block_idx().x) * SLOTS + (self.before + round) % SLOTS) * 2 + u64::from(is_result);
@@ -78,7 +85,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         rings + slot * self.call.bank_bytes + u64::from(rank) * self.slot_lines * LINE_BYTES as u64
     }
 
-    /// The first line of this block in part `rank` in a round, and the number of lines.
+    /// Returns the first line of this block in part `rank` in a round, and the number of lines.
     #[inline(always)]
     fn range(&self, round: u64, rank: u32) -> (u64, u64) {
         let in_part = (round * u64::from(gpu::grid_dim().x) + u64::from(gpu::block_idx().x)) * self.chunk;
@@ -87,15 +94,15 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         (line, end.saturating_sub(line).min(self.chunk))
     }
 
-    /// Pushes this rank's chunk of each other part to the rank that reduces it.
+    /// Pushes this rank's chunk of each other rank's part to that rank, which reduces it.
     #[inline(always)]
     fn push<T: Class>(&self, round: u64) {
         let call = self.call;
         for k in 1..call.ranks {
             let (line, n) = self.range(round, call.rank_behind(k));
             let to = self.slot(call.area_behind(k), round, call.rank, false);
-            // SAFETY: the ring has a slot of `bank_bytes` for each round, with a chunk for each
-            // rank.
+            // SAFETY: the ring has a slot of `bank_bytes` bytes for each round, with a chunk for
+            // each rank.
             let store = |index, value| unsafe { store(to, index, value) };
             if self.send.is_whole::<T>(line, n) && (PLAIN || call.op != ReduceOp::PreMulSum as u32) {
                 each(n, |index| self.send.read_whole(line + index), store);
@@ -111,8 +118,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         let call = self.call;
         let (line, n) = self.range(round, call.rank);
         let own = |index| outgoing::<T, PLAIN>(call.op, call.scalar, self.send.read::<T>(line + index));
-        // That of the last rank again where there are fewer, so that no branch divides the loads;
-        // and this rank's own, which nobody writes.
+        // With fewer ranks, the last rank's chunk is loaded again, so that no branch separates the
+        // loads. This rank's own chunk, which no rank writes, is loaded too and not used.
         let rank = |index: usize| (index as u32).min(call.ranks - 1);
         let from: [u64; W] = core::array::from_fn(|index| self.slot(call.areas[0], round, rank(index), false));
         let to: [u64; W] = core::array::from_fn(|k| {
@@ -128,7 +135,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
             n,
             |index| {
                 let mine = own(index);
-                // SAFETY: as in `push`; the first flag of the rank was seen.
+                // SAFETY: as in `push`; this thread has seen the first flag of the rank.
                 let mut found = from.map(|from| unsafe { load(from, index) });
                 for (index, line) in found.iter_mut().enumerate() {
                     if rank(index) == call.rank {
@@ -140,8 +147,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
             |index, result| {
                 for k in 1..W {
                     if (k as u32) < call.ranks && call.has_results(k as u32) {
-                        // SAFETY: as in `push`, or the result of a rank that waits for it: its
-                        // first flag was seen.
+                        // SAFETY: as in `push`; or the line is in the result of a rank that waits
+                        // for it, because this thread has seen its first flag.
                         unsafe { store(to[k], index, result) };
                     }
                 }
@@ -160,7 +167,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
             let rank = call.rank_behind(k);
             let (line, n) = self.range(round, rank);
             let from = self.slot(call.areas[0], round, rank, true);
-            // SAFETY: as in `push`; the second flag of the rank was seen.
+            // SAFETY: as in `push`; this thread has seen the second flag of the rank.
             let load = |index| unsafe { load(from, index) };
             if self.recv.is_whole::<T>(line, n) {
                 each(n, load, |index, value| self.recv.write_whole(line + index, value));
@@ -170,27 +177,27 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Raises a flag of this rank on every other, after all that the threads of the block have
-    /// done.
+    /// Raises a flag of this rank on every other rank, after all earlier accesses of the block's
+    /// threads.
     #[inline(always)]
     fn raise(&self, round: u64, at: u64) {
         gpu::sync_threads();
         let (call, thread) = (self.call, gpu::thread_idx().x);
         if thread > 0 && thread < call.ranks {
             let flag = pointer::<u64>(self.flags(call.area_behind(thread), call.rank) + at);
-            // SAFETY: a word of the area of a mapped peer, which is accessed atomically alone.
+            // SAFETY: a word of the area of a mapped peer, which is accessed only atomically.
             unsafe { <u64 as Access<Sys>>::store_release(flag, self.before + round + 1) };
         }
     }
 
-    /// Waits until every other rank has raised its flag.
+    /// Waits until every other rank has raised its flag for this round.
     #[inline(always)]
     fn wait(&self, round: u64, at: u64) -> Result<(), Failed> {
         let (call, thread) = (self.call, gpu::thread_idx().x);
         let polls = thread > 0 && thread < call.ranks;
         let flag = pointer::<u64>(self.flags(call.areas[0], call.rank_behind(thread)) + at);
         let is_raised = || {
-            // SAFETY: a word of this rank's area, which is accessed atomically alone.
+            // SAFETY: a word of this rank's area, which is accessed only atomically.
             let seen = unsafe { <u64 as Access<Sys>>::load_acquire(flag) };
             (seen.wrapping_sub(self.before + round + 1).cast_signed() >= 0).then_some(())
         };
@@ -198,14 +205,15 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
     }
 }
 
-/// The grid has one dimension, and the areas have flags and rings for as many blocks.
+/// Runs the kernel. The grid has one dimension, and the areas have flags and rings for all blocks.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
         return Ok(());
     }
     let counter = pointer::<u64>(call.counter).wrapping_add(gpu::block_idx().x as usize);
-    // SAFETY: the launch promises what the fields of the call say; the counter is this block's.
+    // SAFETY: the launch guarantees the documented properties of the call's fields; the counter
+    // belongs to this block.
     let (send, recv, before) = unsafe {
         (
             Operand::<PLAIN>::new(call.send, call.count),
@@ -216,12 +224,13 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     let (lines, ranks) = (send.lines::<T>(), u64::from(call.ranks));
     let part = lines.div_ceil(ranks);
     let slot_lines = call.bank_bytes / LINE_BYTES as u64 / ranks;
-    // As many rounds as slots of this size need, and chunks that fill them evenly.
+    // The number of rounds is the smallest for slots of this size; chunks divide the part evenly
+    // among the rounds.
     let (blocks, number) = (u64::from(gpu::grid_dim().x), u64::from(gpu::block_idx().x));
     let most = part.div_ceil(blocks * slot_lines).max(1);
     let chunk = part.div_ceil(blocks * most).max(1);
     let block = Block::<PLAIN> { ctx, call, send, recv, lines, part, chunk, slot_lines, before };
-    // All ranks make the same rounds, also where the last part is shorter.
+    // All ranks have the same number of rounds, also the rank with a shorter last part.
     let rounds = part.div_ceil(chunk).saturating_sub(number).div_ceil(blocks);
     let copies = call.is_symmetric == 0 && call.has_results(0);
     if rounds > 0 {

@@ -1,9 +1,10 @@
 //! One kernel for each algorithm, element type and number of ranks.
 //!
-//! The reduction is chosen when the kernel runs: it is the same for all threads, and costs a branch
-//! beside a wait for another GPU. Types that models use have kernels for up to 2, 4 and 8 ranks,
-//! which differ in how much they unroll; all others have one for up to 8. The sums of those types
-//! have kernels of their own besides, for operands of whole lines: half of the instructions.
+//! The reduction is chosen when the kernel runs. It is the same for all threads and costs one
+//! branch, which is little beside a wait for another GPU. Types that models use have kernels for up
+//! to 2, 4 and 8 ranks, which unroll loops to that number; all other types have one kernel for up
+//! to 8 ranks. For sums of types that models use there are additional kernels for operands of whole
+//! lines, which have half as many instructions.
 
 use super::{chunked, one_shot, two_shot};
 use crate::Call;
@@ -100,13 +101,13 @@ entries! {
     all_reduce_plain_chunked_f32_8: chunked::<f32, 8, true>;
 }
 
-/// The most threads of a block.
+/// Maximum number of threads of a block.
 pub const MAX_THREADS: u32 = 512;
 
-/// The kernel for an algorithm, elements of a type and so many ranks; `None` for types that cannot
-/// be reduced, and for more than [`MAX_RANKS`] ranks. `is_plain`: the reduction is the sum, and
-/// both operands of this rank are whole lines at addresses that are multiples of
-/// [`LINE_BYTES`](crate::LINE_BYTES). Ranks whose operands differ in that make one call together.
+/// Returns the kernel for an algorithm, an element type and a number of ranks; `None` for types
+/// that cannot be reduced, and for more than [`MAX_RANKS`] ranks. `is_plain`: the reduction is the
+/// sum, and both operands of this rank are whole lines at addresses that are multiples of
+/// [`LINE_BYTES`](crate::LINE_BYTES). `is_plain` may differ between the ranks of a call.
 ///
 /// ```
 /// use peerweave_collectives::{Algorithm, all_reduce};

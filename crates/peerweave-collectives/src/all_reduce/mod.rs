@@ -10,18 +10,20 @@ use crate::LINE_BYTES;
 pub use chunked::{FLAG_BYTES, ring_bytes};
 pub use entries::*;
 
-/// Bytes of a bank for so many lines by [`Algorithm::OneShot`](crate::Algorithm::OneShot).
+/// Returns the size in bytes of a bank for `lines` lines by
+/// [`Algorithm::OneShot`](crate::Algorithm::OneShot).
 pub const fn one_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
     lines * ranks as u64 * LINE_BYTES as u64
 }
 
-/// Bytes of a bank for so many lines by [`Algorithm::TwoShot`](crate::Algorithm::TwoShot).
+/// Returns the size in bytes of a bank for `lines` lines by
+/// [`Algorithm::TwoShot`](crate::Algorithm::TwoShot).
 pub const fn two_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
     2 * lines.div_ceil(ranks as u64) * ranks as u64 * LINE_BYTES as u64
 }
 
-/// Smallest number of lines for [`Algorithm::TwoShot`](crate::Algorithm::TwoShot): every rank then
-/// has a part, so that a line travels between each two ranks in both directions.
+/// Returns the minimum number of lines for [`Algorithm::TwoShot`](crate::Algorithm::TwoShot). With
+/// this number every rank has a part, so each two ranks exchange a line in both directions.
 pub const fn two_shot_min_lines(ranks: u32) -> u64 {
     ranks as u64 * ranks as u64
 }

@@ -1,6 +1,6 @@
-//! One-shot: every rank pushes all of its lines to every rank, and reduces what arrives. Also where
-//! one rank alone gets the result: each two ranks must exchange a line ([`mod@crate::epoch`]), and
-//! the links to the others would be idle.
+//! One-shot: every rank pushes all of its lines to every rank, and reduces the lines that arrive.
+//! This is also done if only one rank gets the result, because each two ranks must exchange a line
+//! ([`mod@crate::epoch`]), and the links to other ranks would be idle.
 
 use crate::Call;
 use crate::line::Operand;
@@ -10,7 +10,7 @@ use crate::wait::{Row, await_sum, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// The lines of rank `r` are at `r * lines` of a bank.
+/// Runs the kernel. The lines of rank `r` start at line `r * lines` of a bank.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,
@@ -19,13 +19,13 @@ pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>
     if !call.begin() {
         return Ok(());
     }
-    // SAFETY: the launch promises what the fields of the call say.
+    // SAFETY: the launch guarantees the documented properties of the call's fields.
     let (send, recv) = unsafe { (Operand::<PLAIN>::new(call.send, call.count), Operand::<PLAIN>::new(call.recv, call.count)) };
     let lines = send.lines::<T>();
     let own = |line| outgoing::<T, PLAIN>(call.op, call.scalar, send.read::<T>(line));
     let region = u64::from(call.rank) * lines;
     let load = |_, line| own(line);
-    // SAFETY: the launch promises the counter, and areas with banks for the lines of all ranks.
+    // SAFETY: the launch guarantees the counter, and areas with banks for the lines of all ranks.
     let banks = unsafe { push_to_banks::<W, MORE, 0, true>(call, lines, region, |_, _| true, load, |_, _| ())? };
     let (first, step) = position();
     let mut line = first;

@@ -1,8 +1,8 @@
 //! Two-shot: rank `r` reduces part `r` of all inputs, and pushes the result to every rank.
 //!
 //! A thread handles the same lines of each part in all three steps. So a thread waits only for the
-//! thread of the same number on each rank, and the result may overwrite the input: each line is
-//! read before the same thread writes it.
+//! thread with the same number on each rank. The result may overwrite the input, because each line
+//! is read before the same thread writes it.
 
 use crate::Call;
 use crate::line::{Lines, Operand};
@@ -12,7 +12,7 @@ use crate::wait::{Row, await_lines, await_sum, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// A bank holds one part from each rank, then the reduced part of each rank.
+/// Runs the kernel. A bank holds one part from each rank, then the reduced part of each rank.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,
@@ -21,20 +21,23 @@ pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>
     if !call.begin() {
         return Ok(());
     }
-    // SAFETY: the launch promises what the fields of the call say.
+    // SAFETY: the launch guarantees the documented properties of the call's fields.
     let (send, recv) = unsafe { (Operand::<PLAIN>::new(call.send, call.count), Operand::<PLAIN>::new(call.recv, call.count)) };
     let (lines, ranks, me) = (send.lines::<T>(), u64::from(call.ranks), u64::from(call.rank));
     let part = lines.div_ceil(ranks);
     let results = ranks * part;
     let outgoing = |line| outgoing::<T, PLAIN>(call.op, call.scalar, send.read::<T>(line));
-    // This rank's line of the part of the rank `k` places behind it, if it has one.
+    // Index in this rank's input of line `index` of the part that belongs to the rank `k` places
+    // behind this rank.
     let line_of = |k: u32, index: u64| u64::from(call.rank_behind(k)) * part + index;
     let there = |k: u32, index: u64| k < call.ranks && line_of(k, index) < lines;
-    // SAFETY: the launch promises the counter, and areas with banks for two times all parts.
+    // SAFETY: the launch guarantees the counter, and areas with banks for twice the number of all
+    // parts.
     let banks = unsafe {
         push_to_banks::<W, MORE, 1, false>(call, part, me * part, there, |k, index| outgoing(line_of(k, index)), |_, _| ())?
     };
-    // SAFETY: as above: this rank's bank is that of the epoch, at the same place in each area.
+    // SAFETY: as above; this rank's bank is the bank of the epoch, which is at the same place in
+    // each area.
     let results_of = |k: u32| unsafe { Lines::beside(banks, call.areas[0], call.area_behind(k)) }.from(results);
     let (first, step) = position();
     let mut index = first;

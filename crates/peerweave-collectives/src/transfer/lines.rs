@@ -1,10 +1,10 @@
 //! Messages by lines: each channel has two banks, which alternate.
 //!
 //! # Why two banks are enough
-//! When a launch begins to receive message `m` of a channel, it tells the sender so: it stores `m`
-//! in a word of the sender's area, and at that time has put the sentinel back into the lines of all
-//! messages before. The sender awaits `m - 1` before it pushes message `m`, whose bank held message
-//! `m - 2`. So a send waits until the receiver has begun the receive before.
+//! When a launch begins to receive message `m` of a channel, it stores `m` in a word of the
+//! sender's area. At that time it has put the sentinel back into the lines of all earlier messages.
+//! The sender waits for `m - 1` before it pushes message `m`, whose bank held message `m - 2`. So a
+//! send waits until the receiver has begun the previous receive.
 
 use super::{Form, Transfers, operation};
 use crate::Call;
@@ -16,29 +16,31 @@ use crate::{MAX_RANKS, transfer};
 use peerweave_device::gpu::{Access, Sys};
 use peerweave_device::prelude::*;
 
-/// Bytes of the words at the start of an area by which receivers tell what they have put back.
+/// Size in bytes of the words at the start of an area that receivers write when they begin to
+/// receive a message.
 const ACK_BYTES: u64 = 256;
 
-/// Bytes of an area whose channels hold messages of so many bytes.
+/// Returns the size in bytes of an area whose channels hold messages of at most `channel_bytes`
+/// bytes.
 pub const fn channels_bytes(ranks: u32, channel_bytes: u64) -> u64 {
     ACK_BYTES + 2 * ranks as u64 * channel_bytes
 }
 
-/// Bytes at the start of an area that are zeros at first; the rest are lines.
+/// Number of bytes at the start of an area that are initially zero; the rest are lines.
 pub const CHANNELS_ZEROS: u64 = ACK_BYTES;
 
-/// Number of words that count the messages of a rank: those that it sends, then those that it
-/// receives.
+/// Number of words that count the messages of a rank: one word for each receiver, then one for each
+/// sender.
 pub const LINES_COUNTERS: usize = 2 * MAX_RANKS;
 
-/// The lines of a message from rank `rank` in an area.
+/// Returns the lines of a message from rank `rank` in an area.
 ///
 /// # Safety
 /// The area has channels of [`Call::bank_bytes`] for all ranks.
 #[inline(always)]
 unsafe fn channel(call: &Call, area: u64, rank: u32, message: u64) -> Lines {
     let at = area + ACK_BYTES + (u64::from(rank) * 2 + (message & 1)) * call.bank_bytes;
-    // SAFETY: the caller promises the channel.
+    // SAFETY: the caller guarantees the channel.
     unsafe { Lines::at(at) }
 }
 
@@ -59,30 +61,30 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     let sent_lines = |k: u32| lines_of(transfers.field(k, |peer| peer.send_bytes));
     let recv_lines = |k: u32| if k > 0 { lines_of(transfers.field(k, |peer| peer.recv_bytes)) } else { 0 };
     let (mut most_sent, mut most_received) = (0, 0);
-    // A constant where it can be: then no index varies.
+    // The bound is a constant if possible, so that no index is variable.
     let bound = if MORE { call.ranks } else { W as u32 };
     for k in 0..bound {
         most_sent = most_sent.max(sent_lines(k));
         most_received = most_received.max(recv_lines(k));
     }
     let counter = |index: u32| call.counter + 8 * u64::from(index);
-    // The number of messages to a rank, and from it, before this launch.
-    // SAFETY: the launch promises the counters.
+    // Number of messages to a rank, or from it, before this launch. SAFETY: the launch guarantees
+    // the counters.
     let count = |index: u32| unsafe { epoch::read(counter(index)) };
     let (sent, received) = (count, |k: u32| count(MAX_RANKS as u32 + k));
 
     let load = |k: u32, line| {
-        // SAFETY: the launch promises the messages.
+        // SAFETY: the launch guarantees the messages.
         let operand =
             unsafe { Operand::<WHOLE>::new(transfers.field(k, |peer| peer.send), transfers.field(k, |peer| peer.send_bytes)) };
         operand.read::<u8>(line)
     };
     let keep = |line, value| {
         let own = &transfers.peers[0];
-        // SAFETY: as above; the message of a rank to itself has its place in `recv`.
+        // SAFETY: as above; `recv` has room for the message of the rank to itself.
         unsafe { Operand::<WHOLE>::new(own.recv, own.send_bytes) }.write::<u8>(line, value);
     };
-    // The parity of each channel: bit `k` of a word.
+    // Bit `k` is the parity of the channel's message count.
     let (mut sent_odd, mut received_odd) = (0_u32, 0_u32);
     let open = || {
         for k in 1..bound {
@@ -94,7 +96,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
                 sent_odd |= (message as u32 & 1) << k;
                 let ack = pointer::<u64>(call.areas[0] + 8 * u64::from(call.rank_behind(k)));
                 let has_room = || {
-                    // SAFETY: a word of this rank's area, which is accessed atomically alone.
+                    // SAFETY: a word of this rank's area, which is accessed only atomically.
                     (unsafe { <u64 as Access<Sys>>::load_relaxed(ack) } + 1 >= message).then_some(())
                 };
                 ctx.poll(operation, has_room, || call.pe_behind(k))?;
@@ -102,20 +104,21 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
         }
         let odd = sent_odd;
         Ok(move |k: u32| {
-            // SAFETY: the launch promises the areas; the bank is free.
+            // SAFETY: the launch guarantees the areas; the bank is free.
             unsafe { channel(call, call.area_behind(k), call.rank, u64::from(odd >> k)) }
         })
     };
     push_lines::<W, MORE, 0, false, _>(call.ranks, most_sent, |k, line| line < sent_lines(k), load, keep, open)?;
 
-    // While the lines travel. Thread `k` counts the message to a rank, and another that from it.
+    // The messages are counted while the lines are in transit. Thread `k` counts the message to a
+    // rank, another thread the message from that rank.
     let thread = gpu::thread_idx().x;
     let k = if thread < MAX_RANKS as u32 { thread } else { thread - MAX_RANKS as u32 };
     let is_counted = k > 0 && k < call.ranks && if thread < MAX_RANKS as u32 { sent_lines(k) > 0 } else { recv_lines(k) > 0 };
     if is_counted && thread >= MAX_RANKS as u32 && gpu::block_rank() == 0 {
         let to = pointer::<u64>(call.area_behind(k) + 8 * u64::from(call.rank));
-        // SAFETY: the word is this rank's in the area of a mapped peer, which is accessed
-        // atomically alone. No block has counted this launch: this one has not.
+        // SAFETY: this rank owns the word in the area of a mapped peer, which is accessed only
+        // atomically. The launch is not counted yet, because this block has not added its share.
         unsafe { <u64 as Access<Sys>>::store_relaxed(to, received(k)) };
     }
     gpu::sync_threads();
@@ -124,7 +127,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
         unsafe { epoch::add_share(counter(thread)) };
     }
 
-    // A line of each rank of a group.
+    // Receives one line of each rank of a group.
     let receive = |base: u32, line: u64| -> Result<(), Failed> {
         let is_expected = |k: u32| k < call.ranks && line < recv_lines(k);
         // SAFETY: as above.
@@ -177,7 +180,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
 
 macro_rules! entries {
     ($($name:ident: <$w:literal, $more:literal, $whole:literal>;)*) => {$(
-        /// Messages by lines among up to as many ranks as the name says.
+        /// Messages by lines. The name ends with the maximum number of ranks.
         #[kernel(max_threads = 512, unchecked)]
         pub fn $name(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
             run::<$w, $more, $whole>(ctx, &call, &transfers)
@@ -192,8 +195,8 @@ entries! {
     transfer_8: <4, true, false>;
 }
 
-/// The kernel for so many ranks; `None` for more than [`MAX_RANKS`]. `is_whole`: all addresses and
-/// lengths are multiples of [`LINE_BYTES`].
+/// Returns the kernel for a number of ranks; `None` for more than [`MAX_RANKS`]. `is_whole`: all
+/// addresses and lengths are multiples of [`LINE_BYTES`].
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(form: Form, ranks: u32, is_whole: bool) -> Option<&'static peerweave_device::launch::Kernel<(Call, Transfers)>> {
     if ranks == 0 || ranks as usize > MAX_RANKS {

@@ -1,13 +1,13 @@
 //! Messages between pairs of ranks: send and receive, broadcast, gather, scatter, and all-to-all
 //! with parts of any length.
 //!
-//! A launch sends at most one message to each rank and receives at most one from each. Only the
-//! ranks that have a message make a call: there is no count that the whole team shares. Each pair
-//! has a *channel* for each direction, in memory of its own, which counts its messages.
+//! A launch sends at most one message to each rank and receives at most one message from each rank.
+//! Only ranks that have a message make a call, so the team has no common count of calls. Each pair
+//! of ranks has a *channel* for each direction, with separate memory and a count of its messages.
 //!
 //! | kernel | what travels | when |
 //! |---|---|---|
-//! | [`Form::Lines`] | lines that are their own flags, as in [`crate::exchange`] | a message fits into a channel |
+//! | [`Form::Lines`] | lines that show by themselves that they have arrived, as in [`crate::exchange`] | a message fits into a channel |
 //! | [`Form::Ring`] | chunks through a ring of slots for each block, with flags; or straight into the result | any length |
 //!
 //! Both ranks of a message must choose the same form.
@@ -23,12 +23,12 @@ use peerweave_types::KernelOp;
 pub use lines::*;
 pub use ring::*;
 
-/// How messages move.
+/// The way in which messages are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// By lines.
+    /// Messages are sent by lines.
     Lines,
-    /// By chunks.
+    /// Messages are sent in chunks through rings.
     Ring,
 }
 
@@ -36,45 +36,45 @@ pub enum Form {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, KernelArg)]
 #[repr(C)]
 pub struct Transfer {
-    /// Address and length in bytes of the message to the rank; no message if the length is 0.
+    /// Address of the message to the rank.
     pub send: u64,
-    /// Its length.
+    /// Length in bytes of the message to the rank; 0 if there is no message.
     pub send_bytes: u64,
-    /// Address and length in bytes of the message from the rank; no message if the length is 0.
+    /// Address for the message from the rank.
     pub recv: u64,
-    /// Its length.
+    /// Length in bytes of the message from the rank; 0 if there is no message.
     pub recv_bytes: u64,
-    /// [`Form::Ring`]: the address to which this rank stores its message, if both ranks know that
-    /// the result of the receiver is mapped; then it is aligned to lines, as `send` is. 0: the
-    /// message goes through the ring.
+    /// [`Form::Ring`]: address at which this rank stores its message directly, if both ranks know
+    /// that the receiver's result is mapped. This address and `send` are then aligned to lines. 0
+    /// if the message goes through the ring.
     pub remote: u64,
-    /// [`Form::Ring`]: 1 if the sender of the message from the rank stores it in `recv`; for this
-    /// rank's message to itself, if there is such a message.
+    /// [`Form::Ring`]: 1 if the sender of the message from the rank stores it directly in `recv`;
+    /// for this rank itself, 1 if it has a message to itself.
     pub is_direct: u64,
-    /// [`Form::Ring`]: lines of a chunk of the message to the rank: at least 1, and at most what a
-    /// slot has for a rank.
+    /// [`Form::Ring`]: number of lines of a chunk of the message to the rank: at least 1, and at
+    /// most the number for which a slot has room.
     pub send_chunk: u64,
-    /// Of the message from the rank.
+    /// [`Form::Ring`]: number of lines that each block handles of the message from the rank.
     pub recv_chunk: u64,
 }
 
-/// The messages of a launch: those to and from the rank `k` places behind this one at index `k`.
-/// The one at index 0 is copied.
+/// The messages of a launch. Index `k` has the messages to and from the rank `k` places behind this
+/// rank. The message at index 0 is copied within this rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, KernelArg)]
 #[repr(C)]
 pub struct Transfers {
-    /// By rank.
+    /// Messages to and from each rank.
     pub peers: [Transfer; MAX_RANKS],
 }
 
 impl Transfers {
-    /// A field of those at index `k`.
+    /// Returns a field of the messages at index `k`.
     #[inline(always)]
     fn field(&self, k: u32, field: impl Fn(&Transfer) -> u64) -> u64 {
         select(k, |index| field(&self.peers[index]))
     }
 
-    /// Those at index `k`.
+    /// Returns the messages at index `k`.
     #[inline(always)]
     fn behind(&self, k: u32) -> Transfer {
         Transfer {
@@ -89,8 +89,8 @@ impl Transfers {
         }
     }
 
-    /// Returns whether there is a message, among the first four without `ALL`. It reads every part
-    /// of the argument, so that it is in the cache of constants afterwards.
+    /// Returns whether there is a message; without `ALL`, only among the first four ranks. Reads
+    /// every part of the argument, so that the argument is in the constant cache afterwards.
     #[inline(always)]
     fn has_any<const ALL: bool>(&self) -> bool {
         let any = |index: usize| self.peers[index].send_bytes | self.peers[index].recv_bytes;
@@ -99,7 +99,8 @@ impl Transfers {
     }
 }
 
-/// The operation that a report names, from [`Call::op`](crate::Call::op), which is a [`KernelOp`].
+/// Returns the operation that a report names. `op` is [`Call::op`](crate::Call::op), the number of
+/// a [`KernelOp`].
 #[inline(always)]
 fn operation(op: u32) -> KernelOp {
     const BROADCAST: u32 = KernelOp::Broadcast as u32;

@@ -1,19 +1,21 @@
 //! Messages through a ring of slots for each block and sender, with flags; or straight into the
 //! results.
 //!
-//! Block `b` of sender and receiver handles the same chunks of a message, one a round: chunk `b`,
-//! and on from there by the number of blocks, so that all blocks work close together. Both count
-//! rounds in words of the block that outlive the launch. The sender writes a chunk into a slot and
-//! raises *ready* at the receiver; the receiver copies it to the result and raises *credit* at the
-//! sender. Round `j` of a launch uses slot `j % 3`: the sender awaits the credit of round `j - 3`,
-//! and before the first round that of all rounds of earlier launches.
+//! Block `b` of sender and receiver handles the same chunks of a message, one chunk in each round:
+//! first chunk `b`, then every chunk that follows at a distance of the number of blocks. So all
+//! blocks work on neighbouring chunks. Both ranks count rounds in words of the block that outlive
+//! the launch. The sender writes a chunk into a slot and raises the flag *ready* at the receiver.
+//! The receiver copies the chunk to the result and raises the flag *credit* at the sender. Round
+//! `j` of a launch uses slot `j % 3`: the sender waits for the credit of round `j - 3`, and before
+//! the first round for the credit of all rounds of earlier launches.
 //!
-//! Blocks are pairs: one pushes, and the other copies what arrives and this rank's message to
-//! itself, so that neither waits for the other. Where a result overwrites a message, one block does
-//! both ([`Call::is_combined`]): it pushes a chunk before it copies the one that replaces it.
+//! Blocks work in pairs: one block pushes, the other copies arriving chunks and this rank's message
+//! to itself, so that neither waits for the other. If a result overwrites a message, one block does
+//! both ([`Call::is_combined`]): it pushes a chunk before it copies the chunk that replaces it.
 //!
-//! Where the sender knows the receiver's result, there is one round, without a copy: the receiver
-//! raises *open* when it has begun the call, and the sender then stores into the result.
+//! If the sender knows the address of the receiver's result, there is only one round and no copy:
+//! the receiver raises the flag *open* when it has begun the call, and the sender then stores
+//! directly into the result.
 
 use super::{Transfer, Transfers, operation};
 use crate::copy::{each, load, one_by_one, store};
@@ -23,20 +25,19 @@ use crate::{Call, MAX_RANKS};
 use peerweave_device::gpu::{Access, Gpu, Sys};
 use peerweave_device::prelude::*;
 
-/// Slots of a block for each sender.
+/// Number of slots of a block for each sender.
 const SLOTS: u64 = 3;
-/// Bytes of the flags of one rank for one block: a line of its own for each kind.
+/// Size in bytes of the flags of one rank for one block: each kind of flag has its own cache line.
 const FLAG_BYTES: u64 = 512;
 const READY: u64 = 0;
 const CREDIT: u64 = 128;
 const OPEN: u64 = 256;
 
-/// Number of words of a block that count the rounds of a rank: of messages that it sends, then of
-/// those that it receives.
+/// Number of words of a block that count rounds: one for each receiver, then one for each sender.
 pub const RING_COUNTERS: usize = 2 * MAX_RANKS;
 
-/// Bytes of an area for so many blocks with slots of `slot_bytes`, which the ranks share: flags,
-/// then rings.
+/// Returns the size in bytes of an area for `blocks` blocks: flags, then rings. The ranks share a
+/// slot's `slot_bytes` bytes.
 pub const fn transfer_ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * slot_bytes)
 }
@@ -46,17 +47,18 @@ pub const fn transfer_ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
 struct Message {
     operand: Operand<false>,
     lines: u64,
-    /// Lines of a chunk.
+    /// Number of lines of a chunk.
     chunk: u64,
-    /// The first chunk of this block, and the distance to the next.
+    /// Number of this block's first chunk, then the distance to its next chunk.
     first: u64,
     step: u64,
-    /// All chunks are handled in the first round.
+    /// Whether all chunks are handled in the first round.
     at_once: bool,
 }
 
 impl Message {
-    /// The first line and the number of lines of a chunk of this block; none behind the last.
+    /// Returns the first line and the number of lines of a chunk of this block; no lines behind the
+    /// last chunk.
     #[inline(always)]
     fn range(&self, index: u64) -> (u64, u64) {
         let line = (self.first + index * self.step) * self.chunk;
@@ -87,13 +89,13 @@ impl Message {
     }
 }
 
-/// A block of a launch.
+/// State of a block in a launch.
 struct Block<'a> {
     call: &'a Call,
     transfers: &'a Transfers,
-    /// The number of this block, or of its pair.
+    /// Number of this block, or number of its pair of blocks.
     index: u64,
-    /// Lines that a slot has for each rank.
+    /// Number of lines for which a slot has room for each rank.
     slot_lines: u64,
 }
 
@@ -102,21 +104,21 @@ impl Block<'_> {
     /// As for [`Operand::new`], with `bytes` elements.
     #[inline(always)]
     unsafe fn message(&self, address: u64, bytes: u64, chunk: u64, at_once: bool) -> Message {
-        // SAFETY: the caller promises the bytes.
+        // SAFETY: the caller guarantees the bytes.
         let operand = unsafe { Operand::new(address, bytes) };
         let (lines, step) = (bytes.div_ceil(LINE_BYTES as u64), u64::from(self.call.max_blocks));
         Message { operand, lines, chunk, first: self.index, step, at_once }
     }
 
-    /// The message to the rank `k` places behind.
+    /// Returns the message to the rank `k` places behind this rank.
     #[inline(always)]
     fn sent(&self, peer: &Transfer, k: u32) -> Message {
         let is_direct = peer.remote != 0 || k == 0 && peer.is_direct != 0;
-        // SAFETY: the launch promises the messages.
+        // SAFETY: the launch guarantees the messages.
         unsafe { self.message(peer.send, peer.send_bytes, peer.send_chunk, is_direct) }
     }
 
-    /// The message from the rank `k` places behind; none from this rank.
+    /// Returns the message from the rank `k` places behind this rank; empty for this rank itself.
     #[inline(always)]
     fn received(&self, peer: &Transfer, k: u32) -> Message {
         let bytes = if k == 0 { 0 } else { peer.recv_bytes };
@@ -124,14 +126,14 @@ impl Block<'_> {
         unsafe { self.message(peer.recv, bytes, peer.recv_chunk, peer.is_direct != 0) }
     }
 
-    /// A flag that rank `rank` raises for this block, in the area at `area`.
+    /// Returns the flag that rank `rank` raises for this block, in the area at `area`.
     #[inline(always)]
     fn flag(&self, area: u64, rank: u32, at: u64) -> *mut u64 {
         let index = self.index * MAX_RANKS as u64 + u64::from(rank);
         pointer(area + index * FLAG_BYTES + at)
     }
 
-    /// The address of a chunk from rank `rank`, in the area at `area`.
+    /// Returns the address of a chunk from rank `rank`, in the area at `area`.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32) -> u64 {
         let slot = self.index * SLOTS + round % SLOTS;
@@ -139,7 +141,8 @@ impl Block<'_> {
         rings + slot * self.call.bank_bytes + u64::from(rank) * self.slot_lines * LINE_BYTES as u64
     }
 
-    /// Returns whether any message to another rank, and any from one, has a round.
+    /// Returns whether any message to another rank has this round, and whether any message from
+    /// another rank has it.
     #[inline(always)]
     fn has(&self, round: u64) -> (bool, bool) {
         let (mut sends, mut receives) = (false, false);
@@ -161,8 +164,8 @@ impl Block<'_> {
             let slot = self.slot(call.area_behind(k), round, call.rank);
             message.each_range(round, |line, n| {
                 let to = if peer.remote != 0 { peer.remote + line * LINE_BYTES as u64 } else { slot };
-                // SAFETY: the slot, or the result of a rank that has begun the call, has the lines,
-                // and is this rank's to write now.
+                // SAFETY: the line is in a slot, or in the result of a rank that has begun the
+                // call, and only this rank may write it now.
                 let store = |index, value| unsafe { store(to, index, value) };
                 let from = message.operand;
                 if from.is_whole::<u8>(line, n) {
@@ -180,7 +183,7 @@ impl Block<'_> {
         let peer = &self.transfers.peers[0];
         let message = self.sent(peer, 0);
         let from = message.operand;
-        // SAFETY: as above; the message of a rank to itself has its place in `recv`.
+        // SAFETY: as above; `recv` has room for the message of the rank to itself.
         let to = unsafe { Operand::<false>::new(peer.recv, peer.send_bytes) };
         message.each_range(round, |line, n| {
             if from.is_whole::<u8>(line, n) && to.is_whole::<u8>(line, n) {
@@ -191,7 +194,7 @@ impl Block<'_> {
         });
     }
 
-    /// Copies a round of all messages that came through the ring.
+    /// Copies a round of all messages that arrive through the ring.
     #[inline(always)]
     fn copy(&self, round: u64) {
         let call = self.call;
@@ -203,7 +206,7 @@ impl Block<'_> {
                 continue;
             }
             let from = self.slot(call.areas[0], round, call.rank_behind(k));
-            // SAFETY: as in `push`; the flag of the rank was seen.
+            // SAFETY: as in `push`; this thread has seen the flag of the rank.
             let load = |index| unsafe { load(from, index) };
             let to = message.operand;
             if to.is_whole::<u8>(line, n) {
@@ -215,18 +218,19 @@ impl Block<'_> {
     }
 }
 
-/// The value of a flag.
+/// Returns the value of a flag.
 ///
 /// # Safety
-/// The pointer is that of a flag of this rank's area.
+/// The pointer points to a flag of this rank's area.
 #[inline(always)]
 unsafe fn seen(flag: *mut u64) -> u64 {
-    // SAFETY: a word that is accessed atomically alone.
+    // SAFETY: the word is accessed only atomically.
     unsafe { <u64 as Access<Sys>>::load_acquire(flag) }
 }
 
-/// Messages among up to 8 ranks through rings. The grid has one dimension, and
-/// [`Call::max_blocks`] pairs of blocks, or as many blocks if [`Call::is_combined`] is 1.
+/// Messages among up to 8 ranks through rings. The grid has one dimension. It has
+/// [`Call::max_blocks`] blocks if [`Call::is_combined`] is 1, otherwise this number of pairs of
+/// blocks.
 #[kernel(max_threads = 512, unchecked)]
 pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
     gpu::start_next_kernel();
@@ -235,7 +239,7 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
     if !is_call {
         return Ok(());
     }
-    // Of a pair, the first block pushes.
+    // The first block of a pair pushes.
     let is_pair = call.is_combined == 0;
     let number = gpu::block_idx().x;
     let index = u64::from(if is_pair { number / 2 } else { number });
@@ -243,7 +247,7 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
     let slot_lines = call.bank_bytes / LINE_BYTES as u64 / u64::from(call.ranks);
     let block = Block { call: &call, transfers: &transfers, index, slot_lines };
     let operation = operation(call.op);
-    // Thread `k` handles the flags of the rank `k` places behind.
+    // Thread `k` handles the flags of the rank `k` places behind this rank.
     let k = gpu::thread_idx().x;
     let has_peer = k > 0 && k < call.ranks;
     let peer = transfers.behind(if has_peer { k } else { 0 });
@@ -254,13 +258,13 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
     let counter = |of: usize| pointer::<u64>(call.counter).wrapping_add(index as usize * RING_COUNTERS + of);
     let raise = |at, value| {
         let flag = block.flag(area, call.rank, at);
-        // SAFETY: a word of the area of a mapped peer, which is accessed atomically alone.
+        // SAFETY: a word of the area of a mapped peer, which is accessed only atomically.
         unsafe { <u64 as Access<Sys>>::store_release(flag, value) };
     };
     let is_reached = |value: u64, wanted: u64| (value.wrapping_sub(wanted).cast_signed() >= 0).then_some(());
     let (mut sent, mut received) = (0, 0);
     if has_peer {
-        // SAFETY: the launch promises the counters, which are this block's.
+        // SAFETY: the launch guarantees the counters, which belong to this block.
         unsafe {
             sent = <u64 as Access<Gpu>>::load_relaxed(counter(k as usize));
             received = <u64 as Access<Gpu>>::load_relaxed(counter(MAX_RANKS + k as usize));
@@ -269,7 +273,7 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
             raise(OPEN, received + 1);
         }
     }
-    // Rounds of this launch.
+    // Number of rounds of this launch that were pushed and copied.
     let (mut pushed, mut copied) = (0, 0);
     let mut round = 0;
     loop {
@@ -310,8 +314,8 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
         }
         round += 1;
     }
-    // SAFETY: as above; the block of a pair that pushes counts what it sends, and the other the
-    // rest.
+    // SAFETY: as above; in a pair, the block that pushes writes the counters of sent rounds, and
+    // the other block writes the other counters.
     unsafe {
         if has_peer && pushes {
             <u64 as Access<Gpu>>::store_relaxed(counter(k as usize), sent + pushed);

@@ -1,4 +1,4 @@
-//! Ranks that do not make the call.
+//! Tests of failures: some ranks do not make the call.
 
 use crate::world::{Given, World};
 use peerweave_collectives::Algorithm;

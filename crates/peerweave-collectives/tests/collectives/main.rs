@@ -1,6 +1,6 @@
-//! Collectives among the PEs of one process, under many schedules: every algorithm, type,
-//! reduction, number of ranks; any length and alignment; calls without synchronization between
-//! them; ranks that are missing.
+//! Tests of collectives among the PEs of one process, under many schedules: every algorithm, type,
+//! reduction and number of ranks; any length and alignment; calls without synchronization between
+//! them; missing ranks.
 
 mod failures;
 mod numbers;
@@ -17,7 +17,7 @@ use world::{Given, World};
 
 const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
 
-/// Every algorithm and reduction of a type, on several numbers of ranks.
+/// Checks every algorithm and reduction of a type, with several numbers of ranks.
 fn every_reduction<T: Numbers>() {
     for ranks in RANKS {
         let mut world = World::new(ranks, u64::from(ranks));
@@ -86,7 +86,7 @@ fn lengths_and_alignments_do_not_change_the_result() {
 }
 
 #[test]
-fn calls_without_pause_between_them_do_not_mix() {
+fn data_of_calls_without_pause_between_them_does_not_mix() {
     for ranks in [2, 4] {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -101,7 +101,7 @@ fn calls_without_pause_between_them_do_not_mix() {
 }
 
 #[test]
-fn every_bit_pattern_travels() {
+fn every_bit_pattern_is_transferred() {
     let mut world = World::new(2, 3);
     for algorithm in Algorithm::ALL {
         for fill in [0_u64, u64::MAX, 0x8000_8000_8000_8000] {
@@ -111,7 +111,7 @@ fn every_bit_pattern_travels() {
 }
 
 #[test]
-fn chunks_beyond_the_ring_wait_for_their_slots() {
+fn more_chunks_than_slots_wait_for_free_slots() {
     for ranks in [1, 2, 3, 8] {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -124,7 +124,7 @@ fn chunks_beyond_the_ring_wait_for_their_slots() {
 }
 
 #[test]
-fn sums_of_whole_lines_have_kernels_of_their_own() {
+fn sums_of_whole_lines_have_separate_kernels() {
     for ranks in RANKS {
         let mut world = World::new(ranks, 5);
         for algorithm in Algorithm::ALL {
@@ -146,7 +146,7 @@ fn ranks_need_not_be_in_the_order_of_pes() {
 }
 
 #[test]
-fn kernel_is_there_for_every_type_that_can_be_reduced() {
+fn every_type_that_can_be_reduced_has_a_kernel() {
     for algorithm in Algorithm::ALL {
         for dtype in DType::ALL {
             for ranks in 0..=9 {

@@ -1,15 +1,15 @@
-//! Element types with the reduction that is expected of them, computed the plain way.
+//! Element types with the expected result of each reduction, computed one element after the other.
 
 use peerweave_types::{Element, Plain, ReduceOp, bf16, f16};
 
-/// An element with its reference.
+/// An element type with a reference implementation of reductions.
 pub(crate) trait Numbers: Element + Plain + PartialEq + std::fmt::Debug {
-    /// An element of rank `rank` at an index.
+    /// Returns the input element of rank `rank` at `index`.
     fn given(rank: u32, index: usize) -> Self;
-    /// The bits, zero-extended.
+    /// Returns the bits, zero-extended.
     fn bits(self) -> u64;
-    /// The reduction of one element of each rank, in the order of ranks. `scalars` has one for each
-    /// rank.
+    /// Returns the reduction of one element of each rank, in the order of ranks. `scalars` has one
+    /// scalar for each rank.
     fn expected(op: ReduceOp, inputs: &[Self], scalars: &[Self]) -> Self;
 }
 
@@ -55,7 +55,8 @@ macro_rules! floats {
     ($($t:ty as $wide:ty: |$x:ident| $widen:expr, |$y:ident| $narrow:expr;)*) => {$(
         impl Numbers for $t {
             fn given(rank: u32, index: usize) -> Self {
-                // Of many magnitudes, so that the order of additions matters.
+                // The elements have many magnitudes, so that the order of additions changes the
+                // result.
                 let bits = mixed(rank, index);
                 let $y = (((bits % 2001) as f64 - 1000.0) * [0.001, 0.37, 1.0, 3.0][(bits >> 40) as usize % 4]) as $wide;
                 $narrow
@@ -73,7 +74,7 @@ macro_rules! floats {
                 match op {
                     ReduceOp::Sum => narrow(sum(&mut each.clone())),
                     ReduceOp::Avg => narrow(sum(&mut each.clone()) / inputs.len() as $wide),
-                    // Each product travels as an element.
+                    // Each product is rounded to the element type.
                     ReduceOp::PreMulSum => {
                         narrow(sum(&mut each.zip(scalars).map(|(a, b)| widen(narrow(a * widen(*b))))))
                     }

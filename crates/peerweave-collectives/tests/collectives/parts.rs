@@ -1,4 +1,4 @@
-//! reduce_scatter, all_gather and all_to_all.
+//! Tests of reduce_scatter, all_gather and all_to_all.
 
 use crate::numbers::Numbers;
 use crate::world::{Given, World, scalar};
@@ -9,7 +9,7 @@ use peerweave_types::{ReduceOp, bf16, f16};
 
 const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
 
-/// Parts of `count` elements: each rank's inputs, as many as `parts`.
+/// Writes each rank's input of `parts` parts of `count` elements. Returns the inputs.
 fn inputs<T: Numbers>(world: &mut World, given: &Given, parts: usize) -> Vec<Vec<T>> {
     let len = given.count * parts;
     let all: Vec<Vec<T>> =
@@ -34,7 +34,7 @@ fn results<T: Numbers>(world: &World, given: &Given, parts: usize) -> Vec<Vec<u6
     world.members.iter().map(|pe| world.job.read(*pe, view).into_iter().map(T::bits).collect()).collect()
 }
 
-/// Whether the kernels for whole lines serve a call.
+/// Returns whether the kernels for whole lines can run a call.
 fn is_whole<T>(given: &Given) -> bool {
     let whole = |elements: usize| (elements * size_of::<T>()).is_multiple_of(16);
     whole(given.count) && whole(given.shift[0]) && whole(given.shift[1])
@@ -60,7 +60,7 @@ fn check_reduce_scatter<T: Numbers>(world: &mut World, given: &Given) {
 fn check_exchange<T: Numbers>(world: &mut World, given: &Given, exchange: Exchange) {
     let ranks = world.members.len();
     let all = inputs::<T>(world, given, if exchange == Exchange::AllToAll { ranks } else { 1 });
-    let kernel = exchange::kernel(exchange, ranks as u32, is_whole::<T>(given)).expect("so few ranks");
+    let kernel = exchange::kernel(exchange, ranks as u32, is_whole::<T>(given)).expect("a supported number of ranks");
     let calls = calls::<T>(world, given, (given.count * size_of::<T>()) as u64);
     world.run(kernel, given, &calls, |_| true).unwrap_or_else(|error| panic!("{exchange:?} {given:?}: {error}"));
     for (rank, found) in results::<T>(world, given, ranks).into_iter().enumerate() {
@@ -88,7 +88,7 @@ fn reduce_scatter_gives_each_rank_its_part() {
 }
 
 #[test]
-fn parts_travel_by_rank_with_any_alignment() {
+fn parts_with_any_alignment_reach_their_ranks() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);

@@ -1,5 +1,5 @@
-//! all_reduce kernels whose results one rank gets, each rank a part of, or that are stored straight
-//! into them; and barriers.
+//! Tests of all_reduce kernels with other destinations of the result: one rank, a part for each
+//! rank, or symmetric memory; and of barriers.
 
 use crate::numbers::Numbers;
 use crate::world::{Given, World, scalar};
@@ -11,8 +11,8 @@ use std::time::Duration;
 const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
 const MARK: u8 = 0xa5;
 
-/// Makes calls that `change` has changed, each rank with its own; returns each rank's result, with
-/// marks where nothing was written.
+/// Makes one call on each rank, after `change` has changed it. Returns each rank's result memory;
+/// elements that were not written contain a mark.
 fn results<T: Numbers>(world: &mut World, given: &Given, is_plain: bool, change: impl Fn(usize, Call) -> Call) -> Vec<Vec<T>> {
     let n = world.members.len();
     let input = world.view::<T>(0, given.shift[0], given.count);
@@ -43,7 +43,7 @@ fn bits<T: Numbers>(values: &[T]) -> Vec<u64> {
 }
 
 #[test]
-fn result_of_a_reduce_is_written_at_the_root_alone() {
+fn result_of_a_reduce_is_written_only_at_the_root() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -116,7 +116,7 @@ fn barrier_shares_the_banks_and_names_a_missing_rank() {
         let mut world = World::new(ranks, 3);
         for _ in 0..3 {
             let calls: Vec<Call> = (0..ranks as usize).map(|rank| world.call(&given, rank, 4, 0)).collect();
-            let kernel = barrier::kernel(ranks).expect("so few ranks");
+            let kernel = barrier::kernel(ranks).expect("a supported number of ranks");
             world.run(kernel, &given, &calls, |_| true).unwrap_or_else(|error| panic!("{ranks} ranks: {error}"));
             world.check::<f32>(&Given::default());
         }

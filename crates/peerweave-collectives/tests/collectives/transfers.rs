@@ -1,4 +1,5 @@
-//! Messages between pairs of ranks, by lines, through rings, and straight into the results.
+//! Tests of messages between pairs of ranks: by lines, through rings, and stored directly in the
+//! results.
 
 use peerweave_collectives::transfer::{
     self, CHANNELS_ZEROS, Form, LINES_COUNTERS, RING_COUNTERS, Transfer, Transfers, channels_bytes, transfer_ring_bytes,
@@ -14,18 +15,18 @@ const MAX_BLOCKS: u32 = 3;
 const SENTINEL: [u64; 2] = [0x5eed_0123_4567_89ab, 0xc0de_fedc_ba98_7655];
 const MARK: u8 = 0xa5;
 const OPERAND_BYTES: usize = 64 << 10;
-/// Bytes between the messages of a rank.
+/// Distance in bytes between the messages of a rank.
 const APART: usize = 8 << 10;
 
-/// What the messages of a launch have in common.
+/// Properties that all messages of a launch share.
 #[derive(Clone, Copy, Debug)]
 struct Shared {
     form: Form,
-    /// The ring stores into the results.
+    /// Whether the ring stores directly into the results.
     direct: bool,
-    /// A block of the ring pushes and copies.
+    /// Whether the same block of the ring pushes and copies.
     combined: bool,
-    /// Bytes by which inputs and results lie behind an aligned address.
+    /// Distance in bytes of inputs and results from an aligned address.
     shift: [usize; 2],
     threads: u32,
 }
@@ -38,7 +39,7 @@ struct World {
     operands: [SymSlice<u8>; 2],
 }
 
-/// The byte of a message at an index.
+/// Returns the byte of a message at `index`.
 fn given(call: u64, from: usize, to: usize, index: usize) -> u8 {
     (index as u64 * 31 + from as u64 * 7 + to as u64 * 3 + call * 11 + (index as u64 >> 8)) as u8
 }
@@ -87,8 +88,8 @@ impl World {
         }
     }
 
-    /// Messages of these lengths: `bytes(from, to)`. Ranks without one make no call, nor do those
-    /// for which `is_there` is false.
+    /// Sends messages with the lengths `bytes(from, to)`. Ranks without messages, and ranks for
+    /// which `is_there` is false, make no call.
     fn launch(
         &mut self,
         number: u64,
@@ -132,7 +133,7 @@ impl World {
         let is_combined = u32::from(shared.combined);
         let calls: Vec<_> =
             (0..ranks).map(|rank| (Call { is_combined, ..self.call(rank, shared.form) }, transfers(rank))).collect();
-        let kernel = transfer::kernel(shared.form, ranks as u32, is_whole).expect("so few ranks");
+        let kernel = transfer::kernel(shared.form, ranks as u32, is_whole).expect("a supported number of ranks");
         let blocks = if shared.form == Form::Ring && !shared.combined { 2 * MAX_BLOCKS } else { MAX_BLOCKS };
         self.job.launch_each(kernel, Shape::new(blocks, shared.threads), |pe| {
             let rank = pe as usize;
@@ -140,7 +141,7 @@ impl World {
         })
     }
 
-    /// As [`Self::launch`], and compares every byte of all results.
+    /// Like [`Self::launch`]; also compares every byte of all results.
     fn check(&mut self, number: u64, shared: Shared, bytes: &dyn Fn(usize, usize) -> usize) {
         let ranks = self.ranks;
         if let Err(error) = self.launch(number, shared, bytes, |_| true) {
@@ -161,7 +162,7 @@ impl World {
 
 const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
 
-/// Lengths below a limit, none for about half of the pairs.
+/// Returns lengths below a limit; about half of the pairs get the length 0.
 fn some_lengths(seed: u64, ranks: usize, below: usize, unit: usize) -> Vec<usize> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = |limit: usize| {
@@ -209,7 +210,7 @@ fn messages_of_any_length_arrive_through_rings() {
 }
 
 #[test]
-fn pairs_count_their_messages_alone() {
+fn each_pair_counts_its_messages_separately() {
     explore(3, |seed| {
         let mut world = World::new(4, seed, Duration::from_secs(20));
         for call in 0..10 {
@@ -229,7 +230,7 @@ fn missing_sender_or_receiver_of_a_message_is_named() {
     let cases = [
         (Shared { form: Form::Lines, ..ring }, 0, 1, 1000),
         (ring, 0, 1, 1000),
-        // The receiver is missing, and the ring is full.
+        // The receiver is missing and the ring is full.
         (ring, 1, 0, 5 * APART),
         (Shared { direct: true, ..ring }, 1, 0, 1024),
     ];

@@ -1,4 +1,4 @@
-//! PEs with staging areas, and calls on them.
+//! PEs with staging areas, and functions that make calls on them.
 
 use crate::numbers::Numbers;
 use peerweave_collectives::{Algorithm, Call, MAX_RANKS, Results, all_reduce};
@@ -7,19 +7,19 @@ use peerweave_grid::{Job, JobError, Options, Shape};
 use peerweave_types::{Plain, ReduceOp, SymSlice};
 use std::time::Duration;
 
-/// Bytes of a bank, and of a slot of a ring.
+/// Size of a bank in bytes, then size of a slot of a ring.
 const BANK_BYTES: usize = 64 << 10;
 const SLOT_BYTES: usize = 2 << 10;
 const MAX_BLOCKS: u32 = 4;
 const SENTINEL: [u64; 2] = [0x5eed_0123_4567_89ab, 0xc0de_fedc_ba98_7655];
 
-/// The arguments of a call.
+/// Arguments of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Given {
     pub(crate) algorithm: Algorithm,
     pub(crate) op: ReduceOp,
     pub(crate) count: usize,
-    /// Elements by which input and result lie behind an aligned address.
+    /// Distance of input and result from an aligned address, in elements.
     pub(crate) shift: [usize; 2],
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
@@ -40,14 +40,14 @@ impl Default for Given {
     }
 }
 
-/// A job of which some PEs are the ranks of a team.
+/// A job in which some PEs are the ranks of a team.
 pub(crate) struct World {
     pub(crate) job: Job,
     pub(crate) members: Vec<u32>,
-    /// Banks, and rings with their flags.
+    /// Memory of banks, and of rings with their flags.
     banks: SymSlice<u64>,
     rings: SymSlice<u64>,
-    /// The count of launches, then one word for each block.
+    /// Counter of launches, then one counter for each block.
     counters: SymSlice<u64>,
     operands: [SymSlice<u8>; 2],
 }
@@ -57,7 +57,7 @@ impl World {
         Self::of(ranks, &(0..ranks).collect::<Vec<_>>(), seed)
     }
 
-    /// A team of these PEs.
+    /// Creates a job with a team of these PEs.
     pub(crate) fn of(pes: u32, members: &[u32], seed: u64) -> Self {
         Self::with_deadline(pes, members, seed, Duration::from_secs(20))
     }
@@ -108,8 +108,8 @@ impl World {
     pub(crate) fn view<T: Plain>(&self, index: usize, shift: usize, count: usize) -> SymSlice<T> {
         let bytes = size_of::<T>();
         let part = self.operands[index].slice(shift * bytes..(shift + count) * bytes);
-        // SAFETY: inside an allocation of the job, aligned to the element: operands are aligned to
-        // more, and the shift is a number of elements.
+        // SAFETY: the range is inside an allocation of the job. It is aligned to the element,
+        // because operands have a larger alignment and the shift is a number of elements.
         unsafe { SymSlice::from_raw(part.offset(), count) }
     }
 
@@ -143,7 +143,7 @@ impl World {
         })
     }
 
-    /// Makes a call on all ranks, and compares the bits of every element with the reference;
+    /// Makes a call on all ranks. Checks that every element has the bits of the reference and that
     /// nothing else is written.
     pub(crate) fn check<T: Numbers>(&mut self, given: &Given) {
         let n = self.members.len() as u32;
@@ -181,7 +181,7 @@ impl World {
         }
     }
 
-    /// Makes calls whose inputs are words of these bits.
+    /// Makes calls whose inputs are words with these bits.
     pub(crate) fn check_bits(&mut self, algorithm: Algorithm, fill: u64) {
         for op in [ReduceOp::Xor, ReduceOp::And, ReduceOp::Sum] {
             let inputs = vec![vec![fill; 500]; self.members.len()];
@@ -190,7 +190,7 @@ impl World {
     }
 }
 
-/// The scalar of a rank for `PreMulSum`.
+/// Returns the scalar of a rank for `PreMulSum`.
 pub(crate) fn scalar<T: Numbers>(rank: u32) -> T {
     T::given(rank, 7)
 }

@@ -1,4 +1,5 @@
-//! Measures calls in CUDA graphs of 20 calls, on the slowest PE, and many shapes of launches.
+//! Measures calls in CUDA graphs of 20 calls and many shapes of launches. Times are times of the
+//! slowest PE.
 
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use peerweave_types::{DType, ReduceOp, bf16};
 
 use crate::{Arguments, Outcome};
 
-/// Number of calls of a graph.
+/// Number of calls in a graph.
 pub(crate) const CALLS: usize = 20;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -29,7 +30,7 @@ pub(crate) fn given(rank: u32, index: usize) -> f32 {
 }
 
 impl<'a> Bench<'a> {
-    /// `alloc` allocates as many elements.
+    /// Creates the operands of a measurement. `alloc` allocates a number of elements.
     pub(crate) fn new(
         gpu: &'a Gpu,
         collectives: &'a Collectives,
@@ -123,7 +124,7 @@ pub(crate) fn sizes(arguments: &Arguments) -> Vec<usize> {
     all.filter(|bytes| (arguments.min_bytes..=arguments.max_bytes).contains(bytes)).collect()
 }
 
-/// Microseconds that the host spends in one call.
+/// Returns the microseconds that the host spends in one call.
 pub(crate) fn host_time(bench: &Bench<'_>, mut call: impl FnMut() -> Outcome) -> Result<f64> {
     const MANY: u32 = 200;
     bench.gpu.barrier("host time")?;
@@ -136,7 +137,7 @@ pub(crate) fn host_time(bench: &Bench<'_>, mut call: impl FnMut() -> Outcome) ->
     Ok(spent.as_secs_f64() * 1e6 / f64::from(MANY))
 }
 
-/// The best shape of each algorithm for each size.
+/// Measures many shapes and prints the best shapes of each algorithm for each size.
 pub(crate) fn sweep(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -> Outcome {
     let stream = gpu.stream()?;
     let mut bench = Bench::new(gpu, collectives, arguments.max_bytes, |len| Ok(DeviceMemory::zeroed(&stream, len)?))?;

@@ -1,5 +1,6 @@
-//! Our collectives beside NCCL's: plain, with windows, and with windows by copy engines. In graphs,
-//! alternated in one run; medians of the slowest PE.
+//! Compares the collectives of `peerweave-cuda` with NCCL's: without windows, with windows, and
+//! with windows by copy engines. Calls run in graphs, which alternate in one run. Results are
+//! medians over the times of the slowest PE.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::kinds::Operation;
 use crate::{Arguments, Outcome};
 use clap::ValueEnum;
 
-/// A contender of a cell and its times.
+/// One of the compared forms of a call, with its times.
 struct Contender {
     name: &'static str,
     graph: CudaGraph,
@@ -27,7 +28,7 @@ impl Contender {
     }
 }
 
-/// NCCL with its buffers in windows; `None` where it has none.
+/// NCCL's communicator with the buffers of the measurement in windows.
 struct Windowed {
     communicator: Communicator,
     _windows: Vec<Window<bf16>>,
@@ -55,7 +56,7 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
     let windows = windowed(&bench, Config::new())?;
     let engines = windowed(&bench, Config::new().cta_policy(CtaPolicy::Zero))?;
     let heap = gpu.alloc::<bf16>(arguments.max_bytes / 2)?;
-    // SAFETY: the heap's memory lives until it is freed below, when no graph uses it any more.
+    // SAFETY: the memory of the heap lives until it is freed below, when no graph uses it any more.
     let symmetric = unsafe { DeviceMemory::<bf16>::adopt(&context, heap.address()?, heap.len(), Box::new(|| ())) };
     if bench.is_first() {
         println!(
@@ -85,7 +86,8 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
             let by_engines = window(&engines).filter(|_| operation != Operation::Gather);
             let others = [("NCCL", Some(plain.clone())), ("windows", window(&windows)), ("engines", by_engines)];
             for (name, nccl) in others.into_iter().filter_map(|(name, nccl)| Some((name, nccl?))) {
-                // What NCCL sets up at the first call cannot be captured.
+                // NCCL's set-up at the first call cannot be captured, so this call precedes the
+                // capture.
                 let named = |error: &dyn std::fmt::Display| format!("{operation:?} {bytes}, {name}: {error}");
                 bench.theirs(operation, part, &nccl).map_err(|error| named(&error))?;
                 gpu.wait(&bench.stream).map_err(|error| named(&error))?;
@@ -116,7 +118,7 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
     Ok(plain.finalize(gpu.deadline())?)
 }
 
-/// Alternates the contenders; checks the results of ours before and after.
+/// Alternates the compared forms. Checks the results of Peerweave's forms before and after.
 fn measure(bench: &Bench<'_>, all: &mut [Contender], bytes: usize, rounds: usize, check: impl Fn(&str) -> Outcome) -> Outcome {
     for contender in all.iter() {
         bench.time(&contender.graph, 1).map_err(|error| format!("{bytes} bytes, {}: {error}", contender.name))?;
@@ -151,7 +153,7 @@ fn print_row(operation: Operation, bytes: usize, all: &mut [Contender]) {
     );
 }
 
-/// The host's time of an eager call.
+/// Returns the host's time of a call that is launched directly, without a graph.
 fn host_times(bench: &Bench<'_>, nccl: &Communicator) -> Outcome {
     const COUNT: usize = 512;
     let (send, mut recv) = (bench.send.slice(0..COUNT)?, bench.recv.slice(0..COUNT)?);

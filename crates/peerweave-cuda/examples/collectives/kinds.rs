@@ -1,5 +1,5 @@
-//! The operations that are compared: one call of each by this library and by NCCL, and what the
-//! result must be.
+//! The compared operations: one call of each operation by this library and by NCCL, and the
+//! expected result.
 
 use clap::ValueEnum;
 use peerweave_cuda::Message;
@@ -25,21 +25,21 @@ pub(crate) enum Operation {
 
 use Operation::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter, SendRecv};
 
-/// The root of operations that have one.
+/// Root of operations that have a root.
 const ROOT: Rank = Rank::new(0);
 
 impl Operation {
-    /// The operations in which each rank has a part: their size is that of all parts.
+    /// Operations in which each rank has a part. Their size is the size of all parts together.
     fn has_parts(self) -> bool {
         matches!(self, AllGather | AllToAll | ReduceScatter | Gather | Scatter)
     }
 
-    /// Elements of one message or part of a call of so many bytes.
+    /// Returns the number of elements of one message or part in a call of `bytes` bytes.
     pub(crate) fn part(self, bytes: usize, ranks: usize) -> usize {
         bytes / 2 / if self.has_parts() { ranks } else { 1 }
     }
 
-    /// Elements of the input and of the result, where a rank has them.
+    /// Returns the number of elements of the input and of the result, if a rank has them.
     fn lens(self, part: usize, ranks: usize) -> (usize, usize) {
         match self {
             AllGather | Gather => (part, part * ranks),
@@ -49,12 +49,12 @@ impl Operation {
         }
     }
 
-    /// Elements of this rank's result; 0 if it has none.
+    /// Returns the number of elements of this rank's result; 0 if it has no result.
     fn results(self, part: usize, ranks: usize, me: u32) -> usize {
         if matches!(self, Reduce | Gather) && me != ROOT.get() { 0 } else { self.lens(part, ranks).1 }
     }
 
-    /// What an element of the result is.
+    /// Returns the expected element of the result.
     fn expected(self, part: usize, ranks: usize, me: u32, index: usize) -> f32 {
         let (from, own) = ((index / part) as u32, me as usize * part + index % part);
         let sum = |index| (0..ranks as u32).map(|rank| given(rank, index)).sum();
@@ -69,21 +69,21 @@ impl Operation {
         }
     }
 
-    /// Whether there is a form for symmetric results.
+    /// Returns whether the operation has a form for symmetric results.
     pub(crate) fn has_symmetric(self) -> bool {
         matches!(self, AllReduce | AllGather | AllToAll | Broadcast)
     }
 }
 
 impl Bench<'_> {
-    /// One call of this library, with the result at `recv`.
+    /// Enqueues one call of this library, with the result at `recv`.
     pub(crate) fn ours(&self, operation: Operation, part: usize, recv: u64, is_symmetric: bool) -> Outcome {
         let (all, stream, send) = (self.collectives, &self.stream, self.send.address());
         let (count, bytes) = (part as u64, 2 * part as u64);
         let ranks = all.members().len() as u32;
         let (next, previous) = ((all.rank().get() + 1) % ranks, (all.rank().get() + ranks - 1) % ranks);
-        // SAFETY: both are live memory of this device until all graphs have run; the heap's is the
-        // same on all ranks.
+        // SAFETY: both are live memory of this device until all graphs have run; memory of the heap
+        // is at the same place on all ranks.
         unsafe {
             match (operation, is_symmetric) {
                 (AllReduce, true) => all.all_reduce_symmetric(stream, send, recv, count, DType::BF16, ReduceOp::Sum)?,
@@ -110,7 +110,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// One call of NCCL.
+    /// Enqueues one call of NCCL.
     pub(crate) fn theirs(&self, operation: Operation, part: usize, nccl: &Communicator) -> Outcome {
         use peerweave_nccl::ReduceOp::Sum;
         let (stream, ranks) = (&self.stream, self.collectives.members().len());

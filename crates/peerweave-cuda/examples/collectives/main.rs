@@ -23,45 +23,45 @@ mod moves;
 #[derive(Parser)]
 #[command(about = "Checks and measures collectives on GPUs; one process for each GPU")]
 struct Arguments {
-    /// What to do.
+    /// The part to run.
     #[arg(long, value_enum, default_value_t = Part::Check)]
     part: Part,
-    /// How long a wait lasts at most, in seconds.
+    /// Time limit of each wait, in seconds.
     #[arg(long, default_value_t = 10)]
     deadline: u64,
-    /// The largest message, in bytes.
+    /// Size of the largest message, in bytes.
     #[arg(long, default_value_t = 256 << 20)]
     max_bytes: usize,
-    /// The smallest message, in bytes.
+    /// Size of the smallest message, in bytes.
     #[arg(long, default_value_t = 1 << 10)]
     min_bytes: usize,
     /// Number of random calls.
     #[arg(long, default_value_t = 300)]
     calls: u64,
-    /// The most blocks of a kernel.
+    /// Maximum number of blocks of a kernel.
     #[arg(long, default_value_t = 256)]
     max_blocks: u32,
-    /// Bytes of a slot of a ring.
+    /// Size of a slot of a ring, in bytes.
     #[arg(long, default_value_t = 32 << 10)]
     slot_bytes: u64,
-    /// The operations that are compared; all by default.
+    /// Operations to compare; default: all.
     #[arg(long, value_enum, value_delimiter = ',')]
     operations: Vec<kinds::Operation>,
-    /// Measurements of each contender.
+    /// Number of measurements of each compared form.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Kernels begin after the one before them in the stream has ended.
+    /// Kernels begin after the previous kernel in the stream has ended.
     #[arg(long)]
     plain_start: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Part {
-    /// Results.
+    /// Checks results.
     Check,
-    /// Times beside NCCL's.
+    /// Compares times with NCCL's.
     Bench,
-    /// Times of many shapes.
+    /// Measures many shapes of launches.
     Sweep,
 }
 
@@ -84,7 +84,7 @@ fn run(arguments: &Arguments) -> Outcome {
     let mut options = CollectivesOptions::default();
     (options.max_blocks, options.slot_bytes) = (arguments.max_blocks, arguments.slot_bytes);
     options.programmatic = !arguments.plain_start;
-    // Results of calls whose memory is symmetric.
+    // Checks the results of calls with symmetric memory.
     let heap_bytes = options.heap_bytes() as usize + arguments.max_bytes + (16 << 20);
     let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(heap_bytes).deadline(Duration::from_secs(arguments.deadline)))?;
     let collectives = Collectives::world(&gpu, options)?;
@@ -93,7 +93,7 @@ fn run(arguments: &Arguments) -> Outcome {
         Part::Bench => compare::run(&gpu, &collectives, arguments)?,
         Part::Sweep => bench::sweep(&gpu, &collectives, arguments)?,
     }
-    // The driver lets go of what graphs kept on a thread of its own.
+    // The driver drops the resources of graphs on a separate thread.
     std::thread::sleep(Duration::from_millis(300));
     gpu.barrier("done")?;
     collectives.end()?;

@@ -1,4 +1,4 @@
-//! Results of the collectives that move bytes: random operations, lengths, alignments and roots,
+//! Checks results of collectives that move bytes: random operations, lengths, alignments and roots,
 //! without a wait between the calls of a round, and in graphs.
 
 use peerweave_cuda::{Collectives, Gpu, Message, Stream};
@@ -11,12 +11,12 @@ use crate::check::Random;
 
 const MARK: u8 = 0xa5;
 
-/// The byte of a rank at an index of its input.
+/// Returns the byte at `index` of a rank's input.
 fn byte(rank: usize, index: usize) -> u8 {
     (index.wrapping_mul(31) + (index >> 9) + rank * 89) as u8
 }
 
-/// One call: its number of an operation, length of a part, shifts of input and result, and root.
+/// One call: number of the operation, length of a part, shifts of input and result, and root.
 #[derive(Clone, Copy, Debug)]
 struct Given {
     operation: u64,
@@ -42,7 +42,7 @@ impl Mover<'_> {
         let messages: Vec<Message> = (0..ranks)
             .flat_map(|rank| {
                 let at = |operand: u64| operand + (rank * part) as u64;
-                // Lengths differ by pair: the receiver knows that of the sender.
+                // Each pair has its own length, which the receiver computes like the sender.
                 let len = |from: usize, to: usize| (bytes * (1 + (from + 2 * to) as u64 % 3)).div_ceil(3);
                 let other = Rank::new(rank as u32);
                 [
@@ -65,7 +65,7 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// What a result is, from its start.
+    /// Returns the expected bytes of a result.
     fn expected(&self, given: Given) -> Vec<u8> {
         let Given { operation, part, shift, root } = given;
         let (me, ranks) = (self.all.rank().get() as usize, self.all.members().len());
@@ -89,7 +89,8 @@ impl Mover<'_> {
         result
     }
 
-    /// Several calls without a wait between them, each with a result of its own; twice in a graph.
+    /// Makes several calls without a wait between them, each with a separate result; then twice in
+    /// a graph.
     fn round(&self, calls: &[Given], in_graph: bool) -> Outcome {
         let results: Vec<DeviceMemory<u8>> = calls
             .iter()
@@ -120,7 +121,7 @@ impl Mover<'_> {
     }
 }
 
-/// Rounds of random calls; returns the number of calls.
+/// Runs rounds of random calls. Returns the number of calls.
 pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, calls: u64) -> Result<u64, Box<dyn std::error::Error>> {
     const CALLS: u64 = 8;
     let ranks = collectives.members().len();

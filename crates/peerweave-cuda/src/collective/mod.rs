@@ -6,8 +6,8 @@
 //!  transfers.rs  messages, and the collectives that are made of them
 //! ```
 //!
-//! One path for a call: check, route, order behind the team's last stream, launch. Most calls
-//! enqueue one kernel.
+//! Every call takes the same path: check the operands, choose the route, wait for the team's last
+//! stream, launch. Most calls enqueue one kernel.
 
 pub(crate) mod route;
 mod staging;
@@ -33,20 +33,20 @@ pub(crate) use staging::Room;
 pub use route::Route;
 pub use transfers::Message;
 
-/// How the collectives of a team are set up: the same on all PEs.
+/// Options of a team's collectives. All PEs pass the same options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CollectivesOptions {
-    /// Bytes of one of the two banks through which small and medium messages travel. A call of `n`
-    /// bytes by `r` ranks needs `n * r` in one step, or `2 * n` in two; larger ones go through the
-    /// rings.
+    /// Size in bytes of each of the two banks through which small and medium messages are sent. A
+    /// call of `n` bytes by `r` ranks needs `n * r` bytes in one step, or `2 * n` bytes in two
+    /// steps; larger calls use the rings.
     pub bank_bytes: u64,
-    /// Bytes of a slot of a ring; each block has six. A multiple of 1024.
+    /// Size in bytes of a slot of a ring, a multiple of 1024. Each block has six slots.
     pub slot_bytes: u64,
-    /// The most blocks of a kernel: the budget of multiprocessors.
+    /// Maximum number of blocks of a kernel, and so of multiprocessors that it uses.
     pub max_blocks: u32,
-    /// Whether kernels of calls up to 1 MiB may begin before the one before them in the stream has
-    /// ended, where the device can (compute capability 9.0 and later).
+    /// Whether the kernel of a call up to 1 MiB may begin before the previous kernel in the stream
+    /// has ended, if the device supports that (compute capability 9.0 and later).
     pub programmatic: bool,
 }
 
@@ -59,7 +59,8 @@ impl Default for CollectivesOptions {
 }
 
 impl CollectivesOptions {
-    /// Bytes of symmetric heap that the collectives of one team take on every PE.
+    /// Returns the number of bytes that the collectives of one team allocate on every PE's
+    /// symmetric heap.
     pub fn heap_bytes(&self) -> u64 {
         staging::area_bytes(self)
     }
@@ -78,20 +79,20 @@ impl CollectivesOptions {
     }
 }
 
-/// The collectives of a team of GPUs whose memory is mapped: calls enqueue kernels. Operands have
-/// any length.
+/// The collectives of a team of GPUs whose memory is mapped. Calls enqueue kernels; operands may
+/// have any length.
 ///
 /// # Collective
 /// All ranks make the same calls in the same order, with the same count, type and reduction. The
 /// result has the same bits on every rank.
 ///
 /// # Streams
-/// Calls of one team run one after the other: a call on another stream than the last one waits on
-/// the device for that one. In a capture the caller orders streams itself. A graph and calls
-/// outside of it may alternate, in the same order on all ranks.
+/// Calls of one team run one after the other: a call on another stream than the last call waits for
+/// the last call, on the device. During a capture the caller must order the streams. A graph and
+/// calls outside of it may alternate, in the same order on all ranks.
 ///
 /// # Failures
-/// A kernel whose peer does not make the call ends at the deadline of the GPU.
+/// If a peer does not make the call, the kernel ends at the deadline of the GPU.
 /// [`Gpu::wait`](crate::Gpu::wait) then names the PE. After [`Gpu::recover`] call
 /// [`recover`](Self::recover).
 ///
@@ -120,16 +121,16 @@ pub struct Collectives {
     rank: Rank,
     staging: Staging,
     options: CollectivesOptions,
-    /// Those of all_reduce by algorithm, type, and whether the call is plain; once loaded.
+    /// Loaded kernels of all_reduce, by algorithm, type, and whether the call is plain.
     kernels: [[[OnceLock<LoadedKernel>; 2]; DType::ALL.len()]; Algorithm::ALL.len()],
-    /// Those of reduce_scatter by type and whether the call is plain.
+    /// Loaded kernels of reduce_scatter, by type and whether the call is plain.
     scatters: [[OnceLock<LoadedKernel>; 2]; DType::ALL.len()],
-    /// Those of all_gather and all_to_all, by whether parts are whole lines.
+    /// Loaded kernels of all_gather and all_to_all, by whether parts are whole lines.
     exchanges: [[OnceLock<LoadedKernel>; 2]; 2],
-    /// Those of messages by form, and whether all are whole lines.
+    /// Loaded kernels of messages, by form and whether all messages are whole lines.
     transfers: [[OnceLock<LoadedKernel>; 2]; 2],
     barriers: OnceLock<LoadedKernel>,
-    /// The stream of the last call.
+    /// Stream of the last call.
     last: Mutex<Option<Arc<CudaStream>>>,
 }
 
@@ -137,54 +138,56 @@ impl Collectives {
     /// Sets up the collectives of all PEs.
     ///
     /// # Collective
-    /// As [`new`](Self::new).
+    /// As for [`new`](Self::new).
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// As for [`new`](Self::new).
     pub fn world(gpu: &Gpu, options: CollectivesOptions) -> Result<Self, CudaError> {
         let members: Vec<Pe> = (0..gpu.n_pes()).map(Pe::new).collect();
         Self::new(gpu, &members, options)
     }
 
-    /// Sets up the collectives of this PE's team: `members` in the order of ranks, this PE among
-    /// them. Takes [`CollectivesOptions::heap_bytes`] of every PE's heap.
+    /// Sets up the collectives of this PE's team. `members` are its PEs in the order of ranks,
+    /// including this PE. Allocates [`CollectivesOptions::heap_bytes`] bytes of every PE's heap.
     ///
     /// # Collective
     /// All PEs of the GPU, each with the members of its own team, and the same options. A PE that
-    /// is in no team gives itself alone.
+    /// is in no team passes itself as the only member.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for options or members that cannot be, and for a member whose memory
-    /// is not mapped; those of [`Gpu::alloc`].
+    /// [`CudaError::Misuse`] for invalid options or members, and for a member whose memory is not
+    /// mapped; errors of [`Gpu::alloc`].
     pub fn new(gpu: &Gpu, members: &[Pe], options: CollectivesOptions) -> Result<Self, CudaError> {
         const CALL: &str = "Collectives::new";
         options.check(CALL)?;
         let rank = rank_of(CALL, gpu, members)?;
         let inner = &*gpu.0;
-        // The sentinel of a team is that of its first member: random, so that no data is like it.
+        // The team uses the sentinel of its first member, which is random, so that no data is equal
+        // to it.
         let made = inner.next_collectives();
         let mut blob = random()?.to_vec();
         blob.extend_from_slice(format!("{options:?}").as_bytes());
         let all = inner.rendezvous.exchange(&format!("peerweave-cuda/collectives/{made}"), &blob)?;
         if let Some(pe) = all.iter().position(|other| other.get(16..) != blob.get(16..)) {
             let found = String::from_utf8_lossy(all[pe].get(16..).unwrap_or_default()).into_owned();
-            return Err(misuse(CALL, "options", format!("{options:?}"), &format!("those of PE {pe}: {found}")));
+            return Err(misuse(CALL, "options", format!("{options:?}"), &format!("the options of PE {pe}: {found}")));
         }
         let first = &all[members[0].get() as usize];
         let word = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("eight bytes"));
         let room = Room { memory: Arc::new(gpu.alloc(options.heap_bytes() as usize)?), start: 0 };
         let made_here = Self::with(gpu, members, rank, options, [word(0), word(8)], room)?;
-        // Nobody writes into an area before it is filled.
+        // No PE writes into an area before all areas are filled.
         inner.rendezvous.barrier(&format!("peerweave-cuda/collectives/{made}/ready"))?;
         Ok(made_here)
     }
 
-    /// Sets up the collectives of a team in memory that all PEs have allocated before, so that its
-    /// members alone take part. Nothing is exchanged: `options` and `sentinel` are the same on all
-    /// members, and none makes a call before this has returned on all.
+    /// Sets up the collectives of a team in memory that all PEs have allocated before, so that only
+    /// members take part. Exchanges nothing: `options` and `sentinel` must be the same on all
+    /// members, and no member may call a collective before this function has returned on all
+    /// members.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// As for [`new`](Self::new).
     pub(crate) fn in_room(
         gpu: &Gpu,
         members: &[Pe],
@@ -221,21 +224,21 @@ impl Collectives {
         })
     }
 
-    /// This PE's rank.
+    /// Returns the rank of this PE.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// The members in the order of ranks.
+    /// Returns the members in the order of ranks.
     pub fn members(&self) -> &[Pe] {
         &self.members
     }
 
-    /// Loads the kernels for elements of a type, which the first call of each would do otherwise:
-    /// compiling takes some tenths of a second, for which kernels of other PEs would wait.
+    /// Loads the kernels for elements of a type. Otherwise the first call of each kernel loads it,
+    /// and kernels of other PEs wait some tenths of a second while it is compiled.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for a type that cannot be reduced; those of loading.
+    /// [`CudaError::Misuse`] for a type that cannot be reduced; errors of loading.
     pub fn load(&self, dtype: DType) -> Result<(), CudaError> {
         [false, true].into_iter().try_for_each(|is_plain| self.scatter_kernel(dtype, is_plain).map(drop))?;
         Algorithm::ALL
@@ -244,7 +247,7 @@ impl Collectives {
             .try_for_each(|(algorithm, is_plain)| self.kernel(algorithm, dtype, is_plain).map(drop))
     }
 
-    /// Enqueues the reduction of `count` elements of every rank, whose result every rank gets.
+    /// Enqueues the reduction of `count` elements of every rank. Every rank gets the result.
     ///
     /// `send` and `recv` are addresses of this device's memory, on the heap or not, aligned to the
     /// elements; `recv` is `send`, or does not overlap it. Inputs are combined in the order of
@@ -257,12 +260,12 @@ impl Collectives {
     /// Before anything is enqueued: [`CudaError::Misuse`] for a reduction that the type does not
     /// have, `PreMulSum` (which has a scalar: [`all_reduce_scaled`](Self::all_reduce_scaled)),
     /// addresses that are not aligned or overlap; [`CudaError::Failed`] after a kernel has failed;
-    /// those of the launch.
+    /// errors of the launch.
     ///
     /// # Safety
-    /// Both ranges are memory that this device can access, which stays allocated until the stream
-    /// has passed the call, or for as long as a graph that captures it lives. Nothing else writes
-    /// the input or accesses the result meanwhile.
+    /// Both ranges are memory that this device can access. They stay allocated until the stream has
+    /// passed the call, or while a graph that captured the call lives. Until then, nothing else
+    /// writes the input or accesses the result.
     pub unsafe fn all_reduce(
         &self,
         stream: &Arc<CudaStream>,
@@ -273,18 +276,19 @@ impl Collectives {
         op: ReduceOp,
     ) -> Result<(), CudaError> {
         let route = self.all_reduce_route(count, dtype);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.all_reduce_by(route, stream, send, recv, count, dtype, op) }
     }
 
-    /// As [`all_reduce`](Self::all_reduce), the sum of each rank's elements times its own scalar,
-    /// given by its bits as `dtype`, zero-extended. Each product is rounded to the type.
+    /// Like [`all_reduce`](Self::all_reduce), with the sum of products: each rank multiplies its
+    /// elements by its own scalar. `scalar` has the bits of a value of type `dtype`, zero-extended.
+    /// Each product is rounded to the type.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As for [`all_reduce`](Self::all_reduce).
     ///
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As for [`all_reduce`](Self::all_reduce).
     pub unsafe fn all_reduce_scaled(
         &self,
         stream: &Arc<CudaStream>,
@@ -296,21 +300,21 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let route = self.all_reduce_route(count, dtype);
         let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
     }
 
-    /// [`all_reduce`](Self::all_reduce) to symmetric memory: results of long calls are stored where
-    /// they belong.
+    /// Like [`all_reduce`](Self::all_reduce), with the result in symmetric memory. Results of long
+    /// calls are stored directly at their place.
     ///
     /// # Collective
-    /// As [`all_reduce`](Self::all_reduce), all by this function.
+    /// As for [`all_reduce`](Self::all_reduce); all ranks call this function.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce), and for a `recv` that is not on the heap.
+    /// As for [`all_reduce`](Self::all_reduce), and for a `recv` that is not on the heap.
     ///
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce); `recv` is the same place of the heap on all ranks.
+    /// As for [`all_reduce`](Self::all_reduce); `recv` is the same place of the heap on all ranks.
     pub unsafe fn all_reduce_symmetric(
         &self,
         stream: &Arc<CudaStream>,
@@ -322,27 +326,27 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         const CALL: &str = "all_reduce_symmetric";
         if op == ReduceOp::PreMulSum {
-            return Err(misuse(CALL, "op", op, "a reduction without a scalar: use all_reduce_scaled"));
+            return Err(misuse(CALL, "op", op, "a reduction without a scalar (use all_reduce_scaled)"));
         }
         self.check_symmetric(CALL, recv, count.checked_mul(dtype.size_bytes() as u64))?;
         let operands = Operands { send, recv, count, dtype, op, scalar: 0, is_symmetric: true };
         let route = self.all_reduce_route(count, dtype);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
     }
 
-    /// Enqueues the reduction of `count` elements of every rank, whose result the root gets. Other
-    /// ranks pass anything as `recv`.
+    /// Enqueues the reduction of `count` elements of every rank. The root gets the result; `recv`
+    /// of other ranks is not used.
     ///
     /// # Collective
     /// All ranks, with the same count, type, reduction and root.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce), and for a root that is no rank.
+    /// As for [`all_reduce`](Self::all_reduce), and for an invalid root.
     ///
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
-    #[expect(clippy::too_many_arguments, reason = "those of all_reduce and the root")]
+    /// As for [`all_reduce`](Self::all_reduce).
+    #[expect(clippy::too_many_arguments, reason = "the arguments of all_reduce and the root")]
     pub unsafe fn reduce(
         &self,
         stream: &Arc<CudaStream>,
@@ -355,21 +359,21 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         const CALL: &str = "reduce";
         if op == ReduceOp::PreMulSum {
-            return Err(misuse(CALL, "op", op, "a reduction without a scalar: use reduce_scaled"));
+            return Err(misuse(CALL, "op", op, "a reduction without a scalar (use reduce_scaled)"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.reduce_to(CALL, stream, send, recv, root, Operands::new(send, recv, count, dtype, op)) }
     }
 
-    /// As [`reduce`](Self::reduce), of elements times a scalar of each rank, as in
+    /// Like [`reduce`](Self::reduce), with the sum of products as in
     /// [`all_reduce_scaled`](Self::all_reduce_scaled).
     ///
     /// # Errors
-    /// As [`reduce`](Self::reduce).
+    /// As for [`reduce`](Self::reduce).
     ///
     /// # Safety
-    /// As [`reduce`](Self::reduce).
-    #[expect(clippy::too_many_arguments, reason = "those of all_reduce and the root")]
+    /// As for [`reduce`](Self::reduce).
+    #[expect(clippy::too_many_arguments, reason = "the arguments of all_reduce and the root")]
     pub unsafe fn reduce_scaled(
         &self,
         stream: &Arc<CudaStream>,
@@ -381,12 +385,12 @@ impl Collectives {
         root: Rank,
     ) -> Result<(), CudaError> {
         let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.reduce_to("reduce_scaled", stream, send, recv, root, operands) }
     }
 
     /// # Safety
-    /// As [`reduce`](Self::reduce).
+    /// As for [`reduce`](Self::reduce).
     unsafe fn reduce_to(
         &self,
         call: &'static str,
@@ -399,27 +403,27 @@ impl Collectives {
         let is_root = self.root(call, root)? == self.rank.get() as usize;
         let operands = Operands { recv: if is_root { recv } else { send }, ..operands };
         let route = self.all_reduce_route(operands.count, operands.dtype);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.reduce_by(call, route, stream, &operands, Results::Root(root.get())) }
     }
 
-    /// The route that [`all_reduce`](Self::all_reduce) takes.
+    /// Returns the route that [`all_reduce`](Self::all_reduce) takes.
     pub fn all_reduce_route(&self, count: u64, dtype: DType) -> Route {
         route::all_reduce(dtype, count, &self.staging.limits)
     }
 
-    /// As [`all_reduce`](Self::all_reduce), by a route of the caller's choice: for measurements.
+    /// Like [`all_reduce`](Self::all_reduce), by a route that the caller chooses, for measurements.
     ///
     /// # Collective
-    /// All ranks, with the same route besides.
+    /// As for [`all_reduce`](Self::all_reduce), and with the same route on all ranks.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce), and [`CudaError::Misuse`] for a route for which the
-    /// staging memory has no room.
+    /// As for [`all_reduce`](Self::all_reduce), and [`CudaError::Misuse`] if the staging memory has
+    /// no room for the route.
     ///
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
-    #[expect(clippy::too_many_arguments, reason = "those of all_reduce and the route")]
+    /// As for [`all_reduce`](Self::all_reduce).
+    #[expect(clippy::too_many_arguments, reason = "the arguments of all_reduce and the route")]
     pub unsafe fn all_reduce_by(
         &self,
         route: Route,
@@ -431,14 +435,14 @@ impl Collectives {
         op: ReduceOp,
     ) -> Result<(), CudaError> {
         if op == ReduceOp::PreMulSum {
-            return Err(misuse(CALL, "op", op, "a reduction without a scalar: use all_reduce_scaled"));
+            return Err(misuse(CALL, "op", op, "a reduction without a scalar (use all_reduce_scaled)"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.reduce_by(CALL, route, stream, &Operands::new(send, recv, count, dtype, op), Results::Every) }
     }
 
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As for [`all_reduce`](Self::all_reduce).
     unsafe fn reduce_by(
         &self,
         name: &'static str,
@@ -453,33 +457,35 @@ impl Collectives {
         let lines = (count * dtype.size_bytes() as u64).div_ceil(LINE_BYTES as u64);
         let fits = route::holds(route.algorithm, lines, limits);
         if !fits || route.blocks == 0 || route.blocks > limits.max_blocks || !route.threads.is_multiple_of(32) {
-            let expected = format!("one for {lines} lines that the staging memory has room for: {limits:?}");
+            let expected = format!("a route for {lines} lines that fits the staging memory: {limits:?}");
             return Err(misuse(name, "route", format!("{route:?}"), &expected));
         }
         if count == 0 {
             return Ok(());
         }
         let common = if route.algorithm == Algorithm::Chunked { &self.staging.rings } else { &self.staging.banks };
-        // Known to all ranks: they have the same count, and the result at the same place.
+        // All ranks compute the same value, because they have the same count and the result at the
+        // same place.
         let is_symmetric = is_symmetric && (recv | (count * dtype.size_bytes() as u64)).is_multiple_of(LINE_BYTES as u64);
         let (results, is_symmetric) = (results.code(), u32::from(is_symmetric));
         let call = Call { send, recv, count, scalar, op: op as u32, results, is_symmetric, ..*common };
         let kernel = self.kernel(route.algorithm, dtype, operands.are_plain())?;
-        // SAFETY: the caller's promise for the operands; the areas are those of this team.
+        // SAFETY: the caller guarantees the operands; the areas belong to this team.
         unsafe { self.enqueue(name, stream, kernel, route, call, count * dtype.size_bytes() as u64) }
     }
 
-    /// Enqueues the reduction of part `r` of all inputs, which rank `r` gets. A part has `count`
-    /// elements; `send` has one for each rank. `recv` may be this rank's part of `send`.
+    /// Enqueues a reduce-scatter: rank `r` gets the reduction of part `r` of all inputs. A part has
+    /// `count` elements; `send` has one part for each rank. `recv` may be this rank's part of
+    /// `send`.
     ///
     /// # Collective
     /// All ranks, with the same count, type and reduction.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As for [`all_reduce`](Self::all_reduce).
     ///
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As for [`all_reduce`](Self::all_reduce).
     pub unsafe fn reduce_scatter(
         &self,
         stream: &Arc<CudaStream>,
@@ -505,62 +511,62 @@ impl Collectives {
         let limits = &self.staging.limits;
         let common = Call { op: op as u32, stride: bytes, ..self.staging.banks };
         if !route::scatters_by_lines(bytes, limits) && bytes.is_multiple_of(LINE_BYTES as u64) {
-            // The ring's parts are those of this call. It writes this rank's part of a whole
-            // result.
+            // The ring has the same parts as this call. It writes this rank's part at its place in
+            // a whole result.
             let back = u64::from(self.rank.get()) * bytes;
             let (recv, results) = (recv.wrapping_sub(back), Results::OwnPart.code());
             let call = Call { send, recv, count: count * ranks, op: op as u32, results, ..self.staging.rings };
             let kernel = self.kernel(Algorithm::Chunked, dtype, is_plain)?;
             let route = route::all_reduce(dtype, count * ranks, limits);
             let route = Route { algorithm: Algorithm::Chunked, ..route };
-            // SAFETY: the caller's promise for the operands; the areas are those of this team.
+            // SAFETY: the caller guarantees the operands; the areas belong to this team.
             return unsafe { self.enqueue(CALL, stream, kernel, route, call, bytes * ranks) };
         }
-        // In pieces of a part that the banks hold for every rank.
+        // The call is made in pieces of parts for which the banks have room on every rank.
         let most = self.most_part_bytes() / size;
         let kernel = self.scatter_kernel(dtype, is_plain)?;
         for start in (0..count).step_by(most as usize) {
             let (at, count) = (start * size, most.min(count - start));
             let call = Call { send: send + at, recv: recv + at, count, ..common };
             let route = route::parts(count * size, limits);
-            // SAFETY: the caller's promise for the operands; the areas are those of this team.
+            // SAFETY: the caller guarantees the operands; the areas belong to this team.
             unsafe { self.enqueue(CALL, stream, kernel, route, call, count * size * ranks) }?;
         }
         Ok(())
     }
 
-    /// Enqueues the gathering of one part of every rank, `bytes` long, in the order of ranks on
-    /// every rank. `send` may be this rank's part of `recv`.
+    /// Enqueues an all-gather: every rank gets one part of `bytes` bytes of every rank, in the
+    /// order of ranks. `send` may be this rank's part of `recv`.
     ///
     /// # Collective
     /// All ranks, with the same length.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As for [`all_reduce`](Self::all_reduce).
     ///
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As for [`all_reduce`](Self::all_reduce).
     pub unsafe fn all_gather(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64) -> Result<(), CudaError> {
         const CALL: &str = "all_gather";
         let ranks = u64::from(self.staging.limits.ranks);
         let own = recv.checked_add(bytes.saturating_mul(u64::from(self.rank.get())));
         let operands = if own == Some(send) { [(recv, ranks), (recv, 0)] } else { [(send, 1), (recv, ranks)] };
         check_parts(CALL, operands, bytes, 1)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes, false) }
     }
 
-    /// [`all_gather`](Self::all_gather) to symmetric memory: long parts are stored where they
-    /// belong.
+    /// Like [`all_gather`](Self::all_gather), with the result in symmetric memory. Long parts are
+    /// stored directly at their place.
     ///
     /// # Collective
-    /// As [`all_gather`](Self::all_gather), all by this function.
+    /// As for [`all_gather`](Self::all_gather); all ranks call this function.
     ///
     /// # Errors
-    /// As [`all_gather`](Self::all_gather), and for a `recv` that is not on the heap.
+    /// As for [`all_gather`](Self::all_gather), and for a `recv` that is not on the heap.
     ///
     /// # Safety
-    /// As [`all_gather`](Self::all_gather); `recv` is the same place of the heap on all ranks.
+    /// As for [`all_gather`](Self::all_gather); `recv` is the same place of the heap on all ranks.
     pub unsafe fn all_gather_symmetric(
         &self,
         stream: &Arc<CudaStream>,
@@ -574,43 +580,43 @@ impl Collectives {
         let operands = if own == Some(send) { [(recv, ranks), (recv, 0)] } else { [(send, 1), (recv, ranks)] };
         check_parts(CALL, operands, bytes, 1)?;
         self.check_symmetric(CALL, recv, bytes.checked_mul(ranks))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes, true) }
     }
 
-    /// Enqueues the exchange of parts, `bytes` long: part `r` of `send` becomes this rank's part of
+    /// Enqueues an all-to-all: part `r` of `send`, `bytes` bytes long, becomes this rank's part of
     /// `recv` on rank `r`. `send` may be `recv`.
     ///
     /// # Collective
     /// All ranks, with the same length.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As for [`all_reduce`](Self::all_reduce).
     ///
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As for [`all_reduce`](Self::all_reduce).
     pub unsafe fn all_to_all(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64) -> Result<(), CudaError> {
         const CALL: &str = "all_to_all";
         let ranks = u64::from(self.staging.limits.ranks);
         // In place, a thread sends its lines of all parts before it writes them.
         let operands = if send == recv { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, ranks)] };
         check_parts(CALL, operands, bytes, 1)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes, false) }
     }
 
-    /// [`all_to_all`](Self::all_to_all) to symmetric memory: long parts are stored where they
-    /// belong.
+    /// Like [`all_to_all`](Self::all_to_all), with the result in symmetric memory. Long parts are
+    /// stored directly at their place.
     ///
     /// # Collective
-    /// As [`all_to_all`](Self::all_to_all), all by this function.
+    /// As for [`all_to_all`](Self::all_to_all); all ranks call this function.
     ///
     /// # Errors
-    /// As [`all_to_all`](Self::all_to_all), for a `recv` that is not on the heap, and for one that
-    /// is `send`.
+    /// As for [`all_to_all`](Self::all_to_all), and for a `recv` that is not on the heap or is
+    /// equal to `send`.
     ///
     /// # Safety
-    /// As [`all_to_all`](Self::all_to_all); `recv` is the same place of the heap on all ranks.
+    /// As for [`all_to_all`](Self::all_to_all); `recv` is the same place of the heap on all ranks.
     pub unsafe fn all_to_all_symmetric(
         &self,
         stream: &Arc<CudaStream>,
@@ -622,14 +628,14 @@ impl Collectives {
         let ranks = u64::from(self.staging.limits.ranks);
         check_parts(CALL, [(send, ranks), (recv, ranks)], bytes, 1)?;
         self.check_symmetric(CALL, recv, bytes.checked_mul(ranks))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes, true) }
     }
 
     /// # Safety
-    /// As [`all_gather`](Self::all_gather) or [`all_to_all`](Self::all_to_all), or their forms for
-    /// symmetric memory.
-    #[expect(clippy::too_many_arguments, reason = "those of a call, its kind, and the memory")]
+    /// As for [`all_gather`](Self::all_gather) or [`all_to_all`](Self::all_to_all), or their forms
+    /// for symmetric memory.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a call, its kind, and the memory")]
     unsafe fn exchange(
         &self,
         name: &'static str,
@@ -647,8 +653,8 @@ impl Collectives {
                 Exchange::AllToAll => (KernelOp::AllToAll, bytes),
             };
             let sent = |rank: u64| send + rank * stride;
-            // SAFETY: the caller's promise. In place a block sends its chunk of a part before it
-            // writes what it received.
+            // SAFETY: the caller guarantees it. In place, a block sends its chunk of a part before
+            // it writes the chunk that it received.
             return unsafe { self.exchange_messages(name, operation, stream, sent, recv, bytes, is_symmetric) };
         }
         if bytes == 0 {
@@ -658,17 +664,17 @@ impl Collectives {
         let slot = &self.exchanges[exchange as usize][usize::from(is_whole)];
         let kernel = self.loaded(slot, name, || exchange::kernel(exchange, limits.ranks, is_whole))?;
         let call = Call { send, recv, count: bytes, ..self.staging.banks };
-        // SAFETY: the caller's promise for the operands; the areas are those of this team.
+        // SAFETY: the caller guarantees the operands; the areas belong to this team.
         unsafe { self.enqueue(name, stream, kernel, route::parts(bytes, limits), call, bytes * u64::from(limits.ranks)) }
     }
 
-    /// Length of the longest parts that the banks hold for every rank.
+    /// Returns the maximum length of a part for which the banks have room, in bytes.
     pub(crate) fn most_part_bytes(&self) -> u64 {
         let limits = &self.staging.limits;
         limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64
     }
 
-    /// The kernel of all_reduce for an algorithm and a type.
+    /// Returns the kernel of all_reduce for an algorithm and a type.
     fn kernel(&self, algorithm: Algorithm, dtype: DType, is_plain: bool) -> Result<&LoadedKernel, CudaError> {
         let slot = &self.kernels[algorithm as usize][dtype as usize][usize::from(is_plain)];
         self.loaded(slot, CALL, || all_reduce::kernel(algorithm, dtype, self.staging.limits.ranks, is_plain))
@@ -679,7 +685,7 @@ impl Collectives {
         self.loaded(slot, "reduce_scatter", || reduce_scatter::kernel(dtype, self.staging.limits.ranks, is_plain))
     }
 
-    /// A kernel, loaded once.
+    /// Returns a kernel, and loads it at the first call.
     fn loaded<'a, A: KernelArgs + 'static>(
         &self,
         slot: &'a OnceLock<LoadedKernel>,
@@ -695,7 +701,7 @@ impl Collectives {
     }
 
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce), for the operands of the call.
+    /// As for [`all_reduce`](Self::all_reduce), for the operands of the call.
     unsafe fn enqueue(
         &self,
         name: &'static str,
@@ -705,14 +711,14 @@ impl Collectives {
         call: Call,
         bytes: u64,
     ) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.enqueue_with(name, stream, kernel, route, &call, None, bytes) }
     }
 
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce), for the operands of the call; the kernel takes the
+    /// As for [`all_reduce`](Self::all_reduce), for the operands of the call; the kernel takes the
     /// call, and the messages if there are any.
-    #[expect(clippy::too_many_arguments, reason = "what a launch consists of")]
+    #[expect(clippy::too_many_arguments, reason = "the parts of a launch")]
     unsafe fn enqueue_with(
         &self,
         name: &'static str,
@@ -728,7 +734,8 @@ impl Collectives {
             return Err(CudaError::Failed { call: name, failure: failure.clone() });
         }
         let capturing = is_capturing(stream)?;
-        // Held until the launch: two threads must not pass each other between order and launch.
+        // The lock is held until the launch, so that two threads order and launch their calls in
+        // the same order.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = last.as_ref().is_some_and(|last| last.cu_stream() == stream.cu_stream());
         let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
@@ -758,7 +765,8 @@ impl Collectives {
             None => arguments,
         };
         // SAFETY: the kernel takes the context and a call; the areas are live memory of every
-        // member, noted on the stream or kept by the graph; the caller answers for the operands.
+        // member, recorded with the stream or kept by the graph; the caller guarantees the
+        // operands.
         unsafe { kernel.launch_into(stream, &config, &arguments, capturing.then_some(keep)) }?;
         Ok(())
     }
@@ -769,7 +777,7 @@ impl Collectives {
     /// All PEs of the GPU. No kernel of this GPU may run.
     ///
     /// # Errors
-    /// [`CudaError::Bootstrap`] names a PE that does not arrive; what the driver says.
+    /// [`CudaError::Bootstrap`] names a PE that does not arrive; errors of the driver.
     pub fn recover(&self) -> Result<(), CudaError> {
         let inner = &*self.gpu.0;
         let made = inner.next_collectives();
@@ -779,14 +787,14 @@ impl Collectives {
         Ok(barrier("ready")?)
     }
 
-    /// Ends the collectives and gives their memory back, once the streams of this PE have passed
-    /// the work that uses it.
+    /// Ends the collectives and frees their memory when the streams of this PE have passed the work
+    /// that uses it.
     ///
     /// # Collective
     /// All PEs of the GPU.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] while a graph uses them; those of the heap.
+    /// [`CudaError::Misuse`] while a graph uses the collectives; errors of the heap.
     pub fn end(self) -> Result<(), CudaError> {
         let Self { gpu, staging, .. } = self;
         staging.free(&gpu)
@@ -795,7 +803,7 @@ impl Collectives {
 
 const CALL: &str = "all_reduce";
 
-/// The operands of a call.
+/// Operands of a call.
 #[derive(Clone, Copy)]
 struct Operands {
     send: u64,
@@ -804,7 +812,7 @@ struct Operands {
     dtype: DType,
     op: ReduceOp,
     scalar: u64,
-    /// The result is at the same place of the heap on all ranks.
+    /// Whether the result is at the same place of the heap on all ranks.
     is_symmetric: bool,
 }
 
@@ -813,7 +821,7 @@ impl Operands {
         Self { send, recv, count, dtype, op, scalar: 0, is_symmetric: false }
     }
 
-    /// Whether the kernels for sums of whole lines serve the call.
+    /// Returns whether the kernels for sums of whole lines can run the call.
     fn are_plain(&self) -> bool {
         let bytes = self.count * self.dtype.size_bytes() as u64;
         self.op == ReduceOp::Sum && (self.send | self.recv | bytes).is_multiple_of(LINE_BYTES as u64)
@@ -833,7 +841,7 @@ impl Operands {
         let bytes =
             count.checked_mul(size).filter(|bytes| send.checked_add(*bytes).is_some() && recv.checked_add(*bytes).is_some());
         let Some(bytes) = bytes else {
-            return Err(misuse(call, "count", count, "a number of elements that fits the address space"));
+            return Err(misuse(call, "count", count, "a number of elements that fits in the address space"));
         };
         if send != recv && send < recv + bytes && recv < send + bytes {
             let value = format!("{recv:#x}, which overlaps send at {send:#x}");
@@ -843,12 +851,12 @@ impl Operands {
     }
 }
 
-/// Checks operands of parts of `count` elements of `size` bytes: the address and the number of
-/// parts of each. Returns the length of a part in bytes.
+/// Checks operands, each given by its address and its number of parts. A part has `count` elements
+/// of `size` bytes. Returns the length of a part in bytes.
 fn check_parts(call: &'static str, operands: [(u64, u64); 2], count: u64, size: u64) -> Result<u64, CudaError> {
     let end = |(at, parts): (u64, u64)| count.checked_mul(size)?.checked_mul(parts).and_then(|bytes| at.checked_add(bytes));
     let [Some(first), Some(second)] = operands.map(end) else {
-        return Err(misuse(call, "the length", count, "one that fits the address space"));
+        return Err(misuse(call, "the length", count, "a length that fits in the address space"));
     };
     for (what, (at, _)) in ["send", "recv"].into_iter().zip(operands) {
         if !at.is_multiple_of(size) || (at == 0 && count > 0) {
@@ -863,7 +871,7 @@ fn check_parts(call: &'static str, operands: [(u64, u64); 2], count: u64, size: 
     Ok(count * size)
 }
 
-/// 16 random bytes.
+/// Returns 16 random bytes.
 pub(crate) fn random() -> Result<[u8; 16], CudaError> {
     let hex = peerweave_bootstrap::Token::random()?.to_hex();
     let mut bytes = [0; 16];

@@ -1,8 +1,8 @@
 //! The memory of a team's collectives: staging areas on the symmetric heap, and counters of this
 //! device.
 //!
-//! An area has two banks of lines and the channels of pairs of ranks, which begin as the sentinel,
-//! then flags and rings, which begin as zeros.
+//! An area has two banks of lines and the channels of pairs of ranks, which initially hold the
+//! sentinel, then flags and rings, which are initially zero.
 
 use std::sync::Arc;
 
@@ -21,48 +21,50 @@ use crate::memory::{Local, Symmetric};
 #[derive(Clone)]
 pub(crate) struct Room {
     pub(crate) memory: Arc<Symmetric<u8>>,
-    /// Where the area starts, in bytes from the start of the allocation: a multiple of 256.
+    /// Offset of the area in the allocation, in bytes: a multiple of 256.
     pub(crate) start: usize,
 }
 
 /// The staging memory of one team.
 pub(super) struct Staging {
     room: Room,
-    /// The count of launches, one word for each block of the rings, then those of channels and of
-    /// the rings of messages.
+    /// Counter of launches, one counter for each block that uses rings, then the counters of
+    /// channels and of the rings of messages.
     counters: Local<u64>,
-    /// What is the same in all calls that use banks.
+    /// Argument of kernels that use banks, with the values that are the same in all calls.
     pub(super) banks: Call,
-    /// What is the same in all calls that use rings.
+    /// Argument of kernels that use rings, with the values that are the same in all calls.
     pub(super) rings: Call,
-    /// What is the same in all launches of messages, by lines and through rings.
+    /// Arguments of kernels for messages, by lines and through rings, with the values that are the
+    /// same in all launches.
     pub(super) channels: Call,
     pub(super) transfer_rings: Call,
     pub(super) limits: Limits,
     bytes: usize,
 }
 
-/// Bytes of flags and rings start at a multiple of it.
+/// The offset of flags and rings is a multiple of this number of bytes.
 const ALIGNMENT: u64 = 256;
 
-/// Bytes of an area.
+/// Returns the size of an area in bytes.
 pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
     let Offsets { end, .. } = Offsets::new(options);
     end
 }
 
-/// Bytes of the longest message by lines: the channels of all ranks take half a bank.
+/// Returns the maximum length in bytes of a message by lines. The channels of all ranks together
+/// take half a bank.
 fn channel_bytes(options: &CollectivesOptions) -> u64 {
     (options.bank_bytes / 32).next_multiple_of(128)
 }
 
-/// Bytes of a slot of the rings of messages: they have half as many blocks that push as those of
-/// reductions.
+/// Returns the size in bytes of a slot in the rings of messages. These rings have half as many
+/// pushing blocks as the rings of reductions, so slots are larger.
 fn transfer_slot_bytes(options: &CollectivesOptions) -> u64 {
     2 * options.slot_bytes
 }
 
-/// Where the parts of an area begin, the same for any number of ranks.
+/// Offsets of the parts of an area, the same for any number of ranks.
 struct Offsets {
     channels: u64,
     rings: u64,
@@ -82,8 +84,8 @@ impl Offsets {
 }
 
 impl Staging {
-    /// Fills the memory of a team of `members`, which this PE is in. Every member has its room at
-    /// the same place, of [`area_bytes`].
+    /// Creates and fills the memory of a team of `members`, which include this PE. Every member's
+    /// room is at the same place and has [`area_bytes`] bytes.
     pub(super) fn new(
         gpu: &Gpu,
         members: &[Pe],
@@ -136,10 +138,10 @@ impl Staging {
         Ok(staging)
     }
 
-    /// Puts the sentinel into all lines and zeros into everything else, and waits for it. No kernel
-    /// of the team may run on any PE.
+    /// Writes the sentinel into all lines and zeros into everything else, and waits for completion.
+    /// No kernel of the team may run on any PE.
     pub(super) fn fill(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        /// Bytes that are copied at a time.
+        /// Number of bytes of one copy.
         const PIECE: usize = 4 << 20;
         let stream = &gpu.0.stream;
         self.room.memory.zero_range(stream, self.room.start..self.room.start + self.bytes)?;
@@ -157,39 +159,39 @@ impl Staging {
         gpu.wait(stream)
     }
 
-    /// Notes that work which uses the memory is about to be enqueued.
+    /// Records that work that uses the memory is about to be enqueued.
     pub(super) fn note(&self, stream: &Arc<CudaStream>) {
         self.room.memory.note(stream);
         self.counters.note(stream);
     }
 
-    /// What a graph keeps.
+    /// Returns the owners that a graph must keep alive.
     pub(super) fn keep(&self) -> impl Iterator<Item = Keep> {
         self.room.memory.keep().into_iter().chain(self.counters.keep())
     }
 
-    /// Gives the symmetric memory back, unless it belongs to others too. Collective.
+    /// Frees the symmetric memory, unless other teams share it. Collective.
     pub(super) fn free(self, gpu: &Gpu) -> Result<(), CudaError> {
         Arc::into_inner(self.room.memory).map_or(Ok(()), |memory| gpu.free(memory))
     }
 }
 
-/// What is the same in all calls that use a part of the areas, so far behind the banks, and the
-/// counters from an index on.
+/// Returns the argument of kernels that use the part of the areas at `offset` behind the banks, and
+/// the counters from index `counter`.
 fn part_of(banks: &Call, offset: u64, counter: usize, bank_bytes: u64) -> Call {
     let areas = banks.areas.map(|area| area + offset);
     Call { areas, counter: banks.counter + 8 * counter as u64, bank_bytes, ..*banks }
 }
 
-/// The rank of a PE among the members of its team; an error where it is in no team, or the team is
-/// none that kernels serve.
+/// Returns the rank of this PE among `members`. Fails if the list does not contain this PE,
+/// contains a PE twice, or has a length that the kernels do not support.
 pub(super) fn rank_of(call: &'static str, gpu: &Gpu, members: &[Pe]) -> Result<Rank, CudaError> {
     if members.is_empty() || members.len() > MAX_RANKS {
         return Err(misuse(call, "members", format!("{} PEs", members.len()), &format!("1 to {MAX_RANKS} PEs")));
     }
     let twice = members.iter().enumerate().find(|(at, pe)| members[..*at].contains(pe));
     if let Some((_, pe)) = twice {
-        return Err(misuse(call, "members", format!("a list with {pe} twice"), "each PE once"));
+        return Err(misuse(call, "members", format!("a list with {pe} twice"), "a list with each PE at most once"));
     }
     let rank = members.iter().position(|pe| *pe == gpu.pe());
     let rank = rank.ok_or_else(|| misuse(call, "members", format!("a list without {}", gpu.pe()), "a list with this PE"))?;

@@ -1,5 +1,6 @@
-//! Messages between pairs of ranks, and the collectives that are made of them: broadcast, gather,
-//! scatter, send and receive, and all_gather and all_to_all of parts that no bank holds.
+//! Messages between pairs of ranks, and the collectives that consist of messages: broadcast,
+//! gather, scatter, send and receive, and all_gather and all_to_all of parts that are too long for
+//! a bank.
 
 use std::sync::Arc;
 
@@ -15,36 +16,36 @@ use crate::error::{CudaError, misuse};
 /// A message between this rank and another, or this rank itself; see [`Collectives::messages`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// To a rank.
+    /// A message to a rank.
     Send {
-        /// The receiver.
+        /// Rank that receives the message.
         to: Rank,
         /// Address of the message.
         at: u64,
-        /// Its length in bytes.
+        /// Length of the message in bytes.
         bytes: u64,
     },
-    /// From a rank.
+    /// A message from a rank.
     Receive {
-        /// The sender.
+        /// Rank that sends the message.
         from: Rank,
         /// Address of the result.
         at: u64,
-        /// Its length in bytes: that of the message.
+        /// Length of the message in bytes.
         bytes: u64,
     },
 }
 
-/// The messages of one launch: at most one to each rank, and one from each.
+/// The messages of one launch: at most one message to each rank and one message from each rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wave {
     transfers: Transfers,
-    /// A result overwrites a message.
+    /// Whether a result overwrites a message.
     in_place: bool,
 }
 
 impl Collectives {
-    /// How far a rank is behind this one.
+    /// Returns the number of places by which a rank is behind this rank.
     fn behind(&self, rank: usize) -> usize {
         let ranks = self.members.len();
         (rank + ranks - self.rank.get() as usize) % ranks
@@ -62,8 +63,8 @@ impl Collectives {
         (peer.recv, peer.recv_bytes) = (at, bytes);
     }
 
-    /// Lets the message to a rank, and that from it, go straight into the results: `at` is where
-    /// this rank's message belongs in memory that is symmetric.
+    /// Makes the message to a rank and the message from it be stored directly in the results. `at`
+    /// is the place of this rank's message in symmetric memory.
     pub(super) fn add_symmetric(&self, wave: &mut Wave, rank: usize, at: u64) {
         let k = self.behind(rank);
         let areas = &self.staging.banks.areas;
@@ -72,7 +73,8 @@ impl Collectives {
         wave.transfers.peers[0].is_direct = 1;
     }
 
-    /// Enqueues the messages of a wave: those that fit into a channel by lines, then the others.
+    /// Enqueues the messages of a wave: messages that fit into a channel by lines, then longer
+    /// messages through rings.
     ///
     /// # Safety
     /// The ranges are memory that this device can access until the stream has passed the call.
@@ -88,7 +90,7 @@ impl Collectives {
             let mut transfers = wave.transfers;
             let (mut most, mut sum, mut addresses) = (0, 0, 0);
             for (k, peer) in transfers.peers.iter_mut().enumerate() {
-                // Both ranks of a message choose by its length.
+                // Sender and receiver both choose the form by the length of the message.
                 let is_here = |bytes: u64| bytes > 0 && (route::by_lines(bytes, limits) == (form == Form::Lines));
                 if !is_here(peer.send_bytes) {
                     peer.send_bytes = 0;
@@ -121,31 +123,32 @@ impl Collectives {
             let call = Call { op: operation as u32, is_combined: u32::from(is_combined), ..*common };
             let slot = &self.transfers[form as usize][usize::from(is_whole)];
             let kernel = self.loaded(slot, name, || transfer::kernel(form, limits.ranks, is_whole))?;
-            // SAFETY: the caller's promise; the areas are those of this team.
+            // SAFETY: the caller guarantees the ranges; the areas belong to this team.
             unsafe { self.enqueue_with(name, stream, kernel, route, &call, Some(&transfers), sum) }?;
         }
         Ok(())
     }
 
-    /// Enqueues messages: those of this rank to others, and those of others to this rank. A rank
+    /// Enqueues messages from this rank to other ranks, and from other ranks to this rank. A rank
     /// may send to itself.
     ///
-    /// Messages between two ranks arrive in the order in which they are enqueued; several to the
-    /// same rank, or from it, are enqueued one after the other. A call may wait on the device until
-    /// all the ranks that it names have begun the calls of its messages, and those before.
+    /// Messages between two ranks arrive in the order in which they are enqueued. Several messages
+    /// to or from the same rank run one after the other. A call may wait on the device until all
+    /// ranks that it names have begun their calls for these messages and for earlier ones.
     ///
     /// # Collective
-    /// The ranks that have messages: the receiver of each makes a call with the same length.
+    /// The ranks that have messages. For each message, sender and receiver make a call with the
+    /// same length.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] for a rank that is none, an address of 0,
-    /// a message of this rank to itself without its counterpart; [`CudaError::Failed`] after a
-    /// kernel has failed; those of the launch.
+    /// Before anything is enqueued: [`CudaError::Misuse`] for an invalid rank, an address of 0, or
+    /// a message of this rank to itself without both send and receive; [`CudaError::Failed`] after
+    /// a kernel has failed; errors of the launch.
     ///
     /// # Safety
-    /// All ranges are memory that this device can access, which stays allocated until the stream
-    /// has passed the call, or for as long as a graph that captures it lives. Nothing else writes
-    /// messages or accesses results meanwhile, and results overlap nothing.
+    /// All ranges are memory that this device can access. They stay allocated until the stream has
+    /// passed the call, or while a graph that captured the call lives. Until then, nothing else
+    /// writes messages or accesses results, and results overlap no other range.
     pub unsafe fn messages(&self, stream: &Arc<CudaStream>, messages: &[Message]) -> Result<(), CudaError> {
         const CALL: &str = "messages";
         let ranks = self.members.len();
@@ -191,50 +194,50 @@ impl Collectives {
                 }
                 *done = true;
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { self.enqueue_wave(CALL, KernelOp::SendRecv, stream, &wave) }?;
         }
         Ok(())
     }
 
-    /// Enqueues a message of `bytes` bytes at `at` to a rank, which calls
-    /// [`receive`](Self::receive). The stream may wait until the receiver has begun the call
-    /// before, or for long messages until it receives this one.
+    /// Enqueues a message of `bytes` bytes at `at` to a rank, which must call
+    /// [`receive`](Self::receive). The stream may wait until the receiver has begun its previous
+    /// receive or, for a long message, until it receives this message.
     ///
     /// # Errors
-    /// As [`messages`](Self::messages).
+    /// As for [`messages`](Self::messages).
     ///
     /// # Safety
-    /// As [`messages`](Self::messages).
+    /// As for [`messages`](Self::messages).
     pub unsafe fn send(&self, stream: &Arc<CudaStream>, at: u64, bytes: u64, to: Rank) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.messages(stream, &[Message::Send { to, at, bytes }]) }
     }
 
-    /// Enqueues the receipt of a message of `bytes` bytes from a rank, which calls
+    /// Enqueues the receipt of a message of `bytes` bytes from a rank, which must call
     /// [`send`](Self::send).
     ///
     /// # Errors
-    /// As [`messages`](Self::messages).
+    /// As for [`messages`](Self::messages).
     ///
     /// # Safety
-    /// As [`messages`](Self::messages).
+    /// As for [`messages`](Self::messages).
     pub unsafe fn receive(&self, stream: &Arc<CudaStream>, at: u64, bytes: u64, from: Rank) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.messages(stream, &[Message::Receive { from, at, bytes }]) }
     }
 
-    /// Enqueues the copy of `bytes` bytes of the root's `send` to `recv` of every rank. On the root
-    /// `recv` may be `send`; other ranks pass anything as `send`.
+    /// Enqueues the copy of `bytes` bytes of the root's `send` to `recv` of every rank. On the
+    /// root, `recv` may be `send`; `send` of other ranks is not used.
     ///
     /// # Collective
     /// All ranks, with the same length and root.
     ///
     /// # Errors
-    /// As [`messages`](Self::messages), for operands that overlap besides.
+    /// As for [`messages`](Self::messages), and for operands that overlap.
     ///
     /// # Safety
-    /// As [`messages`](Self::messages).
+    /// As for [`messages`](Self::messages).
     pub unsafe fn broadcast(
         &self,
         stream: &Arc<CudaStream>,
@@ -243,18 +246,18 @@ impl Collectives {
         bytes: u64,
         root: Rank,
     ) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.broadcast_to(stream, send, recv, bytes, root, false) }
     }
 
-    /// [`broadcast`](Self::broadcast) to symmetric memory: the root stores long messages where they
-    /// belong.
+    /// Like [`broadcast`](Self::broadcast), with the result in symmetric memory. The root stores
+    /// long messages directly at their place.
     ///
     /// # Errors
-    /// As [`broadcast`](Self::broadcast), and for a `recv` that is not on the heap.
+    /// As for [`broadcast`](Self::broadcast), and for a `recv` that is not on the heap.
     ///
     /// # Safety
-    /// As [`broadcast`](Self::broadcast); `recv` is the same place of the heap on all ranks.
+    /// As for [`broadcast`](Self::broadcast); `recv` is the same place of the heap on all ranks.
     pub unsafe fn broadcast_symmetric(
         &self,
         stream: &Arc<CudaStream>,
@@ -264,12 +267,12 @@ impl Collectives {
         root: Rank,
     ) -> Result<(), CudaError> {
         self.check_symmetric("broadcast_symmetric", recv, Some(bytes))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.broadcast_to(stream, send, recv, bytes, root, true) }
     }
 
     /// # Safety
-    /// As [`broadcast`](Self::broadcast) or [`broadcast_symmetric`](Self::broadcast_symmetric).
+    /// As for [`broadcast`](Self::broadcast) or [`broadcast_symmetric`](Self::broadcast_symmetric).
     unsafe fn broadcast_to(
         &self,
         stream: &Arc<CudaStream>,
@@ -301,10 +304,10 @@ impl Collectives {
             if is_direct {
                 others().for_each(|rank| self.add_symmetric(&mut wave, rank, recv));
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             return unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) };
         }
-        // Every rank gets one part from the root, and passes it on.
+        // Every rank gets one part from the root and passes it on to the other ranks.
         let part = (bytes / ranks as u64).next_multiple_of(LINE_BYTES as u64);
         let start = |rank: usize| (rank as u64 * part).min(bytes);
         let len = |rank: usize| start(rank + 1) - start(rank);
@@ -321,7 +324,7 @@ impl Collectives {
                 self.add_symmetric(&mut wave, root, recv);
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) }?;
         let mut wave = Wave::default();
         for rank in others() {
@@ -335,22 +338,22 @@ impl Collectives {
                 self.add_symmetric(&mut wave, rank, recv + start(me));
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) }
     }
 
-    /// Enqueues the gathering of one part of every rank, `bytes` long, in the order of ranks in the
-    /// root's `recv`. The root's `send` may be its part of `recv`; other ranks pass anything as
-    /// `recv`.
+    /// Enqueues a gather: the root's `recv` gets one part of `bytes` bytes of every rank, in the
+    /// order of ranks. The root's `send` may be its part of `recv`; `recv` of other ranks is not
+    /// used.
     ///
     /// # Collective
     /// All ranks, with the same length and root.
     ///
     /// # Errors
-    /// As [`broadcast`](Self::broadcast).
+    /// As for [`broadcast`](Self::broadcast).
     ///
     /// # Safety
-    /// As [`messages`](Self::messages).
+    /// As for [`messages`](Self::messages).
     pub unsafe fn gather(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64, root: Rank) -> Result<(), CudaError> {
         const CALL: &str = "gather";
         let (ranks, me, root) = (self.members.len(), self.rank.get() as usize, self.root(CALL, root)?);
@@ -369,21 +372,22 @@ impl Collectives {
             check_parts(CALL, [(send, 1), (send, 0)], bytes, 1)?;
             self.add_send(&mut wave, root, send, bytes);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.enqueue_wave(CALL, KernelOp::Gather, stream, &wave) }
     }
 
-    /// Enqueues the distribution of the root's `send`: part `r`, `bytes` long, to `recv` of rank
-    /// `r`. The root's `recv` may be its part of `send`; other ranks pass anything as `send`.
+    /// Enqueues a scatter: `recv` of rank `r` gets part `r` of the root's `send`. A part has
+    /// `bytes` bytes. The root's `recv` may be its part of `send`; `send` of other ranks is not
+    /// used.
     ///
     /// # Collective
     /// All ranks, with the same length and root.
     ///
     /// # Errors
-    /// As [`broadcast`](Self::broadcast).
+    /// As for [`broadcast`](Self::broadcast).
     ///
     /// # Safety
-    /// As [`messages`](Self::messages).
+    /// As for [`messages`](Self::messages).
     pub unsafe fn scatter(
         &self,
         stream: &Arc<CudaStream>,
@@ -409,18 +413,18 @@ impl Collectives {
             check_parts(CALL, [(recv, 1), (recv, 0)], bytes, 1)?;
             self.add_receive(&mut wave, root, recv, bytes);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.enqueue_wave(CALL, KernelOp::Scatter, stream, &wave) }
     }
 
-    /// Enqueues a barrier: the stream goes on when the streams of all ranks have reached it. What
-    /// they did before is visible to what follows.
+    /// Enqueues a barrier: the stream continues when the streams of all ranks have reached the
+    /// barrier. Later work sees the accesses that any rank's stream made before the barrier.
     ///
     /// # Collective
     /// All ranks.
     ///
     /// # Errors
-    /// [`CudaError::Failed`] after a kernel has failed; those of the launch.
+    /// [`CudaError::Failed`] after a kernel has failed; errors of the launch.
     pub fn barrier(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         const CALL: &str = "barrier";
         let limits = &self.staging.limits;
@@ -428,15 +432,15 @@ impl Collectives {
         let banks = &self.staging.banks;
         let call = Call { send: banks.areas[0], recv: banks.areas[0], ..*banks };
         let route = Route::new(peerweave_collectives::Algorithm::OneShot, 1, 32);
-        // SAFETY: the areas are those of this team; there are no operands.
+        // SAFETY: the areas belong to this team; there are no operands.
         unsafe { self.enqueue_with(CALL, stream, kernel, route, &call, None, 0) }
     }
 
-    /// Parts that are exchanged as messages: this rank's part for a rank is at `sent(rank)`. The
-    /// part from rank `r` becomes part `r` of `recv`; with `is_symmetric` it is stored there.
+    /// Exchanges parts as messages. This rank's part for a rank is at `sent(rank)`. The part from
+    /// rank `r` becomes part `r` of `recv`; with `is_symmetric`, rank `r` stores it there directly.
     ///
     /// # Safety
-    /// As [`messages`](Self::messages).
+    /// As for [`messages`](Self::messages).
     #[expect(clippy::too_many_arguments, reason = "those of a call, its kind, and the memory")]
     pub(super) unsafe fn exchange_messages(
         &self,
@@ -462,11 +466,11 @@ impl Collectives {
                 self.add_symmetric(&mut wave, rank as usize, recv + me * bytes);
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.enqueue_wave(name, operation, stream, &wave) }
     }
 
-    /// The rank of a root.
+    /// Returns the index of the root; an error for an invalid root.
     pub(super) fn root(&self, call: &'static str, root: Rank) -> Result<usize, CudaError> {
         let ranks = self.members.len();
         if root.get() as usize >= ranks {
@@ -475,8 +479,8 @@ impl Collectives {
         Ok(root.get() as usize)
     }
 
-    /// Checks that a result is on this PE's heap; `None`: its length does not fit the address
-    /// space.
+    /// Checks that a result is on this PE's heap. `bytes` is `None` if its length does not fit in
+    /// the address space.
     pub(super) fn check_symmetric(&self, call: &'static str, recv: u64, bytes: Option<u64>) -> Result<(), CudaError> {
         let inner = &*self.gpu.0;
         let base = inner.base_of(self.gpu.pe())?;
