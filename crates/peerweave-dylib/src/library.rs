@@ -10,9 +10,10 @@ use std::sync::Arc;
 /// The visibility of a library's symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
-    /// Only through the handle. For libraries without plug-ins.
+    /// Only the handle finds the symbols. Suits a library without plug-ins.
     Local,
-    /// Also for libraries loaded later. For libraries whose plug-ins resolve symbols from them.
+    /// Libraries that are loaded later find the symbols too. A library needs this if its plug-ins
+    /// use its symbols.
     Global,
 }
 

@@ -81,7 +81,7 @@ fn options_reach_only_libraries_that_support_them() {
 }
 
 #[test]
-fn all_options_together_reach_the_library_and_its_children() {
+fn all_options_reach_the_library_and_split_communicators() {
     let directory = tempfile::tempdir().expect("temporary directory");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
         // SAFETY: nothing is shared.

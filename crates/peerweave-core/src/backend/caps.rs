@@ -19,8 +19,8 @@ pub struct Caps {
     pub max_align_bytes: usize,
     /// A description of the instruction set or device that computes.
     pub compute: String,
-    /// The number, in this process, of the device whose memory operations take
-    /// ([`OnDevice`](crate::OnDevice)); `None` if they take no memory of devices.
+    /// The device whose memory is accepted as an operand ([`OnDevice`](crate::OnDevice)), by its
+    /// number in this process; `None` if no memory of a device is accepted.
     pub device: Option<u32>,
     /// The behavior of streams after an operation has failed.
     pub after_failure: AfterFailure,

@@ -41,8 +41,8 @@ pub(crate) fn is_private(stream: &CudaStream) -> bool {
     made().contains_key(&stream.cu_stream().addr())
 }
 
-/// Returns whether the owner has dropped the stream, so that one handle is kept here until no other
-/// handle exists.
+/// Returns whether the owner has dropped the stream. This module then holds a handle to it until no
+/// other handle exists.
 pub(crate) fn is_left(stream: &CudaStream) -> bool {
     matches!(made().get(&stream.cu_stream().addr()), Some(Some(_)))
 }

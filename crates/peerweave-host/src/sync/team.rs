@@ -39,7 +39,8 @@ pub(crate) struct Channels {
     pub(crate) receive: Channel,
 }
 
-/// One direction. Its operations run one at a time, in the order in which they were issued.
+/// The messages from one rank to another. Operations of a channel run one at a time, in the order
+/// in which they were issued.
 #[derive(Debug, Default)]
 pub(crate) struct Channel {
     /// Number of operations issued.

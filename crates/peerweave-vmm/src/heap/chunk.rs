@@ -64,7 +64,7 @@ pub(crate) struct Layout {
 /// A chunk of this PE that is not shared yet.
 pub(crate) struct Made {
     own: Own,
-    /// Publishes the chunk to other threads.
+    /// The entry of the chunk in the table that other threads read; removed when this is dropped.
     _entry: Option<Entry>,
     pub(crate) fd: Option<Descriptor>,
     /// The data with which other PEs open it.
