@@ -7,12 +7,14 @@
 //!  capture   streams that are captured, and what their graph keeps
 //!  private   streams of a library's own
 //!  reaper    frees what streams have finished with                 free
+//!  exit      threads in the background and the end of the process
 //! ```
 
 use std::any::Any;
 use std::sync::Arc;
 
 pub(crate) mod capture;
+mod exit;
 mod fences;
 mod free;
 mod join;
@@ -22,6 +24,7 @@ pub(crate) mod reaper;
 pub(crate) mod wait;
 
 pub use capture::{is_capturing, is_same_capture, keep_in_graph, refuse_capture_begun, relaxed};
+pub use exit::BeforeExit;
 pub use free::free;
 pub use join::join;
 pub(crate) use list::is_of_every_context;

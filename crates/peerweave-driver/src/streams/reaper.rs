@@ -21,6 +21,7 @@ use crate::cudarc::driver::sys::CUevent;
 use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::library::{bind, with_context_kept};
 use crate::streams::capture::{cannot_be_asked, relax_this_thread};
+use crate::streams::exit::BeforeExit;
 use crate::{Api, CudaCode, CudaError, Driver, DriverError};
 
 /// A function that the reaper runs with the context of its device current. It may call the driver.
@@ -100,6 +101,8 @@ fn send(entry: Entry) {
 }
 
 fn start() -> Sender<Entry> {
+    // A context exists, so the driver has registered its function for the end of the process.
+    BeforeExit::register();
     let (sender, receiver) = channel();
     if let Err(error) = std::thread::Builder::new().name("peerweave-reaper".into()).spawn(move || reap(&receiver)) {
         tracing::error!(%error, "cannot start the thread for freeing device memory");
@@ -121,12 +124,17 @@ fn reap(receiver: &Receiver<Entry>) {
         };
         match next {
             Ok(entry) => waiting.push(entry),
-            Err(RecvTimeoutError::Timeout) if waiting.is_empty() => free::destroy_streams(),
+            Err(RecvTimeoutError::Timeout) if waiting.is_empty() => {
+                if let Some(_inside) = BeforeExit::enter() {
+                    free::destroy_streams();
+                }
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return waiting.into_iter().for_each(Entry::leak),
         }
-        if is_over() {
-            // The process ends, and the driver has released everything.
+        let inside = BeforeExit::enter();
+        if inside.is_none() || is_over() {
+            // The process ends, and the driver releases everything.
             waiting.drain(..).for_each(Entry::leak);
             continue;
         }

@@ -11,8 +11,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
+
+use peerweave_driver::BeforeExit;
 
 use crate::Call;
 use crate::comm::abort::abort_together;
@@ -52,12 +54,14 @@ pub(crate) fn is_looking() -> bool {
 }
 
 /// An inspection of communicators. It is dropped after the handles that it took.
-struct Look;
+struct Look(BeforeExit);
 
 impl Look {
-    fn begin() -> Self {
+    /// Begins an inspection. Returns `None` if the process is ending.
+    fn begin() -> Option<Self> {
+        let inside = BeforeExit::enter()?;
         LOOKING.fetch_add(1, Ordering::AcqRel);
-        Self
+        Some(Self(inside))
     }
 }
 
@@ -77,6 +81,8 @@ pub(crate) fn watch() -> bool {
     let mut thread = thread();
     thread.changes += 1;
     if !thread.is_running {
+        static REGISTERED: Once = Once::new();
+        REGISTERED.call_once(BeforeExit::register);
         thread.is_running = std::thread::Builder::new().name("peerweave-watchdog".into()).spawn(run).is_ok();
     }
     CHANGED.notify_all();
@@ -118,9 +124,9 @@ struct SeenCall {
 }
 
 /// Inspects every open communicator. Returns the time until the next inspection; `None` if there is
-/// no communicator.
+/// no communicator, or the process is ending.
 fn look_at_all(seen: &mut HashMap<u64, Seen>) -> Option<Duration> {
-    let _look = Look::begin();
+    let _look = Look::begin()?;
     let mut open = membership::all();
     open.retain(|inner| !inner.gate.is_closed());
     seen.retain(|number, _| open.iter().any(|inner| inner.name.number == *number));
@@ -175,7 +181,7 @@ impl LateCall {
     /// Inspects the call. Returns the time until the next inspection; `None` if the call has
     /// returned or was ended.
     fn look(&self, watch: &mut Watch, left_out: &mut Option<LeftOut>) -> Option<Duration> {
-        let _look = Look::begin();
+        let _look = Look::begin()?;
         let inner = self.inner.upgrade()?;
         let goes_on = || !inner.gate.is_closed() && inner.gate.stuck_in() == Some(self.acquisition);
         if !goes_on() {
@@ -225,8 +231,7 @@ pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
 
 /// Ends late work, unless it has completed meanwhile.
 fn abort_late_work(inner: &Weak<Inner>, since: Instant) {
-    let _look = Look::begin();
-    let Some(inner) = inner.upgrade() else { return };
+    let (Some(_look), Some(inner)) = (Look::begin(), inner.upgrade()) else { return };
     let error = expired(&inner, inner.work_deadline() + since.elapsed());
     abort_late(&siblings::of_process(&inner), &error);
 }

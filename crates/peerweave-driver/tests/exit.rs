@@ -1,0 +1,32 @@
+//! Tests of the end of a process while threads in the background call the driver.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use peerweave_driver::retire;
+use peerweave_fakes::{Fakes, child};
+
+use common::{LONG, device};
+
+#[test]
+fn exit_waits_for_memory_that_is_being_freed() {
+    if child().is_some() {
+        let (context, stream) = device();
+        let (sender, receiver) = channel();
+        let free = move || {
+            sender.send(()).expect("the main thread waits");
+            std::thread::sleep(Duration::from_millis(300));
+            eprintln!("the free has returned");
+        };
+        retire(&context, [stream], Box::new(free));
+        receiver.recv_timeout(LONG).expect("the free begins");
+        retire(&context, [], Box::new(|| eprintln!("a later free has run")));
+        std::process::exit(0);
+    }
+    let output = Fakes::new().cuda().run_child("exit_waits_for_memory_that_is_being_freed");
+    assert!(output.status.success() && output.stderr.contains("the free has returned"), "{output}");
+    assert!(!output.stderr.contains("a later free has run"), "the driver may have shut down: {output}");
+}
