@@ -128,7 +128,7 @@ impl Output {
                 if target == Target::Stdout && errno != rustix::io::Errno::PIPE {
                     self.lost = true;
                     let why = io::Error::from(errno).to_string();
-                    self.line(Target::Stderr, b"peerweave: cannot write to standard output:  ", why.as_bytes());
+                    self.line(Target::Stderr, b"peerweave: cannot write to standard output: ", why.as_bytes());
                 }
             }
         }
