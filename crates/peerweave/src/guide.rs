@@ -10,36 +10,39 @@
 //! | [`from_nccl`] | users of NCCL |
 //! | [`from_torch`] | users of `torch.distributed` |
 
+#[cfg(doc)]
+use crate::{Buffer, Error, OnDevice, ReduceOp, Reduction, Stream, Symmetric, Team, Ticket, World, WorldBuilder};
+
 /// Which memory, operation and form to choose.
 ///
 /// # Memory
 /// | data | memory |
 /// |---|---|
-/// | is communicated often, or accessed by other PEs | [`Symmetric`](crate::Symmetric), by [`World::alloc`](peerweave_core::World::alloc): nothing is copied on the way |
+/// | is communicated often, or accessed by other PEs | [`Symmetric`], by [`World::alloc`](peerweave_core::World::alloc): nothing is copied on the way |
 /// | is communicated once, by a blocking call | a slice, array or vector of your own |
-/// | belongs to this PE and is used by stream-ordered calls | [`Buffer`](crate::Buffer): a queue cannot hold a borrow of a slice |
-/// | lies on a GPU and was allocated by another library | [`OnDevice`](crate::OnDevice) |
+/// | belongs to this PE and is used by stream-ordered calls | [`Buffer`]: a queue cannot hold a borrow of a slice |
+/// | lies on a GPU and was allocated by another library | [`OnDevice`] |
 ///
 /// # Operation
 /// | what is to happen | operation |
 /// |---|---|
-/// | every rank contributes, every rank needs the whole result | [`all_reduce`](crate::Team::all_reduce), [`all_gather`](crate::Team::all_gather) |
-/// | every rank needs its part of the result | [`reduce_scatter`](crate::Team::reduce_scatter), [`all_to_all`](crate::Team::all_to_all), [`all_to_all_v`](crate::Team::all_to_all_v) for unequal parts |
-/// | one rank has the data, or needs it | [`broadcast`](crate::Team::broadcast), [`scatter`](crate::Team::scatter), [`reduce`](crate::Team::reduce), [`gather`](crate::Team::gather) |
-/// | two ranks exchange data and both know when | [`send`](crate::Team::send) and [`recv`](crate::Team::recv); several in a [`group`](crate::Team::group), so that none waits for another |
-/// | only the sender knows when, and the receiver waits for it | [`put_signal`](crate::Team::put_signal) and [`wait_until`](crate::Team::wait_until) |
-/// | only the reader knows what it needs | [`get`](crate::Team::get) |
-/// | many small elements to many places | [`p`](crate::Team::p), [`put_nbi`](crate::Team::put_nbi), then one [`quiet`](peerweave_core::World::quiet) or barrier |
-/// | a counter or a lock-free structure that all PEs share | [`atomic_fetch_add`](crate::Team::atomic_fetch_add), [`atomic_compare_swap`](crate::Team::atomic_compare_swap) |
-/// | no PE may go on before all have arrived | [`barrier`](crate::Team::barrier), which also completes earlier puts; [`sync`](crate::Team::sync) only waits |
+/// | every rank contributes, every rank needs the whole result | [`Team::all_reduce`], [`Team::all_gather`] |
+/// | every rank needs its part of the result | [`Team::reduce_scatter`], [`Team::all_to_all`], [`Team::all_to_all_v`] for unequal parts |
+/// | one rank has the data, or needs it | [`Team::broadcast`], [`Team::scatter`], [`Team::reduce`], [`Team::gather`] |
+/// | two ranks exchange data and both know when | [`Team::send`] and [`Team::recv`]; several in a [`Team::group`], so that none waits for another |
+/// | only the sender knows when, and the receiver waits for it | [`Team::put_signal`] and [`Team::wait_until`] |
+/// | only the reader knows what it needs | [`Team::get`] |
+/// | many small elements to many places | [`Team::p`], [`Team::put_nbi`], then one [`quiet`](peerweave_core::World::quiet) or barrier |
+/// | a counter or a lock-free structure that all PEs share | [`Team::atomic_fetch_add`], [`Team::atomic_compare_swap`] |
+/// | no PE may go on before all have arrived | [`Team::barrier`], which also completes earlier puts; [`Team::sync`] only waits |
 ///
 /// A collective completes on each rank separately: after an `all_reduce` returns on this PE,
 /// another PE may still be writing its result. Call a barrier before you put into memory that a
 /// collective of another PE uses.
 ///
 /// # Form
-/// The form with the short name takes a [`Stream`](crate::Stream) and returns a
-/// [`Ticket`](crate::Ticket) at once: choose it where the program has something to do meanwhile,
+/// The form with the short name takes a [`Stream`] and returns a
+/// [`Ticket`] at once: choose it where the program has something to do meanwhile,
 /// or has several operations in sequence. The form with `_blocking` takes less time for a single
 /// small operation.
 ///
@@ -77,16 +80,16 @@ pub mod choosing {}
 ///
 /// | calls | rule |
 /// |---|---|
-/// | collectives of one team, [`alloc`](peerweave_core::World::alloc), [`release`](crate::Symmetric::release), splits, [`destroy`](crate::Team::destroy) | all PEs must issue them in one order: issue those of a team from one thread, or give each thread a team of its own |
+/// | collectives of one team, [`alloc`](peerweave_core::World::alloc), [`Symmetric::release`], splits, [`Team::destroy`] | all PEs must issue them in one order: issue those of a team from one thread, or give each thread a team of its own |
 /// | one-sided operations, atomics, signals, waits | any thread at any time |
-/// | [`send`](crate::Team::send) and [`recv`](crate::Team::recv) between two ranks | match in the order in which they are issued: from one thread for each direction |
+/// | [`Team::send`] and [`Team::recv`] between two ranks | match in the order in which they are issued: from one thread for each direction |
 /// | operations of one stream | run in the order in which they were enqueued; a stream for each thread keeps them apart |
 /// | [`fence`](peerweave_core::World::fence), [`quiet`](peerweave_core::World::quiet) | concern the operations of the stream, or of the calling thread in the blocking form |
-/// | [`Ticket::wait`](crate::Ticket::wait) | any thread, more than once |
-/// | [`World::finalize`](crate::World::finalize) | once, after the other threads' last call; a call afterwards is an error |
+/// | [`Ticket::wait`] | any thread, more than once |
+/// | [`World::finalize`] | once, after the other threads' last call; a call afterwards is an error |
 ///
-/// Accesses to this PE's symmetric memory ([`load`](crate::Symmetric::load),
-/// [`store`](crate::Symmetric::store), [`copy_from`](crate::Symmetric::copy_from), ...) are safe
+/// Accesses to this PE's symmetric memory ([`Symmetric::load`],
+/// [`Symmetric::store`], [`Symmetric::copy_from`], ...) are safe
 /// while other PEs access it. They order nothing: use a signal, an atomic operation or a barrier to
 /// know that data has arrived.
 pub mod threads {}
@@ -95,25 +98,25 @@ pub mod threads {}
 ///
 /// | MPI | here |
 /// |---|---|
-/// | `MPI_Init`, `MPI_Finalize` | [`World::from_env`](crate::World::from_env), [`World::finalize`](crate::World::finalize) |
-/// | `MPI_Comm_rank`, `MPI_Comm_size` | [`Team::my_rank`](crate::Team::my_rank), [`Team::size`](crate::Team::size) |
+/// | `MPI_Init`, `MPI_Finalize` | [`World::from_env`], [`World::finalize`] |
+/// | `MPI_Comm_rank`, `MPI_Comm_size` | [`Team::my_rank`], [`Team::size`] |
 /// | `MPI_COMM_WORLD` | [`World::team`](peerweave_core::World::team) |
-/// | `MPI_Comm_split` | [`Team::split`](crate::Team::split); `MPI_UNDEFINED` is `None` |
+/// | `MPI_Comm_split` | [`Team::split`]; `MPI_UNDEFINED` is `None` |
 /// | `MPI_Comm_split_type` with `MPI_COMM_TYPE_SHARED` | [`World::local_team`](peerweave_core::World::local_team) |
-/// | `MPI_Group_translate_ranks` | [`Team::translate`](crate::Team::translate) |
-/// | `MPI_Barrier` | [`Team::sync`](crate::Team::sync), or [`Team::barrier`](crate::Team::barrier), which also completes puts |
-/// | `MPI_Bcast` | [`Team::broadcast_in_place`](crate::Team::broadcast_in_place) |
-/// | `MPI_Reduce`, `MPI_Allreduce` | [`Team::reduce`](crate::Team::reduce), [`Team::all_reduce`](crate::Team::all_reduce) |
-/// | `MPI_Reduce_scatter_block` | [`Team::reduce_scatter`](crate::Team::reduce_scatter) |
-/// | `MPI_Gather`, `MPI_Allgather`, `MPI_Scatter` | [`Team::gather`](crate::Team::gather), [`Team::all_gather`](crate::Team::all_gather), [`Team::scatter`](crate::Team::scatter) |
-/// | `MPI_Alltoall`, `MPI_Alltoallv` | [`Team::all_to_all`](crate::Team::all_to_all), [`Team::all_to_all_v`](crate::Team::all_to_all_v) |
+/// | `MPI_Group_translate_ranks` | [`Team::translate`] |
+/// | `MPI_Barrier` | [`Team::sync`], or [`Team::barrier`], which also completes puts |
+/// | `MPI_Bcast` | [`Team::broadcast_in_place`] |
+/// | `MPI_Reduce`, `MPI_Allreduce` | [`Team::reduce`], [`Team::all_reduce`] |
+/// | `MPI_Reduce_scatter_block` | [`Team::reduce_scatter`] |
+/// | `MPI_Gather`, `MPI_Allgather`, `MPI_Scatter` | [`Team::gather`], [`Team::all_gather`], [`Team::scatter`] |
+/// | `MPI_Alltoall`, `MPI_Alltoallv` | [`Team::all_to_all`], [`Team::all_to_all_v`] |
 /// | `MPI_IN_PLACE` | the forms with `_in_place` |
-/// | `MPI_Send`, `MPI_Recv` | [`Team::send_blocking`](crate::Team::send_blocking), [`Team::recv_blocking`](crate::Team::recv_blocking); without tags: messages between two ranks match in order |
-/// | `MPI_Sendrecv` | both in one [`Team::group_blocking`](crate::Team::group_blocking) |
-/// | `MPI_Isend`, `MPI_Iallreduce`, ... and `MPI_Wait`, `MPI_Test` | the stream-ordered form, [`Ticket::wait`](crate::Ticket::wait), [`Ticket::is_complete`](crate::Ticket::is_complete) |
-/// | `MPI_Win_allocate`, `MPI_Put`, `MPI_Get`, `MPI_Win_flush_all` | [`World::alloc`](peerweave_core::World::alloc), [`Team::put_nbi`](crate::Team::put_nbi), [`Team::get_nbi`](crate::Team::get_nbi), [`World::quiet`](peerweave_core::World::quiet) |
-/// | `MPI_Fetch_and_op`, `MPI_Compare_and_swap` | [`Team::atomic_fetch_add`](crate::Team::atomic_fetch_add), [`Team::atomic_compare_swap`](crate::Team::atomic_compare_swap) |
-/// | error codes | [`Error`](crate::Error): the PE at fault is named, and every wait has a deadline |
+/// | `MPI_Send`, `MPI_Recv` | [`Team::send_blocking`], [`Team::recv_blocking`]; without tags: messages between two ranks match in order |
+/// | `MPI_Sendrecv` | both in one [`Team::group_blocking`] |
+/// | `MPI_Isend`, `MPI_Iallreduce`, ... and `MPI_Wait`, `MPI_Test` | the stream-ordered form, [`Ticket::wait`], [`Ticket::is_complete`] |
+/// | `MPI_Win_allocate`, `MPI_Put`, `MPI_Get`, `MPI_Win_flush_all` | [`World::alloc`](peerweave_core::World::alloc), [`Team::put_nbi`], [`Team::get_nbi`], [`World::quiet`](peerweave_core::World::quiet) |
+/// | `MPI_Fetch_and_op`, `MPI_Compare_and_swap` | [`Team::atomic_fetch_add`], [`Team::atomic_compare_swap`] |
+/// | error codes | [`Error`]: the PE at fault is named, and every wait has a deadline |
 ///
 /// There are no tags, no wildcards for the source, no derived datatypes and no intercommunicators.
 pub mod from_mpi {}
@@ -123,23 +126,23 @@ pub mod from_mpi {}
 ///
 /// | OpenSHMEM | here |
 /// |---|---|
-/// | `shmem_init`, `shmem_finalize` | [`World::from_env`](crate::World::from_env), [`World::finalize`](crate::World::finalize) |
+/// | `shmem_init`, `shmem_finalize` | [`World::from_env`], [`World::finalize`] |
 /// | `shmem_my_pe`, `shmem_n_pes` | [`World::my_pe`](peerweave_core::World::my_pe), [`World::n_pes`](peerweave_core::World::n_pes) |
-/// | `shmem_malloc`, `shmem_calloc`, `shmem_align`, `shmem_free` | [`alloc`](peerweave_core::World::alloc), [`alloc_zeroed`](peerweave_core::World::alloc_zeroed), [`alloc_aligned`](peerweave_core::World::alloc_aligned), [`Symmetric::release`](crate::Symmetric::release) |
-/// | `shmem_put`, `shmem_get` | [`Team::put_blocking`](crate::Team::put_blocking), [`Team::get_blocking`](crate::Team::get_blocking): the source comes first |
-/// | `shmem_put_nbi`, `shmem_get_nbi` | [`Team::put_nbi_blocking`](crate::Team::put_nbi_blocking), [`Team::get_nbi_blocking`](crate::Team::get_nbi_blocking) |
-/// | `shmem_iput`, `shmem_iget` | [`Team::put_strided`](crate::Team::put_strided), [`Team::get_strided`](crate::Team::get_strided) |
-/// | `shmem_p`, `shmem_g` | [`Team::p_blocking`](crate::Team::p_blocking), [`Team::g_blocking`](crate::Team::g_blocking) |
-/// | `shmem_put_signal` | [`Team::put_signal_blocking`](crate::Team::put_signal_blocking) with `word.set(value)` or `word.add(value)` |
-/// | `shmem_signal_fetch`, `shmem_signal_wait_until` | [`Team::signal_fetch`](crate::Team::signal_fetch), [`Team::wait_until_blocking`](crate::Team::wait_until_blocking) |
-/// | `shmem_wait_until`, `_all`, `_any`, `_some`, `shmem_test` | [`Team::wait_until_all`](crate::Team::wait_until_all), [`wait_until_any`](crate::Team::wait_until_any), [`wait_until_some`](crate::Team::wait_until_some), [`Team::test`](crate::Team::test): on words of `u64` |
+/// | `shmem_malloc`, `shmem_calloc`, `shmem_align`, `shmem_free` | [`alloc`](peerweave_core::World::alloc), [`alloc_zeroed`](peerweave_core::World::alloc_zeroed), [`alloc_aligned`](peerweave_core::World::alloc_aligned), [`Symmetric::release`] |
+/// | `shmem_put`, `shmem_get` | [`Team::put_blocking`], [`Team::get_blocking`]: the source comes first |
+/// | `shmem_put_nbi`, `shmem_get_nbi` | [`Team::put_nbi_blocking`], [`Team::get_nbi_blocking`] |
+/// | `shmem_iput`, `shmem_iget` | [`Team::put_strided`], [`Team::get_strided`] |
+/// | `shmem_p`, `shmem_g` | [`Team::p_blocking`], [`Team::g_blocking`] |
+/// | `shmem_put_signal` | [`Team::put_signal_blocking`] with `word.set(value)` or `word.add(value)` |
+/// | `shmem_signal_fetch`, `shmem_signal_wait_until` | [`Team::signal_fetch`], [`Team::wait_until_blocking`] |
+/// | `shmem_wait_until`, `_all`, `_any`, `_some`, `shmem_test` | [`Team::wait_until_all`], [`Team::wait_until_any`], [`Team::wait_until_some`], [`Team::test`]: on words of `u64` |
 /// | `shmem_fence`, `shmem_quiet` | [`World::fence_blocking`](peerweave_core::World::fence_blocking), [`World::quiet_blocking`](peerweave_core::World::quiet_blocking) |
-/// | `shmem_barrier_all`, `shmem_team_sync` | [`Team::barrier_blocking`](crate::Team::barrier_blocking), [`Team::sync_blocking`](crate::Team::sync_blocking) |
-/// | `shmem_broadcast`, `shmem_fcollect`, `shmem_alltoall` | [`Team::broadcast`](crate::Team::broadcast), [`Team::all_gather`](crate::Team::all_gather), [`Team::all_to_all`](crate::Team::all_to_all) |
-/// | `shmem_sum_reduce`, `shmem_max_reduce`, ... | [`Team::all_reduce`](crate::Team::all_reduce) with a [`ReduceOp`](crate::ReduceOp) |
-/// | `shmem_atomic_*` | `Team::atomic_*`, such as [`Team::atomic_fetch_add`](crate::Team::atomic_fetch_add) |
-/// | `shmem_team_split_strided`, `shmem_team_split_2d` | [`Team::split_strided`](crate::Team::split_strided), [`Team::split_2d`](crate::Team::split_2d) |
-/// | `shmem_team_translate_pe` | [`Team::translate`](crate::Team::translate) |
+/// | `shmem_barrier_all`, `shmem_team_sync` | [`Team::barrier_blocking`], [`Team::sync_blocking`] |
+/// | `shmem_broadcast`, `shmem_fcollect`, `shmem_alltoall` | [`Team::broadcast`], [`Team::all_gather`], [`Team::all_to_all`] |
+/// | `shmem_sum_reduce`, `shmem_max_reduce`, ... | [`Team::all_reduce`] with a [`ReduceOp`] |
+/// | `shmem_atomic_*` | `Team::atomic_*`, such as [`Team::atomic_fetch_add`] |
+/// | `shmem_team_split_strided`, `shmem_team_split_2d` | [`Team::split_strided`], [`Team::split_2d`](crate::Team::split_2d) |
+/// | `shmem_team_translate_pe` | [`Team::translate`] |
 ///
 /// Ranks of one-sided operations are those of the team on which they are called:
 /// [`World::team`](peerweave_core::World::team) has all PEs, and there rank and PE are the same
@@ -151,18 +154,18 @@ pub mod from_openshmem {}
 ///
 /// | NCCL | here |
 /// |---|---|
-/// | `ncclGetUniqueId`, `ncclCommInitRank` | [`World::from_env`](crate::World::from_env), under any launcher |
-/// | `ncclCommUserRank`, `ncclCommCount` | [`Team::my_rank`](crate::Team::my_rank), [`Team::size`](crate::Team::size) |
-/// | `ncclCommSplit` | [`Team::split`](crate::Team::split); `NCCL_SPLIT_NOCOLOR` is `None` |
-/// | `ncclAllReduce`, `ncclReduce`, `ncclBroadcast`, `ncclAllGather`, `ncclReduceScatter`, `ncclAlltoAll`, `ncclGather`, `ncclScatter` | the methods of [`Team`](crate::Team) with these names |
+/// | `ncclGetUniqueId`, `ncclCommInitRank` | [`World::from_env`], under any launcher |
+/// | `ncclCommUserRank`, `ncclCommCount` | [`Team::my_rank`], [`Team::size`] |
+/// | `ncclCommSplit` | [`Team::split`]; `NCCL_SPLIT_NOCOLOR` is `None` |
+/// | `ncclAllReduce`, `ncclReduce`, `ncclBroadcast`, `ncclAllGather`, `ncclReduceScatter`, `ncclAlltoAll`, `ncclGather`, `ncclScatter` | the methods of [`Team`] with these names |
 /// | `sendbuff == recvbuff` | the forms with `_in_place` |
-/// | `ncclSend`, `ncclRecv` | [`Team::send`](crate::Team::send), [`Team::recv`](crate::Team::recv) |
-/// | `ncclGroupStart`, `ncclGroupEnd` | [`Team::group`](crate::Team::group), with a closure between them |
-/// | `cudaStream_t` | [`Stream`](crate::Stream), by [`World::stream`](peerweave_core::World::stream) |
-/// | `cudaStreamSynchronize` | [`Stream::synchronize`](crate::Stream::synchronize), or [`Ticket::wait`](crate::Ticket::wait) for one operation |
-/// | `ncclMemAlloc`, `ncclCommWindowRegister` | [`Symmetric`](crate::Symmetric) memory: allocated on all PEs, registered with all |
-/// | `ncclRedOpCreatePreMulSum` | [`Reduction::pre_mul_sum`](crate::Reduction::pre_mul_sum) |
-/// | `ncclCommGetAsyncError`, `ncclCommAbort` | errors of tickets and calls; a team that failed returns [`Error::Poisoned`](crate::Error::Poisoned) |
+/// | `ncclSend`, `ncclRecv` | [`Team::send`], [`Team::recv`] |
+/// | `ncclGroupStart`, `ncclGroupEnd` | [`Team::group`], with a closure between them |
+/// | `cudaStream_t` | [`Stream`], by [`World::stream`](peerweave_core::World::stream) |
+/// | `cudaStreamSynchronize` | [`Stream::synchronize`], or [`Ticket::wait`] for one operation |
+/// | `ncclMemAlloc`, `ncclCommWindowRegister` | [`Symmetric`] memory: allocated on all PEs, registered with all |
+/// | `ncclRedOpCreatePreMulSum` | [`Reduction::pre_mul_sum`] |
+/// | `ncclCommGetAsyncError`, `ncclCommAbort` | errors of tickets and calls; a team that failed returns [`Error::Poisoned`] |
 ///
 /// Counts are the lengths of buffers, in elements. A wrong length is an error before anything is
 /// enqueued.
@@ -173,16 +176,16 @@ pub mod from_nccl {}
 /// | `torch.distributed` | here |
 /// |---|---|
 /// | `torchrun --nproc-per-node 4 train.py` | `peerweave run -n 4 -- train`, or `torchrun --no-python` |
-/// | `init_process_group`, `destroy_process_group` | [`World::from_env`](crate::World::from_env), [`World::finalize`](crate::World::finalize) |
+/// | `init_process_group`, `destroy_process_group` | [`World::from_env`], [`World::finalize`] |
 /// | `get_rank`, `get_world_size` | [`World::my_pe`](peerweave_core::World::my_pe), [`World::n_pes`](peerweave_core::World::n_pes) |
-/// | `new_group` | [`Team::split`](crate::Team::split) |
-/// | `all_reduce(tensor, ReduceOp.SUM)` | [`Team::all_reduce_in_place`](crate::Team::all_reduce_in_place) with [`ReduceOp::Sum`](crate::ReduceOp::Sum) |
-/// | `ReduceOp.AVG`, `PREMUL_SUM`, `BAND` | [`ReduceOp::Avg`](crate::ReduceOp::Avg), [`Reduction::pre_mul_sum`](crate::Reduction::pre_mul_sum), [`ReduceOp::And`](crate::ReduceOp::And) |
-/// | `broadcast`, `reduce`, `gather`, `scatter` | the methods of [`Team`](crate::Team) with these names |
-/// | `all_gather_into_tensor`, `reduce_scatter_tensor`, `all_to_all_single` | [`Team::all_gather`](crate::Team::all_gather), [`Team::reduce_scatter`](crate::Team::reduce_scatter), [`Team::all_to_all`](crate::Team::all_to_all) |
-/// | `send`, `recv`, `batch_isend_irecv` | [`Team::send_blocking`](crate::Team::send_blocking), [`Team::recv_blocking`](crate::Team::recv_blocking), [`Team::group`](crate::Team::group) |
-/// | `async_op=True`, `work.wait()` | the stream-ordered form, [`Ticket::wait`](crate::Ticket::wait) |
-/// | `barrier` | [`Team::barrier_blocking`](crate::Team::barrier_blocking) |
-/// | `timeout=` | `PEERWEAVE_DEADLINE`, or [`WorldBuilder`](crate::WorldBuilder); every operation has it |
+/// | `new_group` | [`Team::split`] |
+/// | `all_reduce(tensor, ReduceOp.SUM)` | [`Team::all_reduce_in_place`] with [`ReduceOp::Sum`] |
+/// | `ReduceOp.AVG`, `PREMUL_SUM`, `BAND` | [`ReduceOp::Avg`], [`Reduction::pre_mul_sum`], [`ReduceOp::And`] |
+/// | `broadcast`, `reduce`, `gather`, `scatter` | the methods of [`Team`] with these names |
+/// | `all_gather_into_tensor`, `reduce_scatter_tensor`, `all_to_all_single` | [`Team::all_gather`], [`Team::reduce_scatter`], [`Team::all_to_all`] |
+/// | `send`, `recv`, `batch_isend_irecv` | [`Team::send_blocking`], [`Team::recv_blocking`], [`Team::group`] |
+/// | `async_op=True`, `work.wait()` | the stream-ordered form, [`Ticket::wait`] |
+/// | `barrier` | [`Team::barrier_blocking`] |
+/// | `timeout=` | `PEERWEAVE_DEADLINE`, or [`WorldBuilder`]; every operation has it |
 /// | `_symmetric_memory.empty`, `rendezvous` | [`World::alloc`](peerweave_core::World::alloc) |
 pub mod from_torch {}
