@@ -548,10 +548,7 @@ impl Collectives {
     /// As for [`all_reduce`](Self::all_reduce).
     pub unsafe fn all_gather(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64) -> Result<(), CudaError> {
         const CALL: &str = "all_gather";
-        let ranks = u64::from(self.staging.limits.ranks);
-        let own = recv.checked_add(bytes.saturating_mul(u64::from(self.rank.get())));
-        let operands = if own == Some(send) { [(recv, ranks), (recv, 0)] } else { [(send, 1), (recv, ranks)] };
-        check_parts(CALL, operands, bytes, 1)?;
+        self.check_gather(CALL, send, recv, bytes)?;
         // SAFETY: the caller guarantees it.
         unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes, false) }
     }
@@ -575,13 +572,20 @@ impl Collectives {
         bytes: u64,
     ) -> Result<(), CudaError> {
         const CALL: &str = "all_gather_symmetric";
-        let ranks = u64::from(self.staging.limits.ranks);
-        let own = recv.checked_add(bytes.saturating_mul(u64::from(self.rank.get())));
-        let operands = if own == Some(send) { [(recv, ranks), (recv, 0)] } else { [(send, 1), (recv, ranks)] };
-        check_parts(CALL, operands, bytes, 1)?;
-        self.check_symmetric(CALL, recv, bytes.checked_mul(ranks))?;
+        self.check_gather(CALL, send, recv, bytes)?;
+        self.check_symmetric(CALL, recv, bytes.checked_mul(self.staging.limits.ranks.into()))?;
         // SAFETY: the caller guarantees it.
         unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes, true) }
+    }
+
+    /// Checks the operands of a rank that gets the parts of all ranks in `recv`. Returns whether
+    /// `send` is its own part of `recv`.
+    fn check_gather(&self, call: &'static str, send: u64, recv: u64, bytes: u64) -> Result<bool, CudaError> {
+        let ranks = u64::from(self.staging.limits.ranks);
+        let is_own = recv.checked_add(bytes.saturating_mul(u64::from(self.rank.get()))) == Some(send);
+        let operands = if is_own { [(recv, ranks), (recv, 0)] } else { [(send, 1), (recv, ranks)] };
+        check_parts(call, operands, bytes, 1)?;
+        Ok(is_own)
     }
 
     /// Enqueues an all-to-all: part `r` of `send`, `bytes` bytes long, becomes this rank's part of

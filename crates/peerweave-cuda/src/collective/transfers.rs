@@ -359,13 +359,11 @@ impl Collectives {
         let (ranks, me, root) = (self.members.len(), self.rank.get() as usize, self.root(CALL, root)?);
         let mut wave = Wave::default();
         if me == root {
-            let own = recv.checked_add(bytes.saturating_mul(me as u64));
-            let operands = if own == Some(send) { [(recv, ranks as u64), (recv, 0)] } else { [(send, 1), (recv, ranks as u64)] };
-            check_parts(CALL, operands, bytes, 1)?;
-            for rank in (0..ranks).filter(|rank| *rank != me || own != Some(send)) {
+            let is_own = self.check_gather(CALL, send, recv, bytes)?;
+            for rank in (0..ranks).filter(|rank| *rank != me || !is_own) {
                 self.add_receive(&mut wave, rank, recv + rank as u64 * bytes, bytes);
             }
-            if own != Some(send) {
+            if !is_own {
                 self.add_send(&mut wave, me, send, bytes);
             }
         } else {
