@@ -91,9 +91,9 @@ impl Shared {
         if Arc::ptr_eq(self, theirs) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignQueue { what })) }
     }
 
-    /// Makes every later call fail.
-    pub(crate) fn end(&self) {
-        self.finalized.store(true, Ordering::Release);
+    /// Makes every later call fail. Returns whether this call was the first.
+    pub(crate) fn end(&self) -> bool {
+        !self.finalized.swap(true, Ordering::AcqRel)
     }
 
     pub(crate) fn enter(&self, buffer: LeakedBuffer, at: SymOffset) -> u64 {

@@ -2,7 +2,7 @@
 
 use peerweave_core::backend::TeamId;
 use peerweave_core::noop::{Call, Noop};
-use peerweave_core::{Rank, World};
+use peerweave_core::{MisuseKind, Rank, World};
 
 #[test]
 fn finalize_reports_leaks_with_their_allocation_site() {
@@ -22,6 +22,26 @@ fn finalize_reports_leaks_with_their_allocation_site() {
     assert!(text.contains(&format!("100 × f32 (400 bytes) allocated at {}:{line}:", file!())), "{text}");
     assert!(text.ends_with(": still alive"), "{text}");
     drop(alive);
+}
+
+#[test]
+fn world_in_a_static_is_finalized_once_for_every_thread() {
+    static WORLD: std::sync::OnceLock<World> = std::sync::OnceLock::new();
+    let noop = Noop::new(0, 2);
+    let world = WORLD.get_or_init(|| World::new(noop.clone()).unwrap());
+    let x = world.alloc_zeroed::<u64>(1).unwrap();
+    noop.take_calls();
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| WORLD.get().unwrap().finalize())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let (ended, refused): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
+    assert_eq!((ended.len(), refused.len()), (1, 7));
+    assert!(refused.iter().all(|error| matches!(error.as_ref().unwrap_err().misuse(), Some(MisuseKind::Finalized))));
+    assert!(matches!(noop.take_calls()[..], [Call::Finalize]), "the backend is ended once");
+    for error in [world.fence_blocking(), world.team().p_blocking(&x, 0, 1, Rank::new(1)), x.store(0, 1)] {
+        assert!(matches!(error.unwrap_err().misuse(), Some(MisuseKind::Finalized)));
+    }
 }
 
 #[test]

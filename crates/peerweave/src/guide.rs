@@ -86,7 +86,7 @@ pub mod choosing {}
 /// | operations of one stream | run in the order in which they were enqueued; a stream for each thread keeps them apart |
 /// | [`fence`](peerweave_core::World::fence), [`quiet`](peerweave_core::World::quiet) | concern the operations of the stream, or of the calling thread in the blocking form |
 /// | [`Ticket::wait`] | any thread, more than once |
-/// | [`World::finalize`] | once, after the other threads' last call; a call afterwards is an error |
+/// | [`World::finalize`](peerweave_core::World::finalize) | once, by one thread, after the last collective call of the others; their next call is an error. It takes `&World`, so threads share the world without a lock |
 ///
 /// Accesses to this PE's symmetric memory ([`Symmetric::load`],
 /// [`Symmetric::store`], [`Symmetric::copy_from`], ...) are safe
@@ -98,7 +98,7 @@ pub mod threads {}
 ///
 /// | MPI | here |
 /// |---|---|
-/// | `MPI_Init`, `MPI_Finalize` | [`World::from_env`], [`World::finalize`] |
+/// | `MPI_Init`, `MPI_Finalize` | [`World::from_env`], [`World::finalize`](peerweave_core::World::finalize) |
 /// | `MPI_Comm_rank`, `MPI_Comm_size` | [`Team::my_rank`], [`Team::size`] |
 /// | `MPI_COMM_WORLD` | [`World::team`](peerweave_core::World::team) |
 /// | `MPI_Comm_split` | [`Team::split`]; `MPI_UNDEFINED` is `None` |
@@ -126,7 +126,7 @@ pub mod from_mpi {}
 ///
 /// | OpenSHMEM | here |
 /// |---|---|
-/// | `shmem_init`, `shmem_finalize` | [`World::from_env`], [`World::finalize`] |
+/// | `shmem_init`, `shmem_finalize` | [`World::from_env`], [`World::finalize`](peerweave_core::World::finalize) |
 /// | `shmem_my_pe`, `shmem_n_pes` | [`World::my_pe`](peerweave_core::World::my_pe), [`World::n_pes`](peerweave_core::World::n_pes) |
 /// | `shmem_malloc`, `shmem_calloc`, `shmem_align`, `shmem_free` | [`alloc`](peerweave_core::World::alloc), [`alloc_zeroed`](peerweave_core::World::alloc_zeroed), [`alloc_aligned`](peerweave_core::World::alloc_aligned), [`Symmetric::release`] |
 /// | `shmem_put`, `shmem_get` | [`Team::put_blocking`], [`Team::get_blocking`]: the source comes first |
@@ -176,7 +176,7 @@ pub mod from_nccl {}
 /// | `torch.distributed` | here |
 /// |---|---|
 /// | `torchrun --nproc-per-node 4 train.py` | `peerweave run -n 4 -- train`, or `torchrun --no-python` |
-/// | `init_process_group`, `destroy_process_group` | [`World::from_env`], [`World::finalize`] |
+/// | `init_process_group`, `destroy_process_group` | [`World::from_env`], [`World::finalize`](peerweave_core::World::finalize) |
 /// | `get_rank`, `get_world_size` | [`World::my_pe`](peerweave_core::World::my_pe), [`World::n_pes`](peerweave_core::World::n_pes) |
 /// | `new_group` | [`Team::split`] |
 /// | `all_reduce(tensor, ReduceOp.SUM)` | [`Team::all_reduce_in_place`] with [`ReduceOp::Sum`] |

@@ -3,8 +3,8 @@
 use crate::choice::{self, BackendKind};
 use crate::environment::{self, Settings};
 use peerweave_bootstrap::Job;
+use peerweave_core::Error;
 use peerweave_core::backend::Backend;
-use peerweave_core::{Error, FinalizeReport};
 use peerweave_host::{Host, HostOptions};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ impl World {
     ///
     /// # Collective
     /// Every PE of the job must call this, once. A PE that a launcher started cannot join its job
-    /// again, not even after [`World::finalize`]. Without a launcher, each call creates another job
-    /// of one PE.
+    /// again, not even after [`finalize`](peerweave_core::World::finalize). Without a launcher,
+    /// each call creates another job of one PE.
     ///
     /// # Errors
     /// - [`Error::Setup`] if the launcher's variables contradict each other, if PEs are missing at
@@ -49,17 +49,6 @@ impl World {
     /// Returns a builder, for settings that differ from the environment.
     pub fn builder() -> WorldBuilder {
         WorldBuilder::default()
-    }
-
-    /// Ends this PE's part in the job; see [`peerweave_core::World::finalize`].
-    ///
-    /// # Collective
-    /// Every PE of the job must call this.
-    ///
-    /// # Errors
-    /// Those of [`peerweave_core::World::finalize`].
-    pub fn finalize(self) -> Result<FinalizeReport, Error> {
-        self.0.finalize()
     }
 
     /// Returns the `peerweave-core` world that this value contains.

@@ -170,24 +170,38 @@ impl World {
     }
 
     /// Ends the job on this PE, and reports the buffers that were not released. Later calls on any
-    /// handle fail.
+    /// handle of this world fail with [`MisuseKind::Finalized`](crate::MisuseKind::Finalized).
+    ///
+    /// The world is borrowed, so threads can share it, or a `static` can hold it, without a lock:
+    /// one thread finalizes it, and the others get that error from their next call.
     ///
     /// # Collective
-    /// All PEs must call, after their other calls. Waits for pending operations.
+    /// All PEs must call, after their other collective calls. Waits for pending operations of
+    /// streams.
+    ///
+    /// # Threads
+    /// Calls that other threads have begun when this call begins stay defined: their memory stays
+    /// mapped, and each completes, or fails with the error of a finalized world or of a PE that has
+    /// left. A wait for a signal ends soon after the other PEs have finalized. Nothing says whether
+    /// a put that races with this call arrives.
     ///
     /// # Errors
-    /// The first failure of a stream-ordered operation that neither its ticket nor its stream has
+    /// [`Misuse`](crate::Misuse) if this world was finalized before, by any thread. The first
+    /// failure of a stream-ordered operation that neither its ticket nor its stream has
     /// returned; errors of the backend, such as a peer that died or a deadline. The world has ended
     /// nevertheless. If operations are still pending at the deadline, this is
     /// [`Error::Timeout`](crate::Error::Timeout), which names the call that runs
     /// ([`Timeout::running`](crate::Timeout::running)).
-    pub fn finalize(self) -> Result<FinalizeReport> {
-        self.shared.usable("finalize")?;
+    pub fn finalize(&self) -> Result<FinalizeReport> {
+        const CALL: &str = "finalize";
+        self.shared.usable(CALL)?;
+        if !self.shared.end() {
+            return Err(misuse(CALL, MisuseKind::Finalized));
+        }
         let report = self.shared.report();
         for buffer in &report.leaked {
             tracing::warn!(pe = self.shared.my_pe.get(), "symmetric buffer not released: {buffer}");
         }
-        self.shared.end();
         self.shared.backend.finalize()?;
         Ok(report)
     }

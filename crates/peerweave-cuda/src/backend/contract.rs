@@ -16,7 +16,7 @@ use super::Cuda;
 use super::agreement::exchange_of;
 use super::error::{NAME, driver, portable};
 use super::queue::{CudaQueue, run};
-use super::state::lock;
+use super::state::{GRACE, lock};
 use super::teams::{self, TeamOf};
 use crate::collective::random;
 use crate::error::CudaError;
@@ -281,10 +281,14 @@ unsafe impl Backend for Cuda {
     fn finalize(&self) -> Result<(), Error> {
         const CALL: &str = "finalize";
         let state = &*self.state;
-        let drained = self.drain(CALL);
+        let (drained, start) = (self.drain(CALL), Instant::now());
+        let Some(gpu) = state.take_gpu(state.deadline.saturating_add(GRACE)) else {
+            return Err(state.timed_out(CALL, state.world(), start.elapsed()));
+        };
+        // Another thread may have enqueued work while the streams were drained.
+        let drained = drained.and_then(|()| self.drain(CALL));
         state.drop_streams();
         lock(&state.allocations).clear();
-        let Some(gpu) = state.take_gpu() else { return Ok(()) };
         let is_known = state.failure().is_some();
         let ended = match gpu.end().map_err(state.portable(CALL)) {
             // A ticket or a stream has already reported this failure.

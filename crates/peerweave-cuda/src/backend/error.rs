@@ -2,7 +2,7 @@
 
 use peerweave_bootstrap::{BootstrapError, Loss};
 use peerweave_core::backend::TeamId;
-use peerweave_core::{Error, KernelFailure, Mismatch, PeerCause, TeamName, Timeout};
+use peerweave_core::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 use peerweave_driver::DriverError;
 use peerweave_types::Pe;
 use peerweave_vmm::VmmError;
@@ -84,4 +84,14 @@ pub(super) fn driver(call: &'static str, error: DriverError) -> Error {
 /// Returns the error of `call` for a request that this backend does not support.
 pub(super) fn unsupported(call: &'static str, why: &'static str) -> Error {
     Error::Unsupported { call, backend: NAME, why }
+}
+
+/// Returns the error of a call that another thread's finalize has overtaken.
+pub(super) fn finalized(call: &'static str) -> Error {
+    Misuse { call, kind: MisuseKind::Finalized }.into()
+}
+
+/// Returns the error of a call whose team another thread has destroyed.
+pub(super) fn destroyed(call: &'static str) -> Error {
+    Misuse { call, kind: MisuseKind::TeamDestroyed }.into()
 }

@@ -16,7 +16,7 @@ use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, PrivateStream, dea
 use peerweave_types::{KernelTeam, Pe, SymOffset};
 
 use super::calls::Calls;
-use super::error::{NAME, driver, mismatch, portable, unsupported, world};
+use super::error::{NAME, destroyed, driver, finalized, mismatch, portable, unsupported, world};
 use super::event::Recorded;
 use super::kernels::{self, Kernels};
 use super::pools::Pieces;
@@ -146,12 +146,22 @@ impl State {
     /// Returns the GPU; an error after finalize.
     pub(super) fn gpu(&self, call: &'static str) -> Result<Live, Error> {
         let gpu = self.gpu.read().unwrap_or_else(PoisonError::into_inner);
-        gpu.clone().ok_or_else(|| unsupported(call, "the world was finalized"))
+        gpu.clone().ok_or_else(|| finalized(call))
     }
 
-    /// Takes the GPU out of the state, to end it.
-    pub(super) fn take_gpu(&self) -> Option<Gpu> {
-        self.gpu.write().unwrap_or_else(PoisonError::into_inner).take().map(|live| live.gpu)
+    /// Takes the GPU out of the state, to end it, when no call of another thread uses it any more.
+    /// Such a call holds a clone of [`Live`] until it returns, at the latest after its deadline.
+    /// Returns `None` if calls still use it after `within`, or if it was taken before.
+    pub(super) fn take_gpu(&self, within: Duration) -> Option<Gpu> {
+        let is_unused = |live: &Live| Arc::strong_count(&live.kernels) == 1;
+        let deadline = deadline_after(within);
+        // The GPU stays in the state meanwhile, so that waits end early if a PE is lost.
+        let is_idle = || self.gpu.read().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(is_unused);
+        let _ = wait_until(deadline, || Ok::<_, Error>(is_idle()));
+        let live = self.gpu.write().unwrap_or_else(PoisonError::into_inner).take()?;
+        // A call may have taken a clone since.
+        let unused = wait_until(deadline, || Ok::<_, Error>(is_unused(&live)));
+        unused.is_ok_and(|unused| unused).then_some(live.gpu)
     }
 
     pub(super) fn me(&self) -> usize {
@@ -164,7 +174,7 @@ impl State {
 
     /// Returns a live team of this PE.
     pub(super) fn team(&self, call: &'static str, team: TeamId) -> Result<Arc<TeamOf>, Error> {
-        self.teams.find(team).ok_or_else(|| unsupported(call, "the world was finalized, or the team destroyed"))
+        self.teams.find(team).ok_or_else(|| if team == TeamId::WORLD { finalized(call) } else { destroyed(call) })
     }
 
     pub(super) fn team_name(&self, team: TeamId) -> TeamName {

@@ -136,8 +136,9 @@ impl Layout {
         let team_block_bytes = kernel_lines.checked_add(lines_bytes)?.next_multiple_of(PAGE);
         let heap_start = PAGE.checked_add(team_block_bytes.checked_mul(MAX_TEAMS)?)?.checked_next_multiple_of(SEGMENT_ALIGN)?;
         // An odd multiple: processors predict by a hash of the lower 28 bits of an address in which
-        // way of the first cache a line lies. With a stride of 1 GiB the same offset of two segments
-        // has the same hash, and accesses to both in turn take twice as long (AMD Zen, measured).
+        // way of the first cache a line lies. With a stride of 1 GiB the same offset of two
+        // segments has the same hash, and accesses to both in turn take twice as long (AMD Zen,
+        // measured).
         let stride = heap_start.checked_add(heap_bytes)?.div_ceil(SEGMENT_ALIGN) | 1;
         let stride = stride.checked_mul(SEGMENT_ALIGN)?;
         let total = stride.checked_mul(n_pes)?;
