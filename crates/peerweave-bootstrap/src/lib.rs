@@ -65,4 +65,4 @@ pub use job::{Job, Launcher, Served};
 pub use peerweave_types::Pe;
 pub use rendezvous::{Options, Rendezvous};
 pub use server::{Server, ServerOptions, ServerState};
-pub use token::{TOKEN_LEN_BYTES, Token};
+pub use token::{TOKEN_LEN_BYTES, Token, fill_random};

@@ -100,7 +100,17 @@ impl FromStr for Token {
     }
 }
 
-pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<(), BootstrapError> {
+/// Fills `bytes` from the operating system's random numbers.
+///
+/// # Errors
+/// [`BootstrapError::Io`] if the operating system provides no random numbers.
+///
+/// ```
+/// let mut seed = [0; 16];
+/// peerweave_bootstrap::fill_random(&mut seed)?;
+/// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
+/// ```
+pub fn fill_random(bytes: &mut [u8]) -> Result<(), BootstrapError> {
     getrandom::fill(bytes).map_err(|error| BootstrapError::Io {
         call: "getrandom",
         kind: std::io::ErrorKind::Other,

@@ -9,8 +9,9 @@ use peerweave_collectives::{Call, LINE_BYTES, barrier};
 use peerweave_driver::CudaStream;
 use peerweave_types::{KernelOp, Rank};
 
+use super::Collectives;
+use super::operands::check_parts;
 use super::route::{self, Route};
-use super::{Collectives, check_parts};
 use crate::error::{CudaError, misuse};
 
 /// A message between this rank and another, or this rank itself; see [`Collectives::messages`].

@@ -1,0 +1,157 @@
+//! Collectives that move parts: all-gather and all-to-all.
+
+use std::sync::Arc;
+
+use peerweave_collectives::exchange::{self, Exchange};
+use peerweave_collectives::{Call, LINE_BYTES};
+use peerweave_driver::CudaStream;
+use peerweave_types::KernelOp;
+
+use super::operands::check_parts;
+use super::{Collectives, route};
+use crate::error::CudaError;
+
+impl Collectives {
+    /// Enqueues an all-gather: every rank gets one part of `bytes` bytes of every rank, in the
+    /// order of ranks. `send` may be this rank's part of `recv`.
+    ///
+    /// # Collective
+    /// All ranks, with the same length.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub unsafe fn all_gather(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64) -> Result<(), CudaError> {
+        const CALL: &str = "all_gather";
+        self.check_gather(CALL, send, recv, bytes)?;
+        // SAFETY: the caller guarantees it.
+        unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes, false) }
+    }
+
+    /// Like [`all_gather`](Self::all_gather), with the result in symmetric memory. Long parts are
+    /// stored directly at their place.
+    ///
+    /// # Collective
+    /// As for [`all_gather`](Self::all_gather); all ranks call this function.
+    ///
+    /// # Errors
+    /// As for [`all_gather`](Self::all_gather), and for a `recv` that is not on the heap.
+    ///
+    /// # Safety
+    /// As for [`all_gather`](Self::all_gather); `recv` is the same place of the heap on all ranks.
+    pub unsafe fn all_gather_symmetric(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "all_gather_symmetric";
+        self.check_gather(CALL, send, recv, bytes)?;
+        self.check_symmetric(CALL, recv, bytes.checked_mul(self.staging.limits.ranks.into()))?;
+        // SAFETY: the caller guarantees it.
+        unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes, true) }
+    }
+
+    /// Checks the operands of a rank that gets the parts of all ranks in `recv`. Returns whether
+    /// `send` is its own part of `recv`.
+    pub(super) fn check_gather(&self, call: &'static str, send: u64, recv: u64, bytes: u64) -> Result<bool, CudaError> {
+        let ranks = u64::from(self.staging.limits.ranks);
+        let is_own = recv.checked_add(bytes.saturating_mul(u64::from(self.rank.get()))) == Some(send);
+        let operands = if is_own { [(recv, ranks), (recv, 0)] } else { [(send, 1), (recv, ranks)] };
+        check_parts(call, operands, bytes, 1)?;
+        Ok(is_own)
+    }
+
+    /// Enqueues an all-to-all: part `r` of `send`, `bytes` bytes long, becomes this rank's part of
+    /// `recv` on rank `r`. `send` may be `recv`.
+    ///
+    /// # Collective
+    /// All ranks, with the same length.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub unsafe fn all_to_all(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64) -> Result<(), CudaError> {
+        const CALL: &str = "all_to_all";
+        let ranks = u64::from(self.staging.limits.ranks);
+        // In place, a thread sends its lines of all parts before it writes them.
+        let operands = if send == recv { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, ranks)] };
+        check_parts(CALL, operands, bytes, 1)?;
+        // SAFETY: the caller guarantees it.
+        unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes, false) }
+    }
+
+    /// Like [`all_to_all`](Self::all_to_all), with the result in symmetric memory. Long parts are
+    /// stored directly at their place.
+    ///
+    /// # Collective
+    /// As for [`all_to_all`](Self::all_to_all); all ranks call this function.
+    ///
+    /// # Errors
+    /// As for [`all_to_all`](Self::all_to_all), and for a `recv` that is not on the heap or is
+    /// equal to `send`.
+    ///
+    /// # Safety
+    /// As for [`all_to_all`](Self::all_to_all); `recv` is the same place of the heap on all ranks.
+    pub unsafe fn all_to_all_symmetric(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "all_to_all_symmetric";
+        let ranks = u64::from(self.staging.limits.ranks);
+        check_parts(CALL, [(send, ranks), (recv, ranks)], bytes, 1)?;
+        self.check_symmetric(CALL, recv, bytes.checked_mul(ranks))?;
+        // SAFETY: the caller guarantees it.
+        unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes, true) }
+    }
+
+    /// # Safety
+    /// As for [`all_gather`](Self::all_gather) or [`all_to_all`](Self::all_to_all), or their forms
+    /// for symmetric memory.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a call, its kind, and the memory")]
+    unsafe fn exchange(
+        &self,
+        name: &'static str,
+        exchange: Exchange,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        bytes: u64,
+        is_symmetric: bool,
+    ) -> Result<(), CudaError> {
+        let limits = &self.staging.limits;
+        if !route::parts_by_lines(bytes, limits) {
+            let (operation, stride) = match exchange {
+                Exchange::AllGather => (KernelOp::AllGather, 0),
+                Exchange::AllToAll => (KernelOp::AllToAll, bytes),
+            };
+            let sent = |rank: u64| send + rank * stride;
+            // SAFETY: the caller guarantees it. In place, a block sends its chunk of a part before
+            // it writes the chunk that it received.
+            return unsafe { self.exchange_messages(name, operation, stream, sent, recv, bytes, is_symmetric) };
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        let is_whole = (send | recv | bytes).is_multiple_of(LINE_BYTES as u64);
+        let slot = &self.exchanges[exchange as usize][usize::from(is_whole)];
+        let kernel = self.loaded(slot, name, || exchange::kernel(exchange, limits.ranks, is_whole))?;
+        let call = Call { send, recv, count: bytes, ..self.staging.banks };
+        // SAFETY: the caller guarantees the operands; the areas belong to this team.
+        unsafe { self.enqueue(name, stream, kernel, route::parts(bytes, limits), call, bytes * u64::from(limits.ranks)) }
+    }
+
+    /// Returns the maximum length of a part for which the banks have room, in bytes.
+    pub(crate) fn most_part_bytes(&self) -> u64 {
+        let limits = &self.staging.limits;
+        limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64
+    }
+}

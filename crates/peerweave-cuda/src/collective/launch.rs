@@ -1,0 +1,102 @@
+//! Loads and enqueues the kernels of collectives.
+
+use std::sync::{Arc, OnceLock, PoisonError};
+
+use peerweave_collectives::Call;
+use peerweave_collectives::transfer::Transfers;
+use peerweave_device::launch::Kernel;
+use peerweave_driver::launch::{Arguments, LaunchConfig, LoadedKernel};
+use peerweave_driver::{CudaStream, Keep, is_capturing, join};
+use peerweave_types::KernelArgs;
+
+use super::Collectives;
+use super::route::{self, Route};
+use crate::error::{CudaError, misuse};
+
+impl Collectives {
+    /// Returns a kernel, and loads it at the first call.
+    pub(super) fn loaded<'a, A: KernelArgs + 'static>(
+        &self,
+        slot: &'a OnceLock<LoadedKernel>,
+        call: &'static str,
+        find: impl FnOnce() -> Option<&'static Kernel<A>>,
+    ) -> Result<&'a LoadedKernel, CudaError> {
+        if let Some(kernel) = slot.get() {
+            return Ok(kernel);
+        }
+        let kernel = find().ok_or_else(|| misuse(call, "dtype", "an 8-bit float", "a type that can be reduced"))?;
+        let loaded = self.gpu.0.entry(kernel.ptx(), kernel.name())?;
+        Ok(slot.get_or_init(|| loaded))
+    }
+
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce), for the operands of the call.
+    pub(super) unsafe fn enqueue(
+        &self,
+        name: &'static str,
+        stream: &Arc<CudaStream>,
+        kernel: &LoadedKernel,
+        route: Route,
+        call: Call,
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller guarantees it.
+        unsafe { self.enqueue_with(name, stream, kernel, route, &call, None, bytes) }
+    }
+
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce), for the operands of the call; the kernel takes the
+    /// call, and the messages if there are any.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a launch")]
+    pub(super) unsafe fn enqueue_with(
+        &self,
+        name: &'static str,
+        stream: &Arc<CudaStream>,
+        kernel: &LoadedKernel,
+        route: Route,
+        call: &Call,
+        transfers: Option<&Transfers>,
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        let inner = &*self.gpu.0;
+        if let Some(failure) = &*inner.failed() {
+            return Err(CudaError::Failed { call: name, failure: failure.clone() });
+        }
+        let capturing = is_capturing(stream)?;
+        // The lock is held until the launch, so that two threads order and launch their calls in
+        // the same order.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = last.as_ref().is_some_and(|last| last.cu_stream() == stream.cu_stream());
+        let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keep: Vec<Keep> = Vec::new();
+        if capturing {
+            keep.extend(tables.keep());
+            keep.push(inner.report.keep());
+            keep.extend(self.staging.keep());
+        } else if !is_same {
+            if let Some(last) = last.as_ref()
+                && !is_capturing(last)?
+            {
+                join(stream, last)?;
+            }
+            *last = Some(Arc::clone(stream));
+            self.staging.note(stream);
+            tables.note(stream);
+            inner.report.note(stream);
+        }
+        let context = tables.address();
+        drop(tables);
+        let mut config = LaunchConfig::new(route.blocks, route.threads);
+        config.programmatic = self.options.programmatic && bytes <= route::PROGRAMMATIC_UP_TO;
+        let arguments = Arguments::new().with(&context).with(call);
+        let arguments = match transfers {
+            Some(transfers) => arguments.with(transfers),
+            None => arguments,
+        };
+        // SAFETY: the kernel takes the context and a call; the areas are live memory of every
+        // member, recorded with the stream or kept by the graph; the caller guarantees the
+        // operands.
+        unsafe { kernel.launch_into(stream, &config, &arguments, capturing.then_some(keep)) }?;
+        Ok(())
+    }
+}

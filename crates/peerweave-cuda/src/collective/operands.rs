@@ -1,0 +1,74 @@
+//! Operands of calls, and their checks.
+
+use peerweave_collectives::LINE_BYTES;
+use peerweave_types::{DType, ReduceOp};
+
+use crate::error::{CudaError, misuse};
+
+/// Operands of a call.
+#[derive(Clone, Copy)]
+pub(super) struct Operands {
+    pub(super) send: u64,
+    pub(super) recv: u64,
+    pub(super) count: u64,
+    pub(super) dtype: DType,
+    pub(super) op: ReduceOp,
+    pub(super) scalar: u64,
+    /// Whether the result is at the same place of the heap on all ranks.
+    pub(super) is_symmetric: bool,
+}
+
+impl Operands {
+    pub(super) fn new(send: u64, recv: u64, count: u64, dtype: DType, op: ReduceOp) -> Self {
+        Self { send, recv, count, dtype, op, scalar: 0, is_symmetric: false }
+    }
+
+    /// Returns whether the kernels for sums of whole lines can run the call.
+    pub(super) fn are_plain(&self) -> bool {
+        let bytes = self.count * self.dtype.size_bytes() as u64;
+        self.op == ReduceOp::Sum && (self.send | self.recv | bytes).is_multiple_of(LINE_BYTES as u64)
+    }
+
+    pub(super) fn check(&self, call: &'static str) -> Result<(), CudaError> {
+        let Self { send, recv, count, dtype, op, .. } = *self;
+        if !op.accepts(dtype) {
+            return Err(misuse(call, "op", op, &format!("a reduction of {}", dtype.rust_name())));
+        }
+        let size = dtype.size_bytes() as u64;
+        for (what, address) in [("send", send), ("recv", recv)] {
+            if !address.is_multiple_of(size) || (address == 0 && count > 0) {
+                return Err(misuse(call, what, format!("{address:#x}"), &format!("an address that is a multiple of {size}")));
+            }
+        }
+        let bytes =
+            count.checked_mul(size).filter(|bytes| send.checked_add(*bytes).is_some() && recv.checked_add(*bytes).is_some());
+        let Some(bytes) = bytes else {
+            return Err(misuse(call, "count", count, "a number of elements that fits in the address space"));
+        };
+        if send != recv && send < recv + bytes && recv < send + bytes {
+            let value = format!("{recv:#x}, which overlaps send at {send:#x}");
+            return Err(misuse(call, "recv", value, "send itself, or memory that does not overlap it"));
+        }
+        Ok(())
+    }
+}
+
+/// Checks operands, each given by its address and its number of parts. A part has `count` elements
+/// of `size` bytes. Returns the length of a part in bytes.
+pub(super) fn check_parts(call: &'static str, operands: [(u64, u64); 2], count: u64, size: u64) -> Result<u64, CudaError> {
+    let end = |(at, parts): (u64, u64)| count.checked_mul(size)?.checked_mul(parts).and_then(|bytes| at.checked_add(bytes));
+    let [Some(first), Some(second)] = operands.map(end) else {
+        return Err(misuse(call, "the length", count, "a length that fits in the address space"));
+    };
+    for (what, (at, _)) in ["send", "recv"].into_iter().zip(operands) {
+        if !at.is_multiple_of(size) || (at == 0 && count > 0) {
+            return Err(misuse(call, what, format!("{at:#x}"), &format!("an address that is a multiple of {size}")));
+        }
+    }
+    // An operand without parts, which a form in place has, overlaps nothing.
+    let are_both = operands.iter().all(|(_, parts)| *parts > 0);
+    if are_both && operands[0].0 < second && operands[1].0 < first {
+        return Err(misuse(call, "recv", format!("{:#x}", operands[1].0), "memory that does not overlap send"));
+    }
+    Ok(count * size)
+}

@@ -1,0 +1,316 @@
+//! Collectives that reduce elements.
+
+use std::sync::Arc;
+
+use peerweave_collectives::{Algorithm, Call, LINE_BYTES, Results, all_reduce, reduce_scatter};
+use peerweave_driver::CudaStream;
+use peerweave_driver::launch::LoadedKernel;
+use peerweave_types::{DType, Rank, ReduceOp};
+
+use super::Collectives;
+use super::operands::{Operands, check_parts};
+use super::route::{self, Route};
+use crate::error::{CudaError, misuse};
+
+const CALL: &str = "all_reduce";
+
+impl Collectives {
+    /// Enqueues the reduction of `count` elements of every rank. Every rank gets the result.
+    ///
+    /// `send` and `recv` are addresses of this device's memory, on the heap or not, aligned to the
+    /// elements; `recv` is `send`, or does not overlap it. Inputs are combined in the order of
+    /// ranks. 16-bit floats are combined in `f32` and rounded once.
+    ///
+    /// # Collective
+    /// All ranks, with the same count, type and reduction.
+    ///
+    /// # Errors
+    /// Before anything is enqueued: [`CudaError::Misuse`] for a reduction that the type does not
+    /// have, `PreMulSum` (which has a scalar: [`all_reduce_scaled`](Self::all_reduce_scaled)),
+    /// addresses that are not aligned or overlap; [`CudaError::Failed`] after a kernel has failed;
+    /// errors of the launch.
+    ///
+    /// # Safety
+    /// Both ranges are memory that this device can access. They stay allocated until the stream has
+    /// passed the call, or while a graph that captured the call lives. Until then, nothing else
+    /// writes the input or accesses the result.
+    pub unsafe fn all_reduce(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<(), CudaError> {
+        let route = self.all_reduce_route(count, dtype);
+        // SAFETY: the caller guarantees it.
+        unsafe { self.all_reduce_by(route, stream, send, recv, count, dtype, op) }
+    }
+
+    /// Like [`all_reduce`](Self::all_reduce), with the sum of products: each rank multiplies its
+    /// elements by its own scalar. `scalar` has the bits of a value of type `dtype`, zero-extended.
+    /// Each product is rounded to the type.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub unsafe fn all_reduce_scaled(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        scalar: u64,
+    ) -> Result<(), CudaError> {
+        let route = self.all_reduce_route(count, dtype);
+        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum) };
+        // SAFETY: the caller guarantees it.
+        unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
+    }
+
+    /// Like [`all_reduce`](Self::all_reduce), with the result in symmetric memory. Results of long
+    /// calls are stored directly at their place.
+    ///
+    /// # Collective
+    /// As for [`all_reduce`](Self::all_reduce); all ranks call this function.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and for a `recv` that is not on the heap.
+    ///
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce); `recv` is the same place of the heap on all ranks.
+    pub unsafe fn all_reduce_symmetric(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "all_reduce_symmetric";
+        if op == ReduceOp::PreMulSum {
+            return Err(misuse(CALL, "op", op, "a reduction without a scalar (use all_reduce_scaled)"));
+        }
+        self.check_symmetric(CALL, recv, count.checked_mul(dtype.size_bytes() as u64))?;
+        let operands = Operands { send, recv, count, dtype, op, scalar: 0, is_symmetric: true };
+        let route = self.all_reduce_route(count, dtype);
+        // SAFETY: the caller guarantees it.
+        unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
+    }
+
+    /// Enqueues the reduction of `count` elements of every rank. The root gets the result; `recv`
+    /// of other ranks is not used.
+    ///
+    /// # Collective
+    /// All ranks, with the same count, type, reduction and root.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and for an invalid root.
+    ///
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce).
+    #[expect(clippy::too_many_arguments, reason = "the arguments of all_reduce and the root")]
+    pub unsafe fn reduce(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "reduce";
+        if op == ReduceOp::PreMulSum {
+            return Err(misuse(CALL, "op", op, "a reduction without a scalar (use reduce_scaled)"));
+        }
+        // SAFETY: the caller guarantees it.
+        unsafe { self.reduce_to(CALL, stream, send, recv, root, Operands::new(send, recv, count, dtype, op)) }
+    }
+
+    /// Like [`reduce`](Self::reduce), with the sum of products as in
+    /// [`all_reduce_scaled`](Self::all_reduce_scaled).
+    ///
+    /// # Errors
+    /// As for [`reduce`](Self::reduce).
+    ///
+    /// # Safety
+    /// As for [`reduce`](Self::reduce).
+    #[expect(clippy::too_many_arguments, reason = "the arguments of all_reduce and the root")]
+    pub unsafe fn reduce_scaled(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        scalar: u64,
+        root: Rank,
+    ) -> Result<(), CudaError> {
+        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum) };
+        // SAFETY: the caller guarantees it.
+        unsafe { self.reduce_to("reduce_scaled", stream, send, recv, root, operands) }
+    }
+
+    /// # Safety
+    /// As for [`reduce`](Self::reduce).
+    unsafe fn reduce_to(
+        &self,
+        call: &'static str,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        root: Rank,
+        operands: Operands,
+    ) -> Result<(), CudaError> {
+        let is_root = self.root(call, root)? == self.rank.get() as usize;
+        let operands = Operands { recv: if is_root { recv } else { send }, ..operands };
+        let route = self.all_reduce_route(operands.count, operands.dtype);
+        // SAFETY: the caller guarantees it.
+        unsafe { self.reduce_by(call, route, stream, &operands, Results::Root(root.get())) }
+    }
+
+    /// Returns the route that [`all_reduce`](Self::all_reduce) takes.
+    pub fn all_reduce_route(&self, count: u64, dtype: DType) -> Route {
+        route::all_reduce(dtype, count, &self.staging.limits)
+    }
+
+    /// Like [`all_reduce`](Self::all_reduce), by a route that the caller chooses, for measurements.
+    ///
+    /// # Collective
+    /// As for [`all_reduce`](Self::all_reduce), and with the same route on all ranks.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and [`CudaError::Misuse`] if the staging memory has
+    /// no room for the route.
+    ///
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce).
+    #[expect(clippy::too_many_arguments, reason = "the arguments of all_reduce and the route")]
+    pub unsafe fn all_reduce_by(
+        &self,
+        route: Route,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<(), CudaError> {
+        if op == ReduceOp::PreMulSum {
+            return Err(misuse(CALL, "op", op, "a reduction without a scalar (use all_reduce_scaled)"));
+        }
+        // SAFETY: the caller guarantees it.
+        unsafe { self.reduce_by(CALL, route, stream, &Operands::new(send, recv, count, dtype, op), Results::Every) }
+    }
+
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce).
+    unsafe fn reduce_by(
+        &self,
+        name: &'static str,
+        route: Route,
+        stream: &Arc<CudaStream>,
+        operands: &Operands,
+        results: Results,
+    ) -> Result<(), CudaError> {
+        let Operands { send, recv, count, dtype, op, scalar, is_symmetric } = *operands;
+        operands.check(name)?;
+        let limits = &self.staging.limits;
+        let lines = (count * dtype.size_bytes() as u64).div_ceil(LINE_BYTES as u64);
+        let fits = route::holds(route.algorithm, lines, limits);
+        if !fits || route.blocks == 0 || route.blocks > limits.max_blocks || !route.threads.is_multiple_of(32) {
+            let expected = format!("a route for {lines} lines that fits the staging memory: {limits:?}");
+            return Err(misuse(name, "route", format!("{route:?}"), &expected));
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let common = if route.algorithm == Algorithm::Chunked { &self.staging.rings } else { &self.staging.banks };
+        // All ranks compute the same value, because they have the same count and the result at the
+        // same place.
+        let is_symmetric = is_symmetric && (recv | (count * dtype.size_bytes() as u64)).is_multiple_of(LINE_BYTES as u64);
+        let (results, is_symmetric) = (results.code(), u32::from(is_symmetric));
+        let call = Call { send, recv, count, scalar, op: op as u32, results, is_symmetric, ..*common };
+        let kernel = self.kernel(route.algorithm, dtype, operands.are_plain())?;
+        // SAFETY: the caller guarantees the operands; the areas belong to this team.
+        unsafe { self.enqueue(name, stream, kernel, route, call, count * dtype.size_bytes() as u64) }
+    }
+
+    /// Enqueues a reduce-scatter: rank `r` gets the reduction of part `r` of all inputs. A part has
+    /// `count` elements; `send` has one part for each rank. `recv` may be this rank's part of
+    /// `send`.
+    ///
+    /// # Collective
+    /// All ranks, with the same count, type and reduction.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub unsafe fn reduce_scatter(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "reduce_scatter";
+        if op == ReduceOp::PreMulSum || !op.accepts(dtype) {
+            return Err(misuse(CALL, "op", op, &format!("a reduction of {} without a scalar", dtype.rust_name())));
+        }
+        let (ranks, size) = (u64::from(self.staging.limits.ranks), dtype.size_bytes() as u64);
+        // In place, a thread reads its lines of this rank's part before it writes them.
+        let own = send.checked_add(count.saturating_mul(size).saturating_mul(u64::from(self.rank.get())));
+        let operands = if own == Some(recv) { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, 1)] };
+        let bytes = check_parts(CALL, operands, count, size)?;
+        let is_plain = op == ReduceOp::Sum && (send | recv | bytes).is_multiple_of(LINE_BYTES as u64);
+        if count == 0 {
+            return Ok(());
+        }
+        let limits = &self.staging.limits;
+        let common = Call { op: op as u32, stride: bytes, ..self.staging.banks };
+        if !route::scatters_by_lines(bytes, limits) && bytes.is_multiple_of(LINE_BYTES as u64) {
+            // The ring has the same parts as this call. It writes this rank's part at its place in
+            // a whole result.
+            let back = u64::from(self.rank.get()) * bytes;
+            let (recv, results) = (recv.wrapping_sub(back), Results::OwnPart.code());
+            let call = Call { send, recv, count: count * ranks, op: op as u32, results, ..self.staging.rings };
+            let kernel = self.kernel(Algorithm::Chunked, dtype, is_plain)?;
+            let route = route::all_reduce(dtype, count * ranks, limits);
+            let route = Route { algorithm: Algorithm::Chunked, ..route };
+            // SAFETY: the caller guarantees the operands; the areas belong to this team.
+            return unsafe { self.enqueue(CALL, stream, kernel, route, call, bytes * ranks) };
+        }
+        // The call is made in pieces of parts for which the banks have room on every rank.
+        let most = self.most_part_bytes() / size;
+        let kernel = self.scatter_kernel(dtype, is_plain)?;
+        for start in (0..count).step_by(most as usize) {
+            let (at, count) = (start * size, most.min(count - start));
+            let call = Call { send: send + at, recv: recv + at, count, ..common };
+            let route = route::parts(count * size, limits);
+            // SAFETY: the caller guarantees the operands; the areas belong to this team.
+            unsafe { self.enqueue(CALL, stream, kernel, route, call, count * size * ranks) }?;
+        }
+        Ok(())
+    }
+
+    /// Returns the kernel of all_reduce for an algorithm and a type.
+    pub(super) fn kernel(&self, algorithm: Algorithm, dtype: DType, is_plain: bool) -> Result<&LoadedKernel, CudaError> {
+        let slot = &self.kernels[algorithm as usize][dtype as usize][usize::from(is_plain)];
+        self.loaded(slot, CALL, || all_reduce::kernel(algorithm, dtype, self.staging.limits.ranks, is_plain))
+    }
+
+    pub(super) fn scatter_kernel(&self, dtype: DType, is_plain: bool) -> Result<&LoadedKernel, CudaError> {
+        let slot = &self.scatters[dtype as usize][usize::from(is_plain)];
+        self.loaded(slot, "reduce_scatter", || reduce_scatter::kernel(dtype, self.staging.limits.ranks, is_plain))
+    }
+}
