@@ -64,7 +64,7 @@ impl KernelJob {
             ["--gpu"] => {
                 let job = Job::from_env()?;
                 let rendezvous = Arc::new(Rendezvous::join(&job, Options::default())?);
-                let context = peerweave_driver::context(job.local_pe as usize)?;
+                let context = peerweave_driver::local_context(job.local_pe as usize)?;
                 let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(HEAP_BYTES).deadline(DEADLINE))?;
                 Ok(Self::Gpu { stream: gpu.stream()?, gpu })
             }

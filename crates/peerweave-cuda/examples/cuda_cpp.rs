@@ -26,7 +26,7 @@ extern "C" __global__ void ring(const Context* ctx, SymSlice<u64> word, SymSlice
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let job = Job::from_env()?;
     let rendezvous = Arc::new(Rendezvous::join(&job, Options::default())?);
-    let context = peerweave_driver::context(job.local_pe as usize)?;
+    let context = peerweave_driver::local_context(job.local_pe as usize)?;
     let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(1 << 20))?;
 
     let source = Source::new("ring.cu", RING).header("peerweave.cuh", peerweave_cuh()).option("-std=c++17");

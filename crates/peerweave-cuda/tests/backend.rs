@@ -482,3 +482,18 @@ fn job_without_a_launcher_takes_one_gpu() {
         assert!(world.finalize().unwrap().is_clean());
     });
 }
+
+#[test]
+fn chosen_device_is_used_and_must_exist() {
+    fakes().run(|| {
+        common::register();
+        let mut options = peerweave_cuda::CudaOptions::default();
+        (options.heap_bytes, options.device) = (Some(1 << 20), Some(3));
+        let world = World::new(peerweave_cuda::Cuda::join(&peerweave_bootstrap::Job::single(), &options).unwrap()).unwrap();
+        assert_eq!(world.caps().device, Some(3));
+        assert!(world.finalize().unwrap().is_clean());
+        options.device = Some(8);
+        let error = peerweave_cuda::Cuda::join(&peerweave_bootstrap::Job::single(), &options).unwrap_err();
+        assert!(error.to_string().contains("device 8"), "{error}");
+    });
+}

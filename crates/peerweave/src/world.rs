@@ -82,6 +82,7 @@ pub struct WorldBuilder {
     check_calls: Option<bool>,
     cross_memory_attach: Option<bool>,
     kernel_seed: Option<u64>,
+    device: Option<usize>,
 }
 
 impl WorldBuilder {
@@ -140,10 +141,19 @@ impl WorldBuilder {
         self
     }
 
+    /// Sets the device of this PE, by its ordinal in this process. Default: PE `i` of a machine uses
+    /// device `i` of the devices that its process sees, or the only one. Ignored by the host
+    /// backend.
+    #[must_use]
+    pub fn device(mut self, ordinal: usize) -> Self {
+        self.device = Some(ordinal);
+        self
+    }
+
     /// Joins the job.
     ///
     /// # Collective
-    /// Every PE of the job must call this with the same settings.
+    /// Every PE of the job must call this with the same settings, except for the device.
     ///
     /// # Errors
     /// Those of [`World::from_env`].
@@ -205,6 +215,7 @@ impl WorldBuilder {
         let mut options = peerweave_cuda::CudaOptions::default();
         options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);
         options.heap_bytes = self.heap_bytes.or(settings.heap_bytes);
+        options.device = self.device;
         Ok(peerweave_cuda::Cuda::join(job, &options)?)
     }
 

@@ -80,7 +80,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Outcome {
     let job = Job::from_env()?;
     let rendezvous = Arc::new(Rendezvous::join(&job, Options::default())?);
-    let context = peerweave_driver::context(job.local_pe as usize)?;
+    let context = peerweave_driver::local_context(job.local_pe as usize)?;
     let mut options = CollectivesOptions::default();
     (options.max_blocks, options.slot_bytes) = (arguments.max_blocks, arguments.slot_bytes);
     options.programmatic = !arguments.plain_start;

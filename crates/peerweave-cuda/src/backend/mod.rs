@@ -79,7 +79,7 @@ pub fn visible_gpus() -> Result<usize, crate::CudaError> {
     Ok(peerweave_driver::Driver::get()?.device_count()?)
 }
 
-/// Settings of the backend for GPUs. All PEs of a job pass the same values.
+/// Settings of the backend for GPUs. All PEs of a job pass the same values, except for `device`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaOptions {
@@ -88,11 +88,15 @@ pub struct CudaOptions {
     /// Size of the symmetric heap of each PE in bytes. Default: 1 GiB. The backend allocates more
     /// for collectives: a quarter more than the default.
     pub heap_bytes: Option<usize>,
+    /// The device of this PE, by its ordinal in this process; may differ among PEs. Default: as
+    /// [`Cuda::join`] says. PEs that share a device take turns on it, so each wait of a kernel for
+    /// another PE takes milliseconds: for tests on machines with few GPUs.
+    pub device: Option<usize>,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        Self { deadline: Duration::from_secs(60), heap_bytes: None }
+        Self { deadline: Duration::from_secs(60), heap_bytes: None, device: None }
     }
 }
 
@@ -120,8 +124,9 @@ fn teams_memory(gpu: &Gpu, heap_bytes: u64, teams: u64) -> Result<TeamsMemory, c
 }
 
 impl Cuda {
-    /// Joins a job. The PEs of a machine use its GPUs in order: PE `i` of the machine uses device
-    /// `i` of the devices that its process sees, or device 0 if its process sees only one.
+    /// Joins a job. Without [`CudaOptions::device`] the PEs of a machine use its GPUs in order: PE
+    /// `i` of the machine uses device `i` of the devices that its process sees, or device 0 if its
+    /// process sees only one.
     ///
     /// # Collective
     /// All PEs of the job, with the same options.
@@ -132,7 +137,11 @@ impl Cuda {
     pub fn join(job: &Job, options: &CudaOptions) -> Result<Arc<Self>, Error> {
         const CALL: &str = "Cuda::join";
         let setup = |error: crate::CudaError| Error::setup(CALL, error);
-        let context = peerweave_driver::local_context(job.local_pe as usize).map_err(|error| setup(error.into()))?;
+        let context = match options.device {
+            Some(ordinal) => peerweave_driver::context(ordinal),
+            None => peerweave_driver::local_context(job.local_pe as usize),
+        };
+        let context = context.map_err(|error| setup(error.into()))?;
         let heap_bytes = options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES);
         let options = GpuOptions::new(heap_bytes).deadline(options.deadline);
         let world = CollectivesOptions::default().heap_bytes() as usize;

@@ -107,7 +107,7 @@ fn parent(arguments: &Arguments) -> Result<String, Failure> {
 fn pe(arguments: &Arguments, job: &Job) -> Result<(usize, usize), Failure> {
     let start = Instant::now();
     let rendezvous = Arc::new(Rendezvous::join(job, Options::default())?);
-    let context = peerweave_driver::context(job.local_pe as usize)?;
+    let context = peerweave_driver::local_context(job.local_pe as usize)?;
     let settings = peerweave_nvshmem::Settings::default;
     let transport = match arguments.transport {
         Kind::Mapped => Transport::Mapped,
