@@ -141,8 +141,8 @@ impl WorldBuilder {
         self
     }
 
-    /// Sets the device of this PE, by its ordinal in this process. Default: PE `i` of a machine uses
-    /// device `i` of the devices that its process sees, or the only one. Ignored by the host
+    /// Sets the device of this PE, by its ordinal in this process. Default: PE `i` of a machine
+    /// uses device `i` of the devices that its process sees, or the only one. Ignored by the host
     /// backend.
     #[must_use]
     pub fn device(mut self, ordinal: usize) -> Self {
