@@ -100,6 +100,18 @@ impl Running {
         }
     }
 
+    /// Waits for the end of a PE, and returns what it has written since the last line that was
+    /// read, and how it ended. The rendezvous is not notified.
+    ///
+    /// # Panics
+    /// If the PE does not end.
+    pub fn ending(&mut self, pe: usize) -> (Vec<String>, ExitStatus) {
+        let Some(status) = self.pes[pe].wait(self.limit) else { self.report(&format!("PE {pe} did not end")) };
+        // The channel closes when the reader has reached the end of the output.
+        let said = std::iter::from_fn(|| self.pes[pe].lines.recv_timeout(self.limit).ok());
+        (said.map(|(_, line)| line).collect(), status)
+    }
+
     /// Waits until each of these PEs has written `line`.
     ///
     /// # Panics

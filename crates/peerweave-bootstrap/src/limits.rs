@@ -3,7 +3,7 @@
 /// First bytes of every hello.
 pub const MAGIC: [u8; 8] = *b"peerweav";
 /// Version of this protocol.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Maximum number of PEs of a job.
 pub const MAX_PES: u32 = 65_536;
 /// Maximum length of a blob of an exchange and of a value of the key-value store, in bytes.

@@ -133,6 +133,16 @@ impl Stream {
         }
     }
 
+    /// Ends the connection: a thread that reads gets its end.
+    pub(crate) fn shut_down(&self) {
+        // It fails if the peer has ended the connection.
+        let _ = match self {
+            #[cfg(target_os = "linux")]
+            Self::Unix(stream) => stream.shutdown(net::Shutdown::Both),
+            Self::Tcp(stream) => stream.shutdown(net::Shutdown::Both),
+        };
+    }
+
     /// Writes all of `bytes` by `deadline`. After an error, part of the bytes may have been
     /// written, so the connection cannot be used any more.
     pub(crate) fn write_all_by(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {

@@ -58,6 +58,7 @@ fn frame() -> impl Strategy<Value = Frame> {
         request().prop_map(|request| Frame::Check { request }),
         request().prop_map(|request| Frame::Cancel { request }),
         (0..MAX_PES).prop_map(|pe| Frame::Blame { pe }),
+        any::<u8>().prop_map(|code| Frame::Abort { code }),
         Just(Frame::Leave),
         Just(Frame::Welcome),
         prop_oneof![Just(Refusal::Token), Just(Refusal::AlreadyJoined), Just(Refusal::NPes), Just(Refusal::Version)]
@@ -69,6 +70,7 @@ fn frame() -> impl Strategy<Value = Frame> {
         (request(), pes()).prop_map(|(request, missing)| Frame::Late { request, missing }),
         (request(), fault()).prop_map(|(request, fault)| Frame::Failed { request, fault }),
         fault().prop_map(|fault| Frame::Lost { fault }),
+        (0..MAX_PES, any::<u8>()).prop_map(|(pe, code)| Frame::Aborted { pe, code }),
     ]
 }
 

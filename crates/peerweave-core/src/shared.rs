@@ -6,7 +6,7 @@
 
 use crate::Result;
 use crate::backend::error::{Error, MisuseKind, misuse};
-use crate::backend::{Backend, PrivateBuffers};
+use crate::backend::{AbortWord, Backend, PrivateBuffers};
 use peerweave_fork::ForkGuard;
 use peerweave_types::{Pe, SymOffset};
 use std::collections::BTreeMap;
@@ -27,6 +27,7 @@ pub(crate) struct Shared {
     /// The device whose memory operations accept.
     pub(crate) device: Option<u32>,
     guard: ForkGuard,
+    aborted: AbortWord,
     finalized: AtomicBool,
     allocations: Mutex<Allocations>,
 }
@@ -49,16 +50,17 @@ impl Shared {
             private_refused: backend.caps().private_buffers == PrivateBuffers::Refused,
             device: backend.caps().device,
             guard: ForkGuard::new(),
+            aborted: backend.abort_word(),
             finalized: AtomicBool::new(false),
             allocations: Mutex::default(),
             backend,
         }
     }
 
-    /// Checks that the world was not finalized, and that this process made it.
+    /// Checks that the world was neither finalized nor aborted, and that this process made it.
     #[inline]
     pub(crate) fn usable(&self, call: &'static str) -> Result<()> {
-        if self.finalized.load(Ordering::Acquire) || self.is_forked() {
+        if self.finalized.load(Ordering::Acquire) || self.aborted.is_set() || self.is_forked() {
             return Err(self.unusable(call));
         }
         Ok(())
@@ -80,8 +82,11 @@ impl Shared {
     #[cold]
     #[inline(never)]
     fn unusable(&self, call: &'static str) -> Error {
-        let kind = if self.is_forked() { MisuseKind::Forked } else { MisuseKind::Finalized };
-        misuse(call, kind)
+        match self.aborted.error() {
+            _ if self.is_forked() => misuse(call, MisuseKind::Forked),
+            Some(aborted) => aborted,
+            None => misuse(call, MisuseKind::Finalized),
+        }
     }
 
     /// Fails if `what`, which belongs to the world `theirs`, is used with a team, buffer or stream

@@ -2,7 +2,7 @@
 
 use peerweave_core::backend::TeamId;
 use peerweave_core::noop::{Call, Noop};
-use peerweave_core::{MisuseKind, Rank, World};
+use peerweave_core::{Error, MisuseKind, Rank, World};
 
 #[test]
 fn finalize_reports_leaks_with_their_allocation_site() {
@@ -155,4 +155,38 @@ fn concurrent_atomic_adds_lose_no_update() {
         }
     });
     assert_eq!(world.team().atomic_fetch_blocking(&word, 0, peer).unwrap(), -2000);
+}
+
+#[test]
+fn calls_after_an_abort_fail_with_its_pe_and_code() {
+    let noop = Noop::new(2, 3);
+    let world = World::new(noop.clone()).unwrap();
+    let x = world.alloc_zeroed::<u64>(1).unwrap();
+    let stream = world.stream().unwrap();
+    noop.take_calls();
+    let errors = [
+        world.abort(7),
+        world.abort(8),
+        world.fence_blocking().unwrap_err(),
+        world.alloc::<u8>(1).unwrap_err(),
+        world.team().p_blocking(&x, 0, 1, Rank::new(1)).unwrap_err(),
+        world.team().barrier(&stream).unwrap_err(),
+        x.store(0, 1).unwrap_err(),
+        stream.synchronize().unwrap_err(),
+        world.finalize().unwrap_err(),
+    ];
+    for (index, error) in errors.iter().enumerate() {
+        assert!(matches!(error, Error::Aborted { by, code: 7 } if by.get() == 2), "call {index}: {error}");
+    }
+    assert!(matches!(noop.take_calls()[..], [Call::Abort(7)]), "the backend gets the first call only");
+}
+
+#[test]
+fn abort_after_finalize_ends_nothing() {
+    let noop = Noop::new(0, 1);
+    let world = World::new(noop.clone()).unwrap();
+    world.finalize().unwrap();
+    noop.take_calls();
+    assert!(matches!(world.abort(1).misuse(), Some(MisuseKind::Finalized)));
+    assert!(noop.take_calls().is_empty());
 }

@@ -88,3 +88,39 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     assert!(matches!(ended, Err(CudaError::PeLost { pe, .. }) if pe == Pe::new(2)), "{ended:?}");
     assert!(took < Duration::from_secs(5), "the dead PE is not waited for: {took:?}");
 }
+
+#[test]
+fn abort_ends_every_process_with_its_code() {
+    const SCENARIO: &str = "abort_ends_every_process_with_its_code";
+    let fakes = Fakes::new().cuda();
+    let outputs = match peerweave_fakes::child() {
+        Some(child) => return one_aborts(&child),
+        None if !fakes.can_run(SCENARIO) => return,
+        None => fakes.spawn_children(4, SCENARIO),
+    };
+    for (pe, output) in outputs.iter().enumerate() {
+        assert_eq!(output.status.code(), Some(6), "PE {pe}: {output}");
+        assert!(!output.stderr.contains("went on"), "PE {pe}: {output}");
+    }
+}
+
+fn one_aborts(child: &peerweave_fakes::Child) {
+    let gpu = common::process(child, options().deadline(Duration::from_secs(20)));
+    let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
+    let (team, words) = (world.team(), world.alloc_zeroed::<u64>(1).unwrap());
+    team.barrier_blocking().unwrap();
+    let outcome = match world.my_pe().get() {
+        0 => team.barrier_blocking(),
+        1 => team.wait_until_blocking(&words.signal(0).unwrap(), Compare::Eq, 1).map(drop),
+        2 => {
+            std::thread::sleep(Duration::from_millis(100));
+            Err(world.abort(6))
+        }
+        _ => {
+            // Makes no call.
+            std::thread::sleep(Duration::from_secs(15));
+            Ok(())
+        }
+    };
+    panic!("{} went on: {outcome:?}", world.my_pe());
+}

@@ -5,11 +5,12 @@ use crate::ops::collective::{Purpose, allocation_detail};
 use crate::ops::shared::Shared;
 use crate::simd;
 use crate::stream::{COMPLETION_GRACE, HostStream};
+use crate::sync::abort::JobAbort;
 use crate::sync::team::slot_of;
-use peerweave_bootstrap::Rendezvous;
+use peerweave_bootstrap::{Rendezvous, end_process};
 use peerweave_core::backend::{
-    Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, SplitCall, SplitPart, StreamBackend,
-    TeamId, TeamRecord,
+    AbortWord, Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, SplitCall, SplitPart,
+    StreamBackend, TeamId, TeamRecord,
 };
 use peerweave_core::{Error, Timeout};
 use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
@@ -207,6 +208,24 @@ unsafe impl Backend for Host {
     #[inline]
     unsafe fn run(&self, op: &Op, _keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
         ops::run(&self.shared, op)
+    }
+
+    fn abort(&self, code: u8) -> Error {
+        let (by, code) = self.shared.peers.claim_abort(code);
+        if let JobAbort::OfThreads(_) = self.shared.peers.job_abort {
+            return Error::Aborted { by, code };
+        }
+        if let Some(rendezvous) = self.rendezvous() {
+            rendezvous.abort(code);
+        }
+        end_process(code)
+    }
+
+    fn abort_word(&self) -> AbortWord {
+        match &self.shared.peers.job_abort {
+            JobAbort::OfThreads(word) => word.clone(),
+            JobAbort::OfProcesses => AbortWord::default(),
+        }
     }
 
     fn finalize(&self) -> Result<(), Error> {

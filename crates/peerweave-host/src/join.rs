@@ -11,13 +11,16 @@ use crate::ops::launch::Kernels;
 use crate::ops::queues::Queues;
 use crate::ops::shared::{self, Shared};
 use crate::simd;
+use crate::sync::abort::{self, JobAbort};
 use crate::sync::liveness::Liveness;
 use crate::sync::peers::Peers;
 use crate::sync::process::Identity;
 use crate::sync::root_cause;
 use crate::sync::team::Teams;
-use peerweave_bootstrap::{BootstrapError, Job, Rendezvous};
-use peerweave_core::backend::{AccumulatorType, CallChecking, Caps, JobShape, NanRule, PrivateBuffers, ReductionOrder, TeamId};
+use peerweave_bootstrap::{Aborted, BootstrapError, Job, Rendezvous};
+use peerweave_core::backend::{
+    AbortWord, AccumulatorType, CallChecking, Caps, JobShape, NanRule, PrivateBuffers, ReductionOrder, TeamId,
+};
 use peerweave_core::{Error, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 use peerweave_fork::ForkGuard;
 use peerweave_types::{DType, Pe};
@@ -105,6 +108,11 @@ impl Host {
         let mapping = Arc::new(Mapping::new(file.as_fd(), layout).map_err(system)?);
         let me = job.pe.index();
         announce(&mapping, me);
+        let memory = mapping.clone();
+        let end = move |aborted: Aborted| abort::end_notified(&memory.segments(), aborted.by, aborted.code);
+        if let Err(error) = rendezvous.when_aborted(end) {
+            tracing::warn!(%error, "an abort of the job ends this PE at its next wait only");
+        }
         // After this barrier, the pages of all PEs are filled in.
         let met = rendezvous.barrier_within("peerweave-host", left()).map_err(setup);
         met.and_then(|()| Self::new(me, mapping.clone(), options, Some(rendezvous.clone()), left()))
@@ -124,7 +132,8 @@ impl Host {
         let mapping = own_memory(layout).map_err(|error| Error::system(CALL, error))?;
         (0..n_pes).for_each(|pe| announce(&mapping, pe));
         // The backends are made one after the other, without the collective that ends a join.
-        let alone = |pe| Shared::alone(pe, mapping.clone(), options, None, Err("PEs are threads".into()));
+        let aborted = JobAbort::OfThreads(AbortWord::default());
+        let alone = |pe| Shared::alone(pe, mapping.clone(), options, None, aborted.clone(), Err("PEs are threads".into()));
         Ok((0..n_pes).map(|pe| Self { shared: Arc::new(alone(pe)) }).collect())
     }
 
@@ -146,7 +155,8 @@ impl Host {
                 .filter(|&pe| pe != me)
                 .try_for_each(|pe| own.can_read(&Identity::read(segments.page(pe))).map_err(|why| format!("PE {pe}: {why}")))
         };
-        let mut shared = Shared::alone(me, mapping, &HostOptions { deadline: left, ..options.clone() }, rendezvous, readable);
+        let joining = HostOptions { deadline: left, ..options.clone() };
+        let mut shared = Shared::alone(me, mapping, &joining, rendezvous, JobAbort::OfProcesses, readable);
         // All PEs must choose the same algorithms, so either all of them use it or none.
         let mine = u64::from(shared.cross_memory);
         let heap_bytes = shared.peers.segments.layout().heap_bytes as u64;
@@ -167,6 +177,7 @@ impl Shared {
         mapping: Arc<Mapping>,
         options: &HostOptions,
         rendezvous: Option<Arc<Rendezvous>>,
+        job_abort: JobAbort,
         readable: Result<(), String>,
     ) -> Self {
         let segments = mapping.segments();
@@ -194,7 +205,7 @@ impl Shared {
         let job = JobShape { my_pe: Pe::new(me as u32), n_pes, local: (0..n_pes as u32).map(Pe::new).collect() };
         let liveness = Liveness::new(segments, rendezvous.as_ref());
         Self {
-            peers: Peers::new(segments, me, options.deadline, liveness, n_pes > machine::processors()),
+            peers: Peers::new(segments, me, options.deadline, liveness, job_abort, n_pes > machine::processors()),
             job,
             caps,
             compare_calls: options.check_calls,

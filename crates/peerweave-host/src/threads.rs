@@ -2,6 +2,7 @@
 
 use crate::backend::Host;
 use crate::join::HostOptions;
+use peerweave_core::backend::Backend;
 use peerweave_core::{Error, World};
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use std::sync::Arc;
 /// have ended, the panic continues on the calling thread.
 ///
 /// # Errors
-/// [`Error::System`] if the shared memory cannot be mapped. Errors of the PEs are in the results.
+/// [`Error::System`] if the shared memory cannot be mapped. [`Error::Aborted`] if a PE has aborted
+/// the job, instead of the results and of panics. Other errors of the PEs are in the results.
 ///
 /// ```
 /// use peerweave::host::{HostOptions, on_threads};
@@ -27,13 +29,19 @@ use std::sync::Arc;
 /// # Ok::<(), peerweave::Error>(())
 /// ```
 pub fn on_threads<R: Send>(n_pes: usize, options: &HostOptions, program: impl Fn(World) -> R + Sync) -> Result<Vec<R>, Error> {
-    let worlds = Host::threads(n_pes, options)?.into_iter().map(|host| World::new(Arc::new(host)));
+    let hosts = Host::threads(n_pes, options)?;
+    let aborted = hosts[0].abort_word();
+    let worlds = hosts.into_iter().map(|host| World::new(Arc::new(host)));
     let worlds: Vec<World> = worlds.collect::<Result<_, _>>()?;
     let program = &program;
     std::thread::scope(|scope| {
         let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || program(world))).collect();
         // Join all threads before the first panic continues.
         let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        // A PE may also panic because of the abort, for example by `unwrap` of the error.
+        if let Some(aborted) = aborted.error() {
+            return Err(aborted);
+        }
         Ok(ended.into_iter().map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect())
     })
 }

@@ -99,6 +99,7 @@ pub mod threads {}
 /// | MPI | here |
 /// |---|---|
 /// | `MPI_Init`, `MPI_Finalize` | [`World::from_env`], [`World::finalize`](peerweave_core::World::finalize) |
+/// | `MPI_Abort` | [`World::abort`](peerweave_core::World::abort): all processes exit with that code |
 /// | `MPI_Comm_rank`, `MPI_Comm_size` | [`Team::my_rank`], [`Team::size`] |
 /// | `MPI_COMM_WORLD` | [`World::team`](peerweave_core::World::team) |
 /// | `MPI_Comm_split` | [`Team::split`]; `MPI_UNDEFINED` is `None` |
@@ -127,6 +128,7 @@ pub mod from_mpi {}
 /// | OpenSHMEM | here |
 /// |---|---|
 /// | `shmem_init`, `shmem_finalize` | [`World::from_env`], [`World::finalize`](peerweave_core::World::finalize) |
+/// | `shmem_global_exit` | [`World::abort`](peerweave_core::World::abort): all processes exit with that code |
 /// | `shmem_my_pe`, `shmem_n_pes` | [`World::my_pe`](peerweave_core::World::my_pe), [`World::n_pes`](peerweave_core::World::n_pes) |
 /// | `shmem_malloc`, `shmem_calloc`, `shmem_align`, `shmem_free` | [`alloc`](peerweave_core::World::alloc), [`alloc_zeroed`](peerweave_core::World::alloc_zeroed), [`alloc_aligned`](peerweave_core::World::alloc_aligned), [`Symmetric::release`] |
 /// | `shmem_put`, `shmem_get` | [`Team::put_blocking`], [`Team::get_blocking`]: the source comes first |

@@ -79,8 +79,9 @@ pub use world::{World, WorldBuilder};
 /// error that names it. The panic resumes on the calling thread when all PEs have ended.
 ///
 /// # Errors
-/// [`Error::Setup`] if the shared memory cannot be created; [`Error::Misuse`] if one of Peerweave's
-/// variables has an invalid value. Errors inside `program` are part of its results.
+/// [`Error::Aborted`] if a PE has called [`World::abort`](peerweave_core::World::abort), instead of
+/// the results. [`Error::Setup`] if the shared memory cannot be created. [`Error::Misuse`] if a
+/// variable of Peerweave has an invalid value. Errors inside `program` are part of its results.
 ///
 /// ```
 /// use peerweave::{ReduceOp, on_threads};

@@ -49,7 +49,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<(Frame, usize)>, ProtocolError> {
                 return Err(ProtocolError::Magic);
             }
         }
-        2..=9 | 16..=24 => {}
+        2..=10 | 16..=25 => {}
         _ => return Err(ProtocolError::Kind { kind }),
     }
     let Some(body) = fields.get(..len_bytes as usize - 1) else { return Ok(None) };
@@ -110,6 +110,7 @@ fn decode_fields(kind: u8, r: &mut Reader<'_>) -> Result<Frame, ProtocolError> {
         7 => Frame::Leave,
         8 => Frame::Remove { request: r.u64("request")?, key: r.key()? },
         9 => Frame::Blame { pe: r.pe()? },
+        10 => Frame::Abort { code: r.u8("code")? },
         16 => Frame::Welcome,
         17 => Frame::Refused {
             reason: match r.u8("reason")? {
@@ -127,6 +128,7 @@ fn decode_fields(kind: u8, r: &mut Reader<'_>) -> Result<Frame, ProtocolError> {
         22 => Frame::Late { request: r.u64("request")?, missing: r.pes("missing")? },
         23 => Frame::Failed { request: r.u64("request")?, fault: decode_fault(r)? },
         24 => Frame::Lost { fault: decode_fault(r)? },
+        25 => Frame::Aborted { pe: r.pe()?, code: r.u8("code")? },
         _ => return Err(ProtocolError::Kind { kind }),
     })
 }
@@ -225,6 +227,10 @@ fn encode_body(frame: &Frame, w: &mut Writer<'_>) {
             w.u8(9);
             w.u32(*pe);
         }
+        Frame::Abort { code } => {
+            w.u8(10);
+            w.u8(*code);
+        }
         Frame::Leave => w.u8(7),
         Frame::Welcome => w.u8(16),
         Frame::Refused { reason } => {
@@ -257,6 +263,11 @@ fn encode_body(frame: &Frame, w: &mut Writer<'_>) {
         Frame::Lost { fault } => {
             w.u8(24);
             encode_fault(fault, w);
+        }
+        Frame::Aborted { pe, code } => {
+            w.u8(25);
+            w.u32(*pe);
+            w.u8(*code);
         }
     }
 }

@@ -185,6 +185,11 @@ pub enum Frame {
         /// The PE that is the cause.
         pe: u32,
     },
+    /// Client: ends the job of all PEs with this exit code. Answered by `Aborted`.
+    Abort {
+        /// Exit code of every process of the job.
+        code: u8,
+    },
     /// Client: leaves the job.
     Leave,
     /// Server: accepts a hello.
@@ -238,6 +243,13 @@ pub enum Frame {
         /// The PE and the cause of its loss.
         fault: Fault,
     },
+    /// Server: a PE has ended the job. Sent to all PEs without a request, once.
+    Aborted {
+        /// The PE that was first to end the job.
+        pe: u32,
+        /// Its exit code.
+        code: u8,
+    },
 }
 
 impl Frame {
@@ -252,6 +264,7 @@ impl Frame {
             Self::Check { .. } => "check",
             Self::Cancel { .. } => "cancel",
             Self::Blame { .. } => "blame",
+            Self::Abort { .. } => "abort",
             Self::Leave => "leave",
             Self::Welcome => "welcome",
             Self::Refused { .. } => "refused",
@@ -262,6 +275,7 @@ impl Frame {
             Self::Late { .. } => "late",
             Self::Failed { .. } => "failed",
             Self::Lost { .. } => "lost",
+            Self::Aborted { .. } => "aborted",
         }
     }
 

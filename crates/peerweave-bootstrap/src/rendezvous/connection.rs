@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::endpoint::Endpoint;
@@ -41,6 +41,13 @@ pub(crate) enum Closed {
     Broken(BootstrapError),
 }
 
+/// The reason why a wait for the end of the job returned without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotAborted {
+    Late,
+    Closed,
+}
+
 pub(crate) struct Connection {
     stream: Stream,
     /// Held while a thread writes a frame.
@@ -55,6 +62,8 @@ struct State {
     /// Losses reported by the server without a request, in their order. They may explain why the
     /// server died.
     lost: Vec<Fault>,
+    /// The PE that has ended the job, with its exit code.
+    aborted: Option<(u32, u8)>,
     reading: bool,
     /// Bytes read but not yet decoded.
     inbox: Vec<u8>,
@@ -72,7 +81,7 @@ struct Slot {
 
 /// Outcome of an attempt to join.
 pub(crate) enum Attempt {
-    Joined(Box<Connection>),
+    Joined(Arc<Connection>),
     /// No server answered, or it closed the connection without an answer: try again.
     Again(io::Error),
 }
@@ -95,6 +104,7 @@ impl Connection {
             slots: HashMap::from([(JOIN_REQUEST, Slot::default())]),
             closed: None,
             lost: Vec::new(),
+            aborted: None,
             reading: false,
             inbox: Vec::new(),
             scratch: vec![0; 64 << 10],
@@ -133,7 +143,7 @@ impl Connection {
             state.inbox = inbox;
             state.dispatch();
         }
-        Ok(Attempt::Joined(Box::new(connection)))
+        Ok(Attempt::Joined(Arc::new(connection)))
     }
 
     /// Returns a number for the next request that is not collective.
@@ -196,19 +206,51 @@ impl Connection {
     /// Waits until `until` for the outcome of a request. Without an outcome the request stays
     /// pending.
     pub(crate) fn wait_until(&self, request: u64, until: Instant) -> Option<Answer> {
-        let mut state = self.lock();
-        loop {
+        self.read_until(until, |state| {
             if let Some(answer) = state.slots.get_mut(&request).and_then(|slot| slot.answer.take()) {
                 state.slots.remove(&request);
                 return Some(answer);
             }
-            if let Some(closed) = state.closed.clone() {
-                state.slots.remove(&request);
-                return Some(match (closed, state.lost.first()) {
-                    // The server died after the loss, perhaps because of it.
-                    (Closed::ByServer, Some(fault)) => Answer::Failed(fault.clone()),
-                    (closed, _) => Answer::Closed(closed),
-                });
+            let closed = state.closed.clone()?;
+            state.slots.remove(&request);
+            Some(match (closed, state.lost.first()) {
+                // The server died after the loss, perhaps because of it.
+                (Closed::ByServer, Some(fault)) => Answer::Failed(fault.clone()),
+                (closed, _) => Answer::Closed(closed),
+            })
+        })
+    }
+
+    /// Waits until a PE has ended the job, and returns that PE and its exit code.
+    ///
+    /// # Errors
+    /// At `until`, and when the connection has closed.
+    pub(crate) fn wait_for_abort(&self, until: Instant) -> Result<(u32, u8), NotAborted> {
+        let look = |state: &mut State| match (state.aborted, &state.closed) {
+            (Some(aborted), _) => Some(Ok(aborted)),
+            (None, Some(_)) => Some(Err(NotAborted::Closed)),
+            (None, None) => None,
+        };
+        self.read_until(until, look).unwrap_or(Err(NotAborted::Late))
+    }
+
+    /// Returns whether a PE has ended the job, as far as frames were read. Does not wait.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.lock().aborted.is_some()
+    }
+
+    /// Ends the connection: threads that wait get its end.
+    pub(crate) fn shut_down(&self) {
+        self.stream.shut_down();
+    }
+
+    /// Waits until `look` finds something, or until `until`. Reads frames unless another thread
+    /// does.
+    fn read_until<T>(&self, until: Instant, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+        let mut state = self.lock();
+        loop {
+            if let Some(found) = look(&mut state) {
+                return Some(found);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -318,6 +360,10 @@ impl State {
             Frame::Failed { request, fault } => (request, Answer::Failed(fault)),
             Frame::Lost { fault } => {
                 self.lost.push(fault);
+                return;
+            }
+            Frame::Aborted { pe, code } => {
+                self.aborted.get_or_insert((pe, code));
                 return;
             }
             other => {

@@ -6,6 +6,7 @@
 //! Invariant: every function of this module returns by the deadline of the join.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -112,7 +113,7 @@ pub(super) fn connect(
     siblings: &mut WatchedSiblings,
     start: Instant,
     deadline: Instant,
-) -> Result<Box<Connection>, BootstrapError> {
+) -> Result<Arc<Connection>, BootstrapError> {
     let hello = Hello { pe: job.pe.get(), n_pes: job.n_pes, pid: std::process::id(), token: job.token };
     loop {
         let error = match Connection::open(endpoint, &hello, deadline)? {

@@ -7,7 +7,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,11 +20,13 @@ use crate::job::{Job, Served};
 use crate::proto::{Collective, Fault, Frame, JOIN_REQUEST, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES, ProtocolError};
 use crate::server::{Server, ServerOptions};
 
+mod abort;
 mod connection;
 mod join;
 #[cfg(target_os = "linux")]
 mod siblings;
 
+pub use abort::Aborted;
 use connection::{Answer, Closed, Connection};
 use join::{WatchedSiblings, connect, pause, serve};
 
@@ -74,6 +77,8 @@ pub struct Rendezvous {
     served: Served,
     /// Process ID of the process that joined.
     pid: u32,
+    /// Whether a thread waits for the end of the job on the connection.
+    watched: AtomicBool,
     /// Declared before the server, so that it is dropped first: the server of PE 0 then detects
     /// that PE 0 has left before it stops.
     link: Link,
@@ -99,7 +104,7 @@ enum Link {
         news: Condvar,
     },
     Joined {
-        connection: Box<Connection>,
+        connection: Arc<Connection>,
         endpoint: Endpoint,
     },
 }
@@ -132,6 +137,7 @@ impl Rendezvous {
             deadline: options.deadline,
             served: job.served,
             pid: std::process::id(),
+            watched: AtomicBool::new(false),
             link,
             server,
             #[cfg(target_os = "linux")]
@@ -405,6 +411,9 @@ impl Rendezvous {
             return Vec::new();
         }
         let (faults, server_gone) = connection.losses();
+        if !faults.is_empty() || server_gone {
+            self.yield_to_abort();
+        }
         let mut losses: Vec<(Pe, Loss)> = faults.iter().filter_map(|fault| Some((Pe::new(fault.pe()?), fault.loss()))).collect();
         let pe0 = Pe::new(0);
         if server_gone && self.served == Served::ByPe0 && self.pe != pe0 && losses.iter().all(|(pe, _)| *pe != pe0) {
@@ -531,6 +540,9 @@ impl Rendezvous {
 
     fn error(&self, call: String, answer: Answer, start: Instant) -> BootstrapError {
         let waited = start.elapsed();
+        if matches!(answer, Answer::Failed(_) | Answer::Closed(_)) {
+            self.yield_to_abort();
+        }
         match answer {
             Answer::Late(missing) => BootstrapError::Timeout { call, waited, missing: pes(missing) },
             Answer::Failed(Fault::GaveUp { missing, .. }) if !missing.contains(&self.pe.get()) => {

@@ -224,10 +224,16 @@ impl Server {
     /// Earlier events are handled first: if the connection of one PE closed before the process of
     /// another ended, that PE was lost first. Waits for the server's thread for up to 200 ms.
     pub fn first_loss(&self) -> Option<(Pe, Loss)> {
+        self.sync();
+        self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), fault.loss())))
+    }
+
+    /// Waits, for up to 200 ms, until the server's thread has handled the earlier events and has
+    /// written its answers to the sockets.
+    pub(crate) fn sync(&self) {
         let (answer, answered) = mpsc::channel();
         self.command(Command::Sync(answer));
         let _ = answered.recv_timeout(Duration::from_millis(200));
-        self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), fault.loss())))
     }
 
     /// Reports that the process of a PE has ended. Current and later waits of all PEs fail with

@@ -57,6 +57,15 @@ pub enum Error {
         /// The earlier failure.
         because: Arc<Error>,
     },
+    /// A PE has ended the job by [`World::abort`](crate::World::abort). All later calls on all PEs
+    /// fail with this error.
+    #[error("{by} has aborted the job with exit code {code}")]
+    Aborted {
+        /// The PE that was first to abort the job.
+        by: Pe,
+        /// The exit code that it gave.
+        code: u8,
+    },
     /// A kernel failed, in one of its operations or threads.
     #[error(transparent)]
     Kernel(Box<KernelFailure>),

@@ -11,11 +11,13 @@
 //! - **Capabilities are data** ([`Caps`]): callers read them instead of trying an operation.
 //! - **Every wait has a deadline**: the deadline of the world, or one that the caller passes.
 
+mod abort;
 mod caps;
 mod device;
 pub(crate) mod error;
 mod op;
 
+pub use abort::AbortWord;
 pub use caps::{AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, PrivateBuffers, ReductionCaps, ReductionOrder};
 pub use device::{DeviceOwner, Keep};
 pub(crate) use device::{Held, Owner};
@@ -163,6 +165,18 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// The memory that `op` names is valid for the operation until this call returns. Symmetric and
     /// device memory is also valid while the value that `keep` returned lives.
     unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error>;
+
+    /// Ends the job on all PEs, whatever they do, with the exit code `code`; the first abort of the
+    /// job counts. If PEs are processes, every process ends with that code as its status, this one
+    /// too, and the call does not return. If PEs are threads, the calls of every PE fail within
+    /// milliseconds, and this returns [`Error::Aborted`] with the first abort.
+    fn abort(&self, code: u8) -> Error;
+
+    /// Returns the word that [`Backend::abort`] sets, from which the calls of all PEs of this
+    /// process learn of the abort. The default is for a backend whose processes end.
+    fn abort_word(&self) -> AbortWord {
+        AbortWord::default()
+    }
 
     /// Ends the job on this PE. Collective over all PEs; waits for pending operations. It is the
     /// last call.

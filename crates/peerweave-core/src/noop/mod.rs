@@ -16,8 +16,8 @@ pub use queue::{NoopEvent, NoopStream};
 
 use crate::arguments::shared_bytes::Reading;
 use crate::backend::{
-    Allocation, Backend, Caps, Collective, JobShape, Keep, LocalAddress, Op, Outcome, Place, PointToPoint, SplitCall, SplitPart,
-    StreamBackend, TeamId, TeamRecord,
+    AbortWord, Allocation, Backend, Caps, Collective, JobShape, Keep, LocalAddress, Op, Outcome, Place, PointToPoint, SplitCall,
+    SplitPart, StreamBackend, TeamId, TeamRecord,
 };
 use crate::{Error, Result, TeamName};
 use data::Heap;
@@ -52,6 +52,8 @@ pub enum Call {
     },
     /// Destroys a team.
     Destroy(TeamId),
+    /// Aborts the job with an exit code.
+    Abort(u8),
     /// Finalizes the job.
     Finalize,
 }
@@ -85,6 +87,7 @@ pub struct Noop {
     /// Whether the next operation on the calling thread reports that it is still running at its
     /// deadline.
     late_next: AtomicBool,
+    aborted: AbortWord,
     state: Mutex<State>,
     queue: Queue,
 }
@@ -156,6 +159,7 @@ impl Noop {
             recording: AtomicBool::new(true),
             inert: AtomicBool::new(false),
             late_next: AtomicBool::new(false),
+            aborted: AbortWord::default(),
             state: Mutex::new(state),
             queue: Queue::default(),
         })
@@ -471,6 +475,16 @@ unsafe impl Backend for Noop {
             return Err(self.queue.leave_running(keep()));
         }
         self.perform(op)
+    }
+
+    fn abort(&self, code: u8) -> Error {
+        self.record(|| Call::Abort(code));
+        let (by, code) = self.aborted.abort(self.job.my_pe, code);
+        Error::Aborted { by, code }
+    }
+
+    fn abort_word(&self) -> AbortWord {
+        self.aborted.clone()
     }
 
     fn finalize(&self) -> Result<()> {

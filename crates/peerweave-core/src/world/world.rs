@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::arguments::symmetric::Symmetric;
-use crate::backend::error::{MisuseKind, misuse};
+use crate::backend::error::{Error, MisuseKind, misuse};
 use crate::backend::{Backend, Caps, StreamBackend, TeamId, TeamRecord};
 use crate::shared::{FinalizeReport, Shared};
 use crate::world::stream::Stream;
@@ -167,6 +167,54 @@ impl World {
             return Err(misuse(CALL, MisuseKind::ForeignQueue { what: "stream" }));
         }
         Ok(Stream { shared: self.shared.clone(), inner: stream })
+    }
+
+    /// Ends the whole job at once, whatever its PEs do, with the exit code `code`. Any PE may call
+    /// it alone. If several do, the first call counts, on all PEs. This is `MPI_Abort` and
+    /// `shmem_global_exit`.
+    ///
+    /// **PEs as processes:** does not return. Every process of the job exits with the status
+    /// `code`, also one that computes, and one that has not yet returned from
+    /// `World::from_env`. `peerweave run` returns that code. Other
+    /// launchers end the job because a process exits with a status other than 0; their own status
+    /// is their choice. Destructors do not run on any PE: neither of Rust values, nor functions
+    /// registered with `atexit`. Buffered data of Rust's standard output is written before; the
+    /// program's own buffered writers and the streams of C are not flushed. The operating system
+    /// frees shared memory, sockets and GPU contexts. A process that has dropped its world no
+    /// longer belongs to the job, and goes on.
+    ///
+    /// **PEs as threads** (`on_threads`): the process goes on. Calls of all PEs fail within
+    /// milliseconds with [`Error::Aborted`], waits included, and so does `on_threads` itself when
+    /// all PEs have returned. The caller gets the error too, to return it from its program:
+    /// destructors run as usual.
+    ///
+    /// A process that has no world, because it is not part of a job yet, uses
+    /// [`std::process::exit`] with a status other than 0, for which launchers end the job.
+    ///
+    /// # Errors
+    /// Returns an error instead of ending the process: [`Error::Aborted`] if PEs are threads;
+    /// [`Misuse`](crate::Misuse) after finalize, and in a forked child.
+    ///
+    /// ```
+    /// use peerweave::{Error, World, on_threads};
+    ///
+    /// fn program(world: &World) -> peerweave::Result<()> {
+    ///     let input_is_valid = world.my_pe().get() != 1;
+    ///     if !input_is_valid {
+    ///         return Err(world.abort(3)); // as processes: all exit with status 3
+    ///     }
+    ///     world.team().barrier_blocking() // PE 1 never calls it
+    /// }
+    ///
+    /// let ended = on_threads(2, |world| program(&world));
+    /// assert!(matches!(ended, Err(Error::Aborted { by, code: 3 }) if by.get() == 1));
+    /// ```
+    #[must_use = "if PEs are threads, the program must return"]
+    pub fn abort(&self, code: u8) -> Error {
+        match self.shared.usable("abort") {
+            Ok(()) => self.shared.backend.abort(code),
+            Err(error) => error,
+        }
     }
 
     /// Ends the job on this PE, and reports the buffers that were not released. Later calls on any

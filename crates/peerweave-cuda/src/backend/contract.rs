@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use peerweave_bootstrap::end_process;
 use peerweave_core::Error;
 use peerweave_core::backend::{
     Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, SplitCall, SplitPart, StreamBackend,
@@ -276,6 +277,11 @@ unsafe impl Backend for Cuda {
     unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
         // SAFETY: the caller guarantees it.
         unsafe { run(&self.state, op, keep) }
+    }
+
+    fn abort(&self, code: u8) -> Error {
+        let rendezvous = lock(&self.state.rendezvous).clone();
+        end_process(rendezvous.map_or(code, |rendezvous| rendezvous.abort(code).code))
     }
 
     fn finalize(&self) -> Result<(), Error> {

@@ -39,7 +39,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerweave_bootstrap::{Job, Options, Rendezvous};
+use peerweave_bootstrap::{Job, Options, Rendezvous, end_process};
 use peerweave_collectives::MAX_RANKS;
 use peerweave_core::Error;
 use peerweave_core::backend::{
@@ -167,6 +167,8 @@ impl Cuda {
     /// memory of collectives.
     pub fn new(gpu: Gpu) -> Result<Arc<Self>, Error> {
         let setup = |error| Error::setup("Cuda::new", error);
+        let watched = gpu.rendezvous().when_aborted(|aborted| end_process(aborted.code));
+        watched.map_err(|error| setup(error.into()))?;
         let kernels = Kernels::load(&gpu).map_err(setup)?;
         gpu.barrier("backend/loaded").map_err(setup)?;
         let (inner, me) = (&*gpu.0, gpu.pe());

@@ -68,6 +68,8 @@ pub(crate) struct PePage {
     /// that process.
     pub(crate) probe: AtomicU64,
     pub(crate) probe_at: AtomicU64,
+    /// Only in the page of PE 0: the abort of the job, see `sync/abort.rs`.
+    pub(crate) abort: AtomicU64,
 }
 
 /// A word on two cache lines of its own.

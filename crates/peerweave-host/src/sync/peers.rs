@@ -1,6 +1,7 @@
 //! The other PEs of the job, as seen from this PE: their control words, and whether they are alive.
 
 use crate::memory::layout::Segments;
+use crate::sync::abort::JobAbort;
 use crate::sync::liveness::Liveness;
 use crate::sync::wait::{Limit, Waiter};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,7 @@ pub(crate) struct Peers {
     /// The deadline of every wait for which the caller gives none.
     pub(crate) deadline: Duration,
     pub(crate) liveness: Liveness,
+    pub(crate) job_abort: JobAbort,
     /// Whether there are fewer processors than PEs.
     oversubscribed: bool,
     /// Whether another PE was seen to run on the processor of this PE.
@@ -21,8 +23,15 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(crate) fn new(segments: Segments, me: usize, deadline: Duration, liveness: Liveness, oversubscribed: bool) -> Self {
-        Self { segments, me, deadline, liveness, oversubscribed, shared_processor: AtomicBool::new(false) }
+    pub(crate) fn new(
+        segments: Segments,
+        me: usize,
+        deadline: Duration,
+        liveness: Liveness,
+        job_abort: JobAbort,
+        oversubscribed: bool,
+    ) -> Self {
+        Self { segments, me, deadline, liveness, job_abort, oversubscribed, shared_processor: AtomicBool::new(false) }
     }
 
     pub(crate) fn n_pes(&self) -> usize {

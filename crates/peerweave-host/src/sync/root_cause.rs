@@ -61,8 +61,12 @@ impl Peers {
 
     /// Records the failure if another PE caused it, and returns the error. Every operation ends
     /// here, so that PEs which later find this one gone report the PE that caused its failure.
+    /// After an abort of the job, returns that instead.
     #[cold]
     pub(crate) fn record_outcome(&self, error: Error) -> Error {
+        if let Some(aborted) = self.abort_error() {
+            return aborted;
+        }
         let mut first = &error;
         while let Error::Poisoned { because, .. } = first {
             first = because;
@@ -85,6 +89,9 @@ impl Peers {
     /// Returns the error for a peer that has left, died or failed: it names the PE whose failure
     /// came first. `team_word` is the failure word of `pe` in the team, if it has one.
     pub(crate) fn peer_error(&self, call: &'static str, team: TeamName, pe: usize, cause: PeerCause, team_word: u64) -> Error {
+        if let Some(aborted) = self.abort_error() {
+            return aborted;
+        }
         let (pe, cause) = self.root_cause(pe, cause, (team_word != 0).then_some(team_word));
         Error::Peer { call, team, pe: Pe::new(pe as u32), cause }
     }
@@ -147,6 +154,7 @@ impl Peers {
     /// Fails if a signal can no longer arrive. Any PE may send it, so the wait ends when one PE has
     /// died, or when all others have left.
     pub(crate) fn check_signallers(&self, call: &'static str) -> Result<(), Error> {
+        self.check_abort()?;
         let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
         let mut left = None;
         let mut active = self.n_pes() == 1;

@@ -145,6 +145,13 @@ impl<'a> Waiter<'a> {
         timeout: impl Fn(Duration) -> Error,
     ) -> Result<(), Stop> {
         let oversubscribed = self.oversubscribed;
+        let peers = self.peers;
+        // An abort comes first: PEs are gone because of it.
+        let mut gone = || {
+            let gone = gone();
+            peers.map_or(Ok(()), Peers::check_abort)?;
+            gone
+        };
         let Some(slow) = &mut self.slow else {
             let now = Instant::now();
             self.slow = Some(Slow { since: now, checked: now, yields: 0, sleep: None });

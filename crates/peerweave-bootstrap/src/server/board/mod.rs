@@ -79,6 +79,8 @@ pub(crate) struct Board {
     joining: Vec<u32>,
     /// The first loss. All later waits fail with this fault.
     broken: Option<Fault>,
+    /// The first PE that has ended the job, with its exit code.
+    aborted: Option<(u32, u8)>,
     /// Of the PEs that have left, the one that entered the fewest rounds: that number and the PE.
     /// Later rounds cannot complete.
     first_left: Option<(u64, u32)>,
@@ -99,6 +101,7 @@ impl Board {
             awaited: HashMap::new(),
             joining: Vec::new(),
             broken: None,
+            aborted: None,
             first_left: None,
         }
     }
@@ -186,6 +189,10 @@ impl Board {
             Frame::Blame { pe: blamed } => {
                 self.members[pe as usize].blames =
                     Some(blamed).filter(|&blamed| blamed != pe && (blamed as usize) < self.members.len());
+                Ok(())
+            }
+            Frame::Abort { code } => {
+                self.abort(pe, code, out);
                 Ok(())
             }
             Frame::Leave => {
@@ -397,6 +404,18 @@ impl Board {
         };
         self.members[pe as usize].in_vain.clone_from(&missing);
         self.answer(pe, &Frame::Late { request, missing }, out);
+    }
+
+    /// Ends the job: notifies every PE, also one without a request. Only the first call counts.
+    fn abort(&mut self, pe: u32, code: u8, out: &mut Vec<Action>) {
+        if self.aborted.is_some() {
+            return;
+        }
+        self.aborted = Some((pe, code));
+        let aborted = bytes(&Frame::Aborted { pe, code });
+        for pe in 0..self.members.len() as u32 {
+            self.tell(pe, &aborted, out);
+        }
     }
 
     fn leave(&mut self, pe: u32, out: &mut Vec<Action>) {

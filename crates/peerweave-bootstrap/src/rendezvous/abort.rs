@@ -1,0 +1,123 @@
+//! Ends the job of all PEs: one PE calls, and every process is notified whatever it is doing.
+//!
+//! The server decides which call was first. A process is notified by a thread that waits on the
+//! connection, because its other threads may never call this crate again.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use peerweave_types::Pe;
+
+use super::connection::NotAborted;
+use super::{Link, Rendezvous};
+use crate::error::BootstrapError;
+use crate::proto::Frame;
+
+/// The end of a job by one of its PEs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aborted {
+    /// The PE that was first to end the job.
+    pub by: Pe,
+    /// The exit code that it gave.
+    pub code: u8,
+}
+
+/// Time for which a PE that ends the job waits until the server has notified all PEs.
+const NOTIFIED: Duration = Duration::from_secs(1);
+
+/// Time limit of one wait for the end of the job; such waits are repeated.
+const WATCH: Duration = Duration::from_secs(3600);
+
+impl Rendezvous {
+    /// Ends the job: notifies every PE that called [`when_aborted`](Self::when_aborted), whatever
+    /// it is doing. Returns the first abort of the job, which may be that of another PE. The caller
+    /// then ends its own process, for example by [`end_process`](crate::end_process).
+    ///
+    /// Waits for the server for at most a second. In a job of one PE, and in a forked child of the
+    /// process that joined, no process is notified.
+    ///
+    /// ```
+    /// use peerweave_bootstrap::{Job, Options, Pe, Rendezvous};
+    ///
+    /// let rendezvous = Rendezvous::join(&Job::single(), Options::default())?;
+    /// let first = rendezvous.abort(3);
+    /// assert_eq!((first.by, first.code), (Pe::new(0), 3));
+    /// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
+    /// ```
+    pub fn abort(&self, code: u8) -> Aborted {
+        let mine = Aborted { by: self.pe, code };
+        let Link::Joined { connection, .. } = &self.link else { return mine };
+        if self.check_process("abort").is_err() {
+            return mine;
+        }
+        let until = Instant::now() + NOTIFIED;
+        connection.send_only(&Frame::Abort { code }, until);
+        let first = connection.wait_for_abort(until).map_or(mine, |(pe, code)| Aborted { by: Pe::new(pe), code });
+        self.finish_notifying();
+        first
+    }
+
+    /// Calls `then` on a thread of its own when a PE has ended the job by [`abort`](Self::abort).
+    /// The thread ends without calling it when this membership ends. A job of one PE starts no
+    /// thread.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Io`] if the thread cannot be started; [`BootstrapError::Forked`] in a
+    /// forked child of the process that joined.
+    pub fn when_aborted(self: &Arc<Self>, then: impl FnOnce(Aborted) + Send + 'static) -> Result<(), BootstrapError> {
+        self.check_process("when_aborted")?;
+        let Link::Joined { connection, .. } = &self.link else { return Ok(()) };
+        let (connection, this) = (connection.clone(), Arc::downgrade(self));
+        let watch = move || {
+            let (pe, code) = loop {
+                match connection.wait_for_abort(Instant::now() + WATCH) {
+                    Ok(aborted) => break aborted,
+                    Err(NotAborted::Late) => {}
+                    Err(NotAborted::Closed) => return,
+                }
+            };
+            // `then` may end the process, and with it the server of PE 0.
+            if let Some(this) = this.upgrade() {
+                this.finish_notifying();
+            }
+            then(Aborted { by: Pe::new(pe), code });
+        };
+        let started = thread::Builder::new().name("peerweave-abort".to_owned()).stack_size(256 << 10).spawn(watch);
+        started.map_err(|error| BootstrapError::io("when_aborted", &error))?;
+        self.watched.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// After an abort, gives the function of [`when_aborted`](Self::when_aborted) the time to end
+    /// this process, before a caller gets the loss of a PE that ended because of the abort.
+    pub(super) fn yield_to_abort(&self) {
+        if let Link::Joined { connection, .. } = &self.link
+            && self.watched.load(Ordering::Acquire)
+            && connection.is_aborted()
+        {
+            thread::sleep(NOTIFIED);
+        }
+    }
+
+    /// Waits until the server, if this PE runs it, has notified all PEs.
+    fn finish_notifying(&self) {
+        if let Some(server) = &self.server {
+            server.sync();
+        }
+    }
+}
+
+impl Drop for Rendezvous {
+    fn drop(&mut self) {
+        // A forked child has a copy of the socket, whose connection belongs to its parent.
+        if let Link::Joined { connection, .. } = &self.link
+            && self.watched.load(Ordering::Acquire)
+            && self.check_process("drop").is_ok()
+        {
+            // So that the thread that waits on the connection ends.
+            connection.shut_down();
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The end of a job by one of its PEs: every PE gets the same PE and exit code, whatever it is
+//! doing, and the threads that wait for it end with their membership.
+
+mod common;
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use common::{LONG, Party, SOON};
+use peerweave_bootstrap::{Aborted, Endpoint, Job, Options, Pe, Rendezvous, Served, Token};
+
+/// Returns the membership, and a channel that gets the end of the job.
+fn watched(rendezvous: Rendezvous) -> (Arc<Rendezvous>, Receiver<Aborted>) {
+    let (said, aborted) = channel();
+    let rendezvous = Arc::new(rendezvous);
+    let then = move |aborted| said.send(aborted).expect("the test waits for it");
+    rendezvous.when_aborted(then).expect("a thread");
+    (rendezvous, aborted)
+}
+
+#[test]
+fn abort_reaches_every_pe_that_calls_nothing() {
+    for n_pes in [2, 3, 8] {
+        let party = Party::new(n_pes);
+        let ended = party.run(0..n_pes, |rendezvous| {
+            let (rendezvous, aborted) = watched(rendezvous);
+            let own = (rendezvous.pe().get() == n_pes - 1).then(|| rendezvous.abort(7));
+            (own, aborted.recv_timeout(SOON).expect("the end of the job"))
+        });
+        let expected = Aborted { by: Pe::new(n_pes - 1), code: 7 };
+        assert!(ended.iter().all(|(own, seen)| *seen == expected && own.is_none_or(|own| own == expected)), "{ended:?}");
+    }
+}
+
+#[test]
+fn first_of_two_aborts_is_that_of_all_pes() {
+    for _ in 0..10 {
+        let party = Party::new(4);
+        let together = Barrier::new(2);
+        let ended = party.run(0..4, |rendezvous| {
+            let (rendezvous, aborted) = watched(rendezvous);
+            let pe = rendezvous.pe().get();
+            let own = (pe < 2).then(|| {
+                together.wait();
+                rendezvous.abort(10 + pe as u8)
+            });
+            (own, aborted.recv_timeout(SOON).expect("the end of the job"))
+        });
+        let first = ended[0].1;
+        assert_eq!(u32::from(first.code), 10 + first.by.get(), "{ended:?}");
+        assert!(ended.iter().all(|(own, seen)| *seen == first && own.is_none_or(|own| own == first)), "{ended:?}");
+    }
+}
+
+#[test]
+fn abort_of_the_pe_with_the_server_reaches_the_others_first() {
+    let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
+    let job = |pe| Job { served: Served::ByPe0, ..Job::on_one_machine(pe, 3, endpoint.clone(), token) };
+    let join = |pe| Rendezvous::join(&job(pe), Options { deadline: LONG, ..Options::default() }).unwrap();
+    let ended: Vec<_> = std::thread::scope(|scope| {
+        let pes: Vec<_> = (0..3)
+            .map(|pe| {
+                scope.spawn(move || {
+                    let (rendezvous, aborted) = watched(join(pe));
+                    if pe == 0 {
+                        rendezvous.abort(0);
+                        // The server ends, as it does with the process.
+                        drop(rendezvous);
+                    }
+                    aborted.recv_timeout(SOON).expect("the end of the job")
+                })
+            })
+            .collect();
+        pes.into_iter().map(|pe| pe.join().unwrap()).collect()
+    });
+    assert_eq!(ended, [Aborted { by: Pe::new(0), code: 0 }; 3]);
+}
+
+#[test]
+fn watch_ends_with_the_membership_without_a_call() {
+    let party = Party::new(2);
+    let ended = party.run(0..2, |rendezvous| {
+        let (rendezvous, aborted) = watched(rendezvous);
+        rendezvous.barrier("together").unwrap();
+        match rendezvous.pe().get() {
+            0 => Arc::into_inner(rendezvous).expect("the thread holds no membership").leave().unwrap(),
+            _ => drop(rendezvous),
+        }
+        // The sender is dropped when the thread ends.
+        aborted.recv_timeout(SOON)
+    });
+    assert_eq!(ended, [Err(RecvTimeoutError::Disconnected); 2]);
+    party.until(|state| state.joined.is_empty());
+}
+
+#[test]
+fn requests_work_while_the_watch_reads_the_connection() {
+    let party = Party::new(3);
+    party.run(0..3, |rendezvous| {
+        let (rendezvous, aborted) = watched(rendezvous);
+        for round in 0..200u32 {
+            let all = rendezvous.exchange("round", &round.to_le_bytes()).unwrap();
+            assert_eq!(all, vec![round.to_le_bytes().to_vec(); 3]);
+        }
+        assert_eq!(aborted.recv_timeout(Duration::ZERO), Err(RecvTimeoutError::Timeout));
+        rendezvous.barrier("end").unwrap();
+    });
+}
+
+#[test]
+fn job_of_one_pe_is_aborted_by_its_caller_alone() {
+    let (rendezvous, aborted) = watched(Rendezvous::join(&Job::single(), Options::default()).unwrap());
+    assert_eq!(rendezvous.abort(9), Aborted { by: Pe::new(0), code: 9 });
+    assert_eq!(aborted.recv_timeout(SOON), Err(RecvTimeoutError::Disconnected));
+}

@@ -1,0 +1,60 @@
+//! The word by which PEs that are threads of one process agree that their job has ended.
+
+use super::error::Error;
+use peerweave_types::Pe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Whether a job was aborted, by which PE and with which exit code. A clone is the same word.
+#[derive(Clone, Debug, Default)]
+pub struct AbortWord(Arc<AtomicU64>);
+
+/// Marks a word of an aborted job.
+const ABORTED: u64 = 1 << 63;
+
+impl AbortWord {
+    /// Returns the word of `by` and `code`, for memory that several processes share.
+    pub fn encode(by: Pe, code: u8) -> u64 {
+        ABORTED | u64::from(by.get()) << 8 | u64::from(code)
+    }
+
+    /// Returns the PE and the exit code of a word; `None` for 0.
+    pub fn decode(word: u64) -> Option<(Pe, u8)> {
+        (word & ABORTED != 0).then(|| (Pe::new((word >> 8) as u32), word as u8))
+    }
+
+    /// Aborts the job, unless it was aborted before. Returns the first abort.
+    pub fn abort(&self, by: Pe, code: u8) -> (Pe, u8) {
+        match self.0.compare_exchange(0, Self::encode(by, code), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => (by, code),
+            Err(first) => Self::decode(first).unwrap_or((by, code)),
+        }
+    }
+
+    /// Returns whether the job was aborted.
+    #[inline]
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+
+    /// Returns the error of calls after the abort; `None` before.
+    pub fn error(&self) -> Option<Error> {
+        Self::decode(self.0.load(Ordering::Acquire)).map(|(by, code)| Error::Aborted { by, code })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_abort_is_kept_with_every_code() {
+        for (pe, code) in [(0, 0), (7, 255), (4095, 1)] {
+            let word = AbortWord::default();
+            assert!(!word.is_set() && word.error().is_none());
+            assert_eq!(word.abort(Pe::new(pe), code), (Pe::new(pe), code));
+            assert_eq!(word.clone().abort(Pe::new(1), 9), (Pe::new(pe), code));
+            assert!(matches!(word.error(), Some(Error::Aborted { by, code: found }) if by.get() == pe && found == code));
+        }
+    }
+}
