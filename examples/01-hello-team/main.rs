@@ -25,6 +25,6 @@ fn main() -> Result<(), Error> {
 
     // Destroying a team and finalizing the job are collective, like creating them.
     half.destroy()?;
-    world.finalize()?;
+    assert!(world.finalize()?.is_clean());
     Ok(())
 }

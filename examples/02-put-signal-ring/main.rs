@@ -52,6 +52,6 @@ fn main() -> Result<(), Error> {
     // A release waits until every PE has called it, since peers may still use the memory.
     blocks.release()?;
     arrived.release()?;
-    world.finalize()?;
+    assert!(world.finalize()?.is_clean());
     Ok(())
 }

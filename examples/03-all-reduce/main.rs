@@ -53,6 +53,6 @@ fn main() -> Result<(), Error> {
 
     given.release()?;
     sum.release()?;
-    world.finalize()?;
+    assert!(world.finalize()?.is_clean());
     Ok(())
 }

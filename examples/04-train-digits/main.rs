@@ -70,6 +70,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     summed.release()?;
-    world.finalize()?;
+    assert!(world.finalize()?.is_clean());
     Ok(())
 }

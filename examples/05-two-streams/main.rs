@@ -64,6 +64,6 @@ fn main() -> Result<(), Error> {
     }
     reducing.destroy()?;
     gathering.destroy()?;
-    world.finalize()?;
+    assert!(world.finalize()?.is_clean());
     Ok(())
 }

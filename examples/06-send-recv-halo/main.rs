@@ -74,6 +74,6 @@ fn main() -> Result<(), Error> {
     }
 
     rod.release()?;
-    world.finalize()?;
+    assert!(world.finalize()?.is_clean());
     Ok(())
 }

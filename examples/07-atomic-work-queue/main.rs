@@ -46,6 +46,6 @@ fn main() -> Result<(), Error> {
     }
 
     next.release()?;
-    world.finalize()?;
+    assert!(world.finalize()?.is_clean());
     Ok(())
 }

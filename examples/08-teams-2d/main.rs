@@ -83,6 +83,6 @@ fn main() -> Result<(), Error> {
 
     row.destroy()?;
     column.destroy()?;
-    world.finalize()?;
+    assert!(world.finalize()?.is_clean());
     Ok(())
 }

@@ -29,6 +29,6 @@ fn main() -> Result<(), Error> {
 
     source.release()?;
     target.release()?;
-    world.finalize()?;
+    assert!(world.finalize()?.is_clean());
     Ok(())
 }

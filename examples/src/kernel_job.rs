@@ -171,7 +171,10 @@ impl KernelJob {
         match self {
             Self::Host { world, stream } => {
                 drop(stream);
-                world.finalize()?;
+                let report = world.finalize()?;
+                if !report.is_clean() {
+                    return Err(report.to_string().into());
+                }
             }
             Self::Gpu { gpu, stream } => {
                 let rendezvous = Arc::clone(gpu.rendezvous());

@@ -235,7 +235,7 @@ fn panic_because_of_an_abort_is_reported_as_the_abort() {
 
 fn abort_after_finalize_is_misuse() {
     let errors = on_threads(2, &options(), |world| {
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
         world.abort(1)
     });
     for error in errors.expect("the job was not aborted") {

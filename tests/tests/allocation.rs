@@ -46,6 +46,15 @@ fn sequences(seat: &Seat) {
             if random >> 32 & 3 == 1 {
                 assert!(buffer.to_vec().unwrap().iter().all(|&x| x == 0), "step {step}");
             }
+            if count > 0 {
+                // A handle by offset names the same memory; it does not reach beyond it.
+                let found = world.symmetric_at::<u32>(buffer.offset(), count).unwrap();
+                found.store(count - 1, 77).unwrap();
+                assert_eq!(buffer.load(count - 1).unwrap(), 77);
+                assert_eq!(world.symmetric_of(buffer.as_ptr().unwrap(), count).unwrap().offset(), buffer.offset());
+                let error = world.symmetric_at::<u32>(buffer.offset(), count + 1).unwrap_err();
+                assert!(matches!(error.misuse(), Some(MisuseKind::Value { argument: "offset", .. })), "{error}");
+            }
             // The same offset on every PE.
             let mut offsets = vec![0u64; n as usize];
             team.all_gather_blocking(&[buffer.offset().0], &mut offsets).unwrap();
@@ -105,7 +114,7 @@ fn zeroes(seat: &Seat) {
         team.barrier_blocking().unwrap();
         clean.release().unwrap();
     }
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn zeroed_memory_is_zero_after_reuse() {
@@ -147,7 +156,7 @@ fn disagreement(seat: &Seat) {
     let mut offsets = vec![0u64; team.size()];
     team.all_gather_blocking(&[next.offset().0], &mut offsets).unwrap();
     assert!(offsets.iter().all(|&at| at == offsets[0]), "{offsets:?}");
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn disagreeing_allocation_is_an_error_on_all_pes() {
@@ -211,7 +220,7 @@ fn after_release(seat: &Seat) {
     let words = world.alloc_zeroed::<u64>(8).unwrap();
     let other = world.alloc_zeroed::<u64>(8).unwrap();
     let (clone, part) = (words.clone(), words.slice(2..4).unwrap());
-    let signal = words.signal(1).unwrap();
+    let signal = clone.signal(1).unwrap();
     let is_part = part.clone().release().unwrap_err();
     assert!(matches!(is_part.misuse(), Some(MisuseKind::PartOfAllocation { .. })), "{is_part}");
     words.release().unwrap();

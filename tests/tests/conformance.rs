@@ -58,7 +58,7 @@ fn borders(seat: &Seat) {
     let world = seat.join();
     conformance::borders::<u8>(&world, 1);
     conformance::borders::<f32>(&world, 2);
-    world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all finalize");
 }
 
 fn collectives_are_right_at_thresholds_on_all_buffers() {
@@ -86,7 +86,7 @@ fn streaming(seat: &Seat) {
         if Form::REDUCING.contains(&form) { bench.reduction(&case, &arenas) } else { bench.movement(&case, &arenas) }
     }
     arenas.release();
-    world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all finalize");
 }
 
 fn collectives_larger_than_the_caches_are_right() {
@@ -147,7 +147,7 @@ fn same_bits(seat: &Seat) {
     one(seat, &world, |x| x);
     one(seat, &world, |x| f16::from_f64(x / 50.0));
     one(seat, &world, bf16::from_f64);
-    world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all finalize");
 }
 
 fn inexact_sums_have_the_same_bits_on_every_pe() {
@@ -188,7 +188,7 @@ fn nans(seat: &Seat) {
     one(&world, f64::NAN);
     one(&world, f16::NAN);
     one(&world, bf16::NAN);
-    world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all finalize");
 }
 
 fn min_and_max_ignore_nans_unless_all_are_nan() {
@@ -234,7 +234,7 @@ fn long_run(seat: &Seat) {
         }
     }
     big.release().unwrap();
-    world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all finalize");
 }
 
 fn many_collectives_in_a_row_are_right() {
@@ -295,7 +295,7 @@ fn mixed_places(seat: &Seat) {
             b.release().unwrap();
         }
     }
-    world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all finalize");
 }
 
 fn mixed_in_place_and_out_of_place_ranks_are_right() {

@@ -95,7 +95,7 @@ fn in_a_child(seat: &Seat) {
 
 fn end(world: World, words: peerweave::Symmetric<u64>) {
     words.release().unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn calls_in_a_forked_child_are_refused() {

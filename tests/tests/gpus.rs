@@ -27,7 +27,7 @@ fn every_collective(n_pes: u32, shape: &str, types: &[DType], passes: usize, see
         for dtype in types {
             all_of_a_type(&world, team.as_ref(), *dtype, passes, seed);
         }
-        world.finalize().expect("all finalize");
+        let _ = world.finalize().expect("all finalize");
     });
 }
 

@@ -144,7 +144,7 @@ fn concurrent_splits_take_different_slots() {
                 team.destroy().unwrap();
             }
         }
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
     })
     .unwrap();
 }
@@ -173,7 +173,7 @@ fn counts_with_equal_signatures_are_a_mismatch() {
         let mut all = [0u64; 2];
         team.all_gather_blocking(&[at], &mut all).unwrap();
         assert_eq!(all, [at; 2]);
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
     })
     .unwrap();
 }
@@ -229,7 +229,7 @@ fn mismatched_destroy_leaves_the_team_usable() {
             team.destroy().unwrap();
         }
         world.team().barrier_blocking().unwrap();
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
     })
     .unwrap();
 }
@@ -274,7 +274,7 @@ fn destroy_waits_for_queued_sends_and_receives() {
             assert!(other.iter().all(|&x| x == 222) && message.to_vec().iter().all(|&x| x == 111));
             next.destroy().unwrap();
             words.release().unwrap();
-            world.finalize().unwrap();
+            let _ = world.finalize().unwrap();
         })
         .unwrap();
     }
@@ -308,7 +308,7 @@ fn two_threads_can_share_a_stream_and_a_team() {
         });
         stream.synchronize().unwrap();
         assert!(stream.is_idle());
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
     })
     .unwrap();
 }
@@ -343,7 +343,7 @@ fn empty_part_can_have_any_offset() {
                     symmetric.release().unwrap();
                 }
             }
-            world.finalize().unwrap();
+            let _ = world.finalize().unwrap();
         })
         .unwrap();
     }
@@ -418,7 +418,7 @@ fn mismatch_reported_by_a_ticket_leaves_the_stream_usable() {
         is_mismatch(stream.synchronize());
         stream.synchronize().unwrap();
         told(team.barrier(&stream)).unwrap();
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
     })
     .unwrap();
 }
@@ -458,7 +458,7 @@ fn event_recorded_after_a_failure_fails() {
         told(team.signal(&waiting, word.set(9), me)).unwrap();
         assert_eq!(words.load(0).unwrap(), 9);
         words.release().unwrap();
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
     })
     .unwrap();
 }

@@ -229,7 +229,7 @@ fn wrong_alone(seat: &Seat) {
         assert_eq!(sum[0], n as i32);
     }
     assert!(a.to_vec().unwrap().iter().all(|&x| x == 0), "a refused call wrote something");
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn wrong_call_of_one_pe_does_not_affect_others() {
@@ -305,7 +305,7 @@ fn attach_differs(_: &Seat) {
     let mut buffer = vec![me as u64; 100_000];
     world.team().all_reduce_in_place_blocking(&mut buffer, ReduceOp::Sum).unwrap();
     assert!(buffer.iter().all(|&x| x == (n * (n - 1) / 2) as u64));
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn private_memory_is_not_read_if_one_pe_forbids_it() {

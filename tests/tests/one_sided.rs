@@ -50,7 +50,7 @@ fn movement(seat: &Seat) {
         };
         run(&world, team.as_ref());
     }
-    world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all finalize");
 }
 
 const LONGEST: usize = 300_001;
@@ -272,7 +272,7 @@ fn signals(seat: &Seat) {
         assert!(team.test(&go_word, compare, awaited).unwrap());
         team.barrier_blocking().unwrap();
     }
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn waits_and_tests_of_every_kind_see_the_signals() {
@@ -333,7 +333,7 @@ fn message_passing(seat: &Seat) {
     }
     stream.synchronize().unwrap();
     team.barrier_blocking().unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn data_is_visible_after_its_signal() {
@@ -448,7 +448,7 @@ fn nbi(seat: &Seat) {
         team.barrier_blocking().unwrap();
     }
     data.release().unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn nbi_puts_are_complete_after_quiet() {

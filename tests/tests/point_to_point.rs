@@ -41,7 +41,7 @@ const LENS: [usize; 13] = [0, 1, 2, 100, 2047, 2048, 2049, 4096, 4097, 8192, 10_
 fn pairs(seat: &Seat) {
     let world = seat.join();
     let Some(team) = team_of(&world, &seat.args) else {
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
         return;
     };
     let (n, me) = (team.size(), team.my_rank().index());
@@ -77,7 +77,7 @@ fn pairs(seat: &Seat) {
     // A PE can send to itself only inside a group.
     let error = team.send_blocking(&[1u32], team.my_rank()).unwrap_err();
     assert!(matches!(error.misuse(), Some(MisuseKind::Value { argument: "peer", .. })), "{error}");
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn messages_of_every_size_arrive_between_all_ranks() {
@@ -167,7 +167,7 @@ fn ahead(seat: &Seat) {
         }
     }
     stream.synchronize().unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn sender_can_be_many_messages_ahead() {
@@ -288,7 +288,7 @@ fn mixed_groups(seat: &Seat) {
     for buffer in [a, b, c, words] {
         buffer.release().unwrap();
     }
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn group_accepts_collectives_and_puts() {
@@ -320,7 +320,7 @@ fn grouped_waits(seat: &Seat) {
     }
     let world = seat.join();
     (0..40).for_each(|round| ring(world.team(), &world, round));
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn groups_on_streams_overlap_with_the_caller() {

@@ -64,7 +64,7 @@ fn late_peer(seat: &Seat) {
         assert!(stream.is_idle());
     }
     words.release().unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn call_returns_before_a_late_peer_has_arrived() {
@@ -103,7 +103,7 @@ fn many_streams(seat: &Seat) {
         assert!(buffer.to_vec().iter().all(|&x| x == round * 10 + n - 1), "round {round}");
     }
     streams.iter().for_each(|stream| stream.synchronize().unwrap());
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn streams_of_one_team_run_in_the_order_of_the_calls() {
@@ -138,7 +138,7 @@ fn events(seat: &Seat) {
         assert!(mark.is_complete() && mark.elapsed_since(&before).is_some() && before.elapsed_since(&mark).is_none());
         assert_eq!(words.load(1).unwrap(), round);
     }
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn event_orders_two_streams() {
@@ -180,7 +180,7 @@ fn sticky(seat: &Seat) {
     // The team is not affected.
     team.barrier_blocking().unwrap();
     words.release().unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn error_stays_until_the_stream_is_synchronized() {
@@ -316,7 +316,7 @@ fn threads_share(seat: &Seat) {
     for team in teams {
         team.destroy().unwrap();
     }
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn threads_of_one_pe_use_separate_teams_concurrently() {
@@ -342,7 +342,7 @@ fn queued_mismatch(seat: &Seat) {
         }
         told(team.barrier(&stream)).unwrap();
     }
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn queued_mismatch_is_an_error_on_every_pe() {

@@ -79,7 +79,7 @@ fn shapes(seat: &Seat) {
     }
     assert!(matches!(all.split_2d(0).unwrap_err().misuse(), Some(MisuseKind::Value { .. })));
     all.barrier_blocking().unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn members_ranks_and_translations_match_the_split() {
@@ -133,7 +133,7 @@ fn churn(seat: &Seat) {
         assert!(kept.len() < 60, "an unlucky seed");
     }
     all.barrier_blocking().unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn teams_can_be_created_and_destroyed_thousands_of_times() {
@@ -179,7 +179,7 @@ fn exhaustion(seat: &Seat) {
             team.destroy().unwrap();
         }
     }
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn exhausted_slots_are_an_error_on_all_and_are_reused() {
@@ -213,7 +213,7 @@ fn exhaustion_of_one(seat: &Seat) {
     works(&again, &(0..all.size() as u32).collect::<Vec<_>>());
     again.destroy().unwrap();
     teams.into_iter().for_each(|team| team.destroy().unwrap());
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn split_without_slots_on_one_pe_fails_on_all() {
@@ -245,7 +245,7 @@ fn after_destroy(seat: &Seat) {
     assert_eq!(words.to_vec().unwrap(), [0, 0]);
     words.release().unwrap();
     all.barrier_blocking().unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn destroyed_team_refuses_every_call() {
@@ -273,7 +273,7 @@ fn nested(seat: &Seat) {
     while chain.len() > 1 {
         chain.pop().unwrap().destroy().unwrap();
     }
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn nested_teams_work_concurrently() {
@@ -302,7 +302,7 @@ fn disjoint(seat: &Seat) {
     }
     world.team().barrier_blocking().unwrap();
     team.destroy().unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn disjoint_teams_work_independently() {
@@ -340,7 +340,7 @@ fn reuse(seat: &Seat) {
         second.destroy().unwrap();
     }
     world.team().barrier_blocking().unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
 }
 
 fn slot_can_be_reused_while_a_former_member_sleeps() {

@@ -9,11 +9,12 @@ use crate::backend::error::{Error, MisuseKind, misuse};
 use crate::backend::{AbortWord, Backend, PrivateBuffers};
 use peerweave_fork::ForkGuard;
 use peerweave_types::{Pe, SymOffset};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -36,8 +37,26 @@ pub(crate) struct Shared {
 struct Allocations {
     next: u64,
     live: BTreeMap<u64, LeakedBuffer>,
-    /// The start and end of each allocation in the heap, by number.
-    places: BTreeMap<u64, (u64, u64)>,
+    /// The allocations that have bytes, by their start in the heap.
+    places: BTreeMap<u64, Placed>,
+}
+
+/// An allocation in the heap.
+#[derive(Debug)]
+struct Placed {
+    end: u64,
+    number: u64,
+    /// What the handles to the allocation share; gone when the last of them was dropped.
+    handles: Weak<dyn Any + Send + Sync>,
+}
+
+impl Allocations {
+    /// Returns the start and the allocation that contains these bytes.
+    fn containing(&mut self, at: SymOffset, bytes: u64) -> Option<(u64, &mut Placed)> {
+        let end = at.0.checked_add(bytes)?;
+        let (&start, placed) = self.places.range_mut(..=at.0).next_back()?;
+        (end <= placed.end).then_some((start, placed))
+    }
 }
 
 impl Shared {
@@ -105,27 +124,73 @@ impl Shared {
         let mut allocations = self.allocations();
         let number = allocations.next;
         allocations.next += 1;
-        allocations.places.insert(number, (at.0, at.0 + buffer.bytes as u64));
+        if buffer.bytes > 0 {
+            let handles: Weak<dyn Any + Send + Sync> = Weak::<()>::new();
+            allocations.places.insert(at.0, Placed { end: at.0 + buffer.bytes as u64, number, handles });
+        }
         allocations.live.insert(number, buffer);
         number
     }
 
-    pub(crate) fn note_dropped(&self, number: u64) {
-        if let Some(buffer) = self.allocations().live.get_mut(&number) {
-            buffer.dropped = true;
+    /// Makes the allocation at `at` known to [`Shared::region_at`].
+    pub(crate) fn share(&self, at: SymOffset, handles: Weak<dyn Any + Send + Sync>) {
+        if let Some(placed) = self.allocations().places.get_mut(&at.0) {
+            placed.handles = handles;
         }
     }
 
-    pub(crate) fn remove(&self, number: u64) {
+    /// Returns what the handles to the allocation that contains these bytes share. If all of them
+    /// were dropped, `make` creates it anew from the number, the place and the size of the
+    /// allocation. Returns `None` if the bytes do not lie in one allocation.
+    pub(crate) fn region_at<R: Any + Send + Sync>(
+        &self,
+        at: SymOffset,
+        bytes: u64,
+        make: impl FnOnce(u64, SymOffset, usize) -> R,
+    ) -> Option<Arc<R>> {
+        let mut allocations = self.allocations();
+        let (start, placed) = allocations.containing(at, bytes)?;
+        // Nothing may be dropped here: the destructor of the last handle locks the table.
+        if let Some(handles) = placed.handles.upgrade() {
+            return handles.downcast().ok();
+        }
+        let made = Arc::new(make(placed.number, SymOffset(start), (placed.end - start) as usize));
+        placed.handles = Arc::<R>::downgrade(&made);
+        let number = placed.number;
+        if let Some(buffer) = allocations.live.get_mut(&number) {
+            buffer.dropped = false;
+        }
+        Some(made)
+    }
+
+    /// Notes that the last handle to an allocation was dropped.
+    pub(crate) fn note_dropped(&self, number: u64, at: SymOffset) {
+        let mut allocations = self.allocations();
+        // `region_at` may have made a new handle since the count of the last one became zero.
+        let found = allocations.places.get(&at.0);
+        let in_use = found.is_some_and(|placed| placed.number == number && placed.handles.strong_count() > 0);
+        if let Some(buffer) = allocations.live.get_mut(&number) {
+            buffer.dropped = !in_use;
+        }
+    }
+
+    pub(crate) fn remove(&self, number: u64, at: SymOffset) {
         let mut allocations = self.allocations();
         allocations.live.remove(&number);
-        allocations.places.remove(&number);
+        // Another thread may have got the same place already.
+        if allocations.places.get(&at.0).is_some_and(|placed| placed.number == number) {
+            allocations.places.remove(&at.0);
+        }
+    }
+
+    /// Returns where an allocation that has bytes begins, if there is one.
+    pub(crate) fn any_allocation(&self) -> Option<SymOffset> {
+        self.allocations().places.keys().next().copied().map(SymOffset)
     }
 
     /// Returns whether these bytes of the heap lie in one allocation that was not released.
     pub(crate) fn is_allocated(&self, at: SymOffset, bytes: u64) -> bool {
-        let Some(end) = at.0.checked_add(bytes) else { return false };
-        self.allocations().places.values().any(|&(first, last)| first <= at.0 && end <= last)
+        self.allocations().containing(at, bytes).is_some()
     }
 
     pub(crate) fn report(&self) -> FinalizeReport {
@@ -140,6 +205,7 @@ impl Shared {
 
 /// The result of [`World::finalize`](crate::World::finalize).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "it lists the symmetric buffers that were not released: check `is_clean`"]
 #[non_exhaustive]
 pub struct FinalizeReport {
     /// The symmetric buffers that were never released, in the order in which they were allocated.

@@ -140,7 +140,7 @@ fn handles_can_be_sent_to_other_threads() {
     anywhere::<peerweave_core::Ticket<Vec<usize>>>();
     anywhere::<peerweave_core::Symmetric<f32>>();
     anywhere::<peerweave_core::Buffer<f32>>();
-    anywhere::<peerweave_core::Signal>();
+    anywhere::<peerweave_core::Signal<'_>>();
     anywhere::<peerweave_core::Error>();
 }
 
@@ -185,7 +185,7 @@ fn calls_after_an_abort_fail_with_its_pe_and_code() {
 fn abort_after_finalize_ends_nothing() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
     noop.take_calls();
     assert!(matches!(world.abort(1).misuse(), Some(MisuseKind::Finalized)));
     assert!(noop.take_calls().is_empty());

@@ -3,7 +3,7 @@
 use peerweave_core::backend::Caps;
 use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{
-    Buffer, Compare, Error, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Signal, Stream, Strides, Symmetric, Team,
+    Buffer, Compare, Error, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Stream, Strides, SymOffset, Symmetric, Team,
     TeamShape, VectorCounts, World, none,
 };
 use std::sync::Arc;
@@ -24,7 +24,7 @@ struct Scene {
     x: Symmetric<f32>,
     y: Symmetric<f32>,
     released: Symmetric<f32>,
-    released_word: Signal,
+    gone: Symmetric<u64>,
     words: Symmetric<u64>,
     private: Buffer<f32>,
     other: Other,
@@ -49,8 +49,7 @@ impl Scene {
         let released = world.alloc(6)?;
         released.clone().release()?;
         let gone = world.alloc::<u64>(1)?;
-        let released_word = gone.signal(0)?;
-        gone.release()?;
+        gone.clone().release()?;
         let foreign = World::new(Noop::new(0, 4))?;
         let other = Other {
             team: foreign.team().clone(),
@@ -60,7 +59,7 @@ impl Scene {
         };
         let stream = world.stream()?;
         let (x, y, words) = (world.alloc_zeroed(6)?, world.alloc_zeroed(6)?, world.alloc_zeroed(6)?);
-        Ok(Self { noop, world, stream, team, destroyed, x, y, released, released_word, words, private: Buffer::zeroed(6), other })
+        Ok(Self { noop, world, stream, team, destroyed, x, y, released, gone, words, private: Buffer::zeroed(6), other })
     }
 }
 
@@ -76,6 +75,13 @@ const TABLE: &[(&str, Wrong)] = &[
     }),
     ("cast: `self` is at offset 4 for elements aligned to 8, expected a multiple of the alignment of the new elements", |s| {
         s.x.slice(1..5)?.cast::<u64>().map(drop)
+    }),
+    (
+        "symmetric_at: `offset` is 7 elements of 4 bytes at offset 0, expected elements within one allocation that was not released",
+        |s| s.world.symmetric_at::<f32>(SymOffset(0), 7).map(drop),
+    ),
+    ("symmetric_of: `address` is 0x8, expected an address of this PE's symmetric heap", |s| {
+        s.world.symmetric_of::<f32>(std::ptr::without_provenance(8), 1).map(drop)
     }),
     ("peer_ptr: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.peer_ptr(&s.x, NO_RANK).map(drop)),
     ("peer_ptr: `buffer` was released", |s| s.team.peer_ptr(&s.released, PEER).map(drop)),
@@ -216,7 +222,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("fill: `self` was released", |s| s.released.fill(1.0)),
     ("release: `self` was released", |s| s.released.clone().release()),
     ("release: `self` is elements 1..6 of an allocation of 6, expected a handle to all of it", |s| s.x.slice(1..)?.release()),
-    ("wait_until_blocking: `signal` was released", |s| s.team.wait_until_blocking(&s.released_word, Compare::Eq, 0).map(drop)),
+    ("wait_until_blocking: `signal` was released", |s| s.team.wait_until_blocking(&s.gone.signal(0)?, Compare::Eq, 0).map(drop)),
     ("put_blocking: `dest` belongs to another world", |s| s.team.put_blocking(&s.x, &s.other.x, PEER)),
     ("get: `dest` belongs to another world", |s| s.team.get(&s.stream, &s.x, &s.other.x, PEER).map(drop)),
     ("all_reduce_blocking: `send` belongs to another world", |s| s.team.all_reduce_blocking(&s.other.x, &s.x, ReduceOp::Sum)),
@@ -412,7 +418,7 @@ fn handles_are_refused_after_finalize() {
     let (team, stream) = (world.team().clone(), world.stream().unwrap());
     let (event, x) = (stream.record().unwrap(), world.alloc_zeroed::<u64>(2).unwrap());
     let signal = x.signal(0).unwrap();
-    world.finalize().unwrap();
+    let _ = world.finalize().unwrap();
     noop.take_calls();
     let rank = Rank::new(0);
     let errors = [

@@ -51,7 +51,7 @@ fn finalize_waits_for_the_calls_of_other_threads() {
                 ];
                 ready.wait();
                 team.sync_blocking().unwrap();
-                world.finalize().expect("every PE ends the job");
+                let _ = world.finalize().expect("every PE ends the job");
                 threads.map(|thread| thread.join().unwrap())
             });
             for error in errors {

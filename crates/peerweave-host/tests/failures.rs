@@ -73,13 +73,13 @@ fn failure_that_was_returned_is_not_returned_by_finalize() {
     with_deadline(1, SHORT, |world| {
         let ticket = wait_in_vain(&world);
         assert!(matches!(ticket.wait_within(HostOptions::DEADLINE), Err(Error::Timeout(_))));
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
     });
     with_deadline(1, SHORT, |world| {
         let (stream, word) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
         drop(world.team().wait_until(&stream, &word.signal(0).unwrap(), Compare::Eq, 1).unwrap());
         assert!(matches!(stream.synchronize_within(HostOptions::DEADLINE), Err(Error::Timeout(_))));
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
     });
     // By the ticket of an operation that was skipped, whose error contains it.
     with_deadline(1, SHORT, |world| {
@@ -87,7 +87,7 @@ fn failure_that_was_returned_is_not_returned_by_finalize() {
         drop(world.team().wait_until(&stream, &word.signal(0).unwrap(), Compare::Eq, 1).unwrap());
         let skipped = stream.fill(&word, 1).unwrap().wait_within(HostOptions::DEADLINE);
         assert!(matches!(skipped, Err(Error::Skipped { .. })));
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
     });
 }
 

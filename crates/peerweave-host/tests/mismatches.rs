@@ -21,7 +21,7 @@ fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + S
         all.barrier_blocking().unwrap();
         world.alloc::<u8>(1).unwrap().release().unwrap();
         all.destroy().unwrap();
-        world.finalize().unwrap();
+        let _ = world.finalize().unwrap();
     })
     .expect("shared memory");
 }

@@ -21,6 +21,10 @@ pub unsafe trait Element: sealed::Sealed + Copy + Default + PartialEq + Send + S
     const DTYPE: DType;
 }
 
+/// An element of which one value is a buffer of length 1: `&x` where an operation reads, `&mut x`
+/// where it writes. All elements are, except arrays, which are buffers of their own elements.
+pub trait SingleElement: Element {}
+
 /// An element on which reductions are defined.
 pub trait Number: Element {
     /// Returns the bits of the value, zero-extended: the form of scalars in a type-erased
@@ -47,6 +51,7 @@ macro_rules! element {
         unsafe impl Element for $t {
             const DTYPE: DType = DType::$dtype;
         }
+        impl SingleElement for $t {}
         const _: () = assert!(size_of::<$t>() == DType::$dtype.size_bytes());
     )*};
 }

@@ -19,7 +19,8 @@ use crate::{Buffer, Error, OnDevice, ReduceOp, Reduction, Stream, Symmetric, Tea
 /// | data | memory |
 /// |---|---|
 /// | is communicated often, or accessed by other PEs | [`Symmetric`], by [`World::alloc`](peerweave_core::World::alloc): nothing is copied on the way |
-/// | is communicated once, by a blocking call | a slice, array or vector of your own |
+/// | is communicated once, by a blocking call | a slice, array, vector or single element (`&mut x`) of your own |
+/// | is symmetric, but known by its address or offset alone | [`World::symmetric_of`](peerweave_core::World::symmetric_of), [`World::symmetric_at`](peerweave_core::World::symmetric_at) |
 /// | belongs to this PE and is used by stream-ordered calls | [`Buffer`]: a queue cannot hold a borrow of a slice |
 /// | lies on a GPU and was allocated by another library | [`OnDevice`] |
 ///
@@ -67,7 +68,7 @@ use crate::{Buffer, Error, OnDevice, ReduceOp, Reduction, Stream, Symmetric, Tea
 /// assert_eq!((row.load(0)?, row.load(9)?), (f64::from(left.get()), f64::from(right.get())));
 /// row.release()?;
 /// arrived.release()?;
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

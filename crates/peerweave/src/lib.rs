@@ -34,7 +34,7 @@
 //!
 //! mine.release()?; // collective, like the allocation
 //! sum.release()?;
-//! world.finalize()?;
+//! assert!(world.finalize()?.is_clean());
 //! # Ok(())
 //! # }
 //! ```

@@ -20,7 +20,7 @@ use std::time::Duration;
 /// let mut sum = [0.0f32; 2];
 /// world.team().all_reduce_blocking(&[1.0, 2.0], &mut sum, ReduceOp::Sum)?;
 /// assert_eq!(sum, [1.0, 2.0].map(|x| x * world.n_pes() as f32));
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

@@ -91,7 +91,7 @@ impl fmt::Debug for Memory {
 /// let (x, sum) = (Buffer::from(vec![1, 2, 3]), Buffer::zeroed(3));
 /// world.team().all_reduce(&stream, &x, &sum, ReduceOp::Sum)?.wait()?;
 /// assert_eq!(sum.into_vec().unwrap(), [1, 2, 3].map(|x| x * world.n_pes() as i32));
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

@@ -37,7 +37,7 @@ use std::sync::Arc;
 ///     let refused = world.team().all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap_err();
 ///     assert!(matches!(refused, Error::Unsupported { .. }));
 /// }
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

@@ -17,7 +17,7 @@ use peerweave_types::{Number, ReduceOp};
 /// let mut x = [1.5f32, 2.0];
 /// world.team().all_reduce_in_place_blocking(&mut x, Reduction::pre_mul_sum(2.0))?;
 /// assert_eq!(x, [3.0, 4.0].map(|y| y * world.n_pes() as f32));
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

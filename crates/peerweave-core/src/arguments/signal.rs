@@ -8,19 +8,40 @@ use std::sync::Arc;
 
 /// One word of symmetric memory by which PEs notify each other.
 ///
-/// [`Symmetric::<u64>::signal`](crate::Symmetric::signal) creates it. A clone is the same word.
+/// [`Symmetric::<u64>::signal`](crate::Symmetric::signal) borrows it from a handle, at no cost. A
+/// struct or thread that outlives the handle keeps a [`Symmetric<u64>`](crate::Symmetric) of its
+/// own, and asks it for the signal.
 ///
 /// If another PE waits for a word, change the word only by signals and atomics: puts and local
 /// stores to it are not ordered after data.
-#[derive(Clone, Debug)]
-pub struct Signal {
-    region: Arc<Region>,
+///
+/// ```
+/// use peerweave::{Compare, World};
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let words = world.alloc_zeroed::<u64>(1)?;
+/// let waiter = std::thread::spawn({
+///     let (team, words) = (world.team().clone(), words.clone());
+///     move || team.wait_until_blocking(&words.signal(0)?, Compare::Ge, 1)
+/// });
+/// let update = words.signal(0)?.add(1);
+/// world.team().signal_blocking(update, world.team().my_rank())?;
+/// assert_eq!(waiter.join().expect("it does not panic")?, 1);
+/// words.release()?; // collective, like the allocation
+/// assert!(world.finalize()?.is_clean());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Signal<'a> {
+    region: &'a Arc<Region>,
     at: SymOffset,
 }
 
-impl Signal {
+impl<'a> Signal<'a> {
     #[inline]
-    pub(crate) fn new(region: Arc<Region>, at: SymOffset) -> Self {
+    pub(crate) fn new(region: &'a Arc<Region>, at: SymOffset) -> Self {
         Self { region, at }
     }
 
@@ -32,35 +53,35 @@ impl Signal {
 
     /// Returns the update that sets the word to `value`.
     #[inline]
-    pub fn set(&self, value: u64) -> SignalUpdate<'_> {
+    pub fn set(&self, value: u64) -> SignalUpdate<'a> {
         self.update(value, SignalOp::Set)
     }
 
     /// Returns the update that adds `value` to the word, wrapping.
     #[inline]
-    pub fn add(&self, value: u64) -> SignalUpdate<'_> {
+    pub fn add(&self, value: u64) -> SignalUpdate<'a> {
         self.update(value, SignalOp::Add)
     }
 
     /// Returns the update that applies `op` with `value`.
     #[inline]
-    pub fn update(&self, value: u64, op: SignalOp) -> SignalUpdate<'_> {
-        SignalUpdate { signal: self, value, op }
+    pub fn update(&self, value: u64, op: SignalOp) -> SignalUpdate<'a> {
+        SignalUpdate { signal: *self, value, op }
     }
 
     #[inline]
-    pub(crate) fn region(&self) -> &Region {
-        &self.region
+    pub(crate) fn region(self) -> &'a Region {
+        self.region
     }
 
     #[inline]
-    pub(crate) fn span(&self) -> Span<'_> {
-        Span { place: Place::Symmetric(self.at), len: 1, dtype: DType::U64, owner: Owner::Region(&self.region) }
+    pub(crate) fn span(self) -> Span<'a> {
+        Span { place: Place::Symmetric(self.at), len: 1, dtype: DType::U64, owner: Owner::Region(self.region) }
     }
 
     #[inline]
-    pub(crate) fn remote(&self) -> Remote<'_> {
-        Remote { at: self.at, len: 1, dtype: DType::U64, region: &self.region }
+    pub(crate) fn remote(self) -> Remote<'a> {
+        Remote { at: self.at, len: 1, dtype: DType::U64, region: self.region }
     }
 }
 
@@ -68,7 +89,7 @@ impl Signal {
 #[derive(Clone, Copy, Debug)]
 #[must_use = "an update takes effect only by `Team::signal` or `Team::put_signal`"]
 pub struct SignalUpdate<'a> {
-    pub(crate) signal: &'a Signal,
+    pub(crate) signal: Signal<'a>,
     pub(crate) value: u64,
     pub(crate) op: SignalOp,
 }

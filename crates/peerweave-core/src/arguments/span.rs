@@ -11,7 +11,7 @@ use crate::arguments::on_device::OnDevice;
 use crate::arguments::symmetric::{Region, Symmetric};
 use crate::arguments::view::SymmetricRange;
 use crate::backend::{DeviceOwner, Held, Keep, Place};
-use peerweave_types::{DType, Element};
+use peerweave_types::{DType, Element, SingleElement};
 use std::sync::Arc;
 
 /// The memory of one argument, without its element type.
@@ -82,33 +82,59 @@ pub(crate) fn keep(owners: [Owner<'_>; 3]) -> Keep {
 mod sealed {
     use super::Span;
 
-    pub trait Argument {
+    pub trait Argument<T> {
         #[doc(hidden)]
         fn span(&mut self) -> Span<'_>;
     }
 
-    pub trait Maybe {}
+    pub trait Maybe<T> {}
 }
 
 pub(crate) use sealed::Argument;
 
 /// Memory that an operation reads: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`; and in the
-/// blocking forms `&[T]`, `&Vec<T>`, `&[T; N]`.
+/// blocking forms `&[T]`, `&Vec<T>`, `&[T; N]`, and `&x`, one element.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be read by an operation on elements of type `{T}`",
-    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]`, `&Vec<T>`, `&[T; N]`"
+    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]`, `&Vec<T>`, `&[T; N]` or `&T`"
 )]
-pub trait Source<T: Element>: sealed::Argument {}
+pub trait Source<T: Element>: sealed::Argument<T> {}
 
 /// Memory that an operation writes: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`; and in the
-/// blocking forms `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`.
+/// blocking forms `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`, and `&mut x`, one element.
 ///
 /// Memory that can be written can also be read: in-place forms take it too.
+///
+/// # Variables that are references
+/// A generic parameter takes a `&mut [T]` by value: Rust reborrows a reference by itself only where
+/// the parameter has a reference type. A variable that holds a reference, and is needed again, is
+/// passed as `&mut *buffer`, or as `&mut buffer`, which is accepted too:
+/// ```
+/// use peerweave::{Rank, Team, World};
+///
+/// /// Receives the two halves of `into` from two ranks.
+/// fn from_two(team: &Team, mut into: &mut [u32], [first, second]: [Rank; 2]) -> peerweave::Result<()> {
+///     team.broadcast_in_place_blocking(&mut into, first)?;
+///     team.broadcast_in_place_blocking(&mut into[2..], second)?;
+///     team.broadcast_in_place_blocking(into, first) // the last use may move it
+/// }
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let mut mine = [world.my_pe().get() + 1; 4];
+/// from_two(world.team(), &mut mine, [Rank::new(0); 2])?;
+/// let mut largest = mine[0]; // one element
+/// world.team().broadcast_in_place_blocking(&mut largest, Rank::new(0))?;
+/// assert_eq!((mine, largest), ([1; 4], 1));
+/// assert!(world.finalize()?.is_clean());
+/// # Ok(())
+/// # }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be written by an operation on elements of type `{T}`",
-    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`"
+    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]` or `&mut T`"
 )]
-pub trait Dest<T: Element>: sealed::Argument {}
+pub trait Dest<T: Element>: sealed::Argument<T> {}
 
 /// Memory that a queued operation may read: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`. The
 /// queue holds it while it uses it.
@@ -146,7 +172,7 @@ pub trait StreamDest<T: Element>: Dest<T> {}
 /// Memory that an operation reads at the root only: any [`Source`], or an `Option` of one.
 ///
 /// Other ranks may pass an argument, which is ignored, or [`none`].
-pub trait MaybeSource<T: Element>: sealed::Maybe {
+pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
     /// The type of the argument, if there is one.
     type Argument: Source<T>;
     #[doc(hidden)]
@@ -156,7 +182,7 @@ pub trait MaybeSource<T: Element>: sealed::Maybe {
 /// Memory that an operation writes at the root only: any [`Dest`], or an `Option` of one.
 ///
 /// Other ranks may pass an argument, which is ignored, or [`none`].
-pub trait MaybeDest<T: Element>: sealed::Maybe {
+pub trait MaybeDest<T: Element>: sealed::Maybe<T> {
     /// The type of the argument, if there is one.
     type Argument: Dest<T>;
     #[doc(hidden)]
@@ -178,7 +204,7 @@ pub trait MaybeDest<T: Element>: sealed::Maybe {
 /// } else {
 ///     team.reduce_blocking(&mine, none(), ReduceOp::Sum, root)?;
 /// }
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```
@@ -188,13 +214,13 @@ pub fn none<T: Element>() -> Option<&'static Symmetric<T>> {
 
 macro_rules! source {
     ($([$($generics:tt)*] $t:ty, $self:ident => $span:expr;)*) => {$(
-        impl<$($generics)*> sealed::Argument for $t {
+        impl<$($generics)*> sealed::Argument<T> for $t {
             #[inline(always)]
             fn span(&mut $self) -> Span<'_> {
                 $span
             }
         }
-        impl<$($generics)*> sealed::Maybe for $t {}
+        impl<$($generics)*> sealed::Maybe<T> for $t {}
     )*};
 }
 
@@ -206,9 +232,12 @@ source! {
     [T: Element] &[T], self => borrowed(self);
     [T: Element] &Vec<T>, self => borrowed(self);
     [T: Element, const N: usize] &[T; N], self => borrowed(self.as_slice());
+    [T: SingleElement] &T, self => borrowed(std::slice::from_ref(*self));
     [T: Element] &mut [T], self => borrowed_mut(self);
+    [T: Element] &mut &mut [T], self => borrowed_mut(self);
     [T: Element] &mut Vec<T>, self => borrowed_mut(self);
     [T: Element, const N: usize] &mut [T; N], self => borrowed_mut(self.as_mut_slice());
+    [T: SingleElement] &mut T, self => borrowed_mut(std::slice::from_mut(*self));
 }
 
 #[inline(always)]
@@ -252,6 +281,7 @@ maybe! { MaybeSource as Source:
     [T: Element] &[T];
     [T: Element] &Vec<T>;
     [T: Element, const N: usize] &[T; N];
+    [T: SingleElement] &T;
 }
 
 maybe! { MaybeDest as Dest:
@@ -260,11 +290,13 @@ maybe! { MaybeDest as Dest:
     [T: Element] &Buffer<T>;
     [T: Element] &OnDevice<T>;
     [T: Element] &mut [T];
+    [T: Element] &mut &mut [T];
     [T: Element] &mut Vec<T>;
     [T: Element, const N: usize] &mut [T; N];
+    [T: SingleElement] &mut T;
 }
 
-impl<A> sealed::Maybe for Option<A> {}
+impl<T, A> sealed::Maybe<T> for Option<A> {}
 
 impl<T: Element> StreamSource<T> for &Symmetric<T> {}
 impl<T: Element> StreamSource<T> for &SymmetricRange<'_, T> {}
@@ -277,6 +309,6 @@ impl<T: Element> StreamDest<T> for &OnDevice<T> {}
 
 /// Returns the span of an argument that may be missing.
 #[inline(always)]
-pub(crate) fn maybe_span<A: Argument>(argument: &mut Option<A>) -> Option<Span<'_>> {
+pub(crate) fn maybe_span<T, A: Argument<T>>(argument: &mut Option<A>) -> Option<Span<'_>> {
     argument.as_mut().map(A::span)
 }

@@ -1,10 +1,10 @@
 //! Handles to symmetric memory. Operations between PEs are in `ops/`.
 //!
 //! Invariants: **\[S1\]** a handle names elements within one allocation; only
-//! `Symmetric::allocate`, the slicing below and `view.rs` make handles. **\[S2\]** The memory is
-//! accessed only through the backend, in ways that stay defined while a peer accesses it (\[B4\]);
-//! safe code gets no reference to it. **\[S3\]** It stays mapped while a handle, or an operation
-//! that uses it, lives: both hold the backend.
+//! `Symmetric::allocate`, `Symmetric::find`, the slicing below and `view.rs` make handles.
+//! **\[S2\]** The memory is accessed only through the backend, in ways that stay defined while a
+//! peer accesses it (\[B4\]); safe code gets no reference to it. **\[S3\]** It stays mapped while a
+//! handle, or an operation that uses it, lives: both hold the backend.
 //!
 //! If one thread releases a buffer while another uses it, the caller has a bug: the use may access
 //! bytes of a new allocation. These bytes lie in the heap, so \[S2\] still holds.
@@ -57,7 +57,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if !*self.released.get_mut() {
-            self.shared.note_dropped(self.number);
+            self.shared.note_dropped(self.number, self.at);
         }
     }
 }
@@ -100,7 +100,32 @@ impl<T: Element> Symmetric<T> {
         let type_name = std::any::type_name::<T>();
         let number = shared.enter(LeakedBuffer { elements, type_name, bytes, allocated_at: location, dropped: false }, at);
         let region = Region { shared: Arc::clone(shared), number, at, bytes, released: AtomicBool::new(false) };
-        Ok(Self { region: Arc::new(region), at, len: elements, element: PhantomData })
+        let region = Arc::new(region);
+        shared.share(at, Arc::<Region>::downgrade(&region));
+        Ok(Self { region, at, len: elements, element: PhantomData })
+    }
+
+    /// Returns a handle to `len` elements at `at`, which lie in one allocation.
+    pub(crate) fn find(call: &'static str, shared: &Arc<Shared>, at: SymOffset, len: usize) -> Result<Self> {
+        shared.usable(call)?;
+        let found = || format!("{len} elements of {} bytes at offset {}", size_of::<T>(), at.0);
+        let region = len.checked_mul(size_of::<T>()).and_then(|bytes| {
+            shared.region_at(at, bytes as u64, |number, at, bytes| Region {
+                shared: Arc::clone(shared),
+                number,
+                at,
+                bytes,
+                released: AtomicBool::new(false),
+            })
+        });
+        let Some(region) = region.filter(|region| !region.is_released()) else {
+            let expected = "elements within one allocation that was not released";
+            return Err(bounds::wrong_value(call, "offset", found(), expected));
+        };
+        if !at.0.is_multiple_of(align_of::<T>() as u64) {
+            return Err(bounds::wrong_value(call, "offset", found(), "a multiple of the alignment of the elements"));
+        }
+        Ok(Self { region, at, len, element: PhantomData })
     }
 
     /// Returns the number of elements.
@@ -362,7 +387,7 @@ impl<T: Element> Symmetric<T> {
         }
         let outcome = region.shared.backend.release(region.at);
         match &outcome {
-            Ok(()) => region.shared.remove(region.number),
+            Ok(()) => region.shared.remove(region.number, region.at),
             // The PEs made different calls: the allocation stays valid for other handles.
             Err(crate::Error::Mismatch(_)) => region.released.store(false, Ordering::Release),
             Err(_) => {}
@@ -382,13 +407,14 @@ impl<T: Element> Symmetric<T> {
 }
 
 impl Symmetric<u64> {
-    /// Returns the word at `index` as a signal.
+    /// Borrows the word at `index` as a signal.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if there is no such element.
-    pub fn signal(&self, index: usize) -> Result<Signal> {
+    #[inline]
+    pub fn signal(&self, index: usize) -> Result<Signal<'_>> {
         bounds::index("signal", "index", index, self.len)?;
-        Ok(Signal::new(self.region.clone(), self.element(index)))
+        Ok(Signal::new(&self.region, self.element(index)))
     }
 }
 

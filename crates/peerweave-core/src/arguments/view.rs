@@ -55,7 +55,7 @@ impl<T: Element> Symmetric<T> {
     /// team.all_gather_in_place_blocking(&all)?;
     /// assert_eq!(all.to_vec()?, vec![7; 4 * team.size()]);
     /// all.release()?; // collective, like the allocation
-    /// world.finalize()?;
+    /// assert!(world.finalize()?.is_clean());
     /// # Ok(())
     /// # }
     /// ```
@@ -91,7 +91,7 @@ impl<T: Element> Symmetric<T> {
     /// assert_eq!(numbers.load(13)?, 0.5 * world.n_pes() as f32);
     /// assert_eq!(bytes.load(0)?, 3_u64.to_ne_bytes()[0]);
     /// bytes.release()?; // collective, like the allocation
-    /// world.finalize()?;
+    /// assert!(world.finalize()?.is_clean());
     /// # Ok(())
     /// # }
     /// ```

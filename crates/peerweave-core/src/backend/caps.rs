@@ -77,7 +77,7 @@ impl Caps {
     /// let sum = world.caps().reduction(CollectiveKind::AllReduce, DType::F32, ReduceOp::Sum).expect("it is defined");
     /// println!("every PE gets the same bits: {}", sum.same_bits);
     /// assert!(world.caps().reduction(CollectiveKind::Barrier, DType::F32, ReduceOp::Sum).is_none());
-    /// world.finalize()?;
+    /// assert!(world.finalize()?.is_clean());
     /// # Ok(())
     /// # }
     /// ```

@@ -201,7 +201,7 @@ pub(crate) struct Awaited<'a> {
 
 impl<'a> Awaited<'a> {
     #[inline(always)]
-    pub(crate) fn word(signal: &'a Signal, compare: Compare, value: u64) -> Self {
+    pub(crate) fn word(signal: Signal<'a>, compare: Compare, value: u64) -> Self {
         Self { name: "signal", words: signal.span(), exclude: None, compare, value, until: Until::All }
     }
 }

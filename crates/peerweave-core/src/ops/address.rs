@@ -37,7 +37,7 @@ impl Team {
     ///     assert_eq!(counters.load(0)?, team.size() as u32);
     /// }
     /// counters.release()?; // collective, like the allocation
-    /// world.finalize()?;
+    /// assert!(world.finalize()?.is_clean());
     /// # Ok(())
     /// # }
     /// ```

@@ -40,7 +40,7 @@ macro_rules! atomics {
         /// assert_eq!(team.atomic_compare_swap_blocking(&counter, 0, 5, -1, right)?, 5);
         /// assert_eq!(team.atomic_fetch_blocking(&counter, 0, right)?, -1);
         /// counter.release()?; // collective, like the allocation
-        /// world.finalize()?;
+        /// assert!(world.finalize()?.is_clean());
         /// # Ok(())
         /// # }
         /// ```

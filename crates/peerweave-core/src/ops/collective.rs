@@ -57,7 +57,7 @@ use std::sync::Arc;
 /// for buffer in [x, y, z] {
 ///     buffer.release()?; // collective, like the allocation
 /// }
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

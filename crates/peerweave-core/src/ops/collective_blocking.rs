@@ -32,7 +32,7 @@ use std::sync::Arc;
 /// let mut copy = sum;
 /// team.broadcast_in_place_blocking(&mut copy, Rank::new(0))?;
 /// assert_eq!(copy, sum);
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

@@ -77,7 +77,7 @@ impl BlockingGroup<'_> {
 ///     g.recv(&mut theirs, left)
 /// })?;
 /// assert_eq!(theirs, [left.get(); 2]);
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

@@ -23,7 +23,7 @@ use peerweave_types::Element;
 /// stream.copy(&x, &back)?.wait()?;
 /// assert_eq!(back.to_vec(), [1.0, 2.0, 7.0, 7.0]);
 /// x.release()?; // collective, like the allocation
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

@@ -52,7 +52,7 @@ use peerweave_types::{Element, Rank, Strides};
 ///
 /// data.release()?; // collective, like the allocation
 /// words.release()?;
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

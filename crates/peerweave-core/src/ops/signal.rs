@@ -27,7 +27,7 @@ use peerweave_types::{Compare, Rank};
 /// assert!(!team.test(&done, Compare::Ne, 0)?);
 /// assert_eq!(team.test_any(&words, None, Compare::Gt, 0)?, Some(0));
 /// words.release()?; // collective, like the allocation
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```
@@ -65,9 +65,9 @@ impl Team {
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::signal`];
     /// [`Error::Timeout`](crate::Error::Timeout), from the ticket, after the deadline of the world.
-    pub fn wait_until(&self, stream: &Stream, signal: &Signal, compare: Compare, value: u64) -> Result<Ticket<u64>> {
+    pub fn wait_until(&self, stream: &Stream, signal: &Signal<'_>, compare: Compare, value: u64) -> Result<Ticket<u64>> {
         const CALL: &str = "wait_until";
-        let prepared = check::wait(CALL, self, Awaited::word(signal, compare, value), WaitMode::Wait)?;
+        let prepared = check::wait(CALL, self, Awaited::word(*signal, compare, value), WaitMode::Wait)?;
         call::submit(CALL, self, stream, prepared, decode::word)
     }
 
@@ -76,8 +76,8 @@ impl Team {
     /// # Errors
     /// As for [`Team::wait_until`], the timeout from the call itself.
     #[inline]
-    pub fn wait_until_blocking(&self, signal: &Signal, compare: Compare, value: u64) -> Result<u64> {
-        let awaited = Awaited::word(signal, compare, value);
+    pub fn wait_until_blocking(&self, signal: &Signal<'_>, compare: Compare, value: u64) -> Result<u64> {
+        let awaited = Awaited::word(*signal, compare, value);
         let prepared = check::wait("wait_until_blocking", self, awaited, WaitMode::Wait)?;
         call::run(&self.inner.shared, prepared).map(decode::word)
     }
@@ -206,8 +206,8 @@ impl Team {
     /// the comparison does not hold and the word can no longer change: see
     /// [Dead targets](Team#dead-targets).
     #[inline]
-    pub fn test(&self, signal: &Signal, compare: Compare, value: u64) -> Result<bool> {
-        let prepared = check::wait("test", self, Awaited::word(signal, compare, value), WaitMode::Test)?;
+    pub fn test(&self, signal: &Signal<'_>, compare: Compare, value: u64) -> Result<bool> {
+        let prepared = check::wait("test", self, Awaited::word(*signal, compare, value), WaitMode::Test)?;
         call::run(&self.inner.shared, prepared).map(decode::holds)
     }
 
@@ -270,7 +270,7 @@ impl Team {
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::signal`].
-    pub fn signal_fetch(&self, signal: &Signal) -> Result<u64> {
+    pub fn signal_fetch(&self, signal: &Signal<'_>) -> Result<u64> {
         let me = self.my_rank();
         let prepared = check::atomic("signal_fetch", self, signal.remote(), 0, AtomicKind::Fetch, [0, 0], me)?;
         call::run(&self.inner.shared, prepared).map(decode::word)

@@ -54,7 +54,7 @@ impl Team {
     /// let pairs = world.team().split(Some(u64::from(world.my_pe().get() / 2)), 0)?.expect("a color was given");
     /// world.stream()?.launch(&meet::KERNEL, 1, 32, (&pairs,))?.wait()?;
     /// assert_eq!(world.team().kernel_team()?, KernelTeam::WORLD);
-    /// world.finalize()?;
+    /// assert!(world.finalize()?.is_clean());
     /// # Ok(())
     /// # }
     /// ```

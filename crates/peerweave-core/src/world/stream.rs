@@ -75,7 +75,7 @@ impl Stream {
 /// let after = stream.record()?;
 /// after.wait()?;
 /// assert!(after.elapsed_since(&before).is_some());
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// assert!(row.size() <= 2);
 /// row.barrier_blocking()?;
 /// row.destroy()?;
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

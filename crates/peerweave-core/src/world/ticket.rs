@@ -26,7 +26,7 @@ use std::time::Duration;
 /// let ticket = world.team().wait_until(&stream, &words.signal(0)?, Compare::Eq, 0)?;
 /// assert_eq!(ticket.wait()?, 0);
 /// words.release()?; // collective, like the allocation
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

@@ -1,14 +1,14 @@
 //! The job as one PE sees it: its PEs, memory, streams, and its end. Operations that move data are
 //! methods of teams.
 
-use crate::Result;
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::error::{Error, MisuseKind, misuse};
-use crate::backend::{Backend, Caps, StreamBackend, TeamId, TeamRecord};
+use crate::backend::{Backend, Caps, LocalAddress, StreamBackend, TeamId, TeamRecord};
 use crate::shared::{FinalizeReport, Shared};
 use crate::world::stream::Stream;
 use crate::world::team::Team;
-use peerweave_types::{Element, HeapGeometry, Pe};
+use crate::{Result, bounds};
+use peerweave_types::{Element, HeapGeometry, Pe, SymOffset};
 use std::any::Any;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
@@ -144,6 +144,65 @@ impl World {
     #[track_caller]
     pub fn alloc_aligned<T: Element>(&self, count: usize, align_bytes: usize) -> Result<Symmetric<T>> {
         Symmetric::allocate("alloc_aligned", &self.shared, count, align_bytes, false, Location::caller())
+    }
+
+    /// Returns a handle to `len` elements at `offset` of the heap, within an allocation that was
+    /// not released: the inverse of [`Symmetric::offset`], for programs that keep or exchange
+    /// offsets. It needs no call of another PE.
+    ///
+    /// [`Symmetric::release`] accepts a handle to the whole allocation. If every other handle was
+    /// dropped, a new one can be made in this way to release it.
+    ///
+    /// ```
+    /// use peerweave::World;
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let all = world.alloc_zeroed::<u32>(8)?;
+    /// let kept = all.slice(4..)?.offset();
+    /// let again = world.symmetric_at::<u32>(kept, 4)?;
+    /// again.fill(7)?;
+    /// assert_eq!(all.to_vec()?, [0, 0, 0, 0, 7, 7, 7, 7]);
+    /// assert!(world.symmetric_at::<u32>(kept, 5).is_err(), "it exceeds the allocation");
+    /// if world.backend_name() == "host" {
+    ///     let second = all.as_ptr()?.wrapping_add(1);
+    ///     world.symmetric_of(second, 1)?.store(0, 9)?;
+    ///     assert_eq!(all.load(1)?, 9);
+    /// }
+    /// all.release()?; // collective, like the allocation
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) if the elements do not lie in one live allocation, for an offset
+    /// that is not aligned to the elements, and after finalize.
+    pub fn symmetric_at<T: Element>(&self, offset: SymOffset, len: usize) -> Result<Symmetric<T>> {
+        Symmetric::find("symmetric_at", &self.shared, offset, len)
+    }
+
+    /// Like [`World::symmetric_at`], for an address of this PE's heap, such as
+    /// [`Symmetric::as_ptr`] and [`Symmetric::device_address`] return. The address is only
+    /// compared: any value may be passed.
+    ///
+    /// # Errors
+    /// As for [`World::symmetric_at`].
+    pub fn symmetric_of<T: Element>(&self, address: *const T, len: usize) -> Result<Symmetric<T>> {
+        const CALL: &str = "symmetric_of";
+        self.shared.usable(CALL)?;
+        // The heap is contiguous, so any allocation tells where it begins.
+        let offset = self.shared.any_allocation().map(|known| {
+            let base = match self.shared.backend.local(known) {
+                LocalAddress::Host(at) => at as u64,
+                LocalAddress::Device { address, .. } => address,
+            };
+            SymOffset((address as u64).wrapping_sub(base).wrapping_add(known.0))
+        });
+        match offset {
+            Some(at) if self.shared.is_allocated(at, 0) => Symmetric::find(CALL, &self.shared, at, len),
+            _ => Err(bounds::wrong_value(CALL, "address", format_args!("{address:p}"), "an address of this PE's symmetric heap")),
+        }
     }
 
     /// Creates a stream: an ordered queue of operations of this PE.

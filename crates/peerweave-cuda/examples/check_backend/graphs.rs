@@ -66,7 +66,7 @@ pub(crate) fn run(job: &Job, deadline: Duration) -> Outcome {
     y.release()?;
     halves.release()?;
     words.release()?;
-    world.finalize()?;
+    let _ = world.finalize()?;
     println!("PE {}: {} calls, 3 lengths each, 20 replays of graphs of 3: right", job.pe.get(), lines.len());
     Ok(())
 }

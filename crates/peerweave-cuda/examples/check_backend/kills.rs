@@ -44,7 +44,7 @@ pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
         return Err("a kernel gives a wrong result after the failure".into());
     }
     words.release()?;
-    world.finalize()?;
+    let _ = world.finalize()?;
     Ok(())
 }
 

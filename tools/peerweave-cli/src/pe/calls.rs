@@ -278,7 +278,7 @@ fn last_of<'a, R: 'a>(
     })
 }
 
-fn first_signal(word: &Symmetric<u64>) -> peerweave::Signal {
+fn first_signal(word: &Symmetric<u64>) -> peerweave::Signal<'_> {
     word.signal(0).expect("the buffer of words has one element")
 }
 

@@ -49,7 +49,7 @@ fn run(world: World, config: &Config) -> Result<()> {
         }
     }
     drop(stream);
-    world.finalize()?;
+    let _ = world.finalize()?;
     Ok(())
 }
 
