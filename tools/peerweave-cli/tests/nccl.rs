@@ -185,6 +185,15 @@ fn more_pes_than_devices_are_refused() {
 }
 
 #[test]
+fn pes_that_share_the_only_device_are_announced() {
+    // The fake driver runs no kernels in this process: only the beginning matters.
+    let options = ["bench", "all-reduce", "--backend", "cuda", "-n", "2", "-e", "8", "--timeout", "60"];
+    let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_CUDA_DEVICES", "1"), ("PEERWEAVE_DEADLINE", "5")]);
+    let err = text(&output.stderr);
+    assert!(err.contains("note: 2 PEs share 1 CUDA device"), "{err}");
+}
+
+#[test]
 fn info_lists_libraries_and_missing_functions() {
     let machine = Machine::with_gpus();
     let output = machine.run(&["info", "--json"], &[("PEERWEAVE_MULTICAST", "off")]);

@@ -164,16 +164,15 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
     }
     says("random lengths and alignments", checker.checked);
     says("bytes that are moved, random calls", crate::moves::run(gpu, collectives, arguments.calls)?);
-    says("repeats, graphs and streams", repeats(gpu, collectives)?);
+    says("repeats, graphs and streams", repeats(gpu, collectives, arguments.repeats)?);
     Ok(())
 }
 
 /// Makes many small calls without a wait between them, on two streams and in a graph, each in
 /// place. Each call doubles or divides the element, so that a lost or mixed call shows in all later
 /// results.
-fn repeats(gpu: &Gpu, collectives: &Collectives) -> Result<u64, Box<dyn std::error::Error>> {
+fn repeats(gpu: &Gpu, collectives: &Collectives, rounds: u64) -> Result<u64, Box<dyn std::error::Error>> {
     const COUNT: usize = 3000;
-    const ROUNDS: u64 = 20_000;
     let ranks = collectives.members().len() as f32;
     let streams = [gpu.stream()?, gpu.stream()?];
     let values = DeviceMemory::from_slice(&streams[0], &vec![1.0_f32; COUNT])?;
@@ -185,7 +184,7 @@ fn repeats(gpu: &Gpu, collectives: &Collectives) -> Result<u64, Box<dyn std::err
         // one after the other.
         unsafe { collectives.all_reduce(stream, at, at, count as u64, dtype, op) }
     };
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let stream = &streams[(round / 7 % 2) as usize];
         // A sum of equal elements, then a mean, returns the original elements, but from another
         // rank's data.
@@ -217,11 +216,12 @@ fn repeats(gpu: &Gpu, collectives: &Collectives) -> Result<u64, Box<dyn std::err
         unsafe { collectives.all_reduce_scaled(stream, at, at, count as u64, dtype, u64::from(scalar))? };
     }
     let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?.ok_or("no graph")?;
-    for _ in 0..500 {
+    let replays = rounds.div_ceil(40);
+    for _ in 0..replays {
         graph.launch()?;
         call(stream, 40, ReduceOp::Max)?;
     }
     gpu.wait(stream)?;
     check("graph")?;
-    Ok(3 * ROUNDS + 500 * 7)
+    Ok(3 * rounds + replays * 7)
 }

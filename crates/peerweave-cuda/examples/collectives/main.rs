@@ -38,6 +38,9 @@ struct Arguments {
     /// Number of random calls.
     #[arg(long, default_value_t = 300)]
     calls: u64,
+    /// Number of rounds of three calls without a wait. GPUs that several PEs share need few.
+    #[arg(long, default_value_t = 20_000)]
+    repeats: u64,
     /// Maximum number of blocks of a kernel.
     #[arg(long, default_value_t = 256)]
     max_blocks: u32,

@@ -50,7 +50,9 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     refuse_inside_a_job("bench")?;
     let config = Config::from_args(args).map_err(|message| (exit::USAGE, message))?;
     let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
-    enough_devices(&config).map_err(|message| (exit::USAGE, message))?;
+    if let Some(note) = enough_devices(&config).map_err(|message| (exit::USAGE, message))? {
+        tell(&format!("peerweave bench: {note}"));
+    }
     // A file that cannot be written is reported before the measurement instead of after it.
     args.json.iter().chain(&args.plot).try_for_each(|path| check_writable(path))?;
     let start_time = now();
@@ -106,16 +108,20 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     Ok(if collector.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
 }
 
-/// Returns an error if there are fewer GPUs than PEs. A missing driver is reported by the PEs.
-fn enough_devices(config: &Config) -> Result<(), String> {
+/// Returns an error if there are fewer GPUs than PEs, or a note if the PEs share the only GPU. A
+/// missing driver is reported by the PEs.
+fn enough_devices(config: &Config) -> Result<Option<String>, String> {
     if config.backend == BackendName::Host {
-        return Ok(());
+        return Ok(None);
     }
     match cuda::device_count()? {
+        Some(1) if config.backend == BackendName::Cuda && config.n_pes > 1 => {
+            Ok(Some(format!("note: {} PEs share 1 CUDA device and take turns on it, which takes most of the time", config.n_pes)))
+        }
         Some(count) if count < config.n_pes => {
             Err(format!("-n is {}, but this machine has {count} CUDA devices; each PE needs its own device", config.n_pes))
         }
-        _ => Ok(()),
+        _ => Ok(None),
     }
 }
 
