@@ -7,4 +7,4 @@ pub mod digits;
 pub mod digits_model;
 pub mod kernel_job;
 
-pub use digits::share;
+pub use digits::{SplitMix64, share};

@@ -126,6 +126,10 @@ examples! {
     kernel_pipeline: "kernel-pipeline" in "11-kernel-pipeline";
     kernel_all_gather: "kernel-all-gather" in "12-kernel-all-gather";
     kernel_cuda_cpp: "kernel-cuda-cpp" in "13-kernel-cuda-cpp";
+    logistic_regression: "logistic-regression" in "14-logistic-regression";
+    jacobi_2d: "jacobi-2d" in "15-jacobi-2d";
+    sample_sort: "sample-sort" in "16-sample-sort";
+    work_stealing: "work-stealing" in "17-work-stealing";
 }
 
 /// Returns the number after `final loss` in the output of PE 0.

@@ -1,0 +1,65 @@
+//! Sorts keys that are spread over all PEs: samples divide the range of keys into one part per PE,
+//! and an all-to-all-v delivers each key to the PE of its part.
+#![forbid(unsafe_code)]
+
+use peerweave::{Error, ReduceOp, VectorCounts, World};
+use peerweave_examples::{SplitMix64, share};
+
+/// Number of keys of all PEs.
+const KEYS: usize = 100_000;
+/// Number of samples that each PE takes for each part.
+const OVERSAMPLING: usize = 32;
+
+fn main() -> Result<(), Error> {
+    let world = World::from_env()?;
+    let team = world.team();
+    let (me, n) = (team.my_rank().index(), team.size());
+
+    // The same keys in all, for any number of PEs; small numbers are frequent.
+    let key = |index| {
+        let random = SplitMix64::new(index as u64).next_u64();
+        random >> (random % 48)
+    };
+    let mut keys: Vec<u64> = share(KEYS, me, n).map(key).collect();
+    let sum = |keys: &[u64]| keys.iter().fold(0u64, |sum, key| sum.wrapping_add(*key));
+    let mut sums = [sum(&keys), 0];
+    keys.sort_unstable();
+
+    // Samples of all PEs, at equal distances; the first key of each part but the first.
+    let samples: Vec<u64> = (0..n * OVERSAMPLING).map(|i| keys[i * keys.len() / (n * OVERSAMPLING)]).collect();
+    let mut all = vec![0; n * samples.len()];
+    team.all_gather_blocking(&samples, &mut all)?;
+    all.sort_unstable();
+    let starts: Vec<u64> = (1..n).map(|part| all[part * all.len() / n]).collect();
+
+    // How many keys go to each PE, and how many come from each.
+    let mut ends: Vec<usize> = starts.iter().map(|start| keys.partition_point(|key| key < start)).collect();
+    ends.push(keys.len());
+    let counts: Vec<u64> = ends.iter().scan(0, |from, &to| Some((to - std::mem::replace(from, to)) as u64)).collect();
+    let mut incoming = vec![0; n];
+    team.all_to_all_blocking(&counts, &mut incoming)?;
+    let lengths = |counts: &[u64]| counts.iter().map(|&count| count as usize).collect::<Vec<_>>();
+    let counts = VectorCounts::packed(lengths(&counts), lengths(&incoming));
+    let mut mine = vec![0; counts.recv_counts.iter().sum()];
+    team.all_to_all_v_blocking(&keys, &mut mine, counts)?;
+    mine.sort_unstable();
+
+    // Nothing was lost, and the parts follow each other.
+    sums[1] = sum(&mine);
+    team.all_reduce_in_place_blocking(&mut sums, ReduceOp::Sum)?;
+    assert_eq!(sums[0], sums[1], "the sum of all keys, before and after");
+    let ends = [mine.first().copied().unwrap_or(u64::MAX), mine.last().copied().unwrap_or(0), mine.len() as u64];
+    let mut parts = vec![0; 3 * n];
+    team.all_gather_blocking(&ends, &mut parts)?;
+    let parts: Vec<&[u64]> = parts.chunks_exact(3).collect();
+    assert!(mine.is_sorted() && parts.windows(2).all(|pair| pair[0][1] <= pair[1][0]), "parts {parts:?}");
+    assert_eq!(parts.iter().map(|part| part[2]).sum::<u64>(), KEYS as u64);
+    if me == 0 {
+        let longest = parts.iter().map(|part| part[2]).max().unwrap_or(0);
+        println!("{KEYS} keys, from {} to {}", parts[0][0], parts[n - 1][1]);
+        println!("the longest of {n} parts has {longest} keys");
+    }
+
+    assert!(world.finalize()?.is_clean());
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! Work stealing: each PE has a range of tasks in one word; a PE without tasks takes half of the
+//! range of another one by a compare-and-swap.
+#![forbid(unsafe_code)]
+
+use peerweave::{Error, Rank, ReduceOp, World};
+use peerweave_examples::share;
+
+/// Number of tasks of all PEs.
+const TASKS: usize = 2000;
+
+/// Packs a range of tasks into one word.
+fn word(from: u64, to: u64) -> u64 {
+    from << 32 | to
+}
+
+fn range(word: u64) -> (u64, u64) {
+    (word >> 32, word & 0xffff_ffff)
+}
+
+/// Runs a task: counts the steps of the Collatz sequence. Later tasks take longer.
+fn run(task: u64) -> u64 {
+    let steps = |start: u64| {
+        std::iter::successors(Some(start), |&x| Some(if x % 2 == 0 { x / 2 } else { 3 * x + 1 })).take_while(|&x| x > 1).count()
+    };
+    (1..=1 + task / 20).map(|i| steps(task * 100 + i) as u64).sum()
+}
+
+fn main() -> Result<(), Error> {
+    let world = World::from_env()?;
+    let team = world.team();
+    let (me, n) = (team.my_rank(), team.size());
+
+    // The range of tasks of each PE, in its own memory, and on rank 0 the number that are done.
+    let (ranges, done) = (world.alloc_zeroed::<u64>(1)?, world.alloc_zeroed::<u64>(1)?);
+    let mine = share(TASKS, me.index(), n);
+    ranges.store(0, word(mine.start as u64, mine.end as u64))?;
+    team.barrier_blocking()?; // no PE steals before every PE has its tasks
+
+    let mut times = vec![0u64; TASKS];
+    let mut total = [0];
+    let mut victim = me;
+    while team.atomic_fetch_blocking(&done, 0, Rank::new(0))? < TASKS as u64 {
+        // Takes the first task of its own range. Fails if a thief was faster: then tries again.
+        let old = team.atomic_fetch_blocking(&ranges, 0, me)?;
+        let (from, to) = range(old);
+        if from < to {
+            if team.atomic_compare_swap_blocking(&ranges, 0, old, word(from + 1, to), me)? == old {
+                times[from as usize] += 1;
+                total[0] += run(from);
+                team.atomic_add_blocking(&done, 0, 1, Rank::new(0))?;
+            }
+            continue;
+        }
+        // Takes the second half of another range. Nobody else changes an empty range, so this PE
+        // may store its new one by an atomic set.
+        victim = Rank::new((victim.get() + 1) % n as u32);
+        let old = team.atomic_fetch_blocking(&ranges, 0, victim)?;
+        let (from, to) = range(old);
+        let half = from + (to - from) / 2;
+        if victim != me && from < to && team.atomic_compare_swap_blocking(&ranges, 0, old, word(from, half), victim)? == old {
+            team.atomic_set_blocking(&ranges, 0, word(half, to), me)?;
+        }
+    }
+
+    team.all_reduce_in_place_blocking(&mut times, ReduceOp::Sum)?;
+    team.all_reduce_in_place_blocking(&mut total, ReduceOp::Sum)?;
+    assert!(times.iter().all(|&times| times == 1), "each task is done once");
+    let alone: u64 = (0..TASKS as u64).map(run).sum();
+    assert_eq!(total[0], alone, "the result of {n} PEs, and of one");
+    if me.index() == 0 {
+        println!("{TASKS} tasks, each done once; PEs: {n}");
+        println!("{} steps in all", total[0]);
+    }
+
+    ranges.release()?;
+    done.release()?;
+    assert!(world.finalize()?.is_clean());
+    Ok(())
+}
