@@ -12,6 +12,7 @@
 //!   calls        a collective by its name
 //!   conformance  cases, and what checks one
 //!   leftovers    what a job may not leave behind
+//!   waits        waits for words of every type
 //!   workload     a mixture of everything
 //!   needs        what a scenario needs of the machine
 //!   vector_state which halves of vector registers are in use
@@ -28,6 +29,7 @@ pub mod needs;
 pub mod oracle;
 pub mod sample;
 pub mod vector_state;
+pub mod waits;
 pub mod workload;
 
 pub use harness::main;

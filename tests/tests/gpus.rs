@@ -12,6 +12,7 @@ use peerweave::DType;
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
 use peerweave_tests::conformance::{all_of_a_type, team_of};
+use peerweave_tests::waits;
 use std::time::Duration;
 
 fn options() -> GpuOptions {
@@ -28,6 +29,19 @@ fn every_collective(n_pes: u32, shape: &str, types: &[DType], passes: usize, see
             all_of_a_type(&world, team.as_ref(), *dtype, passes, seed);
         }
         let _ = world.finalize().expect("all finalize");
+    });
+}
+
+#[test]
+fn waits_follow_the_order_of_the_type_and_are_fair() {
+    Fakes::new().cuda().run(|| {
+        common::pes_that_may_fail(2, options(), |gpu| {
+            let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
+            let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
+            waits::of_every_type(&world);
+            waits::any_is_fair(&world);
+            assert!(world.finalize().expect("all finalize").is_clean());
+        });
     });
 }
 

@@ -67,7 +67,7 @@ mod world;
 
 pub use arguments::{
     Buffer, Dest, MaybeDest, MaybeSource, OnDevice, Reduction, Signal, SignalUpdate, Source, StreamDest, StreamSource, Symmetric,
-    SymmetricRange, none,
+    SymmetricRange, WaitWord, none,
 };
 pub use backend::error::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 pub use backend::{
@@ -76,7 +76,7 @@ pub use backend::{
 pub use ops::{BlockingGroup, Group, LaunchArg, LaunchArgs, LaunchShape};
 pub use peerweave_types::{
     AtomicElement, AtomicInteger, Compare, DType, DeviceSlice, Dim3, Element, F8E4M3, F8E5M2, FailureKind, HeapGeometry, Integer,
-    KernelArg, KernelOp, Number, Pe, Rank, ReduceOp, SignalOp, Strides, SymOffset, SymSlice, TeamShape, bf16, f16,
+    KernelArg, KernelOp, Number, Pe, Rank, ReduceOp, SignalOp, Strides, SymOffset, SymSlice, TeamShape, WaitElement, bf16, f16,
 };
 pub use shared::{FinalizeReport, LeakedBuffer};
 pub use world::{Event, Stream, Team, Ticket, World};

@@ -112,6 +112,18 @@ const TABLE: &[(&str, Wrong)] = &[
     ("wait_until_any_blocking: `exclude` has 2 elements, expected 6", |s| {
         s.team.wait_until_any_blocking(&s.words, Some(&[true, false]), Compare::Eq, 0).map(drop)
     }),
+    ("wait_until_all_vector: `values` has 5 elements, expected 6", |s| {
+        s.team.wait_until_all_vector(&s.stream, &s.words, None, Compare::Eq, &[0; 5]).map(drop)
+    }),
+    ("wait_until_any_vector_blocking: `values` has 7 elements, expected 6", |s| {
+        s.team.wait_until_any_vector_blocking(&s.words, None, Compare::Eq, &[0; 7]).map(drop)
+    }),
+    ("test_some_vector: `values` has 0 elements, expected 6", |s| {
+        s.team.test_some_vector(&s.words, None, Compare::Eq, &[]).map(drop)
+    }),
+    ("test_all_vector: `exclude` has 1 elements, expected 6", |s| {
+        s.team.test_all_vector(&s.words, Some(&[true]), Compare::Eq, &[0; 6]).map(drop)
+    }),
     // ---- lengths that are no multiple of the number of ranks ----
     ("all_gather_in_place_blocking: `buffer` has 5 elements, expected a multiple of 3 (the ranks of the team)", |s| {
         s.team.all_gather_in_place_blocking(&s.x.slice(1..)?)
@@ -223,6 +235,14 @@ const TABLE: &[(&str, Wrong)] = &[
     ("release: `self` was released", |s| s.released.clone().release()),
     ("release: `self` is elements 1..6 of an allocation of 6, expected a handle to all of it", |s| s.x.slice(1..)?.release()),
     ("wait_until_blocking: `signal` was released", |s| s.team.wait_until_blocking(&s.gone.signal(0)?, Compare::Eq, 0).map(drop)),
+    ("wait_until: `index` is 6, expected an index below 6", |s| {
+        s.team.wait_until(&s.stream, (&s.words, 6), Compare::Eq, 0).map(drop)
+    }),
+    ("wait_until_blocking: `word` belongs to another world", |s| {
+        s.team.wait_until_blocking((&s.other.words, 0), Compare::Eq, 0).map(drop)
+    }),
+    ("test: `index` is 7, expected an index below 6", |s| s.team.test((&s.words, 7), Compare::Eq, 0).map(drop)),
+    ("test_any_vector: the team was destroyed", |s| s.destroyed.test_any_vector(&s.words, None, Compare::Eq, &[0; 6]).map(drop)),
     ("put_blocking: `dest` belongs to another world", |s| s.team.put_blocking(&s.x, &s.other.x, PEER)),
     ("get: `dest` belongs to another world", |s| s.team.get(&s.stream, &s.x, &s.other.x, PEER).map(drop)),
     ("all_reduce_blocking: `send` belongs to another world", |s| s.team.all_reduce_blocking(&s.other.x, &s.x, ReduceOp::Sum)),

@@ -12,7 +12,9 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+use peerweave_device::api::AwaitedWords;
 use peerweave_device::prelude::*;
+use peerweave_device::types::KernelOp;
 
 /// Word 0 of the outcome if the operation succeeded.
 pub const OUTCOME_DONE: u64 = 1;
@@ -80,73 +82,77 @@ fn is_excluded(exclude: DeviceSlice<u64>, index: usize) -> bool {
     index / 64 < exclude.len() && exclude.read(index / 64) >> (index % 64) & 1 != 0
 }
 
-/// Writes the bit of each word that is not excluded and satisfies the comparison.
+/// Writes the bit of each word that is not excluded and satisfies the comparison. Returns whether
+/// there is one.
 #[inline(always)]
-fn mark(ctx: &Context, words: SymSlice<u64>, exclude: DeviceSlice<u64>, compare: Compare, value: u64, outcome: DeviceSlice<u64>) {
-    let mut bits = 0;
-    for index in 0..words.len() {
-        if !is_excluded(exclude, index) && ctx.signal_test(words.at(index), compare, value).is_some() {
-            bits |= 1 << (index % 64);
+fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize) -> bool>, outcome: DeviceSlice<u64>) -> bool {
+    let (mut place, mut bits) = (0, 0);
+    let count = ctx.test_words(words, |index, _| {
+        while place < index / 64 {
+            outcome.write(OUTCOME_BITS + place, bits);
+            (place, bits) = (place + 1, 0);
         }
-        if index % 64 == 63 || index + 1 == words.len() {
-            outcome.write(OUTCOME_BITS + index / 64, bits);
-            bits = 0;
-        }
+        bits |= 1 << (index % 64);
+    });
+    // A graph that is replayed writes to the same outcome again.
+    while place < words.count().div_ceil(64) {
+        outcome.write(OUTCOME_BITS + place, bits);
+        (place, bits) = (place + 1, 0);
     }
+    count > 0
 }
 
-/// Returns the current value of the last word that is not excluded; 0 if there is none.
-#[inline(always)]
-fn last_value(ctx: &Context, words: SymSlice<u64>, exclude: DeviceSlice<u64>) -> u64 {
-    let mut index = words.len();
-    while index > 0 {
-        index -= 1;
-        if !is_excluded(exclude, index) {
-            return ctx.signal_fetch(words.at(index));
-        }
-    }
-    0
-}
-
-/// Waits for signal words of this PE, or with `once` tests them. `compare` is `Compare as u32`,
-/// `condition` one of [`until`], `exclude` a bit for each word that is ignored, or empty.
+/// Waits for words of this PE, or with `once` tests them: `words` are the bytes of integers of
+/// `size` bytes with the sign bit `sign`. `compare` is `Compare as u32`, `condition` one of
+/// [`until`], `exclude` a bit for each word that is ignored, or empty. Words are compared with
+/// `value`, or, if `values` is not empty, each with the element of `values` at its index.
+/// [`until::ANY`] looks at the word at `start` first.
 ///
 /// The outcome of [`until::SOME`] has room for a bit for each word.
 #[kernel]
 pub fn stream_wait(
     ctx: &Context,
-    words: SymSlice<u64>,
+    words: SymSlice<u8>,
+    size: u32,
+    sign: u64,
     exclude: DeviceSlice<u64>,
     compare: u32,
     value: u64,
+    values: DeviceSlice<u64>,
     condition: u32,
+    start: u64,
     once: u32,
     outcome: DeviceSlice<u64>,
 ) -> Result<(), Failed> {
-    let compare = comparison(compare);
     let excluded = |index: usize| is_excluded(exclude, index);
+    let value_of = |index: usize| if values.is_empty() { value } else { values.read(index) };
+    let words = &AwaitedWords { bytes: words, size, sign, compare: comparison(compare), value: value_of, exclude: excluded };
+    let count = words.count();
     let mut holds = true;
     if condition == until::ALL {
+        let mut last = 0;
         if once != 0 {
-            holds = ctx.test_all(words, excluded, compare, value);
-            outcome.write(1, last_value(ctx, words, exclude));
-        } else if words.len() == 1 && exclude.is_empty() {
-            outcome.write(1, ctx.signal_wait_until(words, compare, value)?);
+            let included = (0..count).filter(|&index| !excluded(index)).count();
+            holds = ctx.test_words(words, |_, seen| last = seen) == included;
         } else {
-            ctx.wait_until_all(words, excluded, compare, value)?;
-            outcome.write(1, last_value(ctx, words, exclude));
+            let operation = if count == 1 { KernelOp::SignalWaitUntil } else { KernelOp::WaitUntilAll };
+            last = ctx.wait_words_all(words, operation)?.unwrap_or(0);
         }
+        outcome.write(1, last);
     } else {
-        let any_is_left = (0..words.len()).any(|index| !excluded(index));
-        let found = if once != 0 {
-            ctx.test_any(words, excluded, compare, value)
-        } else {
-            ctx.wait_until_any(words, excluded, compare, value)?
-        };
+        let any_is_left = (0..count).any(|index| !excluded(index));
+        let (start, operation) =
+            (start as usize, if condition == until::ANY { KernelOp::WaitUntilAny } else { KernelOp::WaitUntilSome });
+        let found = if once != 0 { ctx.test_words_any(words, start) } else { ctx.wait_words_any(words, start, operation)? };
         holds = found.is_some() || !any_is_left;
         outcome.write(1, found.map_or(0, |index| index as u64 + 1));
-        if condition == until::SOME {
-            mark(ctx, words, exclude, compare, value, outcome);
+        if condition == until::SOME && holds {
+            // A word that satisfied the comparison may not do so any more.
+            if !mark(ctx, words, outcome)
+                && let Some(index) = found
+            {
+                outcome.write(OUTCOME_BITS + index / 64, 1 << (index % 64));
+            }
         }
     }
     outcome.write(0, if holds { OUTCOME_DONE } else { OUTCOME_NOT_YET });

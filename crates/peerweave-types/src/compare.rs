@@ -1,5 +1,6 @@
 //! Operations on signal words, and comparisons for waits on them.
 
+use crate::DType;
 use core::fmt;
 
 /// The operation of a signal on its word.
@@ -46,6 +47,24 @@ impl Compare {
             Self::Le => word <= value,
         }
     }
+
+    /// Returns whether the comparison holds between two elements of an integer type, by the order
+    /// of that type. `word` and `value` are the bits of the elements, zero-extended.
+    #[inline]
+    pub const fn holds_as(self, dtype: DType, word: u64, value: u64) -> bool {
+        let sign = Self::sign_bit(dtype);
+        self.holds(word ^ sign, value ^ sign)
+    }
+
+    /// Returns the sign bit of an integer type; 0 for unsigned types. Elements of a signed type
+    /// with this bit inverted have the order of unsigned numbers.
+    #[inline]
+    pub const fn sign_bit(dtype: DType) -> u64 {
+        match dtype {
+            DType::I8 | DType::I32 | DType::I64 => 1 << (8 * dtype.size_bytes() - 1),
+            _ => 0,
+        }
+    }
 }
 
 impl fmt::Display for Compare {
@@ -75,5 +94,22 @@ mod tests {
             assert_eq!(Compare::Lt.holds(word, value), word < value);
             assert_eq!(Compare::Le.holds(word, value), word <= value);
         }
+    }
+
+    #[test]
+    fn comparisons_follow_the_order_of_the_type() {
+        fn check<T: crate::Integer + PartialOrd>(values: &[T]) {
+            for (&a, &b) in values.iter().flat_map(|a| values.iter().map(move |b| (a, b))) {
+                let holds = |compare: Compare| compare.holds_as(T::DTYPE, a.to_word(), b.to_word());
+                let found = Compare::ALL.map(holds);
+                assert_eq!(found, [a == b, a != b, a > b, a >= b, a < b, a <= b], "{a:?} and {b:?}");
+            }
+        }
+        check(&[i8::MIN, -1, 0, 1, i8::MAX]);
+        check(&[0, 1, u8::MAX]);
+        check(&[i32::MIN, -2, -1, 0, 1, i32::MAX]);
+        check(&[0, 1, u32::MAX / 2 + 1, u32::MAX]);
+        check(&[i64::MIN, -2, -1, 0, 1, i64::MAX]);
+        check(&[0, 1, u64::MAX / 2 + 1, u64::MAX]);
     }
 }

@@ -43,6 +43,14 @@ pub trait AtomicElement: Number {}
 /// An integer element with all atomic operations.
 pub trait AtomicInteger: AtomicElement + Integer {}
 
+/// An integer element that a PE can wait for: it is read at once, and compared by the order of its
+/// type.
+#[diagnostic::on_unimplemented(
+    message = "a PE cannot wait for elements of type `{Self}`",
+    note = "waits and tests take words of `i32`, `u32`, `i64` and `u64`"
+)]
+pub trait WaitElement: Integer {}
+
 macro_rules! element {
     ($($t:ty => $dtype:ident),* $(,)?) => {$(
         impl sealed::Sealed for $t {}
@@ -104,6 +112,10 @@ impl AtomicInteger for i32 {}
 impl AtomicInteger for u32 {}
 impl AtomicInteger for i64 {}
 impl AtomicInteger for u64 {}
+impl WaitElement for i32 {}
+impl WaitElement for u32 {}
+impl WaitElement for i64 {}
+impl WaitElement for u64 {}
 
 #[cfg(test)]
 mod tests {

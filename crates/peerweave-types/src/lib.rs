@@ -36,7 +36,7 @@ mod views;
 pub use compare::{Compare, SignalOp};
 pub use context::{FailureKind, KernelContext, KernelOp, KernelStatus, PeerEntry, TeamEntry};
 pub use dtype::DType;
-pub use element::{AtomicElement, AtomicInteger, Element, Integer, Number, SingleElement};
+pub use element::{AtomicElement, AtomicInteger, Element, Integer, Number, SingleElement, WaitElement};
 pub use fp8::{F8E4M3, F8E5M2};
 pub use geometry::{HeapGeometry, SignalWord, SymOffset};
 pub use half::{bf16, f16};

@@ -138,7 +138,9 @@ pub mod from_mpi {}
 /// | `shmem_p`, `shmem_g` | [`Team::p_blocking`], [`Team::g_blocking`] |
 /// | `shmem_put_signal` | [`Team::put_signal_blocking`] with `word.set(value)` or `word.add(value)` |
 /// | `shmem_signal_fetch`, `shmem_signal_wait_until` | [`Team::signal_fetch`], [`Team::wait_until_blocking`] |
-/// | `shmem_wait_until`, `_all`, `_any`, `_some`, `shmem_test` | [`Team::wait_until_all`], [`Team::wait_until_any`], [`Team::wait_until_some`], [`Team::test`]: on words of `u64` |
+/// | `shmem_wait_until`, `shmem_test` | [`Team::wait_until_blocking`], [`Team::test`], of `(&symmetric, index)` |
+/// | `shmem_wait_until_all`, `_any`, `_some`, `shmem_test_all`, ... | [`Team::wait_until_all`], [`Team::wait_until_any`], [`Team::wait_until_some`], [`Team::test_all`], ...: no index has to be excluded after it was returned |
+/// | `shmem_wait_until_all_vector`, ... | [`Team::wait_until_all_vector`], [`Team::test_any_vector`], ... |
 /// | `shmem_fence`, `shmem_quiet` | [`World::fence_blocking`](peerweave_core::World::fence_blocking), [`World::quiet_blocking`](peerweave_core::World::quiet_blocking) |
 /// | `shmem_barrier_all`, `shmem_team_sync` | [`Team::barrier_blocking`], [`Team::sync_blocking`] |
 /// | `shmem_broadcast`, `shmem_fcollect`, `shmem_alltoall` | [`Team::broadcast`], [`Team::all_gather`], [`Team::all_to_all`] |

@@ -9,6 +9,7 @@ pub(crate) mod signal;
 pub(crate) mod span;
 pub(crate) mod symmetric;
 mod view;
+pub(crate) mod wait_word;
 
 pub use buffer::Buffer;
 pub use on_device::OnDevice;
@@ -17,3 +18,4 @@ pub use signal::{Signal, SignalUpdate};
 pub use span::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, none};
 pub use symmetric::Symmetric;
 pub use view::SymmetricRange;
+pub use wait_word::WaitWord;

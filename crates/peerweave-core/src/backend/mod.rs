@@ -23,7 +23,7 @@ pub use device::{DeviceOwner, Keep};
 pub(crate) use device::{Held, Owner};
 pub use op::{
     Atomic, AtomicKind, BoundKernel, Collective, CollectiveKind, CollectiveShape, Copy, Direction, Fill, Get, GetElement, Launch,
-    Op, Place, PointToPoint, Put, PutElement, Signal, Strided, Until, VectorCounts, WaitMode, WaitUntil,
+    Op, Place, PointToPoint, Put, PutElement, Signal, Strided, Until, VectorCounts, WaitMode, WaitUntil, WaitValues,
 };
 
 use crate::Error;

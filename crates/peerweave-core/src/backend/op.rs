@@ -109,7 +109,7 @@ impl Op {
             Self::Copy(_) => "copy",
             Self::Fill(_) => "fill",
             Self::Signal(_) => "signal",
-            Self::Wait(_) => "wait_until",
+            Self::Wait(wait) => wait.call_name(),
             Self::Atomic(_) => "atomic",
             Self::Launch(launch) => launch.kernel.name(),
             Self::Fence => "fence",
@@ -443,23 +443,75 @@ pub struct Signal {
     pub op: SignalOp,
 }
 
-/// A wait for contiguous signal words of this PE.
+/// A wait for contiguous words of this PE.
 #[derive(Clone, Debug)]
 pub struct WaitUntil {
-    /// The first word.
+    /// The first word, aligned to its size.
     pub at: SymOffset,
     /// The number of words.
     pub count: usize,
+    /// Element type of the words: an integer of 2, 4 or 8 bytes, signed or unsigned.
+    pub dtype: DType,
     /// Words that are ignored, one entry per word; `None` if no word is.
     pub exclude: Option<Arc<[bool]>>,
     /// The comparison.
     pub compare: Compare,
-    /// The value to compare with.
-    pub value: u64,
+    /// The values to compare with.
+    pub values: WaitValues,
     /// The condition of the wait.
     pub until: Until,
+    /// The index of the word that [`Until::Any`] looks at first, less than `count`; 0 if there are
+    /// no words.
+    pub start: usize,
     /// Whether the operation waits or tests once.
     pub mode: WaitMode,
+}
+
+/// The values with which a wait compares words: bits of the words' type, zero-extended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WaitValues {
+    /// One value for all words.
+    Same(u64),
+    /// A value for each word.
+    Each(Arc<[u64]>),
+}
+
+impl WaitUntil {
+    /// Returns the value with which the word at `index` is compared.
+    #[inline]
+    pub fn value(&self, index: usize) -> u64 {
+        match &self.values {
+            WaitValues::Same(value) => *value,
+            WaitValues::Each(values) => values[index],
+        }
+    }
+
+    /// Returns whether the comparison of the word at `index`, whose zero-extended bits are `word`,
+    /// holds.
+    #[inline]
+    pub fn holds(&self, index: usize, word: u64) -> bool {
+        self.compare.holds_as(self.dtype, word, self.value(index))
+    }
+
+    /// Returns whether the word at `index` is ignored.
+    #[inline]
+    pub fn excludes(&self, index: usize) -> bool {
+        self.exclude.as_ref().is_some_and(|exclude| exclude[index])
+    }
+
+    /// Returns the name of the call that waits; a test has the name of the wait for the same
+    /// condition.
+    pub fn call_name(&self) -> &'static str {
+        match (self.until, &self.values) {
+            (Until::All, WaitValues::Same(_)) if self.count == 1 => "wait_until",
+            (Until::All, WaitValues::Same(_)) => "wait_until_all",
+            (Until::Any, WaitValues::Same(_)) => "wait_until_any",
+            (Until::Some, WaitValues::Same(_)) => "wait_until_some",
+            (Until::All, WaitValues::Each(_)) => "wait_until_all_vector",
+            (Until::Any, WaitValues::Each(_)) => "wait_until_any_vector",
+            (Until::Some, WaitValues::Each(_)) => "wait_until_some_vector",
+        }
+    }
 }
 
 /// The condition of a wait for several words. Excluded words are ignored; if all are excluded, the
@@ -468,7 +520,8 @@ pub struct WaitUntil {
 pub enum Until {
     /// All words satisfy the comparison. The outcome is the value of the last word.
     All,
-    /// One word satisfies the comparison. The outcome is the lowest such index, as the only one in
+    /// One word satisfies the comparison. The outcome is the first such index at or after
+    /// [`WaitUntil::start`], or, if there is none, the first one before it, as the only one in
     /// [`Outcome::Indices`](super::Outcome::Indices).
     Any,
     /// At least one word satisfies the comparison. The outcome is the indices of all such words.

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 mod collective;
 mod one_sided;
+mod rotation;
 mod vector;
 
 pub(crate) use collective::{
@@ -30,7 +31,7 @@ pub(crate) use collective::{
     all_to_all_v_in_place, arrival, broadcast, broadcast_in_place, gather, gather_in_place, reduce, reduce_in_place,
     reduce_scatter, reduce_scatter_in_place, scatter, scatter_in_place,
 };
-pub(crate) use one_sided::{Awaited, atomic, get, get_element, peer_of, put, put_element, signal, strided, wait};
+pub(crate) use one_sided::{Awaited, atomic, get, get_element, peer_of, put, put_element, signal, strided, wait, wait_for_one};
 
 /// An operation that has passed the checks.
 pub(crate) struct Prepared<'a> {

@@ -2,11 +2,14 @@
 
 use super::{Prepared, argument, overlap, rank, region, separate, team};
 use crate::Result;
-use crate::arguments::signal::{Signal, SignalUpdate};
+use crate::arguments::signal::SignalUpdate;
 use crate::arguments::span::{Owner, Span};
 use crate::arguments::symmetric::Remote;
-use crate::backend::{Atomic, AtomicKind, Direction, Get, GetElement, Op, Put, PutElement, Strided, Until, WaitMode, WaitUntil};
+use crate::backend::{
+    Atomic, AtomicKind, Direction, Get, GetElement, Op, Put, PutElement, Strided, Until, WaitMode, WaitUntil, WaitValues,
+};
 use crate::bounds::{self, length, positive, wrong_length, wrong_range};
+use crate::check::rotation;
 use crate::world::team::Team;
 use peerweave_types::{Compare, Pe, Rank, Strides};
 
@@ -192,36 +195,47 @@ pub(crate) fn get_element<'a>(
 pub(crate) struct Awaited<'a> {
     /// The parameter that names the words.
     pub(crate) name: &'static str,
-    pub(crate) words: Span<'a>,
+    pub(crate) words: Remote<'a>,
     pub(crate) exclude: Option<&'a [bool]>,
     pub(crate) compare: Compare,
-    pub(crate) value: u64,
+    pub(crate) values: WaitValues,
     pub(crate) until: Until,
-}
-
-impl<'a> Awaited<'a> {
-    #[inline(always)]
-    pub(crate) fn word(signal: Signal<'a>, compare: Compare, value: u64) -> Self {
-        Self { name: "signal", words: signal.span(), exclude: None, compare, value, until: Until::All }
-    }
 }
 
 #[inline(always)]
 pub(crate) fn wait<'a>(call: &'static str, of: &Team, awaited: Awaited<'a>, mode: WaitMode) -> Result<Prepared<'a>> {
-    let Awaited { name, words, exclude, compare, value, until } = awaited;
+    let Awaited { name, words, exclude, compare, values, until } = awaited;
     team(call, of)?;
-    let (Owner::Region(owner), crate::backend::Place::Symmetric(at)) = (words.owner, words.place) else {
-        unreachable!("signal words are symmetric");
-    };
-    region(call, &of.inner.shared, name, owner)?;
+    region(call, &of.inner.shared, name, words.region)?;
     let exclude = match exclude {
         Some(exclude) if exclude.len() != words.len => {
             return Err(wrong_length(call, "exclude", exclude.len(), words.len));
         }
         exclude => exclude.map(Into::into),
     };
-    let op = WaitUntil { at, count: words.len, exclude, compare, value, until, mode };
-    Ok(Prepared::new(Op::Wait(op), [words.owner, Owner::Caller, Owner::Caller]))
+    if let WaitValues::Each(values) = &values {
+        length(call, "values", values.len(), words.len)?;
+    }
+    let start = if until == Until::Any { rotation::start(words.len) } else { 0 };
+    let op = WaitUntil { at: words.at, count: words.len, dtype: words.dtype, exclude, compare, values, until, start, mode };
+    Ok(Prepared::new(Op::Wait(op), [Owner::Region(words.region), Owner::Caller, Owner::Caller]))
+}
+
+/// Checks a wait for one word: element `index` of the memory that the parameter `name` names.
+#[inline(always)]
+pub(crate) fn wait_for_one<'a>(
+    call: &'static str,
+    of: &Team,
+    (name, words, index): (&'static str, Remote<'a>, usize),
+    (compare, value): (Compare, u64),
+    mode: WaitMode,
+) -> Result<Prepared<'a>> {
+    team(call, of)?;
+    region(call, &of.inner.shared, name, words.region)?;
+    let Remote { at, dtype, region, .. } = element(call, words, index)?;
+    let (until, values) = (Until::All, WaitValues::Same(value));
+    let op = WaitUntil { at, count: 1, dtype, exclude: None, compare, values, until, start: 0, mode };
+    Ok(Prepared::new(Op::Wait(op), [Owner::Region(region), Owner::Caller, Owner::Caller]))
 }
 
 #[inline(always)]

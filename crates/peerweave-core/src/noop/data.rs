@@ -10,7 +10,7 @@ use crate::backend::{
 use crate::{Error, Result, Timeout};
 use peerweave_types::{DType, Number, Pe, ReduceOp, SignalOp, SymOffset, bf16, f16};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 /// The segments of all simulated PEs, one after the other.
@@ -232,10 +232,27 @@ fn signal(noop: &Noop, pe: Pe, at: SymOffset, value: u64, op: SignalOp) {
     }
 }
 
+/// Returns the awaited word at an index, zero-extended.
+fn awaited(noop: &Noop, op: &WaitUntil, index: usize) -> u64 {
+    let size = op.dtype.size_bytes();
+    let at = noop.at(noop.job.my_pe, op.at.plus((index * size) as u64), size);
+    assert!((at as usize).is_multiple_of(size), "peerweave-core bug: the word is not aligned");
+    // SAFETY: in the heap, allocated, aligned, of `size` bytes, and only ever accessed atomically;
+    // it lives as long as the backend that is borrowed.
+    unsafe {
+        match size {
+            2 => u64::from(AtomicU16::from_ptr(at.cast()).load(SeqCst)),
+            4 => u64::from(AtomicU32::from_ptr(at.cast()).load(SeqCst)),
+            8 => AtomicU64::from_ptr(at.cast()).load(SeqCst),
+            _ => panic!("peerweave-core bug: a wait for words of {}", op.dtype),
+        }
+    }
+}
+
 fn wait(noop: &Noop, op: &WaitUntil) -> Result<Outcome> {
-    let value = |i: usize| word(noop, noop.job.my_pe, op.at.plus((i * size_of::<u64>()) as u64)).load(SeqCst);
-    let looked_at: Vec<usize> = (0..op.count).filter(|&i| !op.exclude.as_ref().is_some_and(|exclude| exclude[i])).collect();
-    let satisfied: Vec<usize> = looked_at.iter().copied().filter(|&i| op.compare.holds(value(i), op.value)).collect();
+    let value = |i: usize| awaited(noop, op, i);
+    let looked_at: Vec<usize> = (0..op.count).filter(|&i| !op.excludes(i)).collect();
+    let satisfied: Vec<usize> = looked_at.iter().copied().filter(|&i| op.holds(i, value(i))).collect();
     let over = match op.until {
         Until::All => satisfied.len() == looked_at.len(),
         Until::Any | Until::Some => !satisfied.is_empty() || looked_at.is_empty(),
@@ -245,7 +262,7 @@ fn wait(noop: &Noop, op: &WaitUntil) -> Result<Outcome> {
             WaitMode::Test => Ok(Outcome::NotYet),
             // No other PE will ever arrive.
             WaitMode::Wait => Err(Error::Timeout(Box::new(Timeout {
-                call: "wait_until",
+                call: op.call_name(),
                 team: noop.team_name(TeamId::WORLD),
                 waited: Duration::ZERO,
                 missing: Vec::new(),
@@ -255,7 +272,10 @@ fn wait(noop: &Noop, op: &WaitUntil) -> Result<Outcome> {
     }
     Ok(match op.until {
         Until::All => looked_at.last().map_or(Outcome::Done, |&i| Outcome::Word(value(i))),
-        Until::Any => Outcome::Indices(satisfied.into_iter().take(1).collect()),
+        Until::Any => {
+            let first = satisfied.iter().find(|&&i| i >= op.start).or(satisfied.first());
+            Outcome::Indices(first.copied().into_iter().collect())
+        }
         Until::Some => Outcome::Indices(satisfied),
     })
 }

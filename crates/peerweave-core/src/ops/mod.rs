@@ -12,6 +12,8 @@ mod one_sided;
 mod order;
 mod signal;
 mod team;
+mod wait;
+mod wait_vector;
 
 pub use group::{BlockingGroup, Group};
 pub use launch::{LaunchArg, LaunchArgs, LaunchShape};

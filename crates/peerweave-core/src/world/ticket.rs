@@ -115,7 +115,7 @@ impl<R> fmt::Debug for Ticket<R> {
 /// backend.
 pub(crate) mod decode {
     use crate::backend::Outcome;
-    use peerweave_types::{AtomicElement, Element};
+    use peerweave_types::{AtomicElement, Element, WaitElement};
 
     #[inline]
     pub(crate) fn nothing(_: Outcome) {}
@@ -130,6 +130,11 @@ pub(crate) mod decode {
 
     #[inline]
     pub(crate) fn number<T: AtomicElement>(outcome: Outcome) -> T {
+        T::from_word(word(outcome))
+    }
+
+    #[inline]
+    pub(crate) fn integer<T: WaitElement>(outcome: Outcome) -> T {
         T::from_word(word(outcome))
     }
 

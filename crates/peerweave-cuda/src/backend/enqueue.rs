@@ -10,13 +10,12 @@ use std::sync::Arc;
 
 use peerweave_core::Error;
 use peerweave_core::backend::{
-    Atomic, AtomicKind, Collective, CollectiveKind, Direction, Fill, Get, Launch, Op, Place, Put, Signal, Strided, Until,
-    WaitMode, WaitUntil,
+    Atomic, AtomicKind, Collective, CollectiveKind, Direction, Fill, Get, Launch, Op, Place, Put, Signal, Strided,
 };
 use peerweave_driver::cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype};
 use peerweave_driver::launch::{LaunchConfig, MappedWords};
 use peerweave_driver::{Api, CudaCode, CudaError, CudaStream, DeviceBuffer as _, DeviceMemory, Driver, DriverError, Keep};
-use peerweave_stream_kernels::{OUTCOME_BITS, atomic, until};
+use peerweave_stream_kernels::atomic;
 use peerweave_types::{DType, DeviceSlice, ReduceOp, SignalOp, SymOffset, SymSlice};
 
 use super::collectives::{order, transfers_of};
@@ -350,33 +349,6 @@ impl Enqueue<'_> {
         let add = u32::from(signal.op == SignalOp::Add);
         self.kernel(|kernels| &kernels.signal, (word, signal.value, add, signal.pe.get()))?;
         Ok(Source::Kernel)
-    }
-
-    pub(super) fn wait(&mut self, wait: &WaitUntil) -> Outcome<Source> {
-        let bits = wait.count.div_ceil(64);
-        let slot = self.slot(OUTCOME_BITS + 2 * bits)?;
-        let excluded = match &wait.exclude {
-            None => slot.view(OUTCOME_BITS + bits, 0),
-            Some(exclude) => {
-                for (index, bytes) in exclude.chunks(64).enumerate() {
-                    let word = bytes.iter().rev().fold(0, |word, excluded| word << 1 | u64::from(*excluded));
-                    slot.set(OUTCOME_BITS + bits + index, word);
-                }
-                slot.view(OUTCOME_BITS + bits, bits)
-            }
-        };
-        let condition = match wait.until {
-            Until::All => until::ALL,
-            Until::Any => until::ANY,
-            Until::Some => until::SOME,
-        };
-        let once = u32::from(wait.mode == WaitMode::Test);
-        self.note(wait.at, wait.count * size_of::<u64>());
-        let words = self.view::<u64>(wait.at, wait.count);
-        let outcome = slot.view(0, OUTCOME_BITS + bits);
-        let arguments = (words, excluded, wait.compare as u32, wait.value, condition, once, outcome);
-        self.kernel(|kernels| &kernels.wait, arguments)?;
-        Ok(Source::Wait(slot, wait.until, wait.count))
     }
 
     fn atomic(&mut self, op: &Atomic) -> Outcome<Source> {

@@ -5,6 +5,7 @@
 //!   queue      streams, events, operations on the calling thread
 //!    enqueue    one operation on a CUDA stream: copies, and kernels of peerweave-stream-kernels
 //!     collectives   collectives, sends and receives
+//!     waits      waits for words, and tests of them
 //!     staging    memory of the host passes through pinned memory
 //!    kernels    the kernels of peerweave-stream-kernels      pools   memory for later operations
 //!    ticket     how the outcome of an operation is read      slots   words for outcomes
@@ -34,6 +35,7 @@ mod staging;
 mod state;
 mod teams;
 mod ticket;
+mod waits;
 
 use std::fmt;
 use std::sync::Arc;

@@ -185,7 +185,8 @@ kernels! { register_tests of peerweave_test_kernels:
 kernels! { register_stream_kernels of peerweave_stream_kernels:
     stream_signal(1: SymSlice<u64>, 2: u64, 3: u32, 4: u32);
     stream_wait(
-        1: SymSlice<u64>, 2: DeviceSlice<u64>, 3: u32, 4: u64, 5: u32, 6: u32, 7: DeviceSlice<u64>
+        1: SymSlice<u8>, 2: u32, 3: u64, 4: DeviceSlice<u64>, 5: u32, 6: u64, 7: DeviceSlice<u64>, 8: u32, 9: u64, 10: u32,
+        11: DeviceSlice<u64>
     );
     stream_atomic(1: SymSlice<u64>, 2: u32, 3: u32, 4: u64, 5: u64, 6: u32, 7: DeviceSlice<u64>);
     stream_barrier(1: KernelTeam, 2: DeviceSlice<u64>);

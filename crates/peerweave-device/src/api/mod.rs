@@ -27,6 +27,6 @@ pub use bits::{KernelAdd, KernelAtomic, KernelInteger};
 pub use context::Context;
 pub use failed::Failed;
 pub use memory::MulticastSlice;
-pub use sync::EXCLUDE_NONE;
+pub use sync::{AwaitedWords, EXCLUDE_NONE};
 pub use team::combine;
 pub use views::{Elements, SharedSlice, Source, Target};

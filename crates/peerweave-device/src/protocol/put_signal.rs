@@ -166,32 +166,54 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     }
 }
 
-/// The loops of [`Several`], over words of any type, with a value for each word. `look` returns a
-/// word that satisfies the comparison, by an acquiring load.
-pub(crate) struct Watch<L, X> {
-    pub(crate) len: usize,
-    pub(crate) look: L,
-    pub(crate) exclude: X,
+/// The loops of [`Several`], over words of any type, with a condition for each word.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch<L, X> {
+    /// The number of words.
+    pub len: usize,
+    /// Returns the word at an index if it satisfies its condition, by an acquiring load.
+    pub look: L,
+    /// Returns whether the word at an index is excluded, like [`Several::exclude`].
+    pub exclude: X,
 }
 
 impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
+    /// Like [`Several::all_excluded`].
     #[inline]
-    pub(crate) fn all_excluded(&self) -> bool {
+    pub fn all_excluded(&self) -> bool {
         self.included().next().is_none()
     }
 
+    /// Like [`Several::test_all`].
     #[inline]
-    pub(crate) fn test_all(&self) -> bool {
+    pub fn test_all(&self) -> bool {
         self.included().all(|index| (self.look)(index).is_some())
     }
 
+    /// Like [`Several::test_any`].
     #[inline]
-    pub(crate) fn test_any(&self) -> Option<usize> {
+    pub fn test_any(&self) -> Option<usize> {
         self.included().find(|&index| (self.look)(index).is_some())
     }
 
+    /// Returns the first index, at or after `start`, whose word satisfies its condition now; if
+    /// there is none, the first one before `start`. A caller that changes `start` from call to call
+    /// finds every word that stays satisfied.
     #[inline]
-    pub(crate) fn test_some(&self, mut found: impl FnMut(usize, V)) -> usize {
+    pub fn test_any_from(&self, start: usize) -> Option<usize> {
+        let mut index = if start < self.len { start } else { 0 };
+        for _ in 0..self.len {
+            if !(self.exclude)(index) && (self.look)(index).is_some() {
+                return Some(index);
+            }
+            index = if index + 1 == self.len { 0 } else { index + 1 };
+        }
+        None
+    }
+
+    /// Like [`Several::test_some`].
+    #[inline]
+    pub fn test_some(&self, mut found: impl FnMut(usize, V)) -> usize {
         let mut count = 0;
         for index in self.included() {
             if let Some(seen) = (self.look)(index) {
@@ -202,8 +224,12 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         count
     }
 
+    /// Like [`Several::wait_all`].
+    ///
+    /// # Errors
+    /// The error of the pause.
     #[inline]
-    pub(crate) fn wait_all<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<V>, P::Error> {
+    pub fn wait_all<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<V>, P::Error> {
         let mut last = None;
         for index in self.included() {
             last = Some(pause::until(pause, || (self.look)(index))?);
@@ -211,16 +237,33 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         Ok(last)
     }
 
+    /// Like [`Several::wait_any`].
+    ///
+    /// # Errors
+    /// The error of the pause.
     #[inline]
-    pub(crate) fn wait_any<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<usize>, P::Error> {
+    pub fn wait_any<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<usize>, P::Error> {
+        self.wait_any_from(0, pause)
+    }
+
+    /// Like [`Several::wait_any`], but returns the index that [`Watch::test_any_from`] returns.
+    ///
+    /// # Errors
+    /// The error of the pause.
+    #[inline]
+    pub fn wait_any_from<P: Pause + ?Sized>(&self, start: usize, pause: &mut P) -> Result<Option<usize>, P::Error> {
         if self.all_excluded() {
             return Ok(None);
         }
-        pause::until(pause, || self.test_any()).map(Some)
+        pause::until(pause, || self.test_any_from(start)).map(Some)
     }
 
+    /// Like [`Several::wait_some`].
+    ///
+    /// # Errors
+    /// The error of the pause.
     #[inline]
-    pub(crate) fn wait_some<P: Pause + ?Sized>(&self, pause: &mut P, mut found: impl FnMut(usize, V)) -> Result<usize, P::Error> {
+    pub fn wait_some<P: Pause + ?Sized>(&self, pause: &mut P, mut found: impl FnMut(usize, V)) -> Result<usize, P::Error> {
         if self.all_excluded() {
             return Ok(0);
         }

@@ -1,15 +1,15 @@
-//! Waits for signal words of this PE, and tests them.
+//! Waits for words of this PE, and tests them.
 
 use crate::ops::shared::Shared;
 use crate::sync::target;
 use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::{Outcome, TeamId, Until, WaitMode, WaitUntil};
 use peerweave_core::{Error, TeamName, Timeout};
-use peerweave_device::put_signal::{self, Several};
-use peerweave_device::{Words, word};
+use peerweave_device::put_signal::Watch;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 impl Shared {
-    /// Waits for signal words, or tests them once.
+    /// Waits for words, or tests them once.
     pub(crate) fn wait_until(&self, wait: &WaitUntil, limit: Limit) -> Result<Outcome, Stop> {
         if let Some(outcome) = self.look(wait) {
             return Ok(outcome);
@@ -22,36 +22,54 @@ impl Shared {
             }
             return Ok(Outcome::NotYet);
         }
-        let call = match wait.until {
-            Until::All if wait.count == 1 => "wait_until",
-            Until::All => "wait_until_all",
-            Until::Any => "wait_until_any",
-            Until::Some => "wait_until_some",
-        };
+        let call = wait.call_name();
         let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
         let timeout = |waited| Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new(), running: None }));
         self.peers.waiter(limit).until(|| self.look(wait), || self.peers.check_signallers(call), timeout)
     }
 
     /// Returns the outcome of the wait, if its condition holds now.
+    #[inline]
     fn look(&self, wait: &WaitUntil) -> Option<Outcome> {
-        let words = word::from_fn(wait.count, |i| self.peers.segments.word(self.peers.me, wait.at.plus(8 * i as u64)));
-        if wait.count == 1 && wait.exclude.is_none() && wait.until == Until::All {
-            return put_signal::test(words.word(0), wait.compare, wait.value).map(Outcome::Word);
+        match wait.dtype.size_bytes() {
+            8 => look_at(wait, |i| self.awaited::<AtomicU64>(wait, i).load(Ordering::Acquire)),
+            4 => look_at(wait, |i| u64::from(self.awaited::<AtomicU32>(wait, i).load(Ordering::Acquire))),
+            2 => look_at(wait, |i| u64::from(self.awaited::<AtomicU16>(wait, i).load(Ordering::Acquire))),
+            _ => panic!("peerweave-core bug: a wait for words of {}", wait.dtype),
         }
-        let exclude = |i: usize| wait.exclude.as_ref().is_some_and(|exclude| exclude[i]);
-        let several = Several { words, exclude, compare: wait.compare, value: wait.value };
-        if several.all_excluded() {
-            return Some(if wait.until == Until::All { Outcome::Word(0) } else { Outcome::Indices(Vec::new()) });
-        }
-        match wait.until {
-            Until::All => several.test_all().then_some(Outcome::Word(0)),
-            Until::Any => several.test_any().map(|i| Outcome::Indices(vec![i])),
-            Until::Some => {
-                let mut found = Vec::new();
-                several.test_some(|i, _| found.push(i));
-                (!found.is_empty()).then_some(Outcome::Indices(found))
-            }
+    }
+
+    /// Returns the word at an index. `A` is the atomic integer of its size.
+    #[inline]
+    fn awaited<A>(&self, wait: &WaitUntil, index: usize) -> &A {
+        debug_assert_eq!(size_of::<A>(), wait.dtype.size_bytes());
+        let at = self.own(wait.at.plus((index * size_of::<A>()) as u64)).cast::<A>();
+        debug_assert!(at.is_aligned() && index < wait.count);
+        // SAFETY: the core has checked that the words lie in a live allocation and are aligned; the
+        // memory stays mapped while `self` lives, and is accessed atomically or by `simd`.
+        unsafe { &*at }
+    }
+}
+
+/// Returns the outcome of the wait, if its condition holds now. `load` reads the word at an index
+/// with acquire order.
+#[inline]
+fn look_at(wait: &WaitUntil, load: impl Fn(usize) -> u64) -> Option<Outcome> {
+    let look = |i: usize| Some(load(i)).filter(|&seen| wait.holds(i, seen));
+    if wait.count == 1 && wait.exclude.is_none() && wait.until == Until::All {
+        return look(0).map(Outcome::Word);
+    }
+    let words = Watch { len: wait.count, look, exclude: |i: usize| wait.excludes(i) };
+    if words.all_excluded() {
+        return Some(if wait.until == Until::All { Outcome::Word(0) } else { Outcome::Indices(Vec::new()) });
+    }
+    match wait.until {
+        Until::All => words.test_all().then_some(Outcome::Word(0)),
+        Until::Any => words.test_any_from(wait.start).map(|i| Outcome::Indices(vec![i])),
+        Until::Some => {
+            let mut found = Vec::new();
+            words.test_some(|i, _| found.push(i));
+            (!found.is_empty()).then_some(Outcome::Indices(found))
         }
     }
 }

@@ -4,5 +4,7 @@ mod order;
 mod poll;
 mod signal;
 mod wait;
+mod words;
 
 pub use wait::EXCLUDE_NONE;
+pub use words::AwaitedWords;

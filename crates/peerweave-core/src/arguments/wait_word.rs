@@ -1,0 +1,48 @@
+//! One word for which a PE waits: a signal, or an element of symmetric memory.
+#![allow(private_interfaces, reason = "only this crate calls the method of the sealed trait")]
+
+use crate::arguments::signal::Signal;
+use crate::arguments::symmetric::{Remote, Symmetric};
+use peerweave_types::WaitElement;
+
+mod sealed {
+    use super::Remote;
+
+    pub trait Word {
+        /// Returns the parameter's name in errors, the memory, and the index of the word in it.
+        #[doc(hidden)]
+        fn word(&self) -> (&'static str, Remote<'_>, usize);
+    }
+}
+
+/// A word for which a PE waits: `&Signal`, or `(&Symmetric<T>, index)` for an element.
+#[diagnostic::on_unimplemented(
+    message = "a PE cannot wait for `{Self}`",
+    note = "pass a `&Signal`, or `(&symmetric, index)` for an element of `i32`, `u32`, `i64` or `u64`"
+)]
+pub trait WaitWord: sealed::Word {
+    /// The type of the word.
+    type Element: WaitElement;
+}
+
+impl sealed::Word for &Signal<'_> {
+    #[inline(always)]
+    fn word(&self) -> (&'static str, Remote<'_>, usize) {
+        ("signal", self.remote(), 0)
+    }
+}
+
+impl WaitWord for &Signal<'_> {
+    type Element = u64;
+}
+
+impl<T: WaitElement> sealed::Word for (&Symmetric<T>, usize) {
+    #[inline(always)]
+    fn word(&self) -> (&'static str, Remote<'_>, usize) {
+        ("word", self.0.remote(), self.1)
+    }
+}
+
+impl<T: WaitElement> WaitWord for (&Symmetric<T>, usize) {
+    type Element = T;
+}

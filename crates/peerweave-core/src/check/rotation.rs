@@ -1,0 +1,58 @@
+//! The word that a wait for any of several words looks at first.
+//!
+//! If every wait looked at word 0 first, a word that is satisfied always would hide the others. The
+//! first words of the waits of a thread are the fractions of the multiples of an irrational number
+//! (a Weyl sequence), scaled to the number of words. Its values, and those of any subsequence at
+//! regular distances, are spread evenly. So each word is looked at first again and again, even by a
+//! thread that waits for several sets of words in turn.
+
+use std::cell::Cell;
+
+/// The golden ratio, as a fraction of 2^64.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+thread_local! {
+    static NEXT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Returns the index, below `count`, of the word to look at first; 0 if there are no words.
+#[inline]
+pub(super) fn start(count: usize) -> usize {
+    let next = NEXT.replace(NEXT.get().wrapping_add(STEP));
+    ((u128::from(next) * count as u128) >> 64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the longest distance between two calls that start at the same index.
+    fn longest_gap(count: usize, calls: usize, others: &[usize]) -> usize {
+        let (mut last, mut longest) = (vec![0; count], 0);
+        for call in 1..=calls {
+            let index = start(count);
+            longest = longest.max(call - last[index]);
+            last[index] = call;
+            others.iter().for_each(|&other| assert!(start(other) < other));
+        }
+        last.iter().fold(longest, |longest, last| longest.max(calls - last))
+    }
+
+    #[test]
+    fn every_word_is_first_within_few_calls() {
+        assert_eq!((start(0), start(1)), (0, 0));
+        for count in [1, 2, 3, 8, 64, 1000] {
+            assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
+        }
+    }
+
+    #[test]
+    fn waits_in_turn_do_not_hide_words_from_each_other() {
+        for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
+            for count in [2, 3, 8, 64] {
+                let longest = longest_gap(count, 100 * count, others);
+                assert!(longest <= 20 * count, "{count} words, in turn with {others:?}: {longest}");
+            }
+        }
+    }
+}

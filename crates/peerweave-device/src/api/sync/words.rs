@@ -1,0 +1,157 @@
+//! Waits for words whose width, order and values are known only when the kernel runs, for kernels
+//! that run the waits of a host's API. Kernels of applications know the type of their elements, and
+//! use the waits of `wait.rs`.
+
+use crate::api::report::Report;
+use crate::api::views::address;
+use crate::api::{Context, Failed};
+use crate::gpu::{Access, Sys};
+use crate::put_signal::Watch;
+use peerweave_types::{Compare, FailureKind, KernelOp, KernelStatus, SymSlice};
+
+/// Integers of this PE's memory to wait for.
+///
+/// The integers and the values are bits, zero-extended to 64 bits.
+#[derive(Clone, Copy, Debug)]
+pub struct AwaitedWords<V, X> {
+    /// The bytes of the integers, which are aligned to their size.
+    pub bytes: SymSlice<u8>,
+    /// Bytes of each integer: 1, 2, 4 or 8.
+    pub size: u32,
+    /// The sign bit ([`Compare::sign_bit`]); 0 for unsigned integers.
+    pub sign: u64,
+    /// The comparison of an integer with its value.
+    pub compare: Compare,
+    /// Returns the value for the integer at an index.
+    pub value: V,
+    /// Returns whether the integer at an index is ignored.
+    pub exclude: X,
+}
+
+impl<V, X> AwaitedWords<V, X> {
+    /// Returns the number of integers.
+    #[inline(always)]
+    pub fn count(&self) -> usize {
+        self.bytes.len() / self.size as usize
+    }
+}
+
+impl Context {
+    /// Reads the integer at an index with acquire order.
+    #[inline(always)]
+    fn look_at_word<V, X>(&self, of: &AwaitedWords<V, X>, index: usize) -> u64 {
+        let size = u64::from(of.size);
+        let at = of.bytes.offset().0 + index as u64 * size;
+        assert!(index < of.count() && at.is_multiple_of(size), "an awaited integer lies outside of its slice, or is not aligned");
+        if size == 8 {
+            let word = address::<u64>(self.my_base() + at);
+            // SAFETY: the integer lies in the slice, which is memory of this PE's heap, and is
+            // aligned; integers that are awaited are accessed atomically.
+            return unsafe { <u64 as Access<Sys>>::load_acquire(word.cast_const()) };
+        }
+        // A smaller integer is read with the aligned 4 bytes that contain it.
+        let word = address::<u32>(self.my_base() + (at & !3));
+        // SAFETY: as above; allocations of a heap start and end at multiples of 4 bytes.
+        let bits = unsafe { <u32 as Access<Sys>>::load_acquire(word.cast_const()) };
+        match size {
+            4 => u64::from(bits),
+            _ => u64::from(bits >> (8 * (at & 3))) & ((1 << (8 * size)) - 1),
+        }
+    }
+
+    #[inline(always)]
+    fn watch_words<'a, V: Fn(usize) -> u64, X: Fn(usize) -> bool>(
+        &'a self,
+        of: &'a AwaitedWords<V, X>,
+    ) -> Watch<impl Fn(usize) -> Option<u64> + 'a, &'a X> {
+        let look = |index| {
+            let seen = self.look_at_word(of, index);
+            of.compare.holds(seen ^ of.sign, (of.value)(index) ^ of.sign).then_some(seen)
+        };
+        Watch { len: of.count(), look, exclude: &of.exclude }
+    }
+
+    /// Reports a failed wait, with the first integer for which the comparison does not hold.
+    #[cold]
+    #[inline]
+    fn fail_words<V: Fn(usize) -> u64, X: Fn(usize) -> bool>(
+        &self,
+        kind: FailureKind,
+        operation: KernelOp,
+        of: &AwaitedWords<V, X>,
+    ) -> Failed {
+        let (mut expected, mut found) = (0, 0);
+        for index in (0..of.count()).rev().filter(|&index| !(of.exclude)(index)) {
+            let seen = self.look_at_word(of, index);
+            if !of.compare.holds(seen ^ of.sign, (of.value)(index) ^ of.sign) {
+                (expected, found) = ((of.value)(index), seen);
+            }
+        }
+        self.fail(kind, Report { expected, found, pe: KernelStatus::NONE, ..Report::of(operation) })
+    }
+
+    /// Waits until the comparison of every integer that is not excluded has held. Returns the last
+    /// one; `None` if all are excluded.
+    ///
+    /// # Ordering
+    /// Acquire, for each integer.
+    ///
+    /// # Errors
+    /// As for [`Self::wait_until`].
+    #[inline(always)]
+    pub fn wait_words_all<V: Fn(usize) -> u64, X: Fn(usize) -> bool>(
+        &self,
+        of: &AwaitedWords<V, X>,
+        operation: KernelOp,
+    ) -> Result<Option<u64>, Failed> {
+        self.watch_words(of).wait_all(&mut self.spin()).map_err(|kind| self.fail_words(kind, operation, of))
+    }
+
+    /// Waits until the comparison of any integer that is not excluded holds. Returns the index of
+    /// the first one at or after `start`, or before it if there is none after it; `None`
+    /// immediately if all are excluded.
+    ///
+    /// # Ordering
+    /// Acquire, for the integer at that index.
+    ///
+    /// # Errors
+    /// As for [`Self::wait_until`].
+    #[inline(always)]
+    pub fn wait_words_any<V: Fn(usize) -> u64, X: Fn(usize) -> bool>(
+        &self,
+        of: &AwaitedWords<V, X>,
+        start: usize,
+        operation: KernelOp,
+    ) -> Result<Option<usize>, Failed> {
+        let waited = self.watch_words(of).wait_any_from(start, &mut self.spin());
+        waited.map_err(|kind| self.fail_words(kind, operation, of))
+    }
+
+    /// Reads each integer that is not excluded once, and calls `found` with the index and the bits
+    /// of those for which the comparison holds, ascending. Returns the number of calls.
+    ///
+    /// # Ordering
+    /// Acquire, for each such integer.
+    #[inline(always)]
+    pub fn test_words<V: Fn(usize) -> u64, X: Fn(usize) -> bool>(
+        &self,
+        of: &AwaitedWords<V, X>,
+        found: impl FnMut(usize, u64),
+    ) -> usize {
+        self.watch_words(of).test_some(found)
+    }
+
+    /// Like [`Self::wait_words_any`], but reads each integer at most once, and returns `None` if no
+    /// comparison holds.
+    ///
+    /// # Ordering
+    /// Acquire, for the integer at that index.
+    #[inline(always)]
+    pub fn test_words_any<V: Fn(usize) -> u64, X: Fn(usize) -> bool>(
+        &self,
+        of: &AwaitedWords<V, X>,
+        start: usize,
+    ) -> Option<usize> {
+        self.watch_words(of).test_any_from(start)
+    }
+}

@@ -1,0 +1,137 @@
+//! Checks waits and tests of words of each type, with every comparison and condition.
+
+use peerweave::{Compare, Rank, WaitElement, World};
+
+/// The bits of words, by which types of all widths and signs are written the same way.
+fn of<T: WaitElement>(number: i64) -> T {
+    T::from_word(number as u64)
+}
+
+/// Returns numbers around the ends of the type's range and of its signs, ascending.
+fn ordered<T: WaitElement>() -> Vec<T> {
+    let (bits, is_signed) = (8 * size_of::<T>(), Compare::sign_bit(T::DTYPE) != 0);
+    let (least, greatest) = if is_signed { (-1i64 << (bits - 1), (1i64 << (bits - 1)).wrapping_sub(1)) } else { (0, -1) };
+    let middle = if is_signed { [-2, -1, 0, 1] } else { [1, 2, (1i64 << (bits - 1)).wrapping_sub(1), 1i64 << (bits - 1)] };
+    let ends = [of(least), of(greatest)];
+    [ends[0]].into_iter().chain(middle.map(of)).chain([ends[1]]).collect()
+}
+
+/// Checks the waits and tests of one type: every PE puts words of its own to its right neighbor.
+///
+/// # Panics
+/// If a result is wrong.
+pub fn of_a_type<T: WaitElement>(world: &World) {
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let n = team.size();
+    let right = Rank::new(((team.my_rank().index() + 1) % n) as u32);
+    let numbers = ordered::<T>();
+    let words = world.alloc_zeroed::<T>(numbers.len()).unwrap();
+    let zero = of::<T>(0);
+
+    // Nothing has been put.
+    assert!(team.test_all(&words, None, Compare::Eq, zero).unwrap());
+    assert_eq!(team.test_any(&words, None, Compare::Ne, zero).unwrap(), None);
+    assert_eq!(team.test_some(&words, None, Compare::Ne, zero).unwrap(), [0usize; 0]);
+    let all_excluded = vec![true; numbers.len()];
+    assert_eq!(team.wait_until_any_blocking(&words, Some(&all_excluded), Compare::Ne, zero).unwrap(), None);
+    team.wait_until_all_vector_blocking(&words, Some(&all_excluded), Compare::Ne, &numbers).unwrap();
+    team.barrier_blocking().unwrap();
+
+    // Enqueued before the words arrive.
+    let vector = team.wait_until_all_vector(&stream, &words, None, Compare::Eq, &numbers).unwrap();
+    let last = team.wait_until(&stream, (&words, numbers.len() - 1), Compare::Eq, numbers[numbers.len() - 1]).unwrap();
+    team.barrier_blocking().unwrap();
+    for (index, number) in numbers.iter().enumerate() {
+        team.p_blocking(&words, index, *number, right).unwrap();
+    }
+    vector.wait().unwrap();
+    assert_eq!(last.wait().unwrap(), numbers[numbers.len() - 1]);
+
+    // Each comparison with each number has the order of the type.
+    for (pivot, value) in numbers.iter().enumerate() {
+        for compare in Compare::ALL {
+            let holds = |index: usize| compare.holds(index as u64, pivot as u64);
+            let expected: Vec<usize> = (0..numbers.len()).filter(|&index| holds(index)).collect();
+            let case = format!("{compare} {value:?} of {:?}", T::DTYPE);
+            assert_eq!(team.test_some(&words, None, compare, *value).unwrap(), expected, "{case}");
+            let any = team.test_any(&words, None, compare, *value).unwrap();
+            assert_eq!(any.is_some(), !expected.is_empty(), "{case}");
+            assert!(any.is_none_or(|index| expected.contains(&index)), "{case}: {any:?}");
+            let excluded: Vec<bool> = (0..numbers.len()).map(|index| !holds(index)).collect();
+            assert!(team.test_all(&words, Some(&excluded), compare, *value).unwrap(), "{case}");
+            for index in 0..numbers.len() {
+                assert_eq!(team.test((&words, index), compare, *value).unwrap(), holds(index), "{case}, word {index}");
+            }
+        }
+    }
+    team.barrier_blocking().unwrap();
+
+    // One value for each word.
+    let first = [zero; 1];
+    let (some, any) = (numbers.len() - 2, numbers.len() - 1);
+    let mut values = numbers.clone();
+    values[any] = numbers[0];
+    assert!(!team.test_all_vector(&words, None, Compare::Eq, &values).unwrap());
+    assert_eq!(team.test_any_vector(&words, None, Compare::Ne, &values).unwrap(), Some(any));
+    assert_eq!(team.test_some_vector(&words, None, Compare::Eq, &values).unwrap(), (0..=some).collect::<Vec<_>>());
+    assert_eq!(team.wait_until_any_vector_blocking(&words, None, Compare::Gt, &values).unwrap(), Some(any));
+    assert_eq!(team.wait_until_some_vector_blocking(&words, None, Compare::Gt, &values).unwrap(), [any]);
+    let ticket = team.wait_until_some_vector(&stream, &words, None, Compare::Gt, &values).unwrap();
+    assert_eq!(ticket.wait().unwrap(), [any]);
+    let ticket = team.wait_until_any_vector(&stream, &words, None, Compare::Ne, &values).unwrap();
+    assert_eq!(ticket.wait().unwrap(), Some(any));
+    // A range that starts at an odd multiple of the word.
+    let part = words.slice(1..2).unwrap();
+    assert_eq!(team.wait_until_blocking((&part, 0), Compare::Eq, numbers[1]).unwrap(), numbers[1]);
+    assert!(!team.test_all_vector(&part, None, Compare::Eq, &first).unwrap());
+    team.barrier_blocking().unwrap();
+    words.release().unwrap();
+}
+
+/// Checks waits for words of every type.
+///
+/// # Panics
+/// If a result is wrong.
+pub fn of_every_type(world: &World) {
+    of_a_type::<i32>(world);
+    of_a_type::<u32>(world);
+    of_a_type::<i64>(world);
+    of_a_type::<u64>(world);
+}
+
+/// Checks that waits and tests of any of several words return every word that is satisfied,
+/// although all are satisfied always.
+///
+/// # Panics
+/// If a word is not returned.
+pub fn any_is_fair(world: &World) {
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    for count in [2, 3, 8, 70] {
+        let words = world.alloc_zeroed::<i32>(count).unwrap();
+        let others = world.alloc_zeroed::<u64>(2).unwrap();
+        words.fill(-1).unwrap();
+        let mut is_excluded = vec![false; count];
+        is_excluded[count - 1] = true;
+        let calls: [(&str, &dyn Fn() -> usize); 3] = [
+            ("test_any", &|| team.test_any(&words, None, Compare::Lt, 0).unwrap().unwrap()),
+            ("wait_until_any_blocking", &|| {
+                // Another wait in turn does not change this.
+                team.test_any(&others, None, Compare::Eq, 0).unwrap().unwrap();
+                team.wait_until_any_blocking(&words, None, Compare::Lt, 0).unwrap().unwrap()
+            }),
+            ("wait_until_any", &|| {
+                let waited = team.wait_until_any(&stream, &words, Some(&is_excluded), Compare::Lt, 0).unwrap();
+                waited.wait().unwrap().unwrap()
+            }),
+        ];
+        for (name, call) in calls {
+            let due = if name == "wait_until_any" { count - 1 } else { count };
+            let mut found = vec![0u32; count];
+            (0..20 * count).for_each(|_| found[call()] += 1);
+            assert!(found[..due].iter().all(|&times| times > 0), "{name} of {count} words: {found:?}");
+            assert!(found[due..].iter().all(|&times| times == 0), "{name} returned an excluded word: {found:?}");
+        }
+        words.release().unwrap();
+        others.release().unwrap();
+    }
+}
