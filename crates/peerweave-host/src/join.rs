@@ -5,11 +5,12 @@ use crate::backend::Host;
 use crate::memory::heap::HeapMap;
 use crate::memory::layout::{Layout, MAX_TEAMS, state};
 use crate::memory::machine;
-use crate::memory::segment::{self, Mapping};
+use crate::memory::segment::Mapping;
 use crate::ops::collective::Purpose;
 use crate::ops::launch::Kernels;
 use crate::ops::queues::Queues;
 use crate::ops::shared::{self, Shared};
+use crate::platform::{self, ShareError};
 use crate::simd;
 use crate::sync::abort::{self, JobAbort};
 use crate::sync::liveness::Liveness;
@@ -24,7 +25,6 @@ use peerweave_core::backend::{
 use peerweave_core::{Error, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 use peerweave_fork::ForkGuard;
 use peerweave_types::{DType, Pe};
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -35,8 +35,8 @@ use std::time::{Duration, Instant};
 pub struct HostOptions {
     /// The deadline of every wait for which the caller gives none.
     pub deadline: Duration,
-    /// The size of the symmetric heap of each PE, in bytes. `None` means the memory of the machine;
-    /// pages take no memory until they are accessed.
+    /// The size of the symmetric heap of each PE, in bytes. `None` means the memory of the machine
+    /// on Linux, and 256 MiB on other systems; pages take no memory until they are accessed.
     pub heap_bytes: Option<usize>,
     /// Whether ranks compare the full parameters of every collective. Otherwise they compare
     /// signatures of 64 bits, and full parameters only if a rank accesses memory that another rank
@@ -66,7 +66,7 @@ impl Host {
     ///
     /// # Errors
     /// [`Error::Setup`] if the rendezvous fails (it names the missing PEs), [`Error::Unsupported`]
-    /// if the job spans machines, [`Error::System`] if the memory cannot be mapped.
+    /// if the job spans machines, or has several PEs on another system than Linux, [`Error::System`] if the memory cannot be mapped.
     pub fn join(job: &Job, options: &HostOptions) -> Result<Self, Error> {
         const CALL: &str = "Host::join";
         if !job.is_on_one_machine() {
@@ -76,6 +76,9 @@ impl Host {
                 why: "the job spans several machines, but shared memory does not: start all PEs on one machine",
             });
         }
+        if let (Err(why), 2..) = (platform::PROCESSES, job.n_pes) {
+            return Err(Error::Unsupported { call: CALL, backend: "host", why });
+        }
         let started = Instant::now();
         let left = || options.deadline.saturating_sub(started.elapsed());
         let n_pes = job.n_pes as usize;
@@ -83,7 +86,7 @@ impl Host {
         let setup = |error: BootstrapError| meeting_failed(CALL, n_pes, error);
         let system = |error| Error::system(CALL, error);
         if n_pes == 1 {
-            let mapping = own_memory(layout).map_err(system)?;
+            let mapping = Arc::new(Mapping::own(layout).map_err(system)?);
             announce(&mapping, 0);
             return Self::new(0, mapping, options, None, left());
         }
@@ -103,9 +106,11 @@ impl Host {
             })
             .inspect_err(report_root_cause)?;
         let members: Vec<Pe> = (0..job.n_pes).map(Pe::new).collect();
-        let created = if job.pe.get() == 0 { Some(segment::create(&layout).map_err(system)?) } else { None };
-        let file = rendezvous.share_descriptor_within(&members, created, left()).map_err(setup).inspect_err(report_root_cause)?;
-        let mapping = Arc::new(Mapping::new(file.as_fd(), layout).map_err(system)?);
+        let mapping = Mapping::of_job(&rendezvous, &members, layout, left()).map_err(|error| match error {
+            ShareError::System(error) => system(error),
+            ShareError::Rendezvous(error) => setup(error),
+        });
+        let mapping = Arc::new(mapping.inspect_err(report_root_cause)?);
         let me = job.pe.index();
         announce(&mapping, me);
         let memory = mapping.clone();
@@ -129,7 +134,7 @@ impl Host {
     pub fn threads(n_pes: usize, options: &HostOptions) -> Result<Vec<Self>, Error> {
         const CALL: &str = "Host::threads";
         let layout = layout(n_pes, options)?;
-        let mapping = own_memory(layout).map_err(|error| Error::system(CALL, error))?;
+        let mapping = Arc::new(Mapping::own(layout).map_err(|error| Error::system(CALL, error))?);
         (0..n_pes).for_each(|pe| announce(&mapping, pe));
         // The backends are made one after the other, without the collective that ends a join.
         let aborted = JobAbort::OfThreads(AbortWord::default());
@@ -221,12 +226,6 @@ impl Shared {
     }
 }
 
-/// Maps memory that is not shared with another process.
-fn own_memory(layout: Layout) -> Result<Arc<Mapping>, std::io::Error> {
-    let file = segment::create(&layout)?;
-    Ok(Arc::new(Mapping::new(file.as_fd(), layout)?))
-}
-
 /// Returns the error of a rendezvous that failed, with the PE that caused it if that is known.
 fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Error {
     let team = TeamName { id: TeamId::WORLD, size: n_pes };
@@ -284,8 +283,8 @@ fn layout(n_pes: usize, options: &HostOptions) -> Result<Layout, Error> {
         return Err(value("n_pes", n_pes.to_string(), "1 to 4096 PEs on one machine"));
     }
     // The memory of the machine, limited by the address space.
-    let default = (machine::memory_bytes() as usize).min((1 << 44) / n_pes);
-    let heap_bytes = options.heap_bytes.unwrap_or(default);
+    let default = || (machine::memory_bytes() as usize).min((1 << 44) / n_pes);
+    let heap_bytes = options.heap_bytes.or(platform::DEFAULT_HEAP_BYTES).unwrap_or_else(default);
     let layout = heap_bytes.checked_next_multiple_of(4096).and_then(|heap_bytes| Layout::new(n_pes, heap_bytes));
     layout.ok_or_else(|| value("heap_bytes", heap_bytes.to_string(), "less than 64 TiB for all PEs together"))
 }

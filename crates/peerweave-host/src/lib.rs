@@ -12,8 +12,9 @@
 //!        │
 //!      sync/     teams, steps, waits, liveness of peers, root causes of failures
 //!        │
-//!      memory/   segments, control words, the heap, memory of other processes
+//!      memory/   segments, control words, the heap
 //!      simd/     copies and reductions
+//!      platform/ shared memory, processes and processors of the operating system
 //! ```
 //!
 //! # Guarantees
@@ -24,13 +25,15 @@
 //! - No PE writes to the private memory of another process.
 //!
 //! # Limits
-//! A job stays on one machine. Kernels run on CPU threads, one thread of a grid at a time, for
+//! A job stays on one machine. PEs that are processes need Linux; on other systems PEs are threads
+//! of one process, and [`Host::join`] admits jobs of one PE only. Kernels run on CPU threads, one thread of a grid at a time, for
 //! tests and not for speed.
 
 mod backend;
 mod join;
 mod memory;
 mod ops;
+mod platform;
 mod simd;
 mod stream;
 mod sync;

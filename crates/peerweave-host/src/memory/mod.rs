@@ -1,7 +1,6 @@
 //! The memory of a job: the memory file that all PEs map, its layout, the symmetric heap, and the
 //! memory of other processes. Contains no protocol except that of the entry line.
 
-pub(crate) mod cross_memory;
 pub(crate) mod heap;
 pub(crate) mod layout;
 pub(crate) mod line;

@@ -7,9 +7,9 @@
 //! receives of a group are polled in turn until all are done, so their order in the group does not
 //! matter.
 
-use crate::memory::cross_memory;
 use crate::memory::layout::{EAGER_BYTES, MAILBOX_SLOTS};
 use crate::ops::shared::Shared;
+use crate::platform::cross_memory;
 use crate::simd;
 use crate::sync::team::{Channel, TeamState};
 

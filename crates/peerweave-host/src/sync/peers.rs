@@ -1,6 +1,7 @@
 //! The other PEs of the job, as seen from this PE: their control words, and whether they are alive.
 
 use crate::memory::layout::Segments;
+use crate::platform;
 use crate::sync::abort::JobAbort;
 use crate::sync::liveness::Liveness;
 use crate::sync::wait::{Limit, Waiter};
@@ -53,9 +54,7 @@ impl Peers {
     /// Publishes on which processor this PE runs, and returns whether another PE last waited there
     /// too.
     pub(crate) fn shares_my_processor(&self) -> bool {
-        // SAFETY: takes no arguments and returns a number, or -1 if the system does not know.
-        let processor = unsafe { libc::sched_getcpu() };
-        let Ok(processor) = u64::try_from(processor) else { return false };
+        let Some(processor) = platform::processor() else { return false };
         let word = |pe: usize| &self.segments.page(pe).processor;
         word(self.me).store(processor + 1, Ordering::Relaxed);
         let mut others = (0..self.n_pes()).filter(|&pe| pe != self.me);

@@ -5,11 +5,8 @@
 //! process. So a number is used only if both sides have the same namespace of the same boot, and
 //! memory is read only if the random word was found in it.
 
-use crate::memory::cross_memory;
 use crate::memory::layout::PePage;
-use rustix::process::Pid;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use crate::platform::{self, Pid, cross_memory};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
@@ -48,8 +45,8 @@ impl Identity {
     /// Returns the identity of this process.
     pub(crate) fn own() -> Self {
         static PROBE: OnceLock<u64> = OnceLock::new();
-        let probe = PROBE.get_or_init(random_word);
-        let namespace = namespace();
+        let probe = PROBE.get_or_init(platform::random_word);
+        let namespace = platform::namespace();
         Self { pid: u64::from(std::process::id()), namespace, probe: *probe, probe_at: (&raw const *probe) as u64 }
     }
 
@@ -79,7 +76,7 @@ impl Identity {
         match (self.namespace, other.namespace) {
             (0, _) | (_, 0) => Err(Unreachable::UnknownNamespace),
             (mine, theirs) if mine != theirs => Err(Unreachable::OtherNamespace),
-            _ => i32::try_from(other.pid).ok().and_then(Pid::from_raw).ok_or(Unreachable::UnknownNamespace),
+            _ => platform::process(other.pid).ok_or(Unreachable::UnknownNamespace),
         }
     }
 
@@ -90,29 +87,7 @@ impl Identity {
     }
 }
 
-/// Returns a random word other than 0. If the system has no random numbers, a word that differs
-/// among the processes that are alive at the same time.
-fn random_word() -> u64 {
-    let mut bytes = [0; 8];
-    let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
-    let word = match drawn {
-        Ok(8) => u64::from_ne_bytes(bytes),
-        _ => u64::from(std::process::id()) << 32 | (&raw const bytes) as u64 >> 4,
-    };
-    word | 1
-}
-
-/// Returns a digest of the PID namespace of this process and of the boot; 0 if the system does not
-/// report them.
-fn namespace() -> u64 {
-    let Ok(namespace) = fs::metadata("/proc/self/ns/pid") else { return 0 };
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let words = [namespace.dev(), namespace.ino()].into_iter().chain(boot.bytes().map(u64::from));
-    // FNV-1a, a word at a time.
-    words.fold(0xcbf2_9ce4_8422_2325, |hash: u64, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3)) | 1
-}
-
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux", not(peerweave_portable)))]
 mod tests {
     use super::*;
 

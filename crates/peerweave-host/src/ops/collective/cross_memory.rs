@@ -8,10 +8,10 @@
 
 use super::direct::share;
 use super::{InPlace, NO_BUFFER, PRIVATE, PerRank, Run};
-use crate::memory::cross_memory;
 use crate::memory::layout::STAGE_BYTES;
 use crate::memory::line::Entry;
 use crate::ops::tuning::{self, CROSS_MEMORY_BLOCK};
+use crate::platform::cross_memory;
 use crate::simd::{self, Input, Stores};
 use crate::sync::wait::Stop;
 use peerweave_core::PeerCause;

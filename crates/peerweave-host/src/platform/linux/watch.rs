@@ -1,0 +1,167 @@
+//! Watches a process of this machine: by a descriptor, which the kernel marks when the process ends;
+//! without a descriptor, by its number.
+//!
+//! A process descriptor names one process forever, even if its number is reused. A number is used
+//! together with the start time of the process.
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// A process that is watched.
+#[derive(Debug)]
+pub(crate) enum Watch {
+    /// Watched by its descriptor, or by its number after the program closed the descriptor.
+    Described(OwnedFd, Numbered),
+    /// A process without a descriptor.
+    Numbered(Numbered),
+    /// A process that ended before it could be watched.
+    Ended,
+}
+
+/// A process, identified by its number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbered {
+    pid: Pid,
+    /// The start time of the process, in units of the kernel; `None` if it could not be read.
+    started: Option<u64>,
+}
+
+impl Watch {
+    /// Starts to watch the process of PE `pe`.
+    pub(crate) fn of(pe: usize, pid: Pid) -> Self {
+        let process = Numbered { pid, started: started(pid) };
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(descriptor) => Self::Described(descriptor, process),
+            // The process was alive a moment ago, and has died since.
+            Err(Errno::SRCH) => Self::Ended,
+            // The kernel has no process descriptors (before 5.3).
+            Err(Errno::NOSYS) => Self::Numbered(process),
+            Err(error) => {
+                let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+                tracing::warn!(pe, %error, ?limit, "no descriptor of this PE's process (ulimit -n): it is watched by its number");
+                Self::Numbered(process)
+            }
+        }
+    }
+
+    /// Returns whether the process has ended; `None` if that is unknown.
+    pub(crate) fn has_ended(&self) -> Option<bool> {
+        match self {
+            Self::Described(descriptor, process) => Some(match has_ended(descriptor) {
+                Some(ended) => ended,
+                // The program has closed the descriptor, and its number may name another file.
+                None => process.has_ended().unwrap_or(false),
+            }),
+            Self::Numbered(process) => process.has_ended(),
+            Self::Ended => Some(true),
+        }
+    }
+}
+
+impl Numbered {
+    /// Returns whether it has ended; `None` if that is unknown, because another process may have
+    /// its number.
+    fn has_ended(&self) -> Option<bool> {
+        if rustix::process::test_kill_process(self.pid) == Err(Errno::SRCH) {
+            return Some(true);
+        }
+        match (stat(self.pid), self.started) {
+            // The process has ended, and its parent has not waited for it.
+            (Some(Stat { state: 'Z' | 'X', .. }), _) => Some(true),
+            (Some(now), Some(started)) => Some(now.started != started),
+            _ => None,
+        }
+    }
+}
+
+/// Returns whether the process of a descriptor has ended; `None` if the descriptor is no longer
+/// that of a process.
+fn has_ended(descriptor: &OwnedFd) -> Option<bool> {
+    let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match rustix::event::poll(&mut polled, Some(&now)) {
+        Ok(0) => return Some(false),
+        Ok(_) => {}
+        Err(_) => return Some(false),
+    }
+    if !polled[0].revents().contains(PollFlags::IN) {
+        return None;
+    }
+    // Another, readable file may have its number by now: only a process descriptor takes a signal.
+    // SAFETY: passes numbers and a null pointer, which stands for no further information; signal 0
+    // is only a check and is not delivered.
+    let sent =
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, descriptor.as_raw_fd(), 0, std::ptr::null::<libc::siginfo_t>(), 0) };
+    let is_process = sent == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EBADF);
+    is_process.then_some(true)
+}
+
+struct Stat {
+    state: char,
+    started: u64,
+}
+
+/// Reads the state of a process in `/proc`; `None` if it cannot be read.
+fn stat(pid: Pid) -> Option<Stat> {
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    // The name, in parentheses, may contain any character.
+    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    // The 22nd field; the state is the third.
+    let started = fields.nth(18)?.parse().ok()?;
+    Some(Stat { state, started })
+}
+
+fn started(pid: Pid) -> Option<u64> {
+    stat(pid).map(|stat| stat.started)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    fn sleeper() -> (Child, Pid) {
+        let child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        (child, pid)
+    }
+
+    #[test]
+    fn end_of_a_process_is_detected_by_descriptor_and_number() {
+        let (mut child, pid) = sleeper();
+        let descriptor = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let process = Numbered { pid, started: started(pid) };
+        assert_eq!((has_ended(&descriptor), process.has_ended()), (Some(false), Some(false)));
+        child.kill().unwrap();
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while has_ended(&descriptor) != Some(true) {
+            assert!(std::time::Instant::now() < end, "the end was not seen");
+        }
+        assert_eq!(process.has_ended(), Some(true), "a zombie has ended");
+        child.wait().unwrap();
+        assert_eq!((has_ended(&descriptor), process.has_ended()), (Some(true), Some(true)));
+    }
+
+    #[test]
+    fn reused_process_id_does_not_name_the_first_process() {
+        let (mut child, pid) = sleeper();
+        let process = Numbered { pid, started: started(pid).map(|started| started - 1) };
+        assert_eq!(process.has_ended(), Some(true));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn descriptor_of_another_file_is_no_evidence_of_an_end() {
+        // Stands for a file that the program opened under the number of a closed descriptor. It is
+        // always readable.
+        let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        assert_eq!(has_ended(&file), None);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(writer);
+        assert_eq!(has_ended(&reader.into()), None, "the end of a pipe is no exit");
+    }
+}

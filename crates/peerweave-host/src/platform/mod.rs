@@ -1,0 +1,38 @@
+//! What the operating system provides: memory that PEs share, the processor of a thread, the end of
+//! other processes and access to their memory.
+//!
+//! `linux` has all of it. `portable` has what PEs that are threads of one process need, by the
+//! standard library alone. It is for other systems. `--cfg peerweave_portable` selects it on Linux
+//! too, so that the tests run through it.
+
+#[cfg(all(target_os = "linux", not(peerweave_portable)))]
+mod linux;
+#[cfg(all(target_os = "linux", not(peerweave_portable)))]
+pub(crate) use linux::*;
+
+#[cfg(not(all(target_os = "linux", not(peerweave_portable))))]
+mod portable;
+#[cfg(not(all(target_os = "linux", not(peerweave_portable))))]
+pub(crate) use portable::*;
+
+use peerweave_bootstrap::BootstrapError;
+use std::io;
+
+/// The reason why PEs could not share a range of memory.
+#[derive(Debug)]
+pub(crate) enum ShareError {
+    System(io::Error),
+    Rendezvous(BootstrapError),
+}
+
+impl From<io::Error> for ShareError {
+    fn from(error: io::Error) -> Self {
+        Self::System(error)
+    }
+}
+
+impl From<BootstrapError> for ShareError {
+    fn from(error: BootstrapError) -> Self {
+        Self::Rendezvous(error)
+    }
+}

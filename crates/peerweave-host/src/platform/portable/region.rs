@@ -1,0 +1,85 @@
+//! A range of memory of this process, from the allocator.
+
+use crate::platform::ShareError;
+use peerweave_bootstrap::Rendezvous;
+use peerweave_types::Pe;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::io;
+use std::time::Duration;
+
+/// A range of memory, which started as zeros.
+///
+/// The allocator takes a large range from the system, which fills pages with zeros when they are
+/// first used. It clears a range of a large alignment itself, which would use all pages; so this
+/// allocates more, and aligns the start.
+#[derive(Debug)]
+pub(crate) struct Region {
+    allocated: *mut u8,
+    layout: Layout,
+    base: *mut u8,
+}
+
+// SAFETY: the shared data are numbers that never change, so they need no synchronization. The
+// memory is accessed through `Segments`, which has its own argument. The conformance tests on
+// threads would catch an error.
+unsafe impl Send for Region {}
+// SAFETY: as for Send: the same numbers are shared, without synchronization. The same tests would
+// catch an error.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Creates a range of `bytes` bytes at a multiple of `align`. `what` describes the range in
+    /// errors.
+    pub(crate) fn own(bytes: usize, align: usize, what: &str) -> io::Result<Self> {
+        let too_large = || {
+            let text = format!("cannot allocate {bytes} bytes for {what}; set PEERWEAVE_HEAP_BYTES to a smaller value");
+            io::Error::new(io::ErrorKind::OutOfMemory, text)
+        };
+        let layout = bytes.max(1).checked_add(align).and_then(|span| Layout::from_size_align(span, 16).ok());
+        let layout = layout.ok_or_else(too_large)?;
+        // SAFETY: the size is not zero.
+        let allocated = unsafe { alloc_zeroed(layout) };
+        if allocated.is_null() {
+            return Err(too_large());
+        }
+        let base = allocated.wrapping_add(allocated.addr().next_multiple_of(align) - allocated.addr());
+        Ok(Self { allocated, layout, base })
+    }
+
+    /// Fails: processes share no memory here, and no job of processes comes so far.
+    pub(crate) fn shared(
+        _rendezvous: &Rendezvous,
+        _members: &[Pe],
+        _creates: bool,
+        _size: (usize, usize),
+        _what: &str,
+        _within: Duration,
+    ) -> Result<Self, ShareError> {
+        Err(io::Error::from(io::ErrorKind::Unsupported).into())
+    }
+
+    /// Returns the start of the range.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: `own` allocated it with this layout; all pointers into it belong to values that
+        // hold the `Mapping` that holds this (`Shared` owns it, and threads own a `Shared`).
+        unsafe { dealloc(self.allocated, self.layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn range_above_the_address_space_is_an_error_that_names_the_setting() {
+        let error = Region::own(usize::MAX / 4, 2 << 20, "a test").unwrap_err();
+        assert!(error.to_string().contains("PEERWEAVE_HEAP_BYTES"), "{error}");
+        assert!(Region::own(usize::MAX, 2 << 20, "a test").is_err());
+    }
+}
