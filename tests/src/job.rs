@@ -122,11 +122,16 @@ impl Job {
         ended.expect("shared memory");
     }
 
-    /// Runs the job with processes as PEs, until they end.
+    /// Runs the job with processes as PEs, until they end. Does nothing with
+    /// `--cfg peerweave_portable`, since there are no processes then.
     ///
     /// # Panics
     /// If a PE fails, with the standard error of all.
     pub fn on_processes(&self) {
+        // The portable form of the host backend has threads only.
+        if cfg!(peerweave_portable) {
+            return;
+        }
         self.start().succeed(0..self.n_pes);
     }
 

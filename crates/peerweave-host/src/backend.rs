@@ -75,9 +75,9 @@ impl Host {
 }
 
 // SAFETY: [B1] operations access memory that the core has checked. Private memory of other PEs is
-// only read, by the operating system, which fails if it is gone (`memory/cross_memory.rs`), or
-// through staging areas. [B7] no work goes on after an operation has failed. [B2] `Shared` owns the
-// mapping. [B3] Entries, progress, signals and mailboxes are published by releases and read by
+// only read, by the operating system, which fails if it is gone (`platform/linux/cross_memory.rs`),
+// or through staging areas. [B7] no work goes on after an operation has failed. [B2] `Shared` owns
+// the mapping. [B3] Entries, progress, signals and mailboxes are published by releases and read by
 // acquires. [B4] All access to the heap is atomic or by `simd`.
 unsafe impl Backend for Host {
     fn name(&self) -> &'static str {

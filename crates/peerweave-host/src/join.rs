@@ -65,8 +65,9 @@ impl Host {
     /// machine.
     ///
     /// # Errors
-    /// [`Error::Setup`] if the rendezvous fails (it names the missing PEs), [`Error::Unsupported`]
-    /// if the job spans machines, or has several PEs on another system than Linux, [`Error::System`] if the memory cannot be mapped.
+    /// [`Error::Setup`] if the rendezvous fails (it names the missing PEs); [`Error::Unsupported`]
+    /// if the job spans machines, or has several PEs on another system than Linux;
+    /// [`Error::System`] if the memory cannot be mapped.
     pub fn join(job: &Job, options: &HostOptions) -> Result<Self, Error> {
         const CALL: &str = "Host::join";
         if !job.is_on_one_machine() {

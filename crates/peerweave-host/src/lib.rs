@@ -26,8 +26,8 @@
 //!
 //! # Limits
 //! A job stays on one machine. PEs that are processes need Linux; on other systems PEs are threads
-//! of one process, and [`Host::join`] admits jobs of one PE only. Kernels run on CPU threads, one thread of a grid at a time, for
-//! tests and not for speed.
+//! of one process, and [`Host::join`] admits jobs of one PE only. Kernels run on CPU threads, one
+//! thread of a grid at a time, for tests and not for speed.
 
 mod backend;
 mod join;

@@ -4,6 +4,8 @@
 //! Invariant: a command writes its result to standard output and everything else to standard error,
 //! and its exit code is a constant of [`exit`].
 
+#![cfg(target_os = "linux")]
+
 pub mod bench;
 pub mod cli;
 mod cuda;

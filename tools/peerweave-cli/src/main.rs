@@ -3,6 +3,14 @@
 
 use std::process::ExitCode;
 
+#[cfg(target_os = "linux")]
 fn main() -> ExitCode {
     peerweave_cli::main()
+}
+
+/// Fails: the command starts PEs as processes, which need Linux.
+#[cfg(not(target_os = "linux"))]
+fn main() -> ExitCode {
+    eprintln!("peerweave: the command needs Linux; elsewhere, run PEs as threads of a program with `on_threads`");
+    ExitCode::from(125)
 }

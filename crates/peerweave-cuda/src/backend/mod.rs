@@ -28,6 +28,11 @@ mod enqueue;
 mod error;
 mod event;
 mod kernels;
+#[cfg(target_os = "linux")]
+mod pages;
+#[cfg(not(target_os = "linux"))]
+#[path = "pages_elsewhere.rs"]
+mod pages;
 mod pools;
 mod queue;
 mod slots;

@@ -6,7 +6,6 @@
 //! space in the pipe.
 
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter};
-use std::os::fd::AsRawFd as _;
 use std::sync::{Mutex, PoisonError};
 
 use crate::{MisuseKind, Nccl, NcclError};
@@ -58,6 +57,7 @@ impl Nccl {
                 writer.insert(new)
             }
         };
+        let path = path_of(writer).ok_or_else(|| refused("the system names no pipes by paths: the log needs Linux"))?;
         let level = match level {
             LogLevel::Warn => "WARN",
             LogLevel::Info => "INFO",
@@ -66,7 +66,7 @@ impl Nccl {
         // SAFETY: the caller promises that no other thread uses the environment now.
         unsafe {
             std::env::set_var("NCCL_DEBUG", level);
-            std::env::set_var("NCCL_DEBUG_FILE", format!("/proc/{}/fd/{}", process(), writer.as_raw_fd()));
+            std::env::set_var("NCCL_DEBUG_FILE", path);
         }
         match self.reset_debug() {
             Err(NcclError::Unsupported(_)) => Ok(()), // an old library reads them once, with its first message
@@ -75,8 +75,22 @@ impl Nccl {
     }
 }
 
+/// Returns the path by which NCCL opens the pipe.
+#[cfg(target_os = "linux")]
+fn path_of(writer: &PipeWriter) -> Option<String> {
+    use std::os::fd::AsRawFd as _;
+    Some(format!("/proc/{}/fd/{}", process(), writer.as_raw_fd()))
+}
+
+/// Returns `None`: a pipe has no path on this system.
+#[cfg(not(target_os = "linux"))]
+fn path_of(_writer: &PipeWriter) -> Option<String> {
+    None
+}
+
 /// Returns the name of this process in the mounted `/proc`. `self` is not used, because a child
 /// process that inherits the path would open, and truncate, a file of its own.
+#[cfg(target_os = "linux")]
 fn process() -> String {
     let known = std::fs::read_link("/proc/self").ok().and_then(|path| path.to_str().map(str::to_owned));
     known.unwrap_or_else(|| std::process::id().to_string())

@@ -7,6 +7,10 @@
 //!   plain `&'static` reference.
 //! - **\[L2\]** No function of a library is called in a forked child of the process that loaded it.
 
+#[cfg(unix)]
+mod environment;
+#[cfg(not(unix))]
+#[path = "environment_elsewhere.rs"]
 mod environment;
 pub(crate) mod plugins;
 mod settings;

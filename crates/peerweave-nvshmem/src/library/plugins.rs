@@ -4,7 +4,6 @@
 //! directory cannot be loaded. NVSHMEM only prints such an error, and 3.4.5 ends the process by a
 //! double free.
 
-use std::ffi::{CStr, CString};
 use std::path::Path;
 
 use crate::error::{MisuseKind, NvshmemError, PluginError};
@@ -74,10 +73,18 @@ pub(crate) fn check(
     }
 }
 
+/// Fails: NVSHMEM exists on Linux only.
+#[cfg(not(unix))]
+fn open(_path: &Path) -> Result<(), String> {
+    Err("plug-ins can be loaded on Linux only".to_owned())
+}
+
 /// Loads a plug-in and resolves all functions immediately. The plug-in stays loaded, because
 /// NVSHMEM loads it next. `peerweave-dylib` resolves lazily, so a plug-in for another PMIx would
 /// seem to load.
+#[cfg(unix)]
 fn open(path: &Path) -> Result<(), String> {
+    use std::ffi::{CStr, CString};
     let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
     // SAFETY: the path ends in a zero byte; the initialisers of NVSHMEM's plug-in run as they do
     // when NVSHMEM starts.

@@ -22,6 +22,7 @@ use crate::library::{Nvshmem, Settings, Status, plugins};
 
 /// Upper bound of the memory that NVSHMEM uses in `/dev/shm` at its start: a page for each PE of
 /// the machine.
+#[cfg(target_os = "linux")]
 const SHARED_MEMORY_BYTES: u64 = 1 << 20;
 
 /// The lowest supported major compute capability.
@@ -146,6 +147,13 @@ pub(crate) fn uuid_of(context: &Arc<CudaContext>) -> Result<String, NvshmemError
     Ok(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect())
 }
 
+/// Does nothing: this system has no `/dev/shm`.
+#[cfg(not(target_os = "linux"))]
+fn shared_memory() -> Result<(), NvshmemError> {
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
 fn shared_memory() -> Result<(), NvshmemError> {
     let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
     // SAFETY: the path ends in a zero byte and the pointer is to room for one struct.

@@ -1,5 +1,5 @@
-//! Watches a process of this machine: by a descriptor, which the kernel marks when the process ends;
-//! without a descriptor, by its number.
+//! Watches a process of this machine: by a descriptor, which the kernel marks when the process
+//! ends; without a descriptor, by its number.
 //!
 //! A process descriptor names one process forever, even if its number is reused. A number is used
 //! together with the start time of the process.

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn range_above_the_address_space_is_an_error_that_names_the_setting() {
+    fn range_that_is_too_large_names_the_setting() {
         let error = Region::own(usize::MAX / 4, 2 << 20, "a test").unwrap_err();
         assert!(error.to_string().contains("PEERWEAVE_HEAP_BYTES"), "{error}");
         assert!(Region::own(usize::MAX, 2 << 20, "a test").is_err());
