@@ -5,7 +5,7 @@
 
 use crate::memory::{Mem, Store};
 use crate::sample::{Exact, Sample};
-use peerweave::{Rank, Reduction, Result, Stream, Team, Ticket, VectorCounts, none};
+use peerweave::{Parts, Rank, Reduction, Result, Stream, Team, Ticket, VectorCounts, none};
 
 /// Every form of every collective that takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,12 @@ pub enum Form {
     GatherInPlace,
     Scatter,
     ScatterInPlace,
+    AllGatherV,
+    AllGatherVInPlace,
+    GatherV,
+    GatherVInPlace,
+    ScatterV,
+    ScatterVInPlace,
 }
 
 impl Form {
@@ -43,7 +49,7 @@ impl Form {
     ];
 
     /// The forms that only move elements.
-    pub const MOVING: [Self; 12] = [
+    pub const MOVING: [Self; 18] = [
         Self::Broadcast,
         Self::BroadcastInPlace,
         Self::AllGather,
@@ -56,13 +62,25 @@ impl Form {
         Self::GatherInPlace,
         Self::Scatter,
         Self::ScatterInPlace,
+        Self::AllGatherV,
+        Self::AllGatherVInPlace,
+        Self::GatherV,
+        Self::GatherVInPlace,
+        Self::ScatterV,
+        Self::ScatterVInPlace,
     ];
+
+    /// Returns whether the form has a part of another length for each rank.
+    pub fn has_parts(self) -> bool {
+        use Form::{AllGatherV, AllGatherVInPlace, GatherV, GatherVInPlace, ScatterV, ScatterVInPlace};
+        matches!(self, AllGatherV | AllGatherVInPlace | GatherV | GatherVInPlace | ScatterV | ScatterVInPlace)
+    }
 
     /// Returns whether the form has one buffer.
     pub fn is_in_place(self) -> bool {
         use Form::{
-            AllGatherInPlace, AllReduceInPlace, AllToAllInPlace, AllToAllVInPlace, BroadcastInPlace, GatherInPlace,
-            ReduceInPlace, ReduceScatterInPlace, ScatterInPlace,
+            AllGatherInPlace, AllGatherVInPlace, AllReduceInPlace, AllToAllInPlace, AllToAllVInPlace, BroadcastInPlace,
+            GatherInPlace, GatherVInPlace, ReduceInPlace, ReduceScatterInPlace, ScatterInPlace, ScatterVInPlace,
         };
         matches!(
             self,
@@ -75,6 +93,9 @@ impl Form {
                 | AllToAllVInPlace
                 | GatherInPlace
                 | ScatterInPlace
+                | AllGatherVInPlace
+                | GatherVInPlace
+                | ScatterVInPlace
         )
     }
 
@@ -84,9 +105,11 @@ impl Form {
         match self {
             Self::AllReduce | Self::AllReduceInPlace | Self::Reduce | Self::ReduceInPlace => (count, count),
             Self::Broadcast | Self::BroadcastInPlace => (count, count),
-            Self::AllGather | Self::Gather => (count, count * n),
-            Self::ReduceScatter | Self::Scatter => (count * n, count),
-            Self::GatherInPlace | Self::ScatterInPlace if !is_root => (count, count),
+            Self::AllGather | Self::Gather | Self::AllGatherV | Self::GatherV => (count, count * n),
+            Self::ReduceScatter | Self::Scatter | Self::ScatterV => (count * n, count),
+            Self::GatherInPlace | Self::ScatterInPlace | Self::GatherVInPlace | Self::ScatterVInPlace if !is_root => {
+                (count, count)
+            }
             _ => (count * n, count * n),
         }
     }
@@ -273,5 +296,50 @@ pub fn vector<T: Sample>(
             two!(on, send, recv, |s, d| team.all_to_all_v_blocking(s, d, counts), |q| team.all_to_all_v(q, s, d, counts))
         }
         _ => one!(on, recv, |d| team.all_to_all_v_in_place_blocking(d, counts), |q| team.all_to_all_v_in_place(q, d, counts)),
+    }
+}
+
+/// Makes a collective with a part of another length for each rank, like [`movement`].
+///
+/// # Errors
+/// As for the call.
+pub fn ragged<T: Sample>(
+    form: Form,
+    team: &Team,
+    on: On<'_>,
+    send: &Mem<T>,
+    recv: &mut Mem<T>,
+    parts: Parts,
+    root: Root,
+) -> Result<()> {
+    let (absent, root) = (root.others_pass_none && team.my_rank() != root.rank, root.rank);
+    let p = if absent && !matches!(form, Form::AllGatherV | Form::AllGatherVInPlace) { Parts::default() } else { parts };
+    match form {
+        Form::AllGatherV => two!(on, send, recv, |s, d| team.all_gather_v_blocking(s, d, p), |q| team.all_gather_v(q, s, d, p)),
+        Form::AllGatherVInPlace => {
+            one!(on, recv, |d| team.all_gather_v_in_place_blocking(d, p), |q| team.all_gather_v_in_place(q, d, p))
+        }
+        Form::GatherV if absent => match on {
+            On::Caller => {
+                source!(send, s => team.gather_v_blocking(s, none(), p, root), slice: team.gather_v_blocking(s, none(), p, root))
+            }
+            On::Stream(q) => ended(source!(send, s => team.gather_v(q, s, none(), p, root), slice: no_slice())),
+        },
+        Form::GatherV => {
+            two!(on, send, recv, |s, d| team.gather_v_blocking(s, d, p, root), |q| team.gather_v(q, s, d, p, root))
+        }
+        Form::GatherVInPlace => {
+            one!(on, recv, |d| team.gather_v_in_place_blocking(d, p, root), |q| team.gather_v_in_place(q, d, p, root))
+        }
+        Form::ScatterV if absent => {
+            one!(on, recv, |d| team.scatter_v_blocking(none(), d, p, root), |q| team.scatter_v(q, none(), d, p, root))
+        }
+        Form::ScatterV => {
+            two!(on, send, recv, |s, d| team.scatter_v_blocking(s, d, p, root), |q| team.scatter_v(q, s, d, p, root))
+        }
+        Form::ScatterVInPlace => {
+            one!(on, recv, |d| team.scatter_v_in_place_blocking(d, p, root), |q| team.scatter_v_in_place(q, d, p, root))
+        }
+        other => panic!("{other:?} is not a form with parts"),
     }
 }

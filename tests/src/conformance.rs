@@ -7,6 +7,7 @@
 use crate::calls::{self, Form, On, Root};
 use crate::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
 use crate::oracle::{self, Expected, Matrix};
+use crate::ragged;
 use crate::sample::{Exact, Sample, hash, movable, reducible, scalar};
 use peerweave::{
     DType, F8E4M3, F8E5M2, Rank, ReduceOp, Reduction, Stream, Symmetric, Team, TeamShape, VectorCounts, World, bf16, f16,
@@ -19,7 +20,7 @@ pub struct Case {
     pub form: Form,
     /// The reduction, if it reduces.
     pub op: ReduceOp,
-    /// Number of elements in the collective's count; the longest part of an all-to-all-v.
+    /// Number of elements in the collective's count; the longest part, if parts differ.
     pub count: usize,
     /// The kind of all buffers, or a mixture.
     pub kind: Option<Kind>,
@@ -66,7 +67,7 @@ pub struct Bench<'a> {
 }
 
 impl Case {
-    fn root(&self, n: usize) -> usize {
+    pub(crate) fn root(&self, n: usize) -> usize {
         (hash(&[self.seed, 1]) % n as u64) as usize
     }
 
@@ -85,20 +86,26 @@ impl Case {
     }
 }
 
-/// Maximum gap between the parts of an all-to-all-v, in elements.
-const GAP: usize = 3;
+/// Maximum gap between parts of different lengths, in elements.
+pub(crate) const GAP: usize = 3;
 
 impl Bench<'_> {
-    fn on(&self, case: &Case) -> On<'_> {
+    pub(crate) fn on(&self, case: &Case) -> On<'_> {
         if case.on_stream { On::Stream(self.stream) } else { On::Caller }
     }
 
-    fn me(&self) -> (usize, usize) {
+    pub(crate) fn me(&self) -> (usize, usize) {
         (self.team.my_rank().index(), self.team.size())
     }
 
     /// Returns the two buffers of this rank: the source (empty in place), and the destination.
-    fn buffers<T: Sample>(&self, case: &Case, arenas: &Arenas<T>, mine: &[T], recv_len: usize) -> (Mem<T>, Mem<T>, Vec<T>) {
+    pub(crate) fn buffers<T: Sample>(
+        &self,
+        case: &Case,
+        arenas: &Arenas<T>,
+        mine: &[T],
+        recv_len: usize,
+    ) -> (Mem<T>, Mem<T>, Vec<T>) {
         let rank = self.me().0;
         let in_place = case.form.is_in_place();
         let before: Vec<T> = if in_place { mine.to_vec() } else { (0..recv_len).map(poison).collect() };
@@ -136,6 +143,9 @@ impl Bench<'_> {
     pub fn movement<T: Sample>(&self, case: &Case, arenas: &Arenas<T>) {
         if matches!(case.form, Form::AllToAllV | Form::AllToAllVInPlace) {
             return self.vector(case, arenas);
+        }
+        if case.form.has_parts() {
+            return ragged::run(self, case, arenas);
         }
         let (rank, n) = self.me();
         let root = case.root(n);
@@ -200,7 +210,7 @@ impl Bench<'_> {
         self.check(case, done, &inputs[rank], &send, &recv, &expected);
     }
 
-    fn check<T: Sample>(
+    pub(crate) fn check<T: Sample>(
         &self,
         case: &Case,
         done: peerweave::Result<()>,

@@ -11,6 +11,7 @@
 //!   memory       buffers of every kind with guards around them
 //!   calls        a collective by its name
 //!   conformance  cases, and what checks one
+//!   ragged       cases with a part of another length for each rank
 //!   leftovers    what a job may not leave behind
 //!   waits        waits for words of every type
 //!   workload     a mixture of everything
@@ -27,6 +28,7 @@ pub mod leftovers;
 pub mod memory;
 pub mod needs;
 pub mod oracle;
+pub mod ragged;
 pub mod sample;
 pub mod vector_state;
 pub mod waits;

@@ -3,7 +3,7 @@
 
 use crate::calls::Form;
 use crate::sample::{Exact, Sample};
-use peerweave::ReduceOp;
+use peerweave::{Parts, ReduceOp};
 
 /// Expected content of a rank's receive buffer, element by element; `None` where it is unspecified.
 pub type Expected<T> = Vec<Option<T>>;
@@ -92,6 +92,41 @@ pub fn vector<T: Sample>(
     result.into_iter().map(Some).collect()
 }
 
+/// Computes a collective with a part of another length for each rank. `inputs` and `before` are as
+/// for [`movement`]; `parts[r]` has the places of all parts in the buffer of rank `r` that contains
+/// them, if there is one.
+pub fn ragged<T: Sample>(form: Form, inputs: &[Vec<T>], parts: &[Parts], rank: usize, root: usize, before: &[T]) -> Expected<T> {
+    let in_buffer = |of: usize, owner: usize| {
+        let (start, count) = (parts[of].offsets[owner], parts[of].counts[owner]);
+        // The offset of an empty part may be any number.
+        if count == 0 { Vec::new() } else { inputs[of][start..start + count].to_vec() }
+    };
+    let gathered = |part: &dyn Fn(usize) -> Vec<T>| {
+        let mut result = before.to_vec();
+        for owner in 0..inputs.len() {
+            let (start, part) = (parts[rank].offsets[owner], part(owner));
+            if !part.is_empty() {
+                result[start..start + part.len()].copy_from_slice(&part);
+            }
+        }
+        result
+    };
+    let is_root = rank == root;
+    let result = match form {
+        Form::AllGatherV => gathered(&|owner| inputs[owner].clone()),
+        Form::AllGatherVInPlace => gathered(&|owner| in_buffer(owner, owner)),
+        Form::GatherV if is_root => gathered(&|owner| inputs[owner].clone()),
+        Form::GatherVInPlace if is_root => {
+            gathered(&|owner| if owner == root { in_buffer(root, root) } else { inputs[owner].clone() })
+        }
+        Form::ScatterV => in_buffer(root, rank),
+        Form::ScatterVInPlace if !is_root => in_buffer(root, rank),
+        Form::GatherV | Form::GatherVInPlace | Form::ScatterVInPlace => before.to_vec(),
+        other => panic!("{other:?} is not a form with parts"),
+    };
+    result.into_iter().map(Some).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,5 +146,9 @@ mod tests {
         assert_eq!(all(movement(Form::Scatter, &inputs, 2, 1, &[])), [30]);
         assert_eq!(all(movement(Form::Gather, &inputs[..2], 0, 0, &[])), [1, 2, 3, 10, 20, 30]);
         assert_eq!(all(movement(Form::Gather, &inputs, 1, 0, &[7])), [7]);
+        let ragged_inputs = [vec![1], vec![], vec![2, 3]];
+        let parts = [(); 3].map(|()| Parts::new([1, 0, 2], [3, 0, 0]));
+        assert_eq!(all(ragged(Form::AllGatherV, &ragged_inputs, &parts, 1, 0, &[9; 4])), [2, 3, 9, 1]);
+        assert_eq!(all(ragged(Form::ScatterV, &[vec![4, 5, 6, 7], vec![], vec![]], &parts, 2, 0, &[9; 2])), [4, 5]);
     }
 }

@@ -4,7 +4,7 @@
 //! `PEERWEAVE_KILLS` is the number of random kills (default 20).
 
 use peerweave::host::{HostOptions, on_threads};
-use peerweave::{Buffer, Compare, Error, PeerCause, Rank, ReduceOp, Reduction, Result, VectorCounts, World};
+use peerweave::{Buffer, Compare, Error, Parts, PeerCause, Rank, ReduceOp, Reduction, Result, VectorCounts, World};
 use peerweave_tests::calls::{self, Form, On, Root};
 use peerweave_tests::child::Running;
 use peerweave_tests::job::{named_by, say};
@@ -291,6 +291,7 @@ fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
                     let counts = VectorCounts::packed(vec![count; n], vec![count; n]);
                     calls::vector(form, team, On::Caller, &send, &mut recv, counts)
                 }
+                _ if form.has_parts() => calls::ragged(form, team, On::Caller, &send, &mut recv, Parts::equal(n, count), root),
                 _ if reducing.is_some() => {
                     let sum = Reduction::from(ReduceOp::Sum);
                     calls::reduction(form, team, On::Caller, &send, &mut recv, sum, root)

@@ -5,8 +5,8 @@
 
 use peerweave::bootstrap::Job as Place;
 use peerweave::{
-    Buffer, Compare, Error, MisuseKind, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Symmetric, Team, VectorCounts, World,
-    none,
+    Buffer, Compare, Error, MisuseKind, Parts, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Symmetric, Team, VectorCounts,
+    World, none,
 };
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
@@ -118,6 +118,35 @@ const DISAGREEMENTS: &[(&str, Call)] =
             }
         }),
         ("what is sent to whom", |c, odd| c.all_to_all_v(c.len / c.n() + usize::from(odd))),
+        ("the length of a part that all gather", |c, odd| {
+            let mut counts = vec![c.len / c.n(); c.n()];
+            counts[0] -= usize::from(odd);
+            let parts = Parts::packed(counts);
+            let mine = parts.counts[c.team.my_rank().index()];
+            if c.symmetric {
+                c.team.all_gather_v_blocking(&c.a.slice(..mine)?, &c.b, parts)
+            } else {
+                c.team.all_gather_v_blocking(&vec![1.0f32; mine], &mut vec![0.0; c.len], parts)
+            }
+        }),
+        ("the length of a part that the root scatters", |c, odd| {
+            let (part, root) = (c.len / c.n(), Rank::new(0));
+            let mine = part + usize::from(odd);
+            let parts = Parts::equal(c.n(), part);
+            if c.symmetric {
+                c.team.scatter_v_blocking(&c.a, &c.b.slice(..mine)?, parts, root)
+            } else {
+                c.team.scatter_v_blocking(&vec![1.0f32; c.len], &mut vec![0.0; mine], parts, root)
+            }
+        }),
+        ("the length of a part that the root gathers", |c, odd| {
+            let (part, root) = (c.len / c.n(), Rank::new(0));
+            if odd {
+                c.team.gather_v_blocking(&vec![1.0f32; part + 1], none(), Parts::default(), root)
+            } else {
+                c.team.gather_v_blocking(&vec![1.0f32; part], &c.b, Parts::equal(c.n(), part), root)
+            }
+        }),
         (
             "a split or a reduction",
             |c, odd| {

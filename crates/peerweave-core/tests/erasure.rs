@@ -5,8 +5,8 @@ use peerweave_core::backend::{
 };
 use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{
-    Buffer, Compare, DType, Pe, Rank, ReduceOp, Reduction, SignalOp, Stream, Strides, Symmetric, Team, TeamShape, VectorCounts,
-    World, none,
+    Buffer, Compare, DType, Parts, Pe, Rank, ReduceOp, Reduction, SignalOp, Stream, Strides, Symmetric, Team, TeamShape,
+    VectorCounts, World, none,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -136,6 +136,40 @@ fn all_to_all_v_counts_reach_the_backend_without_a_copy() {
     s.team.all_to_all_v_in_place(&s.stream, &s.x, VectorCounts::packed([1, 2, 3], [1, 2, 3])).unwrap();
     let op = s.collective(true);
     assert_eq!((op.send, op.recv), (s.at(&s.x, 0), s.at(&s.x, 0)));
+}
+
+#[test]
+fn parts_become_the_counts_of_an_all_to_all_v() {
+    let s = Scene::new();
+    let two = s.y.slice(..2).unwrap();
+    let parts = Arc::new(Parts::new([1, 2, 3], [5, 3, 0]));
+    let counts = |send: [usize; 3], send_at: [usize; 3], recv: [usize; 3], recv_at: [usize; 3]| {
+        let [send_counts, send_offsets, recv_counts, recv_offsets] = [send, send_at, recv, recv_at].map(Vec::from);
+        VectorCounts { send_counts, send_offsets, recv_counts, recv_offsets }
+    };
+    let is = |submitted, kind, count, send, recv, counts: VectorCounts| {
+        let op = s.collective(submitted);
+        assert_eq!((op.kind, op.count, op.dtype, op.send, op.recv), (kind, count, DType::F32, send, recv));
+        assert_eq!(**op.counts.as_ref().unwrap(), counts);
+    };
+    let (all, at) = ([1, 2, 3], [5, 3, 0]);
+    let (at_x, at_y) = (s.at(&s.x, 0), s.at(&s.y, 0));
+    s.team.all_gather_v(&s.stream, &two, &s.x, parts.clone()).unwrap();
+    is(true, CollectiveKind::AllGatherV, 6, at_y, at_x, counts([2; 3], [0; 3], all, at));
+    s.team.all_gather_v_in_place_blocking(&s.x, parts.clone()).unwrap();
+    is(false, CollectiveKind::AllGatherV, 6, s.at(&s.x, 3), at_x, counts([2; 3], [0; 3], all, at));
+    s.team.gather_v_blocking(&two, &s.x, parts.clone(), ME).unwrap();
+    is(false, CollectiveKind::GatherV, 0, at_y, at_x, counts([0, 2, 0], [0; 3], all, at));
+    s.team.gather_v_in_place(&s.stream, &s.x, parts.clone(), ME).unwrap();
+    is(true, CollectiveKind::GatherV, 0, s.at(&s.x, 3), at_x, counts([0, 2, 0], [0; 3], all, at));
+    s.team.gather_v_blocking(&two, none(), Parts::default(), ELSE).unwrap();
+    is(false, CollectiveKind::GatherV, 0, at_y, None, counts([2, 0, 0], [0; 3], [0; 3], [0; 3]));
+    s.team.scatter_v_blocking(&s.x, &two, parts.clone(), ME).unwrap();
+    is(false, CollectiveKind::ScatterV, 0, at_x, at_y, counts(all, at, [0, 2, 0], [0; 3]));
+    s.team.scatter_v_in_place_blocking(&s.x, parts, ME).unwrap();
+    is(false, CollectiveKind::ScatterV, 0, at_x, s.at(&s.x, 3), counts(all, at, [0, 2, 0], [0; 3]));
+    s.team.scatter_v(&s.stream, none(), &two, Parts::default(), ELSE).unwrap();
+    is(true, CollectiveKind::ScatterV, 0, None, at_y, counts([0; 3], [0; 3], [2, 0, 0], [0; 3]));
 }
 
 #[test]

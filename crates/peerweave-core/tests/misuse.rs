@@ -3,8 +3,8 @@
 use peerweave_core::backend::Caps;
 use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{
-    Buffer, Compare, Error, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Stream, Strides, SymOffset, Symmetric, Team,
-    TeamShape, VectorCounts, World, none,
+    Buffer, Compare, Error, Parts, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Stream, Strides, SymOffset, Symmetric,
+    Team, TeamShape, VectorCounts, World, none,
 };
 use std::sync::Arc;
 
@@ -330,6 +330,57 @@ const TABLE: &[(&str, Wrong)] = &[
         "all_to_all_v_in_place_blocking: `counts.recv_counts` is [1, 2, 1], expected the same list as on the sending side, because the call is in place",
         |s| s.team.all_to_all_v_in_place_blocking(&s.x, VectorCounts::packed([2, 2, 2], [1, 2, 1])),
     ),
+    // ---- parts ----
+    ("all_gather_v: `parts.counts` has 2 elements, expected 3", |s| {
+        s.team.all_gather_v(&s.stream, &s.x, &s.y, Parts::packed([6, 0])).map(drop)
+    }),
+    ("all_gather_v_blocking: `parts.offsets` has 1 elements, expected 3", |s| {
+        s.team.all_gather_v_blocking(&s.x, &s.y, Parts::new([0, 6, 0], [0]))
+    }),
+    ("all_gather_v_blocking: `recv` has 6 elements, but the call uses 4..7", |s| {
+        s.team.all_gather_v_blocking(&s.x.slice(..2)?, &s.y, Parts::packed([2, 2, 3]))
+    }),
+    ("all_gather_v_blocking: parts of `recv` overlap", |s| {
+        s.team.all_gather_v_blocking(&s.x.slice(..2)?, &s.y, Parts::new([2, 2, 2], [0, 3, 1]))
+    }),
+    ("all_gather_v_blocking: `send` has 6 elements, expected 2", |s| {
+        s.team.all_gather_v_blocking(&s.x, &s.y, Parts::equal(3, 2))
+    }),
+    ("all_gather_v_blocking: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
+        s.team.all_gather_v_blocking(&s.x.slice(2..4)?, &s.x, Parts::equal(3, 2))
+    }),
+    ("all_gather_v_in_place: parts of `buffer` overlap", |s| {
+        s.team.all_gather_v_in_place(&s.stream, &s.x, Parts::new([2, 2, 2], [0, 1, 4])).map(drop)
+    }),
+    (
+        "all_gather_v_in_place_blocking: `buffer` has 6 elements, but the call uses 18446744073709551614..18446744073709551615",
+        |s| s.team.all_gather_v_in_place_blocking(&s.x, Parts::new([0, 2, 0], [0, usize::MAX - 1, 0])),
+    ),
+    ("gather_v_blocking: `recv` is missing: this rank is the root", |s| {
+        s.team.gather_v_blocking(&s.x, none(), Parts::default(), ROOT)
+    }),
+    ("gather_v: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+        s.team.gather_v(&s.stream, &s.x, none(), Parts::default(), NO_RANK).map(drop)
+    }),
+    ("gather_v_blocking: `parts.counts` has 0 elements, expected 3", |s| {
+        s.team.gather_v_blocking(&s.x, &s.y, Parts::default(), ROOT)
+    }),
+    ("gather_v_blocking: `send` has 6 elements, expected 1", |s| s.team.gather_v_blocking(&s.x, &s.y, Parts::equal(3, 1), ROOT)),
+    ("gather_v_in_place_blocking: `buffer` belongs to another world", |s| {
+        s.team.gather_v_in_place_blocking(&s.other.x, Parts::equal(3, 2), ROOT)
+    }),
+    ("scatter_v_blocking: `send` is missing: this rank is the root", |s| {
+        s.team.scatter_v_blocking(none(), &s.x, Parts::default(), ROOT)
+    }),
+    ("scatter_v: `recv` has 6 elements, expected 2", |s| {
+        s.team.scatter_v(&s.stream, &s.x, &s.y, Parts::equal(3, 2), ROOT).map(drop)
+    }),
+    ("scatter_v_blocking: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
+        s.team.scatter_v_blocking(&s.x, &s.x.slice(..2)?, Parts::equal(3, 2), ROOT)
+    }),
+    ("scatter_v_in_place: `buffer` was released", |s| {
+        s.team.scatter_v_in_place(&s.stream, &s.released, Parts::equal(3, 2), ROOT).map(drop)
+    }),
     // ---- shapes, allocations ----
     ("split_strided: the shape is 3 ranks from 1 at stride 1, expected distinct ranks of a team of 3", |s| {
         s.team.split_strided(TeamShape { start: 1, stride: 1, size: 3 }).map(drop)
@@ -429,6 +480,12 @@ fn valid_calls_are_accepted() {
     // Empty parts may lie anywhere.
     let counts = VectorCounts { recv_offsets: vec![99, 0, 99], ..VectorCounts::packed([0, 6, 0], [0, 6, 0]) };
     s.team.all_to_all_v_blocking(&s.x, &s.y, counts).unwrap();
+    s.team.all_gather_v_blocking(&s.x, &s.y, Parts::new([0, 6, 0], [usize::MAX, 0, 99])).unwrap();
+    s.team.all_gather_v_in_place_blocking(&s.x, Parts::new([6, 0, 0], [0, usize::MAX, 99])).unwrap();
+    // Only the root uses parts; those that are scattered may overlap.
+    s.team.gather_v_blocking(&s.x, &s.released, Parts::equal(7, 1), PEER).unwrap();
+    s.team.scatter_v_in_place_blocking(&s.x, Parts::default(), PEER).unwrap();
+    s.team.scatter_v_blocking(&s.x, &s.y.slice(..2).unwrap(), Parts::new([2, 2, 2], [0, 0, 1]), ROOT).unwrap();
 }
 
 #[test]

@@ -11,7 +11,7 @@
 //! | [`from_torch`] | users of `torch.distributed` |
 
 #[cfg(doc)]
-use crate::{Buffer, Error, OnDevice, ReduceOp, Reduction, Stream, Symmetric, Team, Ticket, World, WorldBuilder};
+use crate::{Buffer, Error, OnDevice, Parts, ReduceOp, Reduction, Stream, Symmetric, Team, Ticket, World, WorldBuilder};
 
 /// Which memory, operation and form to choose.
 ///
@@ -27,9 +27,9 @@ use crate::{Buffer, Error, OnDevice, ReduceOp, Reduction, Stream, Symmetric, Tea
 /// # Operation
 /// | what is to happen | operation |
 /// |---|---|
-/// | every rank contributes, every rank needs the whole result | [`Team::all_reduce`], [`Team::all_gather`] |
+/// | every rank contributes, every rank needs the whole result | [`Team::all_reduce`], [`Team::all_gather`], [`Team::all_gather_v`] for unequal parts |
 /// | every rank needs its part of the result | [`Team::reduce_scatter`], [`Team::all_to_all`], [`Team::all_to_all_v`] for unequal parts |
-/// | one rank has the data, or needs it | [`Team::broadcast`], [`Team::scatter`], [`Team::reduce`], [`Team::gather`] |
+/// | one rank has the data, or needs it | [`Team::broadcast`], [`Team::scatter`], [`Team::reduce`], [`Team::gather`]; [`Team::scatter_v`], [`Team::gather_v`] for unequal parts |
 /// | two ranks exchange data and both know when | [`Team::send`] and [`Team::recv`]; several in a [`Team::group`], so that none waits for another |
 /// | only the sender knows when, and the receiver waits for it | [`Team::put_signal`] and [`Team::wait_until`] |
 /// | only the reader knows what it needs | [`Team::get`] |
@@ -111,6 +111,7 @@ pub mod threads {}
 /// | `MPI_Reduce`, `MPI_Allreduce` | [`Team::reduce`], [`Team::all_reduce`] |
 /// | `MPI_Reduce_scatter_block` | [`Team::reduce_scatter`] |
 /// | `MPI_Gather`, `MPI_Allgather`, `MPI_Scatter` | [`Team::gather`], [`Team::all_gather`], [`Team::scatter`] |
+/// | `MPI_Gatherv`, `MPI_Allgatherv`, `MPI_Scatterv` | [`Team::gather_v`], [`Team::all_gather_v`], [`Team::scatter_v`]: `recvcounts` and `displs` are one [`Parts`] |
 /// | `MPI_Alltoall`, `MPI_Alltoallv` | [`Team::all_to_all`], [`Team::all_to_all_v`] |
 /// | `MPI_IN_PLACE` | the forms with `_in_place` |
 /// | `MPI_Send`, `MPI_Recv` | [`Team::send_blocking`], [`Team::recv_blocking`]; without tags: messages between two ranks match in order |
@@ -144,6 +145,7 @@ pub mod from_mpi {}
 /// | `shmem_fence`, `shmem_quiet` | [`World::fence_blocking`](peerweave_core::World::fence_blocking), [`World::quiet_blocking`](peerweave_core::World::quiet_blocking) |
 /// | `shmem_barrier_all`, `shmem_team_sync` | [`Team::barrier_blocking`], [`Team::sync_blocking`] |
 /// | `shmem_broadcast`, `shmem_fcollect`, `shmem_alltoall` | [`Team::broadcast`], [`Team::all_gather`], [`Team::all_to_all`] |
+/// | `shmem_collect` | [`Team::all_gather_v`], with the length that each rank contributes in a [`Parts`] |
 /// | `shmem_sum_reduce`, `shmem_max_reduce`, ... | [`Team::all_reduce`] with a [`ReduceOp`] |
 /// | `shmem_atomic_*` | `Team::atomic_*`, such as [`Team::atomic_fetch_add`] |
 /// | `shmem_team_split_strided`, `shmem_team_split_2d` | [`Team::split_strided`], [`Team::split_2d`](crate::Team::split_2d) |
@@ -188,6 +190,7 @@ pub mod from_nccl {}
 /// | `ReduceOp.AVG`, `PREMUL_SUM`, `BAND` | [`ReduceOp::Avg`], [`Reduction::pre_mul_sum`], [`ReduceOp::And`] |
 /// | `broadcast`, `reduce`, `gather`, `scatter` | the methods of [`Team`] with these names |
 /// | `all_gather_into_tensor`, `reduce_scatter_tensor`, `all_to_all_single` | [`Team::all_gather`], [`Team::reduce_scatter`], [`Team::all_to_all`] |
+/// | `all_gather` of tensors of different sizes, `all_to_all_single` with split sizes | [`Team::all_gather_v`], [`Team::all_to_all_v`] |
 /// | `send`, `recv`, `batch_isend_irecv` | [`Team::send_blocking`], [`Team::recv_blocking`], [`Team::group`] |
 /// | `async_op=True`, `work.wait()` | the stream-ordered form, [`Ticket::wait`] |
 /// | `barrier` | [`Team::barrier_blocking`] |

@@ -2,6 +2,7 @@
 //! reductions.
 
 pub(crate) mod buffer;
+mod counts;
 pub(crate) mod on_device;
 pub(crate) mod reduction;
 pub(crate) mod shared_bytes;
@@ -12,6 +13,7 @@ mod view;
 pub(crate) mod wait_word;
 
 pub use buffer::Buffer;
+pub use counts::Parts;
 pub use on_device::OnDevice;
 pub use reduction::Reduction;
 pub use signal::{Signal, SignalUpdate};

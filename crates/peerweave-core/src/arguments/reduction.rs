@@ -1,7 +1,6 @@
 //! Reductions; `PreMulSum` carries its scalar. `check/` checks which reductions an element type
 //! supports.
 
-use crate::backend;
 use peerweave_types::{Number, ReduceOp};
 
 /// A reduction for elements of type `T`: a [`ReduceOp`], or a sum of elements multiplied by a
@@ -65,34 +64,5 @@ impl<T: Number> From<Reduction<T>> for ErasedReduction {
     #[inline]
     fn from(reduction: Reduction<T>) -> Self {
         Self { op: reduction.op, scalar: reduction.scalar.map(T::to_word) }
-    }
-}
-
-/// Constructors for the counts of an all-to-all-v.
-impl backend::VectorCounts {
-    /// Returns counts for parts that lie without gaps, in rank order, in both buffers: the offsets
-    /// are running sums.
-    ///
-    /// ```
-    /// use peerweave::VectorCounts;
-    ///
-    /// let counts = VectorCounts::packed([1, 2], [3, 0]);
-    /// assert_eq!(counts.send_offsets, [0, 1]);
-    /// assert_eq!(counts.recv_offsets, [0, 3]);
-    /// ```
-    pub fn packed(send_counts: impl Into<Vec<usize>>, recv_counts: impl Into<Vec<usize>>) -> Self {
-        fn offsets(counts: &[usize]) -> Vec<usize> {
-            let mut next = 0usize;
-            // Saturates, so that the check of the bounds fails for counts that are too large.
-            let mut offset = |&count| {
-                let offset = next;
-                next = next.saturating_add(count);
-                offset
-            };
-            counts.iter().map(&mut offset).collect()
-        }
-        let (send_counts, recv_counts) = (send_counts.into(), recv_counts.into());
-        let (send_offsets, recv_offsets) = (offsets(&send_counts), offsets(&recv_counts));
-        Self { send_counts, send_offsets, recv_counts, recv_offsets }
     }
 }

@@ -30,6 +30,13 @@ impl Span<'_> {
         self.len * self.dtype.size_bytes()
     }
 
+    /// Returns the `count` elements from `start`, which lie in the span.
+    pub(crate) fn range(self, start: usize, count: usize) -> Self {
+        // The start of an empty part may be any number.
+        let start = if count == 0 { 0 } else { start };
+        Self { place: self.place.plus(start * self.dtype.size_bytes()), len: count, ..self }
+    }
+
     /// Returns part `index` of parts of `count` elements each.
     #[inline(always)]
     pub(crate) fn part(self, index: usize, count: usize) -> Self {

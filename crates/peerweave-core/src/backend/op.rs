@@ -3,7 +3,9 @@
 //! # Collective operations and their counts
 //! `count` is in elements, with the meaning of NCCL: the whole buffer for all-reduce, reduce and
 //! broadcast; the contribution of one rank for all-gather and gather; the result of one rank for
-//! reduce-scatter and scatter; the part from one rank to one rank for all-to-all.
+//! reduce-scatter and scatter; the part from one rank to one rank for all-to-all; the sum of all
+//! parts for all-gather-v. It is 0 for all-to-all-v, gather-v and scatter-v, whose counts not every
+//! rank knows: see [`VectorCounts`].
 
 use super::TeamId;
 use peerweave_device::launch::PtxImage;
@@ -135,11 +137,14 @@ pub enum CollectiveKind {
     AllToAllV = 8,
     Gather = 9,
     Scatter = 10,
+    AllGatherV = 11,
+    GatherV = 12,
+    ScatterV = 13,
 }
 
 impl CollectiveKind {
     /// Every collective.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Barrier,
         Self::Sync,
         Self::AllReduce,
@@ -151,6 +156,9 @@ impl CollectiveKind {
         Self::AllToAllV,
         Self::Gather,
         Self::Scatter,
+        Self::AllGatherV,
+        Self::GatherV,
+        Self::ScatterV,
     ];
 
     /// Returns the name of the call.
@@ -167,6 +175,9 @@ impl CollectiveKind {
             Self::AllToAllV => "all_to_all_v",
             Self::Gather => "gather",
             Self::Scatter => "scatter",
+            Self::AllGatherV => "all_gather_v",
+            Self::GatherV => "gather_v",
+            Self::ScatterV => "scatter_v",
         }
     }
 
@@ -182,7 +193,12 @@ impl CollectiveKind {
 
     /// Returns whether the collective has a root.
     pub const fn has_root(self) -> bool {
-        matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
+        matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter | Self::GatherV | Self::ScatterV)
+    }
+
+    /// Returns whether parts have different lengths, which [`Collective::counts`] holds.
+    pub const fn has_counts(self) -> bool {
+        matches!(self, Self::AllToAllV | Self::AllGatherV | Self::GatherV | Self::ScatterV)
     }
 }
 
@@ -191,7 +207,8 @@ impl CollectiveKind {
 /// In place means that `send` and `recv` name the same bytes: the same buffer (all-reduce, reduce,
 /// broadcast, all-to-all, all-to-all-v), or this rank's part of the larger one (all-gather: `send`
 /// is part `rank` of `recv`; reduce-scatter: `recv` is part `rank` of `send`; gather and scatter:
-/// likewise at the root). Otherwise they do not overlap.
+/// likewise at the root; all-gather-v, gather-v and scatter-v: `counts` gives the part). Otherwise
+/// they do not overlap.
 #[derive(Clone, Debug)]
 pub struct Collective {
     /// The kind of collective.
@@ -206,14 +223,14 @@ pub struct Collective {
     pub scalar: u64,
     /// The root; rank 0 if there is none.
     pub root: Rank,
-    /// The number of elements, explained in the module head; 0 for barrier, sync and all-to-all-v.
+    /// The number of elements, explained in the module head; 0 for barrier and sync.
     pub count: usize,
     /// The operand of this PE; `None` if it has none (a barrier, a scatter on ranks other than the
     /// root, …).
     pub send: Option<Place>,
     /// The result of this PE; `None` if it gets none (a reduce on ranks other than the root, …).
     pub recv: Option<Place>,
-    /// The counts of all-to-all-v.
+    /// The counts of the kinds that [have some](CollectiveKind::has_counts).
     pub counts: Option<Arc<VectorCounts>>,
 }
 
@@ -244,7 +261,7 @@ impl fmt::Display for CollectiveShape {
         if matches!(kind, CollectiveKind::Barrier | CollectiveKind::Sync) {
             return Ok(());
         }
-        if *kind != CollectiveKind::AllToAllV {
+        if !kind.has_counts() || *kind == CollectiveKind::AllGatherV {
             write!(f, " of {count} elements")?;
         }
         write!(f, " of {}", dtype.rust_name())?;
@@ -260,6 +277,9 @@ impl fmt::Display for CollectiveShape {
 
 /// The counts and offsets of an all-to-all-v, in elements. Each list has one entry per rank of the
 /// team.
+///
+/// A backend gets them for all-gather-v, gather-v and scatter-v too: as an all-to-all-v would need
+/// them. In an all-gather-v, the part that a rank sends is the same for every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names describe the fields, the module head their units")]
 pub struct VectorCounts {

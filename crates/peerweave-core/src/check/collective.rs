@@ -13,7 +13,7 @@ use peerweave_types::{DType, Rank, ReduceOp};
 use std::sync::Arc;
 
 #[inline(always)]
-fn collective<'a>(
+pub(super) fn collective<'a>(
     kind: CollectiveKind,
     team: &Team,
     dtype: DType,
@@ -39,15 +39,16 @@ fn collective<'a>(
 }
 
 /// Parameters that only some collectives have.
-struct CollectiveExtras {
-    op: ReduceOp,
-    scalar: u64,
-    root: Rank,
-    counts: Option<Arc<VectorCounts>>,
+pub(super) struct CollectiveExtras {
+    pub(super) op: ReduceOp,
+    pub(super) scalar: u64,
+    pub(super) root: Rank,
+    pub(super) counts: Option<Arc<VectorCounts>>,
 }
 
 impl CollectiveExtras {
-    const NONE: Self = Self { op: ReduceOp::Sum, scalar: ErasedReduction::NO_SCALAR, root: Rank::new(0), counts: None };
+    pub(super) const NONE: Self =
+        Self { op: ReduceOp::Sum, scalar: ErasedReduction::NO_SCALAR, root: Rank::new(0), counts: None };
 
     #[inline(always)]
     fn root(root: Rank) -> Self {
@@ -69,7 +70,7 @@ pub(crate) fn arrival(call: &'static str, of: &Team, kind: CollectiveKind) -> Re
 
 /// Checks the team, both arguments, and that they do not overlap.
 #[inline(always)]
-fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'_>) -> Result<()> {
+pub(super) fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'_>) -> Result<()> {
     team(call, of)?;
     argument(call, &of.inner.shared, "send", send)?;
     argument(call, &of.inner.shared, "recv", recv)?;
@@ -78,7 +79,7 @@ fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'_>) -> Resu
 
 /// Checks the team and the argument of an in-place form.
 #[inline(always)]
-fn single(call: &'static str, of: &Team, buffer: &Span<'_>) -> Result<()> {
+pub(super) fn single(call: &'static str, of: &Team, buffer: &Span<'_>) -> Result<()> {
     team(call, of)?;
     argument(call, &of.inner.shared, "buffer", buffer)
 }
@@ -134,7 +135,7 @@ pub(crate) fn reduce<'a>(
 }
 
 /// Checks an argument of the root; other ranks ignore it.
-fn at_root<'a>(
+pub(super) fn at_root<'a>(
     call: &'static str,
     of: &Team,
     root: Rank,

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 mod collective;
 mod one_sided;
+mod parts;
 mod rotation;
 mod vector;
 
@@ -32,6 +33,7 @@ pub(crate) use collective::{
     reduce_scatter, reduce_scatter_in_place, scatter, scatter_in_place,
 };
 pub(crate) use one_sided::{Awaited, atomic, get, get_element, peer_of, put, put_element, signal, strided, wait, wait_for_one};
+pub(crate) use parts::{all_gather_v, all_gather_v_in_place, gather_v, gather_v_in_place, scatter_v, scatter_v_in_place};
 
 /// An operation that has passed the checks.
 pub(crate) struct Prepared<'a> {

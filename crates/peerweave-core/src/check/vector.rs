@@ -1,4 +1,4 @@
-//! Checks lists: the counts of an all-to-all-v, the members of a group.
+//! Checks lists: the counts of an all-to-all-v, parts of a buffer, the members of a group.
 
 use crate::Result;
 use crate::backend::error::{MisuseKind, misuse};
@@ -11,16 +11,13 @@ use std::cmp::Ordering;
 /// Checks that every part lies in its buffer, that received parts do not overlap, and that this
 /// rank sends itself as much as it receives from itself.
 pub(super) fn counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> Result<()> {
-    let ranks = of.size();
     for (name, list) in [
         ("counts.send_counts", &counts.send_counts),
         ("counts.send_offsets", &counts.send_offsets),
         ("counts.recv_counts", &counts.recv_counts),
         ("counts.recv_offsets", &counts.recv_offsets),
     ] {
-        if list.len() != ranks {
-            return Err(wrong_length(call, name, list.len(), ranks));
-        }
+        for_each_rank(call, of, name, list)?;
     }
     inside(call, "send", &counts.send_offsets, &counts.send_counts, send_len)?;
     inside(call, "recv", &counts.recv_offsets, &counts.recv_counts, recv_len)?;
@@ -29,15 +26,37 @@ pub(super) fn counts(call: &'static str, of: &Team, counts: &VectorCounts, send_
         let expected = "the count of `send_counts` for this rank, which sends to itself";
         return Err(wrong_value(call, "counts.recv_counts", counts.recv_counts[me], expected));
     }
-    let mut parts: Vec<_> = std::iter::zip(&counts.recv_offsets, &counts.recv_counts).filter(|&(_, &count)| count > 0).collect();
+    apart(call, "parts of `recv`", &counts.recv_offsets, &counts.recv_counts)
+}
+
+/// Checks that a list has an entry for each rank.
+pub(super) fn for_each_rank(call: &'static str, of: &Team, name: &'static str, list: &[usize]) -> Result<()> {
+    if list.len() == of.size() { Ok(()) } else { Err(wrong_length(call, name, list.len(), of.size())) }
+}
+
+/// Checks that parts, which lie in their buffer, do not overlap.
+pub(super) fn apart(call: &'static str, what: &'static str, offsets: &[usize], counts: &[usize]) -> Result<()> {
+    let parts = || std::iter::zip(offsets, counts).filter(|&(_, &count)| count > 0);
+    // Parts are usually in the order of the ranks, which needs no list of them.
+    let mut end = 0;
+    let in_order = parts().all(|(&offset, &count)| {
+        let follows = offset >= end;
+        end = offset + count;
+        follows
+    });
+    if in_order {
+        return Ok(());
+    }
+    let mut parts: Vec<_> = parts().collect();
     parts.sort_unstable();
     if parts.windows(2).any(|pair| pair[0].0 + pair[0].1 > *pair[1].0) {
-        return Err(misuse(call, MisuseKind::OverlapWithin { what: "parts of `recv`" }));
+        return Err(misuse(call, MisuseKind::OverlapWithin { what }));
     }
     Ok(())
 }
 
-fn inside(call: &'static str, name: &'static str, offsets: &[usize], counts: &[usize], len: usize) -> Result<()> {
+/// Checks that every part lies in its buffer.
+pub(super) fn inside(call: &'static str, name: &'static str, offsets: &[usize], counts: &[usize], len: usize) -> Result<()> {
     for (&offset, &count) in std::iter::zip(offsets, counts) {
         let end = offset.saturating_add(count);
         if count > 0 && end > len {

@@ -4,9 +4,7 @@
 use super::Noop;
 use crate::arguments::shared_bytes::{self, Reading};
 use crate::backend::TeamId;
-use crate::backend::{
-    Atomic, AtomicKind, Collective, CollectiveKind, Direction, Op, Outcome, PointToPoint, Strided, Until, WaitMode, WaitUntil,
-};
+use crate::backend::{Atomic, AtomicKind, Collective, Direction, Op, Outcome, PointToPoint, Strided, Until, WaitMode, WaitUntil};
 use crate::{Error, Result, Timeout};
 use peerweave_types::{DType, Number, Pe, ReduceOp, SignalOp, SymOffset, bf16, f16};
 use std::collections::HashMap;
@@ -129,7 +127,7 @@ fn collective(noop: &Noop, op: &Collective) {
     let (Some(mut send), Some(mut recv)) = (op.send, op.recv) else { return };
     let size = op.dtype.size_bytes();
     let mut count = op.count;
-    if let (CollectiveKind::AllToAllV, Some(counts)) = (op.kind, &op.counts) {
+    if let Some(counts) = &op.counts {
         (send, recv) = (send.plus(counts.send_offsets[0] * size), recv.plus(counts.recv_offsets[0] * size));
         count = counts.recv_counts[0];
     }

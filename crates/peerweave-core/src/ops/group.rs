@@ -6,6 +6,7 @@
 //! nothing runs if the closure or a member failed. A group runs only members that were checked for
 //! its own team; a closure that swaps two groups gets an error.
 
+use crate::arguments::Parts;
 use crate::arguments::reduction::Reduction;
 use crate::arguments::signal::SignalUpdate;
 use crate::arguments::span::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
@@ -395,6 +396,52 @@ macro_rules! members {
             ) -> Result<()> {
                 let (team, send, recv) = (self.team.clone(), send.span(), recv.span());
                 self.push(check::all_to_all_v("group.all_to_all_v", &team, send, recv, counts.into()))
+            }
+
+            /// Like [`Team::all_gather_v`].
+            ///
+            /// # Errors
+            /// As for [`Team::all_gather_v`].
+            pub fn all_gather_v<T: Element>(
+                &mut self,
+                mut send: impl $source<T> $(+ $env)?,
+                mut recv: impl $dest<T> $(+ $env)?,
+                parts: impl Into<Arc<Parts>>,
+            ) -> Result<()> {
+                let (team, send, recv) = (self.team.clone(), send.span(), recv.span());
+                self.push(check::all_gather_v("group.all_gather_v", &team, send, recv, &parts.into()))
+            }
+
+            /// Like [`Team::gather_v`].
+            ///
+            /// # Errors
+            /// As for [`Team::gather_v`].
+            pub fn gather_v<T: Element>(
+                &mut self,
+                mut send: impl $source<T> $(+ $env)?,
+                recv: impl MaybeDest<T, Argument: $dest<T> $(+ $env)?>,
+                parts: impl Into<Arc<Parts>>,
+                root: Rank,
+            ) -> Result<()> {
+                let mut recv = recv.into_option();
+                let (team, send, recv) = (self.team.clone(), send.span(), maybe_span(&mut recv));
+                self.push(check::gather_v("group.gather_v", &team, send, recv, &parts.into(), root))
+            }
+
+            /// Like [`Team::scatter_v`].
+            ///
+            /// # Errors
+            /// As for [`Team::scatter_v`].
+            pub fn scatter_v<T: Element>(
+                &mut self,
+                send: impl MaybeSource<T, Argument: $source<T> $(+ $env)?>,
+                mut recv: impl $dest<T> $(+ $env)?,
+                parts: impl Into<Arc<Parts>>,
+                root: Rank,
+            ) -> Result<()> {
+                let mut send = send.into_option();
+                let (team, send, recv) = (self.team.clone(), maybe_span(&mut send), recv.span());
+                self.push(check::scatter_v("group.scatter_v", &team, send, recv, &parts.into(), root))
             }
 
             /// Like [`Team::gather`].

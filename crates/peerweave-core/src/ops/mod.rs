@@ -5,6 +5,7 @@ mod address;
 mod atomic;
 mod collective;
 mod collective_blocking;
+mod collective_v;
 mod group;
 mod launch;
 mod local;

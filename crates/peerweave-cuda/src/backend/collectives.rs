@@ -166,18 +166,17 @@ impl Enqueue<'_> {
         self.enqueued(team, enqueued)
     }
 
-    /// Enqueues an all-to-all-v: a send and a receive for each rank.
-    pub(super) fn all_to_all_v(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
-        let (Some(send), Some(recv), Some(counts)) = (op.send, op.recv, &op.counts) else {
-            panic!("peerweave-core bug: an all-to-all-v without buffers or counts");
-        };
+    /// Enqueues a collective with parts of different lengths: a send and a receive for each part.
+    pub(super) fn vector(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
+        let counts = op.counts.as_ref().unwrap_or_else(|| panic!("peerweave-core bug: a {} without counts", self.call));
         let size = op.dtype.size_bytes();
         let bytes = |offsets: &[usize], counts: &[usize]| {
-            size * offsets.iter().zip(counts).map(|(offset, count)| offset + count).max().unwrap_or(0)
+            let parts = offsets.iter().zip(counts).filter(|(_, count)| **count > 0);
+            size * parts.map(|(offset, count)| offset + count).max().unwrap_or(0)
         };
         let sent = bytes(&counts.send_offsets, &counts.send_counts);
-        let mut from = self.reading(send, sent)?;
-        if send == recv {
+        let mut from = op.send.map_or(Ok(0), |send| self.reading(send, sent))?;
+        if op.kind == CollectiveKind::AllToAllV && op.send == op.recv {
             // A part that arrives would overwrite one that was not sent yet.
             let scratch = self.scratch(sent)?;
             self.copy(scratch, from, sent)?;
@@ -185,19 +184,31 @@ impl Enqueue<'_> {
         }
         let received = bytes(&counts.recv_offsets, &counts.recv_counts);
         // What lies between the parts of a result in memory of the host stays.
-        let is_private = matches!(recv, Place::Private(_));
-        let before = if is_private { Some(self.reading(recv, received)?) } else { None };
-        let (to, staged) = self.writing(recv, received)?;
+        let before = match op.recv {
+            Some(recv @ Place::Private(_)) => Some(self.reading(recv, received)?),
+            _ => None,
+        };
+        let (to, staged) = op.recv.map_or(Ok((0, None)), |recv| self.writing(recv, received))?;
         if let Some(before) = before {
             self.copy(to, before, received)?;
         }
-        let ranks = || (0..).map(Rank::new);
-        let sends = ranks().zip(counts.send_offsets.iter().zip(&counts.send_counts)).map(|(rank, (offset, count))| {
-            Message::Send { to: rank, at: from + (offset * size) as u64, bytes: (count * size) as u64 }
-        });
-        let receives = ranks().zip(counts.recv_offsets.iter().zip(&counts.recv_counts)).map(|(rank, (offset, count))| {
-            Message::Receive { from: rank, at: to + (offset * size) as u64, bytes: (count * size) as u64 }
-        });
+        let parts = |offsets: &[usize], counts: &[usize]| -> Vec<(Rank, u64, u64)> {
+            let part = |(offset, count): (&usize, &usize)| if *count == 0 { (0, 0) } else { (offset * size, count * size) };
+            let parts = offsets.iter().zip(counts).map(part);
+            (0..).map(Rank::new).zip(parts).map(|(rank, (at, bytes))| (rank, at as u64, bytes as u64)).collect()
+        };
+        let mut sends = parts(&counts.send_offsets, &counts.send_counts);
+        let mut receives = parts(&counts.recv_offsets, &counts.recv_counts);
+        if op.kind != CollectiveKind::AllToAllV {
+            // In place, the part of this rank is where it belongs.
+            let me = team.me;
+            let is_there = from + sends[me].1 == to + receives[me].1;
+            let is_message = |(rank, _, bytes): &(Rank, u64, u64)| *bytes > 0 && !(is_there && rank.index() == me);
+            sends.retain(is_message);
+            receives.retain(is_message);
+        }
+        let sends = sends.into_iter().map(|(to, at, bytes)| Message::Send { to, at: from + at, bytes });
+        let receives = receives.into_iter().map(|(from, at, bytes)| Message::Receive { from, at: to + at, bytes });
         let messages: Vec<Message> = sends.chain(receives).collect();
         let source = self.messages(team, &messages)?;
         self.written(staged)?;

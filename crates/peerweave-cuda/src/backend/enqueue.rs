@@ -396,7 +396,7 @@ impl Enqueue<'_> {
         match op.kind {
             CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(team),
             _ if alone => self.alone(team, op),
-            CollectiveKind::AllToAllV => self.all_to_all_v(team, op),
+            kind if kind.has_counts() => self.vector(team, op),
             kind if kind.reduces() => self.reduce(team, op),
             _ => self.exchange(team, op),
         }
@@ -432,7 +432,7 @@ impl Enqueue<'_> {
         let (Some(mut send), Some(mut recv)) = (op.send, op.recv) else { return Ok(Source::Copy) };
         let size = DType::size_bytes(op.dtype);
         let mut count = op.count;
-        if let (CollectiveKind::AllToAllV, Some(counts)) = (op.kind, &op.counts) {
+        if let Some(counts) = &op.counts {
             (send, recv) = (send.plus(counts.send_offsets[0] * size), recv.plus(counts.recv_offsets[0] * size));
             count = counts.recv_counts[0];
         }

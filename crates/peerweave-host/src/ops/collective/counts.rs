@@ -1,5 +1,5 @@
-//! The counts of an all-to-all-v. Each rank publishes its counts and reads those of all ranks, so
-//! that every rank detects a disagreement.
+//! The counts of collectives with parts of different lengths. Each rank publishes its counts and
+//! reads those of all ranks, so that every rank detects a disagreement.
 
 use super::Run;
 use super::agreement::mismatch;
@@ -65,7 +65,7 @@ impl Run<'_> {
 
     /// Writes the counts of this rank to its staging area, before it enters.
     pub(super) fn publish_counts(&self) {
-        let counts = self.op.counts.as_ref().expect("peerweave-core bug: all_to_all_v without counts");
+        let counts = self.op.counts.as_ref().expect("peerweave-core bug: a collective without counts");
         for rank in 0..self.n {
             let row = [counts.send_counts[rank], counts.send_offsets[rank], counts.recv_counts[rank], counts.recv_offsets[rank]];
             for (column, value) in row.into_iter().enumerate() {
@@ -86,12 +86,12 @@ impl Run<'_> {
             for to in 0..self.n {
                 let (sent, received) = (counts.sent(from, to), counts.received(to, from));
                 if sent != received {
-                    return Err(mismatch(Mismatch {
-                        team: self.step.team.name(),
-                        pe: Pe::new(self.step.team.members[if from == self.me { to } else { from }] as u32),
-                        mine: format!("all_to_all_v in which rank {to} receives {received} elements from rank {from}"),
-                        theirs: format!("all_to_all_v in which rank {from} sends {sent} elements to rank {to}"),
-                    }));
+                    let call = self.op.kind.name();
+                    let receives = format!("{call} in which rank {to} receives {received} elements from rank {from}");
+                    let sends = format!("{call} in which rank {from} sends {sent} elements to rank {to}");
+                    let (other, mine, theirs) = if from == self.me { (to, sends, receives) } else { (from, receives, sends) };
+                    let pe = Pe::new(self.step.team.members[other] as u32);
+                    return Err(mismatch(Mismatch { team: self.step.team.name(), pe, mine, theirs }));
                 }
             }
         }

@@ -60,7 +60,7 @@ impl Run<'_> {
                 return self.in_rounds(entries, counts, phases_done);
             }
             (Kind::AllToAll, _) => self.direct_all_to_all(&buffers),
-            (Kind::AllToAllV, Some(counts)) => self.direct_all_to_all_v(&buffers, counts),
+            (_, Some(counts)) => self.direct_vector(&buffers, counts),
             _ => {}
         }
         self.step.sync(phases_done + 1)
@@ -194,7 +194,8 @@ impl Run<'_> {
         }
     }
 
-    fn direct_all_to_all_v(&self, buffers: &Buffers, counts: &Counts) {
+    /// Each rank writes its parts to the ranks that receive them.
+    fn direct_vector(&self, buffers: &Buffers, counts: &Counts) {
         let size = self.element_bytes();
         let stores = self.stores(counts.total() * size * 2);
         for rank in self.others_from_here().chain([self.me]) {

@@ -191,9 +191,8 @@ impl Run<'_> {
     #[inline]
     fn parts(&self) -> usize {
         match self.op.kind {
-            CollectiveKind::ReduceScatter | CollectiveKind::Scatter | CollectiveKind::AllToAll | CollectiveKind::AllToAllV => {
-                self.n
-            }
+            CollectiveKind::ReduceScatter | CollectiveKind::Scatter | CollectiveKind::AllToAll => self.n,
+            kind if kind.has_counts() => self.n,
             _ => 1,
         }
     }
@@ -202,7 +201,7 @@ impl Run<'_> {
     fn algorithm(&self) -> Algorithm {
         match self.op.kind {
             CollectiveKind::Barrier | CollectiveKind::Sync => return Algorithm::Arrival,
-            CollectiveKind::AllToAllV => return Algorithm::Large,
+            kind if kind.has_counts() => return Algorithm::Large,
             _ => {}
         }
         let bytes = self.op.count * self.element_bytes() * self.parts();
@@ -265,7 +264,7 @@ impl Run<'_> {
             }
             Algorithm::Large => {
                 entry.payload = [self.code(self.op.send), self.code(self.op.recv), self.op.scalar];
-                if self.op.kind == CollectiveKind::AllToAllV {
+                if self.op.kind.has_counts() {
                     self.publish_counts();
                 }
             }
@@ -307,10 +306,7 @@ impl Run<'_> {
     /// Runs a collective whose operands stay in the buffers of the callers until all ranks have
     /// entered.
     fn large(&self, entries: &[Entry]) -> Result<(), Stop> {
-        let counts = match self.op.kind {
-            CollectiveKind::AllToAllV => Some(self.read_counts()?),
-            _ => None,
-        };
+        let counts = if self.op.kind.has_counts() { Some(self.read_counts()?) } else { None };
         let phases_done = u32::from(counts.is_some());
         if entries.iter().all(|entry| is_symmetric(entry.payload[0]) && is_symmetric(entry.payload[1])) {
             self.direct(entries, counts.as_ref(), phases_done)

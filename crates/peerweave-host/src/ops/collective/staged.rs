@@ -105,7 +105,8 @@ impl Run<'_> {
         let count = counts.map_or(self.op.count, Counts::longest);
         // In place, an all-to-all-v would overwrite elements that it has yet to send: it sends a
         // copy.
-        let copy = counts.filter(|_| self.op.send == self.op.recv).map(|counts| self.copy_operand(counts));
+        let in_place = self.op.kind == Kind::AllToAllV && self.op.send == self.op.recv;
+        let copy = counts.filter(|_| in_place).map(|counts| self.copy_operand(counts));
         let mut phase = phases_done;
         for start in (0..count).step_by(block_len) {
             let block = start..count.min(start + block_len);
@@ -169,6 +170,9 @@ impl Run<'_> {
 
     fn pack_vector(&self, to: *mut u8, block: Range<usize>, block_len: usize, counts: &Counts, copy: Option<&[u8]>) {
         let size = self.element_bytes();
+        if self.op.send.is_none() {
+            return;
+        }
         let from = copy.map_or_else(|| self.address(self.op.send).cast_const(), <[u8]>::as_ptr);
         for rank in 0..self.n {
             let end = block.end.min(counts.sent(self.me, rank));
@@ -185,6 +189,9 @@ impl Run<'_> {
 
     fn consume_vector(&self, inputs: &[Input], block: Range<usize>, block_len: usize, counts: &Counts) {
         let size = self.element_bytes();
+        if self.op.recv.is_none() {
+            return;
+        }
         let to = self.address(self.op.recv);
         for (rank, input) in inputs.iter().enumerate() {
             let end = block.end.min(counts.sent(rank, self.me));

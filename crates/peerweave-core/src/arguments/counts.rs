@@ -1,0 +1,93 @@
+//! Counts and offsets of parts of different lengths.
+
+use crate::backend::VectorCounts;
+use peerweave_types::Rank;
+use std::ops::Range;
+
+/// Returns the offset of each part, if the parts lie one after the other without gaps.
+fn running_sums(counts: &[usize]) -> Vec<usize> {
+    let mut next = 0usize;
+    // Saturates, so that the check of the bounds fails for counts that are too large.
+    let mut offset = |&count| {
+        let offset = next;
+        next = next.saturating_add(count);
+        offset
+    };
+    counts.iter().map(&mut offset).collect()
+}
+
+/// Constructors for the counts of an all-to-all-v.
+impl VectorCounts {
+    /// Returns counts for parts that lie without gaps, in rank order, in both buffers: the offsets
+    /// are running sums.
+    ///
+    /// ```
+    /// use peerweave::VectorCounts;
+    ///
+    /// let counts = VectorCounts::packed([1, 2], [3, 0]);
+    /// assert_eq!(counts.send_offsets, [0, 1]);
+    /// assert_eq!(counts.recv_offsets, [0, 3]);
+    /// ```
+    pub fn packed(send_counts: impl Into<Vec<usize>>, recv_counts: impl Into<Vec<usize>>) -> Self {
+        let (send_counts, recv_counts) = (send_counts.into(), recv_counts.into());
+        let (send_offsets, recv_offsets) = (running_sums(&send_counts), running_sums(&recv_counts));
+        Self { send_counts, send_offsets, recv_counts, recv_offsets }
+    }
+}
+
+/// The part of each rank in a buffer of [`all_gather_v`](crate::Team::all_gather_v),
+/// [`gather_v`](crate::Team::gather_v) or [`scatter_v`](crate::Team::scatter_v), in elements: its
+/// length and its offset. Each list has one entry per rank of the team.
+///
+/// The default has no parts: ranks that need none, because they are not the root, pass it.
+///
+/// ```
+/// use peerweave::{Parts, Rank};
+///
+/// let parts = Parts::packed([2, 0, 3]);
+/// assert_eq!(parts.offsets, [0, 2, 2]);
+/// assert_eq!(parts.range(Rank::new(2)), 2..5);
+/// assert_eq!(parts.end(), 5); // the length of a buffer that holds them
+/// assert_eq!(Parts::equal(3, 4), Parts::packed([4, 4, 4]));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Parts {
+    /// The number of elements of each part.
+    pub counts: Vec<usize>,
+    /// The offset of each part in the buffer. The offset of an empty part is not used.
+    pub offsets: Vec<usize>,
+}
+
+impl Parts {
+    /// Returns parts of these lengths at these offsets.
+    pub fn new(counts: impl Into<Vec<usize>>, offsets: impl Into<Vec<usize>>) -> Self {
+        Self { counts: counts.into(), offsets: offsets.into() }
+    }
+
+    /// Returns parts of these lengths, which lie in rank order without gaps.
+    pub fn packed(counts: impl Into<Vec<usize>>) -> Self {
+        let counts = counts.into();
+        let offsets = running_sums(&counts);
+        Self { counts, offsets }
+    }
+
+    /// Returns parts of the same length for `ranks` ranks, in rank order without gaps.
+    pub fn equal(ranks: usize, count: usize) -> Self {
+        Self::packed(vec![count; ranks])
+    }
+
+    /// Returns the elements of the part of a rank.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn range(&self, rank: Rank) -> Range<usize> {
+        let (offset, count) = (self.offsets[rank.index()], self.counts[rank.index()]);
+        offset..offset.saturating_add(count)
+    }
+
+    /// Returns the smallest length of a buffer that contains all parts.
+    pub fn end(&self) -> usize {
+        let parts = std::iter::zip(&self.offsets, &self.counts).filter(|&(_, &count)| count > 0);
+        parts.map(|(offset, &count)| offset.saturating_add(count)).max().unwrap_or(0)
+    }
+}
