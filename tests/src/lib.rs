@@ -14,6 +14,8 @@
 //!   ragged       cases with a part of another length for each rank
 //!   leftovers    what a job may not leave behind
 //!   waits        waits for words of every type
+//!   contexts     independent streams of one-sided operations
+//!   locks        locks of all PEs
 //!   workload     a mixture of everything
 //!   needs        what a scenario needs of the machine
 //!   vector_state which halves of vector registers are in use
@@ -22,9 +24,11 @@
 pub mod calls;
 pub mod child;
 pub mod conformance;
+pub mod contexts;
 pub mod harness;
 pub mod job;
 pub mod leftovers;
+pub mod locks;
 pub mod memory;
 pub mod needs;
 pub mod oracle;

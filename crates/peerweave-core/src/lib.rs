@@ -74,6 +74,7 @@ pub use backend::{
     AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, PrivateBuffers, ReductionCaps, ReductionOrder, VectorCounts,
 };
 pub use ops::{BlockingGroup, Group, LaunchArg, LaunchArgs, LaunchShape};
+pub use ops::{Context, Lock, LockGuard};
 pub use peerweave_types::{
     AtomicElement, AtomicInteger, Compare, DType, DeviceSlice, Dim3, Element, F8E4M3, F8E5M2, FailureKind, HeapGeometry, Integer,
     KernelArg, KernelOp, Number, Pe, Rank, ReduceOp, SignalOp, Strides, SymOffset, SymSlice, TeamShape, WaitElement, bf16, f16,

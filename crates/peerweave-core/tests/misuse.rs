@@ -267,6 +267,17 @@ const TABLE: &[(&str, Wrong)] = &[
     ("destroy: the team of the PEs of this machine cannot be destroyed: it ends with the world", |s| {
         s.world.local_team()?.destroy()
     }),
+    // ---- contexts ----
+    ("context: the team was destroyed", |s| s.destroyed.context().map(drop)),
+    ("put_nbi: `source` has 3 elements, expected 6", |s| s.team.context()?.put(&s.x.slice(..3)?, &s.y, PEER)),
+    ("get_nbi: `source` was released", |s| s.team.context()?.get(&s.released, &s.x, PEER)),
+    ("p: `index` is 6, expected an index below 6", |s| s.team.context()?.p(&s.x, 6, 0.0, PEER)),
+    ("g: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.context()?.g(&s.x, 0, NO_RANK).map(drop)),
+    ("signal: `signal` belongs to another world", |s| s.team.context()?.signal(s.other.words.signal(0)?.set(1), PEER)),
+    ("atomic_add: `index` is 6, expected an index below 6", |s| s.team.context()?.atomic_add(&s.words, 6, 1, PEER)),
+    ("put_strided: `strides.source` is 0, expected at least 1", |s| {
+        s.team.context()?.put_strided(&s.y, &s.x, Strides { count: 2, source: 0, dest: 1 }, PEER)
+    }),
     // ---- reductions ----
     ("all_reduce_blocking: and is not defined for f32", |s| s.team.all_reduce_blocking(&s.x, &s.y, ReduceOp::And)),
     ("reduce_scatter: xor is not defined for f32", |s| {

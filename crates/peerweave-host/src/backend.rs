@@ -195,6 +195,15 @@ unsafe impl Backend for Host {
         self.shared.teams.get("failure", team).ok()?.failure().cloned()
     }
 
+    fn lost(&self, call: &'static str, pe: Pe) -> Option<Error> {
+        let peers = &self.shared.peers;
+        if let Some(aborted) = peers.abort_error() {
+            return Some(aborted);
+        }
+        let cause = peers.liveness.gone(pe.index())?;
+        Some(Error::Peer { call, team: self.shared.teams.world().name(), pe, cause })
+    }
+
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error> {
         Ok(Arc::new(HostStream::new(self.shared.clone())))
     }

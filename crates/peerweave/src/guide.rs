@@ -12,6 +12,8 @@
 
 #[cfg(doc)]
 use crate::{Buffer, Error, OnDevice, Parts, ReduceOp, Reduction, Stream, Symmetric, Team, Ticket, World, WorldBuilder};
+#[cfg(doc)]
+use crate::{Context, Lock};
 
 /// Which memory, operation and form to choose.
 ///
@@ -35,6 +37,8 @@ use crate::{Buffer, Error, OnDevice, Parts, ReduceOp, Reduction, Stream, Symmetr
 /// | only the reader knows what it needs | [`Team::get`] |
 /// | many small elements to many places | [`Team::p`], [`Team::put_nbi`], then one [`quiet`](peerweave_core::World::quiet) or barrier |
 /// | a counter or a lock-free structure that all PEs share | [`Team::atomic_fetch_add`], [`Team::atomic_compare_swap`] |
+/// | a change of several elements that no other PE may see half done | [`Lock`], by [`World::alloc_lock`](peerweave_core::World::alloc_lock) |
+/// | several independent sets of puts and gets, each completed by itself | a [`Context`] for each |
 /// | no PE may go on before all have arrived | [`Team::barrier`], which also completes earlier puts; [`Team::sync`] only waits |
 ///
 /// A collective completes on each rank separately: after an `all_reduce` returns on this PE,
@@ -86,6 +90,8 @@ pub mod choosing {}
 /// | [`Team::send`] and [`Team::recv`] between two ranks | match in the order in which they are issued: from one thread for each direction |
 /// | operations of one stream | run in the order in which they were enqueued; a stream for each thread keeps them apart |
 /// | [`fence`](peerweave_core::World::fence), [`quiet`](peerweave_core::World::quiet) | concern the operations of the stream, or of the calling thread in the blocking form |
+/// | operations of a [`Context`], and its fence and quiet | any thread at any time; a context for each thread keeps their quiets apart |
+/// | [`Lock::lock`] | any thread at any time; a thread that holds a lock cannot lock it again |
 /// | [`Ticket::wait`] | any thread, more than once |
 /// | [`World::finalize`](peerweave_core::World::finalize) | once, by one thread, after the last collective call of the others; their next call is an error. It takes `&World`, so threads share the world without a lock |
 ///
@@ -143,6 +149,12 @@ pub mod from_mpi {}
 /// | `shmem_wait_until_all`, `_any`, `_some`, `shmem_test_all`, ... | [`Team::wait_until_all`], [`Team::wait_until_any`], [`Team::wait_until_some`], [`Team::test_all`], ...: no index has to be excluded after it was returned |
 /// | `shmem_wait_until_all_vector`, ... | [`Team::wait_until_all_vector`], [`Team::test_any_vector`], ... |
 /// | `shmem_fence`, `shmem_quiet` | [`World::fence_blocking`](peerweave_core::World::fence_blocking), [`World::quiet_blocking`](peerweave_core::World::quiet_blocking) |
+/// | `shmem_team_create_ctx`, `shmem_ctx_create` | [`Team::context`]; the options `SHMEM_CTX_PRIVATE`, `SERIALIZED` and `NOSTORE` would change nothing |
+/// | `shmem_ctx_put`, `shmem_ctx_get_nbi`, `shmem_ctx_atomic_*`, ... | [`Context::put`], [`Context::get`], [`Context::atomic_add`], ...: they return when issued, as the `nbi` forms do |
+/// | `shmem_ctx_fence`, `shmem_ctx_quiet`, `shmem_ctx_get_team` | [`Context::fence`], [`Context::quiet`], [`Context::team`] |
+/// | `shmem_ctx_destroy` | [`Context::quiet`], then drop it: a drop waits for nothing |
+/// | `SHMEM_CTX_DEFAULT` | the methods of [`Team`] |
+/// | `shmem_set_lock`, `shmem_test_lock`, `shmem_clear_lock` | [`Lock::lock`], [`Lock::try_lock`], and the drop of the guard; [`World::alloc_lock`](peerweave_core::World::alloc_lock) makes a lock |
 /// | `shmem_barrier_all`, `shmem_team_sync` | [`Team::barrier_blocking`], [`Team::sync_blocking`] |
 /// | `shmem_broadcast`, `shmem_fcollect`, `shmem_alltoall` | [`Team::broadcast`], [`Team::all_gather`], [`Team::all_to_all`] |
 /// | `shmem_collect` | [`Team::all_gather_v`], with the length that each rank contributes in a [`Parts`] |

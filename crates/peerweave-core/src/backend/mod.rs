@@ -149,6 +149,14 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// ranks at different operations.
     fn team_failure(&self, team: TeamId) -> Option<Error>;
 
+    /// Returns the error of a call that waits for `pe` and for no other PE, if that PE is known to
+    /// have died or left: [`Error::Peer`], which names it. Returns `None` while it may take part,
+    /// or if the backend does not know. Takes at most microseconds.
+    fn lost(&self, call: &'static str, pe: Pe) -> Option<Error> {
+        let _ = (call, pe);
+        None
+    }
+
     /// Makes an ordered queue.
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error>;
 

@@ -5,6 +5,7 @@ use crate::arguments::symmetric::Symmetric;
 use crate::backend::AtomicKind;
 use crate::call;
 use crate::check;
+use crate::ops::context::Context;
 use crate::world::stream::Stream;
 use crate::world::team::Team;
 use crate::world::ticket::{Ticket, decode};
@@ -71,9 +72,27 @@ macro_rules! atomics {
                 call::run(&self.inner.shared, prepared).map(atomics!(@decode $result))
             }
         )*}
+
+        /// Atomic operations of a context: those of [`Team`] with the same names. A result is in
+        /// the ticket; operations without one are complete after the next
+        /// [`quiet`](Context::quiet).
+        impl Context {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            #[doc = concat!("As [`Team::", stringify!($name), "`].")]
+            #[inline]
+            pub fn $name<T: $bound>(&self, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<atomics!(@issued $result)> {
+                self.team().$name(self.stream(), dest, index, $($operand,)* rank).map(atomics!(@issue $result))
+            }
+        )*}
     };
     (@type old) => { T };
     (@type nothing) => { () };
+    (@issued old) => { Ticket<T> };
+    (@issued nothing) => { () };
+    (@issue old) => { std::convert::identity };
+    (@issue nothing) => { drop };
     (@decode old) => { decode::number::<T> };
     (@decode nothing) => { decode::nothing };
 }

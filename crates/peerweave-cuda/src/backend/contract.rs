@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use peerweave_bootstrap::Loss;
 use peerweave_bootstrap::end_process;
 use peerweave_core::Error;
 use peerweave_core::backend::{
@@ -15,7 +16,7 @@ use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
 
 use super::Cuda;
 use super::agreement::exchange_of;
-use super::error::{NAME, driver, portable};
+use super::error::{NAME, cause, driver, portable, world};
 use super::queue::{CudaQueue, run};
 use super::state::{GRACE, lock};
 use super::teams::{self, TeamOf};
@@ -263,6 +264,13 @@ unsafe impl Backend for Cuda {
     fn team_failure(&self, _: TeamId) -> Option<Error> {
         // All teams share the words by which PEs synchronize.
         self.state.failure()
+    }
+
+    fn lost(&self, call: &'static str, pe: Pe) -> Option<Error> {
+        let losses = self.state.gpu(call).ok()?.rendezvous().losses();
+        // A PE that gave up in a wait still takes part.
+        let (_, loss) = losses.into_iter().find(|(lost, loss)| *lost == pe && !matches!(loss, Loss::GaveUp { .. }))?;
+        Some(Error::Peer { call, team: world(self.state.job.n_pes), pe, cause: cause(&loss) })
     }
 
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error> {

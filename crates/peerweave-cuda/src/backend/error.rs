@@ -17,7 +17,7 @@ pub(super) fn world(n_pes: usize) -> TeamName {
     TeamName { id: TeamId::WORLD, size: n_pes }
 }
 
-fn cause(loss: &Loss) -> PeerCause {
+pub(super) fn cause(loss: &Loss) -> PeerCause {
     match loss {
         Loss::Left => PeerCause::Left,
         Loss::GaveUp { .. } => PeerCause::Failed,

@@ -1,0 +1,177 @@
+//! The words of a lock, in the symmetric memory of one PE, and accesses to them.
+//!
+//! If the host can access that memory, it does so itself: the memory stays mapped when its PE dies,
+//! so the lock outlives the PE that has its words. Otherwise the accesses are atomic operations of
+//! the backend.
+#![allow(unsafe_code)]
+
+use crate::Result;
+use crate::arguments::symmetric::Symmetric;
+use crate::backend::{AtomicKind, LocalAddress};
+use crate::world::team::Team;
+use crate::world::ticket::decode;
+use crate::{call, check};
+use peerweave_types::{Pe, Rank, SymOffset};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Distance of two words, in words: each has a cache line of its own.
+const STRIDE: usize = 8;
+
+/// The states of a lock, as its first word encodes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    /// A PE holds the lock.
+    Held(Pe),
+    /// The last holder has passed the lock on to a PE, which has not noticed yet.
+    Passed(Pe),
+}
+
+const PASSED: u64 = 1 << 32;
+
+impl State {
+    fn to_word(self) -> u64 {
+        match self {
+            Self::Free => 0,
+            Self::Held(pe) => u64::from(pe.get()) + 1,
+            Self::Passed(pe) => (u64::from(pe.get()) + 1) | PASSED,
+        }
+    }
+
+    fn from_word(word: u64) -> Self {
+        match (word as u32).checked_sub(1) {
+            None => Self::Free,
+            Some(pe) if word & PASSED != 0 => Self::Passed(Pe::new(pe)),
+            Some(pe) => Self::Held(Pe::new(pe)),
+        }
+    }
+
+    /// Returns the PE that must act before another one gets the lock.
+    pub(super) fn pe(self) -> Option<Pe> {
+        match self {
+            Self::Free => None,
+            Self::Held(pe) | Self::Passed(pe) => Some(pe),
+        }
+    }
+}
+
+/// The words of a lock: its state, and for each PE whether it waits.
+#[derive(Debug)]
+pub(super) struct Words {
+    memory: Symmetric<u64>,
+    team: Team,
+    /// The PE in whose memory the words are accessed; its rank in `team`, which has all PEs.
+    home: Rank,
+}
+
+impl Words {
+    /// Returns the number of words to allocate for a lock of `n_pes` PEs.
+    pub(super) fn len(n_pes: usize) -> usize {
+        (1 + n_pes) * STRIDE
+    }
+
+    /// Uses `memory`, which has [`Words::len`] elements, all 0. `team` is that of all PEs.
+    pub(super) fn new(memory: Symmetric<u64>, team: &Team) -> Self {
+        // All PEs compute the same home, and locks have different homes.
+        let home = Rank::new((memory.offset().0 / 64 % team.size() as u64) as u32);
+        Self { memory, team: team.clone(), home }
+    }
+
+    pub(super) fn team(&self) -> &Team {
+        &self.team
+    }
+
+    pub(super) fn into_memory(self) -> Symmetric<u64> {
+        self.memory
+    }
+
+    /// Returns the address of a word if the host can access it.
+    fn address(&self, index: usize) -> Option<*const AtomicU64> {
+        let at = SymOffset(self.memory.offset().0 + (index * size_of::<u64>()) as u64);
+        match self.team.inner.shared.backend.address_of(Pe::new(self.home.get()), at)? {
+            LocalAddress::Host(address) => Some(address.cast_const().cast()),
+            LocalAddress::Device { .. } => None,
+        }
+    }
+
+    /// Runs `direct` on a word, or `kind` if the host cannot access it.
+    fn access(
+        &self,
+        call: &'static str,
+        index: usize,
+        (kind, operands): (AtomicKind, [u64; 2]),
+        direct: impl FnOnce(&AtomicU64) -> u64,
+    ) -> Result<u64> {
+        let shared = &*self.team.inner.shared;
+        shared.usable(call)?;
+        match self.address(index) {
+            // SAFETY: the word lies in `memory`, which is allocated at the same offset on every PE
+            // and aligned to 64 bytes; it stays mapped while `team` holds the backend ([S3]), and
+            // is accessed atomically: only this module accesses it.
+            Some(address) => Ok(direct(unsafe { &*address })),
+            None => {
+                let prepared = check::atomic(call, &self.team, self.memory.remote(), index, kind, operands, self.home)?;
+                call::run(shared, prepared).map(decode::word)
+            }
+        }
+    }
+
+    fn load(&self, call: &'static str, index: usize) -> Result<u64> {
+        self.access(call, index, (AtomicKind::Fetch, [0, 0]), |word| word.load(Ordering::SeqCst))
+    }
+
+    /// Changes a word from `old` to `new`; returns the value before.
+    fn compare_swap(&self, call: &'static str, index: usize, old: u64, new: u64) -> Result<u64> {
+        self.access(call, index, (AtomicKind::CompareSwap, [new, old]), |word| {
+            word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|found| found)
+        })
+    }
+
+    pub(super) fn state(&self, call: &'static str) -> Result<State> {
+        self.load(call, 0).map(State::from_word)
+    }
+
+    /// Changes the state from `old` to `new`, unless it is another one. Returns whether it was
+    /// changed.
+    pub(super) fn change(&self, call: &'static str, old: State, new: State) -> Result<bool> {
+        self.compare_swap(call, 0, old.to_word(), new.to_word()).map(|found| found == old.to_word())
+    }
+
+    fn place(pe: Pe) -> usize {
+        (1 + pe.index()) * STRIDE
+    }
+
+    pub(super) fn waits(&self, call: &'static str, pe: Pe) -> Result<bool> {
+        self.load(call, Self::place(pe)).map(|word| word != 0)
+    }
+
+    /// Notes that `pe` waits, or no longer waits. Returns whether that was a change.
+    pub(super) fn set_waits(&self, call: &'static str, pe: Pe, waits: bool) -> Result<bool> {
+        let old = u64::from(!waits);
+        self.compare_swap(call, Self::place(pe), old, u64::from(waits)).map(|found| found == old)
+    }
+
+    /// Makes the earlier one-sided operations of this thread visible before later changes of words.
+    pub(super) fn publish(&self, call: &'static str) -> Result<()> {
+        fence(Ordering::SeqCst);
+        let shared = &*self.team.inner.shared;
+        match self.address(0) {
+            Some(_) => call::run_unit(shared, check::fence(call, shared)?),
+            None => call::run_unit(shared, check::quiet(call, shared)?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_survive_their_encoding() {
+        for state in [0, 1, 70_000, u32::MAX - 1].map(Pe::new).into_iter().flat_map(|pe| [State::Held(pe), State::Passed(pe)]) {
+            assert_eq!(State::from_word(state.to_word()), state);
+            assert_ne!(state.to_word(), State::Free.to_word());
+        }
+        assert_eq!(State::from_word(0), State::Free, "zeroed memory is a free lock");
+    }
+}

@@ -1,0 +1,119 @@
+//! Checks contexts: every operation, order, and that a quiet completes its own context alone.
+
+use peerweave::{Buffer, Compare, Context, Error, Rank, Strides, World};
+
+/// The operations of a context on the rank to the right, with their results.
+fn every_operation(world: &World, context: &Context) {
+    let team = context.team();
+    let n = team.size() as u32;
+    let (right, left) = (Rank::new((team.my_rank().get() + 1) % n), Rank::new((team.my_rank().get() + n - 1) % n));
+    let (data, counters) = (world.alloc_zeroed::<i32>(12).unwrap(), world.alloc_zeroed::<u64>(4).unwrap());
+    let me = team.my_rank().get() as i32;
+    world.team().barrier_blocking().unwrap();
+
+    context.put(&Buffer::from(vec![me, 1, 2, 3]), &data.slice(..4).unwrap(), right).unwrap();
+    context.p(&data, 4, -me, right).unwrap();
+    let every_other = Strides { count: 3, source: 1, dest: 2 };
+    context.put_strided(&Buffer::from(vec![7, 8, 9]), &data.slice(5..10).unwrap(), every_other, right).unwrap();
+    context.fence().unwrap();
+    context.signal(counters.signal(0).unwrap().add(3), right).unwrap();
+    context.put_signal(&Buffer::from(vec![5, 6]), &data.slice(10..).unwrap(), counters.signal(1).unwrap().set(9), right).unwrap();
+    context.atomic_add(&counters, 2, 40, right).unwrap();
+    let old = context.atomic_fetch_add(&counters, 2, 2, right).unwrap();
+    context.quiet().unwrap();
+    assert_eq!(old.wait().unwrap(), 40, "operations of a context run in their order");
+
+    // What arrived from the left: after the signal, all that was put before it.
+    team.wait_until_blocking(&counters.signal(0).unwrap(), Compare::Eq, 3).unwrap();
+    let left = left.get() as i32;
+    assert_eq!(data.slice(..10).unwrap().to_vec().unwrap(), [left, 1, 2, 3, -left, 7, 0, 8, 0, 9]);
+    team.wait_until_blocking(&counters.signal(1).unwrap(), Compare::Eq, 9).unwrap();
+    assert_eq!(data.slice(10..).unwrap().to_vec().unwrap(), [5, 6]);
+
+    // What this PE has put is at the right one.
+    let (mine, odd) = (Buffer::<i32>::zeroed(4), Buffer::<i32>::zeroed(3));
+    context.get(&data.slice(..4).unwrap(), &mine, right).unwrap();
+    let back = Strides { count: 3, source: 2, dest: 1 };
+    context.get_strided(&data.slice(5..10).unwrap(), &odd, back, right).unwrap();
+    assert_eq!(context.g(&data, 4, right).unwrap().wait().unwrap(), -me);
+    let swapped = context.atomic_compare_swap(&counters, 2, 42, 1, right).unwrap();
+    context.quiet().unwrap();
+    assert_eq!((mine.to_vec(), odd.to_vec()), (vec![me, 1, 2, 3], vec![7, 8, 9]));
+    assert_eq!(swapped.wait().unwrap(), 42);
+    world.team().barrier_blocking().unwrap();
+    data.release().unwrap();
+    counters.release().unwrap();
+}
+
+/// Checks every operation of contexts of the world and of a team of every other PE.
+///
+/// # Panics
+/// If a result is wrong.
+pub fn all_operations(world: &World) {
+    every_operation(world, &world.team().context().unwrap());
+    let part = world.team().split(Some(u64::from(world.my_pe().get() % 2)), 0).unwrap().unwrap();
+    every_operation(world, &part.context().unwrap());
+    part.destroy().unwrap();
+}
+
+/// Checks that the quiet of a context does not wait for another context, whose stream waits for a
+/// signal that comes only afterwards.
+///
+/// # Panics
+/// If a result is wrong.
+pub fn quiet_is_of_its_own_context(world: &World) {
+    let (team, me) = (world.team(), world.team().my_rank());
+    let (data, word) = (world.alloc_zeroed::<u32>(2).unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
+    let (held, free) = (team.context().unwrap(), team.context().unwrap());
+    let wait = team.wait_until(held.stream(), &word.signal(0).unwrap(), Compare::Eq, 1).unwrap();
+    held.p(&data, 0, 1, me).unwrap();
+    free.p(&data, 1, 2, me).unwrap();
+    free.quiet().unwrap();
+    assert!(!wait.is_complete());
+    assert_eq!(data.to_vec().unwrap(), [0, 2], "the put of the other context waits behind the signal");
+    free.signal(word.signal(0).unwrap().set(1), me).unwrap();
+    held.quiet().unwrap();
+    assert_eq!(data.to_vec().unwrap(), [1, 2]);
+    team.barrier_blocking().unwrap();
+    data.release().unwrap();
+    word.release().unwrap();
+}
+
+/// Checks that threads with a context each, and threads that share one, lose no operation.
+///
+/// # Panics
+/// If a result is wrong.
+pub fn threads_use_contexts(world: &World) {
+    const ADDS: u64 = 50;
+    let team = world.team();
+    let counter = world.alloc_zeroed::<u64>(1).unwrap();
+    let (shared, right) = (team.context().unwrap(), Rank::new((team.my_rank().get() + 1) % team.size() as u32));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (shared, counter) = (&shared, &counter);
+            scope.spawn(move || {
+                let own = if thread % 2 == 0 { shared.clone() } else { team.context().unwrap() };
+                (0..ADDS).for_each(|_| own.atomic_add(counter, 0, 1, right).unwrap());
+                own.quiet().unwrap();
+            });
+        }
+    });
+    team.barrier_blocking().unwrap();
+    assert_eq!(counter.load(0).unwrap(), 4 * ADDS);
+    counter.release().unwrap();
+}
+
+/// Checks that a context refuses operations after the end of the world.
+///
+/// # Panics
+/// If it does not.
+pub fn no_use_after_finalize(world: World) {
+    let (context, buffer) = (world.team().context().unwrap(), world.alloc_zeroed::<u32>(1).unwrap());
+    assert!(!world.finalize().unwrap().is_clean());
+    let rank = context.team().my_rank();
+    let errors: [Result<(), Error>; 4] =
+        [context.quiet(), context.fence(), context.p(&buffer, 0, 1, rank), context.team().context().map(drop)];
+    for error in errors {
+        assert!(error.as_ref().is_err_and(|error| error.misuse().is_some()), "{error:?}");
+    }
+}
