@@ -26,6 +26,7 @@ fn main() -> ExitCode {
             destroy_waits_for_queued_sends_and_receives,
             two_threads_can_share_a_stream_and_a_team,
             empty_part_can_have_any_offset,
+            short_and_long_parts_meet_in_one_all_to_all_v,
             late_peer_does_not_extend_the_deadline,
             mismatch_reported_by_a_ticket_leaves_the_stream_usable,
             event_recorded_after_a_failure_fails,
@@ -347,6 +348,42 @@ fn empty_part_can_have_any_offset() {
         })
         .unwrap();
     }
+}
+
+/// Ranks whose parts travel in different ways agree on one algorithm, and on a mismatch.
+fn short_and_long_parts_meet_in_one_all_to_all_v() {
+    // Around the limits of the entry line and of the staging area.
+    const LENS: [usize; 7] = [0, 1, 2, 120, 128, 129, 50_000];
+    on_threads(2, &options(PATIENT), |world| {
+        let (team, me) = (world.team(), world.my_pe().index());
+        let (from, to) = (world.alloc::<u64>(50_000).unwrap(), world.alloc::<u64>(50_000).unwrap());
+        from.fill(7 + me as u64).unwrap();
+        for (symmetric, first, second) in
+            [true, false].into_iter().flat_map(|s| LENS.into_iter().flat_map(move |a| LENS.map(|b| (s, a, b))))
+        {
+            let lens = if me == 0 { [first, second] } else { [second, first] };
+            let call = |expected: usize, received: &mut [u64]| {
+                let of_peer = |len: usize| if me == 0 { vec![0, len] } else { vec![len, 0] };
+                let counts = VectorCounts::packed(of_peer(lens[0]), of_peer(expected));
+                if !symmetric {
+                    return team.all_to_all_v_blocking(&vec![7 + me as u64; lens[0]], &mut *received, counts);
+                }
+                to.fill(0).unwrap();
+                team.all_to_all_v_blocking(&from, &to, counts)?;
+                to.slice(..received.len()).unwrap().copy_to(received)
+            };
+            // Rank 0 expects one element less or more than rank 1 sends.
+            let wrong = if me > 0 { lens[1] } else { lens[1].checked_sub(1).unwrap_or(1) };
+            is_mismatch(call(wrong, &mut vec![0; wrong]));
+            let mut received = vec![0; lens[1]];
+            call(lens[1], &mut received).unwrap();
+            assert!(received.iter().all(|&x| x == 8 - me as u64), "{lens:?}, symmetric: {symmetric}");
+        }
+        from.release().unwrap();
+        to.release().unwrap();
+        assert!(world.finalize().unwrap().is_clean());
+    })
+    .unwrap();
 }
 
 fn late_peer_does_not_extend_the_deadline() {

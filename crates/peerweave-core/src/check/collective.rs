@@ -251,6 +251,7 @@ pub(crate) fn all_to_all_in_place<'a>(call: &'static str, of: &Team, buffer: Spa
     Ok(collective(CollectiveKind::AllToAll, of, buffer.dtype, count, Some(&buffer), Some(&buffer), CollectiveExtras::NONE))
 }
 
+#[inline(always)]
 pub(crate) fn all_to_all_v<'a>(
     call: &'static str,
     of: &Team,
@@ -264,6 +265,7 @@ pub(crate) fn all_to_all_v<'a>(
     Ok(collective(CollectiveKind::AllToAllV, of, send.dtype, 0, Some(&send), Some(&recv), extras))
 }
 
+#[inline(always)]
 pub(crate) fn all_to_all_v_in_place<'a>(
     call: &'static str,
     of: &Team,

@@ -338,6 +338,7 @@ impl Team {
     /// for buffers that overlap, belong to another world or were released;
     /// [`Misuse`](crate::Misuse) for lists of a wrong length, parts outside their buffer, and parts
     /// that overlap.
+    #[inline]
     pub fn all_to_all_v<T: Element>(
         &self,
         stream: &Stream,
@@ -358,6 +359,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::all_to_all_v`]; [`Misuse`](crate::Misuse) if the two sides differ.
+    #[inline]
     pub fn all_to_all_v_in_place<T: Element>(
         &self,
         stream: &Stream,

@@ -216,6 +216,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::all_to_all_v`].
+    #[inline]
     pub fn all_to_all_v_blocking<T: Element>(
         &self,
         mut send: impl Source<T>,
@@ -231,6 +232,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::all_to_all_v_in_place`].
+    #[inline]
     pub fn all_to_all_v_in_place_blocking<T: Element>(
         &self,
         mut buffer: impl Dest<T>,

@@ -233,6 +233,7 @@ impl Segments {
 
     /// Returns a staging area of a PE in the team of a slot: [`STAGE_BYTES`] bytes, aligned to a
     /// page.
+    #[inline]
     pub(crate) fn stage(&self, pe: usize, slot: usize, parity: usize) -> *mut u8 {
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
         self.team_block(pe, slot).wrapping_add(words + STAGE_BYTES * (parity & 1))

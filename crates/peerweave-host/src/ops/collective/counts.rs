@@ -1,15 +1,19 @@
-//! The counts of collectives with parts of different lengths. Each rank publishes its counts and
-//! reads those of all ranks, so that every rank detects a disagreement.
+//! The counts of collectives with parts of different lengths. Ranks publish them in their staging
+//! areas only if the counts of two ranks differ, or if ranks access buffers of other ranks.
 
 use super::Run;
 use super::agreement::mismatch;
 use crate::memory::layout::STAGE_BYTES;
 use crate::sync::wait::Stop;
 use peerweave_core::Mismatch;
+use peerweave_core::backend::VectorCounts;
 use peerweave_types::Pe;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const COLUMNS: usize = 4;
+
+/// Words before the counts: the codes of the two buffers.
+const CODES: usize = 2;
 
 /// The number of elements that every rank sends to every rank, and their offsets in the buffers.
 #[derive(Debug)]
@@ -54,32 +58,64 @@ impl Counts {
     }
 }
 
+/// Returns the part of rank `me` in a sum over all ranks that is 0 modulo 2^64 if the counts of all
+/// pairs of ranks agree: what a rank sends to another is added, what it receives is subtracted.
+#[inline]
+pub(super) fn balance(me: usize, counts: &VectorCounts) -> u64 {
+    let pairs = std::iter::zip(&counts.send_counts, &counts.recv_counts).enumerate();
+    // The core has compared the two counts of a rank with itself.
+    pairs.filter(|&(rank, _)| rank != me).fold(0u64, |sum, (rank, (&sent, &received))| {
+        sum.wrapping_add(digest(me, rank, sent)).wrapping_sub(digest(rank, me, received))
+    })
+}
+
+/// Returns a digest of a count. For one pair of ranks, different counts have different digests.
+#[inline]
+fn digest(from: usize, to: usize, count: usize) -> u64 {
+    let pair = ((from as u64) << 32 | to as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let word = (count as u64 ^ pair).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    (word ^ word >> 32).wrapping_mul(0xff51_afd7_ed55_8ccd)
+}
+
 impl Run<'_> {
+    /// Returns the bytes of a staging area that the counts take: a number of cache lines.
+    #[inline]
+    pub(super) fn counts_bytes(&self) -> usize {
+        ((CODES + self.n * COLUMNS) * size_of::<u64>()).next_multiple_of(64)
+    }
+
     fn count_word(&self, rank: usize, index: usize) -> &AtomicU64 {
-        assert!(self.n * COLUMNS * 8 <= STAGE_BYTES, "the counts of {} ranks do not fit a staging area", self.n);
+        assert!(self.counts_bytes() <= STAGE_BYTES, "the counts of {} ranks do not fit a staging area", self.n);
         let at = self.step.stage(rank, self.step.parity()).cast::<AtomicU64>().wrapping_add(index);
         // SAFETY: inside the staging area (asserted) and aligned; from when this operation is
-        // entered until phase 1, only its ranks access the area, atomically.
+        // entered until its ranks have read the counts, they access these words only atomically.
         unsafe { &*at }
     }
 
-    /// Writes the counts of this rank to its staging area, before it enters.
-    pub(super) fn publish_counts(&self) {
-        let counts = self.op.counts.as_ref().expect("peerweave-core bug: a collective without counts");
-        for rank in 0..self.n {
-            let row = [counts.send_counts[rank], counts.send_offsets[rank], counts.recv_counts[rank], counts.recv_offsets[rank]];
-            for (column, value) in row.into_iter().enumerate() {
-                self.count_word(self.me, rank * COLUMNS + column).store(value as u64, Ordering::Relaxed);
+    /// Writes the counts of this rank and the codes of its buffers to its staging area.
+    pub(super) fn publish_counts(&self, counts: &VectorCounts) {
+        for (index, code) in [self.code(self.op.send), self.code(self.op.recv)].into_iter().enumerate() {
+            self.count_word(self.me, index).store(code, Ordering::Relaxed);
+        }
+        let sends = std::iter::zip(&counts.send_counts, &counts.send_offsets);
+        let receives = std::iter::zip(&counts.recv_counts, &counts.recv_offsets);
+        for (rank, (send, receive)) in std::iter::zip(sends, receives).enumerate() {
+            for (column, value) in [*send.0, *send.1, *receive.0, *receive.1].into_iter().enumerate() {
+                self.count_word(self.me, CODES + rank * COLUMNS + column).store(value as u64, Ordering::Relaxed);
             }
         }
     }
 
-    /// Reads the counts of all ranks, after all have entered. Ends with phase 1: the staging areas
-    /// are then free.
+    /// Returns the codes of the buffers of a rank that has published them.
+    pub(super) fn codes(&self, rank: usize) -> [u64; CODES] {
+        std::array::from_fn(|index| self.count_word(rank, index).load(Ordering::Relaxed))
+    }
+
+    /// Reads the counts of all ranks, after all have published them, and compares them.
     pub(super) fn read_counts(&self) -> Result<Counts, Stop> {
         let mut table = Vec::with_capacity(self.n * self.n * COLUMNS);
         for rank in 0..self.n {
-            table.extend((0..self.n * COLUMNS).map(|i| self.count_word(rank, i).load(Ordering::Relaxed)));
+            table.extend((0..self.n * COLUMNS).map(|i| self.count_word(rank, CODES + i).load(Ordering::Relaxed)));
         }
         let counts = Counts { n: self.n, table };
         for from in 0..self.n {
@@ -95,7 +131,48 @@ impl Run<'_> {
                 }
             }
         }
-        self.step.sync(1)?;
         Ok(counts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the sum of the balances of ranks of which `sent[r][p]` and `received[r][p]` are the
+    /// counts.
+    fn sum(sent: &[Vec<usize>], received: &[Vec<usize>]) -> u64 {
+        let balance = |(rank, (sent, received)): (usize, (&Vec<usize>, &Vec<usize>))| {
+            balance(rank, &VectorCounts::packed(sent.clone(), received.clone()))
+        };
+        std::iter::zip(sent, received).enumerate().map(balance).fold(0, u64::wrapping_add)
+    }
+
+    #[test]
+    fn balances_of_all_ranks_cancel_exactly_if_counts_agree() {
+        let mut word = 1u64;
+        let mut random = |below: usize| {
+            word = digest(1, 2, word as usize);
+            (word >> 40) as usize % below
+        };
+        for n in [1, 2, 3, 8] {
+            for round in 0..200 {
+                let below = if round % 2 == 0 { 2 } else { 1 << 20 };
+                let sent: Vec<Vec<usize>> = (0..n).map(|_| (0..n).map(|_| random(below)).collect()).collect();
+                let received: Vec<Vec<usize>> = (0..n).map(|to| (0..n).map(|from| sent[from][to]).collect()).collect();
+                assert_eq!(sum(&sent, &received), 0);
+                if n == 1 {
+                    continue;
+                }
+                let (at, from) = (random(n), random(n));
+                if at != from {
+                    let mut other = received.clone();
+                    other[at][from] += 1 + random(3);
+                    assert_ne!(sum(&sent, &other), 0, "rank {at} expects another count from rank {from}");
+                }
+            }
+        }
+        // Two ranks that swap what they expect, and what they send.
+        assert_ne!(sum(&[vec![0, 1], vec![2, 0]], &[vec![0, 1], vec![2, 0]]), 0);
     }
 }

@@ -10,17 +10,23 @@
 //! | [`staged`], in the line | operands of at most 24 bytes | the entry line | 1 |
 //! | [`staged`], in one round | small operands | the staging area | 1 |
 //! | [`direct`] | symmetric buffers | nothing: one copy | 2 |
+//! | [`vector`], in slots | small parts of different lengths | the entry line or the staging area | 1 |
 //! | [`cross_memory`] | private buffers that all can read | nothing, or a copy by the system | 2 or 3 |
 //! | [`staged`], in rounds | private buffers | the staging areas | 1 per block, and 1 |
+//!
+//! Collectives with larger parts of different lengths take one or two more synchronizations, to
+//! exchange their counts.
 
 mod agreement;
 mod counts;
 mod cross_memory;
 mod direct;
 mod staged;
+mod vector;
 
 pub(crate) use agreement::{Purpose, allocation_detail, split_detail};
 
+use self::counts::Counts;
 use crate::memory::line::{self, Entry};
 use crate::ops::shared::{Shared, on_a_device};
 use crate::ops::tuning;
@@ -179,6 +185,8 @@ enum Algorithm {
     InLine,
     Staged,
     Large,
+    /// Parts of different lengths: ranks choose by their counts, which the signature does not cover.
+    Vector,
 }
 
 impl Run<'_> {
@@ -201,7 +209,7 @@ impl Run<'_> {
     fn algorithm(&self) -> Algorithm {
         match self.op.kind {
             CollectiveKind::Barrier | CollectiveKind::Sync => return Algorithm::Arrival,
-            kind if kind.has_counts() => return Algorithm::Large,
+            kind if kind.has_counts() => return Algorithm::Vector,
             _ => {}
         }
         let bytes = self.op.count * self.element_bytes() * self.parts();
@@ -235,7 +243,8 @@ impl Run<'_> {
             Algorithm::Arrival => {}
             Algorithm::InLine => self.consume_lines(&entries),
             Algorithm::Staged => self.consume_staged(&entries),
-            Algorithm::Large => self.large(&entries)?,
+            Algorithm::Large => self.large(&entries, None, 0)?,
+            Algorithm::Vector => self.vector(&mut entries)?,
         }
         if self.purpose == Purpose::Destroy {
             // A member may make another team in the slot as soon as it returns. So it waits until
@@ -264,10 +273,8 @@ impl Run<'_> {
             }
             Algorithm::Large => {
                 entry.payload = [self.code(self.op.send), self.code(self.op.recv), self.op.scalar];
-                if self.op.kind.has_counts() {
-                    self.publish_counts();
-                }
             }
+            Algorithm::Vector => entry = self.vector_entry(signature),
         }
         self.publish_call();
         self.step.publish(&entry);
@@ -304,16 +311,14 @@ impl Run<'_> {
     }
 
     /// Runs a collective whose operands stay in the buffers of the callers until all ranks have
-    /// entered.
-    fn large(&self, entries: &[Entry]) -> Result<(), Stop> {
-        let counts = if self.op.kind.has_counts() { Some(self.read_counts()?) } else { None };
-        let phases_done = u32::from(counts.is_some());
+    /// entered and have completed some phases.
+    fn large(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         if entries.iter().all(|entry| is_symmetric(entry.payload[0]) && is_symmetric(entry.payload[1])) {
-            self.direct(entries, counts.as_ref(), phases_done)
+            self.direct(entries, counts, phases_done)
         } else if self.shared.cross_memory && cross_memory::serves(self.op, in_place(entries), self.n) {
             self.cross_memory(entries)
         } else {
-            self.in_rounds(entries, counts.as_ref(), phases_done)
+            self.in_rounds(entries, counts, phases_done)
         }
     }
 

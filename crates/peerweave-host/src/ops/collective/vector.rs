@@ -1,0 +1,160 @@
+//! Collectives with parts of different lengths: all-to-all-v, all-gather-v, gather-v and scatter-v.
+//! No rank need know the counts of all pairs of ranks.
+//!
+//! A rank chooses by its own counts how its parts travel: in slots of equal length, one for each
+//! rank, in its entry line or its staging area, or not before all ranks have entered. The entry
+//! names the choice, so all ranks know whether a rank has made the last one. If none has, each rank
+//! takes its parts from the slots, and the entries are the only synchronization. Otherwise ranks
+//! exchange all counts, and go on like other collectives with large operands.
+//!
+//! Each entry also holds the balance of the counts of its rank. All ranks add the balances up, so
+//! all of them detect a disagreement; they exchange the counts only to describe it.
+
+use super::Run;
+use super::counts::balance;
+use crate::memory::line::{Entry, PAYLOAD_BYTES};
+use crate::ops::tuning;
+use crate::simd;
+use crate::sync::wait::Stop;
+use peerweave_core::backend::VectorCounts;
+
+/// How the parts of a rank travel, in the lowest bits of the last word of its entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+enum Slots {
+    InLine = 0,
+    Staged = 1,
+    /// They are too long for slots.
+    None = 2,
+}
+
+/// The bits of an entry's last word that hold its [`Slots`]. The others hold the balance modulo
+/// 2^62.
+const SLOTS: u64 = 3;
+const SLOTS_BITS: u32 = 2;
+
+/// The bytes of an entry that slots take.
+const LINE_BYTES: usize = PAYLOAD_BYTES - size_of::<u64>();
+
+impl Slots {
+    #[inline]
+    fn of(entry: &Entry) -> Self {
+        match entry.payload[2] & SLOTS {
+            0 => Self::InLine,
+            1 => Self::Staged,
+            _ => Self::None,
+        }
+    }
+
+    /// Returns the length of a slot in a team of `n` ranks. It takes no division, which would cost
+    /// as much as the rest.
+    #[inline]
+    fn bytes(self, n: usize) -> usize {
+        let shift = usize::BITS - (n - 1).leading_zeros();
+        match self {
+            Self::InLine => LINE_BYTES >> shift,
+            Self::Staged => tuning::staged_limit(n) >> shift,
+            Self::None => 0,
+        }
+    }
+}
+
+impl Run<'_> {
+    #[inline]
+    fn vector_counts(&self) -> &VectorCounts {
+        self.op.counts.as_ref().expect("peerweave-core bug: a collective without counts")
+    }
+
+    /// Returns the entry of this rank, and packs its parts if they fit slots.
+    #[inline]
+    pub(super) fn vector_entry(&self, signature: u64) -> Entry {
+        let (counts, size) = (self.vector_counts(), self.element_bytes());
+        let longest = counts.send_counts.iter().copied().max().unwrap_or(0) * size;
+        let fits = |slots: &Slots| longest <= slots.bytes(self.n);
+        let slots = [Slots::InLine, Slots::Staged].into_iter().find(fits).unwrap_or(Slots::None);
+        let mut entry = Entry { signature, payload: [0, 0, balance(self.me, counts) << SLOTS_BITS | slots as u64] };
+        let to: *mut u8 = match slots {
+            Slots::InLine => entry.payload.as_mut_ptr().cast(),
+            Slots::Staged => self.slots_of(self.me),
+            Slots::None => {
+                self.publish_counts(counts);
+                return entry;
+            }
+        };
+        let (slot, Some(send)) = (slots.bytes(self.n), self.op.send) else { return entry };
+        let send = self.shared.address(send).cast_const();
+        for (rank, (&count, &offset)) in std::iter::zip(&counts.send_counts, &counts.send_offsets).enumerate() {
+            if count > 0 {
+                let from = send.wrapping_add(offset * size);
+                // SAFETY: the part lies in the buffer (checked by the core) and fits its slot; `n`
+                // slots fit the first words of the payload, or follow the counts in a staging area
+                // of this rank. Neither overlaps a buffer.
+                unsafe { simd::copy(to.wrapping_add(rank * slot), from, count * size) };
+            }
+        }
+        entry
+    }
+
+    /// Returns the first slot in the staging area of a rank.
+    #[inline]
+    fn slots_of(&self, rank: usize) -> *mut u8 {
+        self.step.stage(rank, self.step.parity()).wrapping_add(self.counts_bytes())
+    }
+
+    /// Runs the rest of the collective, after all ranks have entered.
+    #[inline]
+    pub(super) fn vector(&self, entries: &mut [Entry]) -> Result<(), Stop> {
+        let (mut balance, mut slots) = (0u64, 0);
+        for entry in entries.iter() {
+            balance = balance.wrapping_add(entry.payload[2] & !SLOTS);
+            slots |= entry.payload[2] & SLOTS;
+        }
+        if balance != 0 || slots & Slots::None as u64 != 0 {
+            return self.vector_without_slots(entries);
+        }
+        let (counts, size) = (self.vector_counts(), self.element_bytes());
+        let Some(recv) = self.op.recv else { return Ok(()) };
+        let recv = self.shared.address(recv);
+        for (rank, (&count, &offset)) in std::iter::zip(&counts.recv_counts, &counts.recv_offsets).enumerate() {
+            if count == 0 {
+                continue;
+            }
+            let slots = Slots::of(&entries[rank]);
+            let first = match slots {
+                Slots::InLine => entries[rank].payload.as_ptr().cast(),
+                _ => self.slots_of(rank).cast_const(),
+            };
+            let slot = slots.bytes(self.n);
+            let to = recv.wrapping_add(offset * size);
+            // SAFETY: the part lies in the buffer (checked by the core). `rank` has packed as many
+            // elements (the balance of all counts is 0); the bound holds even if it has not.
+            unsafe { simd::copy(to, first.wrapping_add(self.me * slot), (count * size).min(slot)) };
+        }
+        Ok(())
+    }
+
+    /// Like [`Run::vector`], if the parts of a rank do not fit slots, or if counts differ.
+    #[cold]
+    fn vector_without_slots(&self, entries: &mut [Entry]) -> Result<(), Stop> {
+        // Ranks access buffers that other ranks name.
+        self.compare_calls()?;
+        let mut phase = 0;
+        if entries.iter().any(|entry| Slots::of(entry) != Slots::None) {
+            // Ranks that used slots have not published their counts.
+            if Slots::of(&entries[self.me]) != Slots::None {
+                self.publish_counts(self.vector_counts());
+            }
+            phase += 1;
+            self.step.sync(phase)?;
+        }
+        let counts = self.read_counts()?;
+        for (rank, entry) in entries.iter_mut().enumerate() {
+            let [send, recv] = self.codes(rank);
+            entry.payload = [send, recv, self.op.scalar];
+        }
+        // Every rank has read the staging areas, so they are free.
+        phase += 1;
+        self.step.sync(phase)?;
+        self.large(entries, Some(&counts), phase)
+    }
+}
