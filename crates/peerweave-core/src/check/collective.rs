@@ -135,6 +135,7 @@ pub(crate) fn reduce<'a>(
 }
 
 /// Checks an argument of the root; other ranks ignore it.
+#[inline(always)]
 pub(super) fn at_root<'a>(
     call: &'static str,
     of: &Team,
@@ -166,6 +167,7 @@ pub(crate) fn reduce_in_place<'a>(
 }
 
 /// Checks a broadcast; `send` is used at the root only.
+#[inline(always)]
 pub(crate) fn broadcast<'a>(
     call: &'static str,
     of: &Team,
@@ -184,6 +186,7 @@ pub(crate) fn broadcast<'a>(
     Ok(collective(CollectiveKind::Broadcast, of, recv.dtype, recv.len, send.as_ref(), Some(&recv), CollectiveExtras::root(root)))
 }
 
+#[inline(always)]
 pub(crate) fn broadcast_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>, root: Rank) -> Result<Prepared<'a>> {
     single(call, of, &buffer)?;
     rank(call, of, "root", root)?;
@@ -280,6 +283,7 @@ pub(crate) fn all_to_all_v_in_place<'a>(
 }
 
 /// Checks a gather; `recv` is used at the root only.
+#[inline(always)]
 pub(crate) fn gather<'a>(
     call: &'static str,
     of: &Team,
@@ -298,6 +302,7 @@ pub(crate) fn gather<'a>(
     Ok(collective(CollectiveKind::Gather, of, send.dtype, send.len, Some(&send), recv.as_ref(), CollectiveExtras::root(root)))
 }
 
+#[inline(always)]
 pub(crate) fn gather_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>, root: Rank) -> Result<Prepared<'a>> {
     single(call, of, &buffer)?;
     rank(call, of, "root", root)?;
@@ -318,6 +323,7 @@ pub(crate) fn gather_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a
 }
 
 /// Checks a scatter; `send` is used at the root only.
+#[inline(always)]
 pub(crate) fn scatter<'a>(
     call: &'static str,
     of: &Team,
@@ -336,6 +342,7 @@ pub(crate) fn scatter<'a>(
     Ok(collective(CollectiveKind::Scatter, of, recv.dtype, recv.len, send.as_ref(), Some(&recv), CollectiveExtras::root(root)))
 }
 
+#[inline(always)]
 pub(crate) fn scatter_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>, root: Rank) -> Result<Prepared<'a>> {
     single(call, of, &buffer)?;
     rank(call, of, "root", root)?;
@@ -355,6 +362,8 @@ pub(crate) fn scatter_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'
     Ok(collective(CollectiveKind::Scatter, of, buffer.dtype, count, Some(&buffer), Some(&recv), CollectiveExtras::root(root)))
 }
 
+#[cold]
+#[inline(never)]
 fn missing(call: &'static str, argument: &'static str) -> Error {
     misuse(call, MisuseKind::Missing { argument, why: "this rank is the root" })
 }

@@ -181,6 +181,7 @@ impl Team {
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
     /// for buffers that overlap, belong to another world or were released;
     /// [`Misuse`](crate::Misuse) if the root passes no `send`.
+    #[inline]
     pub fn broadcast<T: Element>(
         &self,
         stream: &Stream,
@@ -202,6 +203,7 @@ impl Team {
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
     /// for buffers that overlap, belong to another world or were released.
+    #[inline]
     pub fn broadcast_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "broadcast_in_place";
         let prepared = check::broadcast_in_place(CALL, self, buffer.span(), root)?;
@@ -381,6 +383,7 @@ impl Team {
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
     /// for buffers that overlap, belong to another world or were released;
     /// [`Misuse`](crate::Misuse) if the root passes no `recv`.
+    #[inline]
     pub fn gather<T: Element>(
         &self,
         stream: &Stream,
@@ -402,6 +405,7 @@ impl Team {
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
     /// for buffers that overlap, belong to another world or were released.
+    #[inline]
     pub fn gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "gather_in_place";
         let prepared = check::gather_in_place(CALL, self, buffer.span(), root)?;
@@ -418,6 +422,7 @@ impl Team {
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
     /// for buffers that overlap, belong to another world or were released;
     /// [`Misuse`](crate::Misuse) if the root passes no `send`.
+    #[inline]
     pub fn scatter<T: Element>(
         &self,
         stream: &Stream,
@@ -439,6 +444,7 @@ impl Team {
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
     /// for buffers that overlap, belong to another world or were released.
+    #[inline]
     pub fn scatter_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "scatter_in_place";
         let prepared = check::scatter_in_place(CALL, self, buffer.span(), root)?;

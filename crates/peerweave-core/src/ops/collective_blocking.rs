@@ -120,6 +120,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::broadcast`].
+    #[inline]
     pub fn broadcast_blocking<T: Element>(&self, send: impl MaybeSource<T>, mut recv: impl Dest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "broadcast_blocking";
         let mut send = send.into_option();
@@ -131,6 +132,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::broadcast_in_place`].
+    #[inline]
     pub fn broadcast_in_place_blocking<T: Element>(&self, mut buffer: impl Dest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "broadcast_in_place_blocking";
         let prepared = check::broadcast_in_place(CALL, self, buffer.span(), root)?;
@@ -247,6 +249,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::gather`].
+    #[inline]
     pub fn gather_blocking<T: Element>(&self, mut send: impl Source<T>, recv: impl MaybeDest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "gather_blocking";
         let mut recv = recv.into_option();
@@ -258,6 +261,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::gather_in_place`].
+    #[inline]
     pub fn gather_in_place_blocking<T: Element>(&self, mut buffer: impl Dest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "gather_in_place_blocking";
         let prepared = check::gather_in_place(CALL, self, buffer.span(), root)?;
@@ -268,6 +272,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::scatter`].
+    #[inline]
     pub fn scatter_blocking<T: Element>(&self, send: impl MaybeSource<T>, mut recv: impl Dest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "scatter_blocking";
         let mut send = send.into_option();
@@ -279,6 +284,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::scatter_in_place`].
+    #[inline]
     pub fn scatter_in_place_blocking<T: Element>(&self, mut buffer: impl Dest<T>, root: Rank) -> Result<()> {
         const CALL: &str = "scatter_in_place_blocking";
         let prepared = check::scatter_in_place(CALL, self, buffer.span(), root)?;

@@ -237,6 +237,10 @@ impl Run<'_> {
         if algorithm == Algorithm::Arrival {
             return self.all_entered(signature, limit);
         }
+        let is_small = matches!(algorithm, Algorithm::InLine | Algorithm::Staged);
+        if is_small && matches!(self.op.kind, CollectiveKind::Broadcast | CollectiveKind::Scatter) {
+            return self.take_from_root(algorithm, mine, limit);
+        }
         let mut entries = PerRank::new();
         self.entries(algorithm, mine, &mut entries, limit)?;
         match algorithm {
@@ -308,6 +312,30 @@ impl Run<'_> {
             entries.push(entry);
         }
         if agreed { Ok(()) } else { self.compare_calls() }
+    }
+
+    /// Waits for the entries of all ranks, of which only that of the root carries an operand, and
+    /// computes the result of this rank. Fewer words of the other lines are read than in general.
+    #[inline]
+    fn take_from_root(&self, algorithm: Algorithm, mine: Entry, limit: Limit) -> Result<(), Stop> {
+        let root = self.op.root.index();
+        let mut agreed = !self.compares_in_full(algorithm);
+        let mut operand = mine;
+        let mut waiter = None;
+        for rank in (0..self.n).filter(|&rank| rank != self.me) {
+            let signature = if rank == root {
+                operand = self.step.entry(rank, &mut waiter, limit)?;
+                operand.signature
+            } else {
+                self.step.entry_signature(rank, &mut waiter, limit)?
+            };
+            agreed &= signature == mine.signature;
+        }
+        if !agreed {
+            self.compare_calls()?;
+        }
+        self.consume_root(algorithm, &operand);
+        Ok(())
     }
 
     /// Runs a collective whose operands stay in the buffers of the callers until all ranks have

@@ -12,7 +12,7 @@
 
 use super::counts::Counts;
 use super::direct::share;
-use super::{PerRank, Run};
+use super::{Algorithm, PerRank, Run};
 use crate::memory::layout::STAGE_BYTES;
 use crate::memory::line::Entry;
 use crate::ops::tuning;
@@ -59,6 +59,27 @@ impl Run<'_> {
             inputs.push(Input { at: self.step.stage(rank, self.step.parity()), scalar: entry.payload[2] });
         }
         self.consume(&inputs, 0..self.op.count);
+    }
+
+    /// Copies the packed operand of the root, or the part of it that is for this rank, to the
+    /// result.
+    #[inline]
+    pub(super) fn consume_root(&self, algorithm: Algorithm, operand: &Entry) {
+        let root = self.op.root.index();
+        let Some(recv) = self.op.recv else { return };
+        // In place, the result is where it was.
+        if self.me == root && self.op.send == self.op.recv {
+            return;
+        }
+        let part = if self.op.kind == Kind::Scatter { self.me } else { 0 };
+        let len = self.op.count * self.element_bytes();
+        let first = match algorithm {
+            Algorithm::InLine => operand.payload.as_ptr().cast(),
+            _ => self.step.stage(root, self.step.parity()).cast_const(),
+        };
+        // SAFETY: the root has packed `parts` blocks of `len` bytes; the result has `count` elements
+        // (checked by the core), and overlaps neither a line nor a staging area.
+        unsafe { simd::copy(self.shared.address(recv), first.wrapping_add(part * len), len) };
     }
 
     /// Computes elements `block` (of each part) of the result of this rank from the packed
