@@ -185,7 +185,8 @@ enum Algorithm {
     InLine,
     Staged,
     Large,
-    /// Parts of different lengths: ranks choose by their counts, which the signature does not cover.
+    /// Parts of different lengths. Ranks choose by their counts, which the signature does not
+    /// cover.
     Vector,
 }
 

@@ -77,8 +77,8 @@ impl Run<'_> {
             Algorithm::InLine => operand.payload.as_ptr().cast(),
             _ => self.step.stage(root, self.step.parity()).cast_const(),
         };
-        // SAFETY: the root has packed `parts` blocks of `len` bytes; the result has `count` elements
-        // (checked by the core), and overlaps neither a line nor a staging area.
+        // SAFETY: the root has packed `parts` blocks of `len` bytes. The result has `count`
+        // elements (checked by the core); it overlaps neither a line nor a staging area.
         unsafe { simd::copy(self.shared.address(recv), first.wrapping_add(part * len), len) };
     }
 
