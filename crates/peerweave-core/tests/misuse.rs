@@ -3,7 +3,7 @@
 use peerweave_core::backend::Caps;
 use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{
-    Buffer, Compare, Error, Parts, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Stream, Strides, SymOffset, Symmetric,
+    Buffer, Compare, Error, Parts, Pe, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Stream, Strides, SymOffset, Symmetric,
     Team, TeamShape, VectorCounts, World, none,
 };
 use std::sync::Arc;
@@ -393,6 +393,16 @@ const TABLE: &[(&str, Wrong)] = &[
         s.team.scatter_v_in_place(&s.stream, &s.released, Parts::equal(3, 2), ROOT).map(drop)
     }),
     // ---- shapes, allocations ----
+    ("team_of: `members` is empty, expected at least this PE", |s| s.world.team_of(&[]).map(drop)),
+    ("team_of: `members` is a list with PE 4, expected PEs of this job (World::n_pes)", |s| {
+        s.world.team_of(&[0, 1, 4].map(Pe::new)).map(drop)
+    }),
+    ("team_of: `members` is a list with PE 2 twice, expected each PE at most once", |s| {
+        s.world.team_of(&[2, 0, 1, 2].map(Pe::new)).map(drop)
+    }),
+    ("team_of: `members` is a list without PE 1, expected a list with this PE: only members call", |s| {
+        s.world.team_of(&[0, 2].map(Pe::new)).map(drop)
+    }),
     ("split_strided: the shape is 3 ranks from 1 at stride 1, expected distinct ranks of a team of 3", |s| {
         s.team.split_strided(TeamShape { start: 1, stride: 1, size: 3 }).map(drop)
     }),

@@ -183,6 +183,10 @@ unsafe impl Backend for Host {
         self.shared.team_split(parent, call, part)
     }
 
+    fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error> {
+        self.shared.team_of(members)
+    }
+
     fn team_destroy(&self, team: TeamId) -> Result<(), Error> {
         self.shared.team_destroy(team)
     }

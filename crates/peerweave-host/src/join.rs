@@ -217,6 +217,7 @@ impl Shared {
             compare_calls: options.check_calls,
             cross_memory: readable.is_ok(),
             teams: Teams::new(n_pes, me, MAX_TEAMS),
+            team_calls: Mutex::default(),
             heap: Mutex::new(heap),
             kernels: Kernels::new(options.kernel_seed),
             queues: Queues::default(),

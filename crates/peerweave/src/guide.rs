@@ -110,6 +110,7 @@ pub mod threads {}
 /// | `MPI_Comm_rank`, `MPI_Comm_size` | [`Team::my_rank`], [`Team::size`] |
 /// | `MPI_COMM_WORLD` | [`World::team`](peerweave_core::World::team) |
 /// | `MPI_Comm_split` | [`Team::split`]; `MPI_UNDEFINED` is `None` |
+/// | `MPI_Comm_create_group` | [`World::team_of`](peerweave_core::World::team_of): only the members call |
 /// | `MPI_Comm_split_type` with `MPI_COMM_TYPE_SHARED` | [`World::local_team`](peerweave_core::World::local_team) |
 /// | `MPI_Group_translate_ranks` | [`Team::translate`] |
 /// | `MPI_Barrier` | [`Team::sync`], or [`Team::barrier`], which also completes puts |

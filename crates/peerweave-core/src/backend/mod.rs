@@ -134,6 +134,11 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// the same on all ranks; otherwise each gets an error.
     fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error>;
 
+    /// Makes a team of these PEs, in this order. Collective over them: other PEs take no part. The
+    /// list contains this PE, and no PE twice. Members that wait for each other with different
+    /// lists get [`Error::Mismatch`].
+    fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error>;
+
     /// Destroys a team. Collective over it, after its earlier operations. Never called for the
     /// world. A mismatch leaves the team usable.
     fn team_destroy(&self, team: TeamId) -> Result<(), Error>;

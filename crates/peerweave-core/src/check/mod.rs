@@ -200,6 +200,27 @@ pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result
     Ok((0..shape.size).find(|&index| shape.member(index) == Some(team.my_rank().get())))
 }
 
+/// Checks a list of members: PEs of the job, each once, and this PE.
+pub(crate) fn members(call: &'static str, shared: &Shared, members: &[Pe]) -> Result<()> {
+    let value = |found: String, expected| Err(wrong_value(call, "members", found, expected));
+    shared.usable(call)?;
+    if members.is_empty() {
+        return value("empty".to_owned(), "at least this PE");
+    }
+    let mut listed = vec![false; shared.n_pes];
+    for pe in members {
+        match listed.get_mut(pe.index()) {
+            None => return value(format!("a list with {pe}"), "PEs of this job (World::n_pes)"),
+            Some(true) => return value(format!("a list with {pe} twice"), "each PE at most once"),
+            Some(listed) => *listed = true,
+        }
+    }
+    if !listed[shared.my_pe.index()] {
+        return value(format!("a list without {}", shared.my_pe), "a list with this PE: only members call");
+    }
+    Ok(())
+}
+
 // ---- sends, receives, groups ----
 
 /// Checks a send or receive. With `grouped`, its peer may be this rank itself.

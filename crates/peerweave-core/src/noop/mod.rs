@@ -50,6 +50,8 @@ pub enum Call {
         /// The request of this PE.
         part: Option<SplitPart>,
     },
+    /// Makes a team of these PEs.
+    TeamOf(Vec<Pe>),
     /// Destroys a team.
     Destroy(TeamId),
     /// Aborts the job with an exit code.
@@ -106,6 +108,21 @@ struct State {
     fail_local: Option<Error>,
     /// The failures of teams, by team number.
     poisoned: BTreeMap<u32, Error>,
+}
+
+impl State {
+    /// Gives a team the lowest free number.
+    fn add_team(&mut self, call: &'static str, members: Vec<Pe>) -> Result<TeamId> {
+        let free = self.teams.iter().position(Option::is_none).unwrap_or(self.teams.len());
+        if free >= MAX_TEAMS {
+            return Err(Error::TooManyTeams { call, max_teams: MAX_TEAMS });
+        }
+        if free == self.teams.len() {
+            self.teams.push(None);
+        }
+        self.teams[free] = Some(members);
+        Ok(TeamId(free as u32))
+    }
 }
 
 /// The largest number of teams.
@@ -430,15 +447,18 @@ unsafe impl Backend for Noop {
         if part.is_none() {
             return Ok(None);
         }
-        let free = state.teams.iter().position(Option::is_none).unwrap_or(state.teams.len());
-        if free >= MAX_TEAMS {
-            return Err(Error::TooManyTeams { call: call.name(), max_teams: MAX_TEAMS });
+        let id = state.add_team(call.name(), members.clone())?;
+        Ok(Some(TeamRecord { id, members }))
+    }
+
+    fn team_of(&self, members: &[Pe]) -> Result<TeamRecord> {
+        self.record(|| Call::TeamOf(members.to_vec()));
+        let mut state = self.state();
+        if let Some(error) = state.fail_next.take() {
+            return Err(error);
         }
-        if free == state.teams.len() {
-            state.teams.push(None);
-        }
-        state.teams[free] = Some(members.clone());
-        Ok(Some(TeamRecord { id: TeamId(free as u32), members }))
+        let id = state.add_team("team_of", members.to_vec())?;
+        Ok(TeamRecord { id, members: members.to_vec() })
     }
 
     fn team_destroy(&self, team: TeamId) -> Result<()> {

@@ -27,6 +27,50 @@ impl World {
         let team = self.team().split_for_world(first.get().into())?;
         Ok(cached.insert(team).clone())
     }
+
+    /// Makes a team of these PEs: rank `r` is `members[r]`. Other PEs take no part, and may be
+    /// doing anything. This is `MPI_Comm_create_group`. [`Team::split`] needs every rank of its
+    /// parent instead.
+    ///
+    /// # Collective
+    /// All PEs of `members` must call, with the same list; it contains this PE. A PE makes one such
+    /// team at a time: a call of another thread waits. So PEs that make several teams, also by
+    /// several threads, make those that they have in common in the same order.
+    ///
+    /// # Errors
+    /// - [`Misuse`](crate::Misuse) for a list that is empty, has a PE twice, has a PE that the job
+    ///   does not have, or lacks this PE.
+    /// - [`Error::Timeout`](crate::Error::Timeout) names the members that did not call. The members
+    ///   that have called then fail together, and may try again.
+    /// - [`Error::Peer`](crate::Error::Peer) if a member has died or left.
+    /// - [`Error::Mismatch`](crate::Error::Mismatch) if a member calls with another list that
+    ///   contains this PE: both get it.
+    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if they have no number
+    ///   of a team free in common.
+    /// - [`Error::Unsupported`](crate::Error::Unsupported) on GPUs, where teams are made by splits.
+    ///
+    /// ```
+    /// use peerweave::{Pe, ReduceOp, World};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let even: Vec<Pe> = (0..world.n_pes() as u32).step_by(2).map(Pe::new).collect();
+    /// if even.contains(&world.my_pe()) {
+    ///     let team = world.team_of(&even)?; // the odd PEs do not call
+    ///     let mut sum = [0u32];
+    ///     team.all_reduce_blocking(&[1], &mut sum, ReduceOp::Sum)?;
+    ///     assert_eq!(sum[0] as usize, even.len());
+    ///     team.destroy()?;
+    /// }
+    /// world.finalize()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn team_of(&self, members: &[Pe]) -> Result<Team> {
+        check::members("team_of", &self.shared, members)?;
+        let record = self.shared.backend.team_of(members)?;
+        Ok(Team::new(&self.shared, record, false))
+    }
 }
 
 impl Team {

@@ -16,7 +16,7 @@ use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
 
 use super::Cuda;
 use super::agreement::exchange_of;
-use super::error::{NAME, cause, driver, portable, world};
+use super::error::{NAME, cause, driver, portable, unsupported, world};
 use super::queue::{CudaQueue, run};
 use super::state::{GRACE, lock};
 use super::teams::{self, TeamOf};
@@ -243,6 +243,10 @@ unsafe impl Backend for Cuda {
             state.teams.add(team);
             record
         }))
+    }
+
+    fn team_of(&self, _members: &[Pe]) -> Result<TeamRecord, Error> {
+        Err(unsupported("team_of", "teams are made by splits, which all ranks of the parent call: use `Team::split`"))
     }
 
     fn team_destroy(&self, team: TeamId) -> Result<(), Error> {

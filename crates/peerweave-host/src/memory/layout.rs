@@ -1,8 +1,8 @@
 //! The layout of the control words in the segment of each PE, and typed access to them.
 //!
-//! Contains no protocol. A segment consists of one page for the PE, one block per team slot, and
-//! the heap. All segments lie at equal strides in one mapping of one memory file, which starts as
-//! zeros and keeps its size.
+//! Contains no protocol. A segment consists of one page for the PE, its words for the making of
+//! teams, one block per team slot, and the heap. All segments lie at equal strides in one range of
+//! memory, which starts as zeros and keeps its size.
 //!
 //! # Invariants
 //! - **\[L1\]** `Segments` is made only by `segment.rs` for a mapping of `n_pes * stride` bytes
@@ -12,7 +12,7 @@
 
 use crate::memory::line::Line;
 use peerweave_types::{HeapGeometry, KernelContext, Pe, SymOffset, TeamEntry};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The number of blocks of a PE's kernels that may synchronize in one team at the same time.
 pub(crate) const KERNEL_SLOTS: u32 = 64;
@@ -72,6 +72,23 @@ pub(crate) struct PePage {
     pub(crate) abort: AtomicU64,
 }
 
+/// The words of a PE's call that makes a team of listed members: see `ops/team_of.rs`. The list
+/// follows them, with room for all PEs.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub(crate) struct TeamCallWords {
+    /// The number of the call, and how far it is.
+    pub(crate) state: AtomicU64,
+    /// The slot and the first epoch of the team, written by the leader of the call.
+    pub(crate) decision: AtomicU64,
+    /// The number of members.
+    pub(crate) size: AtomicU64,
+    /// One bit per free slot of this PE.
+    pub(crate) free_slots: AtomicU64,
+    /// The last epoch of each slot on this PE.
+    pub(crate) last_epochs: [AtomicU64; MAX_TEAMS],
+}
+
 /// A word on two cache lines of its own.
 #[repr(C, align(128))]
 #[derive(Debug)]
@@ -118,6 +135,8 @@ pub(crate) struct MailSlot {
 pub(crate) struct Layout {
     pub(crate) n_pes: usize,
     pub(crate) heap_bytes: usize,
+    /// The offset of the first team's block.
+    team_blocks: usize,
     team_block_bytes: usize,
     /// The offset of the lines of kernels in the block of a team.
     kernel_lines: usize,
@@ -136,7 +155,10 @@ impl Layout {
         let kernel_lines = (words + 2 * STAGE_BYTES).checked_add(n_pes.checked_mul(MAILBOX_BYTES)?)?.next_multiple_of(PAGE);
         let lines_bytes = TeamEntry::sync_bytes(u32::try_from(n_pes).ok()?, KERNEL_SLOTS) as usize;
         let team_block_bytes = kernel_lines.checked_add(lines_bytes)?.next_multiple_of(PAGE);
-        let heap_start = PAGE.checked_add(team_block_bytes.checked_mul(MAX_TEAMS)?)?.checked_next_multiple_of(SEGMENT_ALIGN)?;
+        let team_call = size_of::<TeamCallWords>().checked_add(n_pes.checked_mul(size_of::<AtomicU32>())?)?;
+        let team_blocks = PAGE.checked_add(team_call)?.checked_next_multiple_of(PAGE)?;
+        let heap_start =
+            team_blocks.checked_add(team_block_bytes.checked_mul(MAX_TEAMS)?)?.checked_next_multiple_of(SEGMENT_ALIGN)?;
         // An odd multiple: processors predict by a hash of the lower 28 bits of an address in which
         // way of the first cache a line lies. With a stride of 1 GiB the same offset of two
         // segments has the same hash, and accesses to both in turn take twice as long (AMD Zen,
@@ -144,7 +166,7 @@ impl Layout {
         let stride = heap_start.checked_add(heap_bytes)?.div_ceil(SEGMENT_ALIGN) | 1;
         let stride = stride.checked_mul(SEGMENT_ALIGN)?;
         let total = stride.checked_mul(n_pes)?;
-        (total < 1 << 46).then_some(Self { n_pes, heap_bytes, team_block_bytes, kernel_lines, heap_start, stride })
+        (total < 1 << 46).then_some(Self { n_pes, heap_bytes, team_blocks, team_block_bytes, kernel_lines, heap_start, stride })
     }
 
     /// Returns the alignment of every segment, in bytes, which is also the largest alignment of an
@@ -167,7 +189,7 @@ impl Layout {
     /// of a slot.
     pub(crate) fn kernel_lines(&self, slot: usize) -> SymOffset {
         assert!(slot < MAX_TEAMS, "team slot {slot}: outside the layout");
-        SymOffset((PAGE + self.team_block_bytes * slot + self.kernel_lines) as u64)
+        SymOffset((self.team_blocks + self.team_block_bytes * slot + self.kernel_lines) as u64)
     }
 
     /// Returns the offset of the heap in a segment.
@@ -217,10 +239,25 @@ impl Segments {
         unsafe { &*self.at(pe, 0).cast::<PePage>() }
     }
 
+    /// Returns the words of a PE's call that makes a team of listed members.
+    pub(crate) fn team_call(&self, pe: usize) -> &TeamCallWords {
+        // SAFETY: [L1] inside the mapping, aligned to a page, zeros are a valid `TeamCallWords`,
+        // and [L2] all of it is atomic.
+        unsafe { &*self.at(pe, PAGE).cast::<TeamCallWords>() }
+    }
+
+    /// Returns the room for the list of that call.
+    pub(crate) fn team_call_members(&self, pe: usize) -> &[AtomicU32] {
+        let at = self.at(pe, PAGE + size_of::<TeamCallWords>()).cast::<AtomicU32>();
+        // SAFETY: [L1] `n_pes` words inside the mapping, before the blocks of teams, aligned since
+        // the size of `TeamCallWords` is a multiple of 128; [L2] all of it is atomic.
+        unsafe { std::slice::from_raw_parts(at, self.layout.n_pes) }
+    }
+
     #[inline]
     fn team_block(&self, pe: usize, slot: usize) -> *mut u8 {
         assert!(slot < MAX_TEAMS && pe < self.layout.n_pes, "team slot {slot}, PE {pe}: outside the layout");
-        self.at(pe, PAGE + self.layout.team_block_bytes * slot)
+        self.at(pe, self.layout.team_blocks + self.layout.team_block_bytes * slot)
     }
 
     /// Returns the words of a PE in the team of a slot.

@@ -12,6 +12,7 @@ mod point_to_point;
 pub(crate) mod queues;
 pub(crate) mod shared;
 mod split;
+mod team_of;
 mod tuning;
 mod wait_until;
 

@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     /// Whether every PE can read the memory of every other PE.
     pub(crate) cross_memory: bool,
     pub(crate) teams: Teams,
+    /// The number of calls of this PE that made a team of listed members.
+    pub(crate) team_calls: Mutex<u64>,
     pub(crate) heap: Mutex<HeapMap>,
     pub(crate) kernels: Kernels,
     pub(crate) queues: Queues,

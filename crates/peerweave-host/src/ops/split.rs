@@ -1,4 +1,4 @@
-//! Makes and ends teams. The ranks of the parent exchange their requests, and each rank computes
+//! Splits and ends teams. The ranks of the parent exchange their requests, and each rank computes
 //! the same result.
 
 use crate::memory::layout::{MAILBOX_SLOTS, MAX_TEAMS};
@@ -164,7 +164,7 @@ impl Shared {
     }
 
     /// Resets the words of this PE in a slot.
-    fn reset(&self, team: &TeamState) {
+    pub(crate) fn reset(&self, team: &TeamState) {
         let segments = &self.peers.segments;
         let words = segments.team_words(self.peers.me, team.slot);
         words.failure.word.store(0, Ordering::Relaxed);

@@ -1,0 +1,423 @@
+//! Makes teams by their members alone: no other PE takes part.
+//!
+//! Each PE has one block of words for such a call, in which it publishes the list of members. The
+//! first PE of the list leads: when all members wait with the same list, it chooses a slot that is
+//! free on all of them, and asks each to take it. Each takes the slot and resets its words of it.
+//! When all have, the leader tells each that the team is made.
+//!
+//! Only its PE publishes a call, and only the leader of its list moves it on, except that any PE
+//! may end a call that waits. Each move is a compare-and-swap of the state, which holds the number
+//! of the call, so a PE that gives up is never asked afterwards.
+
+use crate::memory::layout::{MAX_TEAMS, TeamCallWords};
+use crate::ops::shared::Shared;
+use crate::sync::team::TeamState;
+use crate::sync::wait::{Limit, Stop, Waiter};
+use peerweave_core::backend::{TeamId, TeamRecord};
+use peerweave_core::{Error, Mismatch, TeamName, Timeout};
+use peerweave_types::Pe;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{MutexGuard, TryLockError};
+use std::time::Duration;
+
+const CALL: &str = "team_of";
+
+/// The number of PEs of a list that an error shows.
+const SHOWN: usize = 16;
+
+/// The state of a call: see the words of [`TeamCallWords::state`].
+mod phase {
+    /// There is no call.
+    pub(super) const NONE: u64 = 0;
+    /// It waits for the other members.
+    pub(super) const WAITING: u64 = 1;
+    /// The leader has chosen a slot and asks the member to take it.
+    pub(super) const ASKED: u64 = 2;
+    /// The member has taken the slot and reset its words.
+    pub(super) const TAKEN: u64 = 3;
+    /// The slot is no longer free on the member.
+    pub(super) const REFUSED: u64 = 4;
+    /// The team is made.
+    pub(super) const MADE: u64 = 5;
+    /// The leader takes back what it asked: the member tries again.
+    pub(super) const CANCELLED: u64 = 6;
+    /// No slot is free on all members.
+    pub(super) const FULL: u64 = 7;
+    /// The PE that the state names did not arrive at the deadline of another member.
+    pub(super) const LATE: u64 = 8;
+    /// The PE that the state names passed another list.
+    pub(super) const MISMATCH: u64 = 9;
+}
+
+/// A value that no state has.
+const UNSEEN: u64 = u64::MAX;
+
+/// Returns the state of call `number` in a phase, with the PE that it names.
+fn state(number: u64, phase: u64, pe: usize) -> u64 {
+    number << 24 | (pe as u64) << 8 | phase
+}
+
+fn phase_of(state: u64) -> u64 {
+    state & 0xff
+}
+
+fn pe_of(state: u64) -> usize {
+    (state >> 8 & 0xffff) as usize
+}
+
+/// One call of this PE.
+struct TeamCall<'a> {
+    shared: &'a Shared,
+    members: &'a [usize],
+    rank: usize,
+    number: u64,
+}
+
+impl Shared {
+    /// Makes a team of these PEs, in this order, which include this PE. Collective over them.
+    pub(crate) fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error> {
+        let pes: Vec<usize> = members.iter().map(|pe| pe.index()).collect();
+        let rank = pes.iter().position(|&pe| pe == self.peers.me).expect("peerweave-core bug: this PE is not a member");
+        let mut waiter = self.peers.waiter(Limit::Deadline(self.peers.deadline));
+        let made = self.one_at_a_time(&mut waiter).and_then(|mut calls| {
+            loop {
+                *calls += 1;
+                let call = TeamCall { shared: self, members: &pes, rank, number: *calls };
+                call.publish();
+                let made = if rank == 0 { call.lead(&mut waiter) } else { call.follow(&mut waiter) };
+                call.end();
+                // Without a team, another call has taken the slot meanwhile: all try again.
+                if let Some(team) = made? {
+                    return Ok(team);
+                }
+            }
+        });
+        let team = made.map_err(|stop| self.peers.record_stop(stop).into_error())?;
+        let id = team.id;
+        self.teams.insert(team);
+        Ok(TeamRecord { id, members: members.to_vec() })
+    }
+
+    /// Waits until no other thread of this PE makes a team by a list. Returns the number of calls
+    /// so far.
+    fn one_at_a_time<'a>(&'a self, waiter: &mut Waiter<'_>) -> Result<MutexGuard<'a, u64>, Stop> {
+        let look = || match self.team_calls.try_lock() {
+            Ok(calls) => Some(calls),
+            Err(TryLockError::Poisoned(calls)) => Some(calls.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let timeout = |waited| {
+            let (team, missing) = (self.teams.world().name(), Vec::new());
+            Error::Timeout(Box::new(Timeout { call: CALL, team, waited, missing, running: Some(CALL) }))
+        };
+        look().map_or_else(|| waiter.until(look, || Ok(()), timeout), Ok)
+    }
+}
+
+impl<'a> TeamCall<'a> {
+    fn words(&self, pe: usize) -> &'a TeamCallWords {
+        self.shared.peers.segments.team_call(pe)
+    }
+
+    fn mine(&self) -> &'a TeamCallWords {
+        self.words(self.shared.peers.me)
+    }
+
+    /// Returns the members except this PE.
+    fn others(&self) -> impl Iterator<Item = usize> + use<'a> {
+        let me = self.shared.peers.me;
+        self.members.iter().copied().filter(move |&pe| pe != me)
+    }
+
+    /// Publishes the list, and the slots that are free on this PE.
+    fn publish(&self) {
+        let (words, members) = (self.mine(), self.shared.peers.segments.team_call_members(self.shared.peers.me));
+        let (free, last_epochs) = self.shared.teams.free_slots();
+        words.state.store(state(self.number, phase::NONE, 0), Ordering::Relaxed);
+        // A reader that sees a part of what follows sees this state too.
+        fence(Ordering::Release);
+        words.size.store(self.members.len() as u64, Ordering::Relaxed);
+        words.free_slots.store(free, Ordering::Relaxed);
+        words.last_epochs.iter().zip(last_epochs).for_each(|(word, epoch)| word.store(epoch.into(), Ordering::Relaxed));
+        members.iter().zip(self.members).for_each(|(word, &pe)| word.store(pe as u32, Ordering::Relaxed));
+        words.state.store(state(self.number, phase::WAITING, 0), Ordering::Release);
+    }
+
+    /// Ends the call. The leader has no further part in it, or fails to move it on.
+    fn end(&self) {
+        self.mine().state.store(state(self.number, phase::NONE, 0), Ordering::Release);
+    }
+
+    /// Moves the call of a member from a state that was seen to another phase. Fails if the member
+    /// has moved on.
+    fn advance(&self, pe: usize, seen: u64, to: u64, named: usize) -> bool {
+        let next = state(seen >> 24, to, named);
+        self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Returns the state of a PE's call and its list, if the call waits for other members.
+    fn waiting(&self, pe: usize) -> Option<(u64, Vec<usize>)> {
+        let words = self.words(pe);
+        let seen = words.state.load(Ordering::Acquire);
+        if phase_of(seen) != phase::WAITING {
+            return None;
+        }
+        let list = self.list_of(pe);
+        fence(Ordering::Acquire);
+        (words.state.load(Ordering::Relaxed) == seen).then_some((seen, list))
+    }
+
+    /// Returns the list that a PE has published last.
+    fn list_of(&self, pe: usize) -> Vec<usize> {
+        let members = self.shared.peers.segments.team_call_members(pe);
+        let size = self.words(pe).size.load(Ordering::Relaxed) as usize;
+        members.iter().take(size).map(|member| member.load(Ordering::Relaxed) as usize).collect()
+    }
+
+    /// Returns the state of a member that waits with the list of this call.
+    fn waits_with_me(&self, pe: usize) -> Option<u64> {
+        self.waiting(pe).and_then(|(seen, list)| (list == self.members).then_some(seen))
+    }
+
+    // ---- the first member ----
+
+    /// Makes the team; `None` if a slot was taken meanwhile.
+    fn lead(&self, waiter: &mut Waiter<'a>) -> Result<Option<TeamState>, Stop> {
+        let teams = &self.shared.teams;
+        // The states of the others; a list is read once for each state.
+        let mut seen: Vec<(usize, u64)> = self.others().map(|pe| (pe, UNSEEN)).collect();
+        let mut all_wait = || {
+            let own = self.mine().state.load(Ordering::Acquire);
+            if phase_of(own) != phase::WAITING {
+                return Some(Err(self.ended(own)));
+            }
+            let present = |(pe, seen): &mut (usize, u64)| {
+                if self.words(*pe).state.load(Ordering::Acquire) == *seen {
+                    return true;
+                }
+                *seen = self.waits_with_me(*pe).unwrap_or(UNSEEN);
+                *seen != UNSEEN
+            };
+            // Each is looked at, so that a state is compared with the one of the same round.
+            let present = seen.iter_mut().map(present).filter(|&present| present).count();
+            (present == seen.len()).then(|| Ok(seen.clone()))
+        };
+        let arrived = match all_wait() {
+            Some(arrived) => arrived,
+            None => waiter.until(all_wait, || self.check(), |waited| self.timeout(waited))?,
+        }?;
+        let free = |pe| self.words(pe).free_slots.load(Ordering::Relaxed);
+        let common = self.others().map(free).fold(free(self.shared.peers.me), |common, free| common & free);
+        if common == 0 {
+            for &(pe, seen) in &arrived {
+                self.advance(pe, seen, phase::FULL, 0);
+            }
+            return Err(no_slot().into());
+        }
+        let slot = common.trailing_zeros() as usize;
+        let last_epoch = |&pe: &usize| self.words(pe).last_epochs[slot].load(Ordering::Relaxed) as u32;
+        let epoch = self.members.iter().map(last_epoch).max().unwrap_or(0);
+        if !teams.claim(slot) {
+            return Ok(None);
+        }
+        let team = TeamState::new(slot, self.members.to_vec(), self.rank, epoch);
+        self.shared.reset(&team);
+        let asked = |&(pe, seen): &(usize, u64)| {
+            self.words(pe).decision.store((slot as u64) << 32 | u64::from(epoch), Ordering::Relaxed);
+            self.advance(pe, seen, phase::ASKED, 0)
+        };
+        let all_asked = arrived.iter().all(asked);
+        let replied = || {
+            let reply =
+                |&(pe, seen): &(usize, u64)| self.words(pe).state.load(Ordering::Acquire) != state(seen >> 24, phase::ASKED, 0);
+            arrived.iter().all(reply).then_some(())
+        };
+        let replies = match all_asked {
+            true => replied().map_or_else(|| waiter.until(replied, || self.check_lost(), |waited| self.timeout(waited)), Ok),
+            false => Ok(()),
+        };
+        let taken =
+            |&(pe, seen): &(usize, u64)| self.words(pe).state.load(Ordering::Acquire) == state(seen >> 24, phase::TAKEN, 0);
+        if replies.is_err() || !all_asked || !arrived.iter().all(taken) {
+            // No member uses the words of another before it is told that the team is made. So the
+            // slot stays free on all.
+            let (to, named) = match &replies {
+                Err(Stop::Failed(error)) => (phase::LATE, error.blamed().first().map_or(self.members[0], |pe| pe.index())),
+                _ => (phase::CANCELLED, 0),
+            };
+            for &(pe, seen) in &arrived {
+                for reply in [phase::ASKED, phase::TAKEN, phase::REFUSED] {
+                    self.advance(pe, state(seen >> 24, reply, 0), to, named);
+                }
+            }
+            teams.unclaim(slot);
+            return replies.map(|()| None);
+        }
+        // A member gives up here only if this PE was stopped until its deadline.
+        let gone: Vec<usize> = arrived
+            .iter()
+            .filter(|&&(pe, seen)| !self.advance(pe, state(seen >> 24, phase::TAKEN, 0), phase::MADE, 0))
+            .map(|&(pe, _)| pe)
+            .collect();
+        if gone.is_empty() {
+            return Ok(Some(team));
+        }
+        // Other members have the team, and find in its words that this PE failed. The slot is not
+        // used again.
+        let error = self.late(Duration::ZERO, gone.iter().map(|&pe| Pe::new(pe as u32)).collect());
+        team.fail(&self.shared.peers, &error);
+        Err(error.into())
+    }
+
+    // ---- the other members ----
+
+    /// Takes part until the leader has made the team; `None` if a slot was taken meanwhile.
+    fn follow(&self, waiter: &mut Waiter<'a>) -> Result<Option<TeamState>, Stop> {
+        let (words, teams) = (self.mine(), &self.shared.teams);
+        let in_phase = |old: u64| {
+            let seen = words.state.load(Ordering::Acquire);
+            (phase_of(seen) != old).then_some(seen)
+        };
+        let moved = || in_phase(phase::WAITING);
+        let seen = match moved() {
+            Some(seen) => seen,
+            None => waiter.until(moved, || self.check(), |waited| self.timeout(waited)).inspect_err(|_| self.give_up())?,
+        };
+        if phase_of(seen) != phase::ASKED {
+            return Err(self.ended(seen).into());
+        }
+        let decision = words.decision.load(Ordering::Relaxed);
+        let (slot, epoch) = ((decision >> 32) as usize, decision as u32);
+        let team = TeamState::new(slot, self.members.to_vec(), self.rank, epoch);
+        let asked = state(self.number, phase::ASKED, 0);
+        let claimed = teams.claim(slot);
+        if claimed {
+            self.shared.reset(&team);
+        }
+        let reply = if claimed { phase::TAKEN } else { phase::REFUSED };
+        // It fails if the leader has taken back what it asked.
+        self.advance(self.shared.peers.me, asked, reply, 0);
+        let moved = || in_phase(reply);
+        let seen = match moved() {
+            Some(seen) => Ok(seen),
+            None => waiter.until(moved, || self.check_leader(), |waited| self.late(waited, vec![self.leader()])),
+        };
+        let seen = match seen {
+            Ok(seen) => seen,
+            // The leader may have made the team just now.
+            Err(stop) if self.advance(self.shared.peers.me, state(self.number, reply, 0), phase::NONE, 0) => {
+                // If the slot was taken, it is not used again: others may use its words.
+                return Err(stop);
+            }
+            Err(_) => words.state.load(Ordering::Acquire),
+        };
+        if phase_of(seen) == phase::MADE {
+            return Ok(Some(team));
+        }
+        if claimed {
+            teams.unclaim(slot);
+        }
+        if phase_of(seen) == phase::CANCELLED { Ok(None) } else { Err(self.ended(seen).into()) }
+    }
+
+    /// Returns the error of a call that another member has ended.
+    fn ended(&self, seen: u64) -> Error {
+        match phase_of(seen) {
+            phase::FULL => no_slot(),
+            phase::MISMATCH => self.mismatch(pe_of(seen)),
+            _ => self.late(self.shared.peers.deadline, vec![Pe::new(pe_of(seen) as u32)]),
+        }
+    }
+
+    /// Withdraws the call, so that the leader does not count this PE.
+    fn give_up(&self) {
+        let me = self.shared.peers.me;
+        for phase in [phase::WAITING, phase::ASKED] {
+            self.advance(me, state(self.number, phase, 0), phase::NONE, 0);
+        }
+    }
+
+    fn leader(&self) -> Pe {
+        Pe::new(self.members[0] as u32)
+    }
+
+    // ---- failures ----
+
+    /// Fails if a member is gone or waits with another list that contains this PE. Such a member
+    /// and this PE would wait for each other.
+    fn check(&self) -> Result<(), Error> {
+        self.check_lost()?;
+        let me = self.shared.peers.me;
+        for pe in self.others() {
+            if let Some((seen, list)) = self.waiting(pe)
+                && list != self.members
+                && list.contains(&me)
+            {
+                let error = self.mismatch(pe);
+                self.advance(pe, seen, phase::MISMATCH, me);
+                self.end_others(phase::MISMATCH, pe);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if a member is gone.
+    fn check_lost(&self) -> Result<(), Error> {
+        self.others().try_for_each(|pe| self.check_pe(pe))
+    }
+
+    fn check_leader(&self) -> Result<(), Error> {
+        self.check_pe(self.members[0])
+    }
+
+    fn check_pe(&self, pe: usize) -> Result<(), Error> {
+        let peers = &self.shared.peers;
+        match peers.liveness.gone(pe) {
+            Some(cause) => Err(peers.peer_error(CALL, self.team(), pe, cause, 0)),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the calls that wait with this list, for a reason that names `named`.
+    fn end_others(&self, reason: u64, named: usize) {
+        for pe in self.others() {
+            if let Some(seen) = self.waits_with_me(pe) {
+                self.advance(pe, seen, reason, named);
+            }
+        }
+    }
+
+    /// Returns the error of the deadline. The members that wait too get the same error, because
+    /// this PE no longer waits with them.
+    fn timeout(&self, waited: Duration) -> Error {
+        let missing: Vec<usize> = self.others().filter(|&pe| self.waits_with_me(pe).is_none()).collect();
+        // All are there: the leader was stopped.
+        let missing = if missing.is_empty() { vec![self.members[0]] } else { missing };
+        self.end_others(phase::LATE, missing[0]);
+        self.late(waited, missing.into_iter().map(|pe| Pe::new(pe as u32)).collect())
+    }
+
+    fn late(&self, waited: Duration, missing: Vec<Pe>) -> Error {
+        Error::Timeout(Box::new(Timeout { call: CALL, team: self.team(), waited, missing, running: None }))
+    }
+
+    fn mismatch(&self, pe: usize) -> Error {
+        let describe = |list: &[usize]| {
+            let shown: Vec<String> = list.iter().take(SHOWN).map(usize::to_string).collect();
+            let rest = if list.len() > SHOWN { format!(", ... ({} PEs)", list.len()) } else { String::new() };
+            format!("{CALL} of PEs [{}{rest}]", shown.join(", "))
+        };
+        let (mine, theirs) = (describe(self.members), describe(&self.list_of(pe)));
+        Error::Mismatch(Box::new(Mismatch { team: self.team(), pe: Pe::new(pe as u32), mine, theirs }))
+    }
+
+    /// Returns the name for errors: the team has no number yet.
+    fn team(&self) -> TeamName {
+        TeamName { id: TeamId::WORLD, size: self.shared.n_pes() }
+    }
+}
+
+fn no_slot() -> Error {
+    Error::TooManyTeams { call: CALL, max_teams: MAX_TEAMS }
+}
