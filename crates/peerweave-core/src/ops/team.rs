@@ -47,7 +47,6 @@ impl World {
     ///   contains this PE: both get it.
     /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if they have no number
     ///   of a team free in common.
-    /// - [`Error::Unsupported`](crate::Error::Unsupported) on GPUs, where teams are made by splits.
     ///
     /// ```
     /// use peerweave::{Pe, ReduceOp, World};

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
 use peerweave_core::Error;
+use peerweave_core::backend::TeamId;
 
 use super::error::{mismatch, portable};
 use super::state::{State, lock};
@@ -61,9 +62,21 @@ impl State {
 
 /// Exchanges bytes among the members of a team under `label`, which no other exchange uses.
 pub(super) fn exchange(rendezvous: &Rendezvous, team: &TeamOf, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-    if team.members.len() == rendezvous.n_pes() as usize {
+    // Another team of all PEs has its own order of ranks, and of calls.
+    if team.id == TeamId::WORLD {
         return rendezvous.exchange(label, blob);
     }
+    exchange_by_keys(rendezvous, team, label, blob)
+}
+
+/// Like [`exchange`], without the rounds of the rendezvous, in which all PEs must take part in the
+/// same order.
+pub(super) fn exchange_by_keys(
+    rendezvous: &Rendezvous,
+    team: &TeamOf,
+    label: &str,
+    blob: &[u8],
+) -> Result<Vec<Vec<u8>>, BootstrapError> {
     if let [_] = *team.members {
         return Ok(vec![blob.to_vec()]);
     }
@@ -91,6 +104,9 @@ fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> R
     loop {
         match rendezvous.get(key) {
             Err(BootstrapError::PeLost { pe, .. }) if !team.members.contains(&pe) => {}
+            Err(BootstrapError::Timeout { call, waited, .. }) => {
+                return Err(BootstrapError::Timeout { call, waited, missing: vec![team.members[rank]] });
+            }
             // The rendezvous reports later losses with the first lost PE, which is known to be a
             // member or not.
             other => return other,

@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Loss;
 use peerweave_bootstrap::end_process;
-use peerweave_core::Error;
 use peerweave_core::backend::{
     Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, SplitCall, SplitPart, StreamBackend,
     TeamId, TeamRecord,
 };
+use peerweave_core::{Error, TeamName};
 use peerweave_driver::{PrivateStream, deadline_after, wait_until};
 use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
 
 use super::Cuda;
 use super::agreement::exchange_of;
-use super::error::{NAME, cause, driver, portable, unsupported, world};
+use super::error::{NAME, cause, driver, portable, world};
 use super::queue::{CudaQueue, run};
 use super::state::{GRACE, lock};
 use super::teams::{self, TeamOf};
 use crate::collective::random;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
-use crate::team::{Parent, Team};
+use crate::team::{Exchange, Parent, Team};
 
 /// Time for destroyed graphs to drop memory before the release of that memory fails.
 const GRAPHS: Duration = Duration::from_secs(2);
@@ -39,6 +39,15 @@ fn split_told(told: &[u8]) -> (u32, [u64; 2]) {
 /// `calls` calls of the parent. The length of the name does not grow with the depth of splits.
 fn path_of(parent: &str, calls: u64, color: u64) -> String {
     format!("{:016x}", teams::digest((parent, calls, color)))
+}
+
+/// The call that makes a team, and the names that it uses.
+pub(super) struct Made {
+    pub(super) call: &'static str,
+    /// The team that errors name.
+    pub(super) name: TeamName,
+    /// Name of the new team on the host.
+    pub(super) path: String,
 }
 
 impl Cuda {
@@ -57,7 +66,7 @@ impl Cuda {
 
     /// Creates the state that operations of a new team need. The team is number `count` of the
     /// teams that its members have created. `sentinel` is the sentinel of its first member.
-    fn team_of(
+    fn state_of(
         &self,
         call: &'static str,
         gpu: &Gpu,
@@ -74,6 +83,54 @@ impl Cuda {
             calls.begin(&made);
         }
         Ok(made)
+    }
+
+    /// Splits `parent` after its ranks have agreed on the call. `told` is what each rank sent then:
+    /// see [`split_told`]. `splits` is the number of teams that this PE has seen created.
+    #[expect(clippy::too_many_arguments, reason = "the two calls that make teams have nothing else in common")]
+    pub(super) fn split_parent(
+        &self,
+        gpu: &Gpu,
+        parent: &TeamOf,
+        exchange: &Exchange<'_>,
+        made: Made,
+        splits: &mut u32,
+        told: &[Vec<u8>],
+        part: Option<SplitPart>,
+    ) -> Result<Option<TeamRecord>, Error> {
+        let (state, Made { call, name, path }) = (&*self.state, made);
+        let told: Vec<(u32, [u64; 2])> = told.iter().map(|told| split_told(told)).collect();
+        *splits = told.iter().map(|(count, _)| count + 1).max().unwrap_or(1);
+        let sentinel_of = |team: &Team| {
+            let first = parent.members.iter().position(|pe| Some(pe) == team.members().first());
+            told[first.unwrap_or(parent.me)].1
+        };
+        let of = Parent { pes: &parent.members, exchange };
+        let split = gpu.split_among(&of, call, "", part.map(|part| part.color), part.map_or(0, |part| part.key));
+        let split = split.map_err(|error| match error {
+            CudaError::Misuse { what: "the number of teams", .. } => {
+                Error::TooManyTeams { call, max_teams: state.caps.max_teams }
+            }
+            error => portable(call, name, error),
+        })?;
+        let team = split.map(|team| {
+            let sentinel = sentinel_of(&team);
+            self.state_of(call, gpu, team, path, *splits, sentinel)
+        });
+        let team = team.transpose();
+        // No member calls an operation of the team before the memory of all members is ready.
+        let failed = team.as_ref().err().map(Error::to_string).unwrap_or_default();
+        let all = exchange("/ready", failed.as_bytes()).map_err(|error| portable(call, name, error))?;
+        let team = team?;
+        if let Some(rank) = all.iter().position(|text| !text.is_empty()) {
+            let message = String::from_utf8_lossy(&all[rank]).into_owned();
+            return Err(portable(call, name, CudaError::PeFailed { call, pe: parent.members[rank], message }));
+        }
+        Ok(team.map(|team| {
+            let record = TeamRecord { id: team.id, members: team.members.to_vec() };
+            state.teams.add(team);
+            record
+        }))
     }
 
     /// Runs a function that accesses symmetric memory from the host, with the stream for such
@@ -207,46 +264,16 @@ unsafe impl Backend for Cuda {
         let sentinel = random().map_err(state.portable(name))?;
         let told: Vec<u8> = splits.to_le_bytes().into_iter().chain(sentinel).collect();
         let told = state.agree_and_tell(rendezvous, &parent, name, &call.to_string(), &told)?;
-        let told: Vec<(u32, [u64; 2])> = told.iter().map(|told| split_told(told)).collect();
-        *splits = told.iter().map(|(count, _)| count + 1).max().unwrap_or(1);
-        let sentinel_of = |team: &Team| {
-            let first = parent.members.iter().position(|pe| Some(pe) == team.members().first());
-            told[first.unwrap_or(parent.me)].1
-        };
-        let made = lock(&parent.agreements).to_owned();
-        let label = format!("peerweave/{}/split/{made}", parent.path);
+        let calls = lock(&parent.agreements).to_owned();
+        let label = format!("peerweave/{}/split/{calls}", parent.path);
         let exchange = exchange_of(rendezvous, &parent, label);
-        let of = Parent { pes: &parent.members, exchange: &exchange };
-        let split = gpu.split_among(&of, name, "", part.map(|part| part.color), part.map_or(0, |part| part.key));
-        let split = split.map_err(|error| match error {
-            CudaError::Misuse { what: "the number of teams", .. } => {
-                Error::TooManyTeams { call: name, max_teams: state.caps.max_teams }
-            }
-            error => portable(name, parent.name(), error),
-        })?;
-        let path = path_of(&parent.path, made, part.map_or(0, |part| part.color));
-        let team = split.map(|team| {
-            let sentinel = sentinel_of(&team);
-            self.team_of(name, &gpu, team, path, *splits, sentinel)
-        });
-        let team = team.transpose();
-        // No member calls an operation of the team before the memory of all members is ready.
-        let failed = team.as_ref().err().map(Error::to_string).unwrap_or_default();
-        let all = exchange("/ready", failed.as_bytes()).map_err(|error| portable(name, parent.name(), error))?;
-        let team = team?;
-        if let Some(rank) = all.iter().position(|text| !text.is_empty()) {
-            let message = String::from_utf8_lossy(&all[rank]).into_owned();
-            return Err(portable(name, parent.name(), CudaError::PeFailed { call: name, pe: parent.members[rank], message }));
-        }
-        Ok(team.map(|team| {
-            let record = TeamRecord { id: team.id, members: team.members.to_vec() };
-            state.teams.add(team);
-            record
-        }))
+        let path = path_of(&parent.path, calls, part.map_or(0, |part| part.color));
+        let made = Made { call: name, name: parent.name(), path };
+        self.split_parent(&gpu, &parent, &exchange, made, &mut splits, &told, part)
     }
 
-    fn team_of(&self, _members: &[Pe]) -> Result<TeamRecord, Error> {
-        Err(unsupported("team_of", "teams are made by splits, which all ranks of the parent call: use `Team::split`"))
+    fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error> {
+        self.team_of_members(members)
     }
 
     fn team_destroy(&self, team: TeamId) -> Result<(), Error> {

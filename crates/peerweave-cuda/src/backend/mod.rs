@@ -11,6 +11,7 @@
 //!    ticket     how the outcome of an operation is read      slots   words for outcomes
 //!   devices    memory of other libraries as operands         event   events of the driver
 //!  agreement  calls that PEs make together on the host     calls   collectives, to compare them
+//!   members    teams made by their members alone
 //!  state      what all of these share      teams   the teams of this PE
 //! ```
 //!
@@ -28,6 +29,7 @@ mod enqueue;
 mod error;
 mod event;
 mod kernels;
+mod members;
 #[cfg(target_os = "linux")]
 mod pages;
 #[cfg(not(target_os = "linux"))]

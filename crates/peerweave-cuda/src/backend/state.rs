@@ -81,6 +81,8 @@ pub(super) struct State {
     /// Number of teams created by the PEs of any team of this PE. It distinguishes teams that reuse
     /// a number.
     pub(super) splits: Mutex<u32>,
+    /// Locked while this PE makes a team with other PEs by their list.
+    pub(super) making: Mutex<()>,
     /// Record of the collectives that each PE has begun.
     pub(super) calls: Option<Calls>,
     /// Staging memory of all teams except the team of all PEs, one after the other.
@@ -127,6 +129,7 @@ impl State {
             allocations: Mutex::default(),
             teams: Teams::new(world),
             splits: Mutex::default(),
+            making: Mutex::default(),
             calls,
             rooms: Mutex::new(rooms.map(Arc::new)),
             rooms_options,

@@ -1,0 +1,127 @@
+//! Teams of GPUs that their members make alone, over the fake driver: other PEs make no call;
+//! members that are missing, and lists that differ, are named.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use peerweave_core::{Error, Pe, ReduceOp, Team, World};
+use peerweave_cuda::GpuOptions;
+use peerweave_fakes::Fakes;
+
+use common::worlds;
+
+fn options() -> GpuOptions {
+    GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4)
+}
+
+fn list(members: impl IntoIterator<Item = u32>) -> Vec<Pe> {
+    members.into_iter().map(Pe::new).collect()
+}
+
+/// Asserts that the team has these members, and that they can communicate.
+fn works(team: &Team, members: &[Pe]) {
+    assert_eq!(team.members(), members);
+    let mut sum = [team.members()[team.my_rank().index()].get()];
+    team.all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum).unwrap();
+    assert_eq!(sum, [members.iter().map(|pe| pe.get()).sum::<u32>()]);
+}
+
+#[test]
+fn members_alone_make_a_team_in_the_order_of_their_list() {
+    Fakes::new().cuda().run(|| {
+        worlds(4, options(), |world| {
+            let lists = [list([3, 1]), list([0, 1, 2]), list([2]), list([1, 3]), list([3, 2, 1, 0])];
+            for members in lists.iter().cycle().take(15) {
+                if members.contains(&world.my_pe()) {
+                    let team = world.team_of(members).unwrap();
+                    works(&team, members);
+                    let alone = team.split(Some(team.my_rank().get().into()), 0).unwrap().expect("a color was given");
+                    works(&alone, &[world.my_pe()]);
+                    alone.destroy().unwrap();
+                    team.destroy().unwrap();
+                }
+            }
+            world.team().barrier_blocking().unwrap();
+        });
+    });
+}
+
+#[test]
+fn member_without_a_number_is_an_error_on_all_members() {
+    Fakes::new().cuda().run(|| {
+        worlds(3, options(), |world| {
+            let (me, max_teams) = (world.my_pe(), world.caps().max_teams);
+            let too_many = |error: Error| assert!(matches!(error, Error::TooManyTeams { call: "team_of", .. }), "{error}");
+            let mut alone = Vec::new();
+            if me.get() == 1 {
+                alone = (1..max_teams).map(|_| world.team_of(&[me]).unwrap()).collect();
+                too_many(world.team_of(&[me]).unwrap_err());
+            }
+            let all = list(0..3);
+            too_many(world.team_of(&all).unwrap_err());
+            alone.pop().map_or(Ok(()), Team::destroy).unwrap();
+            let team = world.team_of(&all).unwrap();
+            works(&team, &all);
+            team.destroy().unwrap();
+            alone.into_iter().for_each(|team| team.destroy().unwrap());
+        });
+    });
+}
+
+/// Asserts that the calls mismatched, at once, and returns the PE that is named with its call.
+fn mismatch(world: &World, members: &[Pe]) -> (u32, String) {
+    let start = Instant::now();
+    let Err(Error::Mismatch(mismatch)) = world.team_of(members) else { panic!("{members:?}: not a mismatch") };
+    assert!(start.elapsed() < Duration::from_secs(10), "{mismatch} after {:?}", start.elapsed());
+    (mismatch.pe.get(), mismatch.theirs)
+}
+
+#[test]
+fn lists_that_differ_mismatch_on_all_that_wait() {
+    Fakes::new().cuda().run(|| {
+        worlds(3, options(), |world| {
+            let all = list(0..3);
+            for round in 0..4 {
+                // Of an even round, PE 1 has another order; of an odd one, PE 2 is not in its list.
+                let odd = if round % 2 == 0 { list([0, 2, 1]) } else { list([1, 0]) };
+                let me = world.my_pe().get();
+                world.team().barrier_blocking().unwrap();
+                if me == 1 {
+                    std::thread::sleep(Duration::from_millis(100));
+                    let (pe, theirs) = mismatch(world, &odd);
+                    assert_ne!(pe, 1);
+                    assert_eq!(theirs, "team_of of PEs [0, 1, 2]");
+                } else {
+                    let (pe, theirs) = mismatch(world, &all);
+                    let expected = if round % 2 == 0 { "team_of of PEs [0, 2, 1]" } else { "team_of of PEs [1, 0]" };
+                    assert_eq!((pe, theirs.as_str()), (1, expected));
+                }
+                world.team().barrier_blocking().unwrap();
+                let team = world.team_of(&all).unwrap();
+                works(&team, &all);
+                team.destroy().unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn late_member_is_named_and_all_can_call_again() {
+    Fakes::new().cuda().run(|| {
+        worlds(3, options().deadline(Duration::from_secs(2)), |world| {
+            let all = list(0..3);
+            if world.my_pe().get() == 2 {
+                std::thread::sleep(Duration::from_millis(3500));
+            } else {
+                let error = world.team_of(&all).unwrap_err();
+                assert!(matches!(&error, Error::Timeout(late) if late.call == "team_of"), "{error}");
+                assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
+            }
+            let team = world.team_of(&all).unwrap();
+            works(&team, &all);
+            team.destroy().unwrap();
+        });
+    });
+}
