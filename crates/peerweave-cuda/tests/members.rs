@@ -51,7 +51,8 @@ fn members_alone_make_a_team_in_the_order_of_their_list() {
 #[test]
 fn member_without_a_number_is_an_error_on_all_members() {
     Fakes::new().cuda().run(|| {
-        worlds(3, options(), |world| {
+        // Few numbers, because the fake driver takes long to make a team.
+        worlds(3, options().teams(4), |world| {
             let (me, max_teams) = (world.my_pe(), world.caps().max_teams);
             let too_many = |error: Error| assert!(matches!(error, Error::TooManyTeams { call: "team_of", .. }), "{error}");
             let mut alone = Vec::new();
@@ -59,6 +60,7 @@ fn member_without_a_number_is_an_error_on_all_members() {
                 alone = (1..max_teams).map(|_| world.team_of(&[me]).unwrap()).collect();
                 too_many(world.team_of(&[me]).unwrap_err());
             }
+            world.team().barrier_blocking().unwrap();
             let all = list(0..3);
             too_many(world.team_of(&all).unwrap_err());
             alone.pop().map_or(Ok(()), Team::destroy).unwrap();
