@@ -35,17 +35,25 @@ pub enum Form {
     GatherVInPlace,
     ScatterV,
     ScatterVInPlace,
+    Scan,
+    ScanInPlace,
+    ExclusiveScan,
+    ExclusiveScanInPlace,
 }
 
 impl Form {
     /// The forms that reduce.
-    pub const REDUCING: [Self; 6] = [
+    pub const REDUCING: [Self; 10] = [
         Self::AllReduce,
         Self::AllReduceInPlace,
         Self::Reduce,
         Self::ReduceInPlace,
         Self::ReduceScatter,
         Self::ReduceScatterInPlace,
+        Self::Scan,
+        Self::ScanInPlace,
+        Self::ExclusiveScan,
+        Self::ExclusiveScanInPlace,
     ];
 
     /// The forms that only move elements.
@@ -69,6 +77,11 @@ impl Form {
         Self::ScatterV,
         Self::ScatterVInPlace,
     ];
+
+    /// Returns whether a rank gets the reduction of the ranks before it.
+    pub fn is_scan(self) -> bool {
+        matches!(self, Self::Scan | Self::ScanInPlace | Self::ExclusiveScan | Self::ExclusiveScanInPlace)
+    }
 
     /// Returns whether the form has a part of another length for each rank.
     pub fn has_parts(self) -> bool {
@@ -96,6 +109,8 @@ impl Form {
                 | AllGatherVInPlace
                 | GatherVInPlace
                 | ScatterVInPlace
+                | Self::ScanInPlace
+                | Self::ExclusiveScanInPlace
         )
     }
 
@@ -105,6 +120,7 @@ impl Form {
         match self {
             Self::AllReduce | Self::AllReduceInPlace | Self::Reduce | Self::ReduceInPlace => (count, count),
             Self::Broadcast | Self::BroadcastInPlace => (count, count),
+            form if form.is_scan() => (count, count),
             Self::AllGather | Self::Gather | Self::AllGatherV | Self::GatherV => (count, count * n),
             Self::ReduceScatter | Self::Scatter | Self::ScatterV => (count * n, count),
             Self::GatherInPlace | Self::ScatterInPlace | Self::GatherVInPlace | Self::ScatterVInPlace if !is_root => {
@@ -235,6 +251,14 @@ pub fn reduction<T: Exact>(
         }
         Form::ReduceScatterInPlace => {
             one!(on, recv, |d| team.reduce_scatter_in_place_blocking(d, op), |q| team.reduce_scatter_in_place(q, d, op))
+        }
+        Form::Scan => two!(on, send, recv, |s, d| team.scan_blocking(s, d, op), |q| team.scan(q, s, d, op)),
+        Form::ScanInPlace => one!(on, recv, |d| team.scan_in_place_blocking(d, op), |q| team.scan_in_place(q, d, op)),
+        Form::ExclusiveScan => {
+            two!(on, send, recv, |s, d| team.exclusive_scan_blocking(s, d, op), |q| team.exclusive_scan(q, s, d, op))
+        }
+        Form::ExclusiveScanInPlace => {
+            one!(on, recv, |d| team.exclusive_scan_in_place_blocking(d, op), |q| team.exclusive_scan_in_place(q, d, op))
         }
         other => panic!("{other:?} is not a form that reduces"),
     }

@@ -9,6 +9,7 @@ use crate::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
 use crate::oracle::{self, Expected, Matrix};
 use crate::ragged;
 use crate::sample::{Exact, Sample, hash, movable, reducible, scalar};
+use peerweave::backend::CollectiveKind;
 use peerweave::{
     DType, F8E4M3, F8E5M2, Rank, ReduceOp, Reduction, Stream, Symmetric, Team, TeamShape, VectorCounts, World, bf16, f16,
 };
@@ -119,6 +120,9 @@ impl Bench<'_> {
     /// # Panics
     /// If the result differs from the oracle's, or a byte outside it changed.
     pub fn reduction<T: Exact>(&self, case: &Case, arenas: &Arenas<T>) {
+        // A scan has no average.
+        let op = if case.form.is_scan() && case.op == ReduceOp::Avg { ReduceOp::Sum } else { case.op };
+        let case = &Case { op, ..*case };
         let (rank, n) = self.me();
         let root = case.root(n);
         let lens = |rank: usize| case.form.lens(case.count, n, rank == root);
@@ -356,7 +360,8 @@ fn numbers<T: Exact>(world: &World, team: Option<&Team>, passes: usize, seed: u6
         let stream = world.stream().expect("a stream");
         let bench = Bench { team, stream: &stream };
         moving(&bench, &arenas, passes, seed);
-        for form in Form::REDUCING {
+        let has_scans = world.caps().reduction(CollectiveKind::Scan, T::DTYPE, ReduceOp::Sum).is_some();
+        for form in Form::REDUCING.into_iter().filter(|form| has_scans || !form.is_scan()) {
             for op in ReduceOp::ALL.into_iter().filter(|op| op.accepts(T::DTYPE)) {
                 for case in cases(form, op, size_of::<T>(), team.size(), passes, seed ^ T::DTYPE as u64) {
                     bench.reduction(&case, &arenas);

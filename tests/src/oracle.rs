@@ -24,11 +24,12 @@ pub fn reduction<T: Exact>(
 ) -> Expected<T> {
     let n = inputs.len();
     let mut elements = Vec::with_capacity(n);
-    let mut combined = |index: usize| {
+    let mut combined_first = |ranks: usize, index: usize| {
         elements.clear();
-        elements.extend(inputs.iter().map(|input| input[index]));
+        elements.extend(inputs[..ranks].iter().map(|input| input[index]));
         T::combine(op, &elements, scalars)
     };
+    let mut combined = |index: usize| combined_first(n, index);
     match form {
         Form::AllReduce | Form::AllReduceInPlace => (0..inputs[0].len()).map(|i| Some(combined(i))).collect(),
         Form::Reduce | Form::ReduceInPlace if rank == root => (0..inputs[0].len()).map(|i| Some(combined(i))).collect(),
@@ -42,6 +43,11 @@ pub fn reduction<T: Exact>(
             let mine = rank * count..(rank + 1) * count;
             (0..count * n).map(|i| mine.contains(&i).then(|| combined(i))).collect()
         }
+        Form::Scan | Form::ScanInPlace => (0..inputs[0].len()).map(|i| Some(combined_first(rank + 1, i))).collect(),
+        Form::ExclusiveScan | Form::ExclusiveScanInPlace if rank > 0 => {
+            (0..inputs[0].len()).map(|i| Some(combined_first(rank, i))).collect()
+        }
+        Form::ExclusiveScan | Form::ExclusiveScanInPlace => before.iter().copied().map(Some).collect(),
         other => panic!("{other:?} is not a form that combines elements"),
     }
 }
@@ -139,6 +145,9 @@ mod tests {
     fn oracle_of_three_ranks_matches_results_computed_by_hand() {
         let inputs = vec![vec![1, 2, 3], vec![10, 20, 30], vec![100, 200, 300]];
         assert_eq!(all(reduction(Form::AllReduce, ReduceOp::Sum, &inputs, &[], 1, 0, &[])), [111, 222, 333]);
+        assert_eq!(all(reduction(Form::Scan, ReduceOp::Sum, &inputs, &[], 1, 0, &[])), [11, 22, 33]);
+        assert_eq!(all(reduction(Form::ExclusiveScan, ReduceOp::Sum, &inputs, &[], 2, 0, &[])), [11, 22, 33]);
+        assert_eq!(all(reduction(Form::ExclusiveScan, ReduceOp::Sum, &inputs, &[], 0, 0, &[7])), [7]);
         assert_eq!(all(reduction(Form::ReduceScatter, ReduceOp::Max, &inputs, &[], 1, 0, &[])), [200]);
         assert_eq!(reduction(Form::ReduceScatterInPlace, ReduceOp::Min, &inputs, &[], 2, 0, &[]), [None, None, Some(3)]);
         assert_eq!(all(movement(Form::AllToAll, &inputs, 1, 0, &[])), [2, 20, 200]);

@@ -66,8 +66,8 @@ mod shared;
 mod world;
 
 pub use arguments::{
-    Buffer, Dest, MaybeDest, MaybeSource, OnDevice, Parts, Reduction, Signal, SignalUpdate, Source, StreamDest, StreamSource,
-    Symmetric, SymmetricRange, WaitWord, none,
+    Buffer, Dest, MaybeDest, MaybeSource, OnDevice, Parts, ReduceFn, Reduction, Signal, SignalUpdate, Source, StreamDest,
+    StreamSource, Symmetric, SymmetricRange, WaitWord, none,
 };
 pub use backend::error::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 pub use backend::{

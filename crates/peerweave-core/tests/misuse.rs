@@ -3,8 +3,8 @@
 use peerweave_core::backend::Caps;
 use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{
-    Buffer, Compare, Error, Parts, Pe, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Stream, Strides, SymOffset, Symmetric,
-    Team, TeamShape, VectorCounts, World, none,
+    Buffer, Compare, Error, Parts, Pe, PrivateBuffers, Rank, ReduceFn, ReduceOp, Reduction, Result, Stream, Strides, SymOffset,
+    Symmetric, Team, TeamShape, VectorCounts, World, none,
 };
 use std::sync::Arc;
 
@@ -341,6 +341,7 @@ const TABLE: &[(&str, Wrong)] = &[
         "all_to_all_v_in_place_blocking: `counts.recv_counts` is [1, 2, 1], expected the same list as on the sending side, because the call is in place",
         |s| s.team.all_to_all_v_in_place_blocking(&s.x, VectorCounts::packed([2, 2, 2], [1, 2, 1])),
     ),
+    ("exchange_counts: `send_counts` has 2 elements, expected 3", |s| s.team.exchange_counts(&[1, 2]).map(drop)),
     // ---- parts ----
     ("all_gather_v: `parts.counts` has 2 elements, expected 3", |s| {
         s.team.all_gather_v(&s.stream, &s.x, &s.y, Parts::packed([6, 0])).map(drop)
@@ -392,6 +393,31 @@ const TABLE: &[(&str, Wrong)] = &[
     ("scatter_v_in_place: `buffer` was released", |s| {
         s.team.scatter_v_in_place(&s.stream, &s.released, Parts::equal(3, 2), ROOT).map(drop)
     }),
+    ("all_to_all_strided: `strides.dest` is 0, expected at least 1", |s| {
+        s.team.all_to_all_strided(&s.stream, &s.x, &s.y, Strides { count: 2, source: 1, dest: 0 }).map(drop)
+    }),
+    ("all_to_all_strided_blocking: `send` has 6 elements, but the call uses 0..11", |s| {
+        s.team.all_to_all_strided_blocking(&s.x, &s.y, Strides { count: 2, source: 2, dest: 1 })
+    }),
+    // ---- scans, reductions by a function ----
+    ("scan: `recv` has 5 elements, expected 6", |s| s.team.scan(&s.stream, &s.x, &s.y.slice(..5)?, ReduceOp::Sum).map(drop)),
+    ("exclusive_scan_blocking: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
+        s.team.exclusive_scan_blocking(&s.x, &s.x, ReduceOp::Sum)
+    }),
+    (
+        "scan_in_place_blocking: `op` is avg, expected a reduction that can be continued from rank to rank; average a sum instead",
+        |s| s.team.scan_in_place_blocking(&s.x, ReduceOp::Avg),
+    ),
+    ("exclusive_scan_in_place: xor is not defined for f32", |s| {
+        s.team.exclusive_scan_in_place(&s.stream, &s.x, ReduceOp::Xor).map(drop)
+    }),
+    ("all_reduce_with_blocking: `recv` has 5 elements, expected 6", |s| {
+        s.team.all_reduce_with_blocking(&s.x, &s.y.slice(..5)?, &ReduceFn::new(|a, b| a + b))
+    }),
+    ("reduce_with: `recv` is missing: this rank is the root", |s| {
+        s.team.reduce_with(&s.stream, &s.x, none(), &ReduceFn::new(f32::max), ROOT).map(drop)
+    }),
+    ("scan_with_blocking: `send` was released", |s| s.team.scan_with_blocking(&s.released, &s.y, &ReduceFn::new(f32::max))),
     // ---- shapes, allocations ----
     ("team_of: `members` is empty, expected at least this PE", |s| s.world.team_of(&[]).map(drop)),
     ("team_of: `members` is a list with PE 4, expected PEs of this job (World::n_pes)", |s| {

@@ -192,6 +192,7 @@ impl Shared {
         let mut caps = Caps::new(layout.heap_bytes, MAX_TEAMS, format!("CPU, {}", simd::isa()));
         caps.call_checking = CallChecking::Always;
         caps.max_align_bytes = layout.align();
+        caps.reduce_functions = true;
         caps.reductions = Caps::reductions_with(|reduction| {
             reduction.order = ReductionOrder::Rank;
             reduction.same_bits = true;

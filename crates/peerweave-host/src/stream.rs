@@ -50,6 +50,7 @@ struct Jobs {
     failed: Option<Failure>,
 }
 
+#[allow(clippy::large_enum_variant, reason = "almost every job is a run, and a box would be one more allocation for each")]
 enum Job {
     Run { call: &'static str, task: Task<'static>, done: Arc<Completion>, keep: Keep },
     Record(Arc<HostEvent>),

@@ -11,7 +11,9 @@
 //! | [`from_torch`] | users of `torch.distributed` |
 
 #[cfg(doc)]
-use crate::{Buffer, Error, OnDevice, Parts, ReduceOp, Reduction, Stream, Symmetric, Team, Ticket, World, WorldBuilder};
+use crate::{
+    Buffer, Error, OnDevice, Parts, ReduceFn, ReduceOp, Reduction, Stream, Symmetric, Team, Ticket, World, WorldBuilder,
+};
 #[cfg(doc)]
 use crate::{Context, Lock};
 
@@ -31,6 +33,7 @@ use crate::{Context, Lock};
 /// |---|---|
 /// | every rank contributes, every rank needs the whole result | [`Team::all_reduce`], [`Team::all_gather`], [`Team::all_gather_v`] for unequal parts |
 /// | every rank needs its part of the result | [`Team::reduce_scatter`], [`Team::all_to_all`], [`Team::all_to_all_v`] for unequal parts |
+/// | a rank needs the reduction of the ranks before it, such as its offset in a list of all | [`Team::scan`], [`Team::exclusive_scan`] |
 /// | one rank has the data, or needs it | [`Team::broadcast`], [`Team::scatter`], [`Team::reduce`], [`Team::gather`]; [`Team::scatter_v`], [`Team::gather_v`] for unequal parts |
 /// | two ranks exchange data and both know when | [`Team::send`] and [`Team::recv`]; several in a [`Team::group`], so that none waits for another |
 /// | only the sender knows when, and the receiver waits for it | [`Team::put_signal`] and [`Team::wait_until`] |
@@ -116,10 +119,13 @@ pub mod threads {}
 /// | `MPI_Barrier` | [`Team::sync`], or [`Team::barrier`], which also completes puts |
 /// | `MPI_Bcast` | [`Team::broadcast_in_place`] |
 /// | `MPI_Reduce`, `MPI_Allreduce` | [`Team::reduce`], [`Team::all_reduce`] |
+/// | `MPI_Scan`, `MPI_Exscan` | [`Team::scan`], [`Team::exclusive_scan`] |
+/// | `MPI_Op_create` | [`ReduceFn`], for [`Team::all_reduce_with`], [`Team::reduce_with`], [`Team::scan_with`]; on the host backend |
 /// | `MPI_Reduce_scatter_block` | [`Team::reduce_scatter`] |
 /// | `MPI_Gather`, `MPI_Allgather`, `MPI_Scatter` | [`Team::gather`], [`Team::all_gather`], [`Team::scatter`] |
 /// | `MPI_Gatherv`, `MPI_Allgatherv`, `MPI_Scatterv` | [`Team::gather_v`], [`Team::all_gather_v`], [`Team::scatter_v`]: `recvcounts` and `displs` are one [`Parts`] |
 /// | `MPI_Alltoall`, `MPI_Alltoallv` | [`Team::all_to_all`], [`Team::all_to_all_v`] |
+/// | an `MPI_Alltoall` of counts before an `MPI_Alltoallv` | [`Team::exchange_counts`] |
 /// | `MPI_IN_PLACE` | the forms with `_in_place` |
 /// | `MPI_Send`, `MPI_Recv` | [`Team::send_blocking`], [`Team::recv_blocking`]; without tags: messages between two ranks match in order |
 /// | `MPI_Sendrecv` | both in one [`Team::group_blocking`] |
@@ -158,7 +164,8 @@ pub mod from_mpi {}
 /// | `shmem_set_lock`, `shmem_test_lock`, `shmem_clear_lock` | [`Lock::lock`], [`Lock::try_lock`], and the drop of the guard; [`World::alloc_lock`](peerweave_core::World::alloc_lock) makes a lock |
 /// | `shmem_barrier_all`, `shmem_team_sync` | [`Team::barrier_blocking`], [`Team::sync_blocking`] |
 /// | `shmem_broadcast`, `shmem_fcollect`, `shmem_alltoall` | [`Team::broadcast`], [`Team::all_gather`], [`Team::all_to_all`] |
-/// | `shmem_collect` | [`Team::all_gather_v`], with the length that each rank contributes in a [`Parts`] |
+/// | `shmem_alltoalls` | [`Team::all_to_all_strided`] |
+/// | `shmem_collect` | [`Team::all_gather_v`], with the length that each rank contributes in a [`Parts`], which [`Team::exchange_parts`] gets from all ranks |
 /// | `shmem_sum_reduce`, `shmem_max_reduce`, ... | [`Team::all_reduce`] with a [`ReduceOp`] |
 /// | `shmem_atomic_*` | `Team::atomic_*`, such as [`Team::atomic_fetch_add`] |
 /// | `shmem_team_split_strided`, `shmem_team_split_2d` | [`Team::split_strided`], [`Team::split_2d`](crate::Team::split_2d) |

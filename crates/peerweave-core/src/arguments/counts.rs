@@ -17,14 +17,18 @@ fn running_sums(counts: &[usize]) -> Vec<usize> {
 }
 
 /// Constructors for the counts of an all-to-all-v.
+///
+/// To get them from the send counts alone, use
+/// [`Team::exchange_counts`](crate::Team::exchange_counts).
 impl VectorCounts {
     /// Returns counts for parts that lie without gaps, in rank order, in both buffers: the offsets
-    /// are running sums.
+    /// are running sums. Takes arrays, slices and vectors.
     ///
     /// ```
     /// use peerweave::VectorCounts;
     ///
-    /// let counts = VectorCounts::packed([1, 2], [3, 0]);
+    /// let received = vec![3, 0];
+    /// let counts = VectorCounts::packed([1, 2], &received[..]);
     /// assert_eq!(counts.send_offsets, [0, 1]);
     /// assert_eq!(counts.recv_offsets, [0, 3]);
     /// ```
@@ -33,6 +37,34 @@ impl VectorCounts {
         let (send_offsets, recv_offsets) = (running_sums(&send_counts), running_sums(&recv_counts));
         Self { send_counts, send_offsets, recv_counts, recv_offsets }
     }
+
+    /// Returns counts for parts of `count` elements between any two of `ranks` ranks, which lie
+    /// without gaps, in rank order, as in [`Team::all_to_all`](crate::Team::all_to_all).
+    ///
+    /// ```
+    /// use peerweave::VectorCounts;
+    ///
+    /// assert_eq!(VectorCounts::equal(2, 3), VectorCounts::packed([3, 3], [3, 3]));
+    /// ```
+    pub fn equal(ranks: usize, count: usize) -> Self {
+        Self::packed(vec![count; ranks], vec![count; ranks])
+    }
+
+    /// Returns the smallest length of a buffer that contains all parts to send.
+    pub fn send_end(&self) -> usize {
+        end(&self.send_offsets, &self.send_counts)
+    }
+
+    /// Returns the smallest length of a buffer that contains all parts to receive.
+    pub fn recv_end(&self) -> usize {
+        end(&self.recv_offsets, &self.recv_counts)
+    }
+}
+
+/// Returns the end of the last part that is not empty.
+fn end(offsets: &[usize], counts: &[usize]) -> usize {
+    let parts = std::iter::zip(offsets, counts).filter(|&(_, &count)| count > 0);
+    parts.map(|(offset, &count)| offset.saturating_add(count)).max().unwrap_or(0)
 }
 
 /// The part of each rank in a buffer of [`all_gather_v`](crate::Team::all_gather_v),
@@ -87,7 +119,6 @@ impl Parts {
 
     /// Returns the smallest length of a buffer that contains all parts.
     pub fn end(&self) -> usize {
-        let parts = std::iter::zip(&self.offsets, &self.counts).filter(|&(_, &count)| count > 0);
-        parts.map(|(offset, &count)| offset.saturating_add(count)).max().unwrap_or(0)
+        end(&self.offsets, &self.counts)
     }
 }

@@ -4,6 +4,7 @@
 pub(crate) mod buffer;
 mod counts;
 pub(crate) mod on_device;
+mod reduce_fn;
 pub(crate) mod reduction;
 pub(crate) mod shared_bytes;
 pub(crate) mod signal;
@@ -15,6 +16,7 @@ pub(crate) mod wait_word;
 pub use buffer::Buffer;
 pub use counts::Parts;
 pub use on_device::OnDevice;
+pub use reduce_fn::ReduceFn;
 pub use reduction::Reduction;
 pub use signal::{Signal, SignalUpdate};
 pub use span::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, none};

@@ -24,6 +24,9 @@ pub struct Caps {
     pub device: Option<u32>,
     /// The behavior of streams after an operation has failed.
     pub after_failure: AfterFailure,
+    /// Whether a function of the caller can combine elements
+    /// ([`ReduceFn`](crate::ReduceFn)).
+    pub reduce_functions: bool,
     /// How reductions are computed, one entry for each collective, type and reduction that is
     /// defined. See [`Caps::reduction`].
     pub reductions: Vec<ReductionCaps>,
@@ -43,6 +46,7 @@ impl Caps {
             compute: compute.into(),
             device: None,
             after_failure: AfterFailure::SkipsStream,
+            reduce_functions: false,
             reductions: Self::reductions_with(|_| {}),
         }
     }
@@ -54,7 +58,8 @@ impl Caps {
         let mut all = Vec::new();
         for kind in CollectiveKind::ALL.into_iter().filter(|kind| kind.reduces()) {
             for dtype in DType::ALL {
-                for op in ReduceOp::ALL.into_iter().filter(|op| op.accepts(dtype)) {
+                let is_defined = |op: &ReduceOp| op.accepts(dtype) && !(kind.is_scan() && *op == ReduceOp::Avg);
+                for op in ReduceOp::ALL.into_iter().filter(is_defined) {
                     let (order, accumulator, nan) = (ReductionOrder::Unspecified, AccumulatorType::Element, NanRule::Unspecified);
                     let mut caps = ReductionCaps { kind, dtype, op, order, same_bits: false, accumulator, nan };
                     describe(&mut caps);
@@ -65,8 +70,8 @@ impl Caps {
         all
     }
 
-    /// Returns how the backend computes a reduction; `None` if it is not defined, or `kind` does
-    /// not reduce.
+    /// Returns how the backend computes a reduction; `None` if it is not defined, the backend does
+    /// not have it, or `kind` does not reduce.
     ///
     /// ```
     /// use peerweave::backend::CollectiveKind;

@@ -22,8 +22,9 @@ pub use caps::{AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, Priva
 pub use device::{DeviceOwner, Keep};
 pub(crate) use device::{Held, Owner};
 pub use op::{
-    Atomic, AtomicKind, BoundKernel, Collective, CollectiveKind, CollectiveShape, Copy, Direction, Fill, Get, GetElement, Launch,
-    Op, Place, PointToPoint, Put, PutElement, Signal, Strided, Until, VectorCounts, WaitMode, WaitUntil, WaitValues,
+    Atomic, AtomicKind, BoundKernel, Collective, CollectiveKind, CollectiveShape, Combine, Copy, Direction, Fill, Get,
+    GetElement, Launch, Op, Place, PointToPoint, Put, PutElement, Signal, Special, Strided, Until, VectorCounts, WaitMode,
+    WaitUntil, WaitValues,
 };
 
 use crate::Error;

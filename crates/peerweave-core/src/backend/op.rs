@@ -1,11 +1,11 @@
 //! Operations as plain data, and the location of their memory.
 //!
 //! # Collective operations and their counts
-//! `count` is in elements, with the meaning of NCCL: the whole buffer for all-reduce, reduce and
-//! broadcast; the contribution of one rank for all-gather and gather; the result of one rank for
-//! reduce-scatter and scatter; the part from one rank to one rank for all-to-all; the sum of all
-//! parts for all-gather-v. It is 0 for all-to-all-v, gather-v and scatter-v, whose counts not every
-//! rank knows: see [`VectorCounts`].
+//! `count` is in elements, with the meaning of NCCL: the whole buffer for all-reduce, reduce,
+//! broadcast and scans; the contribution of one rank for all-gather and gather; the result of one
+//! rank for reduce-scatter and scatter; the part from one rank to one rank for all-to-all and its
+//! strided form; the sum of all parts for all-gather-v. It is 0 for all-to-all-v, gather-v and
+//! scatter-v, whose counts not every rank knows: see [`VectorCounts`].
 
 use super::TeamId;
 use peerweave_device::launch::PtxImage;
@@ -140,11 +140,14 @@ pub enum CollectiveKind {
     AllGatherV = 11,
     GatherV = 12,
     ScatterV = 13,
+    Scan = 14,
+    ExclusiveScan = 15,
+    AllToAllStrided = 16,
 }
 
 impl CollectiveKind {
     /// Every collective.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::Barrier,
         Self::Sync,
         Self::AllReduce,
@@ -159,6 +162,9 @@ impl CollectiveKind {
         Self::AllGatherV,
         Self::GatherV,
         Self::ScatterV,
+        Self::Scan,
+        Self::ExclusiveScan,
+        Self::AllToAllStrided,
     ];
 
     /// Returns the name of the call.
@@ -178,6 +184,9 @@ impl CollectiveKind {
             Self::AllGatherV => "all_gather_v",
             Self::GatherV => "gather_v",
             Self::ScatterV => "scatter_v",
+            Self::Scan => "scan",
+            Self::ExclusiveScan => "exclusive_scan",
+            Self::AllToAllStrided => "all_to_all_strided",
         }
     }
 
@@ -188,7 +197,13 @@ impl CollectiveKind {
 
     /// Returns whether the collective reduces elements.
     pub const fn reduces(self) -> bool {
-        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter | Self::Scan | Self::ExclusiveScan)
+    }
+
+    /// Returns whether rank `r` gets the reduction of the first ranks only: up to `r`, or up to
+    /// `r - 1`. An exclusive scan changes nothing on rank 0.
+    pub const fn is_scan(self) -> bool {
+        matches!(self, Self::Scan | Self::ExclusiveScan)
     }
 
     /// Returns whether the collective has a root.
@@ -232,9 +247,47 @@ pub struct Collective {
     pub recv: Option<Place>,
     /// The counts of the kinds that [have some](CollectiveKind::has_counts).
     pub counts: Option<Arc<VectorCounts>>,
+    /// What few calls have. It is behind a pointer, so that others stay short.
+    pub special: Option<Arc<Special>>,
+}
+
+/// What only few collectives have.
+#[derive(Debug)]
+pub enum Special {
+    /// A function of the caller that combines elements in place of [`Collective::op`], in rank
+    /// order. Only for a backend whose [`Caps::reduce_functions`](super::Caps::reduce_functions) is
+    /// set.
+    Function(Box<dyn Combine>),
+    /// The distances between elements of `send` and of `recv`, for a strided all-to-all: the
+    /// elements are those of an all-to-all, in the same order.
+    Strides([usize; 2]),
+}
+
+/// Combines elements in a way that the caller defines. The elements are passed as bytes.
+pub trait Combine: Send + Sync + fmt::Debug {
+    /// Replaces each element `a` of `accumulator` by the combination of `a` and the element `b` at
+    /// the same index of `operand`, in this order. Both slices hold whole elements, and as many.
+    fn combine(&self, accumulator: &mut [u8], operand: &[u8]);
 }
 
 impl Collective {
+    /// Returns the function of the caller that combines elements.
+    #[inline]
+    pub fn function(&self) -> Option<&dyn Combine> {
+        match self.special.as_deref()? {
+            Special::Function(function) => Some(&**function),
+            Special::Strides(_) => None,
+        }
+    }
+
+    /// Returns the distances between elements of `send` and of `recv`.
+    pub fn strides(&self) -> [usize; 2] {
+        match self.special.as_deref() {
+            Some(Special::Strides(strides)) => *strides,
+            _ => [1; 2],
+        }
+    }
+
     /// Returns the arguments that must be equal on all ranks of the team.
     pub fn shape(&self) -> CollectiveShape {
         let Self { kind, dtype, op, root, count, .. } = *self;

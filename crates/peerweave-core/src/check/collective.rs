@@ -6,7 +6,7 @@ use crate::Result;
 use crate::arguments::reduction::ErasedReduction;
 use crate::arguments::span::{Owner, Span};
 use crate::backend::error::{Error, MisuseKind, misuse};
-use crate::backend::{Collective, CollectiveKind, Op, VectorCounts};
+use crate::backend::{Collective, CollectiveKind, Op, Special, VectorCounts};
 use crate::bounds::length;
 use crate::world::team::Team;
 use peerweave_types::{DType, Rank, ReduceOp};
@@ -33,6 +33,7 @@ pub(super) fn collective<'a>(
         send: send.map(|span| span.place),
         recv: recv.map(|span| span.place),
         counts: extras.counts,
+        special: extras.special,
     });
     let owner = |span: Option<&Span<'a>>| span.map_or(Owner::Caller, |span| span.owner);
     Prepared::new(op, [owner(send), owner(recv), Owner::Caller])
@@ -44,11 +45,12 @@ pub(super) struct CollectiveExtras {
     pub(super) scalar: u64,
     pub(super) root: Rank,
     pub(super) counts: Option<Arc<VectorCounts>>,
+    pub(super) special: Option<Arc<Special>>,
 }
 
 impl CollectiveExtras {
     pub(super) const NONE: Self =
-        Self { op: ReduceOp::Sum, scalar: ErasedReduction::NO_SCALAR, root: Rank::new(0), counts: None };
+        Self { op: ReduceOp::Sum, scalar: ErasedReduction::NO_SCALAR, root: Rank::new(0), counts: None, special: None };
 
     #[inline(always)]
     fn root(root: Rank) -> Self {
@@ -56,7 +58,7 @@ impl CollectiveExtras {
     }
 
     #[inline(always)]
-    fn reduction(op: ReduceOp, scalar: u64) -> Self {
+    pub(super) fn reduction(op: ReduceOp, scalar: u64) -> Self {
         Self { op, scalar, ..Self::NONE }
     }
 }
@@ -370,7 +372,7 @@ fn missing(call: &'static str, argument: &'static str) -> Error {
 
 /// Checks that the reduction is defined for the type; returns the bits of the scalar.
 #[inline(always)]
-fn reduction(call: &'static str, reduction: ErasedReduction, dtype: DType) -> Result<u64> {
+pub(super) fn reduction(call: &'static str, reduction: ErasedReduction, dtype: DType) -> Result<u64> {
     if !reduction.op.accepts(dtype) {
         return Err(misuse(call, MisuseKind::Reduction { op: reduction.op, dtype }));
     }

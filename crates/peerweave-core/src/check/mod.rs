@@ -25,6 +25,7 @@ mod collective;
 mod one_sided;
 mod parts;
 mod rotation;
+mod scan;
 mod vector;
 
 pub(crate) use collective::{
@@ -34,6 +35,8 @@ pub(crate) use collective::{
 };
 pub(crate) use one_sided::{Awaited, atomic, get, get_element, peer_of, put, put_element, signal, strided, wait, wait_for_one};
 pub(crate) use parts::{all_gather_v, all_gather_v_in_place, gather_v, gather_v_in_place, scatter_v, scatter_v_in_place};
+pub(crate) use scan::{all_reduce_with, all_to_all_strided, reduce_with, scan, scan_in_place, scan_with};
+pub(crate) use vector::for_each_rank;
 
 /// An operation that has passed the checks.
 pub(crate) struct Prepared<'a> {

@@ -126,7 +126,7 @@ pub(crate) fn strided<'a>(
 }
 
 /// Checks that `count` elements at `stride` lie within `len`.
-fn reach(call: &'static str, name: &'static str, len: usize, stride: usize, count: usize) -> Result<()> {
+pub(super) fn reach(call: &'static str, name: &'static str, len: usize, stride: usize, count: usize) -> Result<()> {
     let Some(last) = count.checked_sub(1) else { return Ok(()) };
     let end = last.saturating_mul(stride).saturating_add(1);
     if end <= len { Ok(()) } else { Err(wrong_range(call, name, 0, end, len)) }

@@ -60,7 +60,7 @@ fn check_counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: 
 }
 
 /// Checks that a list has an entry for each rank.
-pub(super) fn for_each_rank(call: &'static str, of: &Team, name: &'static str, list: &[usize]) -> Result<()> {
+pub(crate) fn for_each_rank(call: &'static str, of: &Team, name: &'static str, list: &[usize]) -> Result<()> {
     if list.len() == of.size() { Ok(()) } else { Err(wrong_length(call, name, list.len(), of.size())) }
 }
 

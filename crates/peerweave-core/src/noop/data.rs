@@ -4,7 +4,9 @@
 use super::Noop;
 use crate::arguments::shared_bytes::{self, Reading};
 use crate::backend::TeamId;
-use crate::backend::{Atomic, AtomicKind, Collective, Direction, Op, Outcome, PointToPoint, Strided, Until, WaitMode, WaitUntil};
+use crate::backend::{
+    Atomic, AtomicKind, Collective, CollectiveKind, Direction, Op, Outcome, PointToPoint, Strided, Until, WaitMode, WaitUntil,
+};
 use crate::{Error, Result, Timeout};
 use peerweave_types::{DType, Number, Pe, ReduceOp, SignalOp, SymOffset, bf16, f16};
 use std::collections::HashMap;
@@ -124,8 +126,20 @@ fn collective(noop: &Noop, op: &Collective) {
     if noop.members(op.team).len() != 1 {
         return;
     }
+    // Nothing comes before the only rank.
+    if op.kind == CollectiveKind::ExclusiveScan {
+        return;
+    }
     let (Some(mut send), Some(mut recv)) = (op.send, op.recv) else { return };
     let size = op.dtype.size_bytes();
+    if op.kind == CollectiveKind::AllToAllStrided {
+        let [source, dest] = op.strides();
+        for i in 0..op.count {
+            let [from, to] = [send.plus(i * source * size), recv.plus(i * dest * size)];
+            copy(noop.reading(from, size), noop.place(to, size), size);
+        }
+        return;
+    }
     let mut count = op.count;
     if let Some(counts) = &op.counts {
         (send, recv) = (send.plus(counts.send_offsets[0] * size), recv.plus(counts.recv_offsets[0] * size));

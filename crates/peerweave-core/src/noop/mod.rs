@@ -154,6 +154,7 @@ impl Noop {
     pub fn with_heap(my_pe: u32, n_pes: usize, heap_bytes: usize) -> Arc<Self> {
         let heap_bytes = heap_bytes.next_multiple_of(Heap::PAGE);
         let mut caps = Caps::new(heap_bytes, MAX_TEAMS, "nothing");
+        caps.reduce_functions = true;
         caps.max_align_bytes = Heap::align(heap_bytes);
         Self::with_caps(my_pe, n_pes, caps)
     }

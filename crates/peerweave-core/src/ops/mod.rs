@@ -2,17 +2,21 @@
 //! the result to `call.rs`.
 
 mod address;
+mod all_to_all_strided;
 mod atomic;
 mod collective;
 mod collective_blocking;
 mod collective_v;
 mod context;
+mod exchange_counts;
 mod group;
 mod launch;
 mod local;
 mod lock;
 mod one_sided;
 mod order;
+mod reduce_with;
+mod scan;
 mod signal;
 mod team;
 mod wait;

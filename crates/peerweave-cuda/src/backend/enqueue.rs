@@ -390,6 +390,14 @@ impl Enqueue<'_> {
     fn collective(&mut self, op: &Collective) -> Outcome<Source> {
         let team = &*self.state.team(self.call, op.team)?;
         self.state.poisoned(self.call, team.name())?;
+        if op.kind == CollectiveKind::AllToAllStrided {
+            let why = "it has no kernel for it yet: copy the elements to contiguous memory, and use all_to_all";
+            return Err(unsupported(self.call, why));
+        }
+        if op.kind.is_scan() {
+            let why = "it has no kernels for scans: gather the operands with all_gather, and combine them";
+            return Err(unsupported(self.call, why));
+        }
         let alone = team.members.len() == 1;
         let _order = order(&team.order, self.call, self.stream, self.capturing)?;
         self.compared(team, op);

@@ -69,6 +69,7 @@ impl Shared {
             send: Some(Place::Private(words.as_ptr().cast_mut().cast())),
             recv: Some(Place::Private(all.as_mut_ptr().cast())),
             counts: None,
+            special: None,
         };
         let mut task = CollectiveTask::start_internal(team, Cow::Borrowed(&op), purpose, detail);
         task.drive(self, Limit::Deadline(self.peers.deadline)).map_err(Stop::into_error)?;

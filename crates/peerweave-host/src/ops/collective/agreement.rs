@@ -96,11 +96,15 @@ fn split(detail: u64) -> SplitCall {
     }
 }
 
+/// Marks a reduction by a function of the caller, in the word that describes a call.
+const BY_FUNCTION: u64 = 1 << 31;
+
 impl Run<'_> {
     /// Returns the parameters on which all ranks must agree, as four words.
     fn call_words(&self) -> [u64; 4] {
         let op = self.op;
         let what = op.kind as u64 | (op.dtype as u64) << 8 | (op.op as u64) << 16 | (self.purpose as u64) << 24;
+        let what = what | if op.function().is_some() { BY_FUNCTION } else { 0 };
         [what, u64::from(op.root.get()), op.count as u64, self.detail]
     }
 
@@ -157,7 +161,7 @@ pub(super) fn mismatch(mismatch: Mismatch) -> Stop {
 
 /// Returns the description of a call for messages.
 fn describe([what, root, count, detail]: [u64; 4]) -> String {
-    let purpose = Purpose::ALL.get((what >> 24 & 0xff) as usize).copied().unwrap_or(Purpose::User);
+    let purpose = Purpose::ALL.get((what >> 24 & 0x7f) as usize).copied().unwrap_or(Purpose::User);
     if let Some(call) = purpose.call() {
         return match purpose {
             Purpose::Allocate => allocation(detail).to_string(),
@@ -171,7 +175,8 @@ fn describe([what, root, count, detail]: [u64; 4]) -> String {
     let (kind, dtype, op) = (what as u8, (what >> 8) as u8, (what >> 16) as u8);
     let known = (CollectiveKind::from_u8(kind), DType::from_u8(dtype), ReduceOp::from_u8(op));
     let (Some(kind), Some(dtype), Some(op)) = known else { return format!("an unknown operation ({what:#x})") };
-    CollectiveShape { kind, dtype, op, root: Rank::new(root as u32), count: count as usize }.to_string()
+    let described = CollectiveShape { kind, dtype, op, root: Rank::new(root as u32), count: count as usize }.to_string();
+    if what & BY_FUNCTION == 0 { described } else { described.replacen(" by sum", " by a function", 1) }
 }
 
 #[cfg(test)]
@@ -183,5 +188,7 @@ mod tests {
         let words = [CollectiveKind::Reduce as u64 | (DType::F32 as u64) << 8 | (ReduceOp::Max as u64) << 16, 3, 17, 0];
         assert_eq!(describe(words), "reduce of 17 elements of f32 by max with root 3");
         assert_eq!(describe([CollectiveKind::Barrier as u64, 0, 0, 0]), "barrier");
+        let words = [CollectiveKind::Scan as u64 | (DType::U8 as u64) << 8 | BY_FUNCTION, 0, 2, 0];
+        assert_eq!(describe(words), "scan of 2 elements of u8 by a function");
     }
 }

@@ -54,12 +54,14 @@ impl Run<'_> {
             (Kind::AllGather | Kind::Gather, _) => self.direct_gather(&buffers),
             (Kind::Scatter, _) => self.direct_scatter(&buffers),
             (Kind::AllToAll, _) if in_place == InPlace::All => self.direct_exchange(&buffers),
-            // A part would overwrite parts that other ranks have yet to read: use the staging
+            (Kind::AllToAllStrided, _) => return self.in_rounds(entries, counts, phases_done),
+            // A result would overwrite operands that other ranks have yet to read: use the staging
             // areas.
-            (Kind::AllToAll | Kind::AllToAllV, _) if in_place != InPlace::None => {
+            (Kind::AllToAll | Kind::AllToAllV | Kind::Scan | Kind::ExclusiveScan, _) if in_place != InPlace::None => {
                 return self.in_rounds(entries, counts, phases_done);
             }
             (Kind::AllToAll, _) => self.direct_all_to_all(&buffers),
+            (Kind::Scan | Kind::ExclusiveScan, _) => self.direct_scan(&buffers),
             (_, Some(counts)) => self.direct_vector(&buffers, counts),
             _ => {}
         }
@@ -105,6 +107,17 @@ impl Run<'_> {
         };
         let stores = self.stores(self.op.count * size * (self.n + self.n.min(outputs.len() * self.n)));
         self.reduce(&inputs, &outputs, share.len(), stores);
+    }
+
+    /// Each rank reads the operands of the ranks before it.
+    fn direct_scan(&self, buffers: &Buffers) {
+        let ranks = if self.op.kind == Kind::Scan { self.me + 1 } else { self.me };
+        let operands = buffers.send.iter().zip(&buffers.scalars).take(ranks);
+        let inputs: PerRank<Input> = operands.map(|(&send, &scalar)| Input { at: send, scalar }).collect();
+        if !inputs.is_empty() {
+            let stores = self.stores(self.op.count * self.element_bytes() * (self.n + 1));
+            self.reduce(&inputs, &[buffers.recv[self.me]], self.op.count, stores);
+        }
     }
 
     fn direct_reduce_scatter(&self, buffers: &Buffers) {

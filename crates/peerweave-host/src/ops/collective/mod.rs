@@ -21,6 +21,7 @@ mod agreement;
 mod counts;
 mod cross_memory;
 mod direct;
+mod functions;
 mod staged;
 mod vector;
 
@@ -96,7 +97,10 @@ impl<'a> CollectiveTask<'a> {
             None => {
                 let (op, purpose, detail) = (&*self.op, self.purpose, self.detail);
                 let run = Run { shared, step: &step, op, me: team.rank, n: team.size(), purpose, detail };
-                run.run(&mut self.entered, limit)
+                match op.function() {
+                    None => run.run(&mut self.entered, limit),
+                    Some(_) => functions::catching(call, || run.run(&mut self.entered, limit)),
+                }
             }
         };
         std::mem::forget(guard);
@@ -200,7 +204,10 @@ impl Run<'_> {
     #[inline]
     fn parts(&self) -> usize {
         match self.op.kind {
-            CollectiveKind::ReduceScatter | CollectiveKind::Scatter | CollectiveKind::AllToAll => self.n,
+            CollectiveKind::ReduceScatter
+            | CollectiveKind::Scatter
+            | CollectiveKind::AllToAll
+            | CollectiveKind::AllToAllStrided => self.n,
             kind if kind.has_counts() => self.n,
             _ => 1,
         }
@@ -368,6 +375,9 @@ impl Run<'_> {
     /// Reduces the operands of all ranks, in rank order.
     #[inline]
     fn reduce(&self, inputs: &[simd::Input], outputs: &[*mut u8], count: usize, stores: simd::Stores) {
+        if let Some(function) = self.op.function() {
+            return functions::combine(function, self.element_bytes(), inputs, outputs, count);
+        }
         // SAFETY: callers pass operands of `count` elements each: staging areas, lines, or ranges
         // that the core has checked; outputs coincide with inputs or do not overlap them.
         unsafe { simd::reduce(self.op.dtype, self.op.op, inputs, outputs, count, stores) }

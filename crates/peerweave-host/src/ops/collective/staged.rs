@@ -36,10 +36,28 @@ impl Run<'_> {
         let len = block.len() * size;
         for part in 0..self.parts() {
             let start = (part * self.op.count + block.start) * size;
+            if self.op.kind == Kind::AllToAllStrided {
+                let at = part * self.op.count + block.start;
+                let stride = self.op.strides()[0];
+                let from = from.wrapping_add(at * stride * size);
+                self.copy_strided(to.wrapping_add(part * len), 1, from, stride, block.len());
+                continue;
+            }
             // SAFETY: the operand has `parts * count` elements (checked by the core); `to` has room
             // for `parts` blocks (by the choice of the algorithm or `block_len`); staging areas and
             // lines do not overlap buffers.
             unsafe { simd::copy(to.wrapping_add(part * len), from.wrapping_add(start), len) };
+        }
+    }
+
+    /// Copies `count` elements between memory that is packed and memory at strides.
+    fn copy_strided(&self, to: *mut u8, to_stride: usize, from: *const u8, from_stride: usize, count: usize) {
+        let size = self.element_bytes();
+        for i in 0..count {
+            let (to, from) = (to.wrapping_add(i * to_stride * size), from.wrapping_add(i * from_stride * size));
+            // SAFETY: callers pass elements of a buffer, whose last one the core has checked, and
+            // of packed memory that has room for them; the two do not overlap.
+            unsafe { simd::copy(to, from, size) };
         }
     }
 
@@ -102,6 +120,8 @@ impl Run<'_> {
         match self.op.kind {
             Kind::AllReduce => self.reduce(inputs, &[to], block.len(), Stores::Cached),
             Kind::Reduce if self.me == root => self.reduce(inputs, &[to], block.len(), Stores::Cached),
+            Kind::Scan => self.reduce(&inputs[..=self.me], &[to], block.len(), Stores::Cached),
+            Kind::ExclusiveScan if self.me > 0 => self.reduce(&inputs[..self.me], &[to], block.len(), Stores::Cached),
             Kind::ReduceScatter => {
                 let mine: PerRank<Input> =
                     (0..self.n).map(|rank| Input { at: part_of(rank, self.me), scalar: inputs[rank].scalar }).collect();
@@ -112,6 +132,14 @@ impl Run<'_> {
             Kind::AllGather => (0..self.n).for_each(|rank| copy(to.wrapping_add(rank * stride), part_of(rank, 0))),
             Kind::Gather if self.me == root => {
                 (0..self.n).for_each(|rank| copy(to.wrapping_add(rank * stride), part_of(rank, 0)));
+            }
+            Kind::AllToAllStrided => {
+                let stride = self.op.strides()[1];
+                let to = self.shared.address(recv);
+                for rank in 0..self.n {
+                    let at = (rank * self.op.count + block.start) * stride * size;
+                    self.copy_strided(to.wrapping_add(at), stride, part_of(rank, self.me), 1, block.len());
+                }
             }
             Kind::AllToAll => (0..self.n).for_each(|rank| copy(to.wrapping_add(rank * stride), part_of(rank, self.me))),
             _ => {}

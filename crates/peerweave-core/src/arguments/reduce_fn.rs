@@ -1,0 +1,88 @@
+//! Reductions by a function of the caller.
+#![allow(unsafe_code)]
+
+use crate::backend::{Combine, Special};
+use peerweave_types::Element;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// A function that combines two elements, for [`all_reduce_with`](crate::Team::all_reduce_with),
+/// [`reduce_with`](crate::Team::reduce_with) and [`scan_with`](crate::Team::scan_with).
+///
+/// The function must be associative. It need not be commutative: the element of a lower rank is
+/// always its first argument. It may be called on any thread, and for each element more than once.
+/// A clone is the same function.
+///
+/// ```
+/// use peerweave::{ReduceFn, World};
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let team = world.team();
+/// // The composition of functions `x -> a * x + b`, as the element `a << 32 | b`.
+/// let compose = ReduceFn::new(|f: u64, g: u64| {
+///     let (a, b, c, d) = (f >> 32, f & 0xffff_ffff, g >> 32, g & 0xffff_ffff);
+///     (c * a & 0xffff_ffff) << 32 | (c * b + d & 0xffff_ffff)
+/// });
+/// let mine = 2 << 32 | u64::from(team.my_rank().get()); // x -> 2 * x + rank
+/// let mut all = [0];
+/// team.all_reduce_with_blocking(&[mine], &mut all, &compose)?;
+/// let expected = (0..team.size() as u64).fold(0, |x, rank| 2 * x + rank);
+/// assert_eq!(all[0] & 0xffff_ffff, expected); // all functions applied to 0, in rank order
+/// world.finalize()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct ReduceFn<T> {
+    function: Arc<Special>,
+    _element: PhantomData<fn(T, T) -> T>,
+}
+
+impl<T: Element> ReduceFn<T> {
+    /// Makes a reduction by `function`.
+    pub fn new(function: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
+        let function = Box::new(Function { function, _element: PhantomData });
+        Self { function: Arc::new(Special::Function(function)), _element: PhantomData }
+    }
+
+    pub(crate) fn erased(&self) -> Arc<Special> {
+        Arc::clone(&self.function)
+    }
+}
+
+impl<T> Clone for ReduceFn<T> {
+    fn clone(&self) -> Self {
+        Self { function: Arc::clone(&self.function), _element: PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for ReduceFn<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReduceFn({})", std::any::type_name::<T>())
+    }
+}
+
+struct Function<T, F> {
+    function: F,
+    _element: PhantomData<fn(T, T) -> T>,
+}
+
+impl<T, F> fmt::Debug for Function<T, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a function of {}", std::any::type_name::<T>())
+    }
+}
+
+impl<T: Element, F: Fn(T, T) -> T + Send + Sync> Combine for Function<T, F> {
+    fn combine(&self, accumulator: &mut [u8], operand: &[u8]) {
+        let size = size_of::<T>();
+        for (a, b) in accumulator.chunks_exact_mut(size).zip(operand.chunks_exact(size)) {
+            // SAFETY: both have the size of a `T`, and every bit pattern of an element is valid.
+            let (left, right) = unsafe { (a.as_ptr().cast::<T>().read_unaligned(), b.as_ptr().cast::<T>().read_unaligned()) };
+            let combined = (self.function)(left, right);
+            // SAFETY: `a` has the size of a `T`; elements have no padding.
+            unsafe { a.as_mut_ptr().cast::<T>().write_unaligned(combined) };
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Checks scans, reductions by a function of the caller, and strided all-to-alls.
+
+use super::collective::{CollectiveExtras, at_root, collective, pair, reduction, single};
+use super::one_sided::reach;
+use super::{Prepared, apart, argument, rank, team, times_ranks};
+use crate::arguments::reduction::ErasedReduction;
+use crate::arguments::span::Span;
+use crate::backend::{CollectiveKind, Special};
+use crate::bounds::{length, positive, wrong_value};
+use crate::shared::Shared;
+use crate::world::team::Team;
+use crate::{Error, Result};
+use peerweave_types::{DType, Rank, ReduceOp, Strides};
+use std::sync::Arc;
+
+/// Checks that a scan by this reduction is defined; returns the bits of the scalar.
+fn scannable(call: &'static str, op: ErasedReduction, dtype: DType) -> Result<u64> {
+    if op.op == ReduceOp::Avg {
+        return Err(wrong_value(call, "op", op.op, "a reduction that can be continued from rank to rank; average a sum instead"));
+    }
+    reduction(call, op, dtype)
+}
+
+pub(crate) fn scan<'a>(
+    call: &'static str,
+    of: &Team,
+    kind: CollectiveKind,
+    send: Span<'a>,
+    recv: Span<'a>,
+    op: ErasedReduction,
+) -> Result<Prepared<'a>> {
+    pair(call, of, &send, &recv)?;
+    length(call, "recv", recv.len, send.len)?;
+    let extras = CollectiveExtras::reduction(op.op, scannable(call, op, send.dtype)?);
+    Ok(collective(kind, of, send.dtype, send.len, Some(&send), Some(&recv), extras))
+}
+
+pub(crate) fn scan_in_place<'a>(
+    call: &'static str,
+    of: &Team,
+    kind: CollectiveKind,
+    buffer: Span<'a>,
+    op: ErasedReduction,
+) -> Result<Prepared<'a>> {
+    single(call, of, &buffer)?;
+    let extras = CollectiveExtras::reduction(op.op, scannable(call, op, buffer.dtype)?);
+    Ok(collective(kind, of, buffer.dtype, buffer.len, Some(&buffer), Some(&buffer), extras))
+}
+
+/// Checks that the backend can call a function of the caller.
+fn function(call: &'static str, shared: &Shared, function: Arc<Special>) -> Result<CollectiveExtras> {
+    if !shared.backend.caps().reduce_functions {
+        let why = "it cannot call a function of the host on its elements: use a `ReduceOp`, or gather and combine them";
+        return Err(Error::Unsupported { call, backend: shared.backend.name(), why });
+    }
+    Ok(CollectiveExtras { special: Some(function), ..CollectiveExtras::NONE })
+}
+
+pub(crate) fn all_reduce_with<'a>(
+    call: &'static str,
+    of: &Team,
+    send: Span<'a>,
+    recv: Span<'a>,
+    by: Arc<Special>,
+) -> Result<Prepared<'a>> {
+    pair(call, of, &send, &recv)?;
+    length(call, "recv", recv.len, send.len)?;
+    let extras = function(call, &of.inner.shared, by)?;
+    Ok(collective(CollectiveKind::AllReduce, of, send.dtype, send.len, Some(&send), Some(&recv), extras))
+}
+
+/// Checks a reduce by a function; `recv` is used at the root only.
+pub(crate) fn reduce_with<'a>(
+    call: &'static str,
+    of: &Team,
+    send: Span<'a>,
+    recv: Option<Span<'a>>,
+    by: Arc<Special>,
+    root: Rank,
+) -> Result<Prepared<'a>> {
+    team(call, of)?;
+    argument(call, &of.inner.shared, "send", &send)?;
+    rank(call, of, "root", root)?;
+    let recv = at_root(call, of, root, "recv", recv)?;
+    if let Some(recv) = &recv {
+        length(call, "recv", recv.len, send.len)?;
+        apart(call, ["send", "recv"], &send, recv)?;
+    }
+    let extras = CollectiveExtras { root, ..function(call, &of.inner.shared, by)? };
+    Ok(collective(CollectiveKind::Reduce, of, send.dtype, send.len, Some(&send), recv.as_ref(), extras))
+}
+
+/// Checks a strided all-to-all of `strides.count` elements between any two ranks.
+pub(crate) fn all_to_all_strided<'a>(
+    call: &'static str,
+    of: &Team,
+    send: Span<'a>,
+    recv: Span<'a>,
+    strides: Strides,
+) -> Result<Prepared<'a>> {
+    pair(call, of, &send, &recv)?;
+    let elements = times_ranks(of, strides.count);
+    for (name, argument, stride, len) in
+        [("strides.source", "send", strides.source, send.len), ("strides.dest", "recv", strides.dest, recv.len)]
+    {
+        positive(call, name, stride)?;
+        reach(call, argument, len, stride, elements)?;
+    }
+    let extras =
+        CollectiveExtras { special: Some(Arc::new(Special::Strides([strides.source, strides.dest]))), ..CollectiveExtras::NONE };
+    Ok(collective(CollectiveKind::AllToAllStrided, of, send.dtype, strides.count, Some(&send), Some(&recv), extras))
+}
+
+pub(crate) fn scan_with<'a>(
+    call: &'static str,
+    of: &Team,
+    kind: CollectiveKind,
+    send: Span<'a>,
+    recv: Span<'a>,
+    by: Arc<Special>,
+) -> Result<Prepared<'a>> {
+    pair(call, of, &send, &recv)?;
+    length(call, "recv", recv.len, send.len)?;
+    let extras = function(call, &of.inner.shared, by)?;
+    Ok(collective(kind, of, send.dtype, send.len, Some(&send), Some(&recv), extras))
+}

@@ -1,0 +1,158 @@
+//! Reductions by a function of the caller.
+
+use crate::arguments::ReduceFn;
+use crate::arguments::span::{Dest, MaybeDest, Source, StreamDest, StreamSource, maybe_span};
+use crate::backend::CollectiveKind;
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
+use crate::{Result, call, check};
+use peerweave_types::{Element, Rank};
+
+/// Reductions by a function of the caller, which combines elements in rank order: `f(f(x0, x1),
+/// x2)` for three ranks.
+///
+/// # Collective
+/// Every rank of the team must call, with the same element type and count, and with a function that
+/// computes the same, in the same order as the other collective calls of this team.
+///
+/// # Panics of the function
+/// The call fails on the PE on which the function panics, with the text of the panic, and so does
+/// the team. Other ranks get their result, or [`Error::Peer`](crate::Error::Peer), which names that
+/// PE.
+impl Team {
+    /// Combines the elements of all ranks by a function, and stores the result on every rank.
+    ///
+    /// # Shapes
+    /// `send: n`, `recv: n` elements, which do not overlap.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce`]; [`Error::Unsupported`](crate::Error::Unsupported) if
+    /// [`Caps::reduce_functions`](crate::Caps::reduce_functions) is `false`;
+    /// [`Error::System`](crate::Error::System) if the function panics.
+    ///
+    /// # Example
+    /// See [`ReduceFn`].
+    pub fn all_reduce_with<T: Element>(
+        &self,
+        stream: &Stream,
+        mut send: impl StreamSource<T>,
+        mut recv: impl StreamDest<T>,
+        function: &ReduceFn<T>,
+    ) -> Result<Ticket> {
+        const CALL: &str = "all_reduce_with";
+        let prepared = check::all_reduce_with(CALL, self, send.span(), recv.span(), function.erased())?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::all_reduce_with`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_with`].
+    pub fn all_reduce_with_blocking<T: Element>(
+        &self,
+        mut send: impl Source<T>,
+        mut recv: impl Dest<T>,
+        function: &ReduceFn<T>,
+    ) -> Result<()> {
+        const CALL: &str = "all_reduce_with_blocking";
+        let prepared = check::all_reduce_with(CALL, self, send.span(), recv.span(), function.erased())?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Combines the elements of all ranks by a function, and stores the result on the root.
+    ///
+    /// # Shapes
+    /// `send: n` elements; `recv: n` at the root. Other ranks may pass a buffer, which is ignored,
+    /// or [`none()`](crate::none).
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_with`]; [`Misuse`](crate::Misuse) if the root passes no `recv`.
+    pub fn reduce_with<T: Element>(
+        &self,
+        stream: &Stream,
+        mut send: impl StreamSource<T>,
+        recv: impl MaybeDest<T, Argument: StreamDest<T>>,
+        function: &ReduceFn<T>,
+        root: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "reduce_with";
+        let mut recv = recv.into_option();
+        let prepared = check::reduce_with(CALL, self, send.span(), maybe_span(&mut recv), function.erased(), root)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::reduce_with`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::reduce_with`].
+    pub fn reduce_with_blocking<T: Element>(
+        &self,
+        mut send: impl Source<T>,
+        recv: impl MaybeDest<T>,
+        function: &ReduceFn<T>,
+        root: Rank,
+    ) -> Result<()> {
+        const CALL: &str = "reduce_with_blocking";
+        let mut recv = recv.into_option();
+        let prepared = check::reduce_with(CALL, self, send.span(), maybe_span(&mut recv), function.erased(), root)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Combines the elements of the ranks up to this one by a function: rank `r` gets the
+    /// combination of the elements of ranks 0 to `r`.
+    ///
+    /// # Shapes
+    /// `send: n`, `recv: n` elements, which do not overlap.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_with`].
+    ///
+    /// # Example
+    /// ```
+    /// use peerweave::{ReduceFn, World};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let team = world.team();
+    /// let me = team.my_rank().get();
+    /// let mut longest = [0u32];
+    /// let gcd = ReduceFn::new(|mut a: u32, mut b: u32| {
+    ///     while b != 0 {
+    ///         (a, b) = (b, a % b);
+    ///     }
+    ///     a
+    /// });
+    /// team.scan_with_blocking(&[12 * (me + 1)], &mut longest, &gcd)?;
+    /// assert_eq!(longest, [12]);
+    /// world.finalize()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scan_with<T: Element>(
+        &self,
+        stream: &Stream,
+        mut send: impl StreamSource<T>,
+        mut recv: impl StreamDest<T>,
+        function: &ReduceFn<T>,
+    ) -> Result<Ticket> {
+        const CALL: &str = "scan_with";
+        let prepared = check::scan_with(CALL, self, CollectiveKind::Scan, send.span(), recv.span(), function.erased())?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::scan_with`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::scan_with`].
+    pub fn scan_with_blocking<T: Element>(
+        &self,
+        mut send: impl Source<T>,
+        mut recv: impl Dest<T>,
+        function: &ReduceFn<T>,
+    ) -> Result<()> {
+        const CALL: &str = "scan_with_blocking";
+        let prepared = check::scan_with(CALL, self, CollectiveKind::Scan, send.span(), recv.span(), function.erased())?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+}
