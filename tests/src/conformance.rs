@@ -263,9 +263,15 @@ pub fn counts(form: Form, size: usize, n: usize) -> [Vec<usize>; 2] {
 /// # Panics
 /// If a case fails.
 pub fn all_of_a_type(world: &World, team: Option<&Team>, dtype: DType, passes: usize, seed: u64) {
+    // GPUs do not reduce 16-bit integers.
+    let reduces = world.caps().reduction(peerweave::backend::CollectiveKind::AllReduce, dtype, ReduceOp::Sum).is_some();
     let run = match dtype {
         DType::I8 => numbers::<i8>,
         DType::U8 => numbers::<u8>,
+        DType::I16 if reduces => numbers::<i16>,
+        DType::U16 if reduces => numbers::<u16>,
+        DType::I16 => elements::<i16>,
+        DType::U16 => elements::<u16>,
         DType::I32 => numbers::<i32>,
         DType::U32 => numbers::<u32>,
         DType::I64 => numbers::<i64>,

@@ -4,7 +4,7 @@
 //! Inputs of reductions are small whole numbers, never 0 for floats, such that every result is
 //! exact in any order of computation.
 
-use peerweave::{Element, F8E4M3, F8E5M2, Number, ReduceOp, bf16, f16};
+use peerweave::{Element, F8E4M3, F8E5M2, ReduceOp, Scalar, bf16, f16};
 
 /// Returns a pseudo-random number that depends on all of `parts`.
 pub fn hash(parts: &[u64]) -> u64 {
@@ -15,7 +15,7 @@ pub fn hash(parts: &[u64]) -> u64 {
 }
 
 /// An element whose bits can be chosen and compared.
-pub trait Sample: Element {
+pub trait Sample: Element + Default {
     /// Returns the bits of the element, zero-extended.
     fn bits(self) -> u64;
     /// Returns the element with these bits.
@@ -35,7 +35,7 @@ macro_rules! sample_number {
     )*};
 }
 
-sample_number!(i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64);
+sample_number!(i8, u8, i16, u16, i32, u32, i64, u64, f16, bf16, f32, f64);
 
 macro_rules! sample_fp8 {
     ($($t:ty),*) => {$(
@@ -53,7 +53,7 @@ macro_rules! sample_fp8 {
 sample_fp8!(F8E4M3, F8E5M2);
 
 /// An element that the oracle can reduce exactly.
-pub trait Exact: Sample + Number {
+pub trait Exact: Sample + Scalar {
     /// Returns a small whole number.
     fn small(value: i64) -> Self;
     /// Returns whether the value is NaN.
@@ -91,7 +91,7 @@ macro_rules! exact_integer {
     )*};
 }
 
-exact_integer!(i8, u8, i32, u32, i64, u64);
+exact_integer!(i8, u8, i16, u16, i32, u32, i64, u64);
 
 macro_rules! exact_float {
     ($($t:ty, $wide:ty, $widen:expr, $narrow:expr;)*) => {$(

@@ -36,6 +36,8 @@ fn movement(seat: &Seat) {
         let run = match dtype {
             DType::I8 => moves::<i8>,
             DType::U8 => moves::<u8>,
+            DType::I16 => moves::<i16>,
+            DType::U16 => moves::<u16>,
             DType::I32 => moves::<i32>,
             DType::U32 => moves::<u32>,
             DType::I64 => moves::<i64>,

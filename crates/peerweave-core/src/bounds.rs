@@ -3,7 +3,6 @@
 
 use crate::Result;
 use crate::backend::error::{Error, MisuseKind, misuse};
-use peerweave_types::DType;
 use std::ops::{Bound, RangeBounds};
 
 #[cold]
@@ -64,7 +63,13 @@ pub(crate) fn positive(call: &'static str, argument: &'static str, value: usize)
 }
 
 /// Returns the size of an allocation in bytes.
-pub(crate) fn allocation(call: &'static str, elements: usize, dtype: DType, align: usize, max_align: usize) -> Result<usize> {
+pub(crate) fn allocation(
+    call: &'static str,
+    elements: usize,
+    element_bytes: usize,
+    align: usize,
+    max_align: usize,
+) -> Result<usize> {
     if !align.is_power_of_two() {
         return Err(wrong_value(call, "align_bytes", align, "a power of two"));
     }
@@ -72,7 +77,7 @@ pub(crate) fn allocation(call: &'static str, elements: usize, dtype: DType, alig
         let limit = "`caps().max_align_bytes` of the world";
         return Err(misuse(call, MisuseKind::Limit { argument: "align_bytes", found: align, max: max_align, limit }));
     }
-    match elements.checked_mul(dtype.size_bytes()) {
+    match elements.checked_mul(element_bytes) {
         Some(bytes) if isize::try_from(bytes).is_ok() => Ok(bytes),
         _ => Err(wrong_value(call, "count", elements, "a size that fits the address space")),
     }

@@ -76,8 +76,9 @@ pub use backend::{
 pub use ops::{BlockingGroup, Group, LaunchArg, LaunchArgs, LaunchShape};
 pub use ops::{Context, Lock, LockGuard};
 pub use peerweave_types::{
-    AtomicElement, AtomicInteger, Compare, DType, DeviceSlice, Dim3, Element, F8E4M3, F8E5M2, FailureKind, HeapGeometry, Integer,
-    KernelArg, KernelOp, Number, Pe, Rank, ReduceOp, SignalOp, Strides, SymOffset, SymSlice, TeamShape, WaitElement, bf16, f16,
+    AtomicElement, AtomicInteger, Bool, Compare, DType, DeviceSlice, Dim3, Element, F8E4M3, F8E5M2, FailureKind, HeapGeometry,
+    Integer, KernelArg, KernelOp, Number, Pe, Plain, Rank, ReduceOp, Scalar, SignalOp, SingleElement, Strides, SymOffset,
+    SymSlice, TeamShape, WaitElement, bf16, derived, f16,
 };
 pub use shared::{FinalizeReport, LeakedBuffer};
 pub use world::{Event, Stream, Team, Ticket, World};

@@ -19,7 +19,7 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
             "KernelArg: found lifetimes or type parameters, expected a struct without them",
         ));
     }
-    if !has_fixed_layout(&input)? {
+    if !has_fixed_layout(&input, "KernelArg")? {
         return Err(Error::new_spanned(
             name,
             "KernelArg: the layout is not fixed, expected #[repr(C)] or #[repr(transparent)], so that it is the same on host and GPU",
@@ -61,14 +61,14 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     })
 }
 
-/// Returns whether an attribute fixes the layout of the fields.
-fn has_fixed_layout(input: &DeriveInput) -> Result<bool> {
+/// Returns whether an attribute fixes the layout of the fields. `derive` is the trait, for errors.
+pub(crate) fn has_fixed_layout(input: &DeriveInput, derive: &str) -> Result<bool> {
     let mut fixed = false;
     for attribute in input.attrs.iter().filter(|attribute| attribute.path().is_ident("repr")) {
         attribute.parse_nested_meta(|meta| {
             fixed |= meta.path.is_ident("C") || meta.path.is_ident("transparent");
             if meta.path.is_ident("packed") {
-                return Err(meta.error("KernelArg: the struct is packed, expected aligned fields"));
+                return Err(meta.error(format_args!("{derive}: the struct is packed, expected aligned fields")));
             }
             // Skips the argument of `align(N)` and similar.
             if meta.input.peek(syn::token::Paren) {

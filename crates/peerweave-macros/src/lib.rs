@@ -1,7 +1,8 @@
-//! `#[kernel]` and `#[derive(KernelArg)]`. `peerweave_device::prelude` exports them, and documents
-//! them with examples.
+//! `#[kernel]` and `#[derive(KernelArg)]`, which `peerweave_device::prelude` exports and documents
+//! with examples, and `#[derive(Element)]`, which `peerweave` exports.
 
 mod argument;
+mod element;
 mod kernel;
 mod shared;
 
@@ -72,4 +73,26 @@ pub fn name_shared_array(declaration: TokenStream) -> TokenStream {
 #[proc_macro_derive(KernelArg)]
 pub fn kernel_arg(item: TokenStream) -> TokenStream {
     argument::expand(item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
+}
+
+/// Implements [`Element`](https://docs.rs/peerweave/latest/peerweave/trait.Element.html) for a
+/// `#[repr(C)]` or `#[repr(transparent)]` struct whose fields are elements, without padding.
+///
+/// `#[element(reduce)]` also implements `Number`, if all fields have one type of values: reductions
+/// combine them field by field.
+///
+/// ```ignore
+/// use peerweave::Element;
+///
+/// #[derive(Clone, Copy, PartialEq, Debug, Element)]
+/// #[repr(C)]
+/// struct Particle {
+///     position: [f64; 3],
+///     charge: f32,
+///     kind: u32,
+/// }
+/// ```
+#[proc_macro_derive(Element, attributes(element))]
+pub fn element(item: TokenStream) -> TokenStream {
+    element::expand(item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }

@@ -31,11 +31,15 @@ pub enum DType {
     F8E4M3 = 10,
     /// 8-bit float with 5 exponent bits. Can be moved but not reduced.
     F8E5M2 = 11,
+    /// Signed 16-bit integer. GPUs and NCCL move it but do not reduce it.
+    I16 = 12,
+    /// Unsigned 16-bit integer. GPUs and NCCL move it but do not reduce it.
+    U16 = 13,
 }
 
 impl DType {
     /// Every element type.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::I8,
         Self::U8,
         Self::I32,
@@ -48,6 +52,8 @@ impl DType {
         Self::F64,
         Self::F8E4M3,
         Self::F8E5M2,
+        Self::I16,
+        Self::U16,
     ];
 
     /// Returns the size of one element in bytes.
@@ -55,7 +61,7 @@ impl DType {
     pub const fn size_bytes(self) -> usize {
         match self {
             Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 => 1,
-            Self::F16 | Self::BF16 => 2,
+            Self::F16 | Self::BF16 | Self::I16 | Self::U16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
             Self::I64 | Self::U64 | Self::F64 => 8,
         }
@@ -76,6 +82,8 @@ impl DType {
             Self::F64 => "double",
             Self::F8E4M3 => "f8e4m3",
             Self::F8E5M2 => "f8e5m2",
+            Self::I16 => "int16",
+            Self::U16 => "uint16",
         }
     }
 
@@ -98,6 +106,8 @@ impl DType {
             Self::F64 => "f64",
             Self::F8E4M3 => "F8E4M3",
             Self::F8E5M2 => "F8E5M2",
+            Self::I16 => "i16",
+            Self::U16 => "u16",
         }
     }
 
@@ -108,7 +118,7 @@ impl DType {
 
     /// Returns whether elements are integers; bitwise reductions are defined only for those.
     pub const fn is_integer(self) -> bool {
-        matches!(self, Self::I8 | Self::U8 | Self::I32 | Self::U32 | Self::I64 | Self::U64)
+        matches!(self, Self::I8 | Self::U8 | Self::I16 | Self::U16 | Self::I32 | Self::U32 | Self::I64 | Self::U64)
     }
 
     /// Returns whether reductions are defined: for all types except the 8-bit floats.

@@ -19,6 +19,7 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod boolean;
 mod compare;
 mod context;
 mod dtype;
@@ -33,10 +34,11 @@ mod strides;
 mod team_shape;
 mod views;
 
+pub use boolean::Bool;
 pub use compare::{Compare, SignalOp};
 pub use context::{FailureKind, KernelContext, KernelOp, KernelStatus, PeerEntry, TeamEntry};
 pub use dtype::DType;
-pub use element::{AtomicElement, AtomicInteger, Element, Integer, Number, SingleElement, WaitElement};
+pub use element::{AtomicElement, AtomicInteger, Element, Integer, Number, Scalar, SingleElement, WaitElement, derived};
 pub use fp8::{F8E4M3, F8E5M2};
 pub use geometry::{HeapGeometry, SignalWord, SymOffset};
 pub use half::{bf16, f16};

@@ -23,7 +23,8 @@ macro_rules! plain {
     )*};
 }
 
-plain!(i8, u8, i16, u16, i32, u32, i64, u64, i128, u128, f32, f64, crate::f16, crate::bf16, crate::F8E4M3, crate::F8E5M2);
+plain!(i8, u8, i16, u16, i32, u32, i64, u64, i128, u128, isize, usize, f32, f64);
+plain!(crate::f16, crate::bf16, crate::F8E4M3, crate::F8E5M2, crate::Bool);
 
 // SAFETY: an array has no padding between elements, and each element is plain.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}

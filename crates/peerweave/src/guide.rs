@@ -28,6 +28,14 @@ use crate::{Context, Lock};
 /// | belongs to this PE and is used by stream-ordered calls | [`Buffer`]: a queue cannot hold a borrow of a slice |
 /// | lies on a GPU and was allocated by another library | [`OnDevice`] |
 ///
+/// # Elements
+/// | data | element |
+/// |---|---|
+/// | numbers | integers of 8 to 128 bits, floats of 8 to 64 bits |
+/// | truth values | [`Bool`](crate::Bool), since not every byte is a `bool` |
+/// | complex numbers | `num_complex::Complex`, with the feature `num-complex` |
+/// | several numbers that belong together | an array `[T; N]`, or a struct with [`#[derive(Element)]`](trait@crate::Element#structs) |
+///
 /// # Operation
 /// | what is to happen | operation |
 /// |---|---|

@@ -67,6 +67,8 @@ pub use peerweave_core::*;
 #[cfg(feature = "cuda")]
 pub use peerweave_cuda as cuda;
 pub use peerweave_host as host;
+/// Implements the trait [`Element`](trait@Element), which describes it, for a struct.
+pub use peerweave_macros::Element;
 pub use world::{World, WorldBuilder};
 
 /// Runs `program` on `n_pes` PEs of the host backend, each on its own thread. For tests and for

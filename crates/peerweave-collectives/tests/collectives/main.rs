@@ -151,7 +151,11 @@ fn every_type_that_can_be_reduced_has_a_kernel() {
         for dtype in DType::ALL {
             for ranks in 0..=9 {
                 let there = [true, false].map(|plain| all_reduce::kernel(algorithm, dtype, ranks, plain).is_some());
-                assert_eq!(there, [dtype.is_reducible() && (1..=8).contains(&ranks); 2], "{dtype} {ranks}");
+                assert_eq!(
+                    there,
+                    [dtype.is_reducible() && !matches!(dtype, DType::I16 | DType::U16) && (1..=8).contains(&ranks); 2],
+                    "{dtype} {ranks}"
+                );
             }
         }
     }

@@ -107,7 +107,7 @@ pub struct Buffer<T> {
 impl<T: Element> Buffer<T> {
     /// Creates a buffer of `len` zeros.
     pub fn zeroed(len: usize) -> Self {
-        Self::from(vec![T::default(); len])
+        Self::from(vec![T::zeroed(); len])
     }
 
     /// Returns the number of elements.
@@ -132,7 +132,7 @@ impl<T: Element> Buffer<T> {
 
     /// Copies the elements to a new vector.
     pub fn to_vec(&self) -> Vec<T> {
-        let mut into = vec![T::default(); self.len];
+        let mut into = vec![T::zeroed(); self.len];
         self.read(&mut into);
         into
     }
@@ -202,6 +202,15 @@ impl<T: Element> Buffer<T> {
         self.memory.at.as_ptr().wrapping_add(self.start * size_of::<T>())
     }
 
+    /// Returns the first element. The buffer has one.
+    pub(crate) fn first(&self) -> T {
+        let mut value = T::zeroed();
+        assert!(self.len > 0, "peerweave-core bug: the buffer has no element");
+        // SAFETY: [P2]: an atomic read of one element, which lies in the memory; `value` is one.
+        unsafe { shared_bytes::read(self.at(), (&raw mut value).cast(), size_of::<T>()) };
+        value
+    }
+
     fn read(&self, into: &mut [T]) {
         // SAFETY: [P2]: an atomic read of `len` elements, which lie in the memory; `into` has as
         // many and is borrowed exclusively. Every byte is a value ([E1]).
@@ -210,7 +219,13 @@ impl<T: Element> Buffer<T> {
 
     #[inline]
     pub(crate) fn span(&self) -> Span<'_> {
-        Span { place: Place::Private(self.at()), len: self.len, dtype: T::DTYPE, owner: Owner::Memory(&self.memory) }
+        Span {
+            place: Place::Private(self.at()),
+            len: self.len,
+            dtype: T::DTYPE,
+            parts: T::PARTS,
+            owner: Owner::Memory(&self.memory),
+        }
     }
 }
 
@@ -241,18 +256,26 @@ impl<T> fmt::Debug for Buffer<T> {
     }
 }
 
-/// Returns the value whose bytes are the first bytes of `bytes`.
+/// Returns whether an operation can carry an element as the bits of a word: [`element_bits`].
+#[inline(always)]
+pub(crate) const fn is_word<T>() -> bool {
+    matches!(size_of::<T>(), 1 | 2 | 4 | 8) && align_of::<T>() == size_of::<T>()
+}
+
+/// Returns the value whose bytes are the first bytes of `bytes`, of a type that [`is_word`].
+#[inline(always)]
 pub(crate) fn element_from_bytes<T: Element>(bytes: [u8; 8]) -> T {
-    const { assert!(size_of::<T>() <= 8) };
+    assert!(size_of::<T>() <= 8);
     // SAFETY: `bytes` has at least as many bytes as `T`, and every bit pattern is a value of it
     // ([E1]).
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
 
-/// Returns the bytes of a value, followed by zeros.
-#[inline]
+/// Returns the bytes of a value, followed by zeros, of a type that [`is_word`].
+#[inline(always)]
 pub(crate) fn element_bits<T: Element>(value: T) -> u64 {
-    const { assert!(size_of::<T>() <= 8) };
+    // Known when the function is compiled. It is no constant, since callers choose by `is_word`.
+    assert!(size_of::<T>() <= 8);
     let mut word = 0u64;
     // SAFETY: the word has at least as many bytes as the value, whose bytes are all initialised
     // ([E1]).

@@ -96,7 +96,7 @@ impl<T: Element> OnDevice<T> {
     #[inline]
     pub(crate) fn span(&self) -> Span<'_> {
         let place = Place::Device { address: self.address, ordinal: self.ordinal };
-        Span { place, len: self.len, dtype: T::DTYPE, owner: Owner::Device(&self.owner) }
+        Span { place, len: self.len, dtype: T::DTYPE, parts: T::PARTS, owner: Owner::Device(&self.owner) }
     }
 }
 

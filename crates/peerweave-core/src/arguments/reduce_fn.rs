@@ -75,6 +75,10 @@ impl<T, F> fmt::Debug for Function<T, F> {
 }
 
 impl<T: Element, F: Fn(T, T) -> T + Send + Sync> Combine for Function<T, F> {
+    fn element_bytes(&self) -> usize {
+        size_of::<T>()
+    }
+
     fn combine(&self, accumulator: &mut [u8], operand: &[u8]) {
         let size = size_of::<T>();
         for (a, b) in accumulator.chunks_exact_mut(size).zip(operand.chunks_exact(size)) {

@@ -1,7 +1,8 @@
 //! Reductions; `PreMulSum` carries its scalar. `check/` checks which reductions an element type
 //! supports.
 
-use peerweave_types::{Number, ReduceOp};
+use peerweave_types::{Number, ReduceOp, Scalar};
+use std::marker::PhantomData;
 
 /// A reduction for elements of type `T`: a [`ReduceOp`], or a sum of elements multiplied by a
 /// scalar of each PE.
@@ -23,16 +24,20 @@ use peerweave_types::{Number, ReduceOp};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reduction<T> {
     op: ReduceOp,
-    scalar: Option<T>,
+    /// The bits of the scalar.
+    scalar: Option<u64>,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: Scalar> Reduction<T> {
+    /// Returns a sum in which the elements of this PE are multiplied by `scalar`. Each PE may pass
+    /// a different scalar.
+    pub fn pre_mul_sum(scalar: T) -> Self {
+        Self { op: ReduceOp::PreMulSum, scalar: Some(scalar.to_word()), element: PhantomData }
+    }
 }
 
 impl<T> Reduction<T> {
-    /// Returns a sum in which the elements of this PE are multiplied by `scalar`. Each PE may pass
-    /// a different scalar.
-    pub const fn pre_mul_sum(scalar: T) -> Self {
-        Self { op: ReduceOp::PreMulSum, scalar: Some(scalar) }
-    }
-
     /// Returns the reduction, without its scalar.
     pub const fn op(&self) -> ReduceOp {
         self.op
@@ -44,7 +49,7 @@ impl<T> Reduction<T> {
 impl<T> From<ReduceOp> for Reduction<T> {
     #[inline]
     fn from(op: ReduceOp) -> Self {
-        Self { op, scalar: None }
+        Self { op, scalar: None, element: PhantomData }
     }
 }
 
@@ -53,6 +58,10 @@ impl<T> From<ReduceOp> for Reduction<T> {
 pub(crate) struct ErasedReduction {
     pub(crate) op: ReduceOp,
     pub(crate) scalar: Option<u64>,
+    /// Whether the element type has the reduction.
+    pub(crate) accepted: bool,
+    /// The name of the element type, for errors.
+    pub(crate) element: &'static str,
 }
 
 impl ErasedReduction {
@@ -63,6 +72,7 @@ impl ErasedReduction {
 impl<T: Number> From<Reduction<T>> for ErasedReduction {
     #[inline]
     fn from(reduction: Reduction<T>) -> Self {
-        Self { op: reduction.op, scalar: reduction.scalar.map(T::to_word) }
+        let Reduction { op, scalar, .. } = reduction;
+        Self { op, scalar, accepted: T::accepts(op), element: std::any::type_name::<T>() }
     }
 }

@@ -76,12 +76,12 @@ impl<'a> Signal<'a> {
 
     #[inline]
     pub(crate) fn span(self) -> Span<'a> {
-        Span { place: Place::Symmetric(self.at), len: 1, dtype: DType::U64, owner: Owner::Region(self.region) }
+        Span { place: Place::Symmetric(self.at), len: 1, dtype: DType::U64, parts: 1, owner: Owner::Region(self.region) }
     }
 
     #[inline]
     pub(crate) fn remote(self) -> Remote<'a> {
-        Remote { at: self.at, len: 1, dtype: DType::U64, region: self.region }
+        Remote { at: self.at, len: 1, dtype: DType::U64, parts: 1, region: self.region }
     }
 }
 

@@ -21,26 +21,34 @@ pub(crate) struct Span<'a> {
     /// Length, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
+    /// The number of values of `dtype` of which one element consists.
+    pub(crate) parts: usize,
     pub(crate) owner: Owner<'a>,
 }
 
 impl Span<'_> {
+    /// Returns the size of an element.
+    #[inline(always)]
+    pub(crate) fn element_bytes(&self) -> usize {
+        self.parts * self.dtype.size_bytes()
+    }
+
     #[inline(always)]
     pub(crate) fn bytes(&self) -> usize {
-        self.len * self.dtype.size_bytes()
+        self.len * self.element_bytes()
     }
 
     /// Returns the `count` elements from `start`, which lie in the span.
     pub(crate) fn range(self, start: usize, count: usize) -> Self {
         // The start of an empty part may be any number.
         let start = if count == 0 { 0 } else { start };
-        Self { place: self.place.plus(start * self.dtype.size_bytes()), len: count, ..self }
+        Self { place: self.place.plus(start * self.element_bytes()), len: count, ..self }
     }
 
     /// Returns part `index` of parts of `count` elements each.
     #[inline(always)]
     pub(crate) fn part(self, index: usize, count: usize) -> Self {
-        Self { place: self.place.plus(index * count * self.dtype.size_bytes()), len: count, ..self }
+        Self { place: self.place.plus(index * count * self.element_bytes()), len: count, ..self }
     }
 
     /// Returns whether the two spans share a byte.
@@ -250,12 +258,14 @@ source! {
 #[inline(always)]
 pub(crate) fn borrowed<T: Element>(slice: &[T]) -> Span<'_> {
     // The pointer is no longer `const`, but it is only read: operations never write to a source.
-    Span { place: Place::Private(slice.as_ptr().cast_mut().cast()), len: slice.len(), dtype: T::DTYPE, owner: Owner::Caller }
+    let place = Place::Private(slice.as_ptr().cast_mut().cast());
+    Span { place, len: slice.len(), dtype: T::DTYPE, parts: T::PARTS, owner: Owner::Caller }
 }
 
 #[inline(always)]
 pub(crate) fn borrowed_mut<T: Element>(slice: &mut [T]) -> Span<'_> {
-    Span { place: Place::Private(slice.as_mut_ptr().cast()), len: slice.len(), dtype: T::DTYPE, owner: Owner::Caller }
+    let place = Place::Private(slice.as_mut_ptr().cast());
+    Span { place, len: slice.len(), dtype: T::DTYPE, parts: T::PARTS, owner: Owner::Caller }
 }
 
 macro_rules! maybe {

@@ -10,7 +10,7 @@
 //! bytes of a new allocation. These bytes lie in the heap, so \[S2\] still holds.
 #![allow(unsafe_code)]
 
-use crate::arguments::buffer::element_bits;
+use crate::arguments::buffer::{element_bits, is_word};
 use crate::arguments::signal::Signal;
 use crate::arguments::span::{Owner, Span};
 use crate::backend::error::{Error, MisuseKind, misuse};
@@ -95,7 +95,8 @@ impl<T: Element> Symmetric<T> {
         location: &'static Location<'static>,
     ) -> Result<Self> {
         shared.usable(call)?;
-        let bytes = bounds::allocation(call, elements, T::DTYPE, align, shared.backend.caps().max_align_bytes)?;
+        let align = align.max(align_of::<T>());
+        let bytes = bounds::allocation(call, elements, size_of::<T>(), align, shared.backend.caps().max_align_bytes)?;
         let at = shared.backend.allocate(&backend::Allocation { bytes, dtype: T::DTYPE, align, zeroed })?;
         let type_name = std::any::type_name::<T>();
         let number = shared.enter(LeakedBuffer { elements, type_name, bytes, allocated_at: location, dropped: false }, at);
@@ -291,8 +292,18 @@ impl<T: Element> Symmetric<T> {
     /// As for [`Symmetric::to_vec`].
     pub fn fill(&self, value: T) -> Result<()> {
         self.region.usable("fill")?;
-        // SAFETY: [S1] and not released.
-        unsafe { self.region.shared.backend.fill_local(self.at, element_bits(value), size_of::<T>(), self.len) }
+        if is_word::<T>() {
+            // SAFETY: [S1] and not released.
+            return unsafe { self.region.shared.backend.fill_local(self.at, element_bits(value), size_of::<T>(), self.len) };
+        }
+        const CHUNK_BYTES: usize = 4096;
+        let chunk = vec![value; self.len.min(CHUNK_BYTES / size_of::<T>() + 1)];
+        for start in (0..self.len).step_by(chunk.len().max(1)) {
+            let bytes = size_of_val(&chunk[..chunk.len().min(self.len - start)]);
+            // SAFETY: [S1] and not released; the elements from `start` are in the chunk's number.
+            unsafe { self.region.shared.backend.write_local(self.element(start), chunk.as_ptr().cast(), bytes) }?;
+        }
+        Ok(())
     }
 
     /// Reads one element of this PE.
@@ -303,7 +314,7 @@ impl<T: Element> Symmetric<T> {
     pub fn load(&self, index: usize) -> Result<T> {
         self.region.usable("load")?;
         bounds::index("load", "index", index, self.len)?;
-        let mut value = T::default();
+        let mut value = T::zeroed();
         // SAFETY: [S1] and not released; `index` is less than `len`, and `value` is one element.
         unsafe { self.region.shared.backend.read_local(self.element(index), (&raw mut value).cast(), size_of::<T>()) }?;
         Ok(value)
@@ -397,12 +408,18 @@ impl<T: Element> Symmetric<T> {
 
     #[inline]
     pub(crate) fn span(&self) -> Span<'_> {
-        Span { place: Place::Symmetric(self.at), len: self.len, dtype: T::DTYPE, owner: Owner::Region(&self.region) }
+        Span {
+            place: Place::Symmetric(self.at),
+            len: self.len,
+            dtype: T::DTYPE,
+            parts: T::PARTS,
+            owner: Owner::Region(&self.region),
+        }
     }
 
     #[inline]
     pub(crate) fn remote(&self) -> Remote<'_> {
-        Remote { at: self.at, len: self.len, dtype: T::DTYPE, region: &self.region }
+        Remote { at: self.at, len: self.len, dtype: T::DTYPE, parts: T::PARTS, region: &self.region }
     }
 }
 
@@ -425,14 +442,28 @@ pub(crate) struct Remote<'a> {
     /// Length, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
+    /// The number of values of `dtype` of which one element consists.
+    pub(crate) parts: usize,
     pub(crate) region: &'a Arc<Region>,
 }
 
 impl<'a> Remote<'a> {
+    /// Returns the size of an element.
+    #[inline(always)]
+    pub(crate) fn element_bytes(&self) -> usize {
+        self.parts * self.dtype.size_bytes()
+    }
+
     /// Returns the same range on this PE.
     #[inline]
     pub(crate) fn here(self) -> Span<'a> {
-        Span { place: Place::Symmetric(self.at), len: self.len, dtype: self.dtype, owner: Owner::Region(self.region) }
+        Span {
+            place: Place::Symmetric(self.at),
+            len: self.len,
+            dtype: self.dtype,
+            parts: self.parts,
+            owner: Owner::Region(self.region),
+        }
     }
 }
 

@@ -456,6 +456,14 @@ pub enum MisuseKind {
         /// The element type.
         dtype: DType,
     },
+    /// The reduction is not defined for the element type, which consists of several values.
+    #[error("{op} is not defined for {element}")]
+    ElementReduction {
+        /// The reduction.
+        op: ReduceOp,
+        /// The name of the element type.
+        element: &'static str,
+    },
     /// The shape does not describe ranks of the team.
     #[error("the shape is {found}, expected distinct ranks of a team of {team_size}")]
     Shape {

@@ -258,13 +258,30 @@ pub enum Special {
     /// order. Only for a backend whose [`Caps::reduce_functions`](super::Caps::reduce_functions) is
     /// set.
     Function(Box<dyn Combine>),
-    /// The distances between elements of `send` and of `recv`, for a strided all-to-all: the
-    /// elements are those of an all-to-all, in the same order.
-    Strides([usize; 2]),
+    /// For a strided all-to-all: the elements are those of an all-to-all, in the same order.
+    Strides {
+        /// The distances between elements of `send` and of `recv`.
+        distances: [usize; 2],
+        /// The size of an element in bytes, which may consist of several values of the type.
+        element_bytes: usize,
+    },
+}
+
+impl Special {
+    /// Returns the size of an element in bytes. [`Collective::count`] is in these elements.
+    pub fn element_bytes(&self) -> usize {
+        match self {
+            Self::Function(function) => function.element_bytes(),
+            Self::Strides { element_bytes, .. } => *element_bytes,
+        }
+    }
 }
 
 /// Combines elements in a way that the caller defines. The elements are passed as bytes.
 pub trait Combine: Send + Sync + fmt::Debug {
+    /// Returns the size of an element in bytes, which may consist of several values of the type.
+    fn element_bytes(&self) -> usize;
+
     /// Replaces each element `a` of `accumulator` by the combination of `a` and the element `b` at
     /// the same index of `operand`, in this order. Both slices hold whole elements, and as many.
     fn combine(&self, accumulator: &mut [u8], operand: &[u8]);
@@ -276,14 +293,20 @@ impl Collective {
     pub fn function(&self) -> Option<&dyn Combine> {
         match self.special.as_deref()? {
             Special::Function(function) => Some(&**function),
-            Special::Strides(_) => None,
+            Special::Strides { .. } => None,
         }
+    }
+
+    /// Returns the size of what [`count`](Self::count) counts, in bytes.
+    #[inline]
+    pub fn element_bytes(&self) -> usize {
+        self.special.as_deref().map_or(self.dtype.size_bytes(), Special::element_bytes)
     }
 
     /// Returns the distances between elements of `send` and of `recv`.
     pub fn strides(&self) -> [usize; 2] {
         match self.special.as_deref() {
-            Some(Special::Strides(strides)) => *strides,
+            Some(Special::Strides { distances, .. }) => *distances,
             _ => [1; 2],
         }
     }

@@ -22,6 +22,10 @@ pub(super) fn collective<'a>(
     recv: Option<&Span<'a>>,
     extras: CollectiveExtras,
 ) -> Prepared<'a> {
+    // Backends count values of `dtype`, but elements where `special` has their size. The product
+    // fits: it is at most the size of a buffer.
+    let parts = if extras.special.is_some() { 1 } else { send.or(recv).map_or(1, |span| span.parts) };
+    let counts = if parts == 1 { extras.counts } else { extras.counts.map(|counts| Arc::new(vector::of_parts(&counts, parts))) };
     let op = Op::Collective(Collective {
         kind,
         team: team.inner.id,
@@ -29,10 +33,10 @@ pub(super) fn collective<'a>(
         op: extras.op,
         scalar: extras.scalar,
         root: extras.root,
-        count,
+        count: count * parts,
         send: send.map(|span| span.place),
         recv: recv.map(|span| span.place),
-        counts: extras.counts,
+        counts,
         special: extras.special,
     });
     let owner = |span: Option<&Span<'a>>| span.map_or(Owner::Caller, |span| span.owner);
@@ -373,8 +377,8 @@ fn missing(call: &'static str, argument: &'static str) -> Error {
 /// Checks that the reduction is defined for the type; returns the bits of the scalar.
 #[inline(always)]
 pub(super) fn reduction(call: &'static str, reduction: ErasedReduction, dtype: DType) -> Result<u64> {
-    if !reduction.op.accepts(dtype) {
-        return Err(misuse(call, MisuseKind::Reduction { op: reduction.op, dtype }));
+    if !reduction.accepted {
+        return Err(undefined(call, reduction, dtype));
     }
     match (reduction.op, reduction.scalar) {
         (ReduceOp::PreMulSum, None) => {
@@ -383,4 +387,12 @@ pub(super) fn reduction(call: &'static str, reduction: ErasedReduction, dtype: D
         }
         (_, scalar) => Ok(scalar.unwrap_or(ErasedReduction::NO_SCALAR)),
     }
+}
+
+#[cold]
+#[inline(never)]
+fn undefined(call: &'static str, reduction: ErasedReduction, dtype: DType) -> Error {
+    let ErasedReduction { op, element, .. } = reduction;
+    let of_values = op.accepts(dtype);
+    misuse(call, if of_values { MisuseKind::ElementReduction { op, element } } else { MisuseKind::Reduction { op, dtype } })
 }

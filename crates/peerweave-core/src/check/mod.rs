@@ -33,7 +33,9 @@ pub(crate) use collective::{
     all_to_all_v_in_place, arrival, broadcast, broadcast_in_place, gather, gather_in_place, reduce, reduce_in_place,
     reduce_scatter, reduce_scatter_in_place, scatter, scatter_in_place,
 };
-pub(crate) use one_sided::{Awaited, atomic, get, get_element, peer_of, put, put_element, signal, strided, wait, wait_for_one};
+pub(crate) use one_sided::{
+    Awaited, atomic, get, get_element, get_value, peer_of, put, put_element, put_value, signal, strided, wait, wait_for_one,
+};
 pub(crate) use parts::{all_gather_v, all_gather_v_in_place, gather_v, gather_v_in_place, scatter_v, scatter_v_in_place};
 pub(crate) use scan::{all_reduce_with, all_to_all_strided, reduce_with, scan, scan_in_place, scan_with};
 pub(crate) use vector::for_each_rank;
@@ -242,7 +244,7 @@ pub(crate) fn point_to_point<'a>(
     if !grouped && peer == of.my_rank() {
         return Err(wrong_value(call, "peer", peer, "another rank: a rank can send to itself only in a group"));
     }
-    let (team, dtype, count) = (of.inner.id, at.dtype, at.len);
+    let (team, dtype, count) = (of.inner.id, at.dtype, at.len * at.parts);
     let op = Op::PointToPoint(backend::PointToPoint { direction, team, peer, dtype, count, at: at.place });
     Ok(Prepared::new(op, [at.owner, Owner::Caller, Owner::Caller]))
 }
@@ -269,7 +271,7 @@ pub(crate) fn copy<'a>(call: &'static str, shared: &Arc<Shared>, source: Span<'a
 pub(crate) fn fill<'a>(call: &'static str, shared: &Arc<Shared>, dest: Span<'a>, bits: u64) -> Result<Prepared<'a>> {
     shared.usable(call)?;
     argument(call, shared, "dest", &dest)?;
-    let fill = backend::Fill { target: dest.place, bits, element_bytes: dest.dtype.size_bytes(), count: dest.len };
+    let fill = backend::Fill { target: dest.place, bits, element_bytes: dest.element_bytes(), count: dest.len };
     Ok(Prepared::new(Op::Fill(fill), [dest.owner, Owner::Caller, Owner::Caller]))
 }
 

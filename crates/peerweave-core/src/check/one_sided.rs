@@ -70,7 +70,7 @@ pub(crate) fn put<'a>(
         target: dest.at,
         source: source.place,
         bytes: source.bytes(),
-        element_bytes: dest.dtype.size_bytes(),
+        element_bytes: dest.element_bytes(),
         signal,
         nbi,
     };
@@ -88,8 +88,7 @@ pub(crate) fn get<'a>(
 ) -> Result<Prepared<'a>> {
     let pe = sides(call, of, ["dest", "source"], &dest, &source, target)?;
     length(call, "dest", dest.len, source.len)?;
-    let get =
-        Get { pe, source: source.at, target: dest.place, bytes: dest.bytes(), element_bytes: source.dtype.size_bytes(), nbi };
+    let get = Get { pe, source: source.at, target: dest.place, bytes: dest.bytes(), element_bytes: source.element_bytes(), nbi };
     Ok(Prepared::new(Op::Get(get), [dest.owner, Owner::Region(source.region), Owner::Caller]))
 }
 
@@ -112,6 +111,8 @@ pub(crate) fn strided<'a>(
     reach(call, names[0], local.len, local_stride, strides.count)?;
     reach(call, names[1], remote.len, remote_stride, strides.count)?;
     let pe = sides(call, of, names, &local, &remote, target)?;
+    // The stride of fewer than two elements has no meaning, and may be any number.
+    let (local_stride, remote_stride) = if strides.count > 1 { (local_stride, remote_stride) } else { (1, 1) };
     let op = Strided {
         direction,
         pe,
@@ -119,7 +120,7 @@ pub(crate) fn strided<'a>(
         remote_stride,
         local: local.place,
         local_stride,
-        element_bytes: remote.dtype.size_bytes(),
+        element_bytes: remote.element_bytes(),
         count: strides.count,
     };
     Ok(Prepared::new(Op::Strided(op), [local.owner, Owner::Region(remote.region), Owner::Caller]))
@@ -145,7 +146,7 @@ pub(crate) fn signal<'a>(call: &'static str, of: &Team, update: SignalUpdate<'a>
 #[inline(always)]
 fn element<'a>(call: &'static str, remote: Remote<'a>, index: usize) -> Result<Remote<'a>> {
     bounds::index(call, "index", index, remote.len)?;
-    Ok(Remote { at: remote.at.plus((index * remote.dtype.size_bytes()) as u64), len: 1, ..remote })
+    Ok(Remote { at: remote.at.plus((index * remote.element_bytes()) as u64), len: 1, ..remote })
 }
 
 /// Checks one element of a rank: the team, the memory, the index and the rank.
@@ -174,8 +175,35 @@ pub(crate) fn put_element<'a>(
     target: Rank,
 ) -> Result<Prepared<'a>> {
     let (pe, dest) = remote_element(call, of, "dest", dest, index, target)?;
-    let op = PutElement { pe, target: dest.at, bits, element_bytes: dest.dtype.size_bytes() };
+    let op = PutElement { pe, target: dest.at, bits, element_bytes: dest.element_bytes() };
     Ok(Prepared::new(Op::PutElement(op), [Owner::Region(dest.region), Owner::Caller, Owner::Caller]))
+}
+
+/// Checks a put of one element whose value is in memory: [`put_element`] for elements that are no
+/// words.
+pub(crate) fn put_value<'a>(
+    call: &'static str,
+    of: &Team,
+    source: Span<'a>,
+    dest: Remote<'a>,
+    index: usize,
+    target: Rank,
+) -> Result<Prepared<'a>> {
+    let (_, dest) = remote_element(call, of, "dest", dest, index, target)?;
+    put(call, of, source, dest, None, false, target)
+}
+
+/// Checks a get of one element to memory: [`get_element`] for elements that are no words.
+pub(crate) fn get_value<'a>(
+    call: &'static str,
+    of: &Team,
+    source: Remote<'a>,
+    index: usize,
+    dest: Span<'a>,
+    target: Rank,
+) -> Result<Prepared<'a>> {
+    let (_, source) = remote_element(call, of, "source", source, index, target)?;
+    get(call, of, source, dest, false, target)
 }
 
 #[inline(always)]
@@ -187,7 +215,7 @@ pub(crate) fn get_element<'a>(
     target: Rank,
 ) -> Result<Prepared<'a>> {
     let (pe, source) = remote_element(call, of, "source", source, index, target)?;
-    let op = GetElement { pe, source: source.at, element_bytes: source.dtype.size_bytes() };
+    let op = GetElement { pe, source: source.at, element_bytes: source.element_bytes() };
     Ok(Prepared::new(Op::GetElement(op), [Owner::Region(source.region), Owner::Caller, Owner::Caller]))
 }
 

@@ -47,8 +47,18 @@ pub(crate) fn scan_in_place<'a>(
     Ok(collective(kind, of, buffer.dtype, buffer.len, Some(&buffer), Some(&buffer), extras))
 }
 
+/// Checks the size of an element, of which backends keep one for each rank.
+fn element(call: &'static str, bytes: usize) -> Result<()> {
+    const MOST: usize = 512;
+    if bytes <= MOST {
+        return Ok(());
+    }
+    Err(wrong_value(call, "the element type", format_args!("a type of {bytes} bytes"), "a type of at most 512 bytes"))
+}
+
 /// Checks that the backend can call a function of the caller.
 fn function(call: &'static str, shared: &Shared, function: Arc<Special>) -> Result<CollectiveExtras> {
+    element(call, function.element_bytes())?;
     if !shared.backend.caps().reduce_functions {
         let why = "it cannot call a function of the host on its elements: use a `ReduceOp`, or gather and combine them";
         return Err(Error::Unsupported { call, backend: shared.backend.name(), why });
@@ -106,8 +116,10 @@ pub(crate) fn all_to_all_strided<'a>(
         positive(call, name, stride)?;
         reach(call, argument, len, stride, elements)?;
     }
-    let extras =
-        CollectiveExtras { special: Some(Arc::new(Special::Strides([strides.source, strides.dest]))), ..CollectiveExtras::NONE };
+    let element_bytes = send.parts * send.dtype.size_bytes();
+    element(call, element_bytes)?;
+    let special = Special::Strides { distances: [strides.source, strides.dest], element_bytes };
+    let extras = CollectiveExtras { special: Some(Arc::new(special)), ..CollectiveExtras::NONE };
     Ok(collective(CollectiveKind::AllToAllStrided, of, send.dtype, strides.count, Some(&send), Some(&recv), extras))
 }
 

@@ -85,6 +85,19 @@ pub(super) fn apart(call: &'static str, what: &'static str, offsets: &[usize], c
     Ok(())
 }
 
+/// Returns counts of the values of which elements consist, from counts of elements in buffers that
+/// [`counts`] has checked.
+pub(super) fn of_parts(counts: &VectorCounts, parts: usize) -> VectorCounts {
+    // The offset of a part of no elements may be any number.
+    let times = |list: &[usize]| list.iter().map(|&count| count.saturating_mul(parts)).collect();
+    VectorCounts {
+        send_counts: times(&counts.send_counts),
+        send_offsets: times(&counts.send_offsets),
+        recv_counts: times(&counts.recv_counts),
+        recv_offsets: times(&counts.recv_offsets),
+    }
+}
+
 /// Checks that every part lies in its buffer.
 pub(super) fn inside(call: &'static str, name: &'static str, offsets: &[usize], counts: &[usize], len: usize) -> Result<()> {
     for (&offset, &count) in std::iter::zip(offsets, counts) {

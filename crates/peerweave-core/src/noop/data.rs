@@ -8,7 +8,7 @@ use crate::backend::{
     Atomic, AtomicKind, Collective, CollectiveKind, Direction, Op, Outcome, PointToPoint, Strided, Until, WaitMode, WaitUntil,
 };
 use crate::{Error, Result, Timeout};
-use peerweave_types::{DType, Number, Pe, ReduceOp, SignalOp, SymOffset, bf16, f16};
+use peerweave_types::{DType, Pe, ReduceOp, Scalar, SignalOp, SymOffset, bf16, f16};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -131,7 +131,7 @@ fn collective(noop: &Noop, op: &Collective) {
         return;
     }
     let (Some(mut send), Some(mut recv)) = (op.send, op.recv) else { return };
-    let size = op.dtype.size_bytes();
+    let size = op.element_bytes();
     if op.kind == CollectiveKind::AllToAllStrided {
         let [source, dest] = op.strides();
         for i in 0..op.count {
@@ -157,7 +157,7 @@ fn collective(noop: &Noop, op: &Collective) {
 
 /// Multiplies elements by a scalar.
 fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
-    fn each<T: Number>(at: *mut u8, count: usize, times: impl Fn(T) -> T) {
+    fn each<T: Scalar>(at: *mut u8, count: usize, times: impl Fn(T) -> T) {
         for i in 0..count {
             let at = at.wrapping_add(i * size_of::<T>());
             let mut value = T::default();
@@ -183,6 +183,8 @@ fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
     by_type! {
         I8 i8: i8::wrapping_mul;
         U8 u8: u8::wrapping_mul;
+        I16 i16: i16::wrapping_mul;
+        U16 u16: u16::wrapping_mul;
         I32 i32: i32::wrapping_mul;
         U32 u32: u32::wrapping_mul;
         I64 i64: i64::wrapping_mul;

@@ -1,7 +1,7 @@
 //! Copies and fills within this PE in stream order; the stream-ordered forms of
 //! `Symmetric::copy_from`, `Symmetric::copy_to` and `Symmetric::fill`.
 
-use crate::arguments::buffer::element_bits;
+use crate::arguments::buffer::{Buffer, element_bits, is_word};
 use crate::arguments::span::{StreamDest, StreamSource};
 use crate::world::stream::Stream;
 use crate::world::ticket::{Ticket, decode};
@@ -52,7 +52,14 @@ impl Stream {
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the handle belongs to another world or is no longer valid.
     pub fn fill<T: Element>(&self, mut dest: impl StreamDest<T>, value: T) -> Result<Ticket> {
-        let prepared = check::fill("fill", &self.shared, dest.span(), element_bits(value))?;
+        const CALL: &str = "fill";
+        let dest = dest.span();
+        if !is_word::<T>() {
+            let values = Buffer::from(vec![value; dest.len]);
+            let prepared = check::copy(CALL, &self.shared, values.span(), dest)?;
+            return call::submit_on(self, &prepared, decode::nothing);
+        }
+        let prepared = check::fill(CALL, &self.shared, dest, element_bits(value))?;
         call::submit_on(self, &prepared, decode::nothing)
     }
 }

@@ -5,8 +5,8 @@
 //! target.
 
 use crate::arguments::SignalUpdate;
-use crate::arguments::buffer::element_bits;
-use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};
+use crate::arguments::buffer::{Buffer, element_bits, is_word};
+use crate::arguments::span::{Dest, Source, StreamDest, StreamSource, borrowed, borrowed_mut};
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::Direction;
 use crate::world::stream::Stream;
@@ -14,6 +14,7 @@ use crate::world::team::Team;
 use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call, check};
 use peerweave_types::{Element, Rank, Strides};
+use std::slice::{from_mut, from_ref};
 
 /// Puts and gets.
 ///
@@ -276,6 +277,11 @@ impl Team {
     /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
     pub fn p<T: Element>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, value: T, rank: Rank) -> Result<Ticket> {
         const CALL: &str = "p";
+        if !is_word::<T>() {
+            let value = Buffer::from(vec![value]);
+            let prepared = check::put_value(CALL, self, value.span(), dest.remote(), index, rank)?;
+            return call::submit(CALL, self, stream, prepared, decode::nothing);
+        }
         let prepared = check::put_element(CALL, self, dest.remote(), index, element_bits(value), rank)?;
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
@@ -286,7 +292,12 @@ impl Team {
     /// As for [`Team::p`].
     #[inline]
     pub fn p_blocking<T: Element>(&self, dest: &Symmetric<T>, index: usize, value: T, rank: Rank) -> Result<()> {
-        let prepared = check::put_element("p_blocking", self, dest.remote(), index, element_bits(value), rank)?;
+        const CALL: &str = "p_blocking";
+        if !is_word::<T>() {
+            let prepared = check::put_value(CALL, self, borrowed(from_ref(&value)), dest.remote(), index, rank)?;
+            return call::run_unit(&self.inner.shared, prepared);
+        }
+        let prepared = check::put_element(CALL, self, dest.remote(), index, element_bits(value), rank)?;
         call::run_unit(&self.inner.shared, prepared)
     }
 
@@ -299,6 +310,12 @@ impl Team {
     /// As for [`Team::get`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
     pub fn g<T: Element>(&self, stream: &Stream, source: &Symmetric<T>, index: usize, rank: Rank) -> Result<Ticket<T>> {
         const CALL: &str = "g";
+        if !is_word::<T>() {
+            let into = Buffer::<T>::zeroed(1);
+            let prepared = check::get_value(CALL, self, source.remote(), index, into.span(), rank)?;
+            let ticket = call::submit(CALL, self, stream, prepared, decode::nothing)?;
+            return Ok(ticket.with_result(move || into.first()));
+        }
         let prepared = check::get_element(CALL, self, source.remote(), index, rank)?;
         call::submit(CALL, self, stream, prepared, decode::element)
     }
@@ -309,7 +326,14 @@ impl Team {
     /// As for [`Team::g`].
     #[inline]
     pub fn g_blocking<T: Element>(&self, source: &Symmetric<T>, index: usize, rank: Rank) -> Result<T> {
-        let prepared = check::get_element("g_blocking", self, source.remote(), index, rank)?;
+        const CALL: &str = "g_blocking";
+        if !is_word::<T>() {
+            let mut value = T::zeroed();
+            let into = borrowed_mut(from_mut(&mut value));
+            call::run_unit(&self.inner.shared, check::get_value(CALL, self, source.remote(), index, into, rank)?)?;
+            return Ok(value);
+        }
+        let prepared = check::get_element(CALL, self, source.remote(), index, rank)?;
         call::run(&self.inner.shared, prepared).map(decode::element)
     }
 

@@ -9,7 +9,7 @@ use crate::world::stream::Stream;
 use crate::world::team::Team;
 use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
-use peerweave_types::{Compare, Number as _, WaitElement};
+use peerweave_types::{Compare, Scalar as _, WaitElement};
 
 /// Returns the condition of a wait with one value.
 #[inline(always)]

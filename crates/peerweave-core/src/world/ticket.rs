@@ -32,7 +32,24 @@ use std::time::Duration;
 /// ```
 pub struct Ticket<R = ()> {
     state: State,
-    decode: fn(Outcome) -> R,
+    decode: Decode<R>,
+}
+
+/// The way from the outcome of an operation to the result of its call.
+enum Decode<R> {
+    Outcome(fn(Outcome) -> R),
+    /// The operation has written the result to memory of the ticket.
+    Memory(Box<dyn Fn() -> R + Send + Sync>),
+}
+
+impl<R> Decode<R> {
+    #[inline]
+    fn result(&self, outcome: Outcome) -> R {
+        match self {
+            Self::Outcome(decode) => decode(outcome),
+            Self::Memory(read) => read(),
+        }
+    }
 }
 
 enum State {
@@ -56,7 +73,12 @@ impl<R> Ticket<R> {
             Submitted::Queued(pending) => State::Queued { pending, deadline: shared.deadline, guard: shared.guard() },
             Submitted::Captured => State::Captured,
         };
-        Self { state, decode }
+        Self { state, decode: Decode::Outcome(decode) }
+    }
+
+    /// Returns a ticket for the same operation, whose result `read` returns after its end.
+    pub(crate) fn with_result<S>(self, read: impl Fn() -> S + Send + Sync + 'static) -> Ticket<S> {
+        Ticket { state: self.state, decode: Decode::Memory(Box::new(read)) }
     }
 
     /// Returns whether the operation was captured into a graph instead of enqueued. Its memory then
@@ -85,7 +107,7 @@ impl<R> Ticket<R> {
     /// pending at the fork never complete.
     pub fn wait(&self) -> Result<R> {
         match &self.state {
-            State::Complete(outcome) => Ok((self.decode)(outcome.clone())),
+            State::Complete(outcome) => Ok(self.decode.result(outcome.clone())),
             State::Queued { deadline, .. } => self.wait_within(*deadline),
             State::Captured => self.wait_within(Duration::ZERO),
         }
@@ -100,7 +122,7 @@ impl<R> Ticket<R> {
             State::Complete(_) => self.wait(),
             State::Captured => Err(misuse("wait", MisuseKind::Captured)),
             State::Queued { guard, .. } if guard.is_forked() => Err(misuse("wait", MisuseKind::Forked)),
-            State::Queued { pending, .. } => pending.wait(limit).map(self.decode),
+            State::Queued { pending, .. } => pending.wait(limit).map(|outcome| self.decode.result(outcome)),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, Direction, Op, Place, PointToPoint};
 use peerweave_driver::{CudaStream, is_capturing, join};
-use peerweave_types::{Rank, ReduceOp};
+use peerweave_types::{DType, Rank, ReduceOp};
 
 use super::enqueue::Enqueue;
 use super::error::{driver, portable, unsupported};
@@ -98,6 +98,9 @@ impl Enqueue<'_> {
     /// Enqueues a reduction.
     pub(super) fn reduce(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         use CollectiveKind::{Reduce, ReduceScatter};
+        if !reduces(op.dtype) {
+            return Err(unsupported(self.call, "no kernel reduces 16-bit integers: convert them to 32 bits"));
+        }
         let (collectives, n) = (self.collectives(team)?, team.members.len());
         let part = op.count * op.dtype.size_bytes();
         let bytes = if op.kind == ReduceScatter { n * part } else { part };
@@ -214,6 +217,12 @@ impl Enqueue<'_> {
         self.written(staged)?;
         Ok(source)
     }
+}
+
+/// Returns whether there are kernels that reduce elements of this type. Each type has one for each
+/// algorithm and collective; nothing yet needs those for 16-bit integers.
+pub(super) fn reduces(dtype: DType) -> bool {
+    dtype.is_reducible() && !matches!(dtype, DType::I16 | DType::U16)
 }
 
 /// The sends and receives of a group.

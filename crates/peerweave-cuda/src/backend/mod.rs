@@ -198,7 +198,7 @@ impl Cuda {
                 reduction.accumulator = AccumulatorType::F32RoundedOnce;
             }
         });
-        caps.reductions.retain(|reduction| !reduction.kind.is_scan());
+        caps.reductions.retain(|reduction| collectives::reduces(reduction.dtype) && !reduction.kind.is_scan());
         let is_mapped = !bases.contains(&0);
         let (made, rooms, rooms_options) = match is_mapped {
             true => teams_memory(&gpu, heap_bytes, max_teams as u64 - 1).map_err(setup)?,

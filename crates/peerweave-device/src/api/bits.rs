@@ -9,11 +9,11 @@ use crate::Pause;
 use crate::gpu::{Access, AcqRel, FloatAdd, Reduce, Relaxed, Release, Rmw, Sys};
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::network::call::Atomic;
-use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Number, Plain, bf16, f16};
+use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Plain, Scalar, bf16, f16};
 
 /// An element that kernels add to atomically: the types of [`KernelAtomic`], `f16` and `bf16`.
 /// Sealed by [`Number`].
-pub trait KernelAdd: Number + Plain {
+pub trait KernelAdd: Scalar + Plain {
     /// Adds by an atomic instruction. Returns the previous value.
     ///
     /// # Safety

@@ -241,6 +241,7 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
         let found = format!("type {}, index {}", tensor.device.device_type.0, tensor.device.device_id);
         return wrong("device", found, format!("type {} (CUDA) and an index of 0 or more", DLDeviceType::CUDA.0));
     }
+    const { assert!(T::PARTS == 1, "DLPack has no type for elements that are made of several values") };
     let expected = data_type(T::DTYPE);
     if tensor.dtype != expected {
         let shown = |kind: DLDataType| format!("code {}, {} bits, {} lanes", kind.code.0, kind.bits, kind.lanes);
@@ -298,8 +299,8 @@ fn row_major(lens: &[usize]) -> Vec<i64> {
 /// Returns DLPack's description of an element type.
 fn data_type(dtype: DType) -> DLDataType {
     let code = match dtype {
-        DType::I8 | DType::I32 | DType::I64 => DLDataTypeCode::INT,
-        DType::U8 | DType::U32 | DType::U64 => DLDataTypeCode::UINT,
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => DLDataTypeCode::INT,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => DLDataTypeCode::UINT,
         DType::F16 | DType::F32 | DType::F64 => DLDataTypeCode::FLOAT,
         DType::BF16 => DLDataTypeCode::BFLOAT,
         DType::F8E4M3 => DLDataTypeCode::FLOAT8_E4M3FN,

@@ -96,7 +96,7 @@ pub fn copy_to_host<T: Element>(
     deadline: Instant,
 ) -> Result<Vec<T>, DriverError> {
     check_copy(call, stream, source, source.len())?;
-    let mut values = ManuallyDrop::new(vec![T::default(); source.len()]);
+    let mut values = ManuallyDrop::new(vec![T::zeroed(); source.len()]);
     if !values.is_empty() {
         let start = Instant::now();
         pass(call, stream, start, deadline)?;

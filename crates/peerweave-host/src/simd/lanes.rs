@@ -121,6 +121,8 @@ macro_rules! plain {
 plain!(
     i8: 16 32 64, |w| w as u8 as i8;
     u8: 16 32 64, |w| w as u8;
+    i16: 8 16 32, |w| w as u16 as i16;
+    u16: 8 16 32, |w| w as u16;
     i32: 4 8 16, |w| w as u32 as i32;
     u32: 4 8 16, |w| w as u32;
     i64: 2 4 8, |w| w as i64;

@@ -160,4 +160,4 @@ macro_rules! integer {
     )*};
 }
 
-integer!(i8, u8, u32; u8, u8, u32; i32, u32, u32; u32, u32, u32; i64, u64, u64; u64, u64, u64);
+integer!(i8, u8, u32; u8, u8, u32; i16, u16, u32; u16, u16, u32; i32, u32, u32; u32, u32, u32; i64, u64, u64; u64, u64, u64);

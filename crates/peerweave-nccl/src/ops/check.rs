@@ -40,6 +40,9 @@ pub(crate) fn data_type(call: &'static str, nccl: Nccl, dtype: DType, reduces: b
         DType::F32 => ncclDataType_t::ncclFloat32,
         DType::F64 => ncclDataType_t::ncclFloat64,
         DType::F8E4M3 | DType::F8E5M2 => return eight_bits(nccl, dtype, reduces),
+        DType::I16 | DType::U16 => {
+            return Err(NcclError::misuse(call, MisuseKind::Context { why: "NCCL has no 16-bit integers" }));
+        }
         _ => return Err(NcclError::misuse(call, MisuseKind::Context { why: "NCCL lacks this element type" })),
     })
 }
@@ -107,6 +110,9 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     /// Returns the library's number of an element type that is only transferred.
     #[inline]
     pub(crate) fn moved<T: Element>(&self) -> Checked<ncclDataType_t> {
+        const {
+            assert!(T::PARTS == 1, "NCCL has no type for elements that are made of several values: pass a buffer of those values")
+        };
         Ok(data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)?)
     }
 
@@ -114,6 +120,9 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     /// object alive.
     #[inline]
     pub(crate) fn reduced<T: Element>(&mut self, op: &impl Reduction<T>) -> Checked<(ncclDataType_t, ncclRedOp_t)> {
+        const {
+            assert!(T::PARTS == 1, "NCCL has no type for elements that are made of several values: pass a buffer of those values")
+        };
         let data_type = data_type(self.call.name(), self.inner.nccl, T::DTYPE, true)?;
         let (op, made) = op.resolve();
         let op = op.ok_or_else(|| misuse(self.call, MisuseKind::Text { what: "the reduction", why: NOT_PREDEFINED }))?;

@@ -164,7 +164,7 @@ impl<T: Element> PreMulSum<T> {
         if found != expected {
             return Err(NcclError::misuse(CALL, MisuseKind::Device { what: "the scalar", found, expected }));
         }
-        Self::make(CALL, communicator, T::default(), Some(scalar))
+        Self::make(CALL, communicator, T::zeroed(), Some(scalar))
     }
 
     fn make(
@@ -175,6 +175,9 @@ impl<T: Element> PreMulSum<T> {
     ) -> Result<Self, NcclError> {
         let inner = &communicator.inner;
         let _span = spans::of(inner, call);
+        const {
+            assert!(T::PARTS == 1, "NCCL has no type for elements that are made of several values: pass a buffer of those values")
+        };
         let data_type = data_type(call, inner.nccl, T::DTYPE, true)?;
         let on_device = memory.as_ref().map(|memory| std::ptr::with_exposed_provenance_mut::<c_void>(memory.address() as usize));
         let (op, _) = inner.call_into(call, Allowed::LIVE, (ncclRedOp_t(0), value), |api, comm, place| {

@@ -34,7 +34,7 @@ pub(crate) struct Check<'a> {
 }
 
 /// An element type of the checks.
-pub(crate) trait Sample: Element {
+pub(crate) trait Sample: Element + Default {
     /// Converts a small number; integers wrap.
     fn number(value: i64) -> Self;
     /// Returns a value for data that is only transferred.

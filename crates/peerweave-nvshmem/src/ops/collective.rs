@@ -22,6 +22,8 @@ fn reduced(dtype: DType) -> Option<CType> {
     Some(match dtype {
         DType::I8 => CType::Int8,
         DType::U8 => CType::Uint8,
+        DType::I16 => CType::Int16,
+        DType::U16 => CType::Uint16,
         DType::I32 => CType::Int32,
         DType::U32 => CType::Uint32,
         DType::I64 => CType::Int64,
@@ -352,6 +354,7 @@ enum InPlace {
 }
 
 fn reduction<T: Number>(call: &'static str, op: ReduceOp) -> Result<CType, NvshmemError> {
+    const { assert!(T::PARTS == 1, "NVSHMEM has no type for elements that are made of several values: pass a buffer of those values") };
     let known = !matches!(op, ReduceOp::Avg | ReduceOp::PreMulSum) && op.accepts(T::DTYPE);
     reduced(T::DTYPE).filter(|_| known).ok_or_else(|| NvshmemError::misuse(call, MisuseKind::Reduction { op, dtype: T::DTYPE }))
 }

@@ -268,6 +268,7 @@ pub(crate) fn check_pair(
 
 /// Returns the C type by which elements of that size are transferred.
 pub(crate) const fn by_width<T: Element>() -> CType {
+    const { assert!(T::PARTS == 1, "NVSHMEM has no type for elements that are made of several values: pass a buffer of those values") };
     match size_of::<T>() {
         1 => CType::Uint8,
         2 => CType::Uint16,

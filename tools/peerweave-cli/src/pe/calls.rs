@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use peerweave::{
-    Compare, Element, MaybeDest, MaybeSource, Number, Rank, ReduceOp, Reduction, Result, Source, Stream, StreamDest,
+    Compare, Element, MaybeDest, MaybeSource, Rank, ReduceOp, Reduction, Result, Scalar, Source, Stream, StreamDest,
     StreamSource, Symmetric, Team, Ticket, VectorCounts, World,
 };
 
@@ -73,7 +73,7 @@ macro_rules! calls {
 /// Returns the calls of an operation that reduces.
 pub fn reducing<'a, T, M>(setting: &'a Setting<'a, M>, redop: ReduceOp) -> Calls<'a>
 where
-    T: Sample + Number,
+    T: Sample + Scalar,
     for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeDest<T, Argument = &'m M>,
 {
     let Setting { world, stream, view, send, recv } = setting;

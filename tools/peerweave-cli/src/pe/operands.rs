@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use peerweave::{MaybeDest, MaybeSource, Number, ReduceOp, Result, Stream, StreamDest, StreamSource, Symmetric, World};
+use peerweave::{MaybeDest, MaybeSource, ReduceOp, Result, Scalar, Stream, StreamDest, StreamSource, Symmetric, World};
 
 use super::calls::{self, Calls, Setting, Words};
 use super::memory::{self, Memory};
@@ -93,7 +93,7 @@ macro_rules! work {
     };
 }
 
-work!(Reducing, Number, |operands, _wrong| {
+work!(Reducing, Scalar, |operands, _wrong| {
     calls::reducing(&operands.setting, operands.redop.expect("a case of a reducing operation has a reduction"))
 });
 work!(Moving, , |operands, wrong| match operands.setting.view.op.is_one_sided() {

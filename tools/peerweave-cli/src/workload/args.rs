@@ -186,6 +186,8 @@ fn parse_dtypes(text: &str) -> Result<DTypes, String> {
     let alias = |dtype: DType| match dtype {
         DType::I8 => "i8",
         DType::U8 => "u8",
+        DType::I16 => "i16",
+        DType::U16 => "u16",
         DType::I32 => "i32",
         DType::U32 => "u32",
         DType::I64 => "i64",

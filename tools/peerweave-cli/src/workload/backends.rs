@@ -2,7 +2,7 @@
 //!
 //! Invariant: every unsupported combination is refused here, before a PE is started.
 
-use peerweave_types::ReduceOp;
+use peerweave_types::{DType, ReduceOp};
 
 use super::args::{BackendName, BenchArgs, Buffers, Clock};
 use super::op::BenchOp;
@@ -19,6 +19,16 @@ pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(),
         BackendName::Cuda => check_cuda(args),
         BackendName::Nccl => check_nccl(args, redops),
         BackendName::Nvshmem => check_nvshmem(args, redops),
+    }
+}
+
+/// Returns whether a backend has the operation for elements of a type.
+pub(super) fn has_type(backend: BackendName, op: BenchOp, dtype: DType) -> bool {
+    let is_short = matches!(dtype, DType::I16 | DType::U16);
+    match backend {
+        BackendName::Host => true,
+        BackendName::Cuda => !(is_short && op.reduces()),
+        BackendName::Nccl | BackendName::Nvshmem => !is_short,
     }
 }
 

@@ -7,7 +7,7 @@ use peerweave_types::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
 
 use super::args::{BackendName, BenchArgs, Buffers, Clock, Root};
-use super::backends::{check_backend, clock, has_reduction};
+use super::backends::{check_backend, clock, has_reduction, has_type};
 use super::binding::Bind;
 use super::geometry::Placement;
 use super::op::{BenchOp, Counts};
@@ -122,7 +122,14 @@ impl Config {
         if n_pes < op.least_pes() {
             return Err(format!("-n is {n_pes}, but {} needs at least {} PEs", op.name(), op.least_pes()));
         }
-        let dtypes = if op.has_type() { args.datatype.0.clone() } else { vec![DType::I64] };
+        let mut dtypes = if op.has_type() { args.datatype.0.clone() } else { vec![DType::I64] };
+        if dtypes.len() > 1 {
+            // `all` means all types of the backend.
+            dtypes.retain(|dtype| has_type(args.backend, op, *dtype));
+        }
+        if let Some(dtype) = dtypes.iter().find(|dtype| !has_type(args.backend, op, **dtype)) {
+            return Err(format!("{} of {dtype} is not supported by this backend", op.name()));
+        }
         let mut redops = if op.reduces() { args.redop.0.clone() } else { Vec::new() };
         if redops.len() > 1 {
             // `all` means all reductions of the backend.

@@ -22,7 +22,7 @@ pub const PERIOD: usize = 4093;
 pub const G_DUE: u64 = 0x0123_4567_89ab_cdef;
 
 /// An element type whose bits can be set and read.
-pub trait Sample: Element {
+pub trait Sample: Element + Default {
     /// Returns the element whose bits are the low bits of `bits`.
     fn from_bits64(bits: u64) -> Self;
     /// Returns the bits of the element, zero-extended.
@@ -55,7 +55,7 @@ macro_rules! float_samples {
     )*};
 }
 
-integer_samples!(i8 as u8, u8 as u8, i32 as u32, u32 as u32, i64 as u64, u64 as u64);
+integer_samples!(i8 as u8, u8 as u8, i16 as u16, u16 as u16, i32 as u32, u32 as u32, i64 as u64, u64 as u64);
 float_samples!(f16 as u16, bf16 as u16, f32 as u32, f64 as u64, F8E4M3 as u8, F8E5M2 as u8);
 
 /// Returns the scalar of a rank for `mulsum`, as in nccl-tests: 1 on even ranks, 2 on odd ranks.
@@ -131,6 +131,8 @@ fn whole_limit(dtype: DType) -> i64 {
     match dtype {
         DType::I8 => i8::MAX.into(),
         DType::U8 => u8::MAX.into(),
+        DType::I16 => i16::MAX.into(),
+        DType::U16 => u16::MAX.into(),
         DType::F16 => 1 << 11,
         DType::BF16 => 1 << 8,
         DType::F32 => 1 << 24,
@@ -140,7 +142,7 @@ fn whole_limit(dtype: DType) -> i64 {
 }
 
 fn signed(dtype: DType) -> bool {
-    !matches!(dtype, DType::U8 | DType::U32 | DType::U64)
+    !matches!(dtype, DType::U8 | DType::U16 | DType::U32 | DType::U64)
 }
 
 /// Returns one element of the input of one rank.

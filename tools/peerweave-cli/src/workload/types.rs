@@ -31,7 +31,7 @@ macro_rules! with_element_type {
 macro_rules! with_number_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         $crate::workload::types::with_type_of!($dtype, $T => $call;
-            I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64, F16 ::peerweave_types::f16, BF16 ::peerweave_types::bf16,
+            I8 i8, U8 u8, I16 i16, U16 u16, I32 i32, U32 u32, I64 i64, U64 u64, F16 ::peerweave_types::f16, BF16 ::peerweave_types::bf16,
             F32 f32, F64 f64)
     };
 }

@@ -24,7 +24,7 @@ struct Buffers {
 
 /// Divides `0..count` into `n` shares at borders of cache lines, and returns share `index`.
 pub(super) fn share(count: usize, n: usize, index: usize, element_bytes: usize) -> Range<usize> {
-    let line = 64 / element_bytes;
+    let line = (64 / element_bytes).max(1);
     let each = count.div_ceil(n).next_multiple_of(line);
     (each * index).min(count)..(each * (index + 1)).min(count)
 }

@@ -197,7 +197,7 @@ enum Algorithm {
 impl Run<'_> {
     #[inline]
     fn element_bytes(&self) -> usize {
-        self.op.dtype.size_bytes()
+        self.op.element_bytes()
     }
 
     /// Returns the number of parts of an operand: one, or one for each rank.

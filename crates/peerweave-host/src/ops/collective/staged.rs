@@ -149,8 +149,9 @@ impl Run<'_> {
     /// Runs the rest of the collective, after its first `phases_done` phases, block by block
     /// through the staging areas.
     pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
-        let block_len = STAGE_BYTES / self.element_bytes() / self.parts() / 16 * 16;
-        assert!(block_len > 0, "teams of over {} ranks need larger staging areas", STAGE_BYTES / 8 / 16);
+        let fitting = STAGE_BYTES / self.element_bytes() / self.parts();
+        let block_len = if fitting < 16 { fitting } else { fitting / 16 * 16 };
+        assert!(block_len > 0, "teams of over {} ranks need larger staging areas", STAGE_BYTES / self.element_bytes());
         let count = counts.map_or(self.op.count, Counts::longest);
         // In place, an all-to-all-v would overwrite elements that it has yet to send: it sends a
         // copy.

@@ -9,6 +9,8 @@ pub(super) fn reduce(dtype: DType, op: ReduceOp, inputs: &[(Vec<u8>, u64)]) -> V
     match dtype {
         DType::I8 => integers::<1>(op, inputs, true),
         DType::U8 => integers::<1>(op, inputs, false),
+        DType::I16 => integers::<2>(op, inputs, true),
+        DType::U16 => integers::<2>(op, inputs, false),
         DType::I32 => integers::<4>(op, inputs, true),
         DType::U32 => integers::<4>(op, inputs, false),
         DType::I64 => integers::<8>(op, inputs, true),

@@ -1,0 +1,115 @@
+//! A truth value that peers can write.
+
+use core::fmt;
+use core::hash::{Hash, Hasher};
+
+/// A truth value as an element: a byte that is false if it is 0, and true otherwise.
+///
+/// `bool` cannot be an element: a peer could write a byte that is neither 0 nor 1, which no `bool`
+/// may be. Values made from `bool` are 0 or 1, so `And`, `Or` and `Xor` reduce them as the logical
+/// operators do; `Min` and `Max` are `And` and `Or` for all bytes.
+///
+/// ```
+/// use peerweave::{Bool, ReduceOp, World};
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let mut converged = Bool::from(world.my_pe().get() == 0);
+/// world.team().all_reduce_in_place_blocking(&mut converged, ReduceOp::And)?;
+/// assert_eq!(converged.get(), world.n_pes() == 1);
+/// assert!(world.finalize()?.is_clean());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Default)]
+#[repr(transparent)]
+pub struct Bool(u8);
+
+impl Bool {
+    /// False: the byte 0.
+    pub const FALSE: Self = Self(0);
+    /// True: the byte 1.
+    pub const TRUE: Self = Self(1);
+
+    /// Returns whether the byte is not 0.
+    #[inline]
+    pub const fn get(self) -> bool {
+        self.0 != 0
+    }
+
+    /// Returns the value whose byte this is.
+    #[inline]
+    pub const fn from_bits(byte: u8) -> Self {
+        Self(byte)
+    }
+
+    /// Returns the byte.
+    #[inline]
+    pub const fn to_bits(self) -> u8 {
+        self.0
+    }
+}
+
+impl From<bool> for Bool {
+    #[inline]
+    fn from(value: bool) -> Self {
+        Self(value.into())
+    }
+}
+
+impl From<Bool> for bool {
+    #[inline]
+    fn from(value: Bool) -> Self {
+        value.get()
+    }
+}
+
+/// Compares the truth values: all bytes but 0 are equal.
+impl PartialEq for Bool {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl Eq for Bool {}
+
+impl PartialEq<bool> for Bool {
+    #[inline]
+    fn eq(&self, other: &bool) -> bool {
+        self.get() == *other
+    }
+}
+
+impl Hash for Bool {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.get().hash(state);
+    }
+}
+
+impl fmt::Debug for Bool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.get(), f)
+    }
+}
+
+impl fmt::Display for Bool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.get(), f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_but_zero_is_true() {
+        for byte in 0..=u8::MAX {
+            let value = Bool::from_bits(byte);
+            assert_eq!((value.get(), value == Bool::TRUE, value == true), (byte != 0, byte != 0, byte != 0));
+            assert_eq!(value.to_bits(), byte);
+        }
+        assert_eq!((Bool::from(true).to_bits(), Bool::from(false).to_bits()), (1, 0));
+    }
+}
