@@ -93,10 +93,13 @@ pub fn of_a_type<T: WaitElement>(world: &World) {
 /// # Panics
 /// If a result is wrong.
 pub fn of_every_type(world: &World) {
+    of_a_type::<i16>(world);
+    of_a_type::<u16>(world);
     of_a_type::<i32>(world);
     of_a_type::<u32>(world);
     of_a_type::<i64>(world);
     of_a_type::<u64>(world);
+    of_a_type::<isize>(world);
 }
 
 /// Checks that waits and tests of any of several words return every word that is satisfied,

@@ -1,17 +1,20 @@
 //! Element types that consist of several values: every operation that moves them, reductions of
 //! their values, and what is refused.
 
-use peerweave::{Bool, Buffer, Element, MisuseKind, Number, Rank, ReduceOp, Strides, Symmetric, Team, VectorCounts, World};
+use peerweave::{
+    Bool, Buffer, Element, MisuseKind, Number, Parts, Rank, ReduceFn, ReduceOp, Strides, Symmetric, Team, VectorCounts, World,
+};
 use peerweave_tests::sample::hash;
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![movement, reductions, refusals],
+        named![movement, reductions, functions, refusals],
         named![
             composed_elements_move_by_every_operation,
             composed_elements_reduce_as_their_values,
+            functions_and_strides_take_whole_elements,
             wrong_use_of_composed_elements_is_refused,
         ],
     )
@@ -285,6 +288,81 @@ fn composed_elements_reduce_as_their_values() {
     }
     Job::new("reductions", 2).on_processes();
     Job::new("reductions", 5).on_processes();
+}
+
+/// The largest value so far, and where it is.
+#[derive(Clone, Copy, PartialEq, Debug, Element)]
+#[repr(C)]
+struct Largest {
+    value: u32,
+    rank: u32,
+    index: u32,
+}
+
+fn functions(seat: &Seat) {
+    let world = seat.join();
+    let (team, n) = (world.team(), world.n_pes());
+    let me = team.my_rank().index();
+    let larger = ReduceFn::new(|a: Largest, b: Largest| if b.value > a.value { b } else { a });
+    let of = |rank: usize, index: usize| Largest {
+        value: hash(&[3, rank as u64, index as u64]) as u32,
+        rank: rank as u32,
+        index: index as u32,
+    };
+    let best = |ranks: usize, index| (0..ranks).map(|rank| of(rank, index)).max_by_key(|found| found.value).unwrap();
+    // In the line, staged, in rounds and, on symmetric memory, divided among the ranks.
+    for count in [1, 5, 700, 40_000] {
+        let mine: Vec<Largest> = (0..count).map(|index| of(me, index)).collect();
+        let expected: Vec<Largest> = (0..count).map(|index| best(n, index)).collect();
+        let mut found = vec![Largest::zeroed(); count];
+        team.all_reduce_with_blocking(&mine, &mut found, &larger).unwrap();
+        assert_eq!(found, expected, "all_reduce_with of {count}");
+        let (x, y) = (world.alloc::<Largest>(count).unwrap(), world.alloc::<Largest>(count).unwrap());
+        x.copy_from(&mine).unwrap();
+        team.all_reduce_with_blocking(&x, &y, &larger).unwrap();
+        assert_eq!(y.to_vec().unwrap(), expected, "symmetric all_reduce_with of {count}");
+        team.scan_with_blocking(&mine, &mut found, &larger).unwrap();
+        assert!((0..count).all(|index| found[index] == best(me + 1, index)), "scan_with of {count}");
+        let root = Rank::new(n as u32 - 1);
+        let is_root = team.my_rank() == root;
+        team.reduce_with_blocking(&mine, is_root.then_some(&mut found), &larger, root).unwrap();
+        assert!(!is_root || found == expected, "reduce_with of {count}");
+        team.barrier_blocking().unwrap();
+        x.release().unwrap();
+        y.release().unwrap();
+
+        // Every second element goes to every third place.
+        let sent: Vec<Color> = (0..2 * n * count).map(|i| Color([me as u8, i as u8, (i >> 8) as u8])).collect();
+        let mut received = vec![Color::zeroed(); 3 * n * count];
+        team.all_to_all_strided_blocking(&sent, &mut received, Strides { count, source: 2, dest: 3 }).unwrap();
+        for (place, found) in received.iter().enumerate() {
+            let (element, at) = (place / 3, 2 * (me * count + place / 3 % count));
+            let expected = Color([(element / count) as u8, at as u8, (at >> 8) as u8]);
+            assert_eq!(*found, if place % 3 == 0 { expected } else { Color::zeroed() }, "place {place}");
+        }
+
+        // Rank r has r + 1 elements.
+        let parts = Parts::packed((1..=n).collect::<Vec<_>>());
+        let mut all = vec![Largest::zeroed(); parts.end()];
+        let own: Vec<Largest> = (0..=me).map(|index| of(me, index)).collect();
+        team.all_gather_v_blocking(&own, &mut all, parts.clone()).unwrap();
+        for rank in 0..n {
+            let theirs: Vec<Largest> = (0..=rank).map(|index| of(rank, index)).collect();
+            assert_eq!(all[parts.range(Rank::new(rank as u32))], theirs);
+        }
+    }
+    let wide = ReduceFn::new(|a: [u64; 65], _| a);
+    let error = team.all_reduce_with_blocking(&[[0; 65]; 2], &mut [[0; 65]; 2], &wide).unwrap_err();
+    assert!(error.to_string().contains("a type of 520 bytes, expected a type of at most 512 bytes"), "{error}");
+    assert!(world.finalize().unwrap().is_clean());
+}
+
+fn functions_and_strides_take_whole_elements() {
+    for n in [1, 2, 3] {
+        Job::new("functions", n).on_threads();
+    }
+    Job::new("functions", 2).on_processes();
+    Job::new("functions", 5).on_processes();
 }
 
 fn refusals(seat: &Seat) {

@@ -61,7 +61,7 @@ impl Compare {
     #[inline]
     pub const fn sign_bit(dtype: DType) -> u64 {
         match dtype {
-            DType::I8 | DType::I32 | DType::I64 => 1 << (8 * dtype.size_bytes() - 1),
+            DType::I8 | DType::I16 | DType::I32 | DType::I64 => 1 << (8 * dtype.size_bytes() - 1),
             _ => 0,
         }
     }
@@ -107,6 +107,8 @@ mod tests {
         }
         check(&[i8::MIN, -1, 0, 1, i8::MAX]);
         check(&[0, 1, u8::MAX]);
+        check(&[i16::MIN, -2, -1, 0, 1, i16::MAX]);
+        check(&[0, 1, u16::MAX]);
         check(&[i32::MIN, -2, -1, 0, 1, i32::MAX]);
         check(&[0, 1, u32::MAX / 2 + 1, u32::MAX]);
         check(&[i64::MIN, -2, -1, 0, 1, i64::MAX]);

@@ -149,7 +149,7 @@ pub trait AtomicInteger: AtomicElement + Integer {}
 /// type.
 #[diagnostic::on_unimplemented(
     message = "a PE cannot wait for elements of type `{Self}`",
-    note = "waits and tests take words of `i32`, `u32`, `i64`, `u64`, `isize` and `usize`"
+    note = "waits and tests take words of `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` and `usize`"
 )]
 pub trait WaitElement: Integer {}
 
@@ -275,6 +275,8 @@ macro_rules! atomic {
 }
 
 atomic! {
+    i16: WaitElement;
+    u16: WaitElement;
     i32: AtomicElement AtomicInteger WaitElement;
     u32: AtomicElement AtomicInteger WaitElement;
     i64: AtomicElement AtomicInteger WaitElement;
