@@ -140,8 +140,9 @@ fn costs(world: &World, threads: &Barrier) -> Vec<String> {
             *count -= before.get(function).copied().unwrap_or(0);
             *count >= ROUNDS
         });
+        // A few calls are of the thread that frees memory.
         let total: usize = calls.values().sum();
-        let each = total.div_ceil(2 * ROUNDS);
+        let each = (total + ROUNDS) / (2 * ROUNDS);
         if world.my_pe().get() == 0 {
             eprintln!("{name}: {allocations} allocations in {ROUNDS} calls, {each} calls of the driver: {calls:?}");
         }

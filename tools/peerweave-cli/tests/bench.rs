@@ -77,10 +77,10 @@ fn operations_of_threads_have_right_results_with_dirty() {
 #[test]
 fn reductions_of_all_types_have_right_results() {
     let lines = figures(&["all-reduce", "-n", "3", "-d", "all", "-o", "all", "-b", "20K", "-e", "20K", "--iters", "2"]);
-    assert_eq!(lines.len(), 4 * 6 + 6 * 9);
+    assert_eq!(lines.len(), 4 * 6 + 8 * 9);
     lines.iter().for_each(|fields| assert_right(fields, true));
     let lines = figures(&["all-gather", "-n", "3", "-d", "all", "-b", "20K", "-e", "20K", "--iters", "2"]);
-    assert_eq!(lines.len(), 12);
+    assert_eq!(lines.len(), 14);
 }
 
 #[test]

@@ -322,8 +322,8 @@ mod tests {
         };
         assert_eq!(names(&["all-reduce", "-e", "8", "-d", "bfloat16", "-o", "mulsum"]), ["bfloat16/mulsum"]);
         assert_eq!(names(&["broadcast", "-e", "8", "-d", "f16"]), ["half/none"]);
-        assert_eq!(names(&["all-reduce", "-e", "8", "-d", "all", "-o", "all"]).len(), 4 * 6 + 6 * 9);
-        assert_eq!(names(&["all-gather", "-e", "8", "-d", "all"]).len(), 12);
+        assert_eq!(names(&["all-reduce", "-e", "8", "-d", "all", "-o", "all"]).len(), 4 * 6 + 8 * 9);
+        assert_eq!(names(&["all-gather", "-e", "8", "-d", "all"]).len(), 14);
     }
 
     #[test]
