@@ -95,7 +95,8 @@ impl<T: Element> Symmetric<T> {
         location: &'static Location<'static>,
     ) -> Result<Self> {
         shared.usable(call)?;
-        let align = align.max(align_of::<T>());
+        // An alignment that is refused is reported as it was given.
+        let align = if align.is_power_of_two() { align.max(align_of::<T>()) } else { align };
         let bytes = bounds::allocation(call, elements, size_of::<T>(), align, shared.backend.caps().max_align_bytes)?;
         let at = shared.backend.allocate(&backend::Allocation { bytes, dtype: T::DTYPE, align, zeroed })?;
         let type_name = std::any::type_name::<T>();
