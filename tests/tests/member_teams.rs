@@ -252,10 +252,15 @@ fn different_lists_are_a_mismatch_on_both() {
     for (one, other) in
         [([0, 1].to_vec(), [1, 0].to_vec()), ([0, 1].to_vec(), [0, 1, 2].to_vec()), ([1, 0].to_vec(), [2, 0, 1].to_vec())]
     {
-        let errors = pes_run(3, Duration::from_secs(20), |world| match world.my_pe().get() {
-            0 => Some(world.team_of(&pes(&one)).unwrap_err()),
-            1 => Some(world.team_of(&pes(&other)).unwrap_err()),
-            _ => None,
+        let errors = pes_run(3, Duration::from_secs(20), |world| {
+            let error = match world.my_pe().get() {
+                0 => Some(world.team_of(&pes(&one)).unwrap_err()),
+                1 => Some(world.team_of(&pes(&other)).unwrap_err()),
+                _ => None,
+            };
+            // A PE that has left would be the cause on the PEs that list it.
+            world.team().barrier_blocking().unwrap();
+            error
         });
         for (pe, error) in errors.into_iter().enumerate().filter_map(|(pe, error)| Some((pe, error?))) {
             let Error::Mismatch(mismatch) = &error else { panic!("PE {pe}: {error}") };
