@@ -10,16 +10,10 @@ use core::hash::{Hash, Hasher};
 /// operators do; `Min` and `Max` are `And` and `Or` for all bytes.
 ///
 /// ```
-/// use peerweave::{Bool, ReduceOp, World};
+/// use peerweave_types::Bool;
 ///
-/// # fn main() -> peerweave::Result<()> {
-/// let world = World::from_env()?;
-/// let mut converged = Bool::from(world.my_pe().get() == 0);
-/// world.team().all_reduce_in_place_blocking(&mut converged, ReduceOp::And)?;
-/// assert_eq!(converged.get(), world.n_pes() == 1);
-/// assert!(world.finalize()?.is_clean());
-/// # Ok(())
-/// # }
+/// assert!(Bool::from(true).get());
+/// assert_eq!(Bool::from(3 > 4), Bool::FALSE);
 /// ```
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]

@@ -20,66 +20,15 @@ use half::{bf16, f16};
 /// | `[T; N]` of elements | those of `T`, on each element of the array, without `PreMulSum` |
 /// | a struct with `#[derive(Element)]` | with `#[element(reduce)]` those that every field has, field by field |
 ///
-/// `bool` itself is none, since a peer could write a byte that is neither 0 nor 1:
-/// ```compile_fail,E0277
-/// # let world = peerweave::World::from_env().unwrap();
-/// world.alloc::<bool>(1).unwrap();
+/// `bool` itself is none, since a peer could write a byte that is neither 0 nor 1. The derive, which
+/// the crate `peerweave` exports, needs `#[repr(C)]` or `#[repr(transparent)]`, fields that are
+/// elements, and no padding.
+///
 /// ```
+/// use peerweave_types::{DType, Element};
 ///
-/// # Structs
-/// The derive needs `#[repr(C)]` or `#[repr(transparent)]`, fields that are elements, and no
-/// padding. A struct with padding does not compile: add a field in its place.
-/// ```
-/// use peerweave::{Element, Rank, ReduceOp, World};
-///
-/// #[derive(Clone, Copy, PartialEq, Debug, Element)]
-/// #[repr(C)]
-/// struct Particle {
-///     position: [f64; 3],
-///     charge: f32,
-///     kind: u32,
-/// }
-///
-/// #[derive(Clone, Copy, PartialEq, Debug, Element)]
-/// #[element(reduce)] // all fields have the same type of values
-/// #[repr(C)]
-/// struct Statistics {
-///     count: f64,
-///     sums: [f64; 2],
-/// }
-///
-/// # fn main() -> peerweave::Result<()> {
-/// let world = World::from_env()?;
-/// let (team, me) = (world.team(), world.my_pe().get());
-/// let mut first = Particle { position: [0.5; 3], charge: me as f32, kind: me };
-/// team.broadcast_in_place_blocking(&mut first, Rank::new(0))?;
-/// assert_eq!(first, Particle { position: [0.5; 3], charge: 0.0, kind: 0 });
-///
-/// let mut all = Statistics { count: 1.0, sums: [f64::from(me), 2.0] };
-/// team.all_reduce_in_place_blocking(&mut all, ReduceOp::Sum)?;
-/// assert_eq!((all.count, all.sums[1]), (world.n_pes() as f64, 2.0 * world.n_pes() as f64));
-/// assert!(world.finalize()?.is_clean());
-/// # Ok(())
-/// # }
-/// ```
-/// A struct with padding is refused:
-/// ```compile_fail,E0080
-/// # use peerweave::Element;
-/// #[derive(Clone, Copy, PartialEq, Debug, Element)]
-/// #[repr(C)]
-/// struct Padded {
-///     wide: u64,
-///     narrow: u32, // four bytes of padding follow
-/// }
-/// ```
-/// So is a field that is no element:
-/// ```compile_fail,E0277
-/// # use peerweave::Element;
-/// #[derive(Clone, Copy, PartialEq, Debug, Element)]
-/// #[repr(C)]
-/// struct Named {
-///     name: &'static str,
-/// }
+/// assert_eq!((<[f32; 3]>::DTYPE, <[f32; 3]>::PARTS), (DType::F32, 3));
+/// assert_eq!(i16::zeroed(), 0);
 /// ```
 ///
 /// # Safety

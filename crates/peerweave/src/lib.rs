@@ -68,6 +68,70 @@ pub use peerweave_core::*;
 pub use peerweave_cuda as cuda;
 pub use peerweave_host as host;
 /// Implements the trait [`Element`](trait@Element), which describes it, for a struct.
+///
+/// # Structs
+/// The derive needs `#[repr(C)]` or `#[repr(transparent)]`, fields that are elements, and no
+/// padding. A struct with padding does not compile: add a field in its place.
+/// ```
+/// use peerweave::{Element, Rank, ReduceOp, World};
+///
+/// #[derive(Clone, Copy, PartialEq, Debug, Element)]
+/// #[repr(C)]
+/// struct Particle {
+///     position: [f64; 3],
+///     charge: f32,
+///     kind: u32,
+/// }
+///
+/// #[derive(Clone, Copy, PartialEq, Debug, Element)]
+/// #[element(reduce)] // all fields have the same type of values
+/// #[repr(C)]
+/// struct Statistics {
+///     count: f64,
+///     sums: [f64; 2],
+/// }
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let (team, me) = (world.team(), world.my_pe().get());
+/// let mut first = Particle { position: [0.5; 3], charge: me as f32, kind: me };
+/// team.broadcast_in_place_blocking(&mut first, Rank::new(0))?;
+/// assert_eq!(first, Particle { position: [0.5; 3], charge: 0.0, kind: 0 });
+///
+/// let mut all = Statistics { count: 1.0, sums: [f64::from(me), 2.0] };
+/// team.all_reduce_in_place_blocking(&mut all, ReduceOp::Sum)?;
+/// assert_eq!((all.count, all.sums[1]), (world.n_pes() as f64, 2.0 * world.n_pes() as f64));
+/// assert!(world.finalize()?.is_clean());
+/// # Ok(())
+/// # }
+/// ```
+/// A struct with padding is refused:
+/// ```compile_fail,E0080
+/// # use peerweave::Element;
+/// #[derive(Clone, Copy, PartialEq, Debug, Element)]
+/// #[repr(C)]
+/// struct Padded {
+///     wide: u64,
+///     narrow: u32, // four bytes of padding follow
+/// }
+/// ```
+/// So is a field that is no element:
+/// ```compile_fail,E0277
+/// # use peerweave::Element;
+/// #[derive(Clone, Copy, PartialEq, Debug, Element)]
+/// #[repr(C)]
+/// struct Named {
+///     name: &'static str,
+/// }
+/// ```
+///
+/// # `bool`
+/// `bool` is no element, since a peer could write a byte that is neither 0 nor 1: use
+/// [`Bool`].
+/// ```compile_fail,E0277
+/// # let world = peerweave::World::from_env().unwrap();
+/// world.alloc::<bool>(1).unwrap();
+/// ```
 pub use peerweave_macros::Element;
 pub use world::{World, WorldBuilder};
 
