@@ -20,9 +20,9 @@ use half::{bf16, f16};
 /// | `[T; N]` of elements | those of `T`, on each element of the array, without `PreMulSum` |
 /// | a struct with `#[derive(Element)]` | with `#[element(reduce)]` those that every field has, field by field |
 ///
-/// `bool` itself is none, since a peer could write a byte that is neither 0 nor 1. The derive, which
-/// the crate `peerweave` exports, needs `#[repr(C)]` or `#[repr(transparent)]`, fields that are
-/// elements, and no padding.
+/// `bool` itself is none, since a peer could write a byte that is neither 0 nor 1. The derive is
+/// exported by the crate `peerweave`. It needs `#[repr(C)]` or `#[repr(transparent)]`, fields that
+/// are elements, and no padding.
 ///
 /// ```
 /// use peerweave_types::{DType, Element};

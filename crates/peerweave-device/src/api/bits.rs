@@ -12,7 +12,7 @@ use crate::network::call::Atomic;
 use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Plain, Scalar, bf16, f16};
 
 /// An element that kernels add to atomically: the types of [`KernelAtomic`], `f16` and `bf16`.
-/// Sealed by [`Number`].
+/// Sealed: the number types of `peerweave-types`.
 pub trait KernelAdd: Scalar + Plain {
     /// Adds by an atomic instruction. Returns the previous value.
     ///
