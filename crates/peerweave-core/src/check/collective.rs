@@ -118,6 +118,22 @@ pub(crate) fn all_reduce_in_place<'a>(
     Ok(collective(CollectiveKind::AllReduce, of, buffer.dtype, buffer.len, Some(&buffer), Some(&buffer), extras))
 }
 
+/// Checks the result of a reduce, which only the root has, and returns it there.
+pub(super) fn result_at_root<'a>(
+    call: &'static str,
+    of: &Team,
+    root: Rank,
+    send: &Span<'a>,
+    recv: Option<Span<'a>>,
+) -> Result<Option<Span<'a>>> {
+    let recv = at_root(call, of, root, "recv", recv)?;
+    if let Some(recv) = &recv {
+        length(call, "recv", recv.len, send.len)?;
+        apart(call, ["send", "recv"], send, recv)?;
+    }
+    Ok(recv)
+}
+
 /// Checks a reduce; `recv` is used at the root only.
 pub(crate) fn reduce<'a>(
     call: &'static str,
@@ -131,11 +147,7 @@ pub(crate) fn reduce<'a>(
     argument(call, &of.inner.shared, "send", &send)?;
     rank(call, of, "root", root)?;
     let scalar = reduction(call, op, send.dtype)?;
-    let recv = at_root(call, of, root, "recv", recv)?;
-    if let Some(recv) = &recv {
-        length(call, "recv", recv.len, send.len)?;
-        apart(call, ["send", "recv"], &send, recv)?;
-    }
+    let recv = result_at_root(call, of, root, &send, recv)?;
     let extras = CollectiveExtras { root, ..CollectiveExtras::reduction(op.op, scalar) };
     Ok(collective(CollectiveKind::Reduce, of, send.dtype, send.len, Some(&send), recv.as_ref(), extras))
 }

@@ -37,7 +37,7 @@ pub(crate) use one_sided::{
     Awaited, atomic, get, get_element, get_value, peer_of, put, put_element, put_value, signal, strided, wait, wait_for_one,
 };
 pub(crate) use parts::{all_gather_v, all_gather_v_in_place, gather_v, gather_v_in_place, scatter_v, scatter_v_in_place};
-pub(crate) use scan::{all_reduce_with, all_to_all_strided, reduce_with, scan, scan_in_place, scan_with};
+pub(crate) use scan::{all_to_all_strided, by_function, reduce_with, scan, scan_in_place};
 pub(crate) use vector::for_each_rank;
 
 /// An operation that has passed the checks.

@@ -1,8 +1,8 @@
 //! Checks scans, reductions by a function of the caller, and strided all-to-alls.
 
-use super::collective::{CollectiveExtras, at_root, collective, pair, reduction, single};
+use super::collective::{CollectiveExtras, collective, pair, reduction, result_at_root, single};
 use super::one_sided::reach;
-use super::{Prepared, apart, argument, rank, team, times_ranks};
+use super::{Prepared, argument, rank, team, times_ranks};
 use crate::arguments::reduction::ErasedReduction;
 use crate::arguments::span::Span;
 use crate::backend::{CollectiveKind, Special};
@@ -66,9 +66,11 @@ fn function(call: &'static str, shared: &Shared, function: Arc<Special>) -> Resu
     Ok(CollectiveExtras { special: Some(function), ..CollectiveExtras::NONE })
 }
 
-pub(crate) fn all_reduce_with<'a>(
+/// Checks a reduction or a scan by a function, of which every rank gets a result.
+pub(crate) fn by_function<'a>(
     call: &'static str,
     of: &Team,
+    kind: CollectiveKind,
     send: Span<'a>,
     recv: Span<'a>,
     by: Arc<Special>,
@@ -76,7 +78,7 @@ pub(crate) fn all_reduce_with<'a>(
     pair(call, of, &send, &recv)?;
     length(call, "recv", recv.len, send.len)?;
     let extras = function(call, &of.inner.shared, by)?;
-    Ok(collective(CollectiveKind::AllReduce, of, send.dtype, send.len, Some(&send), Some(&recv), extras))
+    Ok(collective(kind, of, send.dtype, send.len, Some(&send), Some(&recv), extras))
 }
 
 /// Checks a reduce by a function; `recv` is used at the root only.
@@ -91,11 +93,7 @@ pub(crate) fn reduce_with<'a>(
     team(call, of)?;
     argument(call, &of.inner.shared, "send", &send)?;
     rank(call, of, "root", root)?;
-    let recv = at_root(call, of, root, "recv", recv)?;
-    if let Some(recv) = &recv {
-        length(call, "recv", recv.len, send.len)?;
-        apart(call, ["send", "recv"], &send, recv)?;
-    }
+    let recv = result_at_root(call, of, root, &send, recv)?;
     let extras = CollectiveExtras { root, ..function(call, &of.inner.shared, by)? };
     Ok(collective(CollectiveKind::Reduce, of, send.dtype, send.len, Some(&send), recv.as_ref(), extras))
 }
@@ -121,18 +119,4 @@ pub(crate) fn all_to_all_strided<'a>(
     let special = Special::Strides { distances: [strides.source, strides.dest], element_bytes };
     let extras = CollectiveExtras { special: Some(Arc::new(special)), ..CollectiveExtras::NONE };
     Ok(collective(CollectiveKind::AllToAllStrided, of, send.dtype, strides.count, Some(&send), Some(&recv), extras))
-}
-
-pub(crate) fn scan_with<'a>(
-    call: &'static str,
-    of: &Team,
-    kind: CollectiveKind,
-    send: Span<'a>,
-    recv: Span<'a>,
-    by: Arc<Special>,
-) -> Result<Prepared<'a>> {
-    pair(call, of, &send, &recv)?;
-    length(call, "recv", recv.len, send.len)?;
-    let extras = function(call, &of.inner.shared, by)?;
-    Ok(collective(kind, of, send.dtype, send.len, Some(&send), Some(&recv), extras))
 }

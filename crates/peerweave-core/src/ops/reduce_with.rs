@@ -41,7 +41,7 @@ impl Team {
         function: &ReduceFn<T>,
     ) -> Result<Ticket> {
         const CALL: &str = "all_reduce_with";
-        let prepared = check::all_reduce_with(CALL, self, send.span(), recv.span(), function.erased())?;
+        let prepared = check::by_function(CALL, self, CollectiveKind::AllReduce, send.span(), recv.span(), function.erased())?;
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
@@ -56,7 +56,7 @@ impl Team {
         function: &ReduceFn<T>,
     ) -> Result<()> {
         const CALL: &str = "all_reduce_with_blocking";
-        let prepared = check::all_reduce_with(CALL, self, send.span(), recv.span(), function.erased())?;
+        let prepared = check::by_function(CALL, self, CollectiveKind::AllReduce, send.span(), recv.span(), function.erased())?;
         call::run_unit(&self.inner.shared, prepared)
     }
 
@@ -137,7 +137,7 @@ impl Team {
         function: &ReduceFn<T>,
     ) -> Result<Ticket> {
         const CALL: &str = "scan_with";
-        let prepared = check::scan_with(CALL, self, CollectiveKind::Scan, send.span(), recv.span(), function.erased())?;
+        let prepared = check::by_function(CALL, self, CollectiveKind::Scan, send.span(), recv.span(), function.erased())?;
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
@@ -152,7 +152,7 @@ impl Team {
         function: &ReduceFn<T>,
     ) -> Result<()> {
         const CALL: &str = "scan_with_blocking";
-        let prepared = check::scan_with(CALL, self, CollectiveKind::Scan, send.span(), recv.span(), function.erased())?;
+        let prepared = check::by_function(CALL, self, CollectiveKind::Scan, send.span(), recv.span(), function.erased())?;
         call::run_unit(&self.inner.shared, prepared)
     }
 }
