@@ -68,10 +68,12 @@ static bool is_source(enum op_kind kind)
     switch (kind) {
     case OP_BROADCAST:
     case OP_PUT:
+    case OP_PUT_STRIDED:
         return peer->rank == 0;
     case OP_GET:
         return peer->rank == 1;
     case OP_BARRIER:
+    case OP_P:
     case OP_FETCH_ADD:
     case OP_PING_PONG:
         return false;
@@ -82,7 +84,20 @@ static bool is_source(enum op_kind kind)
 
 static size_t source_bytes(enum op_kind kind, size_t bytes)
 {
-    return kind == OP_ALL_GATHER ? bytes / (size_t)peer->pes : bytes;
+    if (kind == OP_PUT_STRIDED)
+        return 2 * bytes;
+    return kind == OP_ALL_GATHER || kind == OP_ALL_GATHER_V ? bytes / (size_t)peer->pes : bytes;
+}
+
+int gathered_count(int part, int rank)
+{
+    return rank % 2 ? part - part / 3 : part;
+}
+
+int exchanged_count(int part, int distance, int pes)
+{
+    int near = distance < pes - distance ? distance : pes - distance;
+    return near % 2 ? part - part / 3 : part;
 }
 
 /* Rewrites the whole input with ordinary stores, so that its lines are modified in this PE's cache, as after a computation. */
@@ -107,6 +122,7 @@ static long count_wrong(enum op_kind kind, size_t bytes, uint32_t round)
         peer->settle();
     switch (kind) {
     case OP_BARRIER:
+    case OP_P:
     case OP_FETCH_ADD:
         return 0; /* these operations have their own checks */
     case OP_PING_PONG:
@@ -131,6 +147,25 @@ static long count_wrong(enum op_kind kind, size_t bytes, uint32_t round)
                 wrong += result[r * block + i] != value(r, first + i, round);
         return wrong;
     }
+    case OP_ALL_GATHER_V:
+        for (uint32_t r = 0, at = 0; r < pes; r++)
+            for (uint32_t i = 0; i < (uint32_t)gathered_count((int)block, (int)r); i++)
+                wrong += result[at++] != value(r, i, round);
+        return wrong;
+    case OP_ALL_TO_ALL_V:
+        for (uint32_t r = 0, at = 0; r < pes; r++) {
+            uint32_t from = 0;
+            for (uint32_t before = 0; before < rank; before++)
+                from += (uint32_t)exchanged_count((int)block, (int)((before + pes - r) % pes), (int)pes);
+            for (uint32_t i = 0; i < (uint32_t)exchanged_count((int)block, (int)((rank + pes - r) % pes), (int)pes); i++)
+                wrong += result[at++] != value(r, from + i, round);
+        }
+        return wrong;
+    case OP_PUT_STRIDED:
+        /* The elements between keep the bits that check_one_call wrote. */
+        for (uint32_t i = 0; rank == 1 && i < 2 * count - 1; i++)
+            wrong += i % 2 ? ((const uint32_t *)result)[i] != UINT32_MAX : result[i] != value(0, i, round);
+        return wrong;
     case OP_BROADCAST:
         for (uint32_t i = 0; rank != 0 && i < count; i++)
             wrong += result[i] != value(0, i, round);
@@ -180,10 +215,25 @@ static long lost_adds(const struct op *op)
     return peer->rank == 1 ? labs((long)(ADDS - *(volatile int64_t *)peer->dst)) : 0;
 }
 
+/* Up to 1,024 calls, the element that PE 0 writes in call number n of a batch is n. */
+static long lost_elements(const struct op *op)
+{
+    enum { CALLS = 1000 };
+    peer->barrier();
+    if (peer->rank == 0)
+        op->run(sizeof(int64_t), CALLS);
+    peer->barrier();
+    if (peer->settle)
+        peer->settle();
+    return peer->rank == 1 && *(volatile int64_t *)peer->dst != CALLS;
+}
+
 static bool takes_part(enum op_kind kind)
 {
     switch (kind) {
     case OP_PUT:
+    case OP_PUT_STRIDED:
+    case OP_P:
     case OP_GET:
     case OP_FETCH_ADD:
         return peer->rank == 0;
@@ -200,9 +250,11 @@ static long check_one_call(const struct op *op, size_t bytes, uint32_t round)
         return barrier_leavers(op);
     if (op->kind == OP_FETCH_ADD)
         return lost_adds(op);
+    if (op->kind == OP_P)
+        return lost_elements(op);
     /* A broadcast of MPI has one buffer, so the root's buffer holds the input and must not be cleared. */
     if (peer->dst != peer->src || !is_source(op->kind))
-        memset(peer->dst, 0xff, bytes);
+        memset(peer->dst, 0xff, op->kind == OP_PUT_STRIDED ? 2 * bytes : bytes);
     if (peer->settle)
         peer->settle();
     rewrite(op->kind, bytes, round);
@@ -373,12 +425,12 @@ static const struct op *find_op(const struct options *o)
 
 static void check_sizes(const struct op *op, struct options *o)
 {
-    bool divided = op->kind == OP_REDUCE_SCATTER || op->kind == OP_ALL_GATHER || op->kind == OP_ALL_TO_ALL;
+    bool divided = op->kind >= OP_REDUCE_SCATTER && op->kind <= OP_ALL_TO_ALL_V;
     size_t unit = sizeof(float) * (divided ? (size_t)peer->pes : 1);
 
     if (op->kind >= OP_PUT && peer->pes < 2)
         fail("%s: needs 2 PEs, got %d", op->name, peer->pes);
-    if (op->kind == OP_BARRIER || op->kind == OP_FETCH_ADD || op->kind == OP_PING_PONG) {
+    if (op->kind == OP_BARRIER || op->kind >= OP_P) {
         if (o->dirty)
             fail("%s: has no input that could be rewritten, drop --dirty", op->name);
         o->size_count = 1;
@@ -414,6 +466,8 @@ int harness_main(struct peer *p, int argc, char **argv)
         check_sizes(op, &o);
         for (int i = 0; i < o.size_count; i++)
             largest = o.sizes[i] > largest ? o.sizes[i] : largest;
+        if (op->kind == OP_PUT_STRIDED)
+            largest *= 2;
         peer->prepare(op, largest < 4096 ? 4096 : largest);
         peer->barrier();
         for (int i = 0; i < o.size_count; i++)

@@ -12,10 +12,14 @@ enum op_kind {
     OP_ALL_REDUCE,
     OP_REDUCE_SCATTER,
     OP_ALL_GATHER,
+    OP_ALL_GATHER_V, /* rank r contributes all of its part if r is even, otherwise a third less */
     OP_ALL_TO_ALL,
+    OP_ALL_TO_ALL_V, /* to a rank at an odd distance on the ring a third less than to one at an even distance */
     OP_BROADCAST,
     OP_PUT,       /* PE 0 writes into the memory of PE 1; each call is complete at the target */
+    OP_PUT_STRIDED, /* PE 0 writes every other element to every other element of PE 1; complete at the end of a batch */
     OP_GET,       /* PE 0 reads from the memory of PE 1; each call is complete */
+    OP_P,         /* PE 0 writes one element of PE 1; complete at the end of a batch */
     OP_FETCH_ADD, /* PE 0 adds to one 64-bit word of PE 1 */
     OP_PING_PONG, /* PE 0 and PE 1 exchange a 64-bit sequence number; half a round trip is reported */
 };
@@ -44,6 +48,12 @@ struct peer {
     void (*barrier)(void);
     double (*max)(double);
 };
+
+/* The elements that `rank` contributes to an all-gather-v, of parts of at most `part` elements. */
+int gathered_count(int part, int rank);
+
+/* The elements that a rank sends in an all-to-all-v to the rank at this distance on the ring of `pes` ranks. */
+int exchanged_count(int part, int distance, int pes);
 
 /* Runs the operation of the command line; PE 0 prints JSON lines. Returns the exit status. */
 int harness_main(struct peer *peer, int argc, char **argv);

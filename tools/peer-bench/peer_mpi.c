@@ -54,6 +54,33 @@ static void all_gather(size_t bytes, long calls)
         MPI_Allgather(self.src, block, MPI_FLOAT, self.dst, block, MPI_FLOAT, MPI_COMM_WORLD);
 }
 
+static void all_gather_v(size_t bytes, long calls)
+{
+    int counts[1024], offsets[1024], block = count_of(bytes) / self.pes;
+    if (self.pes > 1024)
+        fail("all-gather-v: %d PEs, expected at most 1024", self.pes);
+    for (int r = 0, at = 0; r < self.pes; at += counts[r++]) {
+        counts[r] = gathered_count(block, r);
+        offsets[r] = at;
+    }
+    for (long i = 0; i < calls; i++)
+        MPI_Allgatherv(self.src, counts[self.rank], MPI_FLOAT, self.dst, counts, offsets, MPI_FLOAT, MPI_COMM_WORLD);
+}
+
+static void all_to_all_v(size_t bytes, long calls)
+{
+    /* Between any two ranks the counts are the same in both directions. */
+    int counts[1024], offsets[1024], block = count_of(bytes) / self.pes;
+    if (self.pes > 1024)
+        fail("all-to-all-v: %d PEs, expected at most 1024", self.pes);
+    for (int r = 0, at = 0; r < self.pes; at += counts[r++]) {
+        counts[r] = exchanged_count(block, (r + self.pes - self.rank) % self.pes, self.pes);
+        offsets[r] = at;
+    }
+    for (long i = 0; i < calls; i++)
+        MPI_Alltoallv(self.src, counts, offsets, MPI_FLOAT, self.dst, counts, offsets, MPI_FLOAT, MPI_COMM_WORLD);
+}
+
 static void all_to_all(size_t bytes, long calls)
 {
     int block = count_of(bytes) / self.pes;
@@ -73,6 +100,30 @@ static void put(size_t bytes, long calls)
         MPI_Put(self.src, (int)bytes, MPI_BYTE, 1, 0, (int)bytes, MPI_BYTE, window);
         MPI_Win_flush(1, window);
     }
+}
+
+static void put_strided(size_t bytes, long calls)
+{
+    static MPI_Datatype every_other = MPI_DATATYPE_NULL;
+    if (every_other == MPI_DATATYPE_NULL) {
+        MPI_Type_vector(count_of(bytes), 1, 2, MPI_FLOAT, &every_other);
+        MPI_Type_commit(&every_other);
+    }
+    for (long i = 0; i < calls; i++)
+        MPI_Put(self.src, 1, every_other, 1, 0, 1, every_other, window);
+    MPI_Win_flush(1, window);
+}
+
+static void p(size_t bytes, long calls)
+{
+    /* A source must not change before the flush, so each call has one of its own as far as they reach. */
+    static int64_t numbers[1024];
+    (void)bytes;
+    for (int i = 0; i < 1024; i++)
+        numbers[i] = i + 1;
+    for (long i = 0; i < calls; i++)
+        MPI_Put(&numbers[i % 1024], 1, MPI_INT64_T, 1, 0, 1, MPI_INT64_T, window);
+    MPI_Win_flush(1, window);
 }
 
 static void get(size_t bytes, long calls)
@@ -122,7 +173,7 @@ static void prepare(const struct op *op, size_t max_bytes)
 {
     self.src = private_buffer(max_bytes);
     self.dst = op->kind == OP_BROADCAST ? self.src : private_buffer(max_bytes);
-    if (op->kind != OP_PUT && op->kind != OP_GET && op->kind != OP_FETCH_ADD)
+    if (op->kind < OP_PUT || op->kind == OP_PING_PONG)
         return;
     void *shared;
     MPI_Win_allocate((MPI_Aint)max_bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &shared, &window);
@@ -158,10 +209,14 @@ static const struct op ops[] = {
     {"reduce-scatter", OP_REDUCE_SCATTER, reduce_scatter},
     {"reduce-scatter-counts", OP_REDUCE_SCATTER, reduce_scatter_counts},
     {"all-gather", OP_ALL_GATHER, all_gather},
+    {"all-gather-v", OP_ALL_GATHER_V, all_gather_v},
     {"all-to-all", OP_ALL_TO_ALL, all_to_all},
+    {"all-to-all-v", OP_ALL_TO_ALL_V, all_to_all_v},
     {"broadcast", OP_BROADCAST, broadcast},
     {"put", OP_PUT, put},
+    {"put-strided", OP_PUT_STRIDED, put_strided},
     {"get", OP_GET, get},
+    {"p", OP_P, p},
     {"fetch-add", OP_FETCH_ADD, fetch_add},
     {"ping-pong", OP_PING_PONG, ping_pong},
     {0},

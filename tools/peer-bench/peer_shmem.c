@@ -47,6 +47,13 @@ static void all_gather(size_t bytes, long calls)
         shmem_fcollect32(self.dst, self.src, count_of(bytes) / (size_t)self.pes, 0, 0, self.pes, next_sync());
 }
 
+static void all_gather_v(size_t bytes, long calls)
+{
+    size_t mine = (size_t)gathered_count((int)count_of(bytes) / self.pes, self.rank);
+    for (long i = 0; i < calls; i++)
+        shmem_collect32(self.dst, self.src, mine, 0, 0, self.pes, next_sync());
+}
+
 static void all_to_all(size_t bytes, long calls)
 {
     for (long i = 0; i < calls; i++)
@@ -65,6 +72,21 @@ static void put(size_t bytes, long calls)
         shmem_putmem(self.dst, self.src, bytes, 1);
         shmem_quiet();
     }
+}
+
+static void put_strided(size_t bytes, long calls)
+{
+    for (long i = 0; i < calls; i++)
+        shmem_float_iput(self.dst, self.src, 2, 2, count_of(bytes), 1);
+    shmem_quiet();
+}
+
+static void p(size_t bytes, long calls)
+{
+    (void)bytes;
+    for (long i = 0; i < calls; i++)
+        shmem_int64_p(self.dst, i + 1, 1);
+    shmem_quiet();
 }
 
 static void get(size_t bytes, long calls)
@@ -131,10 +153,13 @@ static const struct op ops[] = {
     {"barrier", OP_BARRIER, barrier},
     {"all-reduce", OP_ALL_REDUCE, all_reduce},
     {"all-gather", OP_ALL_GATHER, all_gather},
+    {"all-gather-v", OP_ALL_GATHER_V, all_gather_v},
     {"all-to-all", OP_ALL_TO_ALL, all_to_all},
     {"broadcast", OP_BROADCAST, broadcast},
     {"put", OP_PUT, put},
+    {"put-strided", OP_PUT_STRIDED, put_strided},
     {"get", OP_GET, get},
+    {"p", OP_P, p},
     {"fetch-add", OP_FETCH_ADD, fetch_add},
     {"ping-pong", OP_PING_PONG, ping_pong},
     {0},

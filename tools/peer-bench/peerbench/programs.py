@@ -156,10 +156,10 @@ class Peer:
 
 
 class OpenShmem(Peer):
-    """The OpenSHMEM program. OpenSHMEM has no reduce-scatter."""
+    """The OpenSHMEM program. OpenSHMEM has no reduce-scatter and no all-to-all with counts."""
 
     def own_name(self, op: str) -> Optional[str]:
-        return None if op == "reduce-scatter" else op
+        return None if op in ("reduce-scatter", "all-to-all-v") else op
 
 
 class TunedOpenMpi(Peer):
@@ -198,16 +198,21 @@ TUNINGS = {
 # ---- Peerweave: everything that depends on its command line or its JSON is below this line ----
 
 PEERWEAVE_OPS = {"fetch-add": "atomics"}
-UNSIZED = ("barrier", "fetch-add")
+UNSIZED = ("barrier", "fetch-add", "p")
+QUIET_AT_THE_END = ("p", "put-strided")
+"""Operations whose calls are completed by one quiet at the end of a batch."""
 
 
 def peerweave_command(program: str, group: Group, size: int, batches: int, out: str) -> List[str]:
     """Returns the command that measures one case and writes the result to the file `out`."""
-    argv = [program, "bench", PEERWEAVE_OPS.get(group.op, group.op), "-n", str(group.pes), "-d", "float", "-o", "sum"]
+    dtype = "int64" if group.op == "p" else "float"
+    argv = [program, "bench", PEERWEAVE_OPS.get(group.op, group.op), "-n", str(group.pes), "-d", dtype, "-o", "sum"]
     if group.op not in UNSIZED:
         argv += ["-b", str(size), "-e", str(size), "-f", "2"]
     if group.dirty:
         argv.append("--dirty")
+    if group.op in QUIET_AT_THE_END:
+        argv.append("--nbi")
     return argv + ["--batches", str(batches), "--batch-ms", str(BATCH_MS), "--json", out]
 
 

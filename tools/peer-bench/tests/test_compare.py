@@ -69,12 +69,12 @@ class Conclusions(unittest.TestCase):
 class Cases(unittest.TestCase):
     def test_size_of_each_case_is_a_whole_number_of_elements_per_pe(self):
         for case in cases.CASES:
-            divided = case.op in ("reduce-scatter", "all-gather", "all-to-all")
+            divided = case.op in ("reduce-scatter", "all-gather", "all-gather-v", "all-to-all", "all-to-all-v")
             self.assertEqual(case.size % (4 * case.pes if divided else 4), 0, case.name)
 
     def test_cases_without_input_are_not_dirty(self):
         for case in cases.CASES:
-            if case.op in ("barrier", "fetch-add", "ping-pong", "init"):
+            if case.op in ("barrier", "p", "fetch-add", "ping-pong", "init"):
                 self.assertFalse(case.dirty, case.name)
 
     def test_groups_contain_every_case_once_and_in_order(self):

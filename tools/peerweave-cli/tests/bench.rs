@@ -84,6 +84,19 @@ fn reductions_of_all_types_have_right_results() {
 }
 
 #[test]
+fn calls_that_one_quiet_completes_have_right_results() {
+    for operation in ["put", "get", "put-signal", "put-strided", "p"] {
+        for form in [&["--nbi"][..], &["--nbi", "--stream"]] {
+            let sizes = if operation == "p" { &[][..] } else { &["-b", "256", "-e", "64K", "-f", "16"] };
+            let options = ["-n", "2", "-d", "int64", "--iters", "50"];
+            for row in figures(&[&[operation], sizes, &options[..], form].concat()) {
+                assert_right(&row, false);
+            }
+        }
+    }
+}
+
+#[test]
 fn all_roots_are_measured_on_request() {
     let lines = figures(&["broadcast", "-n", "3", "-r", "all", "-b", "64", "-e", "64", "--iters", "2"]);
     let roots: Vec<_> = lines.iter().map(|fields| fields[4].as_str()).collect();

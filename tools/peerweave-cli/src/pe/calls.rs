@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use peerweave::{
     Compare, Element, MaybeDest, MaybeSource, Rank, ReduceOp, Reduction, Result, Scalar, Source, Stream, StreamDest,
-    StreamSource, Symmetric, Team, Ticket, VectorCounts, World,
+    StreamSource, Strides, Symmetric, Team, Ticket, VectorCounts, World,
 };
 
-use crate::workload::geometry::{Placement, View, vector_receives, vector_sends};
+use crate::workload::geometry::{Placement, View, gathered_parts, vector_receives, vector_sends};
 use crate::workload::op::BenchOp;
 use crate::workload::pattern::{G_DUE, Sample, scalar};
 
@@ -27,6 +27,8 @@ pub struct Setting<'a, M> {
     pub world: &'a World,
     /// The stream, if stream-ordered calls are timed.
     pub stream: Option<&'a Stream>,
+    /// Whether puts and gets are completed by one quiet at the end of a batch.
+    pub nbi: bool,
     /// The operation, its counts and the rank.
     pub view: View,
     /// Memory of the input; unused by the in-place form.
@@ -76,7 +78,7 @@ where
     T: Sample + Scalar,
     for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeDest<T, Argument = &'m M>,
 {
-    let Setting { world, stream, view, send, recv } = setting;
+    let Setting { world, stream, view, send, recv, .. } = setting;
     let (team, root) = (world.team(), Rank::new(view.root as u32));
     let op = match redop {
         ReduceOp::PreMulSum => Reduction::pre_mul_sum(scalar::<T>(view.rank)),
@@ -116,7 +118,7 @@ where
     T: Sample,
     for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>,
 {
-    let Setting { world, stream, view, send, recv } = setting;
+    let Setting { world, stream, view, send, recv, .. } = setting;
     let View { rank, n_pes, counts, .. } = *view;
     let (team, root, is_root) = (world.team(), Rank::new(view.root as u32), rank == view.root);
     match (view.op, view.placement) {
@@ -154,6 +156,21 @@ where
                     *stream,
                     |queue| team.all_to_all_v_in_place(queue, recv, counts.clone()),
                     team.all_to_all_v_in_place_blocking(recv, counts.clone())
+                ),
+            }
+        }
+        (BenchOp::AllGatherV, placement) => {
+            let parts = Arc::new(gathered_parts(counts.param, n_pes));
+            match placement {
+                Placement::OutOfPlace => calls!(
+                    *stream,
+                    |queue| team.all_gather_v(queue, send, recv, parts.clone()),
+                    team.all_gather_v_blocking(send, recv, parts.clone())
+                ),
+                Placement::InPlace => calls!(
+                    *stream,
+                    |queue| team.all_gather_v_in_place(queue, recv, parts.clone()),
+                    team.all_gather_v_in_place_blocking(recv, parts.clone())
                 ),
             }
         }
@@ -197,12 +214,15 @@ where
     T: Sample,
     for<'m> &'m M: StreamSource<T> + StreamDest<T>,
 {
-    let Setting { world, stream, view, send, recv } = setting;
+    let Setting { world, stream, nbi, view, send, recv } = setting;
     let (team, peer) = (world.team(), Rank::new(1));
     if view.rank > 1 || (view.rank == 1 && view.op != BenchOp::PingPong) {
         return Box::new(|_| Ok(()));
     }
     let Words { word, wrong } = words;
+    if *nbi {
+        return one_sided_nbi(setting, target, word);
+    }
     let mut made = 0u64;
     match view.op {
         BenchOp::Put => calls!(
@@ -217,6 +237,14 @@ where
                 *stream,
                 |queue| team.put_signal(queue, send, target, signal.add(1), peer).and_then(|_| world.quiet(queue)),
                 team.put_signal_blocking(send, target, signal.add(1), peer).and_then(|()| world.quiet_blocking())
+            )
+        }
+        BenchOp::PutStrided => {
+            let strides = every_other(view);
+            calls!(
+                *stream,
+                |queue| team.put_strided(queue, send, target, strides, peer).and_then(|_| world.quiet(queue)),
+                team.put_strided_blocking(send, target, strides, peer).and_then(|()| world.quiet_blocking())
             )
         }
         BenchOp::P => calls!(
@@ -256,6 +284,79 @@ where
         BenchOp::PingPong => ping_pong(team, view, send, target, Words { word, wrong }),
         other => unreachable!("{} is not one-sided, expected an operation for which BenchOp::is_one_sided is true", other.name()),
     }
+}
+
+/// Repeats a call, followed by one quiet.
+macro_rules! calls_and_quiet {
+    ($setting:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
+        match $setting.stream {
+            None => Box::new(move |times| {
+                for _ in 0..times {
+                    $blocking?;
+                }
+                $setting.world.quiet_blocking()
+            }),
+            Some($queue) => Box::new(move |times| {
+                for _ in 0..times {
+                    $queued?;
+                }
+                $setting.world.quiet($queue)?.wait()?;
+                $queue.synchronize()
+            }),
+        }
+    };
+}
+
+/// Returns the calls of PE 0 for an operation that a quiet at the end of the batch completes.
+fn one_sided_nbi<'a, T, M>(setting: &'a Setting<'a, M>, target: &'a Symmetric<T>, word: &'a Symmetric<u64>) -> Calls<'a>
+where
+    T: Sample,
+    for<'m> &'m M: StreamSource<T> + StreamDest<T>,
+{
+    let Setting { world, view, send, recv, .. } = setting;
+    let (team, peer) = (world.team(), Rank::new(1));
+    let mut made = 0u64;
+    match view.op {
+        BenchOp::Put => {
+            calls_and_quiet!(setting, |queue| team.put_nbi(queue, send, target, peer), team.put_nbi_blocking(send, target, peer))
+        }
+        BenchOp::Get => {
+            calls_and_quiet!(setting, |queue| team.get_nbi(queue, target, recv, peer), team.get_nbi_blocking(target, recv, peer))
+        }
+        BenchOp::PutSignal => {
+            let signal = first_signal(word);
+            calls_and_quiet!(
+                setting,
+                |queue| team.put_signal_nbi(queue, send, target, signal.add(1), peer),
+                team.put_signal_blocking(send, target, signal.add(1), peer)
+            )
+        }
+        BenchOp::PutStrided => {
+            let strides = every_other(view);
+            calls_and_quiet!(
+                setting,
+                |queue| team.put_strided(queue, send, target, strides, peer),
+                team.put_strided_blocking(send, target, strides, peer)
+            )
+        }
+        BenchOp::P => calls_and_quiet!(
+            setting,
+            |queue| {
+                made += 1;
+                team.p(queue, target, 0, T::from_bits64(made), peer)
+            },
+            {
+                made += 1;
+                team.p_blocking(target, 0, T::from_bits64(made), peer)
+            }
+        ),
+        other => unreachable!("{} has no nonblocking form; the configuration should have refused it", other.name()),
+    }
+}
+
+/// Returns the strides of a put-strided.
+fn every_other(view: &View) -> Strides {
+    Strides { count: view.counts.param, source: 2, dest: 2 }
 }
 
 /// Enqueues operations that return a value, waits for all of them, and checks the value of the last

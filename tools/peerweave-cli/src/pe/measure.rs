@@ -243,7 +243,7 @@ impl Bench<'_> {
     /// Returns the memory with this PE's result.
     fn result_side(&self) -> Side {
         match self.view().op {
-            BenchOp::Put | BenchOp::PutSignal | BenchOp::PingPong => Side::Target,
+            BenchOp::Put | BenchOp::PutSignal | BenchOp::PutStrided | BenchOp::PingPong => Side::Target,
             _ => Side::Recv,
         }
     }

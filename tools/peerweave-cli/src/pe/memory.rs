@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use peerweave::{Buffer, Element, Result, Symmetric};
 
 use crate::workload::geometry::Part;
-use crate::workload::pattern::{PERIOD, Sample, poison};
+use crate::workload::pattern::{Sample, poison};
 
 const CACHE_LINE_BYTES: usize = 64;
 
@@ -56,7 +56,7 @@ memory!(
 
 /// Fills a part of a buffer with the elements of the part's tile.
 pub fn fill<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<()> {
-    pieces(part, |at, from, len| memory.range(at..at + len)?.set(&tile[from..from + len]))
+    pieces(part, tile.len(), |at, from, len| memory.range(at..at + len)?.set(&tile[from..from + len]))
 }
 
 /// Fills a range of a buffer with a value that no result has.
@@ -71,8 +71,8 @@ pub fn spoil<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<
 
 /// Counts the elements of a part that differ from the tile.
 pub fn count_wrong<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<u64> {
-    let (mut wrong, mut found) = (0, vec![T::default(); PERIOD]);
-    pieces(part, |at, from, len| {
+    let (mut wrong, mut found) = (0, vec![T::default(); tile.len()]);
+    pieces(part, tile.len(), |at, from, len| {
         memory.range(at..at + len)?.read(&mut found[..len])?;
         wrong += differences(&found[..len], &tile[from..from + len]);
         Ok(())
@@ -91,13 +91,13 @@ fn differences<T: Sample>(found: &[T], due: &[T]) -> u64 {
     std::iter::zip(found, due).map(|(found, due)| u64::from(found.bits64() != due.bits64())).sum()
 }
 
-/// Splits a part into pieces within one period of the tile. Calls `piece` with the index in the
-/// buffer, the index in the tile and the length.
-fn pieces(part: &Part, mut piece: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
+/// Splits a part into pieces within one period of the tile, which has `period` elements. Calls
+/// `piece` with the index in the buffer, the index in the tile and the length.
+fn pieces(part: &Part, period: usize, mut piece: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
     let mut done = 0;
     while done < part.len {
-        let from = (part.from + done) % PERIOD;
-        let len = (PERIOD - from).min(part.len - done);
+        let from = (part.from + done) % period;
+        let len = (period - from).min(part.len - done);
         piece(part.at + done, from, len)?;
         done += len;
     }
@@ -123,7 +123,7 @@ pub fn rewrite<T: Element>(memory: &impl Memory<T>) {
 mod tests {
     use super::*;
     use crate::workload::geometry::{GUARD, Tile};
-    use crate::workload::pattern::{input_tile, moved_tile, reduced_tile};
+    use crate::workload::pattern::{PERIOD, input_tile, moved_tile, reduced_tile, tile};
     use peerweave::ReduceOp;
 
     const PART: Part = Part { at: 5, len: 2 * PERIOD + 100, of: Tile::Reduced, from: PERIOD - 3 };
@@ -174,6 +174,20 @@ mod tests {
             let part = Part { from: PART.from + shift, ..PART };
             assert!(count_wrong(&buffer, &part, &tile).unwrap() > PART.len as u64 * 9 / 10, "shifted by {shift}");
         }
+    }
+
+    #[test]
+    fn elements_that_a_stride_leaves_out_must_stay_unwritten() {
+        let (due, input) = (tile::<f32>(Tile::EveryOther(0), None, 2, 0), moved_tile::<f32>(0, 0));
+        let part = Part { at: 0, len: 3 * PERIOD, of: Tile::EveryOther(0), from: 0 };
+        let buffer = Buffer::<f32>::zeroed(part.len);
+        spoil(&buffer, 0..part.len).unwrap();
+        for at in (0..part.len).step_by(2) {
+            buffer.slice(at..=at).unwrap().copy_from(&[input[at % PERIOD]]).unwrap();
+        }
+        assert_eq!(count_wrong(&buffer, &part, &due).unwrap(), 0);
+        buffer.slice(PERIOD..=PERIOD).unwrap().copy_from(&[input[0]]).unwrap();
+        assert_eq!(count_wrong(&buffer, &part, &due).unwrap(), 1, "an odd element was written");
     }
 
     #[test]

@@ -128,8 +128,14 @@ impl<'a, T: Sample, M: Memory<T>, W> Typed<'a, T, M, W> {
         let view =
             View { op: config.op, counts: case.counts, n_pes: world.n_pes(), rank, root: case.root.unwrap_or(0), placement };
         let (send_len, recv_len) = geometry::lengths(&view);
-        let setting =
-            Setting { world, stream, view, send: buffers.send.range(0..send_len)?, recv: buffers.recv.range(0..recv_len)? };
+        let setting = Setting {
+            world,
+            stream,
+            nbi: config.nbi,
+            view,
+            send: buffers.send.range(0..send_len)?,
+            recv: buffers.recv.range(0..recv_len)?,
+        };
         let target = buffers.target.slice(0..if view.op.is_one_sided() { recv_len } else { 0 })?;
         Ok(Self { setting, buffers, target, redop: case.redop, work: PhantomData })
     }

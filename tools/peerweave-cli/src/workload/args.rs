@@ -80,8 +80,8 @@ pub struct BenchArgs {
     /// --backend nccl
     #[arg(long)]
     pub window: bool,
-    /// Use nonblocking (nbi) puts and gets, completed by a quiet at the end of each batch; only
-    /// with --backend nvshmem
+    /// Use nonblocking (nbi) puts and gets, completed by a quiet at the end of each batch; p and
+    /// put-strided: one quiet at the end instead of one after each call
     #[arg(long)]
     pub nbi: bool,
     /// Time each call or graph separately and wait for it before the next one; only with --backend
@@ -113,8 +113,8 @@ const BENCH_HELP: &str = "\
 
 The time is that of the slowest PE, per call, as the median over the batches. busbw is algbw times the factor of \
 nccl-tests. \
-In put, get, put-signal, p, g and atomics PE 0 works on the memory of PE 1, and each call completes at its \
-target before the next one. For ping-pong, the time is half a round trip. N/A marks operations without an \
+In put, get, put-signal, put-strided, p, g and atomics PE 0 works on the memory of PE 1, and each call completes at \
+its target before the next one, or with --nbi at the end of a batch. For ping-pong, the time is half a round trip. N/A marks operations without an \
 in-place form. \
 Inputs are chosen so that every result is exact. The exit code is 1 if any element is wrong.
 

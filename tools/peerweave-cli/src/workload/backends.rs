@@ -46,7 +46,10 @@ pub(super) fn clock(args: &BenchArgs) -> Result<Clock, String> {
     if args.backend == BackendName::Nvshmem {
         return Ok(args.clock.unwrap_or(Clock::Events));
     }
-    for (given, option) in [(args.nbi, "--nbi"), (args.each, "--each"), (args.clock == Some(Clock::Events), "--clock events")] {
+    if args.nbi && !args.op.has_nbi() {
+        return Err(format!("--nbi is not supported by {}", args.op.name()));
+    }
+    for (given, option) in [(args.each, "--each"), (args.clock == Some(Clock::Events), "--clock events")] {
         if given {
             return Err(format!("{option} is supported only with --backend nvshmem"));
         }
@@ -72,7 +75,7 @@ fn check_cuda(args: &BenchArgs) -> Result<(), String> {
 /// with NCCL.
 fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("--backend nccl: {what}"));
-    if args.op.is_one_sided() || args.op.meets() {
+    if args.op.is_one_sided() || args.op.meets() || args.op == BenchOp::AllGatherV {
         return refuse(&format!("NCCL has no operation {}", args.op.name()));
     }
     if let Some(redop) = redops.iter().find(|redop| !has_reduction(args.backend, **redop)) {
@@ -95,7 +98,13 @@ fn check_nvshmem(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("--backend nvshmem: {what}"));
     let op = args.op;
     match op {
-        BenchOp::Reduce | BenchOp::AllToAllV | BenchOp::Gather | BenchOp::Scatter | BenchOp::SendRecv => {
+        BenchOp::Reduce
+        | BenchOp::AllToAllV
+        | BenchOp::AllGatherV
+        | BenchOp::Gather
+        | BenchOp::Scatter
+        | BenchOp::SendRecv
+        | BenchOp::PutStrided => {
             return refuse(&format!("NVSHMEM has no operation {} on streams", op.name()));
         }
         BenchOp::Atomics => return refuse("NVSHMEM has no atomics on streams, only in kernels"),

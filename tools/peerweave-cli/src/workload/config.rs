@@ -73,12 +73,15 @@ pub struct Case {
     pub root: Option<usize>,
     /// Element counts.
     pub counts: Counts,
+    /// Number of elements that the size stands for.
+    pub size_count: usize,
 }
 
 impl Case {
-    /// Returns the size of the larger buffer of a PE in bytes, as printed.
+    /// Returns the size in bytes, as printed: of the larger buffer of a PE, or, if a stride leaves
+    /// elements out, of those that are moved.
     pub fn size_bytes(&self) -> usize {
-        self.counts.send.max(self.counts.recv) * self.dtype.size_bytes()
+        self.size_count * self.dtype.size_bytes()
     }
 }
 
@@ -222,6 +225,7 @@ impl Config {
             (None, true) if self.op == BenchOp::G => "blocking".to_owned(),
             (None, true) if self.nbi => "stream-ordered, nbi".to_owned(),
             (None, true) => "stream-ordered".to_owned(),
+            (None, false) if self.nbi => "blocking, nbi".to_owned(),
             (None, false) => "blocking".to_owned(),
         };
         if self.each {
@@ -245,7 +249,7 @@ impl Config {
                 for root in one_or_none(self.roots.iter().copied()) {
                     for &bytes in &self.sizes {
                         let counts = self.op.counts(bytes, dtype.size_bytes(), self.n_pes);
-                        cases.push(Case { dtype, redop, root, counts });
+                        cases.push(Case { dtype, redop, root, counts, size_count: self.op.size_count(counts) });
                     }
                 }
             }
@@ -400,7 +404,10 @@ mod tests {
             (&["broadcast", "--backend", "nvshmem", "--buffers", "private"], "--buffers private is not supported by broadcast"),
             (&["ping-pong", "--backend", "nvshmem", "-G", "2"], "--graph is not supported by ping-pong"),
             (&["put", "--backend", "nvshmem", "--threads"], "--backend nvshmem: --threads"),
-            (&["put", "--nbi"], "--nbi is supported only with --backend nvshmem"),
+            (&["all-reduce", "--nbi"], "--nbi is not supported by all-reduce"),
+            (&["all-reduce", "--backend", "nccl", "--nbi"], "--nbi is not supported by all-reduce"),
+            (&["all-gather-v", "--backend", "nccl"], "--backend nccl: NCCL has no operation all-gather-v"),
+            (&["put-strided", "--backend", "nvshmem"], "--backend nvshmem: NVSHMEM has no operation put-strided"),
             (&["all-reduce", "--backend", "nccl", "--each"], "--each is supported only with --backend nvshmem"),
             (&["put", "--clock", "events"], "--clock events is supported only with --backend nvshmem"),
             (&["frobnicate"], "invalid value 'frobnicate'"),

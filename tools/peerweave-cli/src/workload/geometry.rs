@@ -3,7 +3,8 @@
 //! Invariant: the parts that [`results`] returns contain every element of a result exactly once, so
 //! that a check of these parts checks the whole result.
 
-use super::op::{BenchOp, Counts, vector_count};
+use super::op::{BenchOp, Counts, gathered_count, vector_count};
+use peerweave::{Parts, Rank};
 
 /// Number of elements behind a result that must stay unchanged.
 pub const GUARD: usize = 64;
@@ -36,6 +37,8 @@ pub struct Part {
 pub enum Tile {
     /// The input of this rank.
     Input(usize),
+    /// The input of this rank, where every other element was not written.
+    EveryOther(usize),
     /// The reduction of all inputs.
     Reduced,
 }
@@ -60,7 +63,8 @@ pub struct View {
 /// Returns the lengths of the input and the result of a rank, in elements. In place, the result
 /// also holds the input if the rank has one buffer for both ([`shares_buffer`]).
 pub fn lengths(view: &View) -> (usize, usize) {
-    let Counts { send, recv, .. } = view.counts;
+    let Counts { param, send, recv } = view.counts;
+    let send = if view.op == BenchOp::AllGatherV { gathered_count(param, view.rank) } else { send };
     match view.placement {
         Placement::OutOfPlace => (send, recv),
         Placement::InPlace if shares_buffer(view) => (0, send.max(recv)),
@@ -78,6 +82,11 @@ pub fn shares_buffer(view: &View) -> bool {
 /// share one buffer, otherwise in the buffer of the input.
 pub fn input(view: &View) -> Part {
     let Counts { param, send, .. } = view.counts;
+    if view.op == BenchOp::AllGatherV {
+        let parts = gathered_parts(param, view.n_pes);
+        let at = if shares_buffer(view) { parts.offsets[view.rank] } else { 0 };
+        return Part { at, len: parts.counts[view.rank], of: Tile::Input(view.rank), from: 0 };
+    }
     let at = match view.op {
         BenchOp::AllGather | BenchOp::Gather if shares_buffer(view) => view.rank * param,
         _ => 0,
@@ -116,8 +125,14 @@ pub fn results(view: &View) -> Vec<Part> {
             };
             receives.into_iter().enumerate().map(part).collect()
         }
+        BenchOp::AllGatherV => {
+            let parts = gathered_parts(param, n_pes);
+            let range = |from: usize| (from, parts.range(Rank::new(from as u32)));
+            (0..n_pes).map(range).map(|(from, at)| Part { at: at.start, len: at.len(), of: Tile::Input(from), from: 0 }).collect()
+        }
         BenchOp::SendRecv => whole(Tile::Input((rank + n_pes - 1) % n_pes)),
         BenchOp::Put | BenchOp::PutSignal if rank == 1 => whole(Tile::Input(0)),
+        BenchOp::PutStrided if rank == 1 => whole(Tile::EveryOther(0)),
         BenchOp::Get if rank == 0 => whole(Tile::Input(1)),
         BenchOp::PingPong if rank < 2 => whole(Tile::Input(1 - rank)),
         _ => Vec::new(),
@@ -126,6 +141,11 @@ pub fn results(view: &View) -> Vec<Part> {
 
 fn gathered(param: usize, n_pes: usize) -> Vec<Part> {
     (0..n_pes).map(|from| Part { at: from * param, len: param, of: Tile::Input(from), from: 0 }).collect()
+}
+
+/// Returns the part of each rank in the result of an all-gather-v.
+pub fn gathered_parts(param: usize, n_pes: usize) -> Parts {
+    Parts::packed((0..n_pes).map(|rank| gathered_count(param, rank)).collect::<Vec<_>>())
 }
 
 /// Returns the number of elements that `rank` sends to each rank in an all-to-all-v.
@@ -180,7 +200,7 @@ mod tests {
             let total: usize = results(&view).iter().map(|part| part.len).sum();
             let due = match view.op {
                 BenchOp::Reduce | BenchOp::Gather if view.rank != view.root => 0,
-                BenchOp::Put | BenchOp::PutSignal if view.rank != 1 => 0,
+                BenchOp::Put | BenchOp::PutSignal | BenchOp::PutStrided if view.rank != 1 => 0,
                 BenchOp::Get if view.rank != 0 => 0,
                 BenchOp::PingPong if view.rank > 1 => 0,
                 BenchOp::Barrier | BenchOp::Sync | BenchOp::P | BenchOp::G | BenchOp::Atomics => 0,

@@ -29,6 +29,8 @@ pub enum BenchOp {
     AllToAll,
     /// All-to-all with different counts for different peers
     AllToAllV,
+    /// All-gather with different counts for different PEs
+    AllGatherV,
     /// The root gets all inputs
     Gather,
     /// Every PE gets its part of the root's input
@@ -45,6 +47,8 @@ pub enum BenchOp {
     Get,
     /// PE 0 writes into the memory of PE 1, then sets a signal there
     PutSignal,
+    /// PE 0 writes every other element of its input to every other element of PE 1
+    PutStrided,
     /// PE 0 writes one element of PE 1
     P,
     /// PE 0 reads one element of PE 1
@@ -77,6 +81,7 @@ impl BenchOp {
             Self::ReduceScatter => "reduce-scatter",
             Self::AllToAll => "all-to-all",
             Self::AllToAllV => "all-to-all-v",
+            Self::AllGatherV => "all-gather-v",
             Self::Gather => "gather",
             Self::Scatter => "scatter",
             Self::Barrier => "barrier",
@@ -85,6 +90,7 @@ impl BenchOp {
             Self::Put => "put",
             Self::Get => "get",
             Self::PutSignal => "put-signal",
+            Self::PutStrided => "put-strided",
             Self::P => "p",
             Self::G => "g",
             Self::Atomics => "atomics",
@@ -123,6 +129,7 @@ impl BenchOp {
                 | Self::ReduceScatter
                 | Self::AllToAll
                 | Self::AllToAllV
+                | Self::AllGatherV
                 | Self::Gather
                 | Self::Scatter
         )
@@ -145,7 +152,16 @@ impl BenchOp {
 
     /// Returns whether the operation is one-sided.
     pub const fn is_one_sided(self) -> bool {
-        matches!(self, Self::Put | Self::Get | Self::PutSignal | Self::P | Self::G | Self::Atomics | Self::PingPong)
+        matches!(
+            self,
+            Self::Put | Self::Get | Self::PutSignal | Self::PutStrided | Self::P | Self::G | Self::Atomics | Self::PingPong
+        )
+    }
+
+    /// Returns whether the operation has a nonblocking form, completed by a quiet, or, as `p` and
+    /// `put-strided`, needs a quiet only after the last of several calls.
+    pub const fn has_nbi(self) -> bool {
+        matches!(self, Self::Put | Self::Get | Self::PutSignal | Self::PutStrided | Self::P)
     }
 
     /// Returns the minimum number of PEs.
@@ -170,21 +186,36 @@ impl BenchOp {
                 let total: usize = (0..n_pes).map(|distance| vector_count(part, distance, n_pes)).sum();
                 Counts { param: part, send: total, recv: total }
             }
+            Self::AllGatherV => {
+                let total = (0..n_pes).map(|rank| gathered_count(part, rank)).sum();
+                Counts { param: part, send: part, recv: total }
+            }
+            Self::PutStrided => Counts { param: whole, send: 2 * whole - 1, recv: 2 * whole - 1 },
             Self::Barrier | Self::Sync => Counts { param: 0, send: 0, recv: 0 },
             Self::P | Self::G | Self::Atomics => Counts { param: 1, send: 1, recv: 1 },
             _ => Counts { param: whole, send: whole, recv: whole },
         }
     }
 
+    /// Returns the number of elements that the size stands for: those of the larger buffer of a PE,
+    /// or those that are moved if a stride leaves some out.
+    pub fn size_count(self, counts: Counts) -> usize {
+        if self == Self::PutStrided { counts.param } else { counts.send.max(counts.recv) }
+    }
+
     /// Returns algbw and busbw of nccl-tests in GB/s (10^9 bytes per second).
     pub fn bandwidth(self, counts: Counts, element_bytes: usize, seconds: f64, n_pes: usize) -> (f64, f64) {
-        let base_bytes = counts.send.max(counts.recv) * element_bytes;
+        let base_bytes = self.size_count(counts) * element_bytes;
         let n = n_pes as f64;
         let factor = match self {
             Self::AllReduce => 2.0 * (n - 1.0) / n,
-            Self::AllGather | Self::ReduceScatter | Self::AllToAll | Self::AllToAllV | Self::Gather | Self::Scatter => {
-                (n - 1.0) / n
-            }
+            Self::AllGather
+            | Self::ReduceScatter
+            | Self::AllToAll
+            | Self::AllToAllV
+            | Self::AllGatherV
+            | Self::Gather
+            | Self::Scatter => (n - 1.0) / n,
             _ => 1.0,
         };
         let algbw = if seconds > 0.0 { base_bytes as f64 / 1e9 / seconds } else { 0.0 };
@@ -198,6 +229,12 @@ impl BenchOp {
 /// elements as it receives.
 pub fn vector_count(param: usize, distance: usize, n_pes: usize) -> usize {
     if distance.min(n_pes - distance).is_multiple_of(2) { param } else { param - param / 3 }
+}
+
+/// Returns the number of elements that a rank contributes to an all-gather-v: `param` on even
+/// ranks, a third less on odd ranks.
+pub fn gathered_count(param: usize, rank: usize) -> usize {
+    if rank.is_multiple_of(2) { param } else { param - param / 3 }
 }
 
 #[cfg(test)]
@@ -218,6 +255,8 @@ mod tests {
         assert_eq!(counts(BenchOp::Gather, 8, 4, 4), (1, 1, 4), "less than 16 bytes per rank still moves something");
         assert_eq!(counts(BenchOp::Broadcast, 100, 8, 5), (12, 12, 12));
         assert_eq!(counts(BenchOp::Barrier, 100, 8, 5), (0, 0, 0));
+        assert_eq!(counts(BenchOp::AllGatherV, 64, 4, 2), (8, 8, 14), "an odd rank sends a third less");
+        assert_eq!(counts(BenchOp::PutStrided, 256, 4, 2), (64, 127, 127), "every other element");
     }
 
     #[test]
@@ -235,6 +274,7 @@ mod tests {
                 BenchOp::ReduceScatter,
                 BenchOp::AllToAll,
                 BenchOp::AllToAllV,
+                BenchOp::AllGatherV,
                 BenchOp::Gather,
                 BenchOp::Scatter,
             ] {
@@ -251,6 +291,9 @@ mod tests {
         let counts = BenchOp::AllGather.counts(1 << 20, 4, 4);
         let (alg, bus) = BenchOp::AllGather.bandwidth(counts, 4, 1e-3, 4);
         assert!((alg - 1.048_576).abs() < 1e-9 && (bus - 0.786_432).abs() < 1e-9);
+        let strided = BenchOp::PutStrided.counts(1 << 20, 4, 2);
+        let (alg, _) = BenchOp::PutStrided.bandwidth(strided, 4, 1e-3, 2);
+        assert!((alg - 1.048_576).abs() < 1e-9, "what is moved counts, got {alg}");
         assert_eq!(BenchOp::Barrier.bandwidth(BenchOp::Barrier.counts(0, 4, 4), 4, 1e-6, 4), (0.0, 0.0));
     }
 

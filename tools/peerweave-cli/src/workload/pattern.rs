@@ -63,10 +63,15 @@ pub fn scalar<T: Sample>(rank: usize) -> T {
     T::from_bits64(encode(T::DTYPE, Value::Whole(1 + (rank % 2) as i64)))
 }
 
-/// Returns the elements of a tile in this round, among `n_pes` ranks.
+/// Returns the elements of a tile in this round, among `n_pes` ranks: [`PERIOD`] of them, or twice
+/// as many if the tile has another period.
 pub fn tile<T: Sample>(of: Tile, redop: Option<ReduceOp>, n_pes: usize, round: u64) -> Vec<T> {
     match (of, redop) {
         (Tile::Input(rank), None) => moved_tile(rank, round),
+        (Tile::EveryOther(rank), _) => {
+            let input = moved_tile(rank, round);
+            (0..2 * PERIOD).map(|i| if i % 2 == 0 { input[i % PERIOD] } else { poison() }).collect()
+        }
         (Tile::Input(rank), Some(redop)) => input_tile(redop, n_pes, rank, round),
         (Tile::Reduced, Some(redop)) => reduced_tile(redop, n_pes, round),
         (Tile::Reduced, None) => unreachable!("only reductions have a reduced result"),
