@@ -3,6 +3,7 @@
 //! The examples themselves contain the communication.
 #![forbid(unsafe_code)]
 
+pub mod attention;
 pub mod digits;
 pub mod digits_model;
 pub mod kernel_job;

@@ -130,6 +130,7 @@ examples! {
     jacobi_2d: "jacobi-2d" in "15-jacobi-2d";
     sample_sort: "sample-sort" in "16-sample-sort";
     work_stealing: "work-stealing" in "17-work-stealing";
+    ring_attention: "ring-attention" in "19-ring-attention";
 }
 
 /// Returns the number after `final loss` in the output of PE 0.
@@ -147,6 +148,14 @@ fn final_loss_does_not_depend_on_the_number_of_pes() {
     for n_pes in [2, 3, 8] {
         let together = loss(n_pes);
         assert!((together - alone).abs() <= ROUNDING * alone, "{n_pes} PEs: {together}, one PE: {alone}");
+    }
+}
+
+#[test]
+fn ring_attention_by_the_kernel_prints_the_same() {
+    for n_pes in [1, 3] {
+        let by_kernel = run(env!("CARGO_BIN_EXE_ring-attention"), n_pes, &["--kernel", "--passes", "1"]);
+        assert_eq!(tagged(&by_kernel), tagged(&run(env!("CARGO_BIN_EXE_ring-attention"), n_pes, &["--passes", "1"])));
     }
 }
 

@@ -9,5 +9,6 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub mod attention;
 pub mod bench;
 pub mod examples;

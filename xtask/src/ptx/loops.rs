@@ -25,7 +25,8 @@ const fn copies(kernel: &'static str, (load, store): (&'static str, &'static str
 }
 
 /// Kernels that move single elements, or nothing.
-const WITHOUT_COPIES: [&str; 8] = [
+const WITHOUT_COPIES: [&str; 9] = [
+    "attend",
     "bench_atomic",
     "bench_atomic_relaxed",
     "bench_barrier_block",

@@ -1,0 +1,156 @@
+//! Attention of queries to blocks of keys and values, one block after the other, with an online
+//! softmax.
+//!
+//! [`attend()`] adds one block to the state of all queries of this PE. Blocks may come in any order,
+//! so that a program can pass them around a ring.
+
+use peerweave_device::prelude::*;
+
+/// Number of elements of a head.
+pub const HEAD: usize = 64;
+
+/// Number of threads of a block of [`attend()`]. Each thread has one query.
+pub const THREADS: u32 = 64;
+
+/// Number of keys, and of values, in shared memory at a time.
+const TILE: usize = 16;
+
+/// Number of elements that one access to shared memory reads.
+const GROUP: usize = 4;
+
+/// Number of groups of a head.
+const GROUPS: usize = HEAD / GROUP;
+
+/// The shape of a call of [`attend()`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, KernelArg)]
+pub struct Block {
+    /// Number of queries of this PE.
+    pub queries: u32,
+    /// Number of keys of the block.
+    pub keys: u32,
+    /// Number of rows of a head in memory: for queries, for the state, and for keys and values.
+    pub rows: u32,
+    /// 1 if this is the first block: the state is ignored.
+    pub is_first: u32,
+    /// 1 if this is the last block: the sums are divided by the sums of weights.
+    pub is_last: u32,
+}
+
+/// Returns e to the power of `x`, which is at most 0, with an error of a few units in the last
+/// place.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    let twos = (x * core::f32::consts::LOG2_E).max(-126.0);
+    let whole = (twos - 0.5) as i32; // to the nearest, because `twos` is not positive
+    let y = (twos - whole as f32) * core::f32::consts::LN_2;
+    let series = 1.0 + y * (1.0 + y * (0.5 + y * (1.0 / 6.0 + y * (1.0 / 24.0 + y * (1.0 / 120.0 + y * (1.0 / 720.0))))));
+    series * f32::from_bits(((whole + 127) as u32) << 23)
+}
+
+/// Returns the elements of a group.
+#[inline(always)]
+fn unpack(group: u128) -> [f32; GROUP] {
+    [0, 1, 2, 3].map(|index| f32::from_bits((group >> (32 * index)) as u32))
+}
+
+/// Returns the group that starts at element `first`.
+#[inline(always)]
+fn pack(from: DeviceSlice<f32>, first: usize) -> u128 {
+    let bits = |index: usize| u128::from(from.read(first + index).to_bits()) << (32 * index);
+    bits(0) | bits(1) | bits(2) | bits(3)
+}
+
+/// Adds a block of keys and values to the state of all queries.
+///
+/// `queries` holds row `r` of head `h` at `(h * rows + r) * HEAD`, and so do the keys in the first
+/// half of `block`, the values in its second half, and `sums`. `stats` holds the largest score and
+/// the sum of weights of that row at `2 * (h * rows + r)`. The grid has one block of [`THREADS`]
+/// threads for each [`THREADS`] queries, for each head (`y`).
+#[kernel(max_threads = 64)]
+pub fn attend(
+    ctx: &Context,
+    queries: SymSlice<f32>,
+    block: SymSlice<f32>,
+    sums: SymSlice<f32>,
+    stats: SymSlice<f32>,
+    shape: Block,
+) {
+    let keys_shared = peerweave_device::shared_array!(KEYS: [u128; TILE * GROUPS]);
+    let values_shared = peerweave_device::shared_array!(VALUES: [u128; TILE * GROUPS]);
+    let (queries, block, sums, stats) = (ctx.local(queries), ctx.local(block), ctx.local(sums), ctx.local(stats));
+    let (thread, head) = (gpu::thread_idx().x as usize, gpu::block_idx().y as usize);
+    let (rows, keys) = (shape.rows as usize, shape.keys as usize);
+    let query = gpu::block_idx().x as usize * THREADS as usize + thread;
+    let has_query = query < shape.queries as usize;
+    let row = head * rows + if has_query { query } else { 0 };
+    let values_start = gpu::grid_dim().y as usize * rows * HEAD;
+
+    let (mut mine, mut sum) = ([[0.0; GROUP]; GROUPS], [[0.0; GROUP]; GROUPS]);
+    let (mut largest, mut weights) = (f32::MIN, 0.0);
+    for group in 0..GROUPS {
+        for index in 0..GROUP {
+            mine[group][index] = queries.read(row * HEAD + group * GROUP + index);
+            if shape.is_first == 0 {
+                sum[group][index] = sums.read(row * HEAD + group * GROUP + index);
+            }
+        }
+    }
+    if shape.is_first == 0 {
+        (largest, weights) = (stats.read(2 * row), stats.read(2 * row + 1));
+    }
+    let scale = 0.125; // one over the square root of `HEAD`
+    let mut first = 0;
+    while first < keys {
+        let count = (keys - first).min(TILE);
+        gpu::sync_threads(); // all threads have read the tile before
+        let mut group = thread;
+        while group < count * GROUPS {
+            let from = (head * rows + first) * HEAD + group * GROUP;
+            keys_shared.write(group, pack(block, from));
+            values_shared.write(group, pack(block, values_start + from));
+            group += THREADS as usize;
+        }
+        gpu::sync_threads();
+        for key in 0..count {
+            let mut score = 0.0;
+            for group in 0..GROUPS {
+                let key = unpack(keys_shared.read(key * GROUPS + group));
+                for index in 0..GROUP {
+                    score += mine[group][index] * key[index];
+                }
+            }
+            score *= scale;
+            if score > largest {
+                // The weights so far are relative to a smaller score.
+                let shrink = exp(largest - score);
+                weights *= shrink;
+                for group in 0..GROUPS {
+                    for index in 0..GROUP {
+                        sum[group][index] *= shrink;
+                    }
+                }
+                largest = score;
+            }
+            let weight = exp(score - largest);
+            weights += weight;
+            for group in 0..GROUPS {
+                let value = unpack(values_shared.read(key * GROUPS + group));
+                for index in 0..GROUP {
+                    sum[group][index] += weight * value[index];
+                }
+            }
+        }
+        first += TILE;
+    }
+    if has_query {
+        let by = if shape.is_last == 0 { 1.0 } else { 1.0 / weights };
+        for group in 0..GROUPS {
+            for index in 0..GROUP {
+                sums.write(row * HEAD + group * GROUP + index, sum[group][index] * by);
+            }
+        }
+        stats.write(2 * row, largest);
+        stats.write(2 * row + 1, weights);
+    }
+}
