@@ -3,8 +3,8 @@
 
 use crate::share;
 use peerweave::{Error, Stream, Symmetric, World};
-use peerweave_kernels::attention::{Block, THREADS, attend};
 pub use peerweave_kernels::attention::HEAD;
+use peerweave_kernels::attention::{Block, QUERIES, THREADS, attend};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -174,7 +174,7 @@ impl Attention {
             is_first: u32::from(step == 0),
             is_last: u32::from(is_last),
         };
-        let grid = (self.sequence.rows().div_ceil(THREADS as usize) as u32, self.sequence.heads as u32);
+        let grid = (self.sequence.rows().div_ceil(QUERIES as usize) as u32, self.sequence.heads as u32);
         stream.launch(&attend::KERNEL, grid, THREADS, (&self.queries, block, &self.sums, &self.stats, shape))?;
         Ok(())
     }

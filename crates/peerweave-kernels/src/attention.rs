@@ -9,8 +9,14 @@ use peerweave_device::prelude::*;
 /// Number of elements of a head.
 pub const HEAD: usize = 64;
 
-/// Number of threads of a block of [`attend()`]. Each thread has one query.
-pub const THREADS: u32 = 64;
+/// Number of threads of a block of [`attend()`].
+pub const THREADS: u32 = 128;
+
+/// Number of queries of a block of [`attend()`]. Each query has [`LANES`] threads.
+pub const QUERIES: u32 = THREADS / LANES as u32;
+
+/// Number of threads that share a query, each with a part of its elements.
+const LANES: usize = 4;
 
 /// Number of keys, and of values, in shared memory at a time.
 const TILE: usize = 16;
@@ -20,6 +26,9 @@ const GROUP: usize = 4;
 
 /// Number of groups of a head.
 const GROUPS: usize = HEAD / GROUP;
+
+/// Number of groups of a thread.
+const OWN: usize = GROUPS / LANES;
 
 /// The shape of a call of [`attend()`].
 #[repr(C)]
@@ -66,8 +75,8 @@ fn pack(from: DeviceSlice<f32>, first: usize) -> u128 {
 /// `queries` holds row `r` of head `h` at `(h * rows + r) * HEAD`, and so do the keys in the first
 /// half of `block`, the values in its second half, and `sums`. `stats` holds the largest score and
 /// the sum of weights of that row at `2 * (h * rows + r)`. The grid has one block of [`THREADS`]
-/// threads for each [`THREADS`] queries, for each head (`y`).
-#[kernel(max_threads = 64)]
+/// threads for each [`QUERIES`] queries, for each head (`y`).
+#[kernel(max_threads = 128)]
 pub fn attend(
     ctx: &Context,
     queries: SymSlice<f32>,
@@ -81,18 +90,21 @@ pub fn attend(
     let (queries, block, sums, stats) = (ctx.local(queries), ctx.local(block), ctx.local(sums), ctx.local(stats));
     let (thread, head) = (gpu::thread_idx().x as usize, gpu::block_idx().y as usize);
     let (rows, keys) = (shape.rows as usize, shape.keys as usize);
-    let query = gpu::block_idx().x as usize * THREADS as usize + thread;
+    let (query, lane) = (gpu::block_idx().x as usize * QUERIES as usize + thread / LANES, thread % LANES);
     let has_query = query < shape.queries as usize;
     let row = head * rows + if has_query { query } else { 0 };
     let values_start = gpu::grid_dim().y as usize * rows * HEAD;
+    // Thread `lane` has groups `lane`, `lane + LANES`, …, so that the threads of a query read
+    // neighbouring groups of shared memory.
+    let element = |own: usize, index: usize| row * HEAD + (own * LANES + lane) * GROUP + index;
 
-    let (mut mine, mut sum) = ([[0.0; GROUP]; GROUPS], [[0.0; GROUP]; GROUPS]);
+    let (mut mine, mut sum) = ([[0.0; GROUP]; OWN], [[0.0; GROUP]; OWN]);
     let (mut largest, mut weights) = (f32::MIN, 0.0);
-    for group in 0..GROUPS {
+    for own in 0..OWN {
         for index in 0..GROUP {
-            mine[group][index] = queries.read(row * HEAD + group * GROUP + index);
+            mine[own][index] = queries.read(element(own, index));
             if shape.is_first == 0 {
-                sum[group][index] = sums.read(row * HEAD + group * GROUP + index);
+                sum[own][index] = sums.read(element(own, index));
             }
         }
     }
@@ -114,30 +126,33 @@ pub fn attend(
         gpu::sync_threads();
         for key in 0..count {
             let mut score = 0.0;
-            for group in 0..GROUPS {
-                let key = unpack(keys_shared.read(key * GROUPS + group));
+            for own in 0..OWN {
+                let key = unpack(keys_shared.read(key * GROUPS + own * LANES + lane));
                 for index in 0..GROUP {
-                    score += mine[group][index] * key[index];
+                    score += mine[own][index] * key[index];
                 }
+            }
+            for by in [1, 2] {
+                score += f32::from_bits(gpu::shuffle_xor(gpu::warp_members(), score.to_bits(), by));
             }
             score *= scale;
             if score > largest {
                 // The weights so far are relative to a smaller score.
                 let shrink = exp(largest - score);
                 weights *= shrink;
-                for group in 0..GROUPS {
+                for own in 0..OWN {
                     for index in 0..GROUP {
-                        sum[group][index] *= shrink;
+                        sum[own][index] *= shrink;
                     }
                 }
                 largest = score;
             }
             let weight = exp(score - largest);
             weights += weight;
-            for group in 0..GROUPS {
-                let value = unpack(values_shared.read(key * GROUPS + group));
+            for own in 0..OWN {
+                let value = unpack(values_shared.read(key * GROUPS + own * LANES + lane));
                 for index in 0..GROUP {
-                    sum[group][index] += weight * value[index];
+                    sum[own][index] += weight * value[index];
                 }
             }
         }
@@ -145,12 +160,14 @@ pub fn attend(
     }
     if has_query {
         let by = if shape.is_last == 0 { 1.0 } else { 1.0 / weights };
-        for group in 0..GROUPS {
+        for own in 0..OWN {
             for index in 0..GROUP {
-                sums.write(row * HEAD + group * GROUP + index, sum[group][index] * by);
+                sums.write(element(own, index), sum[own][index] * by);
             }
         }
-        stats.write(2 * row, largest);
-        stats.write(2 * row + 1, weights);
+        if lane == 0 {
+            stats.write(2 * row, largest);
+            stats.write(2 * row + 1, weights);
+        }
     }
 }

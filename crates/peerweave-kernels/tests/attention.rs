@@ -1,7 +1,7 @@
 //! Tests of the attention kernel on CPU threads.
 
 use peerweave_grid::Job;
-use peerweave_kernels::attention::{Block, HEAD, THREADS, attend};
+use peerweave_kernels::attention::{Block, HEAD, QUERIES, THREADS, attend};
 
 /// Returns element `i` of a matrix, in [-1, 1).
 fn element(matrix: u64, i: usize) -> f32 {
@@ -40,7 +40,7 @@ fn difference(heads: usize, queries: usize, blocks: &[usize], steepness: f32) ->
             is_first: u32::from(index == 0),
             is_last: u32::from(index + 1 == blocks.len()),
         };
-        let grid = (queries.div_ceil(THREADS as usize) as u32, heads as u32);
+        let grid = (queries.div_ceil(QUERIES as usize) as u32, heads as u32);
         job.launch(&attend::KERNEL, grid, THREADS, (q, block, sums, stats, shape)).unwrap();
     }
     let found = job.read(0, sums);
@@ -48,7 +48,12 @@ fn difference(heads: usize, queries: usize, blocks: &[usize], steepness: f32) ->
     for head in 0..heads {
         let row = |of: usize, start: usize, row: usize| &contents[of][start + (head * rows + row) * HEAD..][..HEAD];
         let all = |start| -> Vec<&[f32]> {
-            blocks.iter().enumerate().flat_map(|(of, keys)| (0..*keys).map(move |key| (of, key))).map(|(of, key)| row(of, start, key)).collect()
+            blocks
+                .iter()
+                .enumerate()
+                .flat_map(|(of, keys)| (0..*keys).map(move |key| (of, key)))
+                .map(|(of, key)| row(of, start, key))
+                .collect()
         };
         let (keys, values) = (all(0), all(len));
         for query in 0..queries {
