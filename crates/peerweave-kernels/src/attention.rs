@@ -1,8 +1,8 @@
 //! Attention of queries to blocks of keys and values, one block after the other, with an online
 //! softmax.
 //!
-//! [`attend()`] adds one block to the state of all queries of this PE. The order of blocks is free, so
-//! a program can pass them around a ring.
+//! [`attend()`] adds one block to the state of all queries of this PE. Blocks may arrive in any
+//! order, so a program can pass them around a ring.
 
 use peerweave_device::prelude::*;
 
