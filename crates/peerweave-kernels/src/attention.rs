@@ -3,6 +3,10 @@
 //!
 //! [`attend()`] adds one block to the state of all queries of this PE. Blocks may arrive in any
 //! order, so a program can pass them around a ring.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indices are unrolled; an iterator would put the elements of a thread into its memory"
+)]
 
 use peerweave_device::prelude::*;
 
