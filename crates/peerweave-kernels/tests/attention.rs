@@ -5,7 +5,7 @@ use peerweave_kernels::attention::{Block, HEAD, QUERIES, THREADS, attend};
 
 /// Returns element `i` of a matrix, in [-1, 1).
 fn element(matrix: u64, i: usize) -> f32 {
-    let mixed = (matrix << 40 | i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = ((matrix << 40) | (i as u64 + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
