@@ -12,6 +12,8 @@ use peerweave_nvshmem::NvshmemError;
 use peerweave_types::{FailureKind, KernelOp, Pe};
 use peerweave_vmm::VmmError;
 
+use crate::route::RoutesError;
+
 /// An error of a GPU of a job. `Debug` prints the message.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -82,6 +84,9 @@ pub enum CudaError {
         /// The variants found, and the packages to install.
         reason: NoVariant,
     },
+    /// A route table that cannot be used.
+    #[error(transparent)]
+    Routes(#[from] RoutesError),
     /// An error of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),

@@ -23,16 +23,19 @@ mod gpu;
 mod heap;
 mod launch;
 mod memory;
+mod route;
 mod team;
 
 pub use backend::{Cuda, CudaOptions, of_cudarc, on_device, visible_gpus};
-pub use collective::{Collectives, CollectivesOptions, Message, Route};
+pub use collective::{Collectives, CollectivesOptions, Message};
 pub use error::{CudaError, KernelFailure};
 pub use gpu::{Gpu, GpuOptions, Transport};
 pub use launch::Stream;
 pub use memory::{Local, Symmetric};
 pub use peerweave_collectives::Algorithm;
+pub use peerweave_core::backend::CollectiveKind;
 pub use peerweave_driver::launch::LaunchConfig;
+pub use route::{Explanation, Forced, ForcedError, Provider, Query, Route, RouteTable, RoutesError, Way};
 pub use team::Team;
 
 /// Checks at compile time that these types can be shared between threads.

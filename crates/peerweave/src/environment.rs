@@ -31,18 +31,25 @@ pub mod names {
     /// the default, runs them in order. Any other number varies the order from launch to launch,
     /// and repeats the same orders in the next run. Errors of kernels report it.
     pub const KERNEL_SEED: &str = "PEERWEAVE_KERNEL_SEED";
+    /// File with the table of routes of collectives on GPUs, which `peerweave tune` writes.
+    pub const ROUTE_TABLE: &str = "PEERWEAVE_ROUTE_TABLE";
+    /// Ways to carry out collectives on GPUs, which replace those of the table: `OPERATION=WAY`,
+    /// separated by commas. `peerweave_cuda::Forced` lists them.
+    pub const ROUTE: &str = "PEERWEAVE_ROUTE";
     /// Log filter of the `peerweave` command, in the syntax of `tracing-subscriber`, such as
     /// `debug`.
     pub const LOG: &str = "PEERWEAVE_LOG";
 
     /// Name and expected value of each variable.
-    pub const ALL: [(&str, &str); 7] = [
+    pub const ALL: [(&str, &str); 9] = [
         (BACKEND, "auto, host or cuda"),
         (DEADLINE, "seconds, such as 60 or 0.5"),
         (CHECK_CALLS, "0 or 1"),
         (HEAP_BYTES, "bytes, such as 1073741824 or 1G"),
         (CROSS_MEMORY_ATTACH, "on or off"),
         (KERNEL_SEED, "a number below 2^64, such as 7"),
+        (ROUTE_TABLE, "a file of `peerweave tune`"),
+        (ROUTE, "OPERATION=WAY, such as all_reduce=two_shot"),
         (LOG, "a tracing filter"),
     ];
 
@@ -88,6 +95,8 @@ pub(crate) struct Settings {
     pub(crate) heap_bytes: Option<usize>,
     pub(crate) cross_memory_attach: Option<bool>,
     pub(crate) kernel_seed: Option<u64>,
+    pub(crate) route_table: Option<String>,
+    pub(crate) route: Option<String>,
 }
 
 impl Settings {
@@ -124,6 +133,8 @@ impl Settings {
                 _ => None,
             })?,
             kernel_seed: parsed(var, names::KERNEL_SEED, |text| text.parse().ok())?,
+            route_table: parsed(var, names::ROUTE_TABLE, |text| Some(text.to_owned()))?,
+            route: parsed(var, names::ROUTE, |text| Some(text.to_owned()))?,
         })
     }
 

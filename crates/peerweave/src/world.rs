@@ -216,6 +216,11 @@ impl WorldBuilder {
         options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);
         options.heap_bytes = self.heap_bytes.or(settings.heap_bytes);
         options.device = self.device;
+        options.route_table = settings.route_table.as_ref().map(std::path::PathBuf::from);
+        if let Some(text) = &settings.route {
+            // The error names the text and what was expected.
+            options.forced = text.parse::<peerweave_cuda::Forced>().map_err(|error| Error::setup("World::from_env", error))?;
+        }
         Ok(peerweave_cuda::Cuda::join(job, &options)?)
     }
 

@@ -164,6 +164,18 @@ fn options_that_the_backend_for_gpus_lacks_are_refused() {
 }
 
 #[test]
+fn explain_is_refused_where_there_is_nothing_to_explain() {
+    for (op, backend, text) in [
+        ("all-reduce", "host", "--explain is supported only with --backend cuda"),
+        ("send-recv", "cuda", "--explain is not supported by send-recv, which has one way alone"),
+    ] {
+        let output = bench(&[op, "-n", "2", "--backend", backend, "--explain"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(String::from_utf8_lossy(&output.stderr), format!("peerweave bench: {text}\n"));
+    }
+}
+
+#[test]
 fn bench_ignores_the_backend_variable_of_its_environment() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_BACKEND", "cuda").args(["bench", "barrier", "-n", "2", "--iters", "3"]);

@@ -15,6 +15,10 @@ use super::ticket::Source;
 use crate::collective::{Collectives, Message};
 use crate::error::CudaError;
 
+/// Reason why a team has no collectives.
+pub(super) const NO_KERNELS: &str =
+    "its members are on several machines or more than 8, or the heap has no room for their staging memory";
+
 /// Puts the work of a stream behind the last work of a team on another stream: its operations run
 /// one after the other, in the order in which they are enqueued while the result lives.
 ///
@@ -42,8 +46,7 @@ pub(super) fn order<'a>(
 impl Enqueue<'_> {
     /// The kernels of a team of several ranks.
     fn collectives<'t>(&self, team: &'t TeamOf) -> Result<&'t Collectives, Error> {
-        let why = "its members are on several machines or more than 8, or the heap has no room for their staging memory";
-        team.collectives.as_ref().ok_or_else(|| unsupported(self.call, why))
+        team.collectives.as_ref().ok_or_else(|| unsupported(self.call, NO_KERNELS))
     }
 
     /// Returns the error of a call that was not enqueued.

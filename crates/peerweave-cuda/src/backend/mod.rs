@@ -12,7 +12,7 @@
 //!   devices    memory of other libraries as operands         event   events of the driver
 //!  agreement  calls that PEs make together on the host     calls   collectives, to compare them
 //!   members    teams made by their members alone
-//!  state      what all of these share      teams   the teams of this PE
+//!  state      what all of these share      teams   the teams of this PE      routes   how collectives are carried out
 //! ```
 //!
 //! Copies run on copy engines, in the order of their stream. Signals, waits, atomics, barriers and
@@ -37,6 +37,7 @@ mod pages;
 mod pages;
 mod pools;
 mod queue;
+mod routes;
 mod slots;
 mod staging;
 mod state;
@@ -45,6 +46,7 @@ mod ticket;
 mod waits;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,6 +65,7 @@ pub use devices::{of_cudarc, on_device};
 use crate::collective::{Collectives, CollectivesOptions};
 use crate::gpu::{Gpu, GpuOptions};
 use crate::memory::Symmetric;
+use crate::route::{Forced, Routes};
 use calls::Calls;
 use kernels::Kernels;
 use queue::CudaQueue;
@@ -101,11 +104,20 @@ pub struct CudaOptions {
     /// [`Cuda::join`] says. PEs that share a device take turns on it, so each wait of a kernel for
     /// another PE takes milliseconds: for tests on machines with few GPUs.
     pub device: Option<usize>,
+    /// File with the table of routes, which `peerweave tune` writes. Default: the built-in table of
+    /// the GPUs' architecture.
+    pub route_table: Option<PathBuf>,
+    /// Ways to carry out collectives, which replace those of the table: for measurements.
+    pub forced: Forced,
+    /// Maximum number of blocks of a kernel of a collective, and so of multiprocessors that it
+    /// uses. Default: 256. Applies to every team.
+    pub max_blocks: Option<u32>,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        Self { deadline: Duration::from_secs(60), heap_bytes: None, device: None }
+        let deadline = Duration::from_secs(60);
+        Self { deadline, heap_bytes: None, device: None, route_table: None, forced: Forced::default(), max_blocks: None }
     }
 }
 
@@ -115,7 +127,13 @@ type TeamsMemory = (Option<Collectives>, Option<Symmetric<u8>>, CollectivesOptio
 
 /// Creates the collectives of the team of all PEs, and staging memory for `teams` other teams;
 /// `None` if the heap has no room.
-fn teams_memory(gpu: &Gpu, heap_bytes: u64, teams: u64) -> Result<TeamsMemory, crate::CudaError> {
+fn teams_memory(
+    gpu: &Gpu,
+    heap_bytes: u64,
+    teams: u64,
+    routes: &Arc<Routes>,
+    max_blocks: Option<u32>,
+) -> Result<TeamsMemory, crate::CudaError> {
     /// Returns `None` if the heap has no room, which is then so on every PE.
     fn room<T>(made: Result<T, crate::CudaError>) -> Result<Option<T>, crate::CudaError> {
         match made {
@@ -123,9 +141,9 @@ fn teams_memory(gpu: &Gpu, heap_bytes: u64, teams: u64) -> Result<TeamsMemory, c
             made => made.map(Some),
         }
     }
-    let options = teams::options_of_others(heap_bytes, teams);
+    let options = teams::within(teams::options_of_others(heap_bytes, teams), max_blocks);
     let world = match gpu.n_pes() as usize <= MAX_RANKS {
-        true => room(Collectives::world(gpu, teams::options_of_world(heap_bytes)))?,
+        true => room(Collectives::world_by(gpu, teams::within(teams::options_of_world(heap_bytes), max_blocks), routes))?,
         false => None,
     };
     let rooms = if teams == 0 { None } else { room(gpu.alloc((teams * options.heap_bytes()) as usize))? };
@@ -151,6 +169,22 @@ impl Cuda {
             None => peerweave_driver::local_context(job.local_pe as usize),
         };
         let context = context.map_err(|error| setup(error.into()))?;
+        let within = Options { deadline: options.deadline, ..Options::default() };
+        let rendezvous = Arc::new(Rendezvous::join(job, within).map_err(|error| setup(error.into()))?);
+        Self::join_by(&rendezvous, &context, options)
+    }
+
+    /// Joins like [`join`](Self::join), as the PEs of a rendezvous, which the caller may use for
+    /// other purposes too. [`CudaOptions::device`] is not used.
+    ///
+    /// # Collective
+    /// All PEs of the rendezvous, with the same options.
+    ///
+    /// # Errors
+    /// As for [`join`](Self::join).
+    pub fn join_by(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: &CudaOptions) -> Result<Arc<Self>, Error> {
+        let setup = |error: crate::CudaError| Error::setup("Cuda::join", error);
+        let given = options;
         let heap_bytes = options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES);
         let options = GpuOptions::new(heap_bytes).deadline(options.deadline);
         let world = CollectivesOptions::default().heap_bytes() as usize;
@@ -159,9 +193,7 @@ impl Cuda {
         let others = teams::options_of_others(most, options.teams.into()).heap_bytes() as usize;
         let heap_bytes = heap_bytes + world + others * options.teams as usize;
         let options = GpuOptions { heap_bytes, ..options };
-        let within = Options { deadline: options.deadline, ..Options::default() };
-        let rendezvous = Arc::new(Rendezvous::join(job, within).map_err(|error| setup(error.into()))?);
-        Self::new(Gpu::new(&rendezvous, &context, options).map_err(setup)?)
+        Self::with(Gpu::new(rendezvous, context, options).map_err(setup)?, given)
     }
 
     /// Creates the backend on a GPU of a job. The world ends the GPU. Loads the backend's kernels
@@ -175,6 +207,18 @@ impl Cuda {
     /// [`Error::Setup`] if the kernels cannot be loaded, or the heap has no room for the staging
     /// memory of collectives.
     pub fn new(gpu: Gpu) -> Result<Arc<Self>, Error> {
+        Self::with(gpu, &CudaOptions::default())
+    }
+
+    /// Creates the backend like [`new`](Self::new), with options for its routes. Memory, deadline
+    /// and device are those of the GPU.
+    ///
+    /// # Collective
+    /// All PEs of the GPU, with the same options.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), and [`Error::Setup`] for a route table that cannot be used.
+    pub fn with(gpu: Gpu, options: &CudaOptions) -> Result<Arc<Self>, Error> {
         let setup = |error| Error::setup("Cuda::new", error);
         let watched = gpu.rendezvous().when_aborted(|aborted| end_process(aborted.code));
         watched.map_err(|error| setup(error.into()))?;
@@ -200,11 +244,13 @@ impl Cuda {
         });
         caps.reductions.retain(|reduction| collectives::reduces(reduction.dtype) && !reduction.kind.is_scan());
         let is_mapped = !bases.contains(&0);
+        let routes = routes::agreed(&gpu, options).map_err(setup)?;
         let (made, rooms, rooms_options) = match is_mapped {
-            true => teams_memory(&gpu, heap_bytes, max_teams as u64 - 1).map_err(setup)?,
+            true => teams_memory(&gpu, heap_bytes, max_teams as u64 - 1, &routes, options.max_blocks).map_err(setup)?,
             false => (None, None, CollectivesOptions::default()),
         };
-        let taken = made.as_ref().map_or(0, |_| teams::options_of_world(heap_bytes).heap_bytes());
+        let of_world = teams::within(teams::options_of_world(heap_bytes), options.max_blocks);
+        let taken = made.as_ref().map_or(0, |_| of_world.heap_bytes());
         let taken = taken + rooms.as_ref().map_or(0, |rooms| rooms.len() as u64);
         caps.heap_bytes -= taken as usize;
         let all: Vec<Pe> = (0..gpu.n_pes()).map(Pe::new).collect();
@@ -215,7 +261,7 @@ impl Cuda {
             calls.begin(&world);
             gpu.barrier("backend/calls").map_err(setup)?;
         }
-        let memory = Memory { rooms, rooms_options, calls };
+        let memory = Memory { rooms, rooms_options, routes, calls };
         let state = State::new(gpu, caps, bases, world, memory, kernels);
         Ok(Arc::new(Self { state: Arc::new(state) }))
     }

@@ -27,6 +27,7 @@ use crate::collective::{Collectives, CollectivesOptions, Room};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::memory::Symmetric;
+use crate::route::Routes;
 
 /// Interval at which a wait for an event queries the rendezvous for lost PEs.
 const LOOK: Duration = Duration::from_millis(5);
@@ -60,6 +61,7 @@ pub(super) struct Memory {
     /// not mapped.
     pub(super) rooms: Option<Symmetric<u8>>,
     pub(super) rooms_options: CollectivesOptions,
+    pub(super) routes: Arc<Routes>,
     /// Record of collective calls; `None` for a job of one PE, and if PEs are on several machines.
     pub(super) calls: Option<Calls>,
 }
@@ -85,6 +87,8 @@ pub(super) struct State {
     pub(super) making: Mutex<()>,
     /// Record of the collectives that each PE has begun.
     pub(super) calls: Option<Calls>,
+    /// How collectives are carried out.
+    pub(super) routes: Arc<Routes>,
     /// Staging memory of all teams except the team of all PEs, one after the other.
     rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
     /// Options for each team's part of `rooms`.
@@ -118,7 +122,7 @@ impl State {
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
         let mapped = (0..).zip(&bases).filter(|(_, base)| **base != 0).map(|(pe, _)| Pe::new(pe));
         let job = JobShape { my_pe: gpu.pe(), n_pes: bases.len(), local: mapped.collect() };
-        let Memory { rooms, rooms_options, calls } = memory;
+        let Memory { rooms, rooms_options, routes, calls } = memory;
         Self {
             deadline: gpu.deadline(),
             context,
@@ -131,6 +135,7 @@ impl State {
             splits: Mutex::default(),
             making: Mutex::default(),
             calls,
+            routes,
             rooms: Mutex::new(rooms.map(Arc::new)),
             rooms_options,
             caps,
@@ -223,7 +228,7 @@ impl State {
         let is_served = members.len() <= MAX_RANKS && members.iter().all(|pe| self.bases[pe.index()] != 0);
         let Some(memory) = rooms.filter(|_| is_served) else { return Ok(None) };
         let start = (number.index() as usize - 1) * self.rooms_options.heap_bytes() as usize;
-        Collectives::in_room(gpu, members, self.rooms_options, sentinel, Room { memory, start }).map(Some)
+        Collectives::in_room(gpu, members, self.rooms_options, sentinel, Room { memory, start }, &self.routes).map(Some)
     }
 
     // ---- streams of this backend ----

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use peerweave_collectives::exchange::{self, Exchange};
 use peerweave_collectives::{Call, LINE_BYTES};
+use peerweave_core::backend::CollectiveKind;
 use peerweave_driver::CudaStream;
 use peerweave_types::KernelOp;
 
+use super::Collectives;
 use super::operands::check_parts;
-use super::{Collectives, route};
 use crate::error::CudaError;
+use crate::route::OwnPath;
 
 impl Collectives {
     /// Enqueues an all-gather: every rank gets one part of `bytes` bytes of every rank, in the
@@ -128,16 +130,16 @@ impl Collectives {
         is_symmetric: bool,
     ) -> Result<(), CudaError> {
         let limits = &self.staging.limits;
-        if !route::parts_by_lines(bytes, limits) {
-            let (operation, stride) = match exchange {
-                Exchange::AllGather => (KernelOp::AllGather, 0),
-                Exchange::AllToAll => (KernelOp::AllToAll, bytes),
-            };
+        let (kind, operation, stride) = match exchange {
+            Exchange::AllGather => (CollectiveKind::AllGather, KernelOp::AllGather, 0),
+            Exchange::AllToAll => (CollectiveKind::AllToAll, KernelOp::AllToAll, bytes),
+        };
+        let (OwnPath::Lines { route, .. }, _, _) = self.routes.exchange(kind, bytes, limits) else {
             let sent = |rank: u64| send + rank * stride;
             // SAFETY: the caller guarantees it. In place, a block sends its chunk of a part before
             // it writes the chunk that it received.
             return unsafe { self.exchange_messages(name, operation, stream, sent, recv, bytes, is_symmetric) };
-        }
+        };
         if bytes == 0 {
             return Ok(());
         }
@@ -146,12 +148,6 @@ impl Collectives {
         let kernel = self.loaded(slot, name, || exchange::kernel(exchange, limits.ranks, is_whole))?;
         let call = Call { send, recv, count: bytes, ..self.staging.banks };
         // SAFETY: the caller guarantees the operands; the areas belong to this team.
-        unsafe { self.enqueue(name, stream, kernel, route::parts(bytes, limits), call, bytes * u64::from(limits.ranks)) }
-    }
-
-    /// Returns the maximum length of a part for which the banks have room, in bytes.
-    pub(crate) fn most_part_bytes(&self) -> u64 {
-        let limits = &self.staging.limits;
-        limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64
+        unsafe { self.enqueue(name, stream, kernel, route, call, bytes * u64::from(limits.ranks)) }
     }
 }

@@ -10,8 +10,8 @@ use peerweave_driver::{CudaStream, Keep, is_capturing, join};
 use peerweave_types::KernelArgs;
 
 use super::Collectives;
-use super::route::{self, Route};
 use crate::error::{CudaError, misuse};
+use crate::route::Route;
 
 impl Collectives {
     /// Returns a kernel, and loads it at the first call.
@@ -87,7 +87,7 @@ impl Collectives {
         let context = tables.address();
         drop(tables);
         let mut config = LaunchConfig::new(route.blocks, route.threads);
-        config.programmatic = self.options.programmatic && bytes <= route::PROGRAMMATIC_UP_TO;
+        config.programmatic = self.options.programmatic && self.routes.is_programmatic(bytes);
         let arguments = Arguments::new().with(&context).with(call);
         let arguments = match transfers {
             Some(transfers) => arguments.with(transfers),

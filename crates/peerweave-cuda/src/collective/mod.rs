@@ -6,7 +6,6 @@
 //!  exchanges.rs    all_gather, all_to_all
 //!  transfers.rs    messages, and the collectives that are made of them
 //!   operands.rs    operands of a call, and their checks
-//!   route.rs       the algorithm and the shape, from what all ranks know
 //!   launch.rs      loads and enqueues kernels
 //!    staging.rs    areas on the symmetric heap, counters of launches
 //! ```
@@ -19,7 +18,6 @@ mod launch;
 mod operands;
 mod options;
 mod reductions;
-pub(crate) mod route;
 mod staging;
 mod transfers;
 
@@ -33,12 +31,12 @@ use peerweave_types::{DType, Pe, Rank};
 
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
+use crate::route::{Explanation, Libraries, Query, RouteTable, Routes, Unfit};
 use staging::{Staging, rank_of};
 
 pub(crate) use staging::Room;
 
 pub use options::CollectivesOptions;
-pub use route::Route;
 pub use transfers::Message;
 
 /// The collectives of a team of GPUs whose memory is mapped. Calls enqueue kernels; operands may
@@ -83,6 +81,7 @@ pub struct Collectives {
     rank: Rank,
     staging: Staging,
     options: CollectivesOptions,
+    routes: Arc<Routes>,
     /// Loaded kernels of all_reduce, by algorithm, type, and whether the call is plain.
     kernels: [[[OnceLock<LoadedKernel>; 2]; DType::ALL.len()]; Algorithm::ALL.len()],
     /// Loaded kernels of reduce_scatter, by type and whether the call is plain.
@@ -109,6 +108,12 @@ impl Collectives {
         Self::new(gpu, &members, options)
     }
 
+    /// Like [`world`](Self::world), with routes that are the same on all PEs.
+    pub(crate) fn world_by(gpu: &Gpu, options: CollectivesOptions, routes: &Arc<Routes>) -> Result<Self, CudaError> {
+        let members: Vec<Pe> = (0..gpu.n_pes()).map(Pe::new).collect();
+        Self::new_by(gpu, &members, options, Some(routes))
+    }
+
     /// Sets up the collectives of this PE's team. `members` are its PEs in the order of ranks,
     /// including this PE. Allocates [`CollectivesOptions::heap_bytes`] bytes of every PE's heap.
     ///
@@ -120,6 +125,11 @@ impl Collectives {
     /// [`CudaError::Misuse`] for invalid options or members, and for a member whose memory is not
     /// mapped; errors of [`Gpu::alloc`].
     pub fn new(gpu: &Gpu, members: &[Pe], options: CollectivesOptions) -> Result<Self, CudaError> {
+        Self::new_by(gpu, members, options, None)
+    }
+
+    /// Like [`new`](Self::new); without routes, with the table of the GPUs' architecture.
+    fn new_by(gpu: &Gpu, members: &[Pe], options: CollectivesOptions, routes: Option<&Arc<Routes>>) -> Result<Self, CudaError> {
         const CALL: &str = "Collectives::new";
         options.check(CALL)?;
         let rank = rank_of(CALL, gpu, members)?;
@@ -127,17 +137,25 @@ impl Collectives {
         // The team uses the sentinel of its first member, which is random, so that no data is equal
         // to it.
         let made = inner.next_collectives();
+        let (mine, arch) = (format!("{options:?}"), gpu.arch().to_string());
         let mut blob = random()?.to_vec();
-        blob.extend_from_slice(format!("{options:?}").as_bytes());
+        blob.extend_from_slice(format!("{arch} {mine}").as_bytes());
         let all = inner.rendezvous.exchange(&format!("peerweave-cuda/collectives/{made}"), &blob)?;
-        if let Some(pe) = all.iter().position(|other| other.get(16..) != blob.get(16..)) {
-            let found = String::from_utf8_lossy(all[pe].get(16..).unwrap_or_default()).into_owned();
-            return Err(misuse(CALL, "options", format!("{options:?}"), &format!("the options of PE {pe}: {found}")));
+        let texts = || all.iter().map(|blob| String::from_utf8_lossy(blob.get(16..).unwrap_or_default()).into_owned());
+        let parts = || texts().map(|text| text.split_once(' ').map(|(arch, options)| (arch.to_owned(), options.to_owned())));
+        for (pe, theirs) in parts().map(Option::unwrap_or_default).enumerate() {
+            if theirs.1 != mine {
+                return Err(misuse(CALL, "options", mine, &format!("the options of PE {pe}: {}", theirs.1)));
+            }
         }
+        // GPUs of different architectures need one table.
+        let is_one = parts().flatten().all(|theirs| theirs.0 == arch);
+        let builtin = || Arc::new(Routes::new(RouteTable::builtin(if is_one { &arch } else { "any" })));
+        let routes = routes.map_or_else(builtin, Arc::clone);
         let first = &all[members[0].get() as usize];
         let word = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("eight bytes"));
         let room = Room { memory: Arc::new(gpu.alloc(options.heap_bytes() as usize)?), start: 0 };
-        let made_here = Self::with(gpu, members, rank, options, [word(0), word(8)], room)?;
+        let made_here = Self::with(gpu, members, rank, options, [word(0), word(8)], room, routes)?;
         // No PE writes into an area before all areas are filled.
         inner.rendezvous.barrier(&format!("peerweave-cuda/collectives/{made}/ready"))?;
         Ok(made_here)
@@ -156,11 +174,12 @@ impl Collectives {
         options: CollectivesOptions,
         sentinel: [u64; 2],
         room: Room,
+        routes: &Arc<Routes>,
     ) -> Result<Self, CudaError> {
         const CALL: &str = "Collectives::in_room";
         options.check(CALL)?;
         let rank = rank_of(CALL, gpu, members)?;
-        Self::with(gpu, members, rank, options, sentinel, room)
+        Self::with(gpu, members, rank, options, sentinel, room, Arc::clone(routes))
     }
 
     fn with(
@@ -170,6 +189,7 @@ impl Collectives {
         options: CollectivesOptions,
         sentinel: [u64; 2],
         room: Room,
+        routes: Arc<Routes>,
     ) -> Result<Self, CudaError> {
         Ok(Self {
             gpu: gpu.clone(),
@@ -177,6 +197,7 @@ impl Collectives {
             rank,
             staging: Staging::new(gpu, members, rank, sentinel, &options, room)?,
             options,
+            routes,
             kernels: Default::default(),
             scatters: Default::default(),
             exchanges: Default::default(),
@@ -194,6 +215,17 @@ impl Collectives {
     /// Returns the members in the order of ranks.
     pub fn members(&self) -> &[Pe] {
         &self.members
+    }
+
+    /// Returns how a call would be carried out by own kernels, and why. The answer is the same on
+    /// all ranks.
+    pub fn explain(&self, query: &Query) -> Explanation {
+        self.explain_with(query, &Libraries { nccl: Err(Unfit::Off) })
+    }
+
+    /// Like [`explain`](Self::explain), with the libraries that the team can use.
+    pub(crate) fn explain_with(&self, query: &Query, libraries: &Libraries) -> Explanation {
+        self.routes.explain(query, &self.staging.limits, libraries)
     }
 
     /// Loads the kernels for elements of a type. Otherwise the first call of each kernel loads it,

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use peerweave_collectives::{Algorithm, Call, LINE_BYTES, Results, all_reduce, reduce_scatter};
+use peerweave_core::backend::CollectiveKind;
 use peerweave_driver::CudaStream;
 use peerweave_driver::launch::LoadedKernel;
 use peerweave_types::{DType, Rank, ReduceOp};
 
 use super::Collectives;
 use super::operands::{Operands, check_parts};
-use super::route::{self, Route};
 use crate::error::{CudaError, misuse};
+use crate::route::{self, OwnPath, Route, most_part_bytes};
 
 const CALL: &str = "all_reduce";
 
@@ -170,14 +171,20 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let is_root = self.root(call, root)? == self.rank.get() as usize;
         let operands = Operands { recv: if is_root { recv } else { send }, ..operands };
-        let route = self.all_reduce_route(operands.count, operands.dtype);
+        let route = self.route_of(CollectiveKind::Reduce, operands.count, operands.dtype);
         // SAFETY: the caller guarantees it.
         unsafe { self.reduce_by(call, route, stream, &operands, Results::Root(root.get())) }
     }
 
     /// Returns the route that [`all_reduce`](Self::all_reduce) takes.
     pub fn all_reduce_route(&self, count: u64, dtype: DType) -> Route {
-        route::all_reduce(dtype, count, &self.staging.limits)
+        self.route_of(CollectiveKind::AllReduce, count, dtype)
+    }
+
+    /// Returns the route of an all_reduce or a reduce.
+    fn route_of(&self, kind: CollectiveKind, count: u64, dtype: DType) -> Route {
+        let bytes = count.saturating_mul(dtype.size_bytes() as u64);
+        self.routes.reduction(kind, bytes, &self.staging.limits).0
     }
 
     /// Like [`all_reduce`](Self::all_reduce), by a route that the caller chooses, for measurements.
@@ -278,20 +285,18 @@ impl Collectives {
         }
         let limits = &self.staging.limits;
         let common = Call { op: op as u32, stride: bytes, ..self.staging.banks };
-        if !route::scatters_by_lines(bytes, limits) && bytes.is_multiple_of(LINE_BYTES as u64) {
+        if let (OwnPath::Reduction(route), _, _) = self.routes.reduce_scatter(dtype, bytes, limits) {
             // The ring has the same parts as this call. It writes this rank's part at its place in
             // a whole result.
             let back = u64::from(self.rank.get()) * bytes;
             let (recv, results) = (recv.wrapping_sub(back), Results::OwnPart.code());
             let call = Call { send, recv, count: count * ranks, op: op as u32, results, ..self.staging.rings };
             let kernel = self.kernel(Algorithm::Chunked, dtype, is_plain)?;
-            let route = route::all_reduce(dtype, count * ranks, limits);
-            let route = Route { algorithm: Algorithm::Chunked, ..route };
             // SAFETY: the caller guarantees the operands; the areas belong to this team.
             return unsafe { self.enqueue(CALL, stream, kernel, route, call, bytes * ranks) };
         }
         // The call is made in pieces of parts for which the banks have room on every rank.
-        let most = self.most_part_bytes() / size;
+        let most = most_part_bytes(limits) / size;
         let kernel = self.scatter_kernel(dtype, is_plain)?;
         for start in (0..count).step_by(most as usize) {
             let (at, count) = (start * size, most.min(count - start));

@@ -12,10 +12,10 @@ use peerweave_driver::{CudaStream, Keep};
 use peerweave_types::{Pe, Rank};
 
 use super::CollectivesOptions;
-use super::route::{Limits, ring_pairs};
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 use crate::memory::{Local, Symmetric};
+use crate::route::{Limits, ring_pairs};
 
 /// Symmetric memory for the area of one team: a part of an allocation, which other teams may share.
 #[derive(Clone)]

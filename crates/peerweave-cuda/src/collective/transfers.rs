@@ -11,8 +11,8 @@ use peerweave_types::{KernelOp, Rank};
 
 use super::Collectives;
 use super::operands::check_parts;
-use super::route::{self, Route};
 use crate::error::{CudaError, misuse};
+use crate::route::{self, Route};
 
 /// A message between this rank and another, or this rank itself; see [`Collectives::messages`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -296,7 +296,7 @@ impl Collectives {
             self.add_send(&mut wave, me, from, bytes);
             self.add_receive(&mut wave, me, recv, bytes);
         }
-        if ranks == 2 || bytes < route::SCATTERED_FROM {
+        if !self.routes.is_scattered(bytes, &self.staging.limits).0 {
             if is_root {
                 others().for_each(|rank| self.add_send(&mut wave, rank, from, bytes));
             } else {

@@ -188,6 +188,7 @@ impl Observer for Reporter<'_> {
         };
         match self.collector.take(record) {
             News::Nothing => {}
+            News::Note(text) => self.print(&format!("# {text}"), output),
             News::AllReady => {
                 let lines = table::header(self.config, self.args, self.collector.ready(), &self.host);
                 self.print(&lines.join("\n"), output);

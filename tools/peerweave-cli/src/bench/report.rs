@@ -55,6 +55,8 @@ pub enum News {
     AllReady,
     /// This line of the table is complete.
     Row(Row),
+    /// A text for the table.
+    Note(String),
 }
 
 /// Records collected so far.
@@ -103,6 +105,7 @@ impl Collector {
     /// Adds a record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
+            Record::Note(note) => News::Note(note.text),
             Record::Ready(ready) => {
                 self.ready.push(ready);
                 self.ready.sort_by_key(|ready| ready.pe);

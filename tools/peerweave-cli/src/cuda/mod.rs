@@ -22,6 +22,8 @@ mod nvshmem_calls;
 mod trial;
 
 use crate::workload::config::Config;
+#[cfg(feature = "cuda")]
+use crate::workload::op::BenchOp;
 
 /// An error that ends the measurement of a PE.
 pub(crate) type Failure = Box<dyn std::error::Error>;
@@ -34,6 +36,23 @@ pub(crate) const NO_DRIVER: &str =
 /// Message of a command without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
 pub(crate) const NOT_BUILT_IN: &str = "this command was built without support for GPUs; build it with `--features cuda`";
+
+/// Returns the collective of the portable API for an operation that has a route.
+#[cfg(feature = "cuda")]
+pub(crate) fn collective_kind(op: BenchOp) -> Option<peerweave::cuda::CollectiveKind> {
+    use peerweave::cuda::CollectiveKind as Kind;
+    Some(match op {
+        BenchOp::AllReduce => Kind::AllReduce,
+        BenchOp::Reduce => Kind::Reduce,
+        BenchOp::Broadcast => Kind::Broadcast,
+        BenchOp::AllGather => Kind::AllGather,
+        BenchOp::ReduceScatter => Kind::ReduceScatter,
+        BenchOp::AllToAll => Kind::AllToAll,
+        BenchOp::Gather => Kind::Gather,
+        BenchOp::Scatter => Kind::Scatter,
+        _ => return None,
+    })
+}
 
 /// Runs the PEs of this process with NCCL.
 #[cfg(feature = "cuda")]

@@ -10,7 +10,7 @@ use crate::workload::binding::{Bind, bind};
 use crate::workload::config::{Case, Config};
 use crate::workload::geometry::{self, GUARD, View};
 use crate::workload::pattern::Sample;
-use crate::workload::record::{Measured, Ready, Record, monotonic_ns, say};
+use crate::workload::record::{Measured, Note, Ready, Record, monotonic_ns, say};
 use crate::workload::types::{with_moved_type, with_number_type};
 
 /// Runs the PE of this process.
@@ -51,6 +51,26 @@ fn run(world: World, config: &Config) -> Result<()> {
     drop(stream);
     let _ = world.finalize()?;
     Ok(())
+}
+
+/// Returns how the call of a case is carried out, and why.
+#[cfg(feature = "cuda")]
+fn explained(world: &World, config: &Config, case: &Case) -> Result<String> {
+    use crate::cuda;
+    use peerweave::cuda::{Cuda, Query};
+
+    let (Some(cuda), Some(kind)) = (world.backend::<Cuda>(), cuda::collective_kind(config.op)) else {
+        return Ok("there is no route to explain".to_owned());
+    };
+    let query = Query::new(kind, case.dtype, case.counts.param as u64);
+    let query = query.reduction(case.redop.unwrap_or(peerweave::ReduceOp::Sum));
+    Ok(cuda.explain(world.team(), &query)?.to_string())
+}
+
+/// Returns that this build has no GPUs: the configuration was refused before.
+#[cfg(not(feature = "cuda"))]
+fn explained(_: &World, _: &Config, _: &Case) -> Result<String> {
+    Ok(crate::cuda::NOT_BUILT_IN.to_owned())
 }
 
 /// All cases with one element type.
@@ -116,6 +136,10 @@ impl Plan<'_> {
             // The records are sent after both placements, so that the command does not compete for
             // a CPU between them.
             let mut records = Vec::new();
+            if self.config.explain && self.world.my_pe().index() == 0 {
+                let text = explained(self.world, self.config, case)?;
+                say(&Record::Note(Note { text }));
+            }
             for placement in self.config.placements() {
                 let operands = Typed::<T, M, W>::new(self.world, self.stream, self.config, case, placement, buffers)?;
                 let outcome = measure(self.world, self.stream, self.config, &operands)?;

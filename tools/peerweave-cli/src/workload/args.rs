@@ -88,6 +88,10 @@ pub struct BenchArgs {
     /// nvshmem
     #[arg(long)]
     pub each: bool,
+    /// Print how each call is carried out and why: the algorithm, the launch, and the row or
+    /// threshold of the route table; only with --backend cuda
+    #[arg(long)]
+    pub explain: bool,
     /// Clock; default: events with --backend nvshmem, otherwise wall
     #[arg(long, value_enum)]
     pub clock: Option<Clock>,

@@ -13,6 +13,12 @@ pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(),
     if args.window && args.backend != BackendName::Nccl {
         return Err("--window is supported only with --backend nccl".to_owned());
     }
+    if args.explain && args.backend != BackendName::Cuda {
+        return Err("--explain is supported only with --backend cuda".to_owned());
+    }
+    if args.explain && !args.op.has_route() {
+        return Err(format!("--explain is not supported by {}, which has one way alone", args.op.name()));
+    }
     match args.backend {
         BackendName::Host if args.graph.is_some() => Err("--graph is not supported with --backend host".to_owned()),
         BackendName::Host => Ok(()),

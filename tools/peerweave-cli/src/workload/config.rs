@@ -58,6 +58,8 @@ pub struct Config {
     pub nbi: bool,
     /// Whether each call or graph is timed separately.
     pub each: bool,
+    /// Whether PE 0 explains how each call is carried out.
+    pub explain: bool,
     /// Clock for the measurement.
     pub clock: Clock,
 }
@@ -111,6 +113,7 @@ impl Config {
             window: false,
             nbi: false,
             each: false,
+            explain: false,
             clock: Clock::Wall,
         }
     }
@@ -185,6 +188,7 @@ impl Config {
             window: args.window,
             nbi: args.nbi,
             each: args.each,
+            explain: args.explain,
             clock,
         })
     }

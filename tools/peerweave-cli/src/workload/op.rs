@@ -164,6 +164,21 @@ impl BenchOp {
         matches!(self, Self::Put | Self::Get | Self::PutSignal | Self::PutStrided | Self::P)
     }
 
+    /// Returns whether the backend for GPUs has more than one way to carry out the operation.
+    pub const fn has_route(self) -> bool {
+        matches!(
+            self,
+            Self::AllReduce
+                | Self::Reduce
+                | Self::Broadcast
+                | Self::AllGather
+                | Self::ReduceScatter
+                | Self::AllToAll
+                | Self::Gather
+                | Self::Scatter
+        )
+    }
+
     /// Returns the minimum number of PEs.
     pub const fn least_pes(self) -> usize {
         if self.is_one_sided() { 2 } else { 1 }

@@ -17,6 +17,15 @@ pub enum Record {
     Ready(Ready),
     /// A PE has measured one placement of one line of the table.
     Measured(Measured),
+    /// A text about the lines that follow.
+    Note(Note),
+}
+
+/// A text for the table.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Note {
+    /// One line.
+    pub text: String,
 }
 
 /// Identity and settings of a PE.

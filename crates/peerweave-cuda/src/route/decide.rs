@@ -1,0 +1,508 @@
+//! The choice for a call: own kernels by an algorithm, or a library.
+//!
+//! A choice depends only on what all ranks know to be the same: operation, type, reduction, number
+//! of elements, members of the team, the memory of its collectives, the table, and choices of the
+//! caller. It does not depend on the memory of the operands, nor on whether a call is captured,
+//! because ranks may differ in both.
+
+use peerweave_core::backend::CollectiveKind;
+use peerweave_types::{DType, ReduceOp};
+
+use super::table::OwnRow;
+use super::{Limits, Route, RouteTable, Routes, Way, banks_hold_parts, by_lines, parts, ring};
+
+/// Who carries out a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Provider {
+    /// The kernels of this crate.
+    Own,
+    /// NCCL.
+    Nccl,
+}
+
+impl Provider {
+    /// Returns the name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+            Self::Nccl => "nccl",
+        }
+    }
+}
+
+/// The operations for which the table has more than one way.
+pub(super) const ROUTED: [CollectiveKind; 8] = [
+    CollectiveKind::AllReduce,
+    CollectiveKind::Reduce,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllGather,
+    CollectiveKind::AllToAll,
+    CollectiveKind::Broadcast,
+    CollectiveKind::Gather,
+    CollectiveKind::Scatter,
+];
+
+/// Returns the operation of this name that a library can carry out.
+pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
+    ROUTED.into_iter().find(|kind| kind.name() == name)
+}
+
+/// A call, for which a route is asked: what is the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Query {
+    /// The operation.
+    pub kind: CollectiveKind,
+    /// The element type.
+    pub dtype: DType,
+    /// The reduction; `Sum` for operations that do not reduce.
+    pub op: ReduceOp,
+    /// The number of elements that the call takes: for all_gather, all_to_all, reduce_scatter,
+    /// gather and scatter those of one part.
+    pub count: u64,
+}
+
+impl Query {
+    /// Asks for a call with the reduction `Sum`.
+    pub const fn new(kind: CollectiveKind, dtype: DType, count: u64) -> Self {
+        Self { kind, dtype, op: ReduceOp::Sum, count }
+    }
+
+    /// Sets the reduction.
+    #[must_use]
+    pub const fn reduction(self, op: ReduceOp) -> Self {
+        Self { op, ..self }
+    }
+
+    /// Returns the bytes of the elements that the call takes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.count.saturating_mul(self.dtype.size_bytes() as u64)
+    }
+
+    /// Returns the bytes of the larger buffer of a rank, by which `bench` and the table count.
+    pub(super) fn size_bytes(&self, ranks: u32) -> u64 {
+        use CollectiveKind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
+        let parts = if matches!(self.kind, AllGather | AllToAll | Gather | ReduceScatter | Scatter) { ranks } else { 1 };
+        self.bytes().saturating_mul(parts.into())
+    }
+}
+
+/// What own kernels do for a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OwnPath {
+    /// The call has no elements.
+    Nothing,
+    /// A team of one rank copies its operand.
+    Copy,
+    /// The kernel of a barrier.
+    Barrier,
+    /// A reduction, by the algorithm of the route.
+    Reduction(Route),
+    /// Parts are pushed as lines, in this number of launches.
+    Lines { route: Route, launches: u64 },
+    /// Messages between pairs of ranks.
+    Messages(Route),
+    /// A broadcast whose root sends a different part to each rank, which then passes it on.
+    Scattered(Route),
+    /// There are no kernels.
+    Unsupported,
+}
+
+/// Reason for a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Because {
+    /// There is no other way.
+    Only,
+    /// A row for own kernels.
+    Row(OwnRow),
+    /// A threshold, by its index in the names, and its value.
+    Threshold(usize, u64),
+    /// The size of the staging memory.
+    Staging,
+    /// A row for a library, by its index.
+    Library(usize),
+    /// The choice of the caller.
+    Forced(Way),
+}
+
+/// Reason why a library, or a way that the caller asked for, was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unfit {
+    /// Libraries are not enabled.
+    Off,
+    /// The library could give other bits than own kernels.
+    Bits,
+    /// The staging memory has no room, or the call is too short for the algorithm.
+    NoRoom,
+}
+
+/// The libraries that a team can use, or why it cannot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Libraries {
+    pub(crate) nccl: Result<(), Unfit>,
+}
+
+/// The choice for a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) provider: Provider,
+    /// What own kernels do, also if a library was chosen.
+    pub(crate) own: OwnPath,
+    pub(crate) because: Because,
+    /// What was asked for, by a row or by the caller, and could not be taken.
+    pub(crate) refused: Option<(Because, Unfit)>,
+}
+
+impl Routes {
+    /// Returns the choice for a call of a team.
+    pub(crate) fn decide(&self, query: &Query, limits: &Limits, libraries: &Libraries) -> Decision {
+        let (own, because, refused) = self.own(query, limits);
+        let decision = Decision { provider: Provider::Own, own, because, refused };
+        let forced = self.forced.get(query.kind);
+        if query.count == 0 || limits.ranks < 2 || !ROUTED.contains(&query.kind) {
+            return decision;
+        }
+        let size = query.size_bytes(limits.ranks);
+        let asked = match forced {
+            Some(Way::Nccl) => Because::Forced(Way::Nccl),
+            Some(_) => return decision,
+            None => match self.table.library_row(query.kind, limits.ranks, size) {
+                Some(at) => Because::Library(at),
+                None => return decision,
+            },
+        };
+        match libraries.nccl.and_then(|()| same_bits(query, limits.ranks)) {
+            Ok(()) => Decision { provider: Provider::Nccl, because: asked, refused: None, ..decision },
+            Err(unfit) => Decision { refused: Some((asked, unfit)), ..decision },
+        }
+    }
+
+    /// Returns what own kernels do, and why.
+    fn own(&self, query: &Query, limits: &Limits) -> (OwnPath, Because, Option<(Because, Unfit)>) {
+        use CollectiveKind::{
+            AllGather, AllGatherV, AllReduce, AllToAll, AllToAllV, Barrier, Broadcast, Gather, GatherV, Reduce, ReduceScatter,
+            Scatter, ScatterV, Sync,
+        };
+        let bytes = query.bytes();
+        let only = |path| (path, Because::Only, None);
+        match query.kind {
+            Barrier | Sync => only(OwnPath::Barrier),
+            _ if limits.ranks < 2 => only(OwnPath::Copy),
+            // Ranks have parts of different lengths.
+            AllToAllV | AllGatherV | GatherV | ScatterV => only(OwnPath::Messages(ring(limits, false))),
+            _ if query.count == 0 => only(OwnPath::Nothing),
+            AllReduce | Reduce => {
+                let (route, because, refused) = self.reduction(query.kind, bytes, limits);
+                (OwnPath::Reduction(route), because, refused)
+            }
+            ReduceScatter => self.reduce_scatter(query.dtype, bytes, limits),
+            AllGather | AllToAll => self.exchange(query.kind, bytes, limits),
+            Broadcast => {
+                let (is_scattered, from) = self.is_scattered(bytes, limits);
+                let path = if is_scattered { OwnPath::Scattered } else { OwnPath::Messages };
+                (path(message(bytes, limits)), Because::Threshold(2, from), None)
+            }
+            Gather | Scatter => only(OwnPath::Messages(message(bytes, limits))),
+            _ => only(OwnPath::Unsupported),
+        }
+    }
+
+    /// Returns the route of an all_reduce or a reduce of `bytes` bytes.
+    pub(crate) fn reduction(
+        &self,
+        kind: CollectiveKind,
+        bytes: u64,
+        limits: &Limits,
+    ) -> (Route, Because, Option<(Because, Unfit)>) {
+        let way = self.forced.get(kind);
+        let mut refused = None;
+        if let Some(way) = way
+            && let Some(algorithm) = way.algorithm()
+        {
+            match self.table.own_row(bytes, limits, Some(algorithm)) {
+                Some(row) => return (RouteTable::route(row, bytes, limits), Because::Forced(way), None),
+                None => refused = Some((Because::Forced(way), Unfit::NoRoom)),
+            }
+        }
+        let row = self.table.own_row(bytes, limits, None);
+        let row = row.unwrap_or_else(|| panic!("peerweave-cuda bug: {} has no row for {limits:?}", self.table.name()));
+        (RouteTable::route(row, bytes, limits), Because::Row(*row), refused)
+    }
+
+    /// Returns how a reduce_scatter of parts of `bytes` bytes is made.
+    pub(crate) fn reduce_scatter(
+        &self,
+        dtype: DType,
+        bytes: u64,
+        limits: &Limits,
+    ) -> (OwnPath, Because, Option<(Because, Unfit)>) {
+        use peerweave_collectives::{Algorithm, LINE_BYTES};
+        // The ring has the same parts as the call if they are whole lines.
+        let is_whole = bytes.is_multiple_of(LINE_BYTES as u64);
+        let is_short = banks_hold_parts(bytes, limits);
+        let size = dtype.size_bytes() as u64;
+        let (by_ring, because, refused) = match self.forced.get(CollectiveKind::ReduceScatter) {
+            Some(Way::Chunked) if is_whole => (true, Because::Forced(Way::Chunked), None),
+            Some(Way::Chunked) => (false, Because::Staging, Some((Because::Forced(Way::Chunked), Unfit::NoRoom))),
+            Some(Way::Lines) => (false, Because::Forced(Way::Lines), None),
+            _ => (!is_short && is_whole, Because::Staging, None),
+        };
+        if by_ring {
+            let all = bytes.saturating_mul(limits.ranks.into());
+            let row = self.table.own_row(all, limits, Some(Algorithm::Chunked));
+            let row = row.unwrap_or_else(|| panic!("peerweave-cuda bug: {} has no ring for {limits:?}", self.table.name()));
+            return (OwnPath::Reduction(RouteTable::route(row, all, limits)), because, refused);
+        }
+        let launches = bytes.div_ceil((most_part_bytes(limits) / size * size).max(size)).max(1);
+        (OwnPath::Lines { route: parts(bytes.min(most_part_bytes(limits)), limits), launches }, because, refused)
+    }
+
+    /// Returns how an all_gather or an all_to_all of parts of `bytes` bytes is made.
+    pub(crate) fn exchange(
+        &self,
+        kind: CollectiveKind,
+        bytes: u64,
+        limits: &Limits,
+    ) -> (OwnPath, Because, Option<(Because, Unfit)>) {
+        let up_to = self.table.thresholds.parts_by_lines_up_to;
+        let fits = banks_hold_parts(bytes, limits);
+        let threshold = Because::Threshold(1, up_to);
+        let is_short = bytes.saturating_mul(limits.ranks.into()) <= up_to;
+        let (by_lines, because, refused) = match self.forced.get(kind) {
+            Some(Way::Lines) if fits => (true, Because::Forced(Way::Lines), None),
+            Some(Way::Lines) => (false, Because::Staging, Some((Because::Forced(Way::Lines), Unfit::NoRoom))),
+            Some(Way::Messages) => (false, Because::Forced(Way::Messages), None),
+            _ if is_short && !fits => (false, Because::Staging, None),
+            _ => (is_short, threshold, None),
+        };
+        let path = match by_lines {
+            true => OwnPath::Lines { route: parts(bytes, limits), launches: 1 },
+            false => OwnPath::Messages(message(bytes, limits)),
+        };
+        (path, because, refused)
+    }
+
+    /// Returns whether the root of a broadcast of `bytes` bytes sends different parts, and the
+    /// threshold.
+    pub(crate) fn is_scattered(&self, bytes: u64, limits: &Limits) -> (bool, u64) {
+        let from = self.table.thresholds.broadcast_scattered_from;
+        (limits.ranks > 2 && bytes >= from, from)
+    }
+
+    /// Returns whether the kernel of a call of `bytes` bytes may begin before the previous one has
+    /// ended.
+    pub(crate) fn is_programmatic(&self, bytes: u64) -> bool {
+        bytes <= self.table.thresholds.programmatic_up_to
+    }
+}
+
+/// Returns the maximum length of a part for which the banks have room, in bytes.
+pub(crate) fn most_part_bytes(limits: &Limits) -> u64 {
+    use peerweave_collectives::LINE_BYTES;
+    limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64
+}
+
+/// Returns the shape of a launch for a message of `bytes` bytes.
+fn message(bytes: u64, limits: &Limits) -> Route {
+    if by_lines(bytes, limits) { parts(bytes, limits) } else { ring(limits, false) }
+}
+
+/// Fails if NCCL could give other bits than own kernels, which combine elements in the order of
+/// ranks and round 16-bit floats once.
+///
+/// Sums, products, minima and maxima of integers do not depend on the order. Of two floats there is
+/// one sum and one product, because both are commutative and every float addition rounds correctly;
+/// a 16-bit result that is computed in `f32` and rounded again is the same, because 24 bits of
+/// precision are at least 2p + 2. Minima and maxima of floats differ for NaN and for zeros of both
+/// signs, averages in where they divide.
+fn same_bits(query: &Query, ranks: u32) -> Result<(), Unfit> {
+    let is_float = matches!(query.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
+    let is_integer = matches!(query.dtype, DType::I8 | DType::U8 | DType::I32 | DType::U32 | DType::I64 | DType::U64);
+    let is_same = match query.op {
+        _ if !query.kind.reduces() => true,
+        ReduceOp::Sum | ReduceOp::Prod => is_integer || (is_float && ranks == 2),
+        ReduceOp::Min | ReduceOp::Max => is_integer,
+        _ => false,
+    };
+    if is_same { Ok(()) } else { Err(Unfit::Bits) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::holds;
+    use super::super::table::Bytes;
+    use super::*;
+    use peerweave_collectives::Algorithm;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    const NONE: Libraries = Libraries { nccl: Err(Unfit::Off) };
+    const BOTH: Libraries = Libraries { nccl: Ok(()) };
+
+    const fn limits(ranks: u32) -> Limits {
+        Limits { ranks, bank_bytes: 32 * MIB, channel_bytes: MIB, max_blocks: 128 }
+    }
+
+    fn routes() -> Routes {
+        Routes::new(RouteTable::builtin("sm_90"))
+    }
+
+    fn route(routes: &Routes, dtype: DType, count: u64, limits: &Limits) -> Route {
+        let decision = routes.decide(&Query::new(CollectiveKind::AllReduce, dtype, count), limits, &NONE);
+        let OwnPath::Reduction(route) = decision.own else { panic!("{decision:?}") };
+        route
+    }
+
+    #[test]
+    fn every_size_has_a_route_that_fits() {
+        let routes = routes();
+        for ranks in 2..=8 {
+            for shift in 0..34 {
+                for count in [1_u64 << shift, (1 << shift) + 1, (3 << shift) - 1] {
+                    let (limits, lines) = (limits(ranks), (2 * count).div_ceil(16));
+                    let route = route(&routes, DType::BF16, count, &limits);
+                    assert!(holds(route.algorithm, lines, &limits), "{count} elements: {route:?}");
+                    assert!((1..=128).contains(&route.blocks) && (32..=512).contains(&route.threads), "{route:?}");
+                    assert_eq!(route.threads % 32, 0, "{route:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn small_calls_use_one_step_and_large_calls_use_a_ring() {
+        let routes = routes();
+        for ranks in 2..=8 {
+            let algorithm = |bytes: u64| route(&routes, DType::U8, bytes, &limits(ranks)).algorithm;
+            assert_eq!(algorithm(1), Algorithm::OneShot);
+            assert_eq!(algorithm(16 * KIB), Algorithm::OneShot);
+            assert_eq!(algorithm(8 * MIB), Algorithm::TwoShot);
+            assert_eq!(algorithm(256 * MIB), Algorithm::Chunked);
+        }
+    }
+
+    #[test]
+    fn calls_that_exceed_small_banks_use_the_ring() {
+        let (small, routes) = (Limits { bank_bytes: 64 * KIB, ..limits(4) }, routes());
+        assert_eq!(route(&routes, DType::F32, 4096, &small).algorithm, Algorithm::OneShot);
+        assert_eq!(route(&routes, DType::F32, 1 << 20, &small).algorithm, Algorithm::Chunked);
+    }
+
+    #[test]
+    fn budget_of_blocks_limits_every_launch() {
+        let routes = routes();
+        for max_blocks in [1, 4, 32] {
+            let limits = Limits { max_blocks, ..limits(4) };
+            for kind in ROUTED {
+                for bytes in [16, 64 * KIB, MIB, 256 * MIB] {
+                    let decision = routes.decide(&Query::new(kind, DType::U8, bytes), &limits, &NONE);
+                    let (OwnPath::Reduction(route)
+                    | OwnPath::Lines { route, .. }
+                    | OwnPath::Messages(route)
+                    | OwnPath::Scattered(route)) = decision.own
+                    else {
+                        panic!("{decision:?}")
+                    };
+                    // A pair of blocks is the least for messages through rings.
+                    assert!(route.blocks <= max_blocks.max(2), "{kind:?} of {bytes}: {route:?}");
+                }
+            }
+        }
+    }
+
+    /// The cells in which own kernels take more than 1.03 of NCCL's time on 2 H200.
+    #[test]
+    fn nccl_serves_the_sizes_of_its_rows_if_it_may() {
+        use CollectiveKind::{AllReduce, AllToAll, Reduce};
+        let routes = routes();
+        let provider = |kind, bytes: u64, ranks: u32, libraries| {
+            let parts = if kind == AllToAll { u64::from(ranks) } else { 1 };
+            routes.decide(&Query::new(kind, DType::BF16, bytes / 2 / parts), &limits(ranks), libraries).provider
+        };
+        for (kind, bytes, expected) in [
+            (AllToAll, 16 * MIB, Provider::Own),
+            (AllToAll, 64 * MIB, Provider::Nccl),
+            (AllToAll, 256 * MIB, Provider::Nccl),
+            (Reduce, 64 * MIB, Provider::Own),
+            (Reduce, 256 * MIB, Provider::Nccl),
+            (AllReduce, 256 * MIB, Provider::Own),
+        ] {
+            assert_eq!(provider(kind, bytes, 2, &BOTH), expected, "{kind:?} of {}", Bytes(bytes));
+            assert_eq!(provider(kind, bytes, 2, &NONE), Provider::Own, "not enabled");
+            assert_eq!(provider(kind, bytes, 4, &BOTH), Provider::Own, "not measured with 4 ranks");
+        }
+    }
+
+    #[test]
+    fn nccl_is_refused_where_its_bits_could_differ() {
+        let routes = routes();
+        routes.forced.set(CollectiveKind::AllReduce, Some(Way::Nccl));
+        let decide = |dtype, op, ranks, libraries| {
+            let decision =
+                routes.decide(&Query::new(CollectiveKind::AllReduce, dtype, 100).reduction(op), &limits(ranks), libraries);
+            (decision.provider, decision.refused.map(|(_, unfit)| unfit))
+        };
+        let (yes, no) = ((Provider::Nccl, None), (Provider::Own, Some(Unfit::Bits)));
+        for (dtype, op, ranks, expected) in [
+            (DType::BF16, ReduceOp::Sum, 2, yes),
+            (DType::BF16, ReduceOp::Sum, 3, no),
+            (DType::F64, ReduceOp::Prod, 2, yes),
+            (DType::F32, ReduceOp::Max, 2, no),
+            (DType::F32, ReduceOp::Avg, 2, no),
+            (DType::F32, ReduceOp::PreMulSum, 2, no),
+            (DType::U64, ReduceOp::Prod, 8, yes),
+            (DType::I8, ReduceOp::Min, 5, yes),
+            (DType::I32, ReduceOp::Xor, 2, no),
+            (DType::I16, ReduceOp::Sum, 2, no),
+        ] {
+            assert_eq!(decide(dtype, op, ranks, &BOTH), expected, "{op} of {dtype} by {ranks} ranks");
+        }
+        let off = decide(DType::BF16, ReduceOp::Sum, 2, &NONE);
+        assert_eq!(off, (Provider::Own, Some(Unfit::Off)), "the caller's choice is not followed, and the reason is known");
+        // Data that is only moved has the same bits.
+        routes.forced.set(CollectiveKind::Broadcast, Some(Way::Nccl));
+        let moved = routes.decide(&Query::new(CollectiveKind::Broadcast, DType::F8E4M3, 100), &limits(8), &BOTH);
+        assert_eq!(moved.provider, Provider::Nccl);
+    }
+
+    #[test]
+    fn forced_algorithm_is_taken_where_it_has_room() {
+        let routes = routes();
+        let kind = CollectiveKind::AllReduce;
+        let decide = |bytes| routes.decide(&Query::new(kind, DType::U8, bytes), &limits(4), &BOTH);
+        for (way, algorithm) in
+            [(Way::OneShot, Algorithm::OneShot), (Way::TwoShot, Algorithm::TwoShot), (Way::Chunked, Algorithm::Chunked)]
+        {
+            routes.forced.set(kind, Some(way));
+            let OwnPath::Reduction(route) = decide(4 * MIB).own else { panic!() };
+            assert_eq!((route.algorithm, decide(4 * MIB).because), (algorithm, Because::Forced(way)));
+        }
+        // One step needs the bytes of all ranks in a bank.
+        routes.forced.set(kind, Some(Way::OneShot));
+        let large = decide(64 * MIB);
+        let OwnPath::Reduction(route) = large.own else { panic!() };
+        assert_eq!((route.algorithm, large.refused), (Algorithm::Chunked, Some((Because::Forced(Way::OneShot), Unfit::NoRoom))));
+        for kind in [CollectiveKind::AllGather, CollectiveKind::AllToAll] {
+            routes.forced.set(kind, Some(Way::Messages));
+            let decision = routes.decide(&Query::new(kind, DType::U8, 1024), &limits(4), &NONE);
+            assert!(matches!(decision.own, OwnPath::Messages(_)), "{decision:?}");
+            routes.forced.set(kind, Some(Way::Lines));
+            let decision = routes.decide(&Query::new(kind, DType::U8, 7 * MIB), &limits(4), &NONE);
+            assert!(matches!(decision.own, OwnPath::Lines { .. }), "{decision:?}");
+            let decision = routes.decide(&Query::new(kind, DType::U8, 64 * MIB), &limits(4), &NONE);
+            assert!(matches!((decision.own, decision.refused), (OwnPath::Messages(_), Some((_, Unfit::NoRoom)))), "{decision:?}");
+        }
+    }
+
+    #[test]
+    fn teams_of_one_rank_and_empty_calls_use_nothing() {
+        let routes = routes();
+        for kind in CollectiveKind::ALL {
+            routes.forced.set(kind, Some(Way::Nccl));
+            let one = routes.decide(&Query::new(kind, DType::F32, 1 << 30), &limits(1), &BOTH);
+            let none = routes.decide(&Query::new(kind, DType::F32, 0), &limits(2), &BOTH);
+            assert_eq!((one.provider, none.provider), (Provider::Own, Provider::Own), "{kind:?}");
+        }
+    }
+}

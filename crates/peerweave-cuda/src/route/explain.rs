@@ -1,0 +1,151 @@
+//! The choice for a call as text.
+
+use std::fmt;
+
+use peerweave_types::ReduceOp;
+
+use super::decide::{Because, Decision};
+use super::table::{Bytes, Thresholds, name_of};
+use super::{Libraries, Limits, OwnPath, Provider, Query, Route, Routes, Unfit};
+
+/// How a call would be carried out, and why. `Display` prints it in one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The call.
+    pub query: Query,
+    /// The number of ranks of the team.
+    pub ranks: u32,
+    /// Bytes of the larger buffer of a rank.
+    pub size_bytes: u64,
+    /// Who carries out the call.
+    pub provider: Provider,
+    /// The algorithm and the shape of the launch, such as `two_shot, 128 blocks of 512 threads`.
+    pub how: String,
+    /// The algorithm of own kernels; `None` for a library and for calls without a kernel.
+    pub route: Option<Route>,
+    /// Reason for the choice, with the threshold that decided.
+    pub why: String,
+    /// What was asked for, by the table or by the caller, and was not taken, with the reason.
+    pub refused: Option<String>,
+    /// The table: a file, or the name of a built-in table.
+    pub table: String,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Query { kind, dtype, op, count } = self.query;
+        write!(f, "{} of {count} {}", kind.name(), dtype.name())?;
+        if kind.reduces() && op != ReduceOp::Sum {
+            write!(f, " by {op}")?;
+        }
+        write!(f, " ({} bytes) by {} ranks: {}", Bytes(self.size_bytes), self.ranks, self.how)?;
+        write!(f, "; because {}", self.why)?;
+        self.refused.as_ref().map_or(Ok(()), |refused| write!(f, "; not taken: {refused}"))
+    }
+}
+
+impl Routes {
+    /// Returns the choice for a call as text.
+    pub(crate) fn explain(&self, query: &Query, limits: &Limits, libraries: &Libraries) -> Explanation {
+        let Decision { provider, own, because, refused } = self.decide(query, limits, libraries);
+        let (path, route) = path(own);
+        Explanation {
+            query: *query,
+            ranks: limits.ranks,
+            size_bytes: query.size_bytes(limits.ranks),
+            provider,
+            how: if provider == Provider::Nccl { "NCCL".to_owned() } else { path },
+            route: route.filter(|_| provider == Provider::Own),
+            why: self.reason(because, limits),
+            refused: refused.map(|(asked, unfit)| format!("{}, because {}", self.asked(asked), self.unfit(unfit))),
+            table: self.table.name().to_owned(),
+        }
+    }
+
+    fn reason(&self, because: Because, limits: &Limits) -> String {
+        let name = self.table.name();
+        match because {
+            Because::Only => "there is no other way".to_owned(),
+            Because::Row(row) => format!("of the row \"{row}\" of {name}"),
+            Because::Threshold(at, value) => format!("of \"threshold {} {}\" of {name}", Thresholds::NAMES[at], Bytes(value)),
+            Because::Staging => format!("the banks of the team have {} bytes", Bytes(limits.bank_bytes)),
+            Because::Library(at) => format!("of the row \"{}\" of {name}", self.table.libraries[at]),
+            Because::Forced(way) => format!("the caller chose {way}"),
+        }
+    }
+
+    fn asked(&self, because: Because) -> String {
+        match because {
+            Because::Library(at) => format!("the row \"{}\"", self.table.libraries[at]),
+            Because::Forced(way) => format!("the caller's choice {way}"),
+            _ => "another route".to_owned(),
+        }
+    }
+
+    fn unfit(&self, unfit: Unfit) -> String {
+        match unfit {
+            Unfit::Off => "NCCL is not enabled".to_owned(),
+            Unfit::Bits => "NCCL could give other bits for this type and reduction with this number of ranks".to_owned(),
+            Unfit::NoRoom => "the staging memory has no room for it, or the call is too short for it".to_owned(),
+        }
+    }
+}
+
+/// Returns the description of a path of own kernels, and its route.
+fn path(own: OwnPath) -> (String, Option<Route>) {
+    let shape = |route: Route| {
+        let plural = |n: u32, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        format!("{} of {}", plural(route.blocks, "block"), plural(route.threads, "thread"))
+    };
+    let text = match own {
+        OwnPath::Nothing => return ("nothing to do".to_owned(), None),
+        OwnPath::Copy => return ("a copy".to_owned(), None),
+        OwnPath::Barrier => return ("own kernel, barrier".to_owned(), None),
+        OwnPath::Unsupported => return ("not supported".to_owned(), None),
+        OwnPath::Reduction(route) => format!("own kernel, {}, {}", name_of(route.algorithm), shape(route)),
+        OwnPath::Lines { route, launches: 1 } => format!("own kernel, lines, {}", shape(route)),
+        OwnPath::Lines { route, launches } => format!("own kernels, lines in {launches} launches, {}", shape(route)),
+        OwnPath::Messages(route) => format!("own kernel, messages, {}", shape(route)),
+        OwnPath::Scattered(route) => format!("own kernels, parts that the ranks pass on, {}", shape(route)),
+    };
+    let (OwnPath::Reduction(route) | OwnPath::Lines { route, .. } | OwnPath::Messages(route) | OwnPath::Scattered(route)) = own
+    else {
+        return (text, None);
+    };
+    (text, Some(route))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{RouteTable, Way};
+    use super::*;
+    use peerweave_core::backend::CollectiveKind;
+    use peerweave_types::DType;
+
+    const LIMITS: Limits = Limits { ranks: 2, bank_bytes: 32 << 20, channel_bytes: 1 << 20, max_blocks: 128 };
+
+    fn explain(routes: &Routes, query: &Query, nccl: Result<(), Unfit>) -> String {
+        routes.explain(query, &LIMITS, &Libraries { nccl }).to_string()
+    }
+
+    #[test]
+    fn explanation_names_route_reason_and_table() {
+        let routes = Routes::new(RouteTable::builtin("sm_90"));
+        let query = Query::new(CollectiveKind::AllReduce, DType::BF16, 512);
+        assert_eq!(
+            explain(&routes, &query, Err(Unfit::Off)),
+            "all_reduce of 512 bfloat16 (1K bytes) by 2 ranks: own kernel, one_shot, 1 block of 64 threads; \
+             because of the row \"own all_reduce 1-2 8K one_shot 4x128\" of the built-in table sm_90"
+        );
+        let query = Query::new(CollectiveKind::AllToAll, DType::F32, 8 << 20);
+        let text = explain(&routes, &query, Ok(()));
+        assert!(text.contains("(64M bytes) by 2 ranks: NCCL; because of the row \"nccl all_to_all 2 48M rest\""), "{text}");
+        let text = explain(&routes, &query, Err(Unfit::Off));
+        assert!(text.contains("own kernel, messages, 128 blocks of 256 threads"), "{text}");
+        assert!(text.contains("not taken: the row \"nccl all_to_all 2 48M rest\", because NCCL is not enabled"), "{text}");
+        routes.forced.set(CollectiveKind::AllToAll, Some(Way::Messages));
+        let text = explain(&routes, &query, Ok(()));
+        assert!(text.contains("messages") && text.contains("because the caller chose messages"), "{text}");
+    }
+}

@@ -1,0 +1,208 @@
+//! Choices of the caller, which replace those of the table.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use peerweave_collectives::Algorithm;
+use peerweave_core::backend::CollectiveKind;
+
+use super::decide::ROUTED;
+
+/// A way to carry out a call, which a caller can ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Way {
+    /// Own kernels, with the algorithm of the table.
+    Own,
+    /// Own kernels: every rank pushes all its lines to every rank (all_reduce, reduce).
+    OneShot,
+    /// Own kernels: every rank reduces a part and pushes the result (all_reduce, reduce).
+    TwoShot,
+    /// Own kernels: in chunks through rings (all_reduce, reduce, reduce_scatter).
+    Chunked,
+    /// Own kernels: parts are pushed as lines (all_gather, all_to_all, reduce_scatter).
+    Lines,
+    /// Own kernels: parts are sent as messages (all_gather, all_to_all).
+    Messages,
+    /// NCCL, if the backend may use it.
+    Nccl,
+}
+
+impl Way {
+    /// Every way.
+    pub const ALL: [Self; 7] = [Self::Own, Self::OneShot, Self::TwoShot, Self::Chunked, Self::Lines, Self::Messages, Self::Nccl];
+
+    /// Returns the name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+            Self::OneShot => "one_shot",
+            Self::TwoShot => "two_shot",
+            Self::Chunked => "chunked",
+            Self::Lines => "lines",
+            Self::Messages => "messages",
+            Self::Nccl => "nccl",
+        }
+    }
+
+    /// Returns whether there is such a way for an operation.
+    pub fn serves(self, kind: CollectiveKind) -> bool {
+        use CollectiveKind::{AllGather, AllReduce, AllToAll, Reduce, ReduceScatter};
+        match self {
+            Self::Own | Self::Nccl => ROUTED.contains(&kind),
+            Self::OneShot | Self::TwoShot => matches!(kind, AllReduce | Reduce),
+            Self::Chunked => matches!(kind, AllReduce | Reduce | ReduceScatter),
+            Self::Lines => matches!(kind, AllGather | AllToAll | ReduceScatter),
+            Self::Messages => matches!(kind, AllGather | AllToAll),
+        }
+    }
+
+    /// Returns the algorithm that the way asks for, if it is one of a reduction.
+    pub(super) fn algorithm(self) -> Option<Algorithm> {
+        match self {
+            Self::OneShot => Some(Algorithm::OneShot),
+            Self::TwoShot => Some(Algorithm::TwoShot),
+            Self::Chunked => Some(Algorithm::Chunked),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A text that does not describe choices.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{found:?} is not a choice of routes (PEERWEAVE_ROUTE): {expected}")]
+pub struct ForcedError {
+    /// The text.
+    pub found: String,
+    /// What was expected.
+    pub expected: String,
+}
+
+/// Choices of the caller: a way for each operation, or none. The form as text is
+/// `all_reduce=two_shot,all_to_all=nccl`; `all=own` is for every operation.
+///
+/// A choice that a call does not permit, such as an algorithm that has no room in the staging
+/// memory, is not followed: the call takes the route of the table, and its explanation says so.
+///
+/// ```
+/// use peerweave_core::backend::CollectiveKind;
+/// use peerweave_cuda::{Forced, Way};
+///
+/// let forced: Forced = "all_reduce=two_shot,all_to_all=nccl".parse()?;
+/// assert_eq!(forced.get(CollectiveKind::AllToAll), Some(Way::Nccl));
+/// assert_eq!(forced.get(CollectiveKind::Broadcast), None);
+/// assert!("all_reduce=messages".parse::<Forced>().is_err(), "all_reduce has no such way");
+/// # Ok::<(), peerweave_cuda::ForcedError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Forced([AtomicU8; CollectiveKind::ALL.len()]);
+
+impl Forced {
+    /// Returns the choice for an operation.
+    pub fn get(&self, kind: CollectiveKind) -> Option<Way> {
+        let code = self.0[kind as usize].load(Ordering::Relaxed);
+        Way::ALL.get(usize::from(code).wrapping_sub(1)).copied()
+    }
+
+    /// Sets the choice for an operation. Returns whether there is such a way for it; otherwise
+    /// nothing changes.
+    pub fn set(&self, kind: CollectiveKind, way: Option<Way>) -> bool {
+        if way.is_some_and(|way| !way.serves(kind)) {
+            return false;
+        }
+        let code = way.and_then(|way| Way::ALL.iter().position(|one| *one == way)).map_or(0, |at| at as u8 + 1);
+        self.0[kind as usize].store(code, Ordering::Relaxed);
+        true
+    }
+}
+
+impl Clone for Forced {
+    fn clone(&self) -> Self {
+        let copy = Self::default();
+        for kind in CollectiveKind::ALL {
+            copy.set(kind, self.get(kind));
+        }
+        copy
+    }
+}
+
+impl PartialEq for Forced {
+    fn eq(&self, other: &Self) -> bool {
+        CollectiveKind::ALL.iter().all(|kind| self.get(*kind) == other.get(*kind))
+    }
+}
+
+impl Eq for Forced {}
+
+impl FromStr for Forced {
+    type Err = ForcedError;
+
+    fn from_str(text: &str) -> Result<Self, ForcedError> {
+        let refused = |expected: String| ForcedError { found: text.to_owned(), expected };
+        let forced = Self::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (operation, name) = part
+                .split_once('=')
+                .ok_or_else(|| refused(format!("{part:?} has no =, expected OPERATION=WAY, such as all_reduce=two_shot")))?;
+            let ways = Way::ALL.map(Way::name).join(", ");
+            let way = Way::ALL.into_iter().find(|way| way.name() == name);
+            let way = way.ok_or_else(|| refused(format!("{name:?} is not a way, expected one of {ways}")))?;
+            let kinds: Vec<CollectiveKind> =
+                ROUTED.into_iter().filter(|kind| operation == "all" || kind.name() == operation).collect();
+            if kinds.is_empty() {
+                let names = ROUTED.map(CollectiveKind::name).join(", ");
+                return Err(refused(format!("{operation:?} is not an operation, expected all or one of {names}")));
+            }
+            if kinds.iter().filter(|kind| forced.set(**kind, Some(way))).count() == 0 {
+                return Err(refused(format!("{operation} has no way {name}")));
+            }
+        }
+        Ok(forced)
+    }
+}
+
+impl fmt::Display for Forced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let set = ROUTED.into_iter().filter_map(|kind| Some((kind, self.get(kind)?)));
+        for (at, (kind, way)) in set.enumerate() {
+            write!(f, "{}{}={way}", if at == 0 { "" } else { "," }, kind.name())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_parsed_and_printed() {
+        let forced: Forced = " all=own, all_reduce=chunked,".parse().unwrap();
+        assert_eq!(forced.get(CollectiveKind::AllReduce), Some(Way::Chunked));
+        assert_eq!(forced.get(CollectiveKind::Scatter), Some(Way::Own));
+        assert_eq!(forced.to_string().parse::<Forced>().unwrap(), forced);
+        assert_eq!("".parse::<Forced>().unwrap(), Forced::default());
+        let all: Forced = "all=messages".parse().unwrap();
+        assert_eq!(all.to_string(), "all_gather=messages,all_to_all=messages");
+    }
+
+    #[test]
+    fn wrong_choices_are_refused_with_what_is_known() {
+        for (text, expected) in [
+            ("all_reduce", "has no ="),
+            ("all_reduce=fast", "expected one of own, one_shot"),
+            ("barrier=own", "expected all or one of all_reduce"),
+            ("broadcast=two_shot", "broadcast has no way two_shot"),
+        ] {
+            let error = text.parse::<Forced>().unwrap_err().to_string();
+            assert!(error.contains(text) && error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Chooses who carries out a call, by which algorithm, and the shape of the launch. The functions
+//! depend only on values that are the same on all ranks; thresholds are data.
+//!
+//! ```text
+//!  decide.rs    the choice for a call, and its reason
+//!  explain.rs   the choice as text
+//!  forced.rs    choices of the caller, which replace those of the table
+//!  table.rs     the table: rows and thresholds     parse.rs   its file format
+//! ```
+
+mod decide;
+mod explain;
+mod forced;
+mod parse;
+mod table;
+
+use peerweave_collectives::{Algorithm, LINE_BYTES, all_reduce};
+
+pub(crate) use decide::{Libraries, OwnPath, Unfit, most_part_bytes};
+pub use decide::{Provider, Query};
+pub use explain::Explanation;
+pub use forced::{Forced, ForcedError, Way};
+pub use parse::RoutesError;
+pub use table::RouteTable;
+
+/// An algorithm and the shape of its launch. All ranks of a call use the same route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Route {
+    /// Algorithm that moves the data.
+    pub algorithm: Algorithm,
+    /// Number of blocks.
+    pub blocks: u32,
+    /// Number of threads of a block: a multiple of 32, at most 512.
+    pub threads: u32,
+}
+
+impl Route {
+    /// Creates a route from an algorithm, a number of blocks and a number of threads of a block.
+    pub const fn new(algorithm: Algorithm, blocks: u32, threads: u32) -> Self {
+        Self { algorithm, blocks, threads }
+    }
+}
+
+/// The table and the choices of the caller, which the collectives of all teams of a PE share. They
+/// are the same on all PEs.
+#[derive(Debug)]
+pub(crate) struct Routes {
+    pub(crate) table: RouteTable,
+    pub(crate) forced: Forced,
+}
+
+impl Routes {
+    pub(crate) fn new(table: RouteTable) -> Self {
+        Self { table, forced: Forced::default() }
+    }
+}
+
+/// Limits of a team's memory and devices. They are the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) ranks: u32,
+    pub(crate) bank_bytes: u64,
+    /// Maximum length in bytes of a message that is sent by lines.
+    pub(crate) channel_bytes: u64,
+    pub(crate) max_blocks: u32,
+}
+
+/// Returns the route of a collective that pushes lines to the rank that needs them, for parts of
+/// `bytes` bytes.
+pub(crate) fn parts(bytes: u64, limits: &Limits) -> Route {
+    let lines = lines_of(bytes);
+    let most = if lines <= 32 << 10 { 128 } else { 512 };
+    let threads = most.min(u32::try_from(lines.next_multiple_of(32)).unwrap_or(u32::MAX)).max(32);
+    let blocks = lines.div_ceil(u64::from(threads)).clamp(1, u64::from(limits.max_blocks.min(128)));
+    Route::new(Algorithm::OneShot, blocks as u32, threads)
+}
+
+/// Returns whether the banks have room for parts of `bytes` bytes of all ranks.
+pub(super) fn banks_hold_parts(bytes: u64, limits: &Limits) -> bool {
+    lines_of(bytes).saturating_mul(u64::from(limits.ranks) * LINE_BYTES as u64) <= limits.bank_bytes
+}
+
+pub(super) fn lines_of(bytes: u64) -> u64 {
+    bytes.div_ceil(LINE_BYTES as u64)
+}
+
+/// Returns whether a message of `bytes` bytes is sent by lines. Its sender and its receiver both
+/// call this function and know only the length of each other's message, so the result depends on
+/// nothing else.
+pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
+    bytes <= limits.channel_bytes
+}
+
+/// Returns the number of pairs of blocks (of blocks with `is_combined`) that share a message
+/// through rings. It is the same for all messages, so that sender and receiver divide a message in
+/// the same way.
+pub(crate) fn ring_pairs(max_blocks: u32) -> u32 {
+    (max_blocks / 2).clamp(1, 128)
+}
+
+/// Returns the shape of launches whose messages go through rings.
+pub(crate) fn ring(limits: &Limits, is_combined: bool) -> Route {
+    let pairs = ring_pairs(limits.max_blocks);
+    if is_combined { Route::new(Algorithm::Chunked, pairs, 512) } else { Route::new(Algorithm::Chunked, 2 * pairs, 256) }
+}
+
+/// Returns the number of lines of a chunk of a message of `bytes` bytes: at most `slot_lines`.
+pub(crate) fn chunk_lines(bytes: u64, slot_lines: u64, limits: &Limits) -> u64 {
+    lines_of(bytes).div_ceil(u64::from(ring_pairs(limits.max_blocks))).clamp(1, slot_lines)
+}
+
+/// Returns whether the staging memory has room for a call of `lines` lines by an algorithm, and the
+/// algorithm supports this number of lines.
+pub(crate) fn holds(algorithm: Algorithm, lines: u64, limits: &Limits) -> bool {
+    match algorithm {
+        Algorithm::OneShot => all_reduce::one_shot_bank_bytes(lines, limits.ranks) <= limits.bank_bytes,
+        Algorithm::TwoShot => {
+            lines >= all_reduce::two_shot_min_lines(limits.ranks)
+                && all_reduce::two_shot_bank_bytes(lines, limits.ranks) <= limits.bank_bytes
+        }
+        Algorithm::Chunked => true,
+    }
+}

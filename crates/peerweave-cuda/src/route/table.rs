@@ -1,0 +1,215 @@
+//! The route table: rows and thresholds, which are data.
+
+use std::fmt;
+
+use peerweave_collectives::{Algorithm, LINE_BYTES, MAX_RANKS};
+use peerweave_core::backend::CollectiveKind;
+
+use super::{Limits, Provider, Route, holds, lines_of};
+
+/// A row for own kernels: the algorithm for calls up to a number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OwnRow {
+    /// The smallest and the largest number of ranks.
+    pub(super) ranks: (u32, u32),
+    pub(super) up_to: u64,
+    pub(super) algorithm: Algorithm,
+    pub(super) blocks: u32,
+    pub(super) threads: u32,
+}
+
+/// A row for a library: the sizes for which it is faster than own kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LibraryRow {
+    pub(super) library: Provider,
+    pub(super) kind: CollectiveKind,
+    pub(super) ranks: (u32, u32),
+    /// The smallest and the largest size in bytes.
+    pub(super) bytes: (u64, u64),
+}
+
+/// Thresholds in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Thresholds {
+    /// Size of a call up to which its kernel may begin before the previous kernel has ended. Blocks
+    /// of a larger call would take multiprocessors from blocks that still work.
+    pub(super) programmatic_up_to: u64,
+    /// Size of all parts up to which all_gather and all_to_all use lines, if the banks have room.
+    /// Longer parts are sent as messages.
+    pub(super) parts_by_lines_up_to: u64,
+    /// Size from which the root of a broadcast to more than one rank sends a different part to each
+    /// rank, which then passes it on.
+    pub(super) broadcast_scattered_from: u64,
+}
+
+impl Thresholds {
+    /// Names in files.
+    pub(super) const NAMES: [&str; 3] = ["programmatic_up_to", "parts_by_lines_up_to", "broadcast_scattered_from"];
+
+    pub(super) fn values(&self) -> [u64; 3] {
+        [self.programmatic_up_to, self.parts_by_lines_up_to, self.broadcast_scattered_from]
+    }
+
+    pub(super) fn of([programmatic_up_to, parts_by_lines_up_to, broadcast_scattered_from]: [u64; 3]) -> Self {
+        Self { programmatic_up_to, parts_by_lines_up_to, broadcast_scattered_from }
+    }
+}
+
+/// The table of routes for GPUs of one architecture: which algorithm, or which library, is the
+/// fastest for a call.
+///
+/// [`builtin`](Self::builtin) returns the tables of this crate, which lie in its folder `routes`.
+/// `peerweave tune` measures a table on the GPUs of a machine and writes it to a file, which
+/// [`read`](Self::read) reads. `Display` writes the text of a file.
+///
+/// ```
+/// use peerweave_cuda::RouteTable;
+///
+/// let table = RouteTable::builtin("sm_90");
+/// let again = RouteTable::parse("copy", &table.to_string())?;
+/// assert_eq!((again.arch(), again.name()), ("sm_90", "copy"));
+/// assert_eq!(again.digest(), table.digest(), "the same rows and thresholds");
+/// # Ok::<(), peerweave_cuda::RoutesError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct RouteTable {
+    /// The file, or the name of a built-in table.
+    pub(super) name: String,
+    pub(super) arch: String,
+    pub(super) thresholds: Thresholds,
+    pub(super) own: Vec<OwnRow>,
+    pub(super) libraries: Vec<LibraryRow>,
+}
+
+/// The table for GPUs whose architecture has no table of its own.
+const ANY: &str = include_str!("../../routes/any.routes");
+const SM_90: &str = include_str!("../../routes/sm_90.routes");
+
+impl RouteTable {
+    /// Returns the table of this crate for an architecture, such as `sm_90`; the table `any` if
+    /// there is none for it.
+    pub fn builtin(arch: &str) -> Self {
+        let (name, text) = match arch {
+            "sm_90" => ("the built-in table sm_90", SM_90),
+            _ => ("the built-in table any", ANY),
+        };
+        Self::parse(name, text).unwrap_or_else(|error| panic!("peerweave-cuda bug: {error}"))
+    }
+
+    /// Returns the file, or the name of a built-in table.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the architecture whose GPUs the table describes, such as `sm_90`, or `any`.
+    pub fn arch(&self) -> &str {
+        &self.arch
+    }
+
+    /// Returns the text of the rows and thresholds, by which PEs compare their tables.
+    pub fn digest(&self) -> String {
+        self.to_string()
+    }
+
+    /// Returns the first row of own kernels for calls of `bytes` bytes that fits the staging memory.
+    /// With `algorithm`, only rows with this algorithm: the first that is long enough, or the last.
+    pub(super) fn own_row(&self, bytes: u64, limits: &Limits, algorithm: Option<Algorithm>) -> Option<&OwnRow> {
+        let is_in = |row: &OwnRow| (row.ranks.0..=row.ranks.1).contains(&limits.ranks);
+        let fits = |row: &OwnRow| holds(row.algorithm, lines_of(bytes), limits);
+        let rows = || self.own.iter().filter(|row| is_in(row) && algorithm.is_none_or(|one| row.algorithm == one));
+        rows().find(|row| bytes <= row.up_to && fits(row)).or_else(|| rows().next_back().filter(|row| fits(row)))
+    }
+
+    /// Returns the route of a row for a reduction of `bytes` bytes.
+    pub(super) fn route(row: &OwnRow, bytes: u64, limits: &Limits) -> Route {
+        let lines = bytes.div_ceil(LINE_BYTES as u64);
+        let busy = match row.algorithm {
+            Algorithm::OneShot => lines,
+            Algorithm::TwoShot | Algorithm::Chunked => lines.div_ceil(u64::from(limits.ranks)),
+        };
+        // A block has no more threads than lines, rounded up to whole warps.
+        let threads = row.threads.min(u32::try_from(busy.next_multiple_of(32)).unwrap_or(u32::MAX)).max(32);
+        let blocks = busy.div_ceil(u64::from(threads)).clamp(1, u64::from(row.blocks.min(limits.max_blocks)));
+        Route::new(row.algorithm, blocks as u32, threads)
+    }
+
+    /// Returns the index of the first row of a library for a call.
+    pub(super) fn library_row(&self, kind: CollectiveKind, ranks: u32, bytes: u64) -> Option<usize> {
+        self.libraries.iter().position(|row| {
+            row.kind == kind && (row.ranks.0..=row.ranks.1).contains(&ranks) && (row.bytes.0..=row.bytes.1).contains(&bytes)
+        })
+    }
+
+    /// Returns an error text if a number of ranks has no row that fits every call.
+    pub(super) fn check(&self) -> Result<(), String> {
+        for ranks in 1..=MAX_RANKS as u32 {
+            let rows: Vec<&OwnRow> = self.own.iter().filter(|row| (row.ranks.0..=row.ranks.1).contains(&ranks)).collect();
+            let Some(last) = rows.last() else { return Err(format!("no row of all_reduce for {ranks} ranks")) };
+            if last.up_to != u64::MAX || last.algorithm != Algorithm::Chunked {
+                return Err(format!("the last row of all_reduce for {ranks} ranks is not \"rest chunked\""));
+            }
+            if !rows.is_sorted_by_key(|row| row.up_to) {
+                return Err(format!("the rows of all_reduce for {ranks} ranks are not in the order of their sizes"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names of algorithms in files and options.
+pub(super) const ALGORITHMS: [(Algorithm, &str); 3] =
+    [(Algorithm::OneShot, "one_shot"), (Algorithm::TwoShot, "two_shot"), (Algorithm::Chunked, "chunked")];
+
+pub(super) fn name_of(algorithm: Algorithm) -> &'static str {
+    ALGORITHMS.iter().find(|(one, _)| *one == algorithm).map_or("?", |(_, name)| name)
+}
+
+/// A number of bytes as files and messages have it: `64K`, `16M`, `100`, `rest` for the largest.
+#[derive(Clone, Copy)]
+pub(super) struct Bytes(pub(super) u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(30, "G"), (20, "M"), (10, "K")];
+        match units.into_iter().find(|(shift, _)| self.0 > 0 && self.0.is_multiple_of(1 << shift)) {
+            _ if self.0 == u64::MAX => f.write_str("rest"),
+            Some((shift, unit)) => write!(f, "{}{unit}", self.0 >> shift),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+/// A range of numbers of ranks as files have it: `2`, `3-4`.
+pub(super) struct Ranks(pub(super) (u32, u32));
+
+impl fmt::Display for Ranks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, last) = self.0;
+        if first == last { write!(f, "{first}") } else { write!(f, "{first}-{last}") }
+    }
+}
+
+impl fmt::Display for OwnRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ranks, up_to, algorithm) = (Ranks(self.ranks), Bytes(self.up_to), name_of(self.algorithm));
+        write!(f, "own all_reduce {ranks} {up_to} {algorithm} {}x{}", self.blocks, self.threads)
+    }
+}
+
+impl fmt::Display for LibraryRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (from, to) = (Bytes(self.bytes.0), Bytes(self.bytes.1));
+        write!(f, "{} {} {} {from} {to}", self.library.name(), self.kind.name(), Ranks(self.ranks))
+    }
+}
+
+impl fmt::Display for RouteTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}\narch {}", super::parse::HEAD, self.arch)?;
+        for (name, value) in Thresholds::NAMES.into_iter().zip(self.thresholds.values()) {
+            writeln!(f, "threshold {name} {}", Bytes(value))?;
+        }
+        self.own.iter().try_for_each(|row| writeln!(f, "{row}"))?;
+        self.libraries.iter().try_for_each(|row| writeln!(f, "{row}"))
+    }
+}
