@@ -1,5 +1,5 @@
-//! The file format of route tables: lines of words. `#` begins a comment. Sizes are in bytes, with a
-//! suffix K, M or G for powers of 1024, or `rest` for all larger sizes.
+//! The file format of route tables: lines of words. `#` begins a comment. Sizes are in bytes, with
+//! a suffix K, M or G for powers of 1024, or `rest` for all larger sizes.
 //!
 //! ```text
 //! peerweave-routes 1                                  the format and its version: the first line

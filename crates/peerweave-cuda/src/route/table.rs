@@ -111,8 +111,9 @@ impl RouteTable {
         self.to_string()
     }
 
-    /// Returns the first row of own kernels for calls of `bytes` bytes that fits the staging memory.
-    /// With `algorithm`, only rows with this algorithm: the first that is long enough, or the last.
+    /// Returns the first row of own kernels for calls of `bytes` bytes that fits the staging
+    /// memory. With `algorithm`, only rows with this algorithm: the first that is long enough, or
+    /// the last.
     pub(super) fn own_row(&self, bytes: u64, limits: &Limits, algorithm: Option<Algorithm>) -> Option<&OwnRow> {
         let is_in = |row: &OwnRow| (row.ranks.0..=row.ranks.1).contains(&limits.ranks);
         let fits = |row: &OwnRow| holds(row.algorithm, lines_of(bytes), limits);
