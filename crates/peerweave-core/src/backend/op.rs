@@ -89,6 +89,28 @@ pub enum Op {
 }
 
 impl Op {
+    /// Returns whether the operation owns memory of this process that a drop must free. False for
+    /// all that take only nanoseconds.
+    #[inline(always)]
+    pub(crate) fn owns_memory(&self) -> bool {
+        match self {
+            Self::Collective(op) => op.counts.is_some() || op.special.is_some(),
+            Self::Group(_) | Self::Wait(_) | Self::Launch(_) => true,
+            Self::PointToPoint(_)
+            | Self::Put(_)
+            | Self::Get(_)
+            | Self::Strided(_)
+            | Self::PutElement(_)
+            | Self::GetElement(_)
+            | Self::Copy(_)
+            | Self::Fill(_)
+            | Self::Signal(_)
+            | Self::Atomic(_)
+            | Self::Fence
+            | Self::Quiet => false,
+        }
+    }
+
     /// Returns the name of the call that makes this operation.
     #[inline]
     pub fn call_name(&self) -> &'static str {

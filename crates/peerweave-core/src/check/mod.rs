@@ -19,6 +19,7 @@ use crate::world::stream::Stream;
 use crate::world::team::Team;
 use crate::{Result, backend};
 use peerweave_types::{Dim3, Pe, Rank, TeamShape};
+use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
 
 mod collective;
@@ -42,7 +43,9 @@ pub(crate) use vector::for_each_rank;
 
 /// An operation that has passed the checks.
 pub(crate) struct Prepared<'a> {
-    op: Op,
+    /// Dropped only if it owns memory: the test is a few instructions, a drop of all variants is a
+    /// call.
+    op: ManuallyDrop<Op>,
     /// The owners that keep its memory alive.
     owners: [Owner<'a>; 3],
 }
@@ -50,7 +53,7 @@ pub(crate) struct Prepared<'a> {
 impl<'a> Prepared<'a> {
     #[inline(always)]
     fn new(op: Op, owners: [Owner<'a>; 3]) -> Self {
-        Self { op, owners }
+        Self { op: ManuallyDrop::new(op), owners }
     }
 
     #[inline(always)]
@@ -64,8 +67,28 @@ impl<'a> Prepared<'a> {
     }
 
     /// Returns the operation, and the owners of its memory.
-    pub(crate) fn into_held(self) -> (Op, [Held; 3]) {
-        (self.op, self.owners.map(Owner::hold))
+    pub(crate) fn into_held(mut self) -> (Op, [Held; 3]) {
+        (self.take_op(), self.owners.map(Owner::hold))
+    }
+
+    /// Takes the operation, and leaves one that owns no memory.
+    fn take_op(&mut self) -> Op {
+        ManuallyDrop::into_inner(mem::replace(&mut self.op, ManuallyDrop::new(Op::Quiet)))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free(&mut self) {
+        drop(self.take_op());
+    }
+}
+
+impl Drop for Prepared<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.op.owns_memory() {
+            self.free();
+        }
     }
 }
 

@@ -135,9 +135,13 @@ pub(crate) fn waits(op: &Op) -> bool {
 /// Runs an operation to its end on the calling thread.
 #[inline]
 pub(crate) fn run(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
-    if !waits(op) {
-        return shared.run_one_sided(op);
-    }
+    if waits(op) { run_waiting(shared, op) } else { shared.run_one_sided(op) }
+}
+
+/// Runs an operation that may wait. It is a function of its own, so that the others save no
+/// registers for it.
+#[inline(never)]
+fn run_waiting(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
     let limit = Limit::Deadline(shared.peers.deadline);
     // A collective is run without a `Task`, which would be moved and dropped in each call.
     if let Op::Collective(op) = op {
