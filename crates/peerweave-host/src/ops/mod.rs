@@ -145,7 +145,7 @@ fn run_waiting(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
     let limit = Limit::Deadline(shared.peers.deadline);
     // A collective is run without a `Task`, which would be moved and dropped in each call.
     if let Op::Collective(op) = op {
-        return match CollectiveTask::start(shared, op)?.drive(shared, limit) {
+        return match collective::run(shared, op, limit) {
             Ok(()) => Ok(Outcome::Done),
             Err(stop) => Err(shared.peers.record_stop(stop).into_error()),
         };

@@ -99,23 +99,23 @@ fn split(detail: u64) -> SplitCall {
 /// Marks a reduction by a function of the caller, in the word that describes a call.
 const BY_FUNCTION: u64 = 1 << 31;
 
+/// Returns a digest of the words of a call. Each term is a bijection of one word, so calls that
+/// differ in only one word have different digests.
+#[inline]
+pub(super) fn signature([what, root, count, detail]: &[u64; 4]) -> u64 {
+    (what ^ root << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        ^ count.wrapping_mul(0xd6e8_feb8_6659_fd93)
+        ^ detail.wrapping_mul(0xff51_afd7_ed55_8ccd)
+}
+
 impl Run<'_> {
     /// Returns the parameters on which all ranks must agree, as four words.
-    fn call_words(&self) -> [u64; 4] {
+    #[inline]
+    pub(super) fn call_words(&self) -> [u64; 4] {
         let op = self.op;
         let what = op.kind as u64 | (op.dtype as u64) << 8 | (op.op as u64) << 16 | (self.purpose as u64) << 24;
         let what = what | if op.function().is_some() { BY_FUNCTION } else { 0 };
         [what, u64::from(op.root.get()), op.count as u64, self.detail]
-    }
-
-    /// Returns a digest of the call. Each term is a bijection of one word, so calls that differ in
-    /// only one word have different digests.
-    #[inline]
-    pub(super) fn signature(&self) -> u64 {
-        let [what, root, count, detail] = self.call_words();
-        (what ^ root << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            ^ count.wrapping_mul(0xd6e8_feb8_6659_fd93)
-            ^ detail.wrapping_mul(0xff51_afd7_ed55_8ccd)
     }
 
     /// Returns whether calls are compared in full, not only by their digests. This is necessary if
@@ -127,10 +127,10 @@ impl Run<'_> {
 
     /// Publishes the call, for ranks that compare it in full.
     #[inline]
-    pub(super) fn publish_call(&self) {
+    pub(super) fn publish_call(&self, call: &[u64; 4]) {
         let words = &self.step.words(self.me).call[self.step.parity()].words;
-        for (to, from) in words.iter().zip(self.call_words()) {
-            to.store(from, Ordering::Relaxed);
+        for (to, from) in words.iter().zip(call) {
+            to.store(*from, Ordering::Relaxed);
         }
     }
 

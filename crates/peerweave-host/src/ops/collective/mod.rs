@@ -44,11 +44,24 @@ use std::borrow::Cow;
 /// A value per rank, without an allocation for teams of up to 16 ranks.
 type PerRank<T> = SmallVec<[T; 16]>;
 
+/// Runs a collective to its end on the calling thread.
+#[inline]
+pub(crate) fn run(shared: &Shared, op: &Collective, limit: Limit) -> Result<(), Stop> {
+    let team = shared.teams.get(op.kind.name(), op.team)?;
+    Turn::issue(&team, Purpose::User, 0).drive(shared, &team, op, limit)
+}
+
 /// A collective of this rank, from the time it takes its place in the team until it ends.
 #[derive(Debug)]
 pub(crate) struct CollectiveTask<'a> {
     team: TeamRef<'a>,
     op: Cow<'a, Collective>,
+    turn: Turn,
+}
+
+/// The place of a collective among the operations of its team, and its purpose.
+#[derive(Debug)]
+struct Turn {
     epoch: u32,
     /// Whether this rank has published its entry.
     entered: bool,
@@ -71,7 +84,7 @@ impl<'a> CollectiveTask<'a> {
     /// Starts a collective of the backend itself.
     #[inline]
     pub(crate) fn start_internal(team: TeamRef<'a>, op: Cow<'a, Collective>, purpose: Purpose, detail: u64) -> Self {
-        Self { epoch: team.issue_epoch(), team, op, entered: false, purpose, detail }
+        Self { turn: Turn::issue(&team, purpose, detail), team, op }
     }
 
     pub(crate) fn into_owned(self) -> CollectiveTask<'static> {
@@ -83,10 +96,31 @@ impl<'a> CollectiveTask<'a> {
     /// # Errors
     /// [`Stop::BudgetSpent`] if `limit` is a budget and other ranks did not enter in time: call
     /// again.
-    #[inline]
     pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<(), Stop> {
-        let team: &TeamState = &self.team;
-        let call = self.purpose.call().unwrap_or(self.op.kind.name());
+        self.turn.drive(shared, &self.team, &self.op, limit)
+    }
+
+    /// Ends the collective without running it.
+    pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
+        let step = Step { peers: &shared.peers, team: &self.team, call: "skip", epoch: self.turn.epoch };
+        if step.team.may_run(step.epoch) || wait_for_turn(shared, &step, Limit::Deadline(shared.peers.deadline)).is_ok() {
+            fail(&step, because);
+            step.team.end_epoch(step.epoch);
+        }
+    }
+}
+
+impl Turn {
+    /// Takes the next place in the team.
+    #[inline]
+    fn issue(team: &TeamState, purpose: Purpose, detail: u64) -> Self {
+        Self { epoch: team.issue_epoch(), entered: false, purpose, detail }
+    }
+
+    /// Runs the collective: see [`CollectiveTask::drive`].
+    #[inline]
+    fn drive(&mut self, shared: &Shared, team: &TeamState, op: &Collective, limit: Limit) -> Result<(), Stop> {
+        let call = self.purpose.call().unwrap_or(op.kind.name());
         let step = Step { peers: &shared.peers, team, call, epoch: self.epoch };
         if !team.may_run(self.epoch) {
             wait_for_turn(shared, &step, limit)?;
@@ -95,11 +129,11 @@ impl<'a> CollectiveTask<'a> {
         let outcome = match team.poisoned(call) {
             Some(error) => Err(error.into()),
             None => {
-                let (op, purpose, detail) = (&*self.op, self.purpose, self.detail);
+                let (purpose, detail) = (self.purpose, self.detail);
                 let run = Run { shared, step: &step, op, me: team.rank, n: team.size(), purpose, detail };
-                match op.function() {
+                match op.special {
                     None => run.run(&mut self.entered, limit),
-                    Some(_) => functions::catching(call, || run.run(&mut self.entered, limit)),
+                    Some(_) => run.run_special(&mut self.entered, limit),
                 }
             }
         };
@@ -112,15 +146,6 @@ impl<'a> CollectiveTask<'a> {
         }
         team.end_epoch(self.epoch);
         outcome
-    }
-
-    /// Ends the collective without running it.
-    pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
-        let step = Step { peers: &shared.peers, team: &self.team, call: "skip", epoch: self.epoch };
-        if step.team.may_run(self.epoch) || wait_for_turn(shared, &step, Limit::Deadline(shared.peers.deadline)).is_ok() {
-            fail(&step, because);
-            self.team.end_epoch(self.epoch);
-        }
     }
 }
 
@@ -231,16 +256,26 @@ impl Run<'_> {
         }
     }
 
+    /// Runs a collective that has what only few have. A function of its own keeps the others short.
+    #[inline(never)]
+    fn run_special(&self, entered: &mut bool, limit: Limit) -> Result<(), Stop> {
+        match self.op.function() {
+            None => self.run(entered, limit),
+            Some(_) => functions::catching(self.step.call, || self.run(entered, limit)),
+        }
+    }
+
     #[inline]
     fn run(&self, entered: &mut bool, limit: Limit) -> Result<(), Stop> {
         let algorithm = self.algorithm();
-        let signature = self.signature();
+        let call = self.call_words();
+        let signature = agreement::signature(&call);
         let mine = if *entered {
             // Another thread entered: its entry is in the line of this rank.
             self.step.entry(self.me, &mut None, limit)?
         } else {
             *entered = true;
-            self.enter(algorithm, signature)
+            self.enter(algorithm, &call, signature)
         };
         if algorithm == Algorithm::Arrival {
             return self.all_entered(signature, limit);
@@ -269,7 +304,7 @@ impl Run<'_> {
 
     /// Publishes the entry of this rank, with its operand or the places of its buffers.
     #[inline]
-    fn enter(&self, algorithm: Algorithm, signature: u64) -> Entry {
+    fn enter(&self, algorithm: Algorithm, call: &[u64; 4], signature: u64) -> Entry {
         let mut entry = Entry { signature, payload: [0; 3] };
         match algorithm {
             Algorithm::Arrival => {}
@@ -288,7 +323,7 @@ impl Run<'_> {
             }
             Algorithm::Vector => entry = self.vector_entry(signature),
         }
-        self.publish_call();
+        self.publish_call(call);
         self.step.publish(&entry);
         entry
     }
