@@ -68,7 +68,7 @@ pub(crate) const RULES: Rules = Rules {
             why: "kernels must not need the host",
         },
     ],
-    examples_up: &[("peerweave-core", "peerweave"), ("peerweave-host", "peerweave")],
+    examples_up: &[("peerweave-core", "peerweave"), ("peerweave-host", "peerweave"), ("peerweave-moe", "peerweave")],
     no_std: &["peerweave-types", "peerweave-device"],
 };
 

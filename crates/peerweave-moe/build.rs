@@ -1,0 +1,6 @@
+//! Embeds the PTX that is committed in `ptx`, so that users of this crate need no compiler for
+//! GPUs.
+
+fn main() {
+    peerweave_build::committed("ptx");
+}

@@ -1,0 +1,384 @@
+//! The three kernels of a dispatch: send, plan, receive.
+//!
+//! Every rank pushes to every rank a table with the experts and weights of all its tokens, and each
+//! token once to each rank that has one of its experts. So the number of tokens travels one way,
+//! and no rank needs an answer before it sends.
+
+use crate::call::{Exchange, MAX_LOCAL_EXPERTS, NO_SUCH_EXPERT, NOTHING, Peers, REPEATED_EXPERT, order, pe_of, table_lines};
+use crate::line::{BATCH, Operand, halves};
+use peerweave_device::gpu::Vector;
+use peerweave_device::prelude::*;
+
+/// Maximum number of threads of the kernels of one block.
+pub const PLAN_THREADS: u32 = 512;
+
+/// Maximum number of threads of a block of the other kernels.
+pub const THREADS: u32 = 512;
+
+/// Maximum number of warps of the kernel that plans.
+const WARPS: usize = PLAN_THREADS as usize / 32;
+
+/// Returns the number of this thread in the grid, and the number of threads of the grid.
+#[inline(always)]
+fn position() -> (u64, u64) {
+    let threads = u64::from(gpu::block_threads());
+    let first = u64::from(gpu::block_rank()) * threads + u64::from(gpu::thread_rank());
+    (first, gpu::grid_dim().count() * threads)
+}
+
+/// Calls `each` with every index below `lines` of this thread of the block, [`BATCH`] at a time:
+/// with the first one, their distance, and their number.
+#[inline(always)]
+pub(crate) fn in_batches(
+    lines: u64,
+    mut each: impl FnMut(u64, u64, usize) -> Result<(), Failed>,
+) -> Result<(), Failed> {
+    let threads = u64::from(gpu::block_threads());
+    let mut line = u64::from(gpu::thread_rank());
+    while line < lines {
+        let count = (lines - line).div_ceil(threads).min(BATCH as u64);
+        each(line, threads, count as usize)?;
+        line += threads * BATCH as u64;
+    }
+    Ok(())
+}
+
+/// Sends `count` tokens with their scales to the ranks of their experts, and a table of all experts
+/// and weights to every rank.
+///
+/// `experts` and `weights` have `top_k` elements for each token; -1 is no expert, and the others are
+/// distinct. Waits for nothing.
+#[allow(clippy::too_many_arguments, reason = "the launch checks each argument by itself")]
+#[kernel(max_threads = 512)]
+pub fn moe_dispatch_send(
+    ctx: &Context,
+    exchange: Exchange,
+    team: KernelTeam,
+    tokens: SymSlice<u128>,
+    scales: SymSlice<u128>,
+    experts: SymSlice<i32>,
+    weights: SymSlice<f32>,
+    count: u32,
+) -> Result<(), Failed> {
+    order();
+    let peers = Peers::find(ctx, &exchange, team, exchange.inbox)?;
+    let bank = ctx.local(exchange.counter).read(0);
+    let (experts, weights) = (ctx.local(experts), ctx.local(weights));
+    let (top_k, entries) = (u64::from(exchange.top_k), u64::from(count) * u64::from(exchange.top_k));
+    let all_experts = exchange.ranks * exchange.local_experts;
+
+    let entry = |index: u64| {
+        if index >= entries {
+            return Ok(u64::from(NOTHING));
+        }
+        let expert = experts.read(index as usize);
+        if expert < -1 || expert >= all_experts as i32 {
+            return Err(ctx.exit(NO_SUCH_EXPERT | u64::from(expert as u32)));
+        }
+        for earlier in index / top_k * top_k..index {
+            if expert >= 0 && experts.read(earlier as usize) == expert {
+                return Err(ctx.exit(REPEATED_EXPERT | u64::from(expert as u32)));
+            }
+        }
+        Ok(u64::from(expert as u32) | (u64::from(weights.read(index as usize).to_bits()) << 32))
+    };
+    let (first, step) = position();
+    let mut line = first;
+    while line < table_lines(entries) {
+        let value = if line == 0 { [u64::from(count), 0] } else { [entry(2 * line - 2)?, entry(2 * line - 1)?] };
+        for rank in 0..exchange.ranks {
+            peers.lines(rank).push(exchange.table(bank, exchange.rank) + line, value);
+        }
+        line += step;
+    }
+
+    let (tokens, scales) = (Operand::new(ctx, tokens), Operand::new(ctx, scales));
+    let (token_lines, scale_lines) = (u64::from(exchange.token_lines), u64::from(exchange.scale_lines));
+    let mut token = u64::from(gpu::block_rank());
+    while token < u64::from(count) {
+        let mut ranks = 0_u64;
+        for k in 0..top_k {
+            let expert = experts.read((token * top_k + k) as usize);
+            if expert >= 0 && expert < all_experts as i32 {
+                ranks |= 1 << (expert as u32 / exchange.local_experts);
+            }
+        }
+        let row = exchange.row(bank, exchange.rank, token);
+        in_batches(exchange.row_lines(), |line, step, count| {
+            let mut values = [[0; 2]; BATCH];
+            for index in 0..BATCH {
+                let line = line + index as u64 * step;
+                if index < count {
+                    values[index] = if line < token_lines {
+                        tokens.read(token * token_lines + line)
+                    } else {
+                        scales.read(token * scale_lines + line - token_lines)
+                    };
+                }
+            }
+            let mut left = ranks;
+            while left != 0 {
+                let to = peers.lines(left.trailing_zeros());
+                left &= left - 1;
+                for index in 0..BATCH {
+                    if index < count {
+                        to.push(row + line + index as u64 * step, values[index]);
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        token += gpu::grid_dim().count();
+    }
+    Ok(())
+}
+
+/// Receives the tables, and gives each expected token a row for each of its experts here: experts
+/// in order, then ranks, then tokens. Runs as one block.
+///
+/// `offsets` gets the first row of each expert, and then the number of rows. `rows` and `scales` are
+/// not accessed: with them the launch checks the memory of the kernel that follows.
+#[kernel(max_threads = 512)]
+pub fn moe_dispatch_plan(
+    ctx: &Context,
+    exchange: Exchange,
+    team: KernelTeam,
+    rows: SymSlice<u128>,
+    scales: SymSlice<u128>,
+    offsets: SymSlice<u32>,
+) -> Result<(), Failed> {
+    let _ = (rows, scales);
+    let counter = ctx.local(exchange.counter);
+    let bank = counter.read(0);
+    let received = receive_tables(ctx, &exchange, team, bank);
+    if gpu::sync_threads_or(received.is_err()) {
+        // Another thread may have failed: then this has no effect.
+        return received.and_then(|()| Err(ctx.exit(0)));
+    }
+    place(ctx, &exchange, ctx.local(offsets));
+    if gpu::thread_rank() == 0 {
+        counter.write(0, bank + 1);
+    }
+    order();
+    Ok(())
+}
+
+/// Receives the tables of all ranks into the entries.
+#[inline(always)]
+fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u64) -> Result<(), Failed> {
+    let inbox = exchange.own(ctx, exchange.inbox);
+    let (counts, entries, routes) = (ctx.local(exchange.counts), ctx.local(exchange.entries), ctx.local(exchange.routes));
+    let sentinel = halves(exchange.sentinel);
+    let first_expert = exchange.rank * exchange.local_experts;
+    let mut rank = gpu::thread_rank();
+    let mut outcome = Ok(());
+    while rank < exchange.ranks && outcome.is_ok() {
+        let at = exchange.table(bank, rank);
+        outcome = inbox.take::<1>(ctx, sentinel, |_| true, |_| at, || pe_of(ctx, team, rank)).map(|[[count, _]]| {
+            counts.write(rank as usize, (count as u32).min(exchange.max_tokens));
+        });
+        rank += gpu::block_threads();
+    }
+    if gpu::sync_threads_or(outcome.is_err()) {
+        return outcome.and_then(|()| Err(ctx.exit(0)));
+    }
+    let keep = |rank: u32, index: u64, entry: u64| {
+        if index >= exchange.entries_per_rank() {
+            return;
+        }
+        let (expert, weight) = (entry as u32, entry & !u64::from(u32::MAX));
+        let local = if expert == NOTHING { NOTHING } else { expert.wrapping_sub(first_expert) };
+        let local = if local < exchange.local_experts { local } else { NOTHING };
+        entries.write(exchange.entry(rank, 0) + index as usize, weight | u64::from(local));
+        if rank == exchange.rank {
+            let route = if expert == NOTHING { NOTHING } else { expert / exchange.local_experts };
+            routes.write(index as usize, route);
+        }
+    };
+    for rank in 0..exchange.ranks {
+        let arriving = u64::from(counts.read(rank as usize)) * u64::from(exchange.top_k);
+        let at = exchange.table(bank, rank);
+        let mut line = 1 + u64::from(gpu::thread_rank());
+        while line < table_lines(exchange.entries_per_rank()) {
+            let mut value: Vector = [u64::from(NOTHING); 2];
+            if line < table_lines(arriving) {
+                [value] = inbox.take::<1>(ctx, sentinel, |_| true, |_| at + line, || pe_of(ctx, team, rank))?;
+            }
+            keep(rank, 2 * line - 2, value[0]);
+            keep(rank, 2 * line - 1, value[1]);
+            line += u64::from(gpu::block_threads());
+        }
+    }
+    Ok(())
+}
+
+/// Computes the places of all entries from the entries.
+///
+/// Each warp has a range of entries. It counts the entries of each expert in its range, then the
+/// counts of all warps give the place of each warp's first entry.
+#[inline(always)]
+fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
+    let counted = peerweave_device::shared_array!(COUNTED: [u32; WARPS * MAX_LOCAL_EXPERTS]);
+    let totals = peerweave_device::shared_array!(TOTALS: [u32; MAX_LOCAL_EXPERTS]);
+    let (entries, places) = (ctx.local(exchange.entries), ctx.local(exchange.places));
+    let (thread, threads) = (gpu::thread_rank() as usize, gpu::block_threads() as usize);
+    let experts = exchange.local_experts as usize;
+    let (warp, warps) = (thread / 32, threads.div_ceil(32));
+    let all = exchange.ranks as usize * exchange.entries_per_rank() as usize;
+    let per_warp = all.div_ceil(warps).next_multiple_of(32);
+    let mine = |expert: u32| warp * experts + expert as usize;
+    let alone = gpu::warp_mask() == 1;
+    let (lane, lanes) = (gpu::lane() as usize, gpu::warp_mask().count_ones() as usize);
+
+    let mut index = thread;
+    while index < warps * experts {
+        counted.write(index, 0);
+        index += threads;
+    }
+    gpu::sync_threads();
+    // Number of bits by which experts of this rank differ.
+    let bits = u32::BITS - (exchange.local_experts - 1).leading_zeros();
+    let end = (per_warp * (warp + 1)).min(all);
+    let mut start = per_warp * warp;
+    while start < end {
+        let index = start + lane;
+        let expert = if index < end { entries.read(index) as u32 } else { NOTHING };
+        let is_here = expert != NOTHING;
+        // The lanes with the same expert. The first of them counts for all.
+        let same = if alone {
+            1
+        } else {
+            let mut same = gpu::vote_ballot(gpu::warp_members(), is_here);
+            for bit in 0..bits {
+                let ones = gpu::vote_ballot(gpu::warp_members(), (expert >> bit) & 1 == 1);
+                same &= if (expert >> bit) & 1 == 1 { ones } else { !ones };
+            }
+            same
+        };
+        let before = if is_here { counted.read(mine(expert)) } else { 0 };
+        gpu::sync_warp(gpu::warp_members());
+        if is_here && same.trailing_zeros() == lane as u32 {
+            counted.write(mine(expert), before + same.count_ones());
+        }
+        gpu::sync_warp(gpu::warp_members());
+        if index < end {
+            let earlier = (same & ((1 << lane) - 1)).count_ones();
+            places.write(index, if is_here { before + earlier } else { NOTHING });
+        }
+        start += lanes;
+    }
+    gpu::sync_threads();
+    let mut expert = thread;
+    while expert < experts {
+        let mut total = 0;
+        for warp in 0..warps {
+            let count = counted.read(warp * experts + expert);
+            counted.write(warp * experts + expert, total);
+            total += count;
+        }
+        totals.write(expert, total);
+        expert += threads;
+    }
+    gpu::sync_threads();
+    if thread == 0 {
+        let mut first = 0;
+        for expert in 0..experts {
+            let total = totals.read(expert);
+            totals.write(expert, first);
+            offsets.write(expert, first);
+            first += total;
+        }
+        offsets.write(experts, first);
+    }
+    gpu::sync_threads();
+    let mut start = per_warp * warp;
+    while start < end {
+        let index = start + lane;
+        if index < end {
+            let expert = entries.read(index) as u32;
+            if expert != NOTHING {
+                let first = totals.read(expert as usize) + counted.read(mine(expert));
+                places.write(index, first + places.read(index));
+            }
+        }
+        start += lanes;
+    }
+}
+
+/// Receives the tokens for the experts of this rank, and copies each to its rows.
+#[kernel(max_threads = 512)]
+pub fn moe_dispatch_receive(
+    ctx: &Context,
+    exchange: Exchange,
+    team: KernelTeam,
+    rows: SymSlice<u128>,
+    scales: SymSlice<u128>,
+) -> Result<(), Failed> {
+    let inbox = exchange.own(ctx, exchange.inbox);
+    let (rows, scales) = (Operand::new(ctx, rows), Operand::new(ctx, scales));
+    // The kernel before has counted this dispatch.
+    let bank = ctx.local(exchange.counter).read(0).wrapping_sub(1);
+    let (token_lines, scale_lines) = (u64::from(exchange.token_lines), u64::from(exchange.scale_lines));
+    each_token(ctx, &exchange, |rank, token, wanted| {
+        let places = ctx.local(exchange.places);
+        let entry = exchange.entry(rank, token);
+        let at = exchange.row(bank, rank, token);
+        in_batches(exchange.row_lines(), |line, step, count| {
+            let values = inbox.take::<BATCH>(
+                ctx,
+                halves(exchange.sentinel),
+                |index| index < count,
+                |index| at + line + index as u64 * step,
+                || pe_of(ctx, team, rank),
+            )?;
+            let mut left = wanted;
+            while left != 0 {
+                let place = u64::from(places.read(entry + left.trailing_zeros() as usize));
+                left &= left - 1;
+                for index in 0..BATCH {
+                    let line = line + index as u64 * step;
+                    if index < count && line < token_lines {
+                        rows.write(place * token_lines + line, values[index]);
+                    } else if index < count {
+                        scales.write(place * scale_lines + line - token_lines, values[index]);
+                    }
+                }
+            }
+            Ok(())
+        })
+    })?;
+    order();
+    Ok(())
+}
+
+/// Calls `each` with every token that has an expert on this rank: its rank, its number, and a bit
+/// for each of its entries that has a place here. Blocks share the tokens.
+#[inline(always)]
+pub(crate) fn each_token(
+    ctx: &Context,
+    exchange: &Exchange,
+    mut each: impl FnMut(u32, u64, u32) -> Result<(), Failed>,
+) -> Result<(), Failed> {
+    let (counts, places) = (ctx.local(exchange.counts), ctx.local(exchange.places));
+    let all = u64::from(exchange.ranks) * u64::from(exchange.max_tokens);
+    let mut index = u64::from(gpu::block_rank());
+    while index < all {
+        // Neighbouring blocks have tokens of different ranks, and each rank begins with itself.
+        let rank = (exchange.rank + (index % u64::from(exchange.ranks)) as u32) % exchange.ranks;
+        let token = index / u64::from(exchange.ranks);
+        if token < u64::from(counts.read(rank as usize)) {
+            let entry = exchange.entry(rank, token);
+            let mut wanted = 0;
+            for k in 0..exchange.top_k {
+                if places.read(entry + k as usize) != NOTHING {
+                    wanted |= 1 << k;
+                }
+            }
+            if wanted != 0 {
+                each(rank, token, wanted)?;
+            }
+        }
+        index += gpu::grid_dim().count();
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Mixture of experts: dispatch sends each token to the PEs of its experts, combine brings the
+//! results back, on shared memory and on GPUs.
+//!
+//! [`Moe`] is one layer's exchange among the ranks of a team. The experts are divided among the
+//! ranks in order. Each call of [`Moe::dispatch`] takes this rank's tokens with the `top_k` experts
+//! and weights of each, and fills rows for the experts of this rank: all rows of the first expert,
+//! then those of the second, as a grouped matrix product takes them. [`Moe::combine`] takes one
+//! result for each row and gives each token the weighted sum of its results.
+//!
+//! A token travels once to each rank, also if several experts of the rank want it, and so does its
+//! result, which that rank has added up. No rank waits for another before it sends, there are no
+//! barriers, and no count returns: every rank sends its whole routing table, and the data itself
+//! shows that it has arrived. The calls are kernels in Rust that the portable API launches, so they
+//! are stream-ordered, and the order of rows and of additions is the same in every run.
+//!
+//! ```
+//! use peerweave::{Result, on_threads};
+//! use peerweave_moe::{Moe, Received, Shape, Tokens};
+//!
+//! on_threads(2, |world| -> Result<()> {
+//!     let stream = world.stream()?;
+//!     // 4 experts, two on each rank; 1 expert for each token; 8 elements; at most 3 tokens.
+//!     let shape = Shape::new(4, 1, 8, 3);
+//!     let mut moe = Moe::<f32, f32>::new(&world, world.team(), &stream, shape)?;
+//!
+//!     let me = world.my_pe().get();
+//!     let (rows, experts, weights) = (world.alloc::<f32>(2 * 8)?, world.alloc::<i32>(2)?, world.alloc::<f32>(2)?);
+//!     rows.fill(me as f32 + 1.0)?;
+//!     experts.copy_from(&[3, 0])?; // the first token of both ranks goes to rank 1, the second to rank 0
+//!     weights.fill(0.5)?;
+//!
+//!     let (received, offsets) = (world.alloc::<f32>(moe.max_rows() * 8)?, world.alloc::<u32>(2 + 1)?);
+//!     moe.dispatch(
+//!         &Tokens { rows: &rows, scales: None, experts: &experts, weights: &weights },
+//!         &Received { rows: &received, scales: None, offsets: &offsets },
+//!     )?
+//!     .wait()?;
+//!     // Rank 0 has two rows for its expert 0, rank 1 has them for its expert 3, its second one.
+//!     assert_eq!(offsets.to_vec()?, if me == 0 { [0, 2, 2] } else { [0, 0, 2] });
+//!     assert_eq!((received.load(0)?, received.load(8)?), (1.0, 2.0));
+//!
+//!     // Here the experts return what they are given.
+//!     let outputs = world.alloc::<f32>(2 * 8)?;
+//!     moe.combine(&received, &outputs)?.wait()?;
+//!     assert_eq!(outputs.load(15)?, 0.5 * (me as f32 + 1.0));
+//!     moe.release()
+//! })?
+//! .into_iter()
+//! .collect::<Result<()>>()
+//! # .map_err(Into::<Box<dyn std::error::Error>>::into)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The kernels
+//! | call | kernels |
+//! |---|---|
+//! | [`Moe::dispatch_send`] | `moe_dispatch_send` pushes the table and the tokens |
+//! | [`Moe::dispatch_receive`] | `moe_dispatch_plan` waits for the tables and places the rows, `moe_dispatch_receive` waits for the tokens and copies them to their rows |
+//! | [`Moe::combine_send`] | `moe_combine_send_*` adds up this rank's results for each token and pushes the sum |
+//! | [`Moe::combine_receive`] | `moe_combine_receive_*` waits for the sums and adds them up |
+//!
+//! Tokens travel in lines of 16 bytes, each written by one access. A line that has not arrived holds
+//! the *sentinel*, 128 random bits, which the receiver puts back after it has read the line. Every
+//! bit pattern can be sent: a line of data equals the sentinel with a probability of 2⁻¹²⁸ (on the
+//! host, where a line is two words, 2⁻⁶³); its receiver then waits until the deadline.
+//!
+//! ## Why two banks and one are enough
+//! A dispatch writes into bank `n % 2` of other ranks, where `n` counts dispatches in the memory of
+//! the device, so that a replayed graph counts too. A rank sends dispatch `n + 2` after it has
+//! received the tables of dispatch `n + 1` of all ranks. Each of them was sent after that rank had
+//! received all of dispatch `n` and had put the sentinel back. Results need no second bank: between
+//! two combinations there is a dispatch, so a rank that sends a result has received a table that its
+//! receiver sent after the combination before.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indices are unrolled; an iterator would put an array of lines into the thread's memory"
+)]
+
+/// The README, whose examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+mod call;
+pub mod combine;
+pub mod dispatch;
+mod line;
+#[cfg(not(target_arch = "nvptx64"))]
+mod moe;
+#[cfg(not(target_arch = "nvptx64"))]
+mod shape;
+
+pub use call::{Exchange, MAX_LOCAL_EXPERTS, MAX_RANKS, MAX_TOP_K, NO_SUCH_EXPERT, NOT_MAPPED, NOTHING, REPEATED_EXPERT, table_lines};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use moe::{Moe, Output, Received, Tokens};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use shape::Shape;

@@ -1,0 +1,441 @@
+//! The exchange of one layer: its memory, its calls and their order.
+
+use crate::call::{Exchange, Layout};
+use crate::shape::{LINE, Shape, value};
+use crate::{combine, dispatch};
+use peerweave_core::{Element, Misuse, MisuseKind, Result, Stream, Symmetric, Team, Ticket, World, bf16, f16};
+use peerweave_device::launch::Kernel;
+use peerweave_types::{KernelTeam, SymSlice};
+use std::hash::{BuildHasher, RandomState};
+use std::marker::PhantomData;
+
+/// A kernel of the combination.
+type CombineKernel = Kernel<(Exchange, KernelTeam, SymSlice<u128>)>;
+
+mod sealed {
+    use super::CombineKernel;
+
+    pub trait Output {
+        const SEND: &'static CombineKernel;
+        const RECEIVE: &'static CombineKernel;
+    }
+}
+
+/// A type of results: `bf16`, `f16` or `f32`. Sums are computed in `f32`. Sealed.
+pub trait Output: Element + sealed::Output {}
+
+macro_rules! outputs {
+    ($($t:ty: $send:ident, $receive:ident;)*) => {$(
+        impl sealed::Output for $t {
+            const SEND: &'static CombineKernel = &combine::$send::KERNEL;
+            const RECEIVE: &'static CombineKernel = &combine::$receive::KERNEL;
+        }
+        impl Output for $t {}
+    )*};
+}
+
+outputs! {
+    bf16: moe_combine_send_bf16, moe_combine_receive_bf16;
+    f16: moe_combine_send_f16, moe_combine_receive_f16;
+    f32: moe_combine_send_f32, moe_combine_receive_f32;
+}
+
+/// The tokens that this rank sends in a dispatch. Their number is that of `experts` divided by
+/// `top_k`, and may be 0.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a, T> {
+    /// The tokens, `hidden` elements each.
+    pub rows: &'a Symmetric<T>,
+    /// The factors of each token; `None` if the shape has none.
+    pub scales: Option<&'a Symmetric<f32>>,
+    /// `top_k` distinct experts for each token, -1 for none.
+    pub experts: &'a Symmetric<i32>,
+    /// The weight of each expert.
+    pub weights: &'a Symmetric<f32>,
+}
+
+/// The memory that a dispatch fills.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a, T> {
+    /// [`Moe::max_rows`] rows of `hidden` elements: the rows of each expert of this rank in turn,
+    /// for each expert in the order of ranks and of their tokens. Rows behind the last one are not
+    /// changed.
+    pub rows: &'a Symmetric<T>,
+    /// The factors of each row; `None` if the shape has none.
+    pub scales: Option<&'a Symmetric<f32>>,
+    /// The first row of each expert of this rank, and then the number of rows.
+    pub offsets: &'a Symmetric<u32>,
+}
+
+/// What was enqueued last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing, or a whole combination.
+    Ready,
+    /// [`Moe::dispatch_send`].
+    Sent,
+    /// [`Moe::dispatch_receive`].
+    Received,
+    /// [`Moe::combine_send`].
+    Returned,
+    /// A part of a call.
+    Failed,
+}
+
+impl State {
+    /// Describes what may follow.
+    fn expected(self) -> &'static str {
+        match self {
+            Self::Ready => "dispatch_send",
+            Self::Sent => "dispatch_receive",
+            Self::Received => "combine_send, or dispatch_send",
+            Self::Returned => "combine_receive",
+            Self::Failed => "release: a call failed after a part of it was enqueued",
+        }
+    }
+}
+
+/// The exchange of a layer of experts among the ranks of a team: tokens of type `T` are sent to the
+/// ranks of their experts, results of type `Y` return.
+///
+/// Each rank makes the same calls in the same order: a dispatch, then a combination or the next
+/// dispatch. A dispatch has two halves, [`Moe::dispatch_send`] and [`Moe::dispatch_receive`], and so
+/// has a combination; between the halves a program can enqueue other work. Everything is enqueued on
+/// the stream of the exchange. A program with two batches in flight makes two exchanges.
+///
+/// A rank need not wait before it makes the next call, and may send any number of tokens up to
+/// the maximum. A graph that captures whole dispatches, with or without combinations, can be
+/// replayed while the exchange is not released.
+///
+/// # Failures
+/// A kernel that waits for a rank that is gone, or makes no call, fails at the deadline of the world
+/// and names that PE; on the host backend a dead PE is named within milliseconds. An expert that
+/// does not exist, or occurs twice in a token, fails the kernel with
+/// [`FailureKind::Exit`](peerweave_core::FailureKind::Exit).
+/// After a failure the exchange is of no use.
+#[derive(Debug)]
+pub struct Moe<T, Y> {
+    shape: Shape,
+    team: Team,
+    stream: Stream,
+    exchange: Exchange,
+    memory: Memory,
+    state: State,
+    /// Number of tokens of the last dispatch.
+    tokens: usize,
+    /// Maximum number of blocks of a kernel, and number of threads of a block.
+    launch: [u32; 2],
+    types: PhantomData<fn(T) -> Y>,
+}
+
+/// The symmetric memory of an exchange, of which [`Exchange`] has views.
+#[derive(Debug)]
+struct Memory {
+    inbox: Symmetric<u128>,
+    returns: Symmetric<u128>,
+    entries: Symmetric<u64>,
+    places: Symmetric<u32>,
+    routes: Symmetric<u32>,
+    counts: Symmetric<u32>,
+    counter: Symmetric<u64>,
+    /// No elements, for shapes without scales.
+    nothing: Symmetric<u128>,
+}
+
+impl Memory {
+    fn allocate(world: &World, layout: &Layout) -> Result<Self> {
+        let entries = layout.entries_per_rank() as usize;
+        let ranks = layout.ranks as usize;
+        let inbox = world.alloc::<u128>(layout.inbox_lines() as usize)?;
+        Ok(Self {
+            nothing: inbox.slice(0..0)?,
+            inbox,
+            returns: world.alloc(layout.returns_lines() as usize)?,
+            entries: world.alloc(ranks * entries)?,
+            places: world.alloc(ranks * entries)?,
+            routes: world.alloc(entries)?,
+            counts: world.alloc(ranks)?,
+            counter: world.alloc_zeroed(1)?,
+        })
+    }
+
+    fn views(&self, layout: Layout, sentinel: u128) -> Exchange {
+        Exchange {
+            inbox: self.inbox.view(),
+            returns: self.returns.view(),
+            entries: self.entries.view(),
+            places: self.places.view(),
+            routes: self.routes.view(),
+            counts: self.counts.view(),
+            counter: self.counter.view(),
+            sentinel,
+            layout,
+        }
+    }
+
+    fn release(self) -> Result<()> {
+        drop(self.nothing);
+        for lines in [self.inbox, self.returns] {
+            lines.release()?;
+        }
+        self.entries.release()?;
+        for words in [self.places, self.routes, self.counts] {
+            words.release()?;
+        }
+        self.counter.release()
+    }
+}
+
+/// Returns 128 bits that no data contains by accident.
+fn random() -> u128 {
+    // Each state is keyed by random numbers of the operating system.
+    let half = || u128::from(RandomState::new().hash_one(std::process::id()));
+    half() | (half() << 64)
+}
+
+/// Writes the sentinel into all lines.
+fn clear(lines: &Symmetric<u128>, sentinel: u128) -> Result<()> {
+    const PIECE: usize = 1 << 16;
+    let piece = vec![sentinel; PIECE.min(lines.len())];
+    for start in (0..lines.len()).step_by(PIECE) {
+        let end = lines.len().min(start + PIECE);
+        lines.slice(start..end)?.copy_from(&piece[..end - start])?;
+    }
+    Ok(())
+}
+
+impl<T: Element, Y: Output> Moe<T, Y> {
+    /// Makes an exchange among the ranks of `team`, whose calls are enqueued on `stream`.
+    ///
+    /// # Collective
+    /// All PEs of the world must call, because it allocates symmetric memory: each with the team to
+    /// which it belongs, all with the same shape and with teams of the same size.
+    ///
+    /// # Errors
+    /// [`Misuse`] for a shape that does not fit the team or the types, before anything is allocated.
+    /// Errors of the heap, and of the barrier that ends the call.
+    pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
+        let ranks = team.size();
+        shape.check(ranks, size_of::<T>(), size_of::<Y>())?;
+        team.kernel_team()?;
+        let lines = |elements: usize, bytes: usize| (elements * bytes / LINE) as u32;
+        let layout = Layout {
+            ranks: ranks as u32,
+            rank: team.my_rank().get(),
+            local_experts: (shape.experts / ranks) as u32,
+            top_k: shape.top_k as u32,
+            max_tokens: shape.max_tokens as u32,
+            token_lines: lines(shape.hidden, size_of::<T>()),
+            scale_lines: lines(shape.scales, size_of::<f32>()),
+            result_lines: lines(shape.hidden, size_of::<Y>()),
+        };
+        let memory = Memory::allocate(world, &layout)?;
+        let sentinel = random();
+        clear(&memory.inbox, sentinel)?;
+        clear(&memory.returns, sentinel)?;
+        team.barrier_blocking()?; // no rank sends before all have written the sentinel
+        Ok(Self {
+            shape,
+            team: team.clone(),
+            stream: stream.clone(),
+            exchange: memory.views(layout, sentinel),
+            memory,
+            state: State::Ready,
+            tokens: 0,
+            launch: shape.launch.unwrap_or(if world.backend_name() == "host" { [1, 1] } else { [256, dispatch::THREADS] }),
+            types: PhantomData,
+        })
+    }
+
+    /// Returns the largest number of rows that this rank can receive in one dispatch.
+    pub fn max_rows(&self) -> usize {
+        self.shape.max_rows(self.exchange.ranks as usize)
+    }
+
+    /// Returns the number of experts of each rank. Rank `r` has those from `r` times that number.
+    pub fn local_experts(&self) -> usize {
+        self.exchange.local_experts as usize
+    }
+
+    /// Sends this rank's tokens to their experts, and receives tokens for the experts of this rank:
+    /// [`Moe::dispatch_send`], then [`Moe::dispatch_receive`]. The ticket is that of the whole.
+    ///
+    /// # Collective
+    /// Every rank of the team must call. Numbers of tokens may differ.
+    ///
+    /// # Errors
+    /// As for both halves, before anything is enqueued; only memory of another world in `received`
+    /// is found after the first half was enqueued.
+    pub fn dispatch(&mut self, tokens: &Tokens<'_, T>, received: &Received<'_, T>) -> Result<Ticket> {
+        self.check_received("moe_dispatch", received)?;
+        self.send("moe_dispatch", tokens)?;
+        self.dispatch_receive(received)
+    }
+
+    /// Enqueues the first half of a dispatch: sends this rank's tokens. It waits for no rank. The
+    /// tokens may be overwritten when it is complete.
+    ///
+    /// # Errors
+    /// [`Misuse`] for lengths that do not fit the shape or each other, for memory that is not
+    /// aligned to 16 bytes, was released or belongs to another world, and if the call is not the
+    /// next one in order. The ticket fails for an expert that does not exist or
+    /// occurs twice in a token.
+    pub fn dispatch_send(&mut self, tokens: &Tokens<'_, T>) -> Result<Ticket> {
+        self.send("moe_dispatch_send", tokens)
+    }
+
+    fn send(&mut self, call: &'static str, tokens: &Tokens<'_, T>) -> Result<Ticket> {
+        self.follows(call, matches!(self.state, State::Ready | State::Received))?;
+        let Tokens { rows, scales, experts, weights } = *tokens;
+        if !experts.len().is_multiple_of(self.shape.top_k) {
+            return Err(value(call, "experts", format!("{} elements", experts.len()), "a multiple of top_k"));
+        }
+        let count = experts.len() / self.shape.top_k;
+        if count > self.shape.max_tokens {
+            let limit = "max_tokens of the shape";
+            let kind = MisuseKind::Limit { argument: "experts", found: count, max: self.shape.max_tokens, limit };
+            return Err(Misuse { call, kind }.into());
+        }
+        length(call, "weights", weights.len(), experts.len())?;
+        length(call, "rows", rows.len(), count * self.shape.hidden)?;
+        let (rows, scales) = (lines(call, "rows", rows)?, self.scales(call, scales, count)?);
+        let blocks = self.blocks(count);
+        let args = (self.exchange, &self.team, &rows, &scales, experts, weights, count as u32);
+        let ticket = self.stream.launch(&dispatch::moe_dispatch_send::KERNEL, blocks, self.launch[1], args)?;
+        (self.state, self.tokens) = (State::Sent, count);
+        Ok(ticket)
+    }
+
+    /// Enqueues the second half of a dispatch: waits for the tokens of all ranks.
+    ///
+    /// # Errors
+    /// As for [`Moe::dispatch_send`]. The ticket fails if a rank's tokens do not arrive before the
+    /// deadline, and names its PE.
+    pub fn dispatch_receive(&mut self, received: &Received<'_, T>) -> Result<Ticket> {
+        const CALL: &str = "moe_dispatch_receive";
+        self.follows(CALL, self.state == State::Sent)?;
+        let (rows, scales) = self.check_received(CALL, received)?;
+        let args = (self.exchange, &self.team, &rows, &scales, received.offsets);
+        self.stream.launch(&dispatch::moe_dispatch_plan::KERNEL, 1, self.launch[1], args)?;
+        // The launch before has checked the same memory.
+        self.state = State::Failed;
+        let blocks = self.blocks(self.exchange.ranks as usize * self.shape.max_tokens);
+        let args = (self.exchange, &self.team, &rows, &scales);
+        let ticket = self.stream.launch(&dispatch::moe_dispatch_receive::KERNEL, blocks, self.launch[1], args)?;
+        self.state = State::Received;
+        Ok(ticket)
+    }
+
+    /// Gives each token of the last dispatch the weighted sum of its results:
+    /// [`Moe::combine_send`], then [`Moe::combine_receive`]. The ticket is that of the whole.
+    ///
+    /// # Collective
+    /// Every rank of the team must call.
+    ///
+    /// # Errors
+    /// As for [`Moe::dispatch`].
+    pub fn combine(&mut self, results: &Symmetric<Y>, outputs: &Symmetric<Y>) -> Result<Ticket> {
+        self.check_outputs("moe_combine", outputs)?;
+        self.give_back("moe_combine", results)?;
+        self.combine_receive(outputs)
+    }
+
+    /// Enqueues the first half of a combination: sends the results of this rank's experts.
+    /// `results` has `hidden` elements for each row of the dispatch, and [`Moe::max_rows`] rows. It
+    /// waits for no rank. The results may be overwritten when it is complete.
+    ///
+    /// # Errors
+    /// As for [`Moe::dispatch_send`].
+    pub fn combine_send(&mut self, results: &Symmetric<Y>) -> Result<Ticket> {
+        self.give_back("moe_combine_send", results)
+    }
+
+    fn give_back(&mut self, call: &'static str, results: &Symmetric<Y>) -> Result<Ticket> {
+        self.follows(call, self.state == State::Received)?;
+        length(call, "results", results.len(), self.max_rows() * self.shape.hidden)?;
+        let results = lines(call, "results", results)?;
+        let blocks = self.blocks(self.exchange.ranks as usize * self.shape.max_tokens);
+        let ticket = self.stream.launch(Y::SEND, blocks, self.launch[1], (self.exchange, &self.team, &results))?;
+        self.state = State::Returned;
+        Ok(ticket)
+    }
+
+    /// Enqueues the second half of a combination: waits for the results of all ranks, and writes
+    /// `hidden` elements for each token of the last dispatch. A token without experts gets zeros.
+    ///
+    /// # Errors
+    /// As for [`Moe::dispatch_receive`].
+    pub fn combine_receive(&mut self, outputs: &Symmetric<Y>) -> Result<Ticket> {
+        const CALL: &str = "moe_combine_receive";
+        self.follows(CALL, self.state == State::Returned)?;
+        let outputs = self.check_outputs(CALL, outputs)?;
+        let blocks = self.blocks(self.tokens);
+        let ticket = self.stream.launch(Y::RECEIVE, blocks, self.launch[1], (self.exchange, &self.team, &outputs))?;
+        self.state = State::Ready;
+        Ok(ticket)
+    }
+
+    /// Waits for the stream of the exchange, and releases its memory.
+    ///
+    /// # Collective
+    /// All PEs of the world must call.
+    ///
+    /// # Errors
+    /// Errors of the stream and of the heap.
+    pub fn release(self) -> Result<()> {
+        self.stream.synchronize()?;
+        self.memory.release()
+    }
+
+    /// Checks that the call is one of those that may be next.
+    fn follows(&self, call: &'static str, is_next: bool) -> Result<()> {
+        let expected = self.state.expected();
+        if is_next { Ok(()) } else { Err(value(call, "self", format!("expecting {expected}"), "the order of calls: dispatch_send, dispatch_receive, combine_send, combine_receive")) }
+    }
+
+    fn check_received(&self, call: &'static str, received: &Received<'_, T>) -> Result<(Symmetric<u128>, Symmetric<u128>)> {
+        length(call, "rows", received.rows.len(), self.max_rows() * self.shape.hidden)?;
+        length(call, "offsets", received.offsets.len(), self.local_experts() + 1)?;
+        if received.offsets.is_released() {
+            return Err(Misuse { call, kind: MisuseKind::Released { argument: "offsets" } }.into());
+        }
+        Ok((lines(call, "rows", received.rows)?, self.scales(call, received.scales, self.max_rows())?))
+    }
+
+    fn check_outputs(&self, call: &'static str, outputs: &Symmetric<Y>) -> Result<Symmetric<u128>> {
+        length(call, "outputs", outputs.len(), self.tokens * self.shape.hidden)?;
+        lines(call, "outputs", outputs)
+    }
+
+    /// Returns the lines of the scales of `count` tokens or rows.
+    fn scales(&self, call: &'static str, scales: Option<&Symmetric<f32>>, count: usize) -> Result<Symmetric<u128>> {
+        match scales {
+            Some(scales) => {
+                length(call, "scales", scales.len(), count * self.shape.scales)?;
+                lines(call, "scales", scales)
+            }
+            None if self.shape.scales == 0 => Ok(self.memory.nothing.clone()),
+            None => Err(Misuse { call, kind: MisuseKind::Missing { argument: "scales", why: "the shape has scales" } }.into()),
+        }
+    }
+
+    /// Returns the number of blocks of a kernel whose blocks share `units` units of work.
+    fn blocks(&self, units: usize) -> u32 {
+        self.launch[0].min(u32::try_from(units).unwrap_or(u32::MAX)).max(1)
+    }
+}
+
+fn length(call: &'static str, argument: &'static str, found: usize, expected: usize) -> Result<()> {
+    if found == expected { Ok(()) } else { Err(Misuse { call, kind: MisuseKind::Length { argument, found, expected } }.into()) }
+}
+
+/// Returns the same memory as whole lines.
+fn lines<E: Element>(call: &'static str, argument: &'static str, of: &Symmetric<E>) -> Result<Symmetric<u128>> {
+    if of.is_released() {
+        return Err(Misuse { call, kind: MisuseKind::Released { argument } }.into());
+    }
+    if !of.offset().0.is_multiple_of(LINE as u64) {
+        return Err(value(call, argument, format!("at offset {} of the heap", of.offset().0), "a multiple of 16 bytes"));
+    }
+    of.cast::<u128>()
+}

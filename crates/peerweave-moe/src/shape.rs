@@ -1,0 +1,103 @@
+//! The shape of an exchange, and its checks.
+
+use crate::call::{MAX_LOCAL_EXPERTS, MAX_RANKS, MAX_TOP_K};
+use crate::dispatch;
+use peerweave_core::{Error, Misuse, MisuseKind};
+
+/// Size of a line in bytes.
+pub(crate) const LINE: usize = 16;
+
+/// The numbers that all ranks of an exchange agree on.
+///
+/// ```
+/// use peerweave_moe::Shape;
+///
+/// // A layer of 256 experts with 8 for each token, of 7168 elements with 56 scales, for decoding.
+/// let shape = Shape::new(256, 8, 7168, 128).scales(56);
+/// assert_eq!(shape.max_rows(4), 4 * 128 * 8);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub(crate) experts: usize,
+    pub(crate) top_k: usize,
+    pub(crate) hidden: usize,
+    pub(crate) max_tokens: usize,
+    pub(crate) scales: usize,
+    pub(crate) launch: Option<[u32; 2]>,
+}
+
+impl Shape {
+    /// Returns the shape of an exchange with `experts` experts on all ranks together, `top_k` of
+    /// them for each token, tokens and results of `hidden` elements, and at most `max_tokens`
+    /// tokens of each rank in one call.
+    pub fn new(experts: usize, top_k: usize, hidden: usize, max_tokens: usize) -> Self {
+        Self { experts, top_k, hidden, max_tokens, scales: 0, launch: None }
+    }
+
+    /// Sends `scales` factors of type `f32` with each token, such as those of blocks of 8-bit floats.
+    #[must_use]
+    pub fn scales(mut self, scales: usize) -> Self {
+        self.scales = scales;
+        self
+    }
+
+    /// Runs kernels as at most `blocks` blocks of `threads` threads, so that other kernels can run
+    /// beside them. The default is 256 blocks of 512 threads on GPUs; on the host backend, where the
+    /// threads of a kernel take turns, it is one block of one thread.
+    #[must_use]
+    pub fn launch(mut self, blocks: u32, threads: u32) -> Self {
+        self.launch = Some([blocks, threads]);
+        self
+    }
+
+    /// Returns the largest number of rows that a rank can receive in one call among `ranks` ranks.
+    pub fn max_rows(&self, ranks: usize) -> usize {
+        ranks * self.max_tokens * self.top_k.min(self.experts.checked_div(ranks).unwrap_or(0))
+    }
+
+    /// Checks the numbers for a team of `ranks` ranks, tokens of `token_bytes` bytes an element, and
+    /// results of `result_bytes`.
+    pub(crate) fn check(&self, ranks: usize, token_bytes: usize, result_bytes: usize) -> Result<(), Error> {
+        let wrong = |argument, found: usize, expected| Err(value("moe", argument, found.to_string(), expected));
+        if ranks > MAX_RANKS {
+            return wrong("team", ranks, "a team of at most 64 ranks");
+        }
+        if self.experts == 0 || !self.experts.is_multiple_of(ranks) {
+            return wrong("experts", self.experts, "a positive multiple of the ranks of the team");
+        }
+        if self.experts / ranks > MAX_LOCAL_EXPERTS {
+            return wrong("experts", self.experts, "at most 512 experts on each rank");
+        }
+        if self.top_k == 0 || self.top_k > MAX_TOP_K {
+            return wrong("top_k", self.top_k, "1 to 32 experts for each token");
+        }
+        if self.hidden == 0 || !(self.hidden * token_bytes).is_multiple_of(LINE) {
+            return wrong("hidden", self.hidden, "tokens of a positive multiple of 16 bytes");
+        }
+        if !(self.hidden * result_bytes).is_multiple_of(LINE) {
+            return wrong("hidden", self.hidden, "results of a multiple of 16 bytes");
+        }
+        if !(self.scales * size_of::<f32>()).is_multiple_of(LINE) {
+            return wrong("scales", self.scales, "a multiple of 4 factors");
+        }
+        if self.max_tokens == 0 {
+            return wrong("max_tokens", self.max_tokens, "at least 1");
+        }
+        if self.launch.is_some_and(|[blocks, threads]| blocks == 0 || threads == 0 || threads > dispatch::THREADS) {
+            let found = self.launch.map(|[blocks, threads]| format!("{blocks} blocks of {threads} threads"));
+            return Err(value("moe", "launch", found.unwrap_or_default(), "at least 1 block of 1 to 512 threads"));
+        }
+        // Rows, lines of a rank and entries are counted by 32-bit numbers.
+        let entries = self.max_tokens.checked_mul(self.top_k).and_then(|entries| entries.checked_mul(ranks));
+        let bytes = self.hidden * token_bytes.max(result_bytes) + self.scales * size_of::<f32>();
+        if entries.is_none_or(|entries| entries >= u32::MAX as usize) || bytes / LINE >= u32::MAX as usize {
+            return wrong("max_tokens", self.max_tokens, "fewer than 2^32 rows");
+        }
+        Ok(())
+    }
+}
+
+/// Returns the error of a wrong value.
+pub(crate) fn value(call: &'static str, argument: &'static str, found: String, expected: &'static str) -> Error {
+    Misuse { call, kind: MisuseKind::Value { argument, found, expected } }.into()
+}
