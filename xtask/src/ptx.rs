@@ -46,7 +46,7 @@ const fn network(sm: u32) -> Variant {
     Variant { sm, network: true }
 }
 
-const CRATES: [Shipped; 3] = [
+const CRATES: [Shipped; 4] = [
     Shipped {
         package: "peerweave-kernels",
         variants: &[mapped(70), network(70), mapped(90), network(90)],
@@ -65,6 +65,13 @@ const CRATES: [Shipped; 3] = [
         package: "peerweave-collectives",
         variants: &[mapped(70), mapped(90)],
         loops: collectives::check,
+        barriers: |_| Vec::new(),
+    },
+    // The kernels of this crate access only mapped memory.
+    Shipped {
+        package: "peerweave-moe",
+        variants: &[mapped(70), mapped(90)],
+        loops: |_, _| Outcome::default(),
         barriers: |_| Vec::new(),
     },
 ];

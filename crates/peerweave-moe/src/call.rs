@@ -134,7 +134,6 @@ impl Layout {
     pub(crate) fn entry(&self, rank: u32, token: u64) -> usize {
         (u64::from(rank) * self.entries_per_rank() + token * u64::from(self.top_k)) as usize
     }
-
 }
 
 impl Exchange {

@@ -29,10 +29,7 @@ fn position() -> (u64, u64) {
 /// Calls `each` with every index below `lines` of this thread of the block, [`BATCH`] at a time:
 /// with the first one, their distance, and their number.
 #[inline(always)]
-pub(crate) fn in_batches(
-    lines: u64,
-    mut each: impl FnMut(u64, u64, usize) -> Result<(), Failed>,
-) -> Result<(), Failed> {
+pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(u64, u64, usize) -> Result<(), Failed>) -> Result<(), Failed> {
     let threads = u64::from(gpu::block_threads());
     let mut line = u64::from(gpu::thread_rank());
     while line < lines {

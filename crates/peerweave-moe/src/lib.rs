@@ -91,7 +91,9 @@ mod moe;
 #[cfg(not(target_arch = "nvptx64"))]
 mod shape;
 
-pub use call::{Exchange, MAX_LOCAL_EXPERTS, MAX_RANKS, MAX_TOP_K, NO_SUCH_EXPERT, NOT_MAPPED, NOTHING, REPEATED_EXPERT, table_lines};
+pub use call::{
+    Exchange, MAX_LOCAL_EXPERTS, MAX_RANKS, MAX_TOP_K, NO_SUCH_EXPERT, NOT_MAPPED, NOTHING, REPEATED_EXPERT, table_lines,
+};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use moe::{Moe, Output, Received, Tokens};
 #[cfg(not(target_arch = "nvptx64"))]

@@ -267,6 +267,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// As for both halves, before anything is enqueued; only memory of another world in `received`
     /// is found after the first half was enqueued.
     pub fn dispatch(&mut self, tokens: &Tokens<'_, T>, received: &Received<'_, T>) -> Result<Ticket> {
+        self.may_send("moe_dispatch")?;
         self.check_received("moe_dispatch", received)?;
         self.send("moe_dispatch", tokens)?;
         self.dispatch_receive(received)
@@ -285,7 +286,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     }
 
     fn send(&mut self, call: &'static str, tokens: &Tokens<'_, T>) -> Result<Ticket> {
-        self.follows(call, matches!(self.state, State::Ready | State::Received))?;
+        self.may_send(call)?;
         let Tokens { rows, scales, experts, weights } = *tokens;
         if !experts.len().is_multiple_of(self.shape.top_k) {
             return Err(value(call, "experts", format!("{} elements", experts.len()), "a multiple of top_k"));
@@ -335,6 +336,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// # Errors
     /// As for [`Moe::dispatch`].
     pub fn combine(&mut self, results: &Symmetric<Y>, outputs: &Symmetric<Y>) -> Result<Ticket> {
+        self.follows("moe_combine", self.state == State::Received)?;
         self.check_outputs("moe_combine", outputs)?;
         self.give_back("moe_combine", results)?;
         self.combine_receive(outputs)
@@ -387,10 +389,18 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.memory.release()
     }
 
+    /// Checks that a dispatch may be next.
+    fn may_send(&self, call: &'static str) -> Result<()> {
+        self.follows(call, matches!(self.state, State::Ready | State::Received))
+    }
+
     /// Checks that the call is one of those that may be next.
     fn follows(&self, call: &'static str, is_next: bool) -> Result<()> {
-        let expected = self.state.expected();
-        if is_next { Ok(()) } else { Err(value(call, "self", format!("expecting {expected}"), "the order of calls: dispatch_send, dispatch_receive, combine_send, combine_receive")) }
+        if is_next {
+            return Ok(());
+        }
+        let order = "the order of calls: dispatch_send, dispatch_receive, combine_send, combine_receive";
+        Err(value(call, "self", format!("expecting {}", self.state.expected()), order))
     }
 
     fn check_received(&self, call: &'static str, received: &Received<'_, T>) -> Result<(Symmetric<u128>, Symmetric<u128>)> {

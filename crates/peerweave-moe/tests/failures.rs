@@ -1,6 +1,6 @@
 //! Wrong calls, and ranks that do not take part.
 
-use peerweave::{Error, FailureKind, MisuseKind, Result, Stream, Symmetric, World, bf16, on_threads, world};
+use peerweave::{Error, FailureKind, MisuseKind, Result, Stream, Symmetric, World, bf16, on_threads};
 use peerweave_moe::{Moe, NO_SUCH_EXPERT, REPEATED_EXPERT, Received, Shape, Tokens};
 use std::time::{Duration, Instant};
 
@@ -36,17 +36,6 @@ impl Exchange {
         all.experts.copy_from(&[0, 1, 2, -1])?;
         Ok(all)
     }
-
-    fn tokens(&self) -> Tokens<'_, bf16> {
-        Tokens { rows: &self.rows, scales: None, experts: &self.experts, weights: &self.weights }
-    }
-}
-
-/// Makes a dispatch with these operands.
-macro_rules! dispatch {
-    ($all:ident, $tokens:expr, $received:expr) => {
-        $all.moe.dispatch(&$tokens, &$received).map(|_| ())
-    };
 }
 
 fn kind(found: Result<()>) -> MisuseKind {
@@ -57,7 +46,7 @@ fn kind(found: Result<()>) -> MisuseKind {
 
 #[test]
 fn wrong_shapes_are_misuse() {
-    let world = world().unwrap();
+    let world = World::from_env().unwrap();
     let stream = world.stream().unwrap();
     for (shape, argument) in [
         (Shape::new(0, 1, 8, 1), "experts"),
@@ -91,7 +80,7 @@ fn experts_that_cannot_be_divided_are_misuse() {
 
 #[test]
 fn wrong_calls_are_misuse_and_correct_ones_follow() {
-    let world = world().unwrap();
+    let world = World::from_env().unwrap();
     let stream = world.stream().unwrap();
     let mut all = Exchange::new(&world, &stream).unwrap();
     let good = Received { rows: &all.received, scales: None, offsets: &all.offsets };
@@ -102,13 +91,16 @@ fn wrong_calls_are_misuse_and_correct_ones_follow() {
     let many = world.alloc_zeroed::<i32>((TOKENS + 1) * TOP_K).unwrap();
     let short_weights = all.weights.slice(..1).unwrap();
     let scales = world.alloc::<f32>(8).unwrap();
-    let tokens = all.tokens();
+    let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
     let length = |argument, found, expected| MisuseKind::Length { argument, found, expected };
     for (tokens, expected) in [
         (Tokens { rows: &short_rows, ..tokens }, length("rows", 8, 16)),
         (Tokens { weights: &short_weights, ..tokens }, length("weights", 1, 4)),
         (Tokens { scales: Some(&scales), ..tokens }, length("scales", 8, 0)),
-        (Tokens { experts: &many, ..tokens }, MisuseKind::Limit { argument: "experts", found: 3, max: 2, limit: "max_tokens of the shape" }),
+        (
+            Tokens { experts: &many, ..tokens },
+            MisuseKind::Limit { argument: "experts", found: 3, max: 2, limit: "max_tokens of the shape" },
+        ),
     ] {
         let moe = &mut all.moe;
         assert_eq!(kind(moe.dispatch_send(&tokens).map(|_| ())), expected);
@@ -117,9 +109,9 @@ fn wrong_calls_are_misuse_and_correct_ones_follow() {
         assert!(matches!(kind(all.moe.dispatch_send(&tokens).map(|_| ())), MisuseKind::Value { .. }));
     }
     let short_offsets = all.offsets.slice(..4).unwrap();
-    let found = kind(dispatch!(all, tokens, Received { offsets: &short_offsets, ..good }));
+    let found = kind(all.moe.dispatch(&tokens, &Received { offsets: &short_offsets, ..good }).map(|_| ()));
     assert_eq!(found, length("offsets", 4, 5));
-    let found = kind(dispatch!(all, tokens, Received { rows: &all.rows, ..good }));
+    let found = kind(all.moe.dispatch(&tokens, &Received { rows: &all.rows, ..good }).map(|_| ()));
     assert_eq!(found, length("rows", 16, all.moe.max_rows() * HIDDEN));
 
     // The order of calls.
@@ -149,7 +141,7 @@ fn wrong_calls_are_misuse_and_correct_ones_follow() {
 
 #[test]
 fn missing_scales_are_misuse() {
-    let world = world().unwrap();
+    let world = World::from_env().unwrap();
     let stream = world.stream().unwrap();
     let mut moe = Moe::<bf16, f32>::new(&world, world.team(), &stream, Shape::new(4, 1, 8, 1).scales(4)).unwrap();
     let (rows, experts) = (world.alloc::<bf16>(8).unwrap(), world.alloc_zeroed::<i32>(1).unwrap());
@@ -165,7 +157,7 @@ fn wrong_experts_fail_the_kernel() {
         ([0, -2, 1, 2], NO_SUCH_EXPERT | u64::from(-2_i32 as u32)),
         ([0, 1, 3, 3], REPEATED_EXPERT | 3),
     ] {
-        let world = world().unwrap();
+        let world = World::from_env().unwrap();
         let stream = world.stream().unwrap();
         let mut all = Exchange::new(&world, &stream).unwrap();
         all.experts.copy_from(&experts).unwrap();
@@ -177,25 +169,30 @@ fn wrong_experts_fail_the_kernel() {
     }
 }
 
-/// Longer than any of these failures takes.
+/// The deadline of waits.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Longer than a wait up to the deadline takes.
 const SOON: Duration = Duration::from_secs(20);
 
 #[test]
 fn rank_that_leaves_is_named_by_the_others() {
-    let outcomes = on_threads(3, |world| {
-        let stream = world.stream().unwrap();
-        let mut all = Exchange::new(&world, &stream).unwrap();
-        if world.my_pe().get() == 1 {
-            return Ok(()); // drops its world
-        }
-        let start = Instant::now();
-        let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
-        let received = Received { rows: &all.received, scales: None, offsets: &all.offsets };
-        let outcome = all.moe.dispatch(&tokens, &received).and_then(|ticket| ticket.wait());
-        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-        outcome
-    })
-    .unwrap();
+    let outcomes = World::builder()
+        .deadline(DEADLINE)
+        .on_threads(3, |world| {
+            let stream = world.stream().unwrap();
+            let mut all = Exchange::new(&world, &stream).unwrap();
+            if world.my_pe().get() == 1 {
+                return Ok(()); // drops its world
+            }
+            let start = Instant::now();
+            let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
+            let received = Received { rows: &all.received, scales: None, offsets: &all.offsets };
+            let outcome = all.moe.dispatch(&tokens, &received).and_then(|ticket| ticket.wait());
+            assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+            outcome
+        })
+        .unwrap();
     for pe in [0, 2] {
         let error = outcomes[pe].as_ref().expect_err("a rank is gone");
         assert_eq!(error.blamed().iter().map(|pe| pe.get()).collect::<Vec<_>>(), [1], "PE {pe}: {error}");
