@@ -43,8 +43,8 @@ pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(u64, u64, usize) -> Re
 /// Sends `count` tokens with their scales to the ranks of their experts, and a table of all experts
 /// and weights to every rank.
 ///
-/// `experts` and `weights` have `top_k` elements for each token; -1 is no expert, and the others are
-/// distinct. Waits for nothing.
+/// `experts` and `weights` have `top_k` elements for each token; -1 is no expert, and the others
+/// are distinct. Waits for nothing.
 #[allow(clippy::too_many_arguments, reason = "the launch checks each argument by itself")]
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_send(
@@ -133,8 +133,8 @@ pub fn moe_dispatch_send(
 /// Receives the tables, and gives each expected token a row for each of its experts here: experts
 /// in order, then ranks, then tokens. Runs as one block.
 ///
-/// `offsets` gets the first row of each expert, and then the number of rows. `rows` and `scales` are
-/// not accessed: with them the launch checks the memory of the kernel that follows.
+/// `offsets` gets the first row of each expert, and then the number of rows. `rows` and `scales`
+/// are not accessed: with them the launch checks the memory of the kernel that follows.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_plan(
     ctx: &Context,

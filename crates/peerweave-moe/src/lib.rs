@@ -59,18 +59,18 @@
 //! | [`Moe::combine_send`] | `moe_combine_send_*` adds up this rank's results for each token and pushes the sum |
 //! | [`Moe::combine_receive`] | `moe_combine_receive_*` waits for the sums and adds them up |
 //!
-//! Tokens travel in lines of 16 bytes, each written by one access. A line that has not arrived holds
-//! the *sentinel*, 128 random bits, which the receiver puts back after it has read the line. Every
-//! bit pattern can be sent: a line of data equals the sentinel with a probability of 2⁻¹²⁸ (on the
-//! host, where a line is two words, 2⁻⁶³); its receiver then waits until the deadline.
+//! Tokens travel in lines of 16 bytes, each written by one access. A line that has not arrived
+//! holds the *sentinel*, 128 random bits, which the receiver puts back after it has read the line.
+//! Every bit pattern can be sent: a line of data equals the sentinel with a probability of 2⁻¹²⁸
+//! (on the host, where a line is two words, 2⁻⁶³); its receiver then waits until the deadline.
 //!
 //! ## Why two banks and one are enough
 //! A dispatch writes into bank `n % 2` of other ranks, where `n` counts dispatches in the memory of
 //! the device, so that a replayed graph counts too. A rank sends dispatch `n + 2` after it has
 //! received the tables of dispatch `n + 1` of all ranks. Each of them was sent after that rank had
 //! received all of dispatch `n` and had put the sentinel back. Results need no second bank: between
-//! two combinations there is a dispatch, so a rank that sends a result has received a table that its
-//! receiver sent after the combination before.
+//! two combinations there is a dispatch, so a rank that sends a result has received a table that
+//! its receiver sent after the combination before.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![allow(
     clippy::needless_range_loop,

@@ -99,20 +99,21 @@ impl State {
 /// ranks of their experts, results of type `Y` return.
 ///
 /// Each rank makes the same calls in the same order: a dispatch, then a combination or the next
-/// dispatch. A dispatch has two halves, [`Moe::dispatch_send`] and [`Moe::dispatch_receive`], and so
-/// has a combination; between the halves a program can enqueue other work. Everything is enqueued on
-/// the stream of the exchange. A program with two batches in flight makes two exchanges.
+/// dispatch. A dispatch has two halves, [`Moe::dispatch_send`] and [`Moe::dispatch_receive`], and
+/// so has a combination; between the halves a program can enqueue other work. Everything is
+/// enqueued on the stream of the exchange. A program with two batches in flight makes two
+/// exchanges.
 ///
 /// A rank need not wait before it makes the next call, and may send any number of tokens up to
 /// the maximum. A graph that captures whole dispatches, with or without combinations, can be
 /// replayed while the exchange is not released.
 ///
 /// # Failures
-/// A kernel that waits for a rank that is gone, or makes no call, fails at the deadline of the world
-/// and names that PE; on the host backend a dead PE is named within milliseconds. An expert that
-/// does not exist, or occurs twice in a token, fails the kernel with
-/// [`FailureKind::Exit`](peerweave_core::FailureKind::Exit).
-/// After a failure the exchange is of no use.
+/// A kernel that waits for a rank that is gone, or makes no call, fails at the deadline of the
+/// world and names that PE; on the host backend a dead PE is named within milliseconds. An expert
+/// that does not exist, or occurs twice in a token, fails the kernel with
+/// [`FailureKind::Exit`](peerweave_core::FailureKind::Exit). After a failure the exchange is of no
+/// use.
 #[derive(Debug)]
 pub struct Moe<T, Y> {
     shape: Shape,
@@ -212,8 +213,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// which it belongs, all with the same shape and with teams of the same size.
     ///
     /// # Errors
-    /// [`Misuse`] for a shape that does not fit the team or the types, before anything is allocated.
-    /// Errors of the heap, and of the barrier that ends the call.
+    /// [`Misuse`] for a shape that does not fit the team or the types, before anything is
+    /// allocated. Errors of the heap, and of the barrier that ends the call.
     pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
         let ranks = team.size();
         shape.check(ranks, size_of::<T>(), size_of::<Y>())?;

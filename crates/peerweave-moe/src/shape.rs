@@ -34,7 +34,8 @@ impl Shape {
         Self { experts, top_k, hidden, max_tokens, scales: 0, launch: None }
     }
 
-    /// Sends `scales` factors of type `f32` with each token, such as those of blocks of 8-bit floats.
+    /// Sends `scales` factors of type `f32` with each token, such as those of blocks of 8-bit
+    /// floats.
     #[must_use]
     pub fn scales(mut self, scales: usize) -> Self {
         self.scales = scales;
@@ -42,8 +43,8 @@ impl Shape {
     }
 
     /// Runs kernels as at most `blocks` blocks of `threads` threads, so that other kernels can run
-    /// beside them. The default is 256 blocks of 512 threads on GPUs; on the host backend, where the
-    /// threads of a kernel take turns, it is one block of one thread.
+    /// beside them. The default is 256 blocks of 512 threads on GPUs; on the host backend, where
+    /// the threads of a kernel take turns, it is one block of one thread.
     #[must_use]
     pub fn launch(mut self, blocks: u32, threads: u32) -> Self {
         self.launch = Some([blocks, threads]);
@@ -55,8 +56,8 @@ impl Shape {
         ranks * self.max_tokens * self.top_k.min(self.experts.checked_div(ranks).unwrap_or(0))
     }
 
-    /// Checks the numbers for a team of `ranks` ranks, tokens of `token_bytes` bytes an element, and
-    /// results of `result_bytes`.
+    /// Checks the numbers for a team of `ranks` ranks, tokens of `token_bytes` bytes an element,
+    /// and results of `result_bytes`.
     pub(crate) fn check(&self, ranks: usize, token_bytes: usize, result_bytes: usize) -> Result<(), Error> {
         let wrong = |argument, found: usize, expected| Err(value("moe", argument, found.to_string(), expected));
         if ranks > MAX_RANKS {
