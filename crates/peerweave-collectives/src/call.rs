@@ -99,8 +99,9 @@ pub struct Call {
     /// Messages through rings: 1 if each of [`max_blocks`](Self::max_blocks) blocks pushes and
     /// copies arriving chunks, 0 if each is a pair of blocks, of which one pushes and one copies.
     pub is_combined: u32,
-    /// 0.
-    pub reserved: u32,
+    /// scan: 1 if a rank gets the reduction of the ranks before it, without its own input; rank 0
+    /// then gets no result.
+    pub is_exclusive: u32,
 }
 
 /// Returns value `k` of the [`MAX_RANKS`] values of a kernel argument. Reads all values and then

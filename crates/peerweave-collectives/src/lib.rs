@@ -10,9 +10,9 @@
 //! | [`Algorithm::TwoShot`] | each rank pushes part `r` to rank `r`, which reduces it and pushes the result | medium |
 //! | [`Algorithm::Chunked`] | as two-shot, in chunks through a ring, with flags instead of lines that announce themselves | large |
 //!
-//! reduce_scatter, all_gather and all_to_all have one separate algorithm, which pushes lines to the
-//! rank that needs them. Messages between pairs of ranks are in [`transfer`]: send and receive,
-//! broadcast, gather, scatter, and longer calls of all_gather and all_to_all. With other
+//! reduce_scatter, [`scan`], all_gather and all_to_all have one separate algorithm, which pushes
+//! lines to the rank that needs them. Messages between pairs of ranks are in [`transfer`]: send and
+//! receive, broadcast, gather, scatter, and longer calls of all_gather and all_to_all. With other
 //! [`Results`], the kernels of all_reduce compute reduce and longer calls of reduce_scatter.
 //!
 //! # Lines
@@ -51,6 +51,7 @@ mod line;
 mod push;
 mod reduce;
 pub mod reduce_scatter;
+pub mod scan;
 pub mod transfer;
 mod wait;
 

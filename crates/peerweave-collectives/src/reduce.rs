@@ -69,6 +69,8 @@ macro_rules! class {
 class! {
     i8 as u8, true, |n| u64::from(n);
     u8 as u8, true, |n| u64::from(n);
+    i16 as u16, true, |n| u64::from(n);
+    u16 as u16, true, |n| u64::from(n);
     i32 as u32, true, |n| u64::from(n);
     u32 as u32, true, |n| u64::from(n);
     i64 as u64, true, |n| u64::from(n);
@@ -98,6 +100,8 @@ macro_rules! over {
 over! {
     i8: |a, b| (i32::from(a) / i32::from(b).max(1)) as i8;
     u8: |a, b| a / b.max(1);
+    i16: |a, b| a / b.max(1);
+    u16: |a, b| a / b.max(1);
     i32: |a, b| a / b.max(1);
     u32: |a, b| a / b.max(1);
     i64: |a, b| a / b.max(1);

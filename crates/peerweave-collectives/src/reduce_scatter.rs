@@ -60,6 +60,8 @@ entries! {
     reduce_scatter_f32_8: <f32, 4, true, false>;
     reduce_scatter_i8_8: <i8, 4, true, false>;
     reduce_scatter_u8_8: <u8, 4, true, false>;
+    reduce_scatter_i16_8: <i16, 4, true, false>;
+    reduce_scatter_u16_8: <u16, 4, true, false>;
     reduce_scatter_i32_8: <i32, 4, true, false>;
     reduce_scatter_u32_8: <u32, 4, true, false>;
     reduce_scatter_i64_8: <i64, 4, true, false>;
@@ -85,7 +87,7 @@ pub fn kernel(
     ranks: u32,
     is_plain: bool,
 ) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {
-    use peerweave_types::DType::{BF16, F16, F32, F64, I8, I32, I64, U8, U32, U64};
+    use peerweave_types::DType::{BF16, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     if ranks == 0 || ranks as usize > crate::MAX_RANKS {
         return None;
     }
@@ -110,6 +112,8 @@ pub fn kernel(
         (F32, _, _) => &reduce_scatter_f32_8::KERNEL,
         (I8, _, _) => &reduce_scatter_i8_8::KERNEL,
         (U8, _, _) => &reduce_scatter_u8_8::KERNEL,
+        (I16, _, _) => &reduce_scatter_i16_8::KERNEL,
+        (U16, _, _) => &reduce_scatter_u16_8::KERNEL,
         (I32, _, _) => &reduce_scatter_i32_8::KERNEL,
         (U32, _, _) => &reduce_scatter_u32_8::KERNEL,
         (I64, _, _) => &reduce_scatter_i64_8::KERNEL,

@@ -303,6 +303,8 @@ numbered! {
         Scatter = 30, "scatter";
         /// A collective kernel: a message between two PEs.
         SendRecv = 31, "send and receive";
+        /// The collective kernels `scan` and `exclusive_scan`.
+        Scan = 32, "scan";
     }
 }
 

@@ -31,9 +31,9 @@ pub enum DType {
     F8E4M3 = 10,
     /// 8-bit float with 5 exponent bits. Can be moved but not reduced.
     F8E5M2 = 11,
-    /// Signed 16-bit integer. GPUs and NCCL move it but do not reduce it.
+    /// Signed 16-bit integer. NCCL has no such type.
     I16 = 12,
-    /// Unsigned 16-bit integer. GPUs and NCCL move it but do not reduce it.
+    /// Unsigned 16-bit integer. NCCL has no such type.
     U16 = 13,
 }
 

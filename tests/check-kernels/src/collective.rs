@@ -169,6 +169,8 @@ macro_rules! for_each_collective {
         $each! {
             i8, integer: check_collective_thread_i8, check_collective_warp_i8, check_collective_block_i8;
             u8, integer: check_collective_thread_u8, check_collective_warp_u8, check_collective_block_u8;
+            i16, integer: check_collective_thread_i16, check_collective_warp_i16, check_collective_block_i16;
+            u16, integer: check_collective_thread_u16, check_collective_warp_u16, check_collective_block_u16;
             i32, integer: check_collective_thread_i32, check_collective_warp_i32, check_collective_block_i32;
             u32, integer: check_collective_thread_u32, check_collective_warp_u32, check_collective_block_u32;
             i64, integer: check_collective_thread_i64, check_collective_warp_i64, check_collective_block_i64;

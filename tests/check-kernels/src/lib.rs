@@ -62,6 +62,7 @@ macro_rules! samples {
 samples! {
     i8: |n| n as i8, |v| v as u64;
     u8: |n| n as u8, |v| u64::from(v);
+    i16: |n| n as i16, |v| v as u64;
     u16: |n| n as u16, |v| u64::from(v);
     i32: |n| n as i32, |v| v as u64;
     u32: |n| n as u32, |v| u64::from(v);

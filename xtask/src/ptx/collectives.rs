@@ -65,7 +65,8 @@ pub(super) fn check(ptx: &str, _: Variant) -> Outcome {
             outcome.faults.push(format!("{kernel} has {barriers} `{BARRIER}`, expected {wanted}"));
         }
         let locals = text::instructions(body).filter(|found| text::operation(found).starts_with(LOCAL)).count();
-        if locals > 0 && kernel.contains("reduce") && !["_i8_", "_u8_"].iter().any(|bytes| kernel.contains(bytes)) {
+        let reduces = kernel.contains("reduce") || kernel.starts_with("scan_");
+        if locals > 0 && reduces && !["_i8_", "_u8_"].iter().any(|bytes| kernel.contains(bytes)) {
             outcome.faults.push(format!("{kernel} has {locals} `{LOCAL}`, expected none"));
         }
         outcome.checked += 1;

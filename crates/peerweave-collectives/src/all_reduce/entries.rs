@@ -35,6 +35,8 @@ entries! {
     all_reduce_one_shot_f32_8: one_shot::<f32, 4, true, false>;
     all_reduce_one_shot_i8_8: one_shot::<i8, 4, true, false>;
     all_reduce_one_shot_u8_8: one_shot::<u8, 4, true, false>;
+    all_reduce_one_shot_i16_8: one_shot::<i16, 4, true, false>;
+    all_reduce_one_shot_u16_8: one_shot::<u16, 4, true, false>;
     all_reduce_one_shot_i32_8: one_shot::<i32, 4, true, false>;
     all_reduce_one_shot_u32_8: one_shot::<u32, 4, true, false>;
     all_reduce_one_shot_i64_8: one_shot::<i64, 4, true, false>;
@@ -60,6 +62,8 @@ entries! {
     all_reduce_two_shot_f32_8: two_shot::<f32, 4, true, false>;
     all_reduce_two_shot_i8_8: two_shot::<i8, 4, true, false>;
     all_reduce_two_shot_u8_8: two_shot::<u8, 4, true, false>;
+    all_reduce_two_shot_i16_8: two_shot::<i16, 4, true, false>;
+    all_reduce_two_shot_u16_8: two_shot::<u16, 4, true, false>;
     all_reduce_two_shot_i32_8: two_shot::<i32, 4, true, false>;
     all_reduce_two_shot_u32_8: two_shot::<u32, 4, true, false>;
     all_reduce_two_shot_i64_8: two_shot::<i64, 4, true, false>;
@@ -85,6 +89,8 @@ entries! {
     all_reduce_chunked_f32_8: chunked::<f32, 8, false>;
     all_reduce_chunked_i8_8: chunked::<i8, 8, false>;
     all_reduce_chunked_u8_8: chunked::<u8, 8, false>;
+    all_reduce_chunked_i16_8: chunked::<i16, 8, false>;
+    all_reduce_chunked_u16_8: chunked::<u16, 8, false>;
     all_reduce_chunked_i32_8: chunked::<i32, 8, false>;
     all_reduce_chunked_u32_8: chunked::<u32, 8, false>;
     all_reduce_chunked_i64_8: chunked::<i64, 8, false>;
@@ -125,7 +131,7 @@ pub fn kernel(
     is_plain: bool,
 ) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {
     use Algorithm::{Chunked, OneShot, TwoShot};
-    use peerweave_types::DType::{BF16, F16, F32, F64, I8, I32, I64, U8, U32, U64};
+    use peerweave_types::DType::{BF16, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     if ranks == 0 || ranks as usize > MAX_RANKS {
         return None;
     }
@@ -150,6 +156,8 @@ pub fn kernel(
         (OneShot, F32, _, _) => &all_reduce_one_shot_f32_8::KERNEL,
         (OneShot, I8, _, _) => &all_reduce_one_shot_i8_8::KERNEL,
         (OneShot, U8, _, _) => &all_reduce_one_shot_u8_8::KERNEL,
+        (OneShot, I16, _, _) => &all_reduce_one_shot_i16_8::KERNEL,
+        (OneShot, U16, _, _) => &all_reduce_one_shot_u16_8::KERNEL,
         (OneShot, I32, _, _) => &all_reduce_one_shot_i32_8::KERNEL,
         (OneShot, U32, _, _) => &all_reduce_one_shot_u32_8::KERNEL,
         (OneShot, I64, _, _) => &all_reduce_one_shot_i64_8::KERNEL,
@@ -175,6 +183,8 @@ pub fn kernel(
         (TwoShot, F32, _, _) => &all_reduce_two_shot_f32_8::KERNEL,
         (TwoShot, I8, _, _) => &all_reduce_two_shot_i8_8::KERNEL,
         (TwoShot, U8, _, _) => &all_reduce_two_shot_u8_8::KERNEL,
+        (TwoShot, I16, _, _) => &all_reduce_two_shot_i16_8::KERNEL,
+        (TwoShot, U16, _, _) => &all_reduce_two_shot_u16_8::KERNEL,
         (TwoShot, I32, _, _) => &all_reduce_two_shot_i32_8::KERNEL,
         (TwoShot, U32, _, _) => &all_reduce_two_shot_u32_8::KERNEL,
         (TwoShot, I64, _, _) => &all_reduce_two_shot_i64_8::KERNEL,
@@ -200,6 +210,8 @@ pub fn kernel(
         (Chunked, F32, _, _) => &all_reduce_chunked_f32_8::KERNEL,
         (Chunked, I8, _, _) => &all_reduce_chunked_i8_8::KERNEL,
         (Chunked, U8, _, _) => &all_reduce_chunked_u8_8::KERNEL,
+        (Chunked, I16, _, _) => &all_reduce_chunked_i16_8::KERNEL,
+        (Chunked, U16, _, _) => &all_reduce_chunked_u16_8::KERNEL,
         (Chunked, I32, _, _) => &all_reduce_chunked_i32_8::KERNEL,
         (Chunked, U32, _, _) => &all_reduce_chunked_u32_8::KERNEL,
         (Chunked, I64, _, _) => &all_reduce_chunked_i64_8::KERNEL,

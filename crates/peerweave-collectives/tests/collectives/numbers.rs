@@ -49,7 +49,7 @@ macro_rules! integers {
     )*};
 }
 
-integers!(i8 as u8, u8 as u8, i32 as u32, u32 as u32, i64 as u64, u64 as u64);
+integers!(i8 as u8, u8 as u8, i16 as u16, u16 as u16, i32 as u32, u32 as u32, i64 as u64, u64 as u64);
 
 macro_rules! floats {
     ($($t:ty as $wide:ty: |$x:ident| $widen:expr, |$y:ident| $narrow:expr;)*) => {$(

@@ -84,6 +84,8 @@ fn reduce_scatter_gives_each_rank_its_part() {
         check_reduce_scatter::<f32>(&mut world, &Given { count: 400, blocks: 1, ..given });
         check_reduce_scatter::<u8>(&mut world, &Given { op: ReduceOp::Xor, shift: [3, 5], ..given });
         check_reduce_scatter::<f64>(&mut world, &Given { count: 1, ..given });
+        check_reduce_scatter::<i16>(&mut world, &Given { op: ReduceOp::Min, shift: [1, 2], ..given });
+        check_reduce_scatter::<u16>(&mut world, &Given { op: ReduceOp::Avg, ..given });
     }
 }
 

@@ -84,7 +84,7 @@ impl World {
             results: 0,
             is_symmetric: 0,
             is_combined: 0,
-            reserved: 0,
+            is_exclusive: 0,
         }
     }
 

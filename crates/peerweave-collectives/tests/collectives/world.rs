@@ -101,7 +101,7 @@ impl World {
             results: Results::Every.code(),
             is_symmetric: 0,
             is_combined: 0,
-            reserved: 0,
+            is_exclusive: 0,
         }
     }
 

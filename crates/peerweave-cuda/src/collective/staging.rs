@@ -117,7 +117,7 @@ impl Staging {
             results: Results::Every.code(),
             is_symmetric: 0,
             is_combined: 0,
-            reserved: 0,
+            is_exclusive: 0,
         };
         for k in 0..ranks {
             let pe = members[(me + k) % ranks];

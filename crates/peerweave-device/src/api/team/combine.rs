@@ -80,13 +80,13 @@ macro_rules! combine {
     )*};
 }
 
-combine!(Sum for i8, u8, i32, u32, i64, u64: |a, b| a.wrapping_add(b));
-combine!(Prod for i8, u8, i32, u32, i64, u64: |a, b| a.wrapping_mul(b));
-combine!(Min for i8, u8, i32, u32, i64, u64: |a, b| if b < a { b } else { a });
-combine!(Max for i8, u8, i32, u32, i64, u64: |a, b| if b > a { b } else { a });
-combine!(And for i8, u8, i32, u32, i64, u64: |a, b| a & b);
-combine!(Or for i8, u8, i32, u32, i64, u64: |a, b| a | b);
-combine!(Xor for i8, u8, i32, u32, i64, u64: |a, b| a ^ b);
+combine!(Sum for i8, u8, i16, u16, i32, u32, i64, u64: |a, b| a.wrapping_add(b));
+combine!(Prod for i8, u8, i16, u16, i32, u32, i64, u64: |a, b| a.wrapping_mul(b));
+combine!(Min for i8, u8, i16, u16, i32, u32, i64, u64: |a, b| if b < a { b } else { a });
+combine!(Max for i8, u8, i16, u16, i32, u32, i64, u64: |a, b| if b > a { b } else { a });
+combine!(And for i8, u8, i16, u16, i32, u32, i64, u64: |a, b| a & b);
+combine!(Or for i8, u8, i16, u16, i32, u32, i64, u64: |a, b| a | b);
+combine!(Xor for i8, u8, i16, u16, i32, u32, i64, u64: |a, b| a ^ b);
 combine!(Sum for f16, bf16, f32, f64: |a, b| a + b);
 combine!(Prod for f16, bf16, f32, f64: |a, b| a * b);
 combine!(Min for f16, bf16, f32, f64: |a, b| a.min(b));
@@ -141,6 +141,8 @@ macro_rules! reducible {
 
 reducible!(i8 as i8, u8, 16, |w| w, |v| v, |x| x as u8, |y| y as i8);
 reducible!(u8 as u8, u8, 16, |w| w, |v| v, |x| x, |y| y);
+reducible!(i16 as i16, u16, 8, |w| w, |v| v, |x| x as u16, |y| y as i16);
+reducible!(u16 as u16, u16, 8, |w| w, |v| v, |x| x, |y| y);
 reducible!(i32 as i32, u32, 4, |w| w, |v| v, |x| x as u32, |y| y as i32);
 reducible!(u32 as u32, u32, 4, |w| w, |v| v, |x| x, |y| y);
 reducible!(i64 as i64, u64, 2, |w| w, |v| v, |x| x as u64, |y| y as i64);
