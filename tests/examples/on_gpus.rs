@@ -1,6 +1,7 @@
 //! Runs the conformance suite on the GPUs of this machine: `peerweave run -n 2 -- on_gpus [PASSES]
 //! [SEED]`. Every collective, element type and reduction in teams of every shape is compared with
-//! the oracle, and so are waits. PE 0 prints a line for each team and each type.
+//! the oracle, and so are waits, reductions by a function, and strided all-to-alls. PE 0 prints a
+//! line for each part, team and type.
 //!
 //! PEs of processes that see one GPU share it: then each call takes milliseconds.
 
@@ -8,7 +9,7 @@ use peerweave::bootstrap::Job;
 use peerweave::{DType, World};
 use peerweave_cuda::{Cuda, CudaOptions};
 use peerweave_tests::conformance::{all_of_a_type, team_of};
-use peerweave_tests::waits;
+use peerweave_tests::{functions, waits};
 use std::error::Error;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     waits::of_every_type(&world);
     waits::any_is_fair(&world);
     say("waits".to_owned(), started);
+    let started = Instant::now();
+    functions::in_rank_order(&world, &[0, 1, 3, 700, 100_000, 1_000_003]);
+    say("reductions by a function".to_owned(), started);
+    let started = Instant::now();
+    functions::strided(&world, &[0, 1, 5, 200, 40_000]);
+    say("strided all-to-alls".to_owned(), started);
     for dtype in DType::ALL {
         let started = Instant::now();
         all_of_a_type(&world, Some(world.team()), dtype, passes, seed);

@@ -9,7 +9,6 @@ use crate::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
 use crate::oracle::{self, Expected, Matrix};
 use crate::ragged;
 use crate::sample::{Exact, Sample, hash, movable, reducible, scalar};
-use peerweave::backend::CollectiveKind;
 use peerweave::{
     DType, F8E4M3, F8E5M2, Rank, ReduceOp, Reduction, Stream, Symmetric, Team, TeamShape, VectorCounts, World, bf16, f16,
 };
@@ -263,15 +262,11 @@ pub fn counts(form: Form, size: usize, n: usize) -> [Vec<usize>; 2] {
 /// # Panics
 /// If a case fails.
 pub fn all_of_a_type(world: &World, team: Option<&Team>, dtype: DType, passes: usize, seed: u64) {
-    // GPUs do not reduce 16-bit integers.
-    let reduces = world.caps().reduction(peerweave::backend::CollectiveKind::AllReduce, dtype, ReduceOp::Sum).is_some();
     let run = match dtype {
         DType::I8 => numbers::<i8>,
         DType::U8 => numbers::<u8>,
-        DType::I16 if reduces => numbers::<i16>,
-        DType::U16 if reduces => numbers::<u16>,
-        DType::I16 => elements::<i16>,
-        DType::U16 => elements::<u16>,
+        DType::I16 => numbers::<i16>,
+        DType::U16 => numbers::<u16>,
         DType::I32 => numbers::<i32>,
         DType::U32 => numbers::<u32>,
         DType::I64 => numbers::<i64>,
@@ -366,8 +361,7 @@ fn numbers<T: Exact>(world: &World, team: Option<&Team>, passes: usize, seed: u6
         let stream = world.stream().expect("a stream");
         let bench = Bench { team, stream: &stream };
         moving(&bench, &arenas, passes, seed);
-        let has_scans = world.caps().reduction(CollectiveKind::Scan, T::DTYPE, ReduceOp::Sum).is_some();
-        for form in Form::REDUCING.into_iter().filter(|form| has_scans || !form.is_scan()) {
+        for form in Form::REDUCING {
             for op in ReduceOp::ALL.into_iter().filter(|op| op.accepts(T::DTYPE)) {
                 for case in cases(form, op, size_of::<T>(), team.size(), passes, seed ^ T::DTYPE as u64) {
                     bench.reduction(&case, &arenas);

@@ -11,6 +11,7 @@
 //!   memory       buffers of every kind with guards around them
 //!   calls        a collective by its name
 //!   conformance  cases, and what checks one
+//!   functions    reductions by a function, and strided all-to-alls
 //!   ragged       cases with a part of another length for each rank
 //!   leftovers    what a job may not leave behind
 //!   waits        waits for words of every type
@@ -25,6 +26,7 @@ pub mod calls;
 pub mod child;
 pub mod conformance;
 pub mod contexts;
+pub mod functions;
 pub mod harness;
 pub mod job;
 pub mod leftovers;

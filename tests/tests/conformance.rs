@@ -2,12 +2,12 @@
 //! shape, on all kinds of buffers, around every threshold of an algorithm, among threads and
 //! processes.
 
-use peerweave::{DType, Error, Rank, ReduceFn, ReduceOp, Strides, VectorCounts, bf16, f16};
+use peerweave::{DType, Error, Rank, ReduceFn, ReduceOp, VectorCounts, bf16, f16};
 use peerweave_tests::calls::Form;
 use peerweave_tests::conformance::{self, Arenas, Bench, Case, all_of_a_type, team_of};
 use peerweave_tests::memory::Kind;
-use peerweave_tests::sample::{Exact, hash, movable};
-use peerweave_tests::{Job, Seat, named};
+use peerweave_tests::sample::{Exact, hash};
+use peerweave_tests::{Job, Seat, functions, named};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -307,51 +307,13 @@ fn mixed_in_place_and_out_of_place_ranks_are_right() {
     }
 }
 
-/// The composition of two functions `x -> a * x + b`, each as `a << 32 | b`: associative, but not
-/// commutative.
-fn compose(f: u64, g: u64) -> u64 {
-    let ([a, b], [c, d]) = ([(f >> 32) as u32, f as u32], [(g >> 32) as u32, g as u32]);
-    u64::from(a.wrapping_mul(c)) << 32 | u64::from(c.wrapping_mul(b).wrapping_add(d))
-}
+/// Counts around the thresholds of the host backend.
+const COUNTS: [usize; 7] = [0, 1, 3, 40, 700, 5000, 100_000];
 
-/// Compares reductions by a function with its results in rank order.
 fn functions(seat: &Seat) {
     let world = seat.join();
-    let (team, stream) = (world.team(), world.stream().unwrap());
-    let (n, me) = (team.size(), team.my_rank().index());
-    let function = ReduceFn::new(compose);
-    let value = |rank: usize, i: usize| hash(&[rank as u64, i as u64]);
-    let first = |ranks: usize, i: usize| (1..ranks).fold(value(0, i), |all, rank| compose(all, value(rank, i)));
-    for count in [0, 1, 3, 40, 700, 5000, 100_000] {
-        let expected = |ranks: usize| (0..count).map(|i| first(ranks, i)).collect::<Vec<u64>>();
-        let mine: Vec<u64> = (0..count).map(|i| value(me, i)).collect();
-        let [a, b] = [0; 2].map(|_| world.alloc_zeroed::<u64>(count).unwrap());
-        a.copy_from(&mine).unwrap();
-        let mut private = vec![0; count];
-        team.all_reduce_with_blocking(&mine, &mut private, &function).unwrap();
-        team.all_reduce_with(&stream, &a, &b, &function).unwrap().wait().unwrap();
-        assert!(private == expected(n) && b.to_vec().unwrap() == expected(n), "all_reduce_with of {count}");
-        team.barrier_blocking().unwrap();
-        team.scan_with_blocking(&mine, &mut private, &function).unwrap();
-        team.scan_with(&stream, &a, &b, &function).unwrap().wait().unwrap();
-        assert!(private == expected(me + 1) && b.to_vec().unwrap() == expected(me + 1), "scan_with of {count}");
-        let root = Rank::new(n as u32 - 1);
-        private.fill(7);
-        team.reduce_with_blocking(&a, &mut private, &function, root).unwrap();
-        let reduced = if team.my_rank() == root { expected(n) } else { vec![7; count] };
-        assert!(private == reduced, "reduce_with of {count}");
-        if count > 0 {
-            // Another call of the same kind is noticed.
-            let odd = if me == 0 {
-                team.all_reduce_blocking(&mine, &mut private, ReduceOp::Sum)
-            } else {
-                team.all_reduce_with_blocking(&mine, &mut private, &function)
-            };
-            assert!(n == 1 || matches!(odd, Err(Error::Mismatch(_))), "{odd:?}");
-        }
-        a.release().unwrap();
-        b.release().unwrap();
-    }
+    functions::in_rank_order(&world, &COUNTS);
+    functions::another_call_is_noticed(&world);
     let _ = world.finalize().expect("all finalize");
 }
 
@@ -389,42 +351,9 @@ fn panic_of_a_function_fails_the_call_and_hangs_nobody() {
     Job::new("panics", 2).on_processes();
 }
 
-/// Compares a strided all-to-all with elements computed one by one.
 fn strided(seat: &Seat) {
-    fn one<T: Exact>(world: &peerweave::World) {
-        let (team, stream) = (world.team(), world.stream().unwrap());
-        let (n, me) = (team.size(), team.my_rank().index());
-        for count in [0, 1, 2, 5, 90, 700, 40_000] {
-            // Strides may differ among ranks.
-            for (source, dest) in [(1, 1), (2, 3), (1 + me, 4 - me.min(3))] {
-                let strides = Strides { count, source, dest };
-                let reach = |stride: usize| (n * count).checked_sub(1).map_or(0, |last| last * stride + 1);
-                let mine: Vec<T> =
-                    (0..reach(source)).map(|i| movable(9, me, if i % source == 0 { i / source } else { 1 << 40 })).collect();
-                let mut expected = vec![T::small(1); reach(dest) + 1];
-                for i in 0..n * count {
-                    expected[i * dest] = movable(9, i / count, me * count + i % count);
-                }
-                let mut private = vec![T::small(1); expected.len()];
-                team.all_to_all_strided_blocking(&mine, &mut private, strides).unwrap();
-                let longest = n * count * n.max(4) + 1;
-                let [a, b] = [0; 2].map(|_| world.alloc::<T>(longest).unwrap());
-                a.slice(..mine.len()).unwrap().copy_from(&mine).unwrap();
-                b.fill(T::small(1)).unwrap();
-                team.all_to_all_strided(&stream, &a, &b, strides).unwrap().wait().unwrap();
-                let symmetric = b.slice(..expected.len()).unwrap().to_vec().unwrap();
-                let bits = |list: &[T]| list.iter().map(|x| x.bits()).collect::<Vec<_>>();
-                assert!(bits(&private) == bits(&expected), "{} private, {strides:?}", T::DTYPE);
-                assert!(bits(&symmetric) == bits(&expected), "{} symmetric, {strides:?}", T::DTYPE);
-                a.release().unwrap();
-                b.release().unwrap();
-            }
-        }
-    }
     let world = seat.join();
-    one::<u8>(&world);
-    one::<f16>(&world);
-    one::<f64>(&world);
+    functions::strided(&world, &[0, 1, 2, 5, 90, 700, 40_000]);
     let _ = world.finalize().expect("all finalize");
 }
 

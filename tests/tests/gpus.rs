@@ -8,11 +8,11 @@
 #[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
 mod common;
 
-use peerweave::{DType, PeerCause};
+use peerweave::{DType, Error, PeerCause, ReduceFn};
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
 use peerweave_tests::conformance::{all_of_a_type, team_of};
-use peerweave_tests::{contexts, locks, waits};
+use peerweave_tests::{contexts, functions, locks, waits};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,14 +99,30 @@ fn lock_of_a_lost_pe_is_taken_over() {
     });
 }
 
+/// Runs the cases of each type that `which` selects.
+fn with_two_pes(which: impl Fn(DType) -> bool) {
+    let types: Vec<DType> = DType::ALL.into_iter().filter(|dtype| which(*dtype)).collect();
+    every_collective(2, "world", &types, 1, 2);
+}
+
 #[test]
-fn collectives_of_every_type_are_correct_with_two_pes() {
-    Fakes::new().cuda().run(|| every_collective(2, "world", &DType::ALL, 1, 2));
+fn collectives_of_short_integers_are_correct_with_two_pes() {
+    Fakes::new().cuda().run(|| with_two_pes(|dtype| dtype.is_integer() && dtype.size_bytes() < 4));
+}
+
+#[test]
+fn collectives_of_long_integers_are_correct_with_two_pes() {
+    Fakes::new().cuda().run(|| with_two_pes(|dtype| dtype.is_integer() && dtype.size_bytes() >= 4));
+}
+
+#[test]
+fn collectives_of_floats_are_correct_with_two_pes() {
+    Fakes::new().cuda().run(|| with_two_pes(|dtype| !dtype.is_integer()));
 }
 
 #[test]
 fn collectives_are_correct_with_three_pes() {
-    Fakes::new().cuda().run(|| every_collective(3, "world", &[DType::F32, DType::BF16, DType::U8], 1, 3));
+    Fakes::new().cuda().run(|| every_collective(3, "world", &[DType::F32, DType::BF16, DType::U8, DType::I16], 1, 3));
 }
 
 #[test]
@@ -120,4 +136,66 @@ fn collectives_are_correct_in_teams_of_other_shapes() {
 #[test]
 fn collectives_are_correct_with_one_pe() {
     Fakes::new().cuda().run(|| every_collective(1, "world", &[DType::F64, DType::I8], 1, 1));
+}
+
+#[test]
+fn functions_combine_elements_in_rank_order() {
+    Fakes::new().cuda().run(|| {
+        for n_pes in [1, 3] {
+            on_gpus(n_pes, |world| {
+                functions::in_rank_order(&world, &[0, 1, 3, 700]);
+                assert!(world.finalize().expect("all finalize").is_clean());
+            });
+        }
+        on_gpus(2, |world| {
+            // More than one piece of operands.
+            functions::in_rank_order(&world, &[300_001]);
+            functions::another_call_is_noticed(&world);
+            drop(world.finalize());
+        });
+    });
+}
+
+#[test]
+fn panic_of_a_function_fails_the_call_of_its_pe_alone() {
+    Fakes::new().cuda().run(|| {
+        on_gpus(3, |world| {
+            let (team, me) = (world.team(), world.my_pe().get());
+            let function = ReduceFn::new(move |a: u64, b: u64| if me == 1 && b == 77 { panic!("no 77") } else { a + b });
+            let (mut sum, stream) = ([0u64; 50], world.stream().expect("a stream"));
+            let done = team.all_reduce_with_blocking(&[77u64; 50], &mut sum, &function);
+            if me == 1 {
+                let failed = done.unwrap_err();
+                let text = failed.to_string();
+                assert!(
+                    matches!(failed, Error::System { .. }) && text.contains("all_reduce") && text.contains("no 77"),
+                    "{text}"
+                );
+            } else {
+                done.expect("this function does not panic");
+                assert_eq!(sum, [3 * 77; 50]);
+            }
+            // The team goes on.
+            let (a, b) = (world.alloc_zeroed::<u64>(5).unwrap(), world.alloc_zeroed::<u64>(5).unwrap());
+            a.fill(1).unwrap();
+            team.all_reduce_with(&stream, &a, &b, &function).unwrap().wait().unwrap();
+            assert_eq!(b.to_vec().unwrap(), [3; 5]);
+            team.barrier_blocking().unwrap();
+            a.release().unwrap();
+            b.release().unwrap();
+            let _ = world.finalize().expect("all finalize");
+        });
+    });
+}
+
+#[test]
+fn strided_all_to_all_moves_each_element_to_its_place() {
+    Fakes::new().cuda().run(|| {
+        for n_pes in [1, 3] {
+            on_gpus(n_pes, |world| {
+                functions::strided(&world, &[0, 1, 5, 200]);
+                assert!(world.finalize().expect("all finalize").is_clean());
+            });
+        }
+    });
 }

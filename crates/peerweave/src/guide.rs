@@ -42,6 +42,7 @@ use crate::{Context, Lock};
 /// | every rank contributes, every rank needs the whole result | [`Team::all_reduce`], [`Team::all_gather`], [`Team::all_gather_v`] for unequal parts |
 /// | every rank needs its part of the result | [`Team::reduce_scatter`], [`Team::all_to_all`], [`Team::all_to_all_v`] for unequal parts |
 /// | a rank needs the reduction of the ranks before it, such as its offset in a list of all | [`Team::scan`], [`Team::exclusive_scan`] |
+/// | elements are combined by a function of your own | [`Team::all_reduce_with`], [`Team::reduce_with`], [`Team::scan_with`]; on GPUs it [runs on the host](ReduceFn#on-gpus) |
 /// | one rank has the data, or needs it | [`Team::broadcast`], [`Team::scatter`], [`Team::reduce`], [`Team::gather`]; [`Team::scatter_v`], [`Team::gather_v`] for unequal parts |
 /// | two ranks exchange data and both know when | [`Team::send`] and [`Team::recv`]; several in a [`Team::group`], so that none waits for another |
 /// | only the sender knows when, and the receiver waits for it | [`Team::put_signal`] and [`Team::wait_until`] |
@@ -128,7 +129,7 @@ pub mod threads {}
 /// | `MPI_Bcast` | [`Team::broadcast_in_place`] |
 /// | `MPI_Reduce`, `MPI_Allreduce` | [`Team::reduce`], [`Team::all_reduce`] |
 /// | `MPI_Scan`, `MPI_Exscan` | [`Team::scan`], [`Team::exclusive_scan`] |
-/// | `MPI_Op_create` | [`ReduceFn`], for [`Team::all_reduce_with`], [`Team::reduce_with`], [`Team::scan_with`]; on the host backend |
+/// | `MPI_Op_create` | [`ReduceFn`], for [`Team::all_reduce_with`], [`Team::reduce_with`], [`Team::scan_with`]; on GPUs it [runs on the host](ReduceFn#on-gpus) |
 /// | `MPI_Reduce_scatter_block` | [`Team::reduce_scatter`] |
 /// | `MPI_Gather`, `MPI_Allgather`, `MPI_Scatter` | [`Team::gather`], [`Team::all_gather`], [`Team::scatter`] |
 /// | `MPI_Gatherv`, `MPI_Allgatherv`, `MPI_Scatterv` | [`Team::gather_v`], [`Team::all_gather_v`], [`Team::scatter_v`]: `recvcounts` and `displs` are one [`Parts`] |

@@ -14,6 +14,20 @@ use std::sync::Arc;
 /// always its first argument. It may be called on any thread, and for each element more than once.
 /// A clone is the same function.
 ///
+/// # On GPUs
+/// The function is code of the host. The GPU backend gathers the elements of all ranks in pinned
+/// memory of each PE, calls the function on a thread of the driver, in the order of the stream, and
+/// copies the result to its place. A call of `n` bytes by `r` ranks moves `r * n` bytes to the host
+/// and `n` bytes back, on every rank, and each PE combines all of them on one thread. So it is
+/// slower than a reduction by a [`ReduceOp`](crate::ReduceOp), the more so for large operands. The
+/// function must not call CUDA or wait for other PEs: all streams of the GPU may share its thread.
+/// If it panics, the call fails on this PE, and the team can be used further. In a stream that is
+/// being captured the call is [`Error::Unsupported`](crate::Error::Unsupported).
+///
+/// Where that is too slow, or must be in a graph, combine on the GPU: gather the elements with
+/// [`all_gather`](crate::Team::all_gather), and launch a kernel of your own in the same stream that
+/// combines them ([`Stream::launch`](crate::Stream::launch)).
+///
 /// ```
 /// use peerweave::{ReduceFn, World};
 ///

@@ -13,12 +13,14 @@
 
 mod abort;
 mod caps;
+mod combine;
 mod device;
 pub(crate) mod error;
 mod op;
 
 pub use abort::AbortWord;
 pub use caps::{AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, PrivateBuffers, ReductionCaps, ReductionOrder};
+pub use combine::{combine_in_order, function_panicked};
 pub use device::{DeviceOwner, Keep};
 pub(crate) use device::{Held, Owner};
 pub use op::{

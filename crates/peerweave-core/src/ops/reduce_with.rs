@@ -17,9 +17,12 @@ use peerweave_types::{Element, Rank};
 /// computes the same, in the same order as the other collective calls of this team.
 ///
 /// # Panics of the function
-/// The call fails on the PE on which the function panics, with the text of the panic, and so does
-/// the team. Other ranks get their result, or [`Error::Peer`](crate::Error::Peer), which names that
-/// PE.
+/// The call fails on the PE on which the function panics, with the text of the panic. On the host
+/// backend so does the team, and other ranks get their result, or
+/// [`Error::Peer`](crate::Error::Peer), which names that PE. On GPUs other ranks get their result.
+///
+/// # Cost on GPUs
+/// The function runs on the host: see [`ReduceFn`](ReduceFn#on-gpus).
 impl Team {
     /// Combines the elements of all ranks by a function, and stores the result on every rank.
     ///

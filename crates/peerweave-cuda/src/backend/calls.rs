@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::Error;
-use peerweave_core::backend::{CollectiveKind, CollectiveShape};
+use peerweave_core::backend::{Collective, CollectiveKind, CollectiveShape};
 use peerweave_types::{DType, KernelTeam, Pe, Rank, ReduceOp};
 
 use super::pages::Pages;
@@ -21,7 +21,7 @@ use super::teams::TeamOf;
 /// Number of calls of a team that are recorded; older ones are overwritten.
 const CALLS: u64 = 64;
 /// Number of words of one call: its number, starting with 1, or 0 while the call is written; kind,
-/// type, reduction and root; number of elements; chain.
+/// type, reduction, root, and whether a function of the caller reduces; number of elements; chain.
 const CALL_WORDS: usize = 4;
 /// Number of words before the calls of a team: the team, the number of its calls, whether a graph
 /// has captured calls.
@@ -71,11 +71,11 @@ impl Calls {
 
     /// Writes a call of this PE that is about to be enqueued. The caller holds the lock of the
     /// team's order.
-    pub(super) fn write(&self, team: &TeamOf, shape: CollectiveShape) {
+    pub(super) fn write(&self, team: &TeamOf, op: &Collective) {
         let word = |index| self.word(self.me, team.number(), index);
         let number = word(1).load(Ordering::Relaxed);
         let chain = if number == 0 { 0 } else { word(Self::at(number - 1) + 3).load(Ordering::Relaxed) };
-        let [what, count] = words_of(shape);
+        let [what, count] = words_of(op.shape(), op.function().is_some());
         let (at, chain) = (Self::at(number), mix(mix(chain ^ what) ^ count));
         word(at).store(0, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -130,16 +130,21 @@ impl Calls {
     }
 }
 
-fn words_of(shape: CollectiveShape) -> Words {
+/// Marks a reduction by a function of the caller.
+const BY_FUNCTION: u64 = 1 << 24;
+
+fn words_of(shape: CollectiveShape, by_function: bool) -> Words {
     let CollectiveShape { kind, dtype, op, root, count } = shape;
-    [kind as u64 | (dtype as u64) << 8 | (op as u64) << 16 | u64::from(root.get()) << 32, count as u64]
+    let what = kind as u64 | (dtype as u64) << 8 | (op as u64) << 16 | u64::from(root.get()) << 32;
+    [what | if by_function { BY_FUNCTION } else { 0 }, count as u64]
 }
 
 fn describe([what, count]: Words) -> String {
     let (kind, dtype, op) = (what as u8, (what >> 8) as u8, (what >> 16) as u8);
     let known = (CollectiveKind::from_u8(kind), DType::from_u8(dtype), ReduceOp::from_u8(op));
     let (Some(kind), Some(dtype), Some(op)) = known else { return format!("an unknown operation ({what:#x})") };
-    CollectiveShape { kind, dtype, op, root: Rank::new((what >> 32) as u32), count: count as usize }.to_string()
+    let shape = CollectiveShape { kind, dtype, op, root: Rank::new((what >> 32) as u32), count: count as usize };
+    if what & BY_FUNCTION == 0 { shape.to_string() } else { format!("{shape}, by a function") }
 }
 
 /// Mixes the bits of a word. Different words have different results.
@@ -156,7 +161,8 @@ mod tests {
     fn description_of_a_call_is_made_from_its_words() {
         let shape =
             CollectiveShape { kind: CollectiveKind::Reduce, dtype: DType::F32, op: ReduceOp::Max, root: Rank::new(3), count: 17 };
-        assert_eq!(describe(words_of(shape)), "reduce of 17 elements of f32 by max with root 3");
+        assert_eq!(describe(words_of(shape, false)), "reduce of 17 elements of f32 by max with root 3");
+        assert!(describe(words_of(shape, true)).ends_with(", by a function"));
         assert_eq!(describe([255, 0]), "an unknown operation (0xff)");
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, Direction, Op, Place, PointToPoint};
 use peerweave_driver::{CudaStream, is_capturing, join};
-use peerweave_types::{DType, Rank, ReduceOp};
+use peerweave_types::{Rank, ReduceOp};
 
 use super::enqueue::Enqueue;
 use super::error::{driver, portable, unsupported};
@@ -45,12 +45,12 @@ pub(super) fn order<'a>(
 
 impl Enqueue<'_> {
     /// The kernels of a team of several ranks.
-    fn collectives<'t>(&self, team: &'t TeamOf) -> Result<&'t Collectives, Error> {
+    pub(super) fn collectives<'t>(&self, team: &'t TeamOf) -> Result<&'t Collectives, Error> {
         team.collectives.as_ref().ok_or_else(|| unsupported(self.call, NO_KERNELS))
     }
 
     /// Returns the error of a call that was not enqueued.
-    fn enqueued(&self, team: &TeamOf, enqueued: Result<(), CudaError>) -> Result<Source, Error> {
+    pub(super) fn enqueued(&self, team: &TeamOf, enqueued: Result<(), CudaError>) -> Result<Source, Error> {
         match enqueued {
             Ok(()) => Ok(Source::Kernel),
             Err(error) => match self.state.poisoned(self.call, team.name()) {
@@ -100,20 +100,19 @@ impl Enqueue<'_> {
 
     /// Enqueues a reduction.
     pub(super) fn reduce(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
-        use CollectiveKind::{Reduce, ReduceScatter};
-        if !reduces(op.dtype) {
-            return Err(unsupported(self.call, "no kernel reduces 16-bit integers: convert them to 32 bits"));
-        }
+        use CollectiveKind::{ExclusiveScan, Reduce, ReduceScatter, Scan};
         let (collectives, n) = (self.collectives(team)?, team.members.len());
         let part = op.count * op.dtype.size_bytes();
         let bytes = if op.kind == ReduceScatter { n * part } else { part };
         let send = op.send.unwrap_or_else(|| panic!("peerweave-core bug: a {} without an operand", self.call));
         let from = self.reading(send, bytes)?;
-        let (to, staged) = op.recv.map_or(Ok((0, None)), |recv| self.writing(recv, part))?;
+        // An exclusive scan has no result on rank 0, whose kernel writes nothing.
+        let (to, staged) = match op.recv {
+            Some(recv) if op.kind != ExclusiveScan || team.me != 0 => self.writing(recv, part)?,
+            _ => (from, None),
+        };
         let (stream, count, dtype, scalar) = (self.stream, op.count as u64, op.dtype, op.scalar);
         let is_scaled = op.op == ReduceOp::PreMulSum;
-        // There is no kernel for this one: all ranks get all results, and each takes its own.
-        let all = if is_scaled && op.kind == ReduceScatter { self.scratch(bytes)? } else { 0 };
         // SAFETY: the ranges have so many elements, and for a reduce_scatter a part of each rank;
         // they stay allocated until the stream has passed the call: they are noted or held. The
         // core has checked that they do not overlap but for forms in place.
@@ -122,15 +121,14 @@ impl Enqueue<'_> {
                 (Reduce, false) => collectives.reduce(stream, from, to, count, dtype, op.op, op.root),
                 (Reduce, true) => collectives.reduce_scaled(stream, from, to, count, dtype, scalar, op.root),
                 (ReduceScatter, false) => collectives.reduce_scatter(stream, from, to, count, dtype, op.op),
-                (ReduceScatter, true) => collectives.all_reduce_scaled(stream, from, all, n as u64 * count, dtype, scalar),
+                (ReduceScatter, true) => collectives.reduce_scatter_scaled(stream, from, to, count, dtype, scalar),
+                (Scan, _) => collectives.scan(stream, from, to, count, dtype, op.op, scalar),
+                (ExclusiveScan, _) => collectives.exclusive_scan(stream, from, to, count, dtype, op.op, scalar),
                 (_, false) => collectives.all_reduce(stream, from, to, count, dtype, op.op),
                 (_, true) => collectives.all_reduce_scaled(stream, from, to, count, dtype, scalar),
             }
         };
         let source = self.enqueued(team, enqueued)?;
-        if all != 0 {
-            self.copy(to, all + (team.me * part) as u64, part)?;
-        }
         self.written(staged)?;
         Ok(source)
     }
@@ -220,12 +218,6 @@ impl Enqueue<'_> {
         self.written(staged)?;
         Ok(source)
     }
-}
-
-/// Returns whether there are kernels that reduce elements of this type. Each type has one for each
-/// algorithm and collective; nothing yet needs those for 16-bit integers.
-pub(super) fn reduces(dtype: DType) -> bool {
-    dtype.is_reducible() && !matches!(dtype, DType::I16 | DType::U16)
 }
 
 /// The sends and receives of a group.

@@ -9,14 +9,11 @@
 use std::sync::Arc;
 
 use peerweave_core::Error;
-use peerweave_core::backend::{
-    Atomic, AtomicKind, Collective, CollectiveKind, Direction, Fill, Get, Launch, Op, Place, Put, Signal, Strided,
-};
-use peerweave_driver::cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype};
+use peerweave_core::backend::{Atomic, AtomicKind, Collective, CollectiveKind, Fill, Get, Launch, Op, Place, Put, Signal};
 use peerweave_driver::launch::{LaunchConfig, MappedWords};
 use peerweave_driver::{Api, CudaCode, CudaError, CudaStream, DeviceBuffer as _, DeviceMemory, Driver, DriverError, Keep};
 use peerweave_stream_kernels::atomic;
-use peerweave_types::{DType, DeviceSlice, ReduceOp, SignalOp, SymOffset, SymSlice};
+use peerweave_types::{DeviceSlice, ReduceOp, SignalOp, SymOffset, SymSlice};
 
 use super::collectives::{order, transfers_of};
 use super::error::{driver, portable, unsupported};
@@ -73,7 +70,7 @@ impl Enqueue<'_> {
         match op {
             Op::Put(put) => self.put(put),
             Op::Get(get) => self.get(get),
-            Op::Strided(strided) => self.strided(strided),
+            Op::Strided(op) => self.strided(op),
             Op::Copy(op) => self.between(op.target, op.source, op.bytes),
             Op::PutElement(put) => {
                 self.state.remote(self.call, put.pe, put.target)?;
@@ -151,13 +148,21 @@ impl Enqueue<'_> {
         unsafe { SymSlice::from_raw(at, len) }
     }
 
+    /// Returns pinned memory of at least `bytes` bytes for one operation.
+    pub(super) fn pinned(&mut self, bytes: usize) -> Outcome<Arc<MappedWords>> {
+        let pinned = self.state.pinned(self.call, bytes)?;
+        pinned.note(self.stream);
+        self.held_bytes += class_of(bytes);
+        self.keep.push(Arc::<MappedWords>::clone(&pinned));
+        Ok(pinned)
+    }
+
     fn staged(&mut self, at: *mut u8, bytes: usize) -> Outcome<Staged> {
         if self.capturing {
             let why = "an operand is memory of the host, which cannot be captured into a graph; use symmetric memory or memory of the device";
             return Err(unsupported(self.call, why));
         }
-        let pinned = self.state.pinned.take(bytes, || MappedWords::new(&self.state.context, class_of(bytes) / size_of::<u32>()));
-        let staged = Staged::new(pinned.map_err(|error| driver(self.call, error))?, at, bytes);
+        let staged = Staged::new(self.state.pinned(self.call, bytes)?, at, bytes);
         staged.note(self.stream);
         self.held_bytes += class_of(bytes);
         self.staged.push(staged.clone());
@@ -216,7 +221,7 @@ impl Enqueue<'_> {
     // ---- copies ----
 
     /// Calls a function of the driver that enqueues work on the stream, whose context is current.
-    fn drive(&self, name: &'static str, enqueue: impl FnOnce(&Api) -> Result<CudaCode, DriverError>) -> Outcome {
+    pub(super) fn drive(&self, name: &'static str, enqueue: impl FnOnce(&Api) -> Result<CudaCode, DriverError>) -> Outcome {
         let run = || -> Result<(), DriverError> { Ok(CudaError::check(name, enqueue(Driver::get()?.api())?)?) };
         run().map_err(|error| driver(self.call, error))
     }
@@ -255,52 +260,6 @@ impl Enqueue<'_> {
         let from = self.reading(source, bytes)?;
         let (to, staged) = self.writing(target, bytes)?;
         self.copy(to, from, bytes)?;
-        self.written(staged)?;
-        Ok(Source::Copy)
-    }
-
-    fn strided(&mut self, op: &Strided) -> Outcome<Source> {
-        if op.count == 0 {
-            return Ok(Source::Copy);
-        }
-        let remote = self.state.remote(self.call, op.pe, op.remote)?;
-        let (width, rows) = (op.element_bytes, op.count);
-        let local_bytes = ((rows - 1) * op.local_stride + 1) * width;
-        self.note(op.remote, ((rows - 1) * op.remote_stride + 1) * width);
-        let put = op.direction == Direction::Send;
-        // Bytes between the elements of a result must not change, so they are read first.
-        let read = if put || matches!(op.local, Place::Private(_)) { Some(self.reading(op.local, local_bytes)?) } else { None };
-        let (local, staged) = if put { (read.unwrap_or(0), None) } else { self.writing(op.local, local_bytes)? };
-        if let (Some(read), false) = (read, put) {
-            self.copy(local, read, local_bytes)?;
-        }
-        let (to, to_pitch, from, from_pitch) = if put {
-            (remote, op.remote_stride * width, local, op.local_stride * width)
-        } else {
-            (local, op.local_stride * width, remote, op.remote_stride * width)
-        };
-        const UNIFIED: CUmemorytype = CUmemorytype::CU_MEMORYTYPE_UNIFIED;
-        let copy = CUDA_MEMCPY2D {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcMemoryType: UNIFIED,
-            srcHost: std::ptr::null(),
-            srcDevice: from,
-            srcArray: std::ptr::null_mut(),
-            srcPitch: from_pitch,
-            dstXInBytes: 0,
-            dstY: 0,
-            dstMemoryType: UNIFIED,
-            dstHost: std::ptr::null_mut(),
-            dstDevice: to,
-            dstArray: std::ptr::null_mut(),
-            dstPitch: to_pitch,
-            WidthInBytes: width,
-            Height: rows,
-        };
-        // SAFETY: `peerweave-core` has checked that the last element at either stride lies in its
-        // memory, which is recorded or held.
-        self.drive("cuMemcpy2DAsync_v2", |api| Ok(unsafe { api.cuMemcpy2DAsync_v2(&raw const copy, self.stream.cu_stream()) }?))?;
         self.written(staged)?;
         Ok(Source::Copy)
     }
@@ -390,20 +349,14 @@ impl Enqueue<'_> {
     fn collective(&mut self, op: &Collective) -> Outcome<Source> {
         let team = &*self.state.team(self.call, op.team)?;
         self.state.poisoned(self.call, team.name())?;
-        if op.kind == CollectiveKind::AllToAllStrided {
-            let why = "it has no kernel for it yet: copy the elements to contiguous memory, and use all_to_all";
-            return Err(unsupported(self.call, why));
-        }
-        if op.kind.is_scan() {
-            let why = "it has no kernels for scans: gather the operands with all_gather, and combine them";
-            return Err(unsupported(self.call, why));
-        }
         let alone = team.members.len() == 1;
         let _order = order(&team.order, self.call, self.stream, self.capturing)?;
         self.compared(team, op);
         match op.kind {
             CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(team),
+            CollectiveKind::AllToAllStrided => self.all_to_all_strided(team, op),
             _ if alone => self.alone(team, op),
+            _ if op.function().is_some() => self.by_function(team, op),
             kind if kind.has_counts() => self.vector(team, op),
             kind if kind.reduces() => self.reduce(team, op),
             _ => self.exchange(team, op),
@@ -415,7 +368,7 @@ impl Enqueue<'_> {
     fn compared(&self, team: &TeamOf, op: &Collective) {
         match &self.state.calls {
             Some(calls) if team.members.len() > 1 && self.capturing => calls.end(team),
-            Some(calls) if team.members.len() > 1 => calls.write(team, op.shape()),
+            Some(calls) if team.members.len() > 1 => calls.write(team, op),
             _ => {}
         }
     }
@@ -432,13 +385,17 @@ impl Enqueue<'_> {
         Ok(Source::Collective(slot))
     }
 
-    /// Enqueues a collective of a team with one member, whose result is a copy of its operand.
+    /// Enqueues a collective of a team with one member, whose result is a copy of its operand. An
+    /// exclusive scan has no result there.
     fn alone(&mut self, team: &TeamOf, op: &Collective) -> Outcome<Source> {
+        if op.kind == CollectiveKind::ExclusiveScan {
+            return Ok(Source::Copy);
+        }
         if op.kind.reduces() && op.op == ReduceOp::PreMulSum {
             return self.reduce(team, op);
         }
         let (Some(mut send), Some(mut recv)) = (op.send, op.recv) else { return Ok(Source::Copy) };
-        let size = DType::size_bytes(op.dtype);
+        let size = op.element_bytes();
         let mut count = op.count;
         if let Some(counts) = &op.counts {
             (send, recv) = (send.plus(counts.send_offsets[0] * size), recv.plus(counts.recv_offsets[0] * size));

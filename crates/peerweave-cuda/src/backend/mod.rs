@@ -5,6 +5,8 @@
 //!   queue      streams, events, operations on the calling thread
 //!    enqueue    one operation on a CUDA stream: copies, and kernels of peerweave-stream-kernels
 //!     collectives   collectives, sends and receives
+//!     functions  reductions by a function of the caller, on the host
+//!     strides    operations with strides
 //!     waits      waits for words, and tests of them
 //!     staging    memory of the host passes through pinned memory
 //!    kernels    the kernels of peerweave-stream-kernels      pools   memory for later operations
@@ -28,6 +30,7 @@ mod devices;
 mod enqueue;
 mod error;
 mod event;
+mod functions;
 mod kernels;
 mod members;
 #[cfg(target_os = "linux")]
@@ -41,6 +44,7 @@ mod routes;
 mod slots;
 mod staging;
 mod state;
+mod strides;
 mod teams;
 mod ticket;
 mod waits;
@@ -233,6 +237,7 @@ impl Cuda {
         caps.device = Some(gpu.context().ordinal() as u32);
         caps.private_buffers = PrivateBuffers::Staged;
         caps.after_failure = AfterFailure::PoisonsTeam;
+        caps.reduce_functions = true;
         caps.max_align_bytes = inner.heap.max_alignment_bytes();
         caps.reductions = Caps::reductions_with(|reduction| {
             reduction.order = ReductionOrder::Rank;
@@ -242,7 +247,6 @@ impl Cuda {
                 reduction.accumulator = AccumulatorType::F32RoundedOnce;
             }
         });
-        caps.reductions.retain(|reduction| collectives::reduces(reduction.dtype) && !reduction.kind.is_scan());
         let is_mapped = !bases.contains(&0);
         let routes = routes::agreed(&gpu, options).map_err(setup)?;
         let (made, rooms, rooms_options) = match is_mapped {

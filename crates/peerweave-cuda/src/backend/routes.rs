@@ -6,7 +6,7 @@ use peerweave_core::backend::CollectiveKind;
 use peerweave_core::{Error, Team};
 
 use super::error::unsupported;
-use super::{Cuda, CudaOptions, collectives};
+use super::{Cuda, CudaOptions};
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 use crate::route::{Explanation, Libraries, Limits, Query, RouteTable, Routes, Unfit, Way};
@@ -84,9 +84,9 @@ impl Cuda {
         let team = state.team(CALL, team.name().id)?;
         let refuse = |why| Err(unsupported(kind.name(), why));
         if kind.is_scan() || kind == CollectiveKind::AllToAllStrided {
-            return refuse("it has no route: no kernels, or one way alone");
+            return refuse("it has one way alone");
         }
-        if kind.reduces() && !(collectives::reduces(query.dtype) && query.op.accepts(query.dtype)) {
+        if kind.reduces() && !query.op.accepts(query.dtype) {
             return refuse("the type has no such reduction here");
         }
         let libraries = Libraries { nccl: Err(Unfit::Off) };

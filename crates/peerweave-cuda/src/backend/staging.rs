@@ -136,11 +136,11 @@ impl Staged {
     }
 }
 
-type Function = Box<dyn FnOnce() + Send>;
+pub(super) type Function = Box<dyn FnOnce() + Send>;
 
 /// Calls a function of the host in the order of a stream that is not being captured. The function
 /// must not call the driver. Its captured values are dropped on the same thread.
-fn call_in_order(stream: &Arc<CudaStream>, function: Function) -> Result<(), DriverError> {
+pub(super) fn call_in_order(stream: &Arc<CudaStream>, function: Function) -> Result<(), DriverError> {
     /// # Safety
     /// `data` is a box of a [`Function`] that is not used again.
     unsafe extern "C" fn run(data: *mut c_void) {

@@ -19,7 +19,7 @@ use super::calls::Calls;
 use super::error::{NAME, destroyed, driver, finalized, mismatch, portable, unsupported, world};
 use super::event::Recorded;
 use super::kernels::{self, Kernels};
-use super::pools::Pieces;
+use super::pools::{Pieces, class_of};
 use super::queue::Queue;
 use super::slots::Pool;
 use super::teams::{TeamOf, Teams};
@@ -99,7 +99,7 @@ pub(super) struct State {
     idle: Mutex<Vec<Lane>>,
     pub(super) slots: Arc<Pool>,
     /// Pinned memory that replaces memory of the caller.
-    pub(super) pinned: Pieces<MappedWords>,
+    pinned: Pieces<MappedWords>,
     /// Temporary device memory of operations.
     pub(super) scratch: Pieces<DeviceMemory<u8>>,
     pub(super) queues: Mutex<Vec<Weak<Queue>>>,
@@ -229,6 +229,12 @@ impl State {
         let Some(memory) = rooms.filter(|_| is_served) else { return Ok(None) };
         let start = (number.index() as usize - 1) * self.rooms_options.heap_bytes() as usize;
         Collectives::in_room(gpu, members, self.rooms_options, sentinel, Room { memory, start }, &self.routes).map(Some)
+    }
+
+    /// Returns pinned memory of at least `bytes` bytes that no operation uses.
+    pub(super) fn pinned(&self, call: &'static str, bytes: usize) -> Result<Arc<MappedWords>, Error> {
+        let new = || MappedWords::new(&self.context, class_of(bytes) / size_of::<u32>());
+        self.pinned.take(bytes, new).map_err(|error| driver(call, error))
     }
 
     // ---- streams of this backend ----

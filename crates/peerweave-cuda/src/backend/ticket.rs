@@ -20,6 +20,8 @@ pub(super) enum Source {
     Copy,
     /// The operation is a kernel without a result. Only the GPU's report tells whether it failed.
     Kernel,
+    /// A function of the caller has combined elements; the first error of a panic.
+    Function(Arc<OnceLock<Error>>),
     /// A copy has written the result to word 1 of the slot.
     Element(Slot),
     /// The slot contains whether the kernel succeeded.
@@ -83,6 +85,8 @@ impl Source {
             Self::Copy => return Ok(Outcome::Done),
             Self::Kernel if state.has_failed() => return Err(state.kernel_failure(call, team)),
             Self::Kernel => return Ok(Outcome::Done),
+            Self::Function(_) if state.has_failed() => return Err(state.kernel_failure(call, team)),
+            Self::Function(panicked) => return panicked.get().map_or(Ok(Outcome::Done), |error| Err(error.clone())),
             Self::Element(slot) => return Ok(Outcome::Word(slot.get(1))),
             Self::Collective(_) if state.has_failed() => return Err(state.kernel_failure(call, team)),
             Self::Collective(slot) | Self::Done(slot) | Self::Word(slot) | Self::Wait(slot, ..) => slot,

@@ -3,6 +3,7 @@
 //! ```text
 //!  options.rs      options of a team's collectives
 //!  reductions.rs   all_reduce, reduce, reduce_scatter
+//!  scans.rs        scan, exclusive_scan
 //!  exchanges.rs    all_gather, all_to_all
 //!  transfers.rs    messages, and the collectives that are made of them
 //!   operands.rs    operands of a call, and their checks
@@ -18,6 +19,7 @@ mod launch;
 mod operands;
 mod options;
 mod reductions;
+mod scans;
 mod staging;
 mod transfers;
 
@@ -86,6 +88,8 @@ pub struct Collectives {
     kernels: [[[OnceLock<LoadedKernel>; 2]; DType::ALL.len()]; Algorithm::ALL.len()],
     /// Loaded kernels of reduce_scatter, by type and whether the call is plain.
     scatters: [[OnceLock<LoadedKernel>; 2]; DType::ALL.len()],
+    /// Loaded kernels of scans, by type.
+    scans: [OnceLock<LoadedKernel>; DType::ALL.len()],
     /// Loaded kernels of all_gather and all_to_all, by whether parts are whole lines.
     exchanges: [[OnceLock<LoadedKernel>; 2]; 2],
     /// Loaded kernels of messages, by form and whether all messages are whole lines.
@@ -200,6 +204,7 @@ impl Collectives {
             routes,
             kernels: Default::default(),
             scatters: Default::default(),
+            scans: Default::default(),
             exchanges: Default::default(),
             transfers: Default::default(),
             barriers: OnceLock::new(),

@@ -271,29 +271,67 @@ impl Collectives {
         op: ReduceOp,
     ) -> Result<(), CudaError> {
         const CALL: &str = "reduce_scatter";
-        if op == ReduceOp::PreMulSum || !op.accepts(dtype) {
-            return Err(misuse(CALL, "op", op, &format!("a reduction of {} without a scalar", dtype.rust_name())));
+        if op == ReduceOp::PreMulSum {
+            return Err(misuse(CALL, "op", op, "a reduction without a scalar (use reduce_scatter_scaled)"));
+        }
+        // SAFETY: the caller guarantees it.
+        unsafe { self.reduce_scatter_by(CALL, stream, &Operands::new(send, recv, count, dtype, op)) }
+    }
+
+    /// Like [`reduce_scatter`](Self::reduce_scatter), with the sum of products as in
+    /// [`all_reduce_scaled`](Self::all_reduce_scaled).
+    ///
+    /// # Errors
+    /// As for [`reduce_scatter`](Self::reduce_scatter).
+    ///
+    /// # Safety
+    /// As for [`reduce_scatter`](Self::reduce_scatter).
+    pub unsafe fn reduce_scatter_scaled(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        scalar: u64,
+    ) -> Result<(), CudaError> {
+        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum) };
+        // SAFETY: the caller guarantees it.
+        unsafe { self.reduce_scatter_by("reduce_scatter_scaled", stream, &operands) }
+    }
+
+    /// # Safety
+    /// As for [`reduce_scatter`](Self::reduce_scatter).
+    unsafe fn reduce_scatter_by(
+        &self,
+        name: &'static str,
+        stream: &Arc<CudaStream>,
+        operands: &Operands,
+    ) -> Result<(), CudaError> {
+        let Operands { send, recv, count, dtype, op, scalar, .. } = *operands;
+        if !op.accepts(dtype) {
+            return Err(misuse(name, "op", op, &format!("a reduction of {}", dtype.rust_name())));
         }
         let (ranks, size) = (u64::from(self.staging.limits.ranks), dtype.size_bytes() as u64);
         // In place, a thread reads its lines of this rank's part before it writes them.
         let own = send.checked_add(count.saturating_mul(size).saturating_mul(u64::from(self.rank.get())));
         let operands = if own == Some(recv) { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, 1)] };
-        let bytes = check_parts(CALL, operands, count, size)?;
+        let bytes = check_parts(name, operands, count, size)?;
         let is_plain = op == ReduceOp::Sum && (send | recv | bytes).is_multiple_of(LINE_BYTES as u64);
         if count == 0 {
             return Ok(());
         }
         let limits = &self.staging.limits;
-        let common = Call { op: op as u32, stride: bytes, ..self.staging.banks };
+        let common = Call { op: op as u32, scalar, stride: bytes, ..self.staging.banks };
         if let (OwnPath::Reduction(route), _, _) = self.routes.reduce_scatter(dtype, bytes, limits) {
             // The ring has the same parts as this call. It writes this rank's part at its place in
             // a whole result.
             let back = u64::from(self.rank.get()) * bytes;
             let (recv, results) = (recv.wrapping_sub(back), Results::OwnPart.code());
-            let call = Call { send, recv, count: count * ranks, op: op as u32, results, ..self.staging.rings };
+            let call = Call { send, recv, count: count * ranks, op: op as u32, scalar, results, ..self.staging.rings };
             let kernel = self.kernel(Algorithm::Chunked, dtype, is_plain)?;
             // SAFETY: the caller guarantees the operands; the areas belong to this team.
-            return unsafe { self.enqueue(CALL, stream, kernel, route, call, bytes * ranks) };
+            return unsafe { self.enqueue(name, stream, kernel, route, call, bytes * ranks) };
         }
         // The call is made in pieces of parts for which the banks have room on every rank.
         let most = most_part_bytes(limits) / size;
@@ -303,7 +341,7 @@ impl Collectives {
             let call = Call { send: send + at, recv: recv + at, count, ..common };
             let route = route::parts(count * size, limits);
             // SAFETY: the caller guarantees the operands; the areas belong to this team.
-            unsafe { self.enqueue(CALL, stream, kernel, route, call, count * size * ranks) }?;
+            unsafe { self.enqueue(name, stream, kernel, route, call, count * size * ranks) }?;
         }
         Ok(())
     }

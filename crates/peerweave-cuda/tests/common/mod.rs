@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, Token};
 use peerweave_collectives::transfer::{self, Transfers};
-use peerweave_collectives::{Call, all_reduce, barrier, exchange, reduce_scatter};
+use peerweave_collectives::{Call, all_reduce, barrier, exchange, reduce_scatter, scan};
 use peerweave_core::World;
 use peerweave_cuda::{Cuda, CudaError, Gpu, GpuOptions};
 use peerweave_device::launch::Kernel;
@@ -248,6 +248,8 @@ collectives! {
         all_reduce_chunked_f32_4,
         all_reduce_chunked_f32_8,
         all_reduce_chunked_f64_8,
+        all_reduce_chunked_i16_8,
+        all_reduce_chunked_u16_8,
         all_reduce_chunked_i32_8,
         all_reduce_chunked_i64_8,
         all_reduce_chunked_i8_8,
@@ -264,6 +266,8 @@ collectives! {
         all_reduce_one_shot_f32_4,
         all_reduce_one_shot_f32_8,
         all_reduce_one_shot_f64_8,
+        all_reduce_one_shot_i16_8,
+        all_reduce_one_shot_u16_8,
         all_reduce_one_shot_i32_8,
         all_reduce_one_shot_i64_8,
         all_reduce_one_shot_i8_8,
@@ -307,6 +311,8 @@ collectives! {
         all_reduce_two_shot_f32_4,
         all_reduce_two_shot_f32_8,
         all_reduce_two_shot_f64_8,
+        all_reduce_two_shot_i16_8,
+        all_reduce_two_shot_u16_8,
         all_reduce_two_shot_i32_8,
         all_reduce_two_shot_i64_8,
         all_reduce_two_shot_i8_8,
@@ -338,6 +344,8 @@ collectives! {
         reduce_scatter_f32_8,
         reduce_scatter_i8_8,
         reduce_scatter_u8_8,
+        reduce_scatter_i16_8,
+        reduce_scatter_u16_8,
         reduce_scatter_i32_8,
         reduce_scatter_u32_8,
         reduce_scatter_i64_8,
@@ -352,6 +360,19 @@ collectives! {
         reduce_scatter_plain_f32_2,
         reduce_scatter_plain_f32_4,
         reduce_scatter_plain_f32_8;
+    scan:
+        scan_i8_8,
+        scan_u8_8,
+        scan_i16_8,
+        scan_u16_8,
+        scan_i32_8,
+        scan_u32_8,
+        scan_i64_8,
+        scan_u64_8,
+        scan_f16_8,
+        scan_bf16_8,
+        scan_f32_8,
+        scan_f64_8;
 }
 
 pub(crate) fn register() {

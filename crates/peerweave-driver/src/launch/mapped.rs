@@ -1,7 +1,7 @@
 //! Words in host memory that kernels access while they run, for reports and abort requests.
 //!
 //! Invariant: both sides access the words by single accesses of their width, never through a
-//! reference to plain data.
+//! reference to plain data. Only memory that nobody else accesses meanwhile is copied by bytes.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -79,6 +79,39 @@ impl MappedWords {
         // SAFETY: the index is below the length, the memory lives as long as a handle, and is only
         // accessed atomically.
         unsafe { self.0.host.0.add(index).as_ref() }
+    }
+
+    /// Returns the address of the byte `at`, of which `bytes` bytes are in range.
+    fn range(&self, at: usize, bytes: usize) -> *mut u8 {
+        let len = self.0.len * size_of::<u32>();
+        assert!(at <= len && bytes <= len - at, "bytes {at}..{} of {len}", at.saturating_add(bytes));
+        self.0.host.0.as_ptr().cast::<u8>().wrapping_add(at)
+    }
+
+    /// Copies bytes from the words, from byte `at`.
+    ///
+    /// # Panics
+    /// If the range is not in the words.
+    ///
+    /// # Safety
+    /// No kernel and no thread writes these bytes during the call.
+    pub unsafe fn read_bytes(&self, at: usize, into: &mut [u8]) {
+        let from = self.range(at, into.len());
+        // SAFETY: the range is in the memory, which lives as long as a handle; the caller
+        // guarantees that nothing writes it.
+        unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+    }
+
+    /// Copies bytes to the words, from byte `at`.
+    ///
+    /// # Panics
+    /// As for [`read_bytes`](Self::read_bytes).
+    ///
+    /// # Safety
+    /// No kernel and no other thread accesses these bytes during the call.
+    pub unsafe fn write_bytes(&self, at: usize, from: &[u8]) {
+        // SAFETY: as in `read_bytes`; the caller guarantees that nothing else accesses the range.
+        unsafe { self.range(at, from.len()).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
     }
 
     /// Returns the address at which kernels access the word at `index`.

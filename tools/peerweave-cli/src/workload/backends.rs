@@ -28,13 +28,11 @@ pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(),
     }
 }
 
-/// Returns whether a backend has the operation for elements of a type.
-pub(super) fn has_type(backend: BackendName, op: BenchOp, dtype: DType) -> bool {
-    let is_short = matches!(dtype, DType::I16 | DType::U16);
+/// Returns whether a backend has the element type.
+pub(super) fn has_type(backend: BackendName, dtype: DType) -> bool {
     match backend {
-        BackendName::Host => true,
-        BackendName::Cuda => !(is_short && op.reduces()),
-        BackendName::Nccl | BackendName::Nvshmem => !is_short,
+        BackendName::Host | BackendName::Cuda => true,
+        BackendName::Nccl | BackendName::Nvshmem => !matches!(dtype, DType::I16 | DType::U16),
     }
 }
 

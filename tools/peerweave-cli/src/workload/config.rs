@@ -131,9 +131,9 @@ impl Config {
         let mut dtypes = if op.has_type() { args.datatype.0.clone() } else { vec![DType::I64] };
         if dtypes.len() > 1 {
             // `all` means all types of the backend.
-            dtypes.retain(|dtype| has_type(args.backend, op, *dtype));
+            dtypes.retain(|dtype| has_type(args.backend, *dtype));
         }
-        if let Some(dtype) = dtypes.iter().find(|dtype| !has_type(args.backend, op, **dtype)) {
+        if let Some(dtype) = dtypes.iter().find(|dtype| !has_type(args.backend, **dtype)) {
             return Err(format!("{} of {dtype} is not supported by this backend", op.name()));
         }
         let mut redops = if op.reduces() { args.redop.0.clone() } else { Vec::new() };

@@ -411,7 +411,7 @@ impl Run<'_> {
     #[inline]
     fn reduce(&self, inputs: &[simd::Input], outputs: &[*mut u8], count: usize, stores: simd::Stores) {
         if let Some(function) = self.op.function() {
-            return functions::combine(function, self.element_bytes(), inputs, outputs, count);
+            return functions::combine(function, inputs, outputs, count);
         }
         // SAFETY: callers pass operands of `count` elements each: staging areas, lines, or ranges
         // that the core has checked; outputs coincide with inputs or do not overlap them.

@@ -1,0 +1,45 @@
+//! Reductions by a function of the caller: the loop over the operands, for backends that run it on
+//! the host.
+
+use super::Combine;
+use crate::Error;
+use std::any::Any;
+
+/// The size of the blocks in which elements are copied, in bytes.
+const BLOCK: usize = 4096;
+
+/// Combines `count` elements of each of `operands` operands, in the order of the operands. The
+/// function gets copies of elements, because others may access the elements themselves.
+///
+/// `read` copies bytes of an operand: its number, the first byte, and the target. `write` stores
+/// bytes of the result from a byte; all operands of these elements have been read before.
+pub fn combine_in_order(
+    function: &dyn Combine,
+    operands: usize,
+    count: usize,
+    mut read: impl FnMut(usize, usize, &mut [u8]),
+    mut write: impl FnMut(usize, &[u8]),
+) {
+    if operands == 0 {
+        return;
+    }
+    let size = function.element_bytes();
+    let block = (BLOCK / size).clamp(1, count.max(1));
+    let (mut accumulator, mut operand) = (vec![0u8; block * size], vec![0u8; block * size]);
+    for start in (0..count).step_by(block) {
+        let (at, bytes) = (start * size, block.min(count - start) * size);
+        read(0, at, &mut accumulator[..bytes]);
+        for number in 1..operands {
+            read(number, at, &mut operand[..bytes]);
+            function.combine(&mut accumulator[..bytes], &operand[..bytes]);
+        }
+        write(at, &accumulator[..bytes]);
+    }
+}
+
+/// Returns the error of a call whose function has panicked with this payload.
+pub fn function_panicked(call: &'static str, payload: &(dyn Any + Send)) -> Error {
+    let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let text = format!("the function that combines elements panicked: {}", text.unwrap_or("no text"));
+    Error::system(call, std::io::Error::other(text))
+}

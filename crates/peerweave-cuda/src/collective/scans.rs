@@ -1,0 +1,103 @@
+//! Scans: every rank gets the reduction of the ranks before it.
+
+use std::sync::Arc;
+
+use peerweave_collectives::{Call, scan};
+use peerweave_driver::CudaStream;
+use peerweave_types::{DType, ReduceOp};
+
+use super::Collectives;
+use super::operands::Operands;
+use crate::error::{CudaError, misuse};
+use crate::route::{self, most_part_bytes};
+
+impl Collectives {
+    /// Enqueues a scan of `count` elements of every rank: rank `r` gets the reduction of the inputs
+    /// of ranks 0 to `r`.
+    ///
+    /// Operands are those of [`all_reduce`](Self::all_reduce). Every rank sends its elements to all
+    /// ranks above it, so a call of `n` bytes by `r` ranks moves up to `(r - 1) * n` bytes from a
+    /// GPU. Calls that are too long for a bank enqueue several kernels. `scalar` has the bits of
+    /// this rank's factor for [`ReduceOp::PreMulSum`]; other reductions do not use it.
+    ///
+    /// # Collective
+    /// All ranks, with the same count, type and reduction.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and for [`ReduceOp::Avg`].
+    ///
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce).
+    #[expect(clippy::too_many_arguments, reason = "the arguments of all_reduce and the scalar")]
+    pub unsafe fn scan(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+        scalar: u64,
+    ) -> Result<(), CudaError> {
+        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, op) };
+        // SAFETY: the caller guarantees it.
+        unsafe { self.scan_by("scan", stream, &operands, false) }
+    }
+
+    /// Like [`scan`](Self::scan), without the input of the rank itself: rank `r` gets the reduction
+    /// of the inputs of ranks 0 to `r - 1`. `recv` of rank 0 is not written.
+    ///
+    /// # Errors
+    /// As for [`scan`](Self::scan).
+    ///
+    /// # Safety
+    /// As for [`scan`](Self::scan).
+    #[expect(clippy::too_many_arguments, reason = "the arguments of all_reduce and the scalar")]
+    pub unsafe fn exclusive_scan(
+        &self,
+        stream: &Arc<CudaStream>,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+        scalar: u64,
+    ) -> Result<(), CudaError> {
+        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, op) };
+        // SAFETY: the caller guarantees it.
+        unsafe { self.scan_by("exclusive_scan", stream, &operands, true) }
+    }
+
+    /// # Safety
+    /// As for [`scan`](Self::scan).
+    unsafe fn scan_by(
+        &self,
+        name: &'static str,
+        stream: &Arc<CudaStream>,
+        operands: &Operands,
+        exclusive: bool,
+    ) -> Result<(), CudaError> {
+        let Operands { send, recv, count, dtype, op, scalar, .. } = *operands;
+        if op == ReduceOp::Avg {
+            return Err(misuse(name, "op", op, "a reduction that can be continued from rank to rank"));
+        }
+        operands.check(name)?;
+        if count == 0 {
+            return Ok(());
+        }
+        let (size, limits) = (dtype.size_bytes() as u64, &self.staging.limits);
+        let slot = &self.scans[dtype as usize];
+        let kernel = self.loaded(slot, name, || scan::kernel(dtype, limits.ranks))?;
+        let common = Call { op: op as u32, scalar, is_exclusive: u32::from(exclusive), ..self.staging.banks };
+        // The call is made in pieces for which the banks have room on every rank.
+        let most = most_part_bytes(limits) / size;
+        for start in (0..count).step_by(most as usize) {
+            let (at, count) = (start * size, most.min(count - start));
+            let call = Call { send: send + at, recv: recv + at, count, ..common };
+            let route = route::parts(count * size, limits);
+            // SAFETY: the caller guarantees the operands; the areas belong to this team.
+            unsafe { self.enqueue(name, stream, kernel, route, call, count * size * u64::from(limits.ranks)) }?;
+        }
+        Ok(())
+    }
+}
