@@ -80,7 +80,7 @@ pub(super) fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'
     team(call, of)?;
     argument(call, &of.inner.shared, "send", send)?;
     argument(call, &of.inner.shared, "recv", recv)?;
-    apart(call, ["send", "recv"], send, recv)
+    apart(call, &["send", "recv"], send, recv)
 }
 
 /// Checks the team and the argument of an in-place form.
@@ -129,7 +129,7 @@ pub(super) fn result_at_root<'a>(
     let recv = at_root(call, of, root, "recv", recv)?;
     if let Some(recv) = &recv {
         length(call, "recv", recv.len, send.len)?;
-        apart(call, ["send", "recv"], send, recv)?;
+        apart(call, &["send", "recv"], send, recv)?;
     }
     Ok(recv)
 }
@@ -199,7 +199,7 @@ pub(crate) fn broadcast<'a>(
     let send = at_root(call, of, root, "send", send)?;
     if let Some(send) = &send {
         length(call, "recv", recv.len, send.len)?;
-        apart(call, ["send", "recv"], send, &recv)?;
+        apart(call, &["send", "recv"], send, &recv)?;
     }
     Ok(collective(CollectiveKind::Broadcast, of, recv.dtype, recv.len, send.as_ref(), Some(&recv), CollectiveExtras::root(root)))
 }
@@ -315,7 +315,7 @@ pub(crate) fn gather<'a>(
     let recv = at_root(call, of, root, "recv", recv)?;
     if let Some(recv) = &recv {
         length(call, "recv", recv.len, times_ranks(of, send.len))?;
-        apart(call, ["send", "recv"], &send, recv)?;
+        apart(call, &["send", "recv"], &send, recv)?;
     }
     Ok(collective(CollectiveKind::Gather, of, send.dtype, send.len, Some(&send), recv.as_ref(), CollectiveExtras::root(root)))
 }
@@ -355,7 +355,7 @@ pub(crate) fn scatter<'a>(
     let send = at_root(call, of, root, "send", send)?;
     if let Some(send) = &send {
         length(call, "send", send.len, times_ranks(of, recv.len))?;
-        apart(call, ["send", "recv"], send, &recv)?;
+        apart(call, &["send", "recv"], send, &recv)?;
     }
     Ok(collective(CollectiveKind::Scatter, of, recv.dtype, recv.len, send.as_ref(), Some(&recv), CollectiveExtras::root(root)))
 }

@@ -173,19 +173,19 @@ fn private_refused(call: &'static str, shared: &Shared) -> Error {
 }
 
 #[inline(always)]
-fn apart(call: &'static str, names: [&'static str; 2], first: &Span<'_>, second: &Span<'_>) -> Result<()> {
+fn apart(call: &'static str, names: &'static [&'static str; 2], first: &Span<'_>, second: &Span<'_>) -> Result<()> {
     if first.overlaps(second) { Err(overlap(call, names, "use the in-place form, or separate buffers")) } else { Ok(()) }
 }
 
 /// Like [`apart`], for operations that have no in-place form.
 #[inline(always)]
-fn separate(call: &'static str, names: [&'static str; 2], first: &Span<'_>, second: &Span<'_>) -> Result<()> {
+fn separate(call: &'static str, names: &'static [&'static str; 2], first: &Span<'_>, second: &Span<'_>) -> Result<()> {
     if first.overlaps(second) { Err(overlap(call, names, "pass separate buffers")) } else { Ok(()) }
 }
 
 #[cold]
 #[inline(never)]
-fn overlap(call: &'static str, [first, second]: [&'static str; 2], advice: &'static str) -> Error {
+fn overlap(call: &'static str, [first, second]: &'static [&'static str; 2], advice: &'static str) -> Error {
     misuse(call, MisuseKind::Overlap { first, second, advice })
 }
 
@@ -285,7 +285,7 @@ pub(crate) fn copy<'a>(call: &'static str, shared: &Arc<Shared>, source: Span<'a
     argument(call, shared, "source", &source)?;
     argument(call, shared, "dest", &dest)?;
     length(call, "dest", dest.len, source.len)?;
-    separate(call, ["source", "dest"], &source, &dest)?;
+    separate(call, &["source", "dest"], &source, &dest)?;
     let op = Op::Copy(backend::Copy { source: source.place, target: dest.place, bytes: source.bytes() });
     Ok(Prepared::new(op, [source.owner, dest.owner, Owner::Caller]))
 }

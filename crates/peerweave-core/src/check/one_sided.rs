@@ -19,7 +19,7 @@ use peerweave_types::{Compare, Pe, Rank, Strides};
 fn sides(
     call: &'static str,
     of: &Team,
-    names: [&'static str; 2],
+    names: &'static [&'static str; 2],
     local: &Span<'_>,
     remote: &Remote<'_>,
     target: Rank,
@@ -52,7 +52,7 @@ pub(crate) fn put<'a>(
     nbi: bool,
     target: Rank,
 ) -> Result<Prepared<'a>> {
-    let pe = sides(call, of, ["source", "dest"], &source, &dest, target)?;
+    let pe = sides(call, of, &["source", "dest"], &source, &dest, target)?;
     length(call, "source", source.len, dest.len)?;
     let mut owners = [source.owner, Owner::Region(dest.region), Owner::Caller];
     let mut signal = None;
@@ -60,7 +60,7 @@ pub(crate) fn put<'a>(
         region(call, &of.inner.shared, "signal", update.signal.region())?;
         let word = update.signal.span();
         if dest.here().overlaps(&word) {
-            return Err(overlap(call, ["dest", "signal"], "use a signal word outside of `dest`"));
+            return Err(overlap(call, &["dest", "signal"], "use a signal word outside of `dest`"));
         }
         owners[2] = word.owner;
         signal = Some((update.signal.offset(), update.value, update.op));
@@ -86,7 +86,7 @@ pub(crate) fn get<'a>(
     nbi: bool,
     target: Rank,
 ) -> Result<Prepared<'a>> {
-    let pe = sides(call, of, ["dest", "source"], &dest, &source, target)?;
+    let pe = sides(call, of, &["dest", "source"], &dest, &source, target)?;
     length(call, "dest", dest.len, source.len)?;
     let get = Get { pe, source: source.at, target: dest.place, bytes: dest.bytes(), element_bytes: source.element_bytes(), nbi };
     Ok(Prepared::new(Op::Get(get), [dest.owner, Owner::Region(source.region), Owner::Caller]))
@@ -103,8 +103,8 @@ pub(crate) fn strided<'a>(
     target: Rank,
 ) -> Result<Prepared<'a>> {
     let (names, local_stride, remote_stride) = match direction {
-        Direction::Send => (["source", "dest"], strides.source, strides.dest),
-        Direction::Receive => (["dest", "source"], strides.dest, strides.source),
+        Direction::Send => (&["source", "dest"], strides.source, strides.dest),
+        Direction::Receive => (&["dest", "source"], strides.dest, strides.source),
     };
     positive(call, "strides.source", strides.source)?;
     positive(call, "strides.dest", strides.dest)?;

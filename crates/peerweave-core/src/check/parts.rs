@@ -102,7 +102,7 @@ pub(crate) fn gather_v<'a>(
         let mine = parts_in(call, of, "recv", parts, recv.len, root)?;
         vector::apart(call, "parts of `recv`", &parts.offsets, &parts.counts)?;
         length(call, "send", send.len, mine)?;
-        apart(call, ["send", "recv"], &send, recv)?;
+        apart(call, &["send", "recv"], &send, recv)?;
     }
     Ok(gathered(of, &send, recv.as_ref().map(|recv| (recv, parts)), root))
 }
@@ -151,7 +151,7 @@ pub(crate) fn scatter_v<'a>(
     if let Some(send) = &send {
         let mine = parts_in(call, of, "send", parts, send.len, root)?;
         length(call, "recv", recv.len, mine)?;
-        apart(call, ["send", "recv"], send, &recv)?;
+        apart(call, &["send", "recv"], send, &recv)?;
     }
     Ok(scattered(of, send.as_ref().map(|send| (send, parts)), &recv, root))
 }

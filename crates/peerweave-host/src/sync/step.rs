@@ -82,24 +82,38 @@ impl<'a> Step<'a> {
         limit: Limit,
         read: impl Fn(&Line) -> Option<T>,
     ) -> Result<T, Stop> {
-        self.wait(rank, waiter, limit, |rank| read(&self.words(rank).entry[self.parity()]))
+        let line = |rank| &self.words(rank).entry[self.parity()];
+        let awaited = line(rank);
+        self.wait(rank, waiter, limit, || read(awaited), |rank| !line(rank).has(self.epoch))
     }
 
-    /// Waits until `look` returns a value for `rank`.
+    /// Waits until `look` returns a value for `rank`. `misses` tells for which ranks the wait would
+    /// go on.
+    ///
+    /// `look` stands in one place only, so that it is inlined: it runs between the arrival of a line
+    /// and the next step.
     #[inline]
     fn wait<T>(
         &self,
         rank: usize,
         waiter: &mut Option<Waiter<'a>>,
         limit: Limit,
-        look: impl Fn(usize) -> Option<T>,
+        look: impl Fn() -> Option<T>,
+        misses: impl Fn(usize) -> bool,
     ) -> Result<T, Stop> {
-        if let Some(found) = look(rank) {
-            return Ok(found);
+        let timeout = |waited| self.timeout(waited, (0..self.team.size()).filter(|&rank| misses(rank)));
+        let mut stop = None;
+        loop {
+            if let Some(found) = look() {
+                return Ok(found);
+            }
+            // After a failure it has looked again: the rank may have arrived, and even left.
+            if let Some(stop) = stop {
+                return Err(stop);
+            }
+            let waiter = waiter.get_or_insert_with(|| self.peers.waiter(limit));
+            stop = waiter.pause(|| self.check_member(rank), timeout).err();
         }
-        let waiter = waiter.get_or_insert_with(|| self.peers.waiter(limit));
-        let timeout = |waited| self.timeout(waited, (0..self.team.size()).filter(|&rank| look(rank).is_none()));
-        waiter.until(|| look(rank), || self.check_member(rank), timeout)
     }
 
     /// Publishes that this rank has completed `phase` phases of the operation.
@@ -124,7 +138,8 @@ impl<'a> Step<'a> {
         let mut waiter = None;
         for rank in (0..self.team.size()).filter(|&rank| rank != self.team.rank) {
             let word = |rank| &self.words(rank).progress.word;
-            self.wait(rank, &mut waiter, limit, |rank| flag::reached(word(rank), target).then_some(()))?;
+            let reached = |rank| flag::reached(word(rank), target);
+            self.wait(rank, &mut waiter, limit, || reached(rank).then_some(()), |rank| !reached(rank))?;
             if word(rank).load(Ordering::Relaxed) == progress(self.epoch, LAST_PHASE, FAILED) {
                 return Err(self.peer_error(rank, PeerCause::Failed).into());
             }
