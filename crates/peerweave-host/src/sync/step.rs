@@ -90,8 +90,8 @@ impl<'a> Step<'a> {
     /// Waits until `look` returns a value for `rank`. `misses` tells for which ranks the wait would
     /// go on.
     ///
-    /// `look` stands in one place only, so that it is inlined: it runs between the arrival of a line
-    /// and the next step.
+    /// `look` stands in one place only, so that it is inlined: it runs between the arrival of a
+    /// line and the next step.
     #[inline]
     fn wait<T>(
         &self,
