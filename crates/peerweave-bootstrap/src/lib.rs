@@ -57,6 +57,7 @@ pub mod proto;
 mod rendezvous;
 mod server;
 mod socket;
+pub mod survivors;
 mod token;
 
 pub use endpoint::{Endpoint, MAX_NAME_LEN_BYTES};

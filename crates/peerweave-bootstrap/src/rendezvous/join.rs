@@ -25,7 +25,6 @@ use crate::server::{Server, ServerOptions};
 use crate::socket::is_loopback_only;
 
 /// Interval at which the PE with the server checks for processes that ended before they joined.
-#[cfg(target_os = "linux")]
 const LOOK_AT_SIBLINGS: Duration = Duration::from_millis(10);
 
 /// Time for which binding the server's address is retried, because an earlier run of this job may
@@ -63,38 +62,48 @@ pub(super) fn serve(
     }
 }
 
+/// Returns which of the awaited PEs will not join, each with the reason.
+pub(crate) type Ended<'a> = &'a mut dyn FnMut(&[Pe]) -> Vec<(Pe, String)>;
+
 /// The processes of PEs that have not joined, if they can be watched.
-pub(super) struct WatchedSiblings {
+pub(super) enum Watched<'a> {
+    /// No process is watched.
+    Nothing,
+    /// Processes that the same agent started.
     #[cfg(target_os = "linux")]
-    found: Option<Siblings>,
+    Siblings(Siblings),
+    /// The caller watches the processes.
+    ByCaller(Ended<'a>),
 }
 
-impl WatchedSiblings {
-    pub(super) fn of(job: &Job) -> Self {
-        #[cfg(not(target_os = "linux"))]
-        let _ = job;
-        Self {
-            #[cfg(target_os = "linux")]
-            found: Siblings::of(job),
+impl Watched<'_> {
+    /// Returns the processes that the agent of this job started, if there is one.
+    pub(super) fn siblings_of(job: &Job) -> Self {
+        #[cfg(target_os = "linux")]
+        if let Some(found) = Siblings::of(job) {
+            return Self::Siblings(found);
         }
+        let _ = job;
+        Self::Nothing
     }
 
     /// Returns the PEs whose processes have ended since the last call, each with the reason.
     fn ended(&mut self, awaited: &[Pe]) -> Vec<(Pe, String)> {
-        #[cfg(target_os = "linux")]
-        if let Some(found) = &mut self.found {
-            let awaited: Vec<u32> = awaited.iter().map(|pe| pe.get()).collect();
-            return found.look(&awaited).into_iter().map(|(pe, why)| (Pe::new(pe), why)).collect();
+        match self {
+            Self::Nothing => Vec::new(),
+            #[cfg(target_os = "linux")]
+            Self::Siblings(found) => {
+                let awaited: Vec<u32> = awaited.iter().map(|pe| pe.get()).collect();
+                found.look(&awaited).into_iter().map(|(pe, why)| (Pe::new(pe), why)).collect()
+            }
+            Self::ByCaller(ended) => ended(awaited),
         }
-        let _ = awaited;
-        Vec::new()
     }
 
     /// Waits until the PE with the server has joined, and reports PEs whose processes end before
     /// they join.
     pub(super) fn report_while_waiting(&mut self, server: &Server, connection: &Connection, deadline: Instant) -> Answer {
-        #[cfg(target_os = "linux")]
-        while self.found.is_some() && Instant::now() < deadline {
+        while !matches!(self, Self::Nothing) && Instant::now() < deadline {
             for (pe, why) in self.ended(&server.state().awaited) {
                 server.report_lost(pe, &why);
             }
@@ -102,7 +111,6 @@ impl WatchedSiblings {
                 return answer;
             }
         }
-        let _ = server;
         connection.wait(JOIN_REQUEST, deadline)
     }
 }
@@ -110,7 +118,7 @@ impl WatchedSiblings {
 pub(super) fn connect(
     job: &Job,
     endpoint: &Endpoint,
-    siblings: &mut WatchedSiblings,
+    watched: &mut Watched<'_>,
     start: Instant,
     deadline: Instant,
 ) -> Result<Arc<Connection>, BootstrapError> {
@@ -128,7 +136,7 @@ pub(super) fn connect(
             return Err(BootstrapError::Timeout { call, waited: start.elapsed(), missing });
         }
         // Without a server no other PE can report it.
-        if let Some((pe, why)) = siblings.ended(&[Pe::new(0)]).pop() {
+        if let Some((pe, why)) = watched.ended(&[Pe::new(0)]).pop() {
             let call = format!("join: connect to {endpoint} ({error})");
             return Err(BootstrapError::PeLost { call, pe, cause: Loss::Reported(why) });
         }

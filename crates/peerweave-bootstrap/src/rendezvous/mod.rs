@@ -28,7 +28,8 @@ mod siblings;
 
 pub use abort::Aborted;
 use connection::{Answer, Closed, Connection};
-use join::{WatchedSiblings, connect, pause, serve};
+pub(crate) use join::Ended;
+use join::{Watched, connect, pause, serve};
 
 /// Options of a PE's rendezvous.
 ///
@@ -131,10 +132,38 @@ impl Rendezvous {
         // Practically unlimited, but still a valid time.
         let options = Options { deadline: options.deadline.min(Duration::from_secs(10 * 365 * 86_400)), ..options };
         job.check("join")?;
+        let deadline = start + options.deadline;
+        let server = match (&job.rendezvous, job.served, job.pe.get()) {
+            (Some(endpoint), Served::ByPe0, 0) if job.n_pes > 1 => Some(serve(job, endpoint, &options.server, deadline)?),
+            _ => None,
+        };
+        Self::join_watching(job, server, Watched::siblings_of(job), (start, deadline), options.deadline)
+    }
+
+    /// Joins, until `until`, a job whose PE 0 passes the `server` that it has started. `ended`
+    /// returns which of some PEs will not join. `deadline` is the maximum time for each later call.
+    pub(crate) fn join_served(
+        job: &Job,
+        server: Option<Server>,
+        ended: Ended<'_>,
+        until: Instant,
+        deadline: Duration,
+    ) -> Result<Self, BootstrapError> {
+        job.check("join")?;
+        Self::join_watching(job, server, Watched::ByCaller(ended), (Instant::now(), until), deadline)
+    }
+
+    fn join_watching(
+        job: &Job,
+        server: Option<Server>,
+        mut watched: Watched<'_>,
+        (start, until): (Instant, Instant),
+        deadline: Duration,
+    ) -> Result<Self, BootstrapError> {
         let member = |link, server| Self {
             pe: job.pe,
             n_pes: job.n_pes,
-            deadline: options.deadline,
+            deadline,
             served: job.served,
             pid: std::process::id(),
             watched: AtomicBool::new(false),
@@ -147,17 +176,11 @@ impl Rendezvous {
             Some(endpoint) if job.n_pes > 1 => endpoint,
             _ => return Ok(member(Link::Alone { store: Mutex::default(), news: Condvar::new() }, None)),
         };
-        let deadline = start + options.deadline;
-        let server = match (job.served, job.pe.get()) {
-            (Served::ByPe0, 0) => Some(serve(job, endpoint, &options.server, deadline)?),
-            _ => None,
-        };
         let endpoint = server.as_ref().map_or(endpoint, Server::here).clone();
-        let mut siblings = WatchedSiblings::of(job);
-        let connection = connect(job, &endpoint, &mut siblings, start, deadline)?;
+        let connection = connect(job, &endpoint, &mut watched, start, until)?;
         let answer = match &server {
-            Some(server) => siblings.report_while_waiting(server, &connection, deadline),
-            None => connection.wait(JOIN_REQUEST, deadline),
+            Some(server) => watched.report_while_waiting(server, &connection, until),
+            None => connection.wait(JOIN_REQUEST, until),
         };
         let mut joined = member(Link::Joined { connection, endpoint }, server);
         match answer {
@@ -173,7 +196,7 @@ impl Rendezvous {
                 if let Some(server) = joined.server.take() {
                     // A PE that starts now would wait for a server until its own deadline and
                     // report this PE as missing.
-                    let until = deadline.min(Instant::now() + LATECOMERS);
+                    let until = until.min(Instant::now() + LATECOMERS);
                     while !server.state().awaited.is_empty() && Instant::now() < until {
                         thread::sleep(Duration::from_millis(1));
                     }

@@ -1,0 +1,436 @@
+//! The PEs of one machine that are left after a failure agree on a new job, and join it.
+//!
+//! The agreement uses words in memory that all PEs of the old job share, one [`SurvivorWords`] for
+//! each PE. So it needs no server, and PE 0 may be among the dead. The caller provides the memory,
+//! and a function that says whether a PE has ended.
+//!
+//! An attempt has a number. A PE that takes part writes the number into its words. The first PE
+//! that has not ended leads: when all others that have not ended take part too, it starts a server
+//! and publishes its decision, which is the list of members and the address of the server. Each PE
+//! looks for a decision in ascending order of PEs, and goes past a PE only if that PE has ended
+//! without one.
+//!
+//! Invariants: [1] an attempt has at most one decision. A PE that decides has seen that all PEs
+//! before it ended, and that none of them had decided; a PE that has ended writes nothing more. So
+//! the first decision in the order of PEs is the only one, and it stays readable after its PE has
+//! died. [2] A PE takes part in the highest attempt that it sees, so attempts that failed on some
+//! PEs end on all. [3] Every wait ends: with the agreement, at the deadline, or when `check` fails.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use peerweave_types::Pe;
+
+use crate::endpoint::Endpoint;
+use crate::error::BootstrapError;
+use crate::job::{Job, Served};
+use crate::rendezvous::Rendezvous;
+use crate::server::{Server, ServerOptions};
+use crate::token::{TOKEN_LEN_BYTES, Token, fill_random};
+
+/// The largest number of PEs that can agree.
+pub const MAX_SURVIVORS: usize = 4096;
+
+/// The first pause between two looks at the words of the others.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
+const NAME_LEN_BYTES: usize = 16;
+const TICKET_WORDS: usize = (NAME_LEN_BYTES + TOKEN_LEN_BYTES) / 8;
+
+/// How far a PE is in an attempt: the low byte of [`SurvivorWords::state`].
+mod phase {
+    /// Takes part.
+    pub(super) const ARRIVED: u64 = 1;
+    /// Took part, and has returned an error.
+    pub(super) const WITHDRAWN: u64 = 2;
+    /// Has joined the new job.
+    pub(super) const DONE: u64 = 3;
+}
+
+/// The words of one PE, in memory that all PEs of the old job share. They start as zeros, and only
+/// that PE writes them.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SurvivorWords {
+    /// The number of the attempt, and the phase in the low byte.
+    state: AtomicU64,
+    /// The attempt for which this PE has published a decision; 0 while it writes one.
+    decided: AtomicU64,
+    /// The decision: the ticket, and one bit for each member.
+    ticket: [AtomicU64; TICKET_WORDS],
+    members: [AtomicU64; MAX_SURVIVORS / 64],
+}
+
+impl Default for SurvivorWords {
+    fn default() -> Self {
+        let zeros = || AtomicU64::new(0);
+        Self {
+            state: zeros(),
+            decided: zeros(),
+            ticket: std::array::from_fn(|_| zeros()),
+            members: std::array::from_fn(|_| zeros()),
+        }
+    }
+}
+
+impl SurvivorWords {
+    /// Returns whether this PE has ever taken part: it runs no more operations of the old job.
+    #[inline]
+    pub fn has_begun(&self) -> bool {
+        self.state.load(Ordering::Acquire) != 0
+    }
+
+    fn is_at(&self, attempt: u64, phase: u64) -> bool {
+        self.state.load(Ordering::Acquire) == attempt << 8 | phase
+    }
+
+    fn enter(&self, attempt: u64, phase: u64) {
+        self.state.store(attempt << 8 | phase, Ordering::Release);
+    }
+
+    fn publish(&self, attempt: u64, ticket: Ticket, members: &[Pe]) {
+        self.decided.store(0, Ordering::Relaxed);
+        // A reader that sees a part of what follows sees this zero too.
+        fence(Ordering::Release);
+        self.ticket.iter().zip(ticket.0).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        let mut bits = [0; MAX_SURVIVORS / 64];
+        members.iter().for_each(|pe| bits[pe.index() / 64] |= 1 << (pe.index() % 64));
+        self.members.iter().zip(bits).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        self.decided.store(attempt, Ordering::Release);
+    }
+
+    /// Returns the decision of this PE for an attempt.
+    fn decision(&self, attempt: u64) -> Option<Decision> {
+        if self.decided.load(Ordering::Acquire) != attempt {
+            return None;
+        }
+        let ticket = Ticket(std::array::from_fn(|at| self.ticket[at].load(Ordering::Relaxed)));
+        let bits = self.members.iter().map(|word| word.load(Ordering::Relaxed));
+        let in_word = |(at, word): (usize, u64)| {
+            (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| Pe::new((at * 64 + bit) as u32))
+        };
+        let members = bits.enumerate().flat_map(in_word).collect();
+        fence(Ordering::Acquire);
+        (self.decided.load(Ordering::Relaxed) == attempt).then_some(Decision { attempt, ticket, members })
+    }
+}
+
+/// The address and the secret of the rendezvous of a new job.
+#[derive(Clone, Copy)]
+pub struct Ticket([u64; TICKET_WORDS]);
+
+impl Ticket {
+    /// A ticket without an address, for PEs that are threads of one process and need no server.
+    pub const NONE: Self = Self([0; TICKET_WORDS]);
+
+    /// Creates a random ticket.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Io`] if the operating system provides no random numbers.
+    pub fn random() -> Result<Self, BootstrapError> {
+        let mut bytes = [0; TICKET_WORDS * 8];
+        fill_random(&mut bytes)?;
+        let (words, _) = bytes.as_chunks();
+        Ok(Self(std::array::from_fn(|at| u64::from_ne_bytes(words[at]))))
+    }
+
+    fn parts(self) -> (Endpoint, Token) {
+        let words = self.0.map(u64::to_ne_bytes);
+        let (name, secret) = words.as_flattened().split_at(NAME_LEN_BYTES);
+        let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut token = [0; TOKEN_LEN_BYTES];
+        token.copy_from_slice(secret);
+        (Endpoint::Unix(format!("peerweave-{name}")), Token::from_bytes(token))
+    }
+
+    /// Starts the server of a job of `n_pes` PEs.
+    ///
+    /// # Errors
+    /// As for [`Server::bind`].
+    pub fn serve(self, n_pes: u32) -> Result<Server, BootstrapError> {
+        let (endpoint, token) = self.parts();
+        Server::bind(&endpoint, token, n_pes, ServerOptions::default())
+    }
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ticket(..)")
+    }
+}
+
+/// The new job, as all of its PEs have agreed on it.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    attempt: u64,
+    ticket: Ticket,
+    /// The members, ascending: PE `i` of the new job is `members[i]` of the old one.
+    pub members: Vec<Pe>,
+}
+
+impl Decision {
+    /// Returns the number of the attempt, which no earlier attempt of these PEs had.
+    pub fn attempt(&self) -> u64 {
+        self.attempt
+    }
+
+    /// Returns the number in the new job of a PE of the old one.
+    pub fn new_pe(&self, old: Pe) -> Option<Pe> {
+        self.members.binary_search(&old).ok().map(|at| Pe::new(at as u32))
+    }
+
+    /// Returns the old numbers of PEs of the new job.
+    pub fn old_pes(&self, new: &[Pe]) -> Vec<Pe> {
+        new.iter().filter_map(|pe| self.members.get(pe.index()).copied()).collect()
+    }
+}
+
+/// The reason why PEs could not agree.
+#[derive(Debug)]
+pub enum Disagreement<E> {
+    /// The deadline passed, and these PEs had neither called nor ended.
+    Late {
+        /// The time waited.
+        waited: Duration,
+        /// The PEs that did not call; ascending.
+        missing: Vec<Pe>,
+    },
+    /// A PE has joined a new job without this PE.
+    Left(Pe),
+    /// The function that prepares the new job failed, or the check of the caller.
+    Failed(E),
+}
+
+/// What a PE finds in the words of all PEs.
+enum Look {
+    Decided(Decision),
+    /// This PE leads, and these PEs take part.
+    Lead(Vec<Pe>),
+    Wait,
+}
+
+/// The PEs of the old job, as one of them sees them.
+pub struct Survivors<'a> {
+    /// This PE.
+    pub me: Pe,
+    /// The number of PEs of the old job.
+    pub n_pes: usize,
+    /// Returns the words of a PE.
+    pub words: &'a dyn Fn(usize) -> &'a SurvivorWords,
+    /// Returns whether a PE has ended or has left the old job, so that it writes no more words. It
+    /// never says so of a PE that goes on; it may take some time to notice an end.
+    pub has_ended: &'a dyn Fn(usize) -> bool,
+}
+
+impl<'a> Survivors<'a> {
+    fn own(&self) -> &'a SurvivorWords {
+        (self.words)(self.me.index())
+    }
+
+    /// Agrees with the other PEs that have not ended. On one of them, `lead` prepares the job of
+    /// the given members and returns its ticket. `check` fails if the call must end.
+    ///
+    /// # Collective
+    /// All PEs of the old job that have not ended.
+    ///
+    /// # Errors
+    /// [`Disagreement`]. This PE then takes no part until its next call.
+    pub fn agree<E>(
+        &self,
+        until: Instant,
+        mut check: impl FnMut() -> Result<(), E>,
+        lead: impl FnOnce(u64, &[Pe]) -> Result<Ticket, E>,
+    ) -> Result<Decision, Disagreement<E>> {
+        assert!(self.n_pes <= MAX_SURVIVORS, "{} PEs: more than can agree", self.n_pes);
+        let (start, own) = (Instant::now(), self.own());
+        let mut attempt = (own.state.load(Ordering::Relaxed) >> 8) + 1;
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            attempt = self.highest_attempt(attempt);
+            if !own.is_at(attempt, phase::ARRIVED) {
+                own.enter(attempt, phase::ARRIVED);
+            }
+            match self.look(attempt).inspect_err(|_| own.enter(attempt, phase::WITHDRAWN)).map_err(Disagreement::Left)? {
+                Look::Decided(decision) => return self.accept(decision),
+                Look::Lead(members) => {
+                    let ticket = lead(attempt, &members).map_err(|error| self.failed(attempt, error))?;
+                    own.publish(attempt, ticket, &members);
+                    return Ok(Decision { attempt, ticket, members });
+                }
+                Look::Wait => {}
+            }
+            check().map_err(|error| self.failed(attempt, error))?;
+            let now = Instant::now();
+            if now >= until {
+                let missing = self.missing(attempt);
+                own.enter(attempt, phase::WITHDRAWN);
+                return match self.look(attempt) {
+                    // The leader has decided meanwhile.
+                    Ok(Look::Decided(decision)) => {
+                        own.enter(attempt, phase::ARRIVED);
+                        self.accept(decision)
+                    }
+                    _ => Err(Disagreement::Late { waited: start.elapsed(), missing }),
+                };
+            }
+            thread::sleep(pause.min(until - now));
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn accept<E>(&self, decision: Decision) -> Result<Decision, Disagreement<E>> {
+        match decision.new_pe(self.me) {
+            Some(_) => Ok(decision),
+            None => {
+                self.withdraw(&decision);
+                Err(Disagreement::Left(decision.members.first().copied().unwrap_or(self.me)))
+            }
+        }
+    }
+
+    fn failed<E>(&self, attempt: u64, error: E) -> Disagreement<E> {
+        self.own().enter(attempt, phase::WITHDRAWN);
+        Disagreement::Failed(error)
+    }
+
+    /// Returns the highest attempt in which a PE takes part, at least `attempt`.
+    fn highest_attempt(&self, attempt: u64) -> u64 {
+        let of = |pe: usize| {
+            let state = (self.words)(pe).state.load(Ordering::Acquire);
+            if state & 0xff == phase::ARRIVED { state >> 8 } else { 0 }
+        };
+        (0..self.n_pes).map(of).fold(attempt, u64::max)
+    }
+
+    /// Looks for the decision of an attempt. Fails with a PE that has joined a new job already.
+    fn look(&self, attempt: u64) -> Result<Look, Pe> {
+        for pe in 0..self.n_pes {
+            let words = (self.words)(pe);
+            if words.state.load(Ordering::Acquire) & 0xff == phase::DONE {
+                return Err(Pe::new(pe as u32));
+            }
+            if let Some(decision) = words.decision(attempt) {
+                return Ok(Look::Decided(decision));
+            }
+            if pe == self.me.index() {
+                return Ok(self.others_arrived(attempt).map_or(Look::Wait, Look::Lead));
+            }
+            if !(self.has_ended)(pe) {
+                return Ok(Look::Wait);
+            }
+            // It may have decided since the last look, and then ended.
+            if let Some(decision) = words.decision(attempt) {
+                return Ok(Look::Decided(decision));
+            }
+        }
+        Ok(Look::Wait)
+    }
+
+    /// Returns the members of an attempt if all PEs that have not ended take part.
+    fn others_arrived(&self, attempt: u64) -> Option<Vec<Pe>> {
+        let mut members = Vec::new();
+        for pe in 0..self.n_pes {
+            let arrived = (self.words)(pe).is_at(attempt, phase::ARRIVED);
+            if pe == self.me.index() {
+                members.push(self.me);
+            } else if !(self.has_ended)(pe) {
+                if !arrived {
+                    return None;
+                }
+                members.push(Pe::new(pe as u32));
+            }
+        }
+        Some(members)
+    }
+
+    /// Returns the PEs for which this PE waits in vain.
+    fn missing(&self, attempt: u64) -> Vec<Pe> {
+        let others = (0..self.n_pes).filter(|&pe| pe != self.me.index() && !(self.has_ended)(pe));
+        let awaited: Vec<usize> = others.clone().filter(|&pe| !(self.words)(pe).is_at(attempt, phase::ARRIVED)).collect();
+        // A PE that has given up has waited for the others.
+        let gave_up = |pe: usize| {
+            let state = (self.words)(pe).state.load(Ordering::Acquire);
+            state >> 8 >= attempt && state & 0xff == phase::WITHDRAWN
+        };
+        let mut missing: Vec<usize> = awaited.iter().copied().filter(|&pe| !gave_up(pe)).collect();
+        if missing.is_empty() {
+            missing = awaited;
+        }
+        // All are there: the leader was stopped.
+        if missing.is_empty() {
+            missing.extend(others.take(1));
+        }
+        missing.into_iter().map(|pe| Pe::new(pe as u32)).collect()
+    }
+
+    /// Joins the rendezvous of the new job until `until`. The first member passes the server that it
+    /// has started. `deadline` is the maximum time for each later call.
+    ///
+    /// # Collective
+    /// All members.
+    ///
+    /// # Errors
+    /// As for [`Rendezvous::join`], with numbers of PEs of the new job. A member that has ended, or
+    /// that has given up, is reported as lost at once.
+    pub fn join(
+        &self,
+        decision: &Decision,
+        server: Option<Server>,
+        until: Instant,
+        deadline: Duration,
+    ) -> Result<Rendezvous, BootstrapError> {
+        let (endpoint, token) = decision.ticket.parts();
+        let n_pes = decision.members.len() as u32;
+        let me = decision.new_pe(self.me).ok_or_else(|| BootstrapError::Misuse {
+            call: "Survivors::join",
+            what: "decision",
+            value: format!("{:?}", decision.members),
+            expected: format!("a list with {}", self.me),
+        })?;
+        let job = Job { served: Served::ByPe0, ..Job::on_one_machine(me.get(), n_pes, endpoint, token) };
+        let mut ended = |awaited: &[Pe]| -> Vec<(Pe, String)> {
+            let reason = |pe: &Pe| {
+                let old = decision.members[pe.index()].index();
+                let why = if (self.has_ended)(old) {
+                    "it has ended"
+                } else if self.has_given_up(decision, old) {
+                    "it has given up"
+                } else {
+                    return None;
+                };
+                Some((*pe, format!("{why} (PE {old} of the job before)")))
+            };
+            awaited.iter().filter_map(reason).collect()
+        };
+        Rendezvous::join_served(&job, server, &mut ended, until, deadline)
+    }
+
+    /// Returns whether a member of the decision has ended, or no longer takes part in its attempt.
+    pub fn is_broken(&self, decision: &Decision) -> bool {
+        decision.members.iter().map(|pe| pe.index()).any(|pe| (self.has_ended)(pe) || self.has_given_up(decision, pe))
+    }
+
+    fn has_given_up(&self, decision: &Decision, old: usize) -> bool {
+        let words = (self.words)(old);
+        !words.is_at(decision.attempt, phase::ARRIVED) && !words.is_at(decision.attempt, phase::DONE)
+    }
+
+    /// Records that this PE takes no part in the attempt of a decision any more.
+    pub fn withdraw(&self, decision: &Decision) {
+        self.own().enter(decision.attempt, phase::WITHDRAWN);
+    }
+
+    /// Records that this PE has joined the new job.
+    pub fn complete(&self, decision: &Decision) {
+        self.own().enter(decision.attempt, phase::DONE);
+    }
+}
+
+impl std::fmt::Debug for Survivors<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Survivors").field("me", &self.me).field("n_pes", &self.n_pes).finish_non_exhaustive()
+    }
+}

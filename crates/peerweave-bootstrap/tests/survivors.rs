@@ -1,0 +1,218 @@
+//! The PEs that are left agree on a new job, whoever ends and whenever.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::survivors::{Decision, Disagreement, SurvivorWords, Survivors, Ticket};
+use peerweave_bootstrap::{BootstrapError, Pe, Server};
+
+/// PEs that are threads of this test.
+struct Old {
+    words: Vec<SurvivorWords>,
+    ended: Vec<AtomicBool>,
+}
+
+impl Old {
+    fn new(n_pes: usize, dead: &[usize]) -> Self {
+        let words = (0..n_pes).map(|_| SurvivorWords::default()).collect();
+        Self { words, ended: (0..n_pes).map(|pe| AtomicBool::new(dead.contains(&pe))).collect() }
+    }
+
+    fn end(&self, pe: usize) {
+        self.ended[pe].store(true, Ordering::Release);
+    }
+
+    /// Runs `body` as a PE.
+    fn pe<T>(&self, me: usize, body: impl FnOnce(&Survivors<'_>) -> T) -> T {
+        let (words, has_ended) = (|pe: usize| &self.words[pe], |pe: usize| self.ended[pe].load(Ordering::Acquire));
+        body(&Survivors { me: Pe::new(me as u32), n_pes: self.words.len(), words: &words, has_ended: &has_ended })
+    }
+
+    /// Runs `body` as each of some PEs, on threads.
+    fn pes<T: Send>(&self, pes: &[usize], body: impl Fn(&Survivors<'_>) -> T + Sync) -> Vec<T> {
+        let body = &body;
+        thread::scope(|scope| {
+            let started: Vec<_> = pes.iter().map(|&me| scope.spawn(move || self.pe(me, body))).collect();
+            started.into_iter().map(|pe| pe.join().expect("no panic")).collect()
+        })
+    }
+}
+
+fn soon(milliseconds: u64) -> Instant {
+    Instant::now() + Duration::from_millis(milliseconds)
+}
+
+/// Agrees without a rendezvous.
+fn agree(survivors: &Survivors<'_>, until: Instant) -> Result<Decision, Disagreement<()>> {
+    survivors.agree(until, || Ok(()), |_, _| Ok(Ticket::NONE))
+}
+
+fn pes(numbers: &[u32]) -> Vec<Pe> {
+    numbers.iter().copied().map(Pe::new).collect()
+}
+
+#[test]
+fn survivors_agree_on_members_in_the_old_order() {
+    for (n_pes, dead) in [(2, vec![]), (3, vec![0]), (4, vec![1, 2]), (8, vec![0, 7]), (130, vec![0, 64, 129])] {
+        let old = Old::new(n_pes, &dead);
+        let left: Vec<usize> = (0..n_pes).filter(|pe| !dead.contains(pe)).collect();
+        let expected = pes(&left.iter().map(|&pe| pe as u32).collect::<Vec<_>>());
+        for decision in old.pes(&left, |survivors| agree(survivors, soon(20_000))) {
+            let decision = decision.expect("they agree");
+            assert_eq!(decision.members, expected);
+            assert_eq!(decision.new_pe(*expected.last().unwrap()), Some(Pe::new(expected.len() as u32 - 1)));
+            assert_eq!(decision.old_pes(&pes(&[0])), expected[..1]);
+        }
+    }
+}
+
+#[test]
+fn pe_that_ends_while_others_wait_is_no_member() {
+    let old = Old::new(4, &[2]);
+    let decisions = thread::scope(|scope| {
+        let others = scope.spawn(|| old.pes(&[1, 3], |survivors| agree(survivors, soon(20_000))));
+        thread::sleep(Duration::from_millis(50));
+        old.end(0);
+        others.join().expect("no panic")
+    });
+    for decision in decisions {
+        assert_eq!(decision.expect("they agree").members, pes(&[1, 3]));
+    }
+}
+
+#[test]
+fn decision_of_a_leader_that_ended_since_is_the_only_one() {
+    let old = Old::new(3, &[]);
+    thread::scope(|scope| {
+        // PE 1 is late enough to look for the decision only after the leader has ended.
+        let second = scope.spawn(|| old.pe(2, |survivors| agree(survivors, soon(20_000))));
+        let leader = scope.spawn(|| old.pe(0, |survivors| agree(survivors, soon(20_000))));
+        let after_the_leader = || {
+            while !leader.is_finished() {
+                thread::yield_now();
+            }
+            old.end(0);
+            Ok::<_, ()>(())
+        };
+        let first = old.pe(1, |survivors| survivors.agree(soon(20_000), after_the_leader, |_, _| panic!("PE 0 leads")));
+        let first = first.expect("it agrees");
+        let leader = leader.join().expect("no panic").expect("it agrees");
+        assert_eq!((first.members.clone(), first.attempt()), (leader.members.clone(), leader.attempt()));
+        assert_eq!(second.join().expect("no panic").expect("it agrees").members, first.members);
+        // The member is known to have ended: the new job cannot be joined, and the next attempt
+        // leaves it out.
+        old.pe(1, |survivors| {
+            assert!(survivors.is_broken(&first));
+            survivors.withdraw(&first);
+        });
+        old.pe(2, |survivors| survivors.withdraw(&first));
+        for decision in old.pes(&[1, 2], |survivors| agree(survivors, soon(20_000))) {
+            let decision = decision.expect("they agree");
+            assert_eq!(decision.members, pes(&[1, 2]));
+            assert!(decision.attempt() > first.attempt());
+        }
+    });
+}
+
+#[test]
+fn pe_that_does_not_call_is_named_and_may_call_later() {
+    let old = Old::new(4, &[1]);
+    let late = old.pes(&[0, 2], |survivors| agree(survivors, soon(100 + 50 * u64::from(survivors.me.get()))));
+    for outcome in late {
+        let Err(Disagreement::Late { waited, missing }) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(missing, pes(&[3]), "PE 0 gave up because of PE 3");
+        assert!(waited >= Duration::from_millis(100));
+    }
+    // Two call again, and the third for the first time.
+    for decision in old.pes(&[0, 2, 3], |survivors| agree(survivors, soon(20_000))) {
+        assert_eq!(decision.expect("they agree").members, pes(&[0, 2, 3]));
+    }
+}
+
+#[test]
+fn pe_without_a_new_job_learns_that_others_have_one() {
+    let old = Old::new(2, &[1]);
+    old.pe(0, |survivors| {
+        let decision = agree(survivors, soon(20_000)).expect("it is alone");
+        survivors.complete(&decision);
+    });
+    // It was alive after all; a correct `has_ended` never errs like this.
+    let outcome = old.pe(1, |survivors| agree(survivors, soon(20_000)));
+    assert!(matches!(outcome, Err(Disagreement::Left(pe)) if pe == Pe::new(0)), "{outcome:?}");
+}
+
+#[test]
+fn failure_to_prepare_and_failed_check_end_the_call() {
+    let old = Old::new(2, &[0]);
+    old.pe(1, |survivors| {
+        let failed = survivors.agree(soon(20_000), || Ok(()), |_, _| Err("no memory"));
+        assert!(matches!(failed, Err(Disagreement::Failed("no memory"))), "{failed:?}");
+    });
+    let old = Old::new(2, &[]);
+    old.pe(1, |survivors| {
+        let failed = survivors.agree(soon(20_000), || Err("aborted"), |_, _| Ok(Ticket::NONE));
+        assert!(matches!(failed, Err(Disagreement::Failed("aborted"))), "{failed:?}");
+    });
+}
+
+#[test]
+fn members_meet_at_the_new_rendezvous() {
+    let old = Old::new(5, &[0, 3]);
+    let met = old.pes(&[1, 2, 4], |survivors| {
+        let (rendezvous, decision) = joined(survivors, &old, &Mutex::default());
+        let rendezvous = rendezvous.expect("it joins");
+        survivors.complete(&decision);
+        let numbers = rendezvous.exchange("numbers", &[survivors.me.get() as u8]).expect("all are there");
+        rendezvous.leave().expect("all leave");
+        numbers
+    });
+    assert!(met.iter().all(|numbers| *numbers == [[1], [2], [4]]), "{met:?}");
+}
+
+/// Agrees and joins; before it joins, a PE of `dying` ends instead.
+fn joined(
+    survivors: &Survivors<'_>,
+    old: &Old,
+    dying: &Mutex<Vec<usize>>,
+) -> (Result<peerweave_bootstrap::Rendezvous, BootstrapError>, Decision) {
+    let mut server = None;
+    let lead = |_: u64, members: &[Pe]| -> Result<Ticket, BootstrapError> {
+        let ticket = Ticket::random()?;
+        server = Some(ticket.serve(members.len() as u32)?);
+        Ok(ticket)
+    };
+    let decision = survivors.agree(soon(20_000), || Ok(()), lead).expect("they agree");
+    let server: Option<Server> = server;
+    if dying.lock().unwrap().contains(&survivors.me.index()) {
+        drop(server);
+        old.end(survivors.me.index());
+        return (
+            Err(BootstrapError::Protocol { call: "test", source: peerweave_bootstrap::proto::ProtocolError::Magic }),
+            decision,
+        );
+    }
+    (survivors.join(&decision, server, soon(20_000), Duration::from_secs(20)), decision)
+}
+
+#[test]
+fn member_that_ends_before_it_joins_is_reported_at_once() {
+    // The first member has the server, the others have not.
+    for dying in [0, 1, 2] {
+        let old = Old::new(3, &[]);
+        let list = Mutex::new(vec![dying]);
+        let start = Instant::now();
+        let outcomes = old.pes(&[0, 1, 2], |survivors| {
+            let (outcome, decision) = joined(survivors, &old, &list);
+            let outcome = outcome.map(|_| ()).map_err(|error| (error, survivors.is_broken(&decision)));
+            survivors.withdraw(&decision);
+            outcome
+        });
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        for (pe, outcome) in outcomes.into_iter().enumerate().filter(|(pe, _)| *pe != dying) {
+            let Err((BootstrapError::PeLost { pe: lost, .. }, true)) = outcome else { panic!("PE {pe}: {outcome:?}") };
+            assert_eq!(lost, Pe::new(dying as u32));
+        }
+    }
+}
