@@ -1,5 +1,5 @@
-//! The state that all handles of a world share: the backend, whether the world was finalized, and
-//! the live allocations.
+//! The state that all handles of a world share: the backend, whether the world has ended, and the
+//! live allocations.
 //!
 //! Invariant: every handle holds an `Arc` of this state, so the backend and its symmetric heap
 //! outlive all handles.
@@ -13,9 +13,17 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+
+/// The end of a world, in [`Shared::end`].
+mod end {
+    /// The world has not ended.
+    pub(super) const NONE: u8 = 0;
+    pub(super) const FINALIZED: u8 = 1;
+    pub(super) const SHRUNK: u8 = 2;
+}
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -29,7 +37,10 @@ pub(crate) struct Shared {
     pub(crate) device: Option<u32>,
     guard: ForkGuard,
     aborted: AbortWord,
-    finalized: AtomicBool,
+    /// Whether and how the world has ended.
+    end: AtomicU8,
+    /// Held while a thread shrinks the world.
+    pub(crate) shrinking: Mutex<()>,
     allocations: Mutex<Allocations>,
 }
 
@@ -70,16 +81,27 @@ impl Shared {
             device: backend.caps().device,
             guard: ForkGuard::new(),
             aborted: backend.abort_word(),
-            finalized: AtomicBool::new(false),
+            end: AtomicU8::new(end::NONE),
+            shrinking: Mutex::default(),
             allocations: Mutex::default(),
             backend,
         }
     }
 
-    /// Checks that the world was neither finalized nor aborted, and that this process made it.
+    /// Checks that the world has neither ended nor was aborted, and that this process made it.
     #[inline]
     pub(crate) fn usable(&self, call: &'static str) -> Result<()> {
-        if self.finalized.load(Ordering::Acquire) || self.aborted.is_set() || self.is_forked() {
+        if self.end.load(Ordering::Acquire) != end::NONE || self.aborted.is_set() || self.is_forked() {
+            return Err(self.unusable(call));
+        }
+        Ok(())
+    }
+
+    /// Checks like [`Shared::usable`] that this PE may access its own memory, also after the world
+    /// was replaced by a smaller one.
+    #[inline]
+    pub(crate) fn usable_locally(&self, call: &'static str) -> Result<()> {
+        if self.end.load(Ordering::Acquire) == end::FINALIZED || self.aborted.is_set() || self.is_forked() {
             return Err(self.unusable(call));
         }
         Ok(())
@@ -104,6 +126,7 @@ impl Shared {
         match self.aborted.error() {
             _ if self.is_forked() => misuse(call, MisuseKind::Forked),
             Some(aborted) => aborted,
+            None if self.end.load(Ordering::Acquire) == end::SHRUNK => misuse(call, MisuseKind::Shrunk),
             None => misuse(call, MisuseKind::Finalized),
         }
     }
@@ -115,9 +138,20 @@ impl Shared {
         if Arc::ptr_eq(self, theirs) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignQueue { what })) }
     }
 
-    /// Makes every later call fail. Returns whether this call was the first.
-    pub(crate) fn end(&self) -> bool {
-        !self.finalized.swap(true, Ordering::AcqRel)
+    /// Makes every later call fail. Fails if the world has ended before.
+    pub(crate) fn finalize(&self, call: &'static str) -> Result<()> {
+        self.replace_end(call, end::FINALIZED)
+    }
+
+    /// Makes every later call fail, except those that access this PE's own memory. Fails if the
+    /// world has ended before.
+    pub(crate) fn shrink(&self, call: &'static str) -> Result<()> {
+        self.replace_end(call, end::SHRUNK)
+    }
+
+    fn replace_end(&self, call: &'static str, end: u8) -> Result<()> {
+        let set = self.end.compare_exchange(end::NONE, end, Ordering::AcqRel, Ordering::Acquire);
+        set.map(drop).map_err(|_| self.unusable(call))
     }
 
     pub(crate) fn enter(&self, buffer: LeakedBuffer, at: SymOffset) -> u64 {

@@ -51,6 +51,34 @@ impl World {
         WorldBuilder::default()
     }
 
+    /// Makes a world of the PEs that are left after a failure, and ends this one: see
+    /// [`peerweave_core::World::shrink`], which this calls.
+    ///
+    /// # Collective
+    /// All PEs that have neither died nor left.
+    ///
+    /// # Errors
+    /// Those of [`peerweave_core::World::shrink`].
+    ///
+    /// ```
+    /// use peerweave::{ReduceOp, World};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let mut world = World::from_env()?;
+    /// let mut sum = [0];
+    /// while let Err(error) = world.team().all_reduce_blocking(&[1], &mut sum, ReduceOp::Sum) {
+    ///     eprintln!("{error}"); // names the PE that died
+    ///     world = world.shrink()?;
+    /// }
+    /// assert_eq!(sum[0] as usize, world.n_pes());
+    /// world.finalize()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shrink(&self) -> Result<Self, Error> {
+        self.0.shrink().map(Self)
+    }
+
     /// Returns the `peerweave-core` world that this value contains.
     pub fn into_core(self) -> peerweave_core::World {
         self.0

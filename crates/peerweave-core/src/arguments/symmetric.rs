@@ -43,10 +43,10 @@ impl Region {
         self.released.load(Ordering::Acquire)
     }
 
-    /// Checks that operations may use the allocation.
+    /// Checks that this PE may access its copy of the allocation.
     #[inline]
     fn usable(&self, call: &'static str) -> Result<()> {
-        self.shared.usable(call)?;
+        self.shared.usable_locally(call)?;
         if self.is_released() {
             return Err(misuse(call, MisuseKind::Released { argument: "self" }));
         }
@@ -75,6 +75,10 @@ impl Drop for Region {
 ///
 /// **Releasing** is collective and explicit ([`Symmetric::release`]). A buffer that is only dropped
 /// stays allocated until [`World::finalize`](crate::World::finalize), which reports it.
+///
+/// **After [`World::shrink`](crate::World::shrink)** the methods here go on, so that this PE can
+/// copy what it needs into the new world. Operations and [`Symmetric::release`] fail; the memory is
+/// freed when the last handle of the old world is dropped.
 pub struct Symmetric<T> {
     region: Arc<Region>,
     at: SymOffset,

@@ -188,6 +188,9 @@ pub enum PeerCause {
     Failed,
     /// The memory of the PE could not be read.
     Unreachable,
+    /// The PE has called [`World::shrink`](crate::World::shrink), and runs no more operations of
+    /// this world.
+    Shrinks,
 }
 
 impl fmt::Display for PeerCause {
@@ -197,6 +200,7 @@ impl fmt::Display for PeerCause {
             Self::Left => "left the job",
             Self::Failed => "failed in the operation",
             Self::Unreachable => "has memory that could not be read",
+            Self::Shrinks => "has called shrink, and runs no more operations of this world",
         })
     }
 }
@@ -444,6 +448,9 @@ pub enum MisuseKind {
     /// The world was finalized.
     #[error("the world was finalized")]
     Finalized,
+    /// The world was replaced by [`World::shrink`](crate::World::shrink).
+    #[error("the world was replaced by World::shrink: use the world that it returned")]
+    Shrunk,
     /// The process is a child that was forked after the world was made, and does not belong to the
     /// job.
     #[error("this process is a forked child: only the process that made the world can use it")]

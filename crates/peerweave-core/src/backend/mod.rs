@@ -194,6 +194,19 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
         AbortWord::default()
     }
 
+    /// Makes a backend of the PEs that are left, with memory of its own: see
+    /// [`World::shrink`](crate::World::shrink). Collective over the PEs that have neither died nor
+    /// left. From this call on, this backend runs no operation between PEs. If the call succeeds,
+    /// it is the last one except for those that access this PE's own memory.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names the PEs that have neither called nor ended. The call can be made
+    /// again.
+    fn shrink(&self) -> Result<Shrunk, Error> {
+        let why = "it has no shared memory in which the PEs that are left could agree";
+        Err(Error::Unsupported { call: "shrink", backend: self.name(), why })
+    }
+
     /// Ends the job on this PE. Collective over all PEs; waits for pending operations. It is the
     /// last call.
     fn finalize(&self) -> Result<(), Error>;
@@ -323,6 +336,15 @@ pub struct TeamRecord {
     pub id: TeamId,
     /// The members of the team in rank order; `my_pe` is among them.
     pub members: Vec<Pe>,
+}
+
+/// The result of [`Backend::shrink`].
+#[derive(Clone, Debug)]
+pub struct Shrunk {
+    /// The new backend.
+    pub backend: Arc<dyn Backend>,
+    /// The number that each PE of the new backend has in the old one, ascending.
+    pub former: Vec<Pe>,
 }
 
 /// The request of one rank in a split.

@@ -16,8 +16,8 @@ pub use queue::{NoopEvent, NoopStream};
 
 use crate::arguments::shared_bytes::Reading;
 use crate::backend::{
-    AbortWord, Allocation, Backend, Caps, Collective, JobShape, Keep, LocalAddress, Op, Outcome, Place, PointToPoint, SplitCall,
-    SplitPart, StreamBackend, TeamId, TeamRecord,
+    AbortWord, Allocation, Backend, Caps, Collective, JobShape, Keep, LocalAddress, Op, Outcome, Place, PointToPoint, Shrunk,
+    SplitCall, SplitPart, StreamBackend, TeamId, TeamRecord,
 };
 use crate::{Error, Result, TeamName};
 use data::Heap;
@@ -56,6 +56,8 @@ pub enum Call {
     Destroy(TeamId),
     /// Aborts the job with an exit code.
     Abort(u8),
+    /// Makes a world of the PEs that are left.
+    Shrink,
     /// Finalizes the job.
     Finalize,
 }
@@ -103,6 +105,8 @@ struct State {
     teams: Vec<Option<Vec<Pe>>>,
     /// The members of the team that the next split makes.
     next_members: Option<Vec<Pe>>,
+    /// The PEs that are left in the next shrink.
+    survivors: Option<Vec<Pe>>,
     fail_next: Option<Error>,
     /// The error that the next host access to symmetric memory returns.
     fail_local: Option<Error>,
@@ -202,6 +206,12 @@ impl Noop {
     /// all members of its parent, because the simulated PEs make no requests.
     pub fn next_split_gives(&self, members: impl IntoIterator<Item = u32>) {
         self.state().next_members = Some(members.into_iter().map(Pe::new).collect());
+    }
+
+    /// Sets the PEs that are left in the next shrink, this one among them; without this call all
+    /// are.
+    pub fn set_survivors(&self, pes: impl IntoIterator<Item = u32>) {
+        self.state().survivors = Some(pes.into_iter().map(Pe::new).collect());
     }
 
     /// Makes the next operation fail.
@@ -506,6 +516,17 @@ unsafe impl Backend for Noop {
 
     fn abort_word(&self) -> AbortWord {
         self.aborted.clone()
+    }
+
+    fn shrink(&self) -> Result<Shrunk> {
+        self.record(|| Call::Shrink);
+        let mut state = self.state();
+        if let Some(error) = state.fail_next.take() {
+            return Err(error);
+        }
+        let former = state.survivors.take().unwrap_or_else(|| (0..self.job.n_pes as u32).map(Pe::new).collect());
+        let me = former.iter().position(|pe| *pe == self.job.my_pe).expect("this PE is left");
+        Ok(Shrunk { backend: Self::with_caps(me as u32, former.len(), self.caps.clone()), former })
     }
 
     fn finalize(&self) -> Result<()> {

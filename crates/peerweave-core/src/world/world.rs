@@ -3,7 +3,7 @@
 
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::error::{Error, MisuseKind, misuse};
-use crate::backend::{Backend, Caps, LocalAddress, StreamBackend, TeamId, TeamRecord};
+use crate::backend::{Backend, Caps, LocalAddress, Shrunk, StreamBackend, TeamId, TeamRecord};
 use crate::shared::{FinalizeReport, Shared};
 use crate::world::stream::Stream;
 use crate::world::team::Team;
@@ -11,7 +11,7 @@ use crate::{Result, bounds};
 use peerweave_types::{Element, HeapGeometry, Pe, SymOffset};
 use std::any::Any;
 use std::panic::Location;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A job, as one of its PEs sees it.
 ///
@@ -23,6 +23,8 @@ pub struct World {
     pub(crate) shared: Arc<Shared>,
     team: Team,
     pub(crate) local_team: Mutex<Option<Team>>,
+    /// The number of each PE in the world that this one has replaced.
+    former: Vec<Pe>,
 }
 
 /// The default alignment of allocations, in bytes.
@@ -34,11 +36,17 @@ impl World {
     /// # Errors
     /// None at present; a backend reports its errors when it is created.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
+        let former = (0..backend.job().n_pes as u32).map(Pe::new).collect();
+        Ok(Self::formerly(backend, former))
+    }
+
+    /// Creates a world whose PEs had the numbers `former` in another world.
+    fn formerly(backend: Arc<dyn Backend>, former: Vec<Pe>) -> Self {
         let shared = Arc::new(Shared::new(backend));
         let members = (0..shared.n_pes as u32).map(Pe::new).collect();
         let team = Team::new(&shared, TeamRecord { id: TeamId::WORLD, members }, true);
         tracing::debug!(backend = shared.backend.name(), pe = shared.my_pe.get(), n_pes = shared.n_pes, "world made");
-        Ok(Self { shared, team, local_team: Mutex::new(None) })
+        Self { shared, team, local_team: Mutex::new(None), former }
     }
 
     /// Returns this PE.
@@ -276,6 +284,103 @@ impl World {
         }
     }
 
+    /// Makes a world of the PEs that are left after a failure, and ends this one. The PEs keep
+    /// their order, and are numbered from 0 again; [`World::former_pes`] returns the old numbers.
+    /// The new world has a symmetric heap, teams and streams of its own, and the deadline and the
+    /// settings of this one. This is `MPIX_Comm_shrink` of MPI's fault tolerance.
+    ///
+    /// PEs that have died or left are not members, and neither is a PE that dies during this call.
+    /// A PE that dies when the members have agreed is still a member: operations of the new world
+    /// then fail with an error that names it, and the new world can be shrunk again. If no PE has
+    /// failed, the new world has the same PEs.
+    ///
+    /// # Collective
+    /// All PEs that have neither died nor left, in any state of their other calls. When a PE has
+    /// called, the others can no longer rely on it in this world: operations between PEs that wait
+    /// for it fail soon, with an error that names the PE that died, or [`PeerCause::Shrinks`]. So a
+    /// PE that waits for another one does not miss that it must call too. If the call succeeds on
+    /// one PE, it succeeds on all members that go on.
+    ///
+    /// # This world afterwards
+    /// If the call succeeds, this world has ended, as after [`World::finalize`], and its calls fail
+    /// with [`MisuseKind::Shrunk`](crate::MisuseKind::Shrunk). One kind of call remains: the
+    /// methods of [`Symmetric`] that access the memory of this PE (`to_vec`, `copy_to`, `load`,
+    /// `store`, `as_slice`, …), so that a PE can carry its data over. After a failure in the midst
+    /// of an operation, the memory that this operation writes has unspecified values. The memory of
+    /// this world is freed when its last handle is dropped: world, teams, streams and buffers.
+    /// Operations of its streams that are pending fail by themselves; this call does not wait for
+    /// them.
+    ///
+    /// If the call fails, this world has not ended, but its operations between PEs fail. The call
+    /// can be made again, by all.
+    ///
+    /// # Errors
+    /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline of the world names the PEs that
+    ///   have neither called nor ended. After the PEs have agreed, making the new world may take up
+    ///   to 2 s longer.
+    /// - [`Error::Peer`](crate::Error::Peer) if other PEs have made a new world without this one.
+    /// - [`Misuse`](crate::Misuse) if this world has ended.
+    /// - [`Error::Unsupported`](crate::Error::Unsupported) on a backend without this call.
+    /// - Errors of the backend if the new memory cannot be made.
+    ///
+    /// [`PeerCause::Shrinks`]: crate::PeerCause::Shrinks
+    ///
+    /// ```
+    /// use peerweave::{ReduceOp, World, on_threads};
+    ///
+    /// /// Adds up the squares of all PEs until it succeeds.
+    /// fn program(mut world: World) -> peerweave::Result<(usize, u32)> {
+    ///     if world.my_pe().get() == 1 {
+    ///         return Ok((0, 0)); // PE 1 leaves: the others go on without it
+    ///     }
+    ///     let kept = world.my_pe().get().pow(2);
+    ///     let mut sum = [0];
+    ///     while let Err(error) = world.team().all_reduce_blocking(&[kept], &mut sum, ReduceOp::Sum) {
+    ///         println!("{error}"); // names PE 1
+    ///         world = world.shrink()?;
+    ///     }
+    ///     assert_eq!(world.former_pes().iter().map(|pe| pe.get()).collect::<Vec<_>>(), [0, 2, 3]);
+    ///     assert!(world.finalize()?.is_clean());
+    ///     Ok((world.n_pes(), sum[0]))
+    /// }
+    ///
+    /// let results = on_threads(4, program)?;
+    /// for pe in [0, 2, 3] {
+    ///     assert!(matches!(results[pe], Ok((3, 13))), "0 + 4 + 9");
+    /// }
+    /// # Ok::<(), peerweave::Error>(())
+    /// ```
+    pub fn shrink(&self) -> Result<Self> {
+        const CALL: &str = "shrink";
+        self.shared.usable(CALL)?;
+        // Another thread that shrinks this world does so by its deadline; the world has ended then.
+        let _shrinking = self.shared.shrinking.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shared.usable(CALL)?;
+        let Shrunk { backend, former } = self.shared.backend.shrink()?;
+        self.shared.shrink(CALL)?;
+        tracing::debug!(pe = self.my_pe().get(), ?former, "world shrunk");
+        Ok(Self::formerly(backend, former))
+    }
+
+    /// Returns the number that each PE of this world had in the world that was shrunk to this one,
+    /// ascending. In a world that was not made by [`World::shrink`] these are the PEs themselves.
+    ///
+    /// ```
+    /// use peerweave::World;
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// assert_eq!(world.former_pes()[world.my_pe().index()], world.my_pe());
+    /// let smaller = world.shrink()?; // every PE calls, and none has failed
+    /// assert_eq!(smaller.former_pes().len(), world.n_pes());
+    /// smaller.finalize()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn former_pes(&self) -> &[Pe] {
+        &self.former
+    }
+
     /// Ends the job on this PE, and reports the buffers that were not released. Later calls on any
     /// handle of this world fail with [`MisuseKind::Finalized`](crate::MisuseKind::Finalized).
     ///
@@ -302,9 +407,7 @@ impl World {
     pub fn finalize(&self) -> Result<FinalizeReport> {
         const CALL: &str = "finalize";
         self.shared.usable(CALL)?;
-        if !self.shared.end() {
-            return Err(misuse(CALL, MisuseKind::Finalized));
-        }
+        self.shared.finalize(CALL)?;
         let report = self.shared.report();
         for buffer in &report.leaked {
             tracing::warn!(pe = self.shared.my_pe.get(), "symmetric buffer not released: {buffer}");
