@@ -6,7 +6,7 @@
 //! process that maps it has ended.
 //!
 //! ```text
-//!   backend.rs  stream.rs  join.rs  threads.rs   the contract, streams, joining a job
+//!   threads.rs  backend/  stream.rs   the contract, joining a job, going on without dead PEs
 //!        │
 //!      ops/      tasks: collectives, sends, puts, waits, launches, splits of teams
 //!        │
@@ -30,7 +30,6 @@
 //! thread of a grid at a time, for tests and not for speed.
 
 mod backend;
-mod join;
 mod memory;
 mod ops;
 mod platform;
@@ -39,6 +38,5 @@ mod stream;
 mod sync;
 mod threads;
 
-pub use backend::Host;
-pub use join::HostOptions;
+pub use backend::{Host, HostOptions};
 pub use threads::on_threads;

@@ -1,7 +1,6 @@
 //! Runs PEs as threads of one process, for tests and for learning.
 
-use crate::backend::Host;
-use crate::join::HostOptions;
+use crate::backend::{Host, HostOptions};
 use peerweave_core::backend::Backend;
 use peerweave_core::{Error, World};
 use std::sync::Arc;

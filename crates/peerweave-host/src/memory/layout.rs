@@ -11,6 +11,7 @@
 //!   accessed through raw pointers.
 
 use crate::memory::line::Line;
+use peerweave_bootstrap::survivors::{MAX_SURVIVORS, SurvivorWords};
 use peerweave_types::{HeapGeometry, KernelContext, Pe, SymOffset, TeamEntry};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -34,6 +35,14 @@ pub(crate) const EAGER_BYTES: usize = 8 << 10;
 pub(crate) const MAILBOX_SLOTS: usize = 4;
 
 const PAGE: usize = 4096;
+
+/// The offset of the words by which survivors agree in the page of a PE.
+const SURVIVORS: usize = 1024;
+const _: () = assert!(size_of::<PePage>() <= SURVIVORS && SURVIVORS + size_of::<SurvivorWords>() <= PAGE);
+const _: () = assert!(SURVIVORS.is_multiple_of(align_of::<SurvivorWords>()));
+
+/// The largest number of PEs of a job.
+pub(crate) const MAX_PES: usize = MAX_SURVIVORS;
 
 /// The state of a PE, in [`PePage::state`]; 0 before it has joined.
 pub(crate) mod state {
@@ -237,6 +246,13 @@ impl Segments {
         // SAFETY: [L1] inside the mapping, aligned to a page, zeros are a valid `PePage`, and [L2]
         // all of it is atomic.
         unsafe { &*self.at(pe, 0).cast::<PePage>() }
+    }
+
+    /// Returns the words of a PE by which PEs agree on a new job after a failure.
+    pub(crate) fn survivors(&self, pe: usize) -> &SurvivorWords {
+        // SAFETY: [L1] inside the page of the PE and behind its `PePage`, aligned (both asserted
+        // above), zeros are valid `SurvivorWords`, and [L2] all of it is atomic.
+        unsafe { &*self.at(pe, SURVIVORS).cast::<SurvivorWords>() }
     }
 
     /// Returns the words of a PE's call that makes a team of listed members.

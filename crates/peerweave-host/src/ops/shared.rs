@@ -35,6 +35,9 @@ pub(crate) struct Shared {
     /// Open until finalize: it shows the launcher, and later rendezvous of the job, that this PE is
     /// alive.
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
+    /// The rendezvous by which the process joined its launcher's job, in a world that was made by
+    /// shrinking that of the launcher. The launcher sees by it that the process goes on.
+    pub(crate) launcher: Mutex<Option<Arc<Rendezvous>>>,
     /// The last field, so that it is unmapped last.
     pub(crate) _mapping: Arc<Mapping>,
 }
@@ -74,6 +77,7 @@ impl Shared {
         if !self.guard.is_forked() {
             let rendezvous = self.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
             leave(self.peers.segments.page(self.peers.me), rendezvous);
+            drop(self.launcher.lock().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::ops::shared::Shared;
 use crate::sync::team::TeamState;
 use crate::sync::wait::{Limit, Stop, Waiter};
 use peerweave_core::backend::{TeamId, TeamRecord};
-use peerweave_core::{Error, Mismatch, TeamName, Timeout};
+use peerweave_core::{Error, Mismatch, PeerCause, TeamName, Timeout};
 use peerweave_types::Pe;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{MutexGuard, TryLockError};
@@ -373,7 +373,8 @@ impl<'a> TeamCall<'a> {
 
     fn check_pe(&self, pe: usize) -> Result<(), Error> {
         let peers = &self.shared.peers;
-        match peers.liveness.gone(pe) {
+        let shrinks = || peers.segments.survivors(pe).has_begun().then_some(PeerCause::Shrinks);
+        match peers.liveness.gone(pe).or_else(shrinks) {
             Some(cause) => Err(peers.peer_error(CALL, self.team(), pe, cause, 0)),
             None => Ok(()),
         }

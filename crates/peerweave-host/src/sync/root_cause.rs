@@ -20,7 +20,7 @@ const PROCESS_END: Duration = Duration::from_millis(200);
 /// the process has ended.
 const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
-const CAUSES: [PeerCause; 4] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable];
+const CAUSES: [PeerCause; 5] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable, PeerCause::Shrinks];
 
 /// Returns the failure word for `error` of PE `me`.
 pub(crate) fn encode(error: &Error, me: usize) -> u64 {
@@ -123,6 +123,8 @@ impl Peers {
             seen.push(found.0);
             let in_team = word.take();
             match decode(in_team.unwrap_or_else(|| self.segments.page(found.0).failure.load(Ordering::Acquire))) {
+                // It shrinks the world although no PE is gone.
+                Some((next, PeerCause::Shrinks)) if next == found.0 => return (next, PeerCause::Shrinks),
                 // The word of a page may be old: it counts only if the PE that it names is gone
                 // too.
                 Some((next, cause))
@@ -152,22 +154,30 @@ impl Peers {
     }
 
     /// Fails if a signal can no longer arrive. Any PE may send it, so the wait ends when one PE has
-    /// died, or when all others have left.
+    /// died, when one has called shrink, or when all others have left.
     pub(crate) fn check_signallers(&self, call: &'static str) -> Result<(), Error> {
         self.check_abort()?;
         let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
         let mut left = None;
+        let mut shrinks = None;
         let mut active = self.n_pes() == 1;
         for pe in (0..self.n_pes()).filter(|&pe| pe != self.me) {
             match self.liveness.gone(pe).map(|cause| self.root_cause(pe, cause, None)) {
                 // This PE left by itself; others may still signal.
                 Some((first, PeerCause::Left)) if first == pe => left = Some(pe),
                 Some((first, cause)) => return Err(Error::Peer { call, team, pe: Pe::new(first as u32), cause }),
-                None => active = true,
+                None => {
+                    active = true;
+                    if shrinks.is_none() && self.segments.survivors(pe).has_begun() {
+                        shrinks = Some(pe);
+                    }
+                }
             }
         }
-        match left {
-            Some(pe) if !active => Err(Error::Peer { call, team, pe: Pe::new(pe as u32), cause: PeerCause::Left }),
+        let peer = |pe: usize, cause| Err(Error::Peer { call, team, pe: Pe::new(pe as u32), cause });
+        match (left, shrinks) {
+            (Some(pe), _) if !active || shrinks.is_some() => peer(pe, PeerCause::Left),
+            (None, Some(pe)) => peer(pe, PeerCause::Shrinks),
             _ => Ok(()),
         }
     }

@@ -250,12 +250,22 @@ impl Teams {
         by_slot
     }
 
-    /// Returns the PEs that pending operations wait for.
-    pub(crate) fn missing(&self, peers: &Peers) -> Vec<Pe> {
+    /// Calls `each` for all teams, the world first.
+    fn for_each(&self, each: impl FnMut(&Arc<TeamState>)) {
         let slots = self.read();
         let made = slots.states.iter().filter_map(|slot| if let Slot::Team(team) = slot { Some(team) } else { None });
-        let teams = std::iter::once(&self.world).chain(made);
-        let missing: BTreeSet<usize> = teams.flat_map(|team| team.missing(peers)).collect();
+        std::iter::once(&self.world).chain(made).for_each(each);
+    }
+
+    /// Ends the collectives of all teams on this PE, and publishes the failure to their members.
+    pub(crate) fn fail(&self, peers: &Peers, error: &Error) {
+        self.for_each(|team| team.fail(peers, error));
+    }
+
+    /// Returns the PEs that pending operations wait for.
+    pub(crate) fn missing(&self, peers: &Peers) -> Vec<Pe> {
+        let mut missing = BTreeSet::new();
+        self.for_each(|team| missing.extend(team.missing(peers)));
         missing.into_iter().map(|pe| Pe::new(pe as u32)).collect()
     }
 

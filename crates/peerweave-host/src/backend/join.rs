@@ -1,9 +1,10 @@
 //! Joins a job: as one of several processes, through the rendezvous, or with PEs as threads of this
 //! process.
 
-use crate::backend::Host;
+use super::Host;
+use super::shrink::NextMemory;
 use crate::memory::heap::HeapMap;
-use crate::memory::layout::{Layout, MAX_TEAMS, state};
+use crate::memory::layout::{Layout, MAX_PES, MAX_TEAMS, state};
 use crate::memory::machine;
 use crate::memory::segment::Mapping;
 use crate::ops::collective::Purpose;
@@ -18,7 +19,7 @@ use crate::sync::peers::Peers;
 use crate::sync::process::Identity;
 use crate::sync::root_cause;
 use crate::sync::team::Teams;
-use peerweave_bootstrap::{Aborted, BootstrapError, Job, Rendezvous};
+use peerweave_bootstrap::{Aborted, BootstrapError, Job, Rendezvous, end_process};
 use peerweave_core::backend::{
     AbortWord, AccumulatorType, CallChecking, Caps, JobShape, NanRule, PrivateBuffers, ReductionOrder, TeamId,
 };
@@ -80,19 +81,37 @@ impl Host {
         if let (Err(why), 2..) = (platform::PROCESSES, job.n_pes) {
             return Err(Error::Unsupported { call: CALL, backend: "host", why });
         }
-        let started = Instant::now();
-        let left = || options.deadline.saturating_sub(started.elapsed());
+        let until = deadline_after(options.deadline);
         let n_pes = job.n_pes as usize;
         let layout = layout(n_pes, options)?;
-        let setup = |error: BootstrapError| meeting_failed(CALL, n_pes, error);
-        let system = |error| Error::system(CALL, error);
         if n_pes == 1 {
-            let mapping = Arc::new(Mapping::own(layout).map_err(system)?);
-            announce(&mapping, 0);
-            return Self::new(0, mapping, options, None, left());
+            return Self::single(CALL, options, until);
         }
         let meeting = peerweave_bootstrap::Options { deadline: options.deadline, ..Default::default() };
-        let rendezvous = Arc::new(Rendezvous::join(job, meeting).map_err(setup)?);
+        let rendezvous = Rendezvous::join(job, meeting).map_err(|error| meeting_failed(CALL, n_pes, error))?;
+        Self::meet(CALL, Arc::new(rendezvous), layout, options, until)
+    }
+
+    /// Makes the backend of a job of this PE alone.
+    pub(super) fn single(call: &'static str, options: &HostOptions, until: Instant) -> Result<Self, Error> {
+        let mapping = Arc::new(Mapping::own(layout(1, options)?).map_err(|error| Error::system(call, error))?);
+        announce(&mapping, 0);
+        Self::new(0, mapping, options, None, None, until)
+    }
+
+    /// Makes the memory of a job whose PEs have met, and the backend of this PE. Collective over
+    /// the PEs of the rendezvous.
+    pub(super) fn meet(
+        call: &'static str,
+        rendezvous: Arc<Rendezvous>,
+        layout: Layout,
+        options: &HostOptions,
+        until: Instant,
+    ) -> Result<Self, Error> {
+        let left = || until.saturating_duration_since(Instant::now());
+        let n_pes = layout.n_pes;
+        let setup = |error: BootstrapError| meeting_failed(call, n_pes, error);
+        let system = |error| Error::system(call, error);
         // A PE that fails because of another reports that PE, so that the PEs that wait for it name
         // it too.
         let report_root_cause = |error: &Error| {
@@ -106,25 +125,29 @@ impl Host {
                 Disagreement::Heap(mismatch) => Error::Mismatch(Box::new(mismatch)),
             })
             .inspect_err(report_root_cause)?;
-        let members: Vec<Pe> = (0..job.n_pes).map(Pe::new).collect();
+        let members: Vec<Pe> = (0..n_pes as u32).map(Pe::new).collect();
         let mapping = Mapping::of_job(&rendezvous, &members, layout, left()).map_err(|error| match error {
             ShareError::System(error) => system(error),
             ShareError::Rendezvous(error) => setup(error),
         });
         let mapping = Arc::new(mapping.inspect_err(report_root_cause)?);
-        let me = job.pe.index();
+        let me = rendezvous.pe().index();
         announce(&mapping, me);
-        let memory = mapping.clone();
-        let end = move |aborted: Aborted| abort::end_notified(&memory.segments(), aborted.by, aborted.code);
+        // The thread that waits for an abort may live longer than the world.
+        let memory = Arc::downgrade(&mapping);
+        let end = move |aborted: Aborted| match memory.upgrade() {
+            Some(memory) => abort::end_notified(&memory.segments(), aborted.by, aborted.code),
+            None => end_process(aborted.code),
+        };
         if let Err(error) = rendezvous.when_aborted(end) {
             tracing::warn!(%error, "an abort of the job ends this PE at its next wait only");
         }
         // After this barrier, the pages of all PEs are filled in.
         let met = rendezvous.barrier_within("peerweave-host", left()).map_err(setup);
-        met.and_then(|()| Self::new(me, mapping.clone(), options, Some(rendezvous.clone()), left()))
+        met.and_then(|()| Self::new(me, mapping.clone(), options, Some(rendezvous.clone()), None, until))
             // The process may end now, but the PE did not die: other PEs report the root cause that
             // it records.
-            .inspect_err(|error| withdraw(&mapping, me, error, rendezvous))
+            .inspect_err(|error| withdraw(&mapping, me, error, Some(rendezvous)))
     }
 
     /// Returns the backends of `n_pes` PEs that are threads of this process, in order. Each must be
@@ -139,21 +162,38 @@ impl Host {
         (0..n_pes).for_each(|pe| announce(&mapping, pe));
         // The backends are made one after the other, without the collective that ends a join.
         let aborted = JobAbort::OfThreads(AbortWord::default());
-        let alone = |pe| Shared::alone(pe, mapping.clone(), options, None, aborted.clone(), Err("PEs are threads".into()));
-        Ok((0..n_pes).map(|pe| Self { shared: Arc::new(alone(pe)) }).collect())
+        let alone = |pe| Shared::alone(pe, mapping.clone(), options, None, aborted.clone(), Err(THREADS.into()));
+        let next = Arc::new(NextMemory::default());
+        let host = |pe| Self { shared: Arc::new(alone(pe)), options: options.clone(), next: Some(next.clone()) };
+        Ok((0..n_pes).map(host).collect())
     }
 
-    /// Completes a join after all pages are filled in. `left` is the rest of the deadline of the
-    /// job.
+    /// Makes the backend of a PE that is a thread, on memory that all of its PEs have. Collective
+    /// over the PEs.
+    pub(super) fn of_thread(
+        me: usize,
+        mapping: Arc<Mapping>,
+        options: &HostOptions,
+        (word, next): (AbortWord, Arc<NextMemory>),
+        until: Instant,
+    ) -> Result<Self, Error> {
+        Self::new(me, mapping.clone(), options, None, Some((word, next)), until)
+            .inspect_err(|error| withdraw(&mapping, me, error, None))
+    }
+
+    /// Completes a join after all pages are filled in. `threads` is what PEs that are threads share.
     fn new(
         me: usize,
         mapping: Arc<Mapping>,
         options: &HostOptions,
         rendezvous: Option<Arc<Rendezvous>>,
-        left: Duration,
+        threads: Option<(AbortWord, Arc<NextMemory>)>,
+        until: Instant,
     ) -> Result<Self, Error> {
         let segments = mapping.segments();
-        let readable = if !options.cross_memory_attach {
+        let readable = if threads.is_some() {
+            Err(THREADS.to_owned())
+        } else if !options.cross_memory_attach {
             Err("disabled by the options".to_owned())
         } else {
             let own = Identity::own();
@@ -161,8 +201,12 @@ impl Host {
                 .filter(|&pe| pe != me)
                 .try_for_each(|pe| own.can_read(&Identity::read(segments.page(pe))).map_err(|why| format!("PE {pe}: {why}")))
         };
-        let joining = HostOptions { deadline: left, ..options.clone() };
-        let mut shared = Shared::alone(me, mapping, &joining, rendezvous, JobAbort::OfProcesses, readable);
+        let (job_abort, next) = match threads {
+            Some((word, next)) => (JobAbort::OfThreads(word), Some(next)),
+            None => (JobAbort::OfProcesses, None),
+        };
+        let joining = HostOptions { deadline: until.saturating_duration_since(Instant::now()), ..options.clone() };
+        let mut shared = Shared::alone(me, mapping, &joining, rendezvous, job_abort, readable);
         // All PEs must choose the same algorithms, so either all of them use it or none.
         let mine = u64::from(shared.cross_memory);
         let heap_bytes = shared.peers.segments.layout().heap_bytes as u64;
@@ -172,7 +216,7 @@ impl Host {
         if !shared.cross_memory {
             shared.caps.private_buffers = PrivateBuffers::Staged;
         }
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { shared: Arc::new(shared), options: options.clone(), next })
     }
 }
 
@@ -224,13 +268,23 @@ impl Shared {
             queues: Queues::default(),
             guard: ForkGuard::new(),
             rendezvous: Mutex::new(rendezvous),
+            launcher: Mutex::default(),
             _mapping: mapping,
         }
     }
 }
 
+/// Why private memory of other PEs is not read by the operating system.
+const THREADS: &str = "PEs are threads";
+
+/// Returns the end of a wait of this length; a wait without a practical limit ends in a year.
+pub(super) fn deadline_after(within: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(within).unwrap_or(now + Duration::from_secs(365 * 86_400))
+}
+
 /// Returns the error of a rendezvous that failed, with the PE that caused it if that is known.
-fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Error {
+pub(super) fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Error {
     let team = TeamName { id: TeamId::WORLD, size: n_pes };
     match error {
         BootstrapError::PeLost { pe, .. } => Error::Peer { call, team, pe, cause: PeerCause::Died },
@@ -242,11 +296,11 @@ fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Er
 }
 
 /// Publishes, after `announce`, that this PE leaves, with the reason.
-fn withdraw(mapping: &Mapping, me: usize, error: &Error, rendezvous: Arc<Rendezvous>) {
+fn withdraw(mapping: &Mapping, me: usize, error: &Error, rendezvous: Option<Arc<Rendezvous>>) {
     let segments = mapping.segments();
     let page = segments.page(me);
     let _ = page.failure.compare_exchange(0, root_cause::encode(error, me), Ordering::Release, Ordering::Relaxed);
-    shared::leave(page, Some(rendezvous));
+    shared::leave(page, rendezvous);
 }
 
 /// The reason why the PEs could not agree on the layout of the memory.
@@ -271,18 +325,19 @@ fn agree_on_heap(rendezvous: &Rendezvous, layout: &Layout, within: Duration) -> 
 }
 
 /// Publishes a PE of this process in its page.
-fn announce(mapping: &Mapping, pe: usize) {
+pub(super) fn announce(mapping: &Mapping, pe: usize) {
     let segments = mapping.segments();
     let page = segments.page(pe);
     Identity::own().publish(page);
     page.state.store(state::ALIVE, Ordering::Release);
 }
 
-fn layout(n_pes: usize, options: &HostOptions) -> Result<Layout, Error> {
+/// Returns the layout of the memory of a job with these options.
+pub(super) fn layout(n_pes: usize, options: &HostOptions) -> Result<Layout, Error> {
     let value = |argument: &'static str, found: String, expected: &'static str| {
         Error::Misuse(Misuse { call: "Host::join", kind: MisuseKind::Value { argument, found, expected } })
     };
-    if n_pes == 0 || n_pes > 4096 {
+    if n_pes == 0 || n_pes > MAX_PES {
         return Err(value("n_pes", n_pes.to_string(), "1 to 4096 PEs on one machine"));
     }
     // The memory of the machine, limited by the address space.

@@ -1,4 +1,10 @@
-//! Implements the contract of `peerweave-core`.
+//! Implements the contract of `peerweave-core`. `join` joins a job, `shrink` makes a job of the PEs
+//! that are left after a failure.
+
+mod join;
+mod shrink;
+
+pub use join::HostOptions;
 
 use crate::ops;
 use crate::ops::collective::{Purpose, allocation_detail};
@@ -9,11 +15,12 @@ use crate::sync::abort::JobAbort;
 use crate::sync::team::slot_of;
 use peerweave_bootstrap::{Rendezvous, end_process};
 use peerweave_core::backend::{
-    AbortWord, Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, SplitCall, SplitPart,
+    AbortWord, Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, Shrunk, SplitCall, SplitPart,
     StreamBackend, TeamId, TeamRecord,
 };
 use peerweave_core::{Error, Timeout};
 use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
+use shrink::NextMemory;
 use std::any::Any;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -26,6 +33,9 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Host {
     pub(crate) shared: Arc<Shared>,
+    options: HostOptions,
+    /// Where threads that shrink their job find the new memory; `None` if PEs are processes.
+    next: Option<Arc<NextMemory>>,
 }
 
 impl Host {
@@ -67,10 +77,18 @@ impl Host {
         let rendezvous = shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Another holder leaves the rendezvous later. All PEs have finalized, so a PE that serves
         // it does not wait for long.
-        match rendezvous.and_then(Arc::into_inner) {
+        let left = match rendezvous.and_then(Arc::into_inner) {
             Some(rendezvous) => rendezvous.leave().map_err(|error| Error::setup("finalize", error)),
             None => Ok(()),
+        };
+        let launcher = shared.launcher.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(launcher) = launcher.and_then(Arc::into_inner)
+            // Its PEs that are not in this world have died.
+            && let Err(error) = launcher.leave()
+        {
+            tracing::debug!(%error, "left the rendezvous of the launcher");
         }
+        left
     }
 }
 
@@ -231,6 +249,9 @@ unsafe impl Backend for Host {
         if let Some(rendezvous) = self.rendezvous() {
             rendezvous.abort(code);
         }
+        if let Some(launcher) = &*self.shared.launcher.lock().unwrap_or_else(PoisonError::into_inner) {
+            launcher.abort(code);
+        }
         end_process(code)
     }
 
@@ -239,6 +260,10 @@ unsafe impl Backend for Host {
             JobAbort::OfThreads(word) => word.clone(),
             JobAbort::OfProcesses => AbortWord::default(),
         }
+    }
+
+    fn shrink(&self) -> Result<Shrunk, Error> {
+        self.shrink_to_survivors()
     }
 
     fn finalize(&self) -> Result<(), Error> {

@@ -1,0 +1,178 @@
+//! Makes a host backend of the PEs that are left after a failure.
+//!
+//! The memory of the old job outlives its PEs, so the PEs agree on the members by words in it
+//! (`peerweave_bootstrap::survivors`), whichever PE has died. The first member then serves a
+//! rendezvous for the new job, at which processes meet as they do when they start. Threads of one
+//! process get the new memory from a table that they share.
+//!
+//! A member may die after the agreement. Then the meeting fails on all members, and they agree
+//! again, without it. The last step of the meeting is one exchange in the new memory, which a
+//! member completes if all others have published their part. So either all members that go on have
+//! the new job, or none has.
+
+use super::Host;
+use super::join::{announce, deadline_after, layout, meeting_failed};
+use crate::memory::segment::Mapping;
+use crate::sync::abort::JobAbort;
+use peerweave_bootstrap::Server;
+use peerweave_bootstrap::survivors::{Decision, Disagreement, Survivors, Ticket};
+use peerweave_core::backend::Shrunk;
+use peerweave_core::{Error, PeerCause, Timeout};
+use peerweave_types::Pe;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const CALL: &str = "shrink";
+
+/// The least time for making the new job after the PEs have agreed. A PE that called just before
+/// the deadline of another needs it.
+const SET_UP: Duration = Duration::from_secs(2);
+
+/// The memory of new jobs of PEs that are threads, by the attempt in which the threads agreed.
+#[derive(Debug, Default)]
+pub(super) struct NextMemory(Mutex<HashMap<u64, Prepared>>);
+
+#[derive(Debug)]
+struct Prepared {
+    mapping: Arc<Mapping>,
+    next: Arc<NextMemory>,
+    /// The number of members that have not taken it.
+    untaken: usize,
+}
+
+impl NextMemory {
+    fn prepare(&self, attempt: u64, mapping: Mapping) {
+        let untaken = mapping.segments().layout().n_pes;
+        let prepared = Prepared { mapping: Arc::new(mapping), next: Arc::default(), untaken };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(attempt, prepared);
+    }
+
+    fn take(&self, attempt: u64) -> (Arc<Mapping>, Arc<Self>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let prepared = all.get_mut(&attempt).expect("the leader has prepared the memory before it decided");
+        let taken = (prepared.mapping.clone(), prepared.next.clone());
+        prepared.untaken -= 1;
+        if prepared.untaken == 0 {
+            all.remove(&attempt);
+        }
+        taken
+    }
+}
+
+impl Host {
+    /// Makes a backend of the PEs that have neither died nor left. Collective over them.
+    pub(super) fn shrink_to_survivors(&self) -> Result<Shrunk, Error> {
+        let peers = &self.shared.peers;
+        peers.check_abort()?;
+        self.end_operations();
+        let until = deadline_after(peers.deadline);
+        let words = |pe: usize| peers.segments.survivors(pe);
+        let has_ended = |pe: usize| peers.liveness.gone(pe).is_some();
+        let survivors = Survivors { me: Pe::new(peers.me as u32), n_pes: peers.n_pes(), words: &words, has_ended: &has_ended };
+        loop {
+            let mut server = None;
+            let lead = |attempt: u64, members: &[Pe]| self.prepare(attempt, members.len(), &mut server);
+            let decision = survivors.agree(until, || peers.check_abort(), lead).map_err(|error| self.disagreed(error))?;
+            let limit = until.max(Instant::now() + SET_UP.min(peers.deadline));
+            match self.set_up(&survivors, &decision, server, limit) {
+                Ok(backend) => {
+                    survivors.complete(&decision);
+                    return Ok(Shrunk { backend: Arc::new(backend), former: decision.members });
+                }
+                Err(error) => {
+                    let again = matches!(error, Error::Peer { .. }) || survivors.is_broken(&decision);
+                    survivors.withdraw(&decision);
+                    if !again || Instant::now() >= until {
+                        return Err(self.renumbered(&decision, error));
+                    }
+                    tracing::debug!(%error, "a member was lost while the new job was made: trying again");
+                }
+            }
+        }
+    }
+
+    /// Ends the operations of all teams on this PE, so that no PE waits for it.
+    fn end_operations(&self) {
+        let peers = &self.shared.peers;
+        let mut gone: Vec<(usize, PeerCause)> =
+            (0..peers.n_pes()).filter(|&pe| pe != peers.me).filter_map(|pe| Some((pe, peers.liveness.gone(pe)?))).collect();
+        // A PE that died is the cause rather than one that left.
+        gone.sort_by_key(|(_, cause)| *cause != PeerCause::Died);
+        let (pe, cause) = gone.into_iter().next().unwrap_or((peers.me, PeerCause::Shrinks));
+        let team = self.shared.teams.world().name();
+        self.shared.teams.fail(peers, &Error::Peer { call: CALL, team, pe: Pe::new(pe as u32), cause });
+    }
+
+    /// Prepares a job of `n_pes` PEs, as the first of them: its server, or the memory of threads.
+    fn prepare(&self, attempt: u64, n_pes: usize, server: &mut Option<Server>) -> Result<Ticket, Error> {
+        if let Some(next) = &self.next {
+            let mapping = Mapping::own(layout(n_pes, &self.options)?).map_err(|error| Error::system(CALL, error))?;
+            (0..n_pes).for_each(|pe| announce(&mapping, pe));
+            next.prepare(attempt, mapping);
+            return Ok(Ticket::NONE);
+        }
+        let served = Ticket::random().and_then(|ticket| {
+            *server = if n_pes > 1 { Some(ticket.serve(n_pes as u32)?) } else { None };
+            Ok(ticket)
+        });
+        served.map_err(|error| Error::setup(CALL, error))
+    }
+
+    /// Makes the backend of this PE in the new job. Collective over its members.
+    fn set_up(
+        &self,
+        survivors: &Survivors<'_>,
+        decision: &Decision,
+        server: Option<Server>,
+        until: Instant,
+    ) -> Result<Self, Error> {
+        let n_pes = decision.members.len();
+        if let (Some(next), JobAbort::OfThreads(word)) = (&self.next, &self.shared.peers.job_abort) {
+            let (mapping, next) = next.take(decision.attempt());
+            let me = decision.new_pe(survivors.me).map_or(0, |pe| pe.index());
+            return Self::of_thread(me, mapping, &self.options, (word.clone(), next), until);
+        }
+        let made = if n_pes == 1 {
+            Self::single(CALL, &self.options, until)?
+        } else {
+            let layout = layout(n_pes, &self.options)?;
+            let rendezvous = survivors.join(decision, server, until, self.options.deadline);
+            let rendezvous = rendezvous.map_err(|error| meeting_failed(CALL, n_pes, error))?;
+            Self::meet(CALL, Arc::new(rendezvous), layout, &self.options, until)?
+        };
+        // The process stays in the job of its launcher.
+        let take = |rendezvous: &Mutex<Option<_>>| rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let launcher = take(&self.shared.launcher).or_else(|| take(&self.shared.rendezvous));
+        *made.shared.launcher.lock().unwrap_or_else(PoisonError::into_inner) = launcher;
+        Ok(made)
+    }
+
+    fn disagreed(&self, error: Disagreement<Error>) -> Error {
+        let team = self.shared.teams.world().name();
+        match error {
+            Disagreement::Late { waited, missing } => {
+                Error::Timeout(Box::new(Timeout { call: CALL, team, waited, missing, running: None }))
+            }
+            Disagreement::Left(pe) => Error::Peer { call: CALL, team, pe, cause: PeerCause::Left },
+            Disagreement::Failed(error) => error,
+        }
+    }
+
+    /// Returns an error of the new job with the numbers that its PEs have in this one.
+    fn renumbered(&self, decision: &Decision, error: Error) -> Error {
+        let team = self.shared.teams.world().name();
+        let old = |pes: &[Pe]| decision.old_pes(pes);
+        match error {
+            Error::Peer { pe, cause, .. } => {
+                let pe = old(&[pe]).first().copied().unwrap_or(pe);
+                Error::Peer { call: CALL, team, pe, cause }
+            }
+            Error::Timeout(timeout) => {
+                let missing = old(&timeout.missing);
+                Error::Timeout(Box::new(Timeout { call: CALL, team, missing, ..*timeout }))
+            }
+            error => error,
+        }
+    }
+}
