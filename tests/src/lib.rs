@@ -18,6 +18,7 @@
 //!   contexts     independent streams of one-sided operations
 //!   locks        locks of all PEs
 //!   workload     a mixture of everything
+//!   survival     the mixture, by the PEs that are left after each failure
 //!   needs        what a scenario needs of the machine
 //!   vector_state which halves of vector registers are in use
 //! ```
@@ -36,6 +37,7 @@ pub mod needs;
 pub mod oracle;
 pub mod ragged;
 pub mod sample;
+pub mod survival;
 pub mod vector_state;
 pub mod waits;
 pub mod workload;

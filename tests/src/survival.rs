@@ -1,0 +1,63 @@
+//! The mixture of all operations, run by the PEs that are left after each failure.
+
+use crate::job::named_by;
+use crate::workload::Workload;
+use peerweave::{PeerCause, Result, World};
+
+/// The world of the PEs that are left, and how they came to it.
+#[derive(Debug)]
+pub struct Survival {
+    /// The last world.
+    pub world: World,
+    /// The number of each of its PEs in the first world.
+    pub first: Vec<u32>,
+    /// The failures that this PE got: the PEs that each names, by their numbers in the first world,
+    /// and the message.
+    pub failures: Vec<(Vec<u32>, String)>,
+}
+
+impl Survival {
+    /// Starts in a world in which nothing has failed.
+    pub fn new(world: World) -> Self {
+        let first = (0..world.n_pes() as u32).collect();
+        Self { world, first, failures: Vec::new() }
+    }
+
+    /// Goes on without the PEs that are gone, and notes why.
+    ///
+    /// # Errors
+    /// As for [`World::shrink`].
+    pub fn shrink(&mut self, because: &peerweave::Error) -> Result<()> {
+        let shrinks = matches!(because, peerweave::Error::Peer { cause: PeerCause::Shrinks, .. });
+        let named = if shrinks { Vec::new() } else { named_by(because) };
+        self.failures.push((named.iter().map(|pe| self.first[pe.index()]).collect(), because.to_string()));
+        let smaller = self.world.shrink()?;
+        self.first = smaller.former_pes().iter().map(|pe| self.first[pe.index()]).collect();
+        self.world = smaller;
+        Ok(())
+    }
+
+    /// Runs the mixture, and goes on without the PEs that are gone until `left` PEs are left. These
+    /// run `rounds` rounds. `before_shrink` is called before each shrink.
+    ///
+    /// # Errors
+    /// An error after that, and errors of shrink.
+    ///
+    /// # Panics
+    /// If a result is wrong.
+    pub fn run(&mut self, seed: u64, left: usize, rounds: u64, mut before_shrink: impl FnMut()) -> Result<()> {
+        while self.world.n_pes() > left {
+            let mut mixture = Workload::seeded(&self.world, seed);
+            let failure = loop {
+                if let Err(error) = mixture.step() {
+                    break error;
+                }
+            };
+            drop(mixture);
+            before_shrink();
+            self.shrink(&failure)?;
+        }
+        let mut mixture = Workload::seeded(&self.world, seed);
+        (0..rounds).try_for_each(|_| mixture.step())
+    }
+}
