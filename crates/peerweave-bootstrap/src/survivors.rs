@@ -246,7 +246,8 @@ impl<'a> Survivors<'a> {
     ) -> Result<Decision, Disagreement<E>> {
         assert!(self.n_pes <= MAX_SURVIVORS, "{} PEs: more than can agree", self.n_pes);
         let (start, own) = (Instant::now(), self.own());
-        let mut attempt = (own.state.load(Ordering::Relaxed) >> 8) + 1;
+        let first = (own.state.load(Ordering::Relaxed) >> 8) + 1;
+        let mut attempt = first;
         let mut pause = SHORTEST_PAUSE;
         loop {
             attempt = self.highest_attempt(attempt);
@@ -265,7 +266,7 @@ impl<'a> Survivors<'a> {
             check().map_err(|error| self.failed(attempt, error))?;
             let now = Instant::now();
             if now >= until {
-                let missing = self.missing(attempt);
+                let missing = self.missing(first, attempt);
                 own.enter(attempt, phase::WITHDRAWN);
                 return match self.look(attempt) {
                     // The leader has decided meanwhile.
@@ -346,16 +347,16 @@ impl<'a> Survivors<'a> {
         Some(members)
     }
 
-    /// Returns the PEs for which this PE waits in vain.
-    fn missing(&self, attempt: u64) -> Vec<Pe> {
+    /// Returns the PEs for which this PE has waited in vain, in attempts from `first` to `last`.
+    fn missing(&self, first: u64, last: u64) -> Vec<Pe> {
         let others = (0..self.n_pes).filter(|&pe| pe != self.me.index() && !(self.has_ended)(pe));
-        let awaited: Vec<usize> = others.clone().filter(|&pe| !(self.words)(pe).is_at(attempt, phase::ARRIVED)).collect();
-        // A PE that has given up has waited for the others.
-        let gave_up = |pe: usize| {
+        let awaited: Vec<usize> = others.clone().filter(|&pe| !(self.words)(pe).is_at(last, phase::ARRIVED)).collect();
+        // A PE that takes part, or has given up, has waited for the others.
+        let has_called = |pe: usize| {
             let state = (self.words)(pe).state.load(Ordering::Acquire);
-            state >> 8 >= attempt && state & 0xff == phase::WITHDRAWN
+            state >> 8 >= first || state & 0xff == phase::ARRIVED
         };
-        let mut missing: Vec<usize> = awaited.iter().copied().filter(|&pe| !gave_up(pe)).collect();
+        let mut missing: Vec<usize> = awaited.iter().copied().filter(|&pe| !has_called(pe)).collect();
         if missing.is_empty() {
             missing = awaited;
         }

@@ -1,10 +1,11 @@
 //! Pages that belong to no single item: which operation to choose, which calls several threads may
-//! make, and the names of other libraries' operations here.
+//! make, what to do after a failure, and the names of other libraries' operations here.
 //!
 //! | page | for |
 //! |---|---|
 //! | [`choosing`] | a new program: which memory, which operation, which form |
 //! | [`threads`] | a PE with several threads |
+//! | [`after_a_failure`] | a program that goes on when a PE has died |
 //! | [`from_mpi`] | users of MPI |
 //! | [`from_openshmem`] | users of OpenSHMEM, and of NVSHMEM's host functions |
 //! | [`from_nccl`] | users of NCCL |
@@ -113,6 +114,72 @@ pub mod choosing {}
 /// know that data has arrived.
 pub mod threads {}
 
+/// What to do after a failure.
+///
+/// When a PE dies, the calls of the others that need it fail within milliseconds, and
+/// [`Error::blamed`] names it. Then a program has three choices:
+///
+/// | choice | call | when |
+/// |---|---|---|
+/// | end | return the error | the launcher, or a scheduler, starts the job again from its last checkpoint |
+/// | end at once, everywhere | [`World::abort`](peerweave_core::World::abort) | PEs may be busy for long, and what they compute is lost anyway |
+/// | go on | [`World::shrink`] | the work can be divided anew among the PEs that are left |
+///
+/// To go on, all PEs that are left call [`World::shrink`] on the world that has failed. They agree
+/// which PEs are left and get a new world: PEs are numbered from 0 again, in the old order, and
+/// [`World::former_pes`](peerweave_core::World::former_pes) has the old numbers. This works whichever
+/// PE has died, PE 0 too. If another PE dies meanwhile, it is left out, or the first operation of the
+/// new world names it; then the new world is shrunk.
+///
+/// The new world has memory, teams and streams of its own. The old handles serve only to carry data
+/// over: [`Symmetric::to_vec`] and the other methods that access a PE's own memory go on, until the
+/// last old handle is dropped. What an operation was writing when it failed has unspecified values,
+/// so carry over data that no failed operation wrote, such as the parameters of the last complete
+/// step, or agree on a step that all PEs have. A PE's part of the data that only the dead PE had is
+/// lost: keep a copy on a neighbour if it matters.
+///
+/// ```
+/// use peerweave::{ReduceOp, Result, World, on_threads};
+///
+/// /// Computes the mean of a value of each PE, five times. PE 2 is lost after the second time.
+/// fn program(mut world: World) -> Result<Vec<f64>> {
+///     let (first_number, mut means) = (world.my_pe().get(), Vec::new());
+///     let mut kept = world.alloc::<f64>(1)?; // what a PE carries over
+///     kept.fill(f64::from(first_number))?;
+///     while means.len() < 5 {
+///         if first_number == 2 && means.len() == 2 {
+///             return Ok(means); // it leaves; a killed process is found in the same way
+///         }
+///         let mut sum = [kept.load(0)?];
+///         match world.team().all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum) {
+///             Ok(()) => means.push(sum[0] / world.n_pes() as f64),
+///             Err(_) => {
+///                 let smaller = world.shrink()?;
+///                 let carried = smaller.alloc::<f64>(1)?;
+///                 carried.copy_from(&kept.to_vec()?)?;
+///                 (world, kept) = (smaller, carried); // drops the old world and frees its memory
+///             }
+///         }
+///     }
+///     kept.release()?;
+///     assert!(world.finalize()?.is_clean());
+///     Ok(means)
+/// }
+///
+/// let means = on_threads(4, program)?;
+/// assert!(matches!(&means[0], Ok(means) if means[..2] == [1.5, 1.5] && means[4] == 4.0 / 3.0));
+/// # Ok::<(), peerweave::Error>(())
+/// ```
+///
+/// PEs must agree on where they go on. After a failed collective some PEs may have its result and
+/// others the error: above, `means` could have three elements on one PE and two on another. A program
+/// in which that matters agrees after each shrink, by an all-reduce with [`ReduceOp::Min`] of the
+/// last step that each PE has completed.
+///
+/// A launcher must not end the other PEs when one has died. `torchrun`, `mpirun` and `mpiexec` do so
+/// unless they are told otherwise; `srun` has `--no-kill` and `--kill-on-bad-exit=0`.
+pub mod after_a_failure {}
+
 /// The names of MPI's functions, and what takes their place.
 ///
 /// | MPI | here |
@@ -142,6 +209,8 @@ pub mod threads {}
 /// | `MPI_Win_allocate`, `MPI_Put`, `MPI_Get`, `MPI_Win_flush_all` | [`World::alloc`](peerweave_core::World::alloc), [`Team::put_nbi`], [`Team::get_nbi`], [`World::quiet`](peerweave_core::World::quiet) |
 /// | `MPI_Fetch_and_op`, `MPI_Compare_and_swap` | [`Team::atomic_fetch_add`], [`Team::atomic_compare_swap`] |
 /// | error codes | [`Error`]: the PE at fault is named, and every wait has a deadline |
+/// | `MPIX_Comm_shrink`, `MPIX_Comm_agree` (ULFM) | [`World::shrink`]: the PEs that are left agree on a smaller world |
+/// | `MPIX_Comm_revoke` (ULFM) | not needed: waits for a PE that has called [`World::shrink`] end with an error |
 ///
 /// There are no tags, no wildcards for the source, no derived datatypes and no intercommunicators.
 pub mod from_mpi {}
@@ -202,6 +271,7 @@ pub mod from_openshmem {}
 /// | `ncclMemAlloc`, `ncclCommWindowRegister` | [`Symmetric`] memory: allocated on all PEs, registered with all |
 /// | `ncclRedOpCreatePreMulSum` | [`Reduction::pre_mul_sum`] |
 /// | `ncclCommGetAsyncError`, `ncclCommAbort` | errors of tickets and calls; a team that failed returns [`Error::Poisoned`] |
+/// | `ncclCommShrink` | [`World::shrink`], which finds out by itself which PEs are left |
 ///
 /// Counts are the lengths of buffers, in elements. A wrong length is an error before anything is
 /// enqueued.

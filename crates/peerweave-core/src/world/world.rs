@@ -311,8 +311,8 @@ impl World {
     /// Operations of its streams that are pending fail by themselves; this call does not wait for
     /// them.
     ///
-    /// If the call fails, this world has not ended, but its operations between PEs fail. The call
-    /// can be made again, by all.
+    /// If the call fails, this world has not ended, but its teams have failed on this PE: its
+    /// collectives, sends and receives fail. The call can be made again, by all.
     ///
     /// # Errors
     /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline of the world names the PEs that
