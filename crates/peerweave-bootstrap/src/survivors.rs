@@ -367,8 +367,8 @@ impl<'a> Survivors<'a> {
         missing.into_iter().map(|pe| Pe::new(pe as u32)).collect()
     }
 
-    /// Joins the rendezvous of the new job until `until`. The first member passes the server that it
-    /// has started. `deadline` is the maximum time for each later call.
+    /// Joins the rendezvous of the new job until `until`. The first member passes the server that
+    /// it has started. `deadline` is the maximum time for each later call.
     ///
     /// # Collective
     /// All members.

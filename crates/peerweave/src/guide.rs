@@ -127,9 +127,9 @@ pub mod threads {}
 ///
 /// To go on, all PEs that are left call [`World::shrink`] on the world that has failed. They agree
 /// which PEs are left and get a new world: PEs are numbered from 0 again, in the old order, and
-/// [`World::former_pes`](peerweave_core::World::former_pes) has the old numbers. This works whichever
-/// PE has died, PE 0 too. If another PE dies meanwhile, it is left out, or the first operation of the
-/// new world names it; then the new world is shrunk.
+/// [`World::former_pes`](peerweave_core::World::former_pes) has the old numbers. This works
+/// whichever PE has died, PE 0 too. If another PE dies meanwhile, it is left out, or the first
+/// operation of the new world names it; then the new world is shrunk.
 ///
 /// The new world has memory, teams and streams of its own. The old handles serve only to carry data
 /// over: [`Symmetric::to_vec`] and the other methods that access a PE's own memory go on, until the
@@ -172,12 +172,12 @@ pub mod threads {}
 /// ```
 ///
 /// PEs must agree on where they go on. After a failed collective some PEs may have its result and
-/// others the error: above, `means` could have three elements on one PE and two on another. A program
-/// in which that matters agrees after each shrink, by an all-reduce with [`ReduceOp::Min`] of the
-/// last step that each PE has completed.
+/// others the error: above, `means` could have three elements on one PE and two on another. A
+/// program in which that matters agrees after each shrink, by an all-reduce with [`ReduceOp::Min`]
+/// of the last step that each PE has completed.
 ///
-/// A launcher must not end the other PEs when one has died. `torchrun`, `mpirun` and `mpiexec` do so
-/// unless they are told otherwise; `srun` has `--no-kill` and `--kill-on-bad-exit=0`.
+/// A launcher must not end the other PEs when one has died. `torchrun`, `mpirun` and `mpiexec` do
+/// so unless they are told otherwise; `srun` has `--no-kill` and `--kill-on-bad-exit=0`.
 pub mod after_a_failure {}
 
 /// The names of MPI's functions, and what takes their place.

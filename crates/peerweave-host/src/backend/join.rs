@@ -181,7 +181,7 @@ impl Host {
             .inspect_err(|error| withdraw(&mapping, me, error, None))
     }
 
-    /// Completes a join after all pages are filled in. `threads` is what PEs that are threads share.
+    /// Completes a join after all pages are filled in. PEs that are threads share `threads`.
     fn new(
         me: usize,
         mapping: Arc<Mapping>,
