@@ -240,6 +240,21 @@ impl WorldBuilder {
     /// Joins with the GPU of this PE.
     #[cfg(feature = "cuda")]
     fn cuda(&self, job: &Job, settings: &Settings) -> Result<Arc<dyn Backend>, Error> {
+        Ok(peerweave_cuda::Cuda::join(job, &self.cuda_options_with(settings)?)?)
+    }
+
+    /// Returns the options that [`build`](Self::build) passes to the backend for GPUs, for programs
+    /// that make the backend themselves.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build), for settings of the environment.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_options(&self) -> Result<peerweave_cuda::CudaOptions, Error> {
+        self.cuda_options_with(&Settings::from_env()?)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_options_with(&self, settings: &Settings) -> Result<peerweave_cuda::CudaOptions, Error> {
         let mut options = peerweave_cuda::CudaOptions::default();
         options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);
         options.heap_bytes = self.heap_bytes.or(settings.heap_bytes);
@@ -249,7 +264,7 @@ impl WorldBuilder {
             // The error names the text and what was expected.
             options.forced = text.parse::<peerweave_cuda::Forced>().map_err(|error| Error::setup("World::from_env", error))?;
         }
-        Ok(peerweave_cuda::Cuda::join(job, &options)?)
+        Ok(options)
     }
 
     /// Fails: this build cannot use GPUs.

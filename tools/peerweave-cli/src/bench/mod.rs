@@ -9,8 +9,10 @@
 //!   table.rs     the result as text
 //!   json.rs      the result as JSON
 //!   plot.rs      the result as SVG
+//!   compare.rs   the result of a comparison of libraries
 //! ```
 
+pub mod compare;
 pub mod json;
 pub mod plot;
 pub mod report;
@@ -31,6 +33,7 @@ use crate::workload::args::{BackendName, BenchArgs};
 use crate::workload::config::Config;
 use crate::workload::record::{Record, monotonic_ns};
 
+use compare::Comparison;
 use json::Circumstances;
 use report::{Collector, News};
 
@@ -50,6 +53,9 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     refuse_inside_a_job("bench")?;
     let config = Config::from_args(args).map_err(|message| (exit::USAGE, message))?;
     let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
+    if !config.compare.is_empty() {
+        cuda::check_ways(&config).map_err(|message| (exit::USAGE, message))?;
+    }
     if let Some(note) = enough_devices(&config).map_err(|message| (exit::USAGE, message))? {
         tell(&format!("peerweave bench: {note}"));
     }
@@ -79,6 +85,9 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
         stdin: Stdin::Nothing,
         direct_output: false,
     };
+    if !config.compare.is_empty() {
+        return compared(&launch, &config, args, rendezvous, &machine, &start_time);
+    }
     let mut reporter = Reporter::new(&config, args, rendezvous, machine.hostname.clone());
     let ending = launch::supervise(&launch, &mut reporter).map_err(|error| launcher(&error))?;
     reporter.bar.finish_and_clear();
@@ -106,6 +115,35 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
         write_file(path, &plot::svg(collector.rows(), &config, &subtitle).map_err(|error| launcher(&error))?)?;
     }
     Ok(if collector.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
+}
+
+/// Runs a comparison and reports it. Returns the exit code.
+fn compared(
+    launch: &Launch,
+    config: &Config,
+    args: &BenchArgs,
+    rendezvous: JobRendezvous,
+    machine: &Machine,
+    start_time: &str,
+) -> Result<u8, (u8, String)> {
+    let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
+    let mut reporter = compare::Reporter { rendezvous, comparison: Comparison::new(config), is_printed: true };
+    let ending = launch::supervise(launch, &mut reporter).map_err(|error| launcher(&error))?;
+    let comparison = reporter.comparison;
+    if ending.exit_code() != exit::OK {
+        return Ok(ending.exit_code());
+    }
+    comparison.footer().iter().for_each(|line| print_line(line));
+    if let Some(path) = &args.json {
+        let document = comparison.document(machine, [start_time, &now()]);
+        let text = serde_json::to_string_pretty(&document).map_err(|error| launcher(&error))?;
+        write_file(path, &(text + "\n"))?;
+    }
+    if let Some(path) = &args.plot {
+        let subtitle = format!("{} · peerweave {}", machine.hostname, env!("CARGO_PKG_VERSION"));
+        write_file(path, &comparison.svg(&subtitle, args.limit).map_err(|error| launcher(&error))?)?;
+    }
+    Ok(if comparison.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
 }
 
 /// Returns an error if there are fewer GPUs than PEs, or a note if the PEs share the only GPU. A

@@ -36,7 +36,8 @@ pub enum PlotError {
     Drawing(String),
 }
 
-struct Series {
+/// A line of the plot.
+pub(super) struct Series {
     name: String,
     /// For each size: size in bytes, bus bandwidth in GB/s, time in microseconds.
     points: Vec<(f64, f64, f64)>,
@@ -47,7 +48,23 @@ struct Series {
 /// # Errors
 /// [`PlotError`].
 pub fn svg(rows: &[Row], config: &Config, subtitle: &str) -> Result<String, PlotError> {
-    let series = series(rows);
+    drawn(&series(rows), &title(config), subtitle)
+}
+
+/// Adds a point to the series of this name: size in bytes, bus bandwidth in GB/s, time in
+/// microseconds.
+pub(super) fn add(all: &mut Vec<Series>, name: &str, point: (f64, f64, f64)) {
+    match all.iter_mut().find(|series| series.name == name) {
+        Some(series) => series.points.push(point),
+        None => all.push(Series { name: name.to_owned(), points: vec![point] }),
+    }
+}
+
+/// Draws series.
+///
+/// # Errors
+/// [`PlotError`].
+pub(super) fn drawn(series: &[Series], title: &str, subtitle: &str) -> Result<String, PlotError> {
     let all = || series.iter().flat_map(|series| &series.points);
     let (first, last) = all().fold((f64::INFINITY, 0.0f64), |(first, last), point| (first.min(point.0), last.max(point.0)));
     if first >= last {
@@ -65,7 +82,7 @@ pub fn svg(rows: &[Row], config: &Config, subtitle: &str) -> Result<String, Plot
         };
         let x = SIZE.0 as i32 / 2;
         let grey = RGBColor(80, 80, 80);
-        head.draw_text(&title(config), &middle(24, &BLACK), (x, 30)).map_err(|error| failed(&error))?;
+        head.draw_text(title, &middle(24, &BLACK), (x, 30)).map_err(|error| failed(&error))?;
         head.draw_text(subtitle, &middle(14, &grey), (x, 58)).map_err(|error| failed(&error))?;
         let (upper, lower) = rest.split_vertically((SIZE.1 as i32 - 78) / 2);
         let lines = |pick: fn(&(f64, f64, f64)) -> f64| -> Vec<(&str, Vec<(f64, f64)>)> {
@@ -105,11 +122,7 @@ fn series(rows: &[Row]) -> Vec<Series> {
         }
         words.extend(placement.map(str::to_owned));
         let name = words.join(", ");
-        let point = (case.size_bytes() as f64, cell.bus_bw, cell.time_us);
-        match series.iter_mut().find(|series| series.name == name) {
-            Some(series) => series.points.push(point),
-            None => series.push(Series { name, points: vec![point] }),
-        }
+        self::add(&mut series, &name, (case.size_bytes() as f64, cell.bus_bw, cell.time_us));
     };
     let both = rows.iter().any(|row| row.in_place.is_some());
     for row in rows {

@@ -106,6 +106,8 @@ impl Collector {
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Note(note) => News::Note(note.text),
+            // Of a comparison.
+            Record::Contenders(_) | Record::Compared(_) => News::Nothing,
             Record::Ready(ready) => {
                 self.ready.push(ready);
                 self.ready.sort_by_key(|ready| ready.pe);

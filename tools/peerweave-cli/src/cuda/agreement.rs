@@ -11,18 +11,18 @@ use peerweave_bootstrap::Rendezvous;
 use super::Failure;
 
 /// Barriers and agreement, as one PE uses them.
-pub(super) struct Agreement<'a> {
+pub(crate) struct Agreement<'a> {
     rendezvous: &'a Rendezvous,
     so_far: Cell<u64>,
 }
 
 impl<'a> Agreement<'a> {
-    pub(super) fn new(rendezvous: &'a Rendezvous) -> Self {
+    pub(crate) fn new(rendezvous: &'a Rendezvous) -> Self {
         Self { rendezvous, so_far: Cell::new(0) }
     }
 
     /// Returns the index of this PE.
-    pub(super) fn pe(&self) -> usize {
+    pub(crate) fn pe(&self) -> usize {
         self.rendezvous.pe().index()
     }
 
@@ -32,20 +32,34 @@ impl<'a> Agreement<'a> {
     }
 
     /// Waits until all PEs have called this.
-    pub(super) fn barrier(&self) -> Result<(), Failure> {
+    pub(crate) fn barrier(&self) -> Result<(), Failure> {
         Ok(self.rendezvous.barrier(&self.next())?)
     }
 
     /// Returns the largest of the values that the PEs pass.
-    pub(super) fn largest(&self, mine: u64) -> Result<u64, Failure> {
+    pub(crate) fn largest(&self, mine: u64) -> Result<u64, Failure> {
         let all = self.rendezvous.exchange(&self.next(), &mine.to_le_bytes())?;
         let all = all.iter().map(|blob| blob.as_slice().try_into().map(u64::from_le_bytes)).collect::<Result<Vec<_>, _>>()?;
         Ok(all.into_iter().fold(0, u64::max))
     }
 
+    /// Returns the first error among those that the PEs pass, with the PE; `None` if no PE has one.
+    /// Every PE gets the same answer.
+    pub(crate) fn first_error(&self, mine: Option<&str>) -> Result<Option<String>, Failure> {
+        let all = self.rendezvous.exchange(&self.next(), mine.unwrap_or("").as_bytes())?;
+        let found = all.iter().enumerate().find(|(_, text)| !text.is_empty());
+        Ok(found.map(|(pe, text)| format!("PE {pe}: {}", String::from_utf8_lossy(text))))
+    }
+
+    /// Returns whether two PEs pass the same bytes.
+    pub(crate) fn is_shared(&self, mine: &[u8]) -> Result<bool, Failure> {
+        let all = self.rendezvous.exchange(&self.next(), mine)?;
+        Ok(all.iter().enumerate().any(|(at, one)| all[..at].contains(one)))
+    }
+
     /// Returns the number of calls that take about `batch_ms` milliseconds, at least `calls`, given
     /// that `calls` took this PE `mine_ns` nanoseconds. Every PE gets the same number.
-    pub(super) fn calls_per_batch(&self, mine_ns: u64, calls: u64, batch_ms: u32) -> Result<u64, Failure> {
+    pub(crate) fn calls_per_batch(&self, mine_ns: u64, calls: u64, batch_ms: u32) -> Result<u64, Failure> {
         let slowest = self.largest(mine_ns)?.max(1);
         // The first calls are slower than the rest, so this number tends to be too small.
         Ok((u64::from(batch_ms) * 1_000_000 * calls / slowest).clamp(calls, 100_000))

@@ -1,4 +1,4 @@
-//! PEs of `bench` on GPUs, with NCCL or NVSHMEM. Without the feature `cuda`, each function returns
+//! PEs of `bench` on GPUs, with NCCL or NVSHMEM, alone or as contenders of a comparison. Without the feature `cuda`, each function returns
 //! an error that names the missing feature.
 //!
 //! ```text
@@ -9,21 +9,21 @@
 //! ```
 
 #[cfg(feature = "cuda")]
-mod agreement;
+pub(crate) mod agreement;
 #[cfg(feature = "cuda")]
-mod nccl;
+pub(crate) mod nccl;
 #[cfg(feature = "cuda")]
 mod nccl_calls;
 #[cfg(feature = "cuda")]
-mod nvshmem;
+pub(crate) mod nvshmem;
 #[cfg(feature = "cuda")]
-mod nvshmem_calls;
+pub(crate) mod nvshmem_calls;
 #[cfg(feature = "cuda")]
-mod trial;
+pub(crate) mod trial;
 
 use crate::workload::config::Config;
 #[cfg(feature = "cuda")]
-use crate::workload::op::BenchOp;
+use crate::workload::{args::Contender, op::BenchOp};
 
 /// An error that ends the measurement of a PE.
 pub(crate) type Failure = Box<dyn std::error::Error>;
@@ -52,6 +52,35 @@ pub(crate) fn collective_kind(op: BenchOp) -> Option<peerweave::cuda::Collective
         BenchOp::Scatter => Kind::Scatter,
         _ => return None,
     })
+}
+
+/// Returns the way of this name for an operation.
+///
+/// # Errors
+/// The message names the operation and the way.
+#[cfg(feature = "cuda")]
+pub(crate) fn way(op: BenchOp, name: &str) -> Result<peerweave::cuda::Way, String> {
+    let way = peerweave::cuda::Way::ALL.into_iter().find(|way| way.name() == name);
+    let way = way.filter(|way| collective_kind(op).is_some_and(|kind| way.serves(kind)));
+    way.ok_or_else(|| format!("--compare own:{name}: {} has no such way", op.name()))
+}
+
+/// Checks the ways of own contenders.
+///
+/// # Errors
+/// The message names a way that the operation does not have, or the missing feature.
+#[cfg(feature = "cuda")]
+pub(crate) fn check_ways(config: &Config) -> Result<(), String> {
+    config.compare.iter().try_for_each(|contender| match contender {
+        Contender::Own(Some(name)) => way(config.op, name).map(drop),
+        _ => Ok(()),
+    })
+}
+
+/// Returns the error that this command was built without support for GPUs.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn check_ways(_: &Config) -> Result<(), String> {
+    Err(NOT_BUILT_IN.to_owned())
 }
 
 /// Runs the PEs of this process with NCCL.

@@ -19,7 +19,7 @@ use super::trial::{Site, Subject, Trial};
 use crate::workload::args::Buffers;
 use crate::workload::binding::{Bind, bind};
 use crate::workload::config::{Case, Config};
-use crate::workload::geometry::{self, GUARD, View};
+use crate::workload::geometry::{self, GUARD, Placement, View};
 use crate::workload::pattern::Sample;
 use crate::workload::record::{Measured, Ready, Record, monotonic_ns, say};
 use crate::workload::types::with_element_type;
@@ -55,8 +55,8 @@ fn one_pe(config: &Config, job: &Job) -> Result<(), Failure> {
     let stream = context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
     let communicator = Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous)?;
     let site = Site { config, stream: &stream, agreement: Agreement::new(&rendezvous) };
-    let session = Session { communicator: &communicator, site };
-    session.site.agreement.barrier()?;
+    let session = Session { communicator: &communicator, site: &site };
+    site.agreement.barrier()?;
     say(&Record::Ready(Ready {
         passed_at_ns: monotonic_ns(),
         pe,
@@ -69,18 +69,26 @@ fn one_pe(config: &Config, job: &Job) -> Result<(), Failure> {
     for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
         with_element_type!(of_one_type[0].1.dtype, T => session.rows::<T>(of_one_type))?;
     }
-    session.site.agreement.barrier()?;
+    site.agreement.barrier()?;
     communicator.finalize(DEADLINE)?;
     Ok(())
 }
 
-struct Session<'a> {
-    communicator: &'a Communicator,
-    site: Site<'a>,
+/// A communicator, and the PE that measures with it.
+pub(crate) struct Session<'a> {
+    pub(crate) communicator: &'a Communicator,
+    pub(crate) site: &'a Site<'a>,
+}
+
+/// The buffers for all cases of a type, and their windows.
+pub(crate) struct Memory<T: Sample> {
+    send: DeviceMemory<T>,
+    recv: DeviceMemory<T>,
+    windows: Vec<Window<T>>,
 }
 
 /// One placement of one case, with its buffers.
-struct Bench<'a, T> {
+pub(crate) struct Bench<'a, T> {
     session: &'a Session<'a>,
     subject: Subject,
     operation: Operation<T>,
@@ -92,23 +100,34 @@ struct Bench<'a, T> {
 
 impl Session<'_> {
     fn rows<T: Sample>(&self, cases: &[(usize, Case)]) -> Result<(), Failure> {
-        let (pe, n_pes) = (self.communicator.rank().index(), self.site.config.n_pes);
-        let view_of = |rank, case: &Case, placement| View {
-            op: self.site.config.op,
-            counts: case.counts,
-            n_pes,
-            rank,
-            root: case.root.unwrap_or(0),
-            placement,
-        };
-        let view = |case, placement| view_of(pe, case, placement);
+        let memory = self.memory::<T>(cases, self.site.config.window)?;
+        for (row, case) in cases {
+            let mut records = Vec::new();
+            for placement in self.site.config.placements() {
+                let (iters, batch_us, wrong) = self.bench(&memory, case, placement)?.measure()?;
+                let pe = self.communicator.rank().index();
+                records.push(Record::Measured(Measured { pe, row: *row, placement, iters, batch_us, wrong }));
+            }
+            records.iter().for_each(say);
+        }
+        self.free(memory)
+    }
+
+    fn view(&self, rank: usize, case: &Case, placement: Placement) -> View {
+        let (op, n_pes) = (self.site.config.op, self.site.config.n_pes);
+        View { op, counts: case.counts, n_pes, rank, root: case.root.unwrap_or(0), placement }
+    }
+
+    /// Allocates the buffers of all cases, as windows if `is_window`. Collective.
+    pub(crate) fn memory<T: Sample>(&self, cases: &[(usize, Case)], is_window: bool) -> Result<Memory<T>, Failure> {
+        let n_pes = self.site.config.n_pes;
         // Takes the largest length of all PEs, because a window has the same length on every PE.
         let most = |part: fn((usize, usize)) -> usize| {
             let of_case = |case| {
                 self.site.config.placements().flat_map(move |placement| (0..n_pes).map(move |rank| (rank, case, placement)))
             };
             let all = cases.iter().flat_map(|(_, case)| of_case(case));
-            all.map(|(rank, case, placement)| part(geometry::lengths(&view_of(rank, case, placement)))).max().unwrap_or(0)
+            all.map(|(rank, case, placement)| part(geometry::lengths(&self.view(rank, case, placement)))).max().unwrap_or(0)
         };
         let context = self.site.stream.context();
         let alloc = |len| -> Result<DeviceMemory<T>, Failure> {
@@ -120,23 +139,32 @@ impl Session<'_> {
         };
         // Windows must not be empty.
         let (send, recv) = (alloc(most(|(send, _)| send).max(1))?, alloc(most(|(_, recv)| recv) + GUARD)?);
-        let windows = if self.site.config.window { vec![self.window(&send)?, self.window(&recv)?] } else { Vec::new() };
-        for (row, case) in cases {
-            let mut records = Vec::new();
-            for placement in self.site.config.placements() {
-                let view = view(case, placement);
-                let (send_len, recv_len) = geometry::lengths(&view);
-                let (send, recv, guarded) =
-                    (send.slice(0..send_len)?, recv.slice(0..recv_len)?, recv.slice(0..recv_len + GUARD)?);
-                let operation = operation(self.communicator, case.redop, &view)?;
-                let subject = Subject { view, redop: case.redop };
-                let mut bench = Bench { session: self, subject, operation, send, recv, guarded };
-                let (iters, batch_us, wrong) = bench.measure()?;
-                records.push(Record::Measured(Measured { pe, row: *row, placement, iters, batch_us, wrong }));
-            }
-            records.iter().for_each(say);
-        }
-        for window in windows {
+        let windows = if is_window { vec![self.window(&send)?, self.window(&recv)?] } else { Vec::new() };
+        Ok(Memory { send, recv, windows })
+    }
+
+    /// Returns the measurement of a placement of a case.
+    pub(crate) fn bench<T: Sample>(
+        &self,
+        memory: &Memory<T>,
+        case: &Case,
+        placement: Placement,
+    ) -> Result<Bench<'_, T>, Failure> {
+        let view = self.view(self.communicator.rank().index(), case, placement);
+        let (send_len, recv_len) = geometry::lengths(&view);
+        Ok(Bench {
+            session: self,
+            subject: Subject { view, redop: case.redop },
+            operation: operation(self.communicator, case.redop, &view)?,
+            send: memory.send.slice(0..send_len)?,
+            recv: memory.recv.slice(0..recv_len)?,
+            guarded: memory.recv.slice(0..recv_len + GUARD)?,
+        })
+    }
+
+    /// Frees the buffers. Collective if they are windows.
+    pub(crate) fn free<T: Sample>(&self, memory: Memory<T>) -> Result<(), Failure> {
+        for window in memory.windows {
             window.deregister(self.site.stream, DEADLINE)?;
         }
         Ok(())
@@ -151,7 +179,7 @@ impl Session<'_> {
 
 impl<T: Sample> Trial<T> for Bench<'_, T> {
     fn site(&self) -> &Site<'_> {
-        &self.session.site
+        self.session.site
     }
 
     fn subject(&self) -> Subject {

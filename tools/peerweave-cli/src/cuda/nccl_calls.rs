@@ -11,7 +11,7 @@ use crate::workload::op::BenchOp;
 use crate::workload::pattern::{Sample, scalar};
 
 /// Reduction of an operation, in the form that NCCL's calls take.
-pub(super) enum Operation<T> {
+pub(crate) enum Operation<T> {
     /// No reduction.
     None,
     /// A built-in reduction.

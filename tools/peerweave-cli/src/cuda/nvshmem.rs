@@ -20,7 +20,7 @@ use super::trial::{Site, Subject, Trial};
 use crate::workload::args::{Buffers, Clock};
 use crate::workload::binding::{Bind, bind};
 use crate::workload::config::{Case, Config};
-use crate::workload::geometry::{self, GUARD, View};
+use crate::workload::geometry::{self, GUARD, Placement, View};
 use crate::workload::op::{BenchOp, ROUNDS_LATE};
 use crate::workload::pattern::{G_DUE, Sample};
 use crate::workload::record::{Measured, Ready, Record, monotonic_ns, say};
@@ -52,16 +52,14 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let gpu = local_context(job.local_pe as usize)?;
     let nvshmem = Context::from_rendezvous(&rendezvous, &gpu, settings(config))?;
     let stream = gpu.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
-    let event = || gpu.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(CudaError::of("cuEventCreate"));
-    let events = [event()?, event()?];
     // The thread is bound after NVSHMEM has started its threads, which spin, so that they do not
     // inherit the binding.
     if config.bind == Bind::Processor {
         bind(pe, config.n_pes);
     }
     let site = Site { config, stream: &stream, agreement: Agreement::new(&rendezvous) };
-    let session = Session { context: &nvshmem, world: nvshmem.world(), events, site };
-    session.site.agreement.barrier()?;
+    let session = Session::new(&nvshmem, &site)?;
+    site.agreement.barrier()?;
     say(&Record::Ready(Ready {
         passed_at_ns: monotonic_ns(),
         pe,
@@ -74,7 +72,7 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
         with_element_type!(of_one_type[0].1.dtype, T => session.rows::<T>(of_one_type))?;
     }
-    session.site.agreement.barrier()?;
+    site.agreement.barrier()?;
     drop(session);
     nvshmem.finalize()?;
     if let Some(rendezvous) = Arc::into_inner(rendezvous) {
@@ -84,7 +82,7 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
 }
 
 /// Returns NVSHMEM's settings, with a heap that is large enough unless the user set the heap size.
-fn settings(config: &Config) -> Settings {
+pub(crate) fn settings(config: &Config) -> Settings {
     let settings = Settings::default().deadline(DEADLINE);
     let bytes = |case: &Case| {
         let (send, recv, target) = lengths(config, case);
@@ -103,12 +101,29 @@ fn lengths(config: &Config, case: &Case) -> (usize, usize, usize) {
     (send, result + GUARD, if config.op.is_one_sided() { recv + GUARD } else { GUARD })
 }
 
-struct Session<'a> {
+/// NVSHMEM, and the PE that measures with it.
+pub(crate) struct Session<'a> {
     context: &'a Context,
     world: Team,
     /// Two events: one before and one after the timed calls.
     events: [CudaEvent; 2],
-    site: Site<'a>,
+    site: &'a Site<'a>,
+}
+
+/// The buffers for all cases of a type.
+pub(crate) struct Parts<T> {
+    send: Memory<T>,
+    recv: Memory<T>,
+    target: SymmetricBuffer<T>,
+    word: SymmetricBuffer<u64>,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn new(context: &'a Context, site: &'a Site<'a>) -> Result<Self, Failure> {
+        let gpu = site.stream.context();
+        let event = || gpu.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(CudaError::of("cuEventCreate"));
+        Ok(Self { context, world: context.world(), events: [event()?, event()?], site })
+    }
 }
 
 impl Session<'_> {
@@ -140,6 +155,21 @@ impl Session<'_> {
     }
 
     fn rows<T: Reduced>(&self, cases: &[(usize, Case)]) -> Result<(), Failure> {
+        let memory = self.memory::<T>(cases)?;
+        for (row, case) in cases {
+            let mut records = Vec::new();
+            for placement in self.site.config.placements() {
+                let (iters, batch_us, wrong) = self.bench(&memory, case, placement)?.measure()?;
+                let pe = self.site.agreement.pe();
+                records.push(Record::Measured(Measured { pe, row: *row, placement, iters, batch_us, wrong }));
+            }
+            records.iter().for_each(say);
+        }
+        self.free(memory)
+    }
+
+    /// Allocates the buffers of all cases. Collective.
+    pub(crate) fn memory<T: Reduced>(&self, cases: &[(usize, Case)]) -> Result<Parts<T>, Failure> {
         let all = cases.iter().map(|(_, case)| lengths(self.site.config, case));
         let (send, recv, target) = all.fold((0, 0, 0), |most, one| (most.0.max(one.0), most.1.max(one.1), most.2.max(one.2)));
         let alloc = |len| -> Result<Memory<T>, Failure> {
@@ -150,45 +180,53 @@ impl Session<'_> {
         };
         let (send, recv) = (alloc(send)?, alloc(recv)?);
         let (target, word) = (self.context.alloc::<T>(target)?, self.context.alloc_zeroed::<u64>(1)?);
-        for (row, case) in cases {
-            let mut records = Vec::new();
-            for placement in self.site.config.placements() {
-                let view = View {
-                    op: self.site.config.op,
-                    counts: case.counts,
-                    n_pes: self.site.config.n_pes,
-                    rank: self.site.agreement.pe(),
-                    root: case.root.unwrap_or(0),
-                    placement,
-                };
-                let (send_len, recv_len) = geometry::lengths(&view);
-                let guarded = self.result(&view, &recv, &target, recv_len + GUARD)?;
-                let calls = Calls {
-                    context: self.context,
-                    world: &self.world,
-                    stream: self.site.stream,
-                    view,
-                    redop: case.redop,
-                    nbi: self.site.config.nbi,
-                    send: send.slice(0..send_len)?,
-                    recv: recv.slice(0..recv_len)?,
-                    target: target.slice(0..if view.op.is_one_sided() { recv_len } else { 0 })?,
-                    word: word.clone(),
-                    made: 0,
-                    wrong: 0,
-                };
-                let (iters, batch_us, wrong) = Bench { session: self, calls, guarded }.measure()?;
-                let pe = view.rank;
-                records.push(Record::Measured(Measured { pe, row: *row, placement, iters, batch_us, wrong }));
-            }
-            records.iter().for_each(say);
-        }
+        Ok(Parts { send, recv, target, word })
+    }
+
+    /// Returns the measurement of a placement of a case.
+    pub(crate) fn bench<T: Reduced>(
+        &self,
+        memory: &Parts<T>,
+        case: &Case,
+        placement: Placement,
+    ) -> Result<Bench<'_, T>, Failure> {
+        let Parts { send, recv, target, word } = memory;
+        let view = View {
+            op: self.site.config.op,
+            counts: case.counts,
+            n_pes: self.site.config.n_pes,
+            rank: self.site.agreement.pe(),
+            root: case.root.unwrap_or(0),
+            placement,
+        };
+        let (send_len, recv_len) = geometry::lengths(&view);
+        let guarded = self.result(&view, recv, target, recv_len + GUARD)?;
+        let calls = Calls {
+            context: self.context,
+            world: &self.world,
+            stream: self.site.stream,
+            view,
+            redop: case.redop,
+            nbi: self.site.config.nbi,
+            send: send.slice(0..send_len)?,
+            recv: recv.slice(0..recv_len)?,
+            target: target.slice(0..if view.op.is_one_sided() { recv_len } else { 0 })?,
+            word: word.clone(),
+            made: 0,
+            wrong: 0,
+        };
+        Ok(Bench { session: self, calls, guarded })
+    }
+
+    /// Frees the buffers. Collective.
+    pub(crate) fn free<T: Reduced>(&self, memory: Parts<T>) -> Result<(), Failure> {
         if self.site.config.graph.is_some() {
             // A thread of the driver, then a thread of `peerweave-driver` release the resources of
             // dropped graphs.
             std::thread::sleep(Duration::from_millis(200));
             peerweave_driver::settle(Instant::now() + DEADLINE);
         }
+        let Parts { send, recv, target, word } = memory;
         for memory in [send, recv] {
             if let Memory::Symmetric(buffer) = memory {
                 self.context.free(buffer)?;
@@ -214,7 +252,7 @@ impl Session<'_> {
 }
 
 /// One placement of one case, with its buffers.
-struct Bench<'a, T> {
+pub(crate) struct Bench<'a, T> {
     session: &'a Session<'a>,
     calls: Calls<'a, T>,
     /// Memory of the result and of the guard elements behind the result.
@@ -247,7 +285,7 @@ impl<T: Reduced> Bench<'_, T> {
 
 impl<T: Reduced> Trial<T> for Bench<'_, T> {
     fn site(&self) -> &Site<'_> {
-        &self.session.site
+        self.session.site
     }
 
     fn subject(&self) -> Subject {

@@ -17,7 +17,7 @@ use crate::workload::pattern::Sample;
 
 /// An element type. The 8-bit floats are moved but not reduced; the plan contains no reduction of
 /// them.
-pub(super) trait Reduced: Sample {
+pub(crate) trait Reduced: Sample {
     /// Calls [`Team::reduce`].
     fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError>;
     /// Calls [`Team::reduce_scatter`].
@@ -25,7 +25,7 @@ pub(super) trait Reduced: Sample {
 }
 
 /// Arguments of a reduction.
-pub(super) struct On<'a, T> {
+pub(crate) struct On<'a, T> {
     team: &'a Team,
     target: &'a SymmetricBuffer<T>,
     source: &'a SymmetricBuffer<T>,
@@ -62,7 +62,7 @@ macro_rules! not_reduced {
 not_reduced!(F8E4M3, F8E5M2);
 
 /// Symmetric or private memory of this PE.
-pub(super) enum Memory<T> {
+pub(crate) enum Memory<T> {
     /// Memory of the symmetric heap.
     Symmetric(SymmetricBuffer<T>),
     /// Memory allocated with the CUDA driver, for the local side of puts and gets.
@@ -103,7 +103,7 @@ impl<T: Sample> Memory<T> {
 }
 
 /// One operation, with memory of the lengths that it needs.
-pub(super) struct Calls<'a, T> {
+pub(crate) struct Calls<'a, T> {
     pub(super) context: &'a Context,
     pub(super) world: &'a Team,
     pub(super) stream: &'a Arc<CudaStream>,

@@ -1,5 +1,8 @@
-//! The measurement of one case on a GPU, the same for NCCL and NVSHMEM: checks the result, times
+//! The measurement of one case on a GPU, the same for every contender: checks the result, times
 //! the calls, and checks the result again.
+//!
+//! [`Trial::measure`] runs the stages for one contender. A comparison begins all contenders, and
+//! alternates their batches.
 //!
 //! Invariant: every PE calls the same sequence of barriers here; PEs differ only in whether they
 //! are timed.
@@ -23,25 +26,36 @@ use crate::workload::pattern::{PERIOD, Sample, poison, tile};
 const FEWEST_CALLS: u64 = 3;
 
 /// One PE of the measurement: its configuration, stream and agreement with the other PEs.
-pub(super) struct Site<'a> {
-    pub(super) config: &'a Config,
-    pub(super) stream: &'a Arc<CudaStream>,
-    pub(super) agreement: Agreement<'a>,
+pub(crate) struct Site<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) stream: &'a Arc<CudaStream>,
+    pub(crate) agreement: Agreement<'a>,
 }
 
 /// The operation and the reduction of a case.
 #[derive(Clone, Copy)]
-pub(super) struct Subject {
-    pub(super) view: View,
-    pub(super) redop: Option<ReduceOp>,
+pub(crate) struct Subject {
+    pub(crate) view: View,
+    pub(crate) redop: Option<ReduceOp>,
 }
 
 /// Outcome of a measurement: number of calls per batch, microseconds per call of each batch (empty
 /// if this PE is not timed), and number of wrong elements (`None` if results were not checked).
-pub(super) type Outcome = (u64, Vec<f64>, Option<u64>);
+pub(crate) type Outcome = (u64, Vec<f64>, Option<u64>);
+
+/// A measurement between its stages.
+pub(crate) struct Started {
+    graph: Option<CudaGraph>,
+    launches: u64,
+    /// Calls of a launch.
+    per_launch: u64,
+    is_timed: bool,
+    wrong: u64,
+    batch_us: Vec<f64>,
+}
 
 /// One placement of one case, with its buffers.
-pub(super) trait Trial<T: Sample> {
+pub(crate) trait Trial<T: Sample> {
     /// Returns the PE that runs this trial.
     fn site(&self) -> &Site<'_>;
     /// Returns the case that is measured.
@@ -75,6 +89,16 @@ pub(super) trait Trial<T: Sample> {
 
     /// Measures the case.
     fn measure(&mut self) -> Result<Outcome, Failure> {
+        let mut started = self.begin()?;
+        for _ in 0..self.site().config.batches {
+            self.batch(&mut started)?;
+        }
+        self.end(started)
+    }
+
+    /// Checks the result of one call, warms up, captures a graph if graphs are timed, and agrees on
+    /// the number of calls in a batch.
+    fn begin(&mut self) -> Result<Started, Failure> {
         let (config, Subject { view, .. }) = (self.site().config.clone(), self.subject());
         let mut wrong = 0;
         self.prepare_words()?;
@@ -98,23 +122,33 @@ pub(super) trait Trial<T: Sample> {
                 self.site().agreement.calls_per_batch(mine_ns, FEWEST_CALLS, config.batch_ms)?
             }
         };
+        Ok(Started { graph, launches, per_launch, is_timed, wrong, batch_us: Vec::new() })
+    }
+
+    /// Times one batch.
+    fn batch(&mut self, started: &mut Started) -> Result<(), Failure> {
         // A ping-pong is a round trip; half of its time is reported.
-        let share = if view.op == BenchOp::PingPong { 0.5 } else { 1.0 };
-        let mut batch_us = Vec::new();
-        for _ in 0..config.batches {
-            let spent = self.timed(graph.as_ref(), launches)?;
-            if is_timed {
-                batch_us.push(spent * 1e6 / (launches * per_launch) as f64 * share);
-            }
+        let share = if self.subject().view.op == BenchOp::PingPong { 0.5 } else { 1.0 };
+        let spent = self.timed(started.graph.as_ref(), started.launches)?;
+        if started.is_timed {
+            started.batch_us.push(spent * 1e6 / (started.launches * started.per_launch) as f64 * share);
         }
+        Ok(())
+    }
+
+    /// Checks the result again.
+    fn end(&mut self, started: Started) -> Result<Outcome, Failure> {
+        let Started { graph, launches, per_launch, mut wrong, batch_us, .. } = started;
+        let is_checked = self.site().config.check;
+        let placement = self.subject().view.placement;
         self.site().agreement.barrier()?;
-        if config.check {
+        if is_checked {
             // In place, the calls have overwritten their inputs. Only fresh inputs have a known
             // result.
-            let round = u64::from(view.placement == Placement::InPlace);
+            let round = u64::from(placement == Placement::InPlace);
             self.prepare(round)?;
             match &graph {
-                Some(graph) if view.placement == Placement::OutOfPlace => {
+                Some(graph) if placement == Placement::OutOfPlace => {
                     self.launch(Some(graph), 1)?;
                     self.finish()?;
                 }
@@ -122,7 +156,7 @@ pub(super) trait Trial<T: Sample> {
             }
             wrong += self.check(round)?;
         }
-        Ok((launches * per_launch, batch_us, config.check.then_some(wrong)))
+        Ok((launches * per_launch, batch_us, is_checked.then_some(wrong)))
     }
 
     /// Makes calls and waits for them, without timing.

@@ -108,7 +108,7 @@ impl Observer for TrialOutput {
     fn line(&mut self, pe: usize, _: Source, line: &[u8], _: &mut Output) {
         match serde_json::from_slice(line) {
             Ok(Record::Ready(ready)) => self.ready.push(ready),
-            Ok(Record::Measured(_) | Record::Note(_)) => {}
+            Ok(Record::Measured(_) | Record::Note(_) | Record::Contenders(_) | Record::Compared(_)) => {}
             Err(_) => self.complaints.push(format!("PE {pe}: {}", String::from_utf8_lossy(line))),
         }
     }

@@ -27,6 +27,8 @@ pub struct Setting<'a, M> {
     pub world: &'a World,
     /// The stream, if stream-ordered calls are timed.
     pub stream: Option<&'a Stream>,
+    /// Whether stream-ordered calls are followed by a wait; otherwise the caller waits.
+    pub waits: bool,
     /// Whether puts and gets are completed by one quiet at the end of a batch.
     pub nbi: bool,
     /// The operation, its counts and the rank.
@@ -59,15 +61,18 @@ macro_rules! blocking {
 
 /// Repeats a call: the blocking form, or the stream-ordered form followed by a wait for all calls.
 macro_rules! calls {
-    ($stream:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
-        match $stream {
+    ($setting:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
+        match $setting.stream {
             None => blocking!($blocking),
-            Some($queue) => Box::new(move |times| {
-                for _ in 0..times {
-                    $queued?;
-                }
-                $queue.synchronize()
-            }),
+            Some($queue) => {
+                let waits = $setting.waits;
+                Box::new(move |times| {
+                    for _ in 0..times {
+                        $queued?;
+                    }
+                    if waits { $queue.synchronize() } else { Ok(()) }
+                })
+            }
         }
     };
 }
@@ -78,7 +83,7 @@ where
     T: Sample + Scalar,
     for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeDest<T, Argument = &'m M>,
 {
-    let Setting { world, stream, view, send, recv, .. } = setting;
+    let Setting { world, view, send, recv, .. } = setting;
     let (team, root) = (world.team(), Rank::new(view.root as u32));
     let op = match redop {
         ReduceOp::PreMulSum => Reduction::pre_mul_sum(scalar::<T>(view.rank)),
@@ -86,24 +91,24 @@ where
     };
     match (view.op, view.placement) {
         (BenchOp::AllReduce, Placement::OutOfPlace) => {
-            calls!(*stream, |queue| team.all_reduce(queue, send, recv, op), team.all_reduce_blocking(send, recv, op))
+            calls!(setting, |queue| team.all_reduce(queue, send, recv, op), team.all_reduce_blocking(send, recv, op))
         }
         (BenchOp::AllReduce, Placement::InPlace) => {
-            calls!(*stream, |queue| team.all_reduce_in_place(queue, recv, op), team.all_reduce_in_place_blocking(recv, op))
+            calls!(setting, |queue| team.all_reduce_in_place(queue, recv, op), team.all_reduce_in_place_blocking(recv, op))
         }
         (BenchOp::Reduce, Placement::OutOfPlace) => {
             let recv = (view.rank == view.root).then_some(recv);
-            calls!(*stream, |queue| team.reduce(queue, send, recv, op, root), team.reduce_blocking(send, recv, op, root))
+            calls!(setting, |queue| team.reduce(queue, send, recv, op, root), team.reduce_blocking(send, recv, op, root))
         }
         (BenchOp::Reduce, Placement::InPlace) => {
-            calls!(*stream, |queue| team.reduce_in_place(queue, recv, op, root), team.reduce_in_place_blocking(recv, op, root))
+            calls!(setting, |queue| team.reduce_in_place(queue, recv, op, root), team.reduce_in_place_blocking(recv, op, root))
         }
         (BenchOp::ReduceScatter, Placement::OutOfPlace) => {
-            calls!(*stream, |queue| team.reduce_scatter(queue, send, recv, op), team.reduce_scatter_blocking(send, recv, op))
+            calls!(setting, |queue| team.reduce_scatter(queue, send, recv, op), team.reduce_scatter_blocking(send, recv, op))
         }
         (BenchOp::ReduceScatter, Placement::InPlace) => {
             calls!(
-                *stream,
+                setting,
                 |queue| team.reduce_scatter_in_place(queue, recv, op),
                 team.reduce_scatter_in_place_blocking(recv, op)
             )
@@ -118,42 +123,42 @@ where
     T: Sample,
     for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>,
 {
-    let Setting { world, stream, view, send, recv, .. } = setting;
+    let Setting { world, view, send, recv, .. } = setting;
     let View { rank, n_pes, counts, .. } = *view;
     let (team, root, is_root) = (world.team(), Rank::new(view.root as u32), rank == view.root);
     match (view.op, view.placement) {
-        (BenchOp::Barrier, _) => calls!(*stream, |queue| team.barrier(queue), team.barrier_blocking()),
-        (BenchOp::Sync, _) => calls!(*stream, |queue| team.sync(queue), team.sync_blocking()),
+        (BenchOp::Barrier, _) => calls!(setting, |queue| team.barrier(queue), team.barrier_blocking()),
+        (BenchOp::Sync, _) => calls!(setting, |queue| team.sync(queue), team.sync_blocking()),
         (BenchOp::Broadcast, Placement::OutOfPlace) => {
             let send = is_root.then_some(send);
-            calls!(*stream, |queue| team.broadcast(queue, send, recv, root), team.broadcast_blocking(send, recv, root))
+            calls!(setting, |queue| team.broadcast(queue, send, recv, root), team.broadcast_blocking(send, recv, root))
         }
         (BenchOp::Broadcast, Placement::InPlace) => {
-            calls!(*stream, |queue| team.broadcast_in_place(queue, recv, root), team.broadcast_in_place_blocking(recv, root))
+            calls!(setting, |queue| team.broadcast_in_place(queue, recv, root), team.broadcast_in_place_blocking(recv, root))
         }
         (BenchOp::AllGather, Placement::OutOfPlace) => {
-            calls!(*stream, |queue| team.all_gather(queue, send, recv), team.all_gather_blocking(send, recv))
+            calls!(setting, |queue| team.all_gather(queue, send, recv), team.all_gather_blocking(send, recv))
         }
         (BenchOp::AllGather, Placement::InPlace) => {
-            calls!(*stream, |queue| team.all_gather_in_place(queue, recv), team.all_gather_in_place_blocking(recv))
+            calls!(setting, |queue| team.all_gather_in_place(queue, recv), team.all_gather_in_place_blocking(recv))
         }
         (BenchOp::AllToAll, Placement::OutOfPlace) => {
-            calls!(*stream, |queue| team.all_to_all(queue, send, recv), team.all_to_all_blocking(send, recv))
+            calls!(setting, |queue| team.all_to_all(queue, send, recv), team.all_to_all_blocking(send, recv))
         }
         (BenchOp::AllToAll, Placement::InPlace) => {
-            calls!(*stream, |queue| team.all_to_all_in_place(queue, recv), team.all_to_all_in_place_blocking(recv))
+            calls!(setting, |queue| team.all_to_all_in_place(queue, recv), team.all_to_all_in_place_blocking(recv))
         }
         (BenchOp::AllToAllV, placement) => {
             let (sends, receives) = (vector_sends(counts.param, n_pes, rank), vector_receives(counts.param, n_pes, rank));
             let counts = Arc::new(VectorCounts::packed(sends, receives));
             match placement {
                 Placement::OutOfPlace => calls!(
-                    *stream,
+                    setting,
                     |queue| team.all_to_all_v(queue, send, recv, counts.clone()),
                     team.all_to_all_v_blocking(send, recv, counts.clone())
                 ),
                 Placement::InPlace => calls!(
-                    *stream,
+                    setting,
                     |queue| team.all_to_all_v_in_place(queue, recv, counts.clone()),
                     team.all_to_all_v_in_place_blocking(recv, counts.clone())
                 ),
@@ -163,12 +168,12 @@ where
             let parts = Arc::new(gathered_parts(counts.param, n_pes));
             match placement {
                 Placement::OutOfPlace => calls!(
-                    *stream,
+                    setting,
                     |queue| team.all_gather_v(queue, send, recv, parts.clone()),
                     team.all_gather_v_blocking(send, recv, parts.clone())
                 ),
                 Placement::InPlace => calls!(
-                    *stream,
+                    setting,
                     |queue| team.all_gather_v_in_place(queue, recv, parts.clone()),
                     team.all_gather_v_in_place_blocking(recv, parts.clone())
                 ),
@@ -176,23 +181,23 @@ where
         }
         (BenchOp::Gather, Placement::OutOfPlace) => {
             let recv = is_root.then_some(recv);
-            calls!(*stream, |queue| team.gather(queue, send, recv, root), team.gather_blocking(send, recv, root))
+            calls!(setting, |queue| team.gather(queue, send, recv, root), team.gather_blocking(send, recv, root))
         }
         (BenchOp::Gather, Placement::InPlace) => {
             let both = if is_root { recv } else { send };
-            calls!(*stream, |queue| team.gather_in_place(queue, both, root), team.gather_in_place_blocking(both, root))
+            calls!(setting, |queue| team.gather_in_place(queue, both, root), team.gather_in_place_blocking(both, root))
         }
         (BenchOp::Scatter, Placement::OutOfPlace) => {
             let send = is_root.then_some(send);
-            calls!(*stream, |queue| team.scatter(queue, send, recv, root), team.scatter_blocking(send, recv, root))
+            calls!(setting, |queue| team.scatter(queue, send, recv, root), team.scatter_blocking(send, recv, root))
         }
         (BenchOp::Scatter, Placement::InPlace) => {
-            calls!(*stream, |queue| team.scatter_in_place(queue, recv, root), team.scatter_in_place_blocking(recv, root))
+            calls!(setting, |queue| team.scatter_in_place(queue, recv, root), team.scatter_in_place_blocking(recv, root))
         }
         (BenchOp::SendRecv, _) => {
             let (next, before) = (Rank::new(((rank + 1) % n_pes) as u32), Rank::new(((rank + n_pes - 1) % n_pes) as u32));
             calls!(
-                *stream,
+                setting,
                 |queue| team.group(queue, |group| {
                     group.send(send, next)?;
                     group.recv(recv, before)
@@ -214,7 +219,7 @@ where
     T: Sample,
     for<'m> &'m M: StreamSource<T> + StreamDest<T>,
 {
-    let Setting { world, stream, nbi, view, send, recv } = setting;
+    let Setting { world, stream, nbi, view, send, recv, .. } = setting;
     let (team, peer) = (world.team(), Rank::new(1));
     if view.rank > 1 || (view.rank == 1 && view.op != BenchOp::PingPong) {
         return Box::new(|_| Ok(()));
@@ -226,15 +231,15 @@ where
     let mut made = 0u64;
     match view.op {
         BenchOp::Put => calls!(
-            *stream,
+            setting,
             |queue| team.put(queue, send, target, peer).and_then(|_| world.quiet(queue)),
             team.put_blocking(send, target, peer).and_then(|()| world.quiet_blocking())
         ),
-        BenchOp::Get => calls!(*stream, |queue| team.get(queue, target, recv, peer), team.get_blocking(target, recv, peer)),
+        BenchOp::Get => calls!(setting, |queue| team.get(queue, target, recv, peer), team.get_blocking(target, recv, peer)),
         BenchOp::PutSignal => {
             let signal = first_signal(word);
             calls!(
-                *stream,
+                setting,
                 |queue| team.put_signal(queue, send, target, signal.add(1), peer).and_then(|_| world.quiet(queue)),
                 team.put_signal_blocking(send, target, signal.add(1), peer).and_then(|()| world.quiet_blocking())
             )
@@ -242,13 +247,13 @@ where
         BenchOp::PutStrided => {
             let strides = every_other(view);
             calls!(
-                *stream,
+                setting,
                 |queue| team.put_strided(queue, send, target, strides, peer).and_then(|_| world.quiet(queue)),
                 team.put_strided_blocking(send, target, strides, peer).and_then(|()| world.quiet_blocking())
             )
         }
         BenchOp::P => calls!(
-            *stream,
+            setting,
             |queue| {
                 made += 1;
                 team.p(queue, target, 0, T::from_bits64(made), peer).and_then(|_| world.quiet(queue))

@@ -6,13 +6,19 @@
 //!   operands.rs    buffers of one case, by their types
 //!   calls.rs       the calls that are timed
 //!   memory.rs      filling and comparing
+//!   compare.rs     a PE that alternates several libraries
+//!   own.rs         the portable API on GPUs as one of them
 //! ```
 //! The PEs that use NCCL or NVSHMEM directly are in `crate::cuda`.
 
 pub mod calls;
+#[cfg(feature = "cuda")]
+mod compare;
 pub mod measure;
 pub mod memory;
 pub mod operands;
+#[cfg(feature = "cuda")]
+mod own;
 mod portable;
 
 use crate::cuda::{self, Failure};
@@ -33,6 +39,8 @@ pub fn main(config: &str) -> u8 {
         }
     };
     let result: Result<(), Failure> = match config.backend {
+        #[cfg(feature = "cuda")]
+        BackendName::Cuda if !config.compare.is_empty() => compare::run(&config),
         BackendName::Nccl => cuda::nccl_pe(&config),
         BackendName::Nvshmem => cuda::nvshmem_pe(&config),
         BackendName::Host if config.threads => portable::run_on_threads(&config).map_err(Into::into),

@@ -131,6 +131,7 @@ impl<'a, T: Sample, M: Memory<T>, W> Typed<'a, T, M, W> {
         let setting = Setting {
             world,
             stream,
+            waits: config.compare.is_empty(),
             nbi: config.nbi,
             view,
             send: buffers.send.range(0..send_len)?,

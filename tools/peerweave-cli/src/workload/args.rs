@@ -73,9 +73,18 @@ pub struct BenchArgs {
     /// Run the PEs as threads of one process
     #[arg(long)]
     pub threads: bool,
-    /// Capture this many calls into a CUDA graph and time its replays; not with --backend host
-    #[arg(short = 'G', long, value_name = "CALLS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// Capture this many calls (default: 20) into a CUDA graph and time its replays; not with
+    /// --backend host
+    #[arg(short = 'G', long, visible_alias = "graphs", value_name = "CALLS", num_args = 0..=1, require_equals = false,
+        default_missing_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub graph: Option<u32>,
+    /// Measure other libraries too, alternated with own kernels in one run: nccl, nccl-window,
+    /// nvshmem, or own:WAY for a way of PEERWEAVE_ROUTE; only with --backend cuda
+    #[arg(long, value_name = "CONTENDERS", value_delimiter = ',', value_parser = parse_contender, conflicts_with_all = ["window", "nbi", "each", "dirty", "threads"])]
+    pub compare: Vec<Contender>,
+    /// Bus bandwidth of the hardware in GB/s, which the plot of a comparison shows as a line
+    #[arg(long, value_name = "GB/S", requires = "compare", value_parser = parse_limit)]
+    pub limit: Option<f64>,
     /// Register the buffers as symmetric windows, which NCCL's kernels access directly; only with
     /// --backend nccl
     #[arg(long)]
@@ -159,6 +168,33 @@ pub enum BackendName {
     Nvshmem,
 }
 
+/// A contender of a comparison.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Contender {
+    /// The portable API on GPUs: by the route of the table, or by this way.
+    Own(Option<String>),
+    /// NCCL, with buffers of its allocator.
+    Nccl,
+    /// NCCL, with buffers that are symmetric windows.
+    NcclWindow,
+    /// The host API of NVSHMEM.
+    Nvshmem,
+}
+
+impl Contender {
+    /// Returns the name in options and results.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Own(None) => "own".to_owned(),
+            Self::Own(Some(way)) => format!("own:{way}"),
+            Self::Nccl => "nccl".to_owned(),
+            Self::NcclWindow => "nccl-window".to_owned(),
+            Self::Nvshmem => "nvshmem".to_owned(),
+        }
+    }
+}
+
 /// Clock for the measurement.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -227,6 +263,25 @@ fn parse_redops(text: &str) -> Result<ReduceOps, String> {
 
 fn parse_factor(text: &str) -> Result<u32, String> {
     text.parse().ok().filter(|factor| *factor >= 2).ok_or_else(|| "expected an integer of at least 2".to_owned())
+}
+
+fn parse_contender(text: &str) -> Result<Contender, String> {
+    let known = "expected nccl, nccl-window, nvshmem, own, or own:WAY";
+    Ok(match text.split_once(':') {
+        Some(("own", way)) if !way.is_empty() => Contender::Own(Some(way.to_owned())),
+        None if text == "own" => Contender::Own(None),
+        None if text == "nccl" => Contender::Nccl,
+        None if text == "nccl-window" => Contender::NcclWindow,
+        None if text == "nvshmem" => Contender::Nvshmem,
+        _ => return Err(format!("{text:?} is not a contender, {known}")),
+    })
+}
+
+fn parse_limit(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|limit: &f64| limit.is_finite() && *limit > 0.0)
+        .ok_or_else(|| "expected a number above 0".to_owned())
 }
 
 fn parse_root(text: &str) -> Result<Root, String> {

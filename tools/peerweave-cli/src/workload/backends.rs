@@ -13,6 +13,7 @@ pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(),
     if args.window && args.backend != BackendName::Nccl {
         return Err("--window is supported only with --backend nccl".to_owned());
     }
+    check_comparison(args)?;
     if args.explain && args.backend != BackendName::Cuda {
         return Err("--explain is supported only with --backend cuda".to_owned());
     }
@@ -26,6 +27,35 @@ pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(),
         BackendName::Nccl => check_nccl(args, redops),
         BackendName::Nvshmem => check_nvshmem(args, redops),
     }
+}
+
+/// Returns an error for options that a comparison does not support.
+fn check_comparison(args: &BenchArgs) -> Result<(), String> {
+    if args.compare.is_empty() {
+        return Ok(());
+    }
+    let op = args.op;
+    let lacks = |dtype: &DType| !is_compared(op, *dtype);
+    for (given, why) in [
+        (args.backend != BackendName::Cuda, "is supported only with --backend cuda".to_owned()),
+        (!op.has_route() && op != BenchOp::SendRecv, format!("is not supported by {}", op.name())),
+        (args.buffers == Buffers::Private, "requires --buffers symmetric".to_owned()),
+        (
+            args.datatype.0.len() == 1 && args.datatype.0.iter().any(lacks),
+            "has no reduction of 8-bit floats and 16-bit integers".to_owned(),
+        ),
+    ] {
+        if given {
+            return Err(format!("--compare {why}"));
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a comparison has the operation for elements of a type: not every contender
+/// reduces 8-bit floats and 16-bit integers.
+pub(super) fn is_compared(op: BenchOp, dtype: DType) -> bool {
+    !op.reduces() || !matches!(dtype, DType::F8E4M3 | DType::F8E5M2 | DType::I16 | DType::U16)
 }
 
 /// Returns whether a backend has the element type.
@@ -65,7 +95,7 @@ pub(super) fn clock(args: &BenchArgs) -> Result<Clock, String> {
 fn check_cuda(args: &BenchArgs) -> Result<(), String> {
     for (given, option) in [
         (args.dirty, "--dirty is supported only with --backend host"),
-        (args.graph.is_some(), "--graph is not supported yet"),
+        (args.graph.is_some() && args.compare.is_empty(), "--graph is supported only with --compare (such as --compare own)"),
         (args.threads, "--threads is not supported, because a GPU belongs to one process"),
     ] {
         if given {

@@ -6,8 +6,8 @@
 use peerweave_types::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-use super::args::{BackendName, BenchArgs, Buffers, Clock, Root};
-use super::backends::{check_backend, clock, has_reduction, has_type};
+use super::args::{BackendName, BenchArgs, Buffers, Clock, Contender, Root};
+use super::backends::{check_backend, clock, has_reduction, has_type, is_compared};
 use super::binding::Bind;
 use super::geometry::Placement;
 use super::op::{BenchOp, Counts};
@@ -60,6 +60,8 @@ pub struct Config {
     pub each: bool,
     /// Whether PE 0 explains how each call is carried out.
     pub explain: bool,
+    /// The contenders of a comparison, own kernels first; empty if there is none.
+    pub compare: Vec<Contender>,
     /// Clock for the measurement.
     pub clock: Clock,
 }
@@ -114,6 +116,7 @@ impl Config {
             nbi: false,
             each: false,
             explain: false,
+            compare: Vec::new(),
             clock: Clock::Wall,
         }
     }
@@ -130,8 +133,8 @@ impl Config {
         }
         let mut dtypes = if op.has_type() { args.datatype.0.clone() } else { vec![DType::I64] };
         if dtypes.len() > 1 {
-            // `all` means all types of the backend.
-            dtypes.retain(|dtype| has_type(args.backend, *dtype));
+            // `all` means all types of the backend, and of a comparison.
+            dtypes.retain(|dtype| has_type(args.backend, *dtype) && (args.compare.is_empty() || is_compared(op, *dtype)));
         }
         if let Some(dtype) = dtypes.iter().find(|dtype| !has_type(args.backend, **dtype)) {
             return Err(format!("{} of {dtype} is not supported by this backend", op.name()));
@@ -175,7 +178,12 @@ impl Config {
             roots,
             iters: args.iters,
             batch_ms: args.batch_ms,
-            batches: args.batches.unwrap_or(if args.iters.is_some() { 1 } else { 7 }),
+            batches: args.batches.unwrap_or(match (args.iters, args.compare.is_empty()) {
+                (Some(_), true) => 1,
+                (None, true) => 7,
+                // Enough for a percentile.
+                (_, false) => 25,
+            }),
             warmup: args.warmup,
             dirty: args.dirty,
             check: args.check == 1 && !args.no_check,
@@ -189,12 +197,17 @@ impl Config {
             nbi: args.nbi,
             each: args.each,
             explain: args.explain,
+            compare: contenders(args),
             clock,
         })
     }
 
     /// Returns whether the in-place form is measured too.
     pub fn has_in_place(&self) -> bool {
+        if !self.compare.is_empty() {
+            // Not every contender has the same forms.
+            return false;
+        }
         match self.backend {
             BackendName::Host | BackendName::Cuda => self.op.has_in_place(),
             // NCCL has no in-place exchanges.
@@ -224,14 +237,16 @@ impl Config {
 
     /// Returns a description of the calls.
     pub fn calls_name(&self) -> String {
-        let mut name = match (self.graph, self.stream || matches!(self.backend, BackendName::Nccl | BackendName::Nvshmem)) {
-            (Some(calls), _) => format!("graphs of {calls}"),
-            (None, true) if self.op == BenchOp::G => "blocking".to_owned(),
-            (None, true) if self.nbi => "stream-ordered, nbi".to_owned(),
-            (None, true) => "stream-ordered".to_owned(),
-            (None, false) if self.nbi => "blocking, nbi".to_owned(),
-            (None, false) => "blocking".to_owned(),
-        };
+        let is_compared = !self.compare.is_empty();
+        let mut name =
+            match (self.graph, self.stream || is_compared || matches!(self.backend, BackendName::Nccl | BackendName::Nvshmem)) {
+                (Some(calls), _) => format!("graphs of {calls}"),
+                (None, true) if self.op == BenchOp::G => "blocking".to_owned(),
+                (None, true) if self.nbi => "stream-ordered, nbi".to_owned(),
+                (None, true) => "stream-ordered".to_owned(),
+                (None, false) if self.nbi => "blocking, nbi".to_owned(),
+                (None, false) => "blocking".to_owned(),
+            };
         if self.each {
             name.push_str(", each by itself");
         }
@@ -260,6 +275,18 @@ impl Config {
         }
         cases
     }
+}
+
+/// Returns the contenders that the options name, without repetitions, own kernels first.
+fn contenders(args: &BenchArgs) -> Vec<Contender> {
+    let mut all = Vec::new();
+    let own = (!args.compare.is_empty()).then_some(Contender::Own(None));
+    for contender in own.into_iter().chain(args.compare.iter().cloned()) {
+        if !all.contains(&contender) {
+            all.push(contender);
+        }
+    }
+    all
 }
 
 /// Returns each item as `Some`, or a single `None` if there are no items.

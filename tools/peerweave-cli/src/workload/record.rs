@@ -19,6 +19,37 @@ pub enum Record {
     Measured(Measured),
     /// A text about the lines that follow.
     Note(Note),
+    /// The contenders of a comparison that can be measured.
+    Contenders(Contenders),
+    /// A PE has measured one contender of one line of a comparison.
+    Compared(Compared),
+}
+
+/// The contenders of a comparison.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Contenders {
+    /// Names and versions of those that are measured, in the order of the columns.
+    pub present: Vec<(String, String)>,
+    /// Names of the others, with the reason.
+    pub absent: Vec<(String, String)>,
+}
+
+/// Measurement of one contender by one PE.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Compared {
+    /// Index of the PE.
+    pub pe: usize,
+    /// Index of the line of the table.
+    pub row: usize,
+    /// Name of the contender.
+    pub contender: String,
+    /// Calls per batch.
+    pub iters: u64,
+    /// Time per call in microseconds, for each batch; empty if the contender does not have the
+    /// call.
+    pub batch_us: Vec<f64>,
+    /// Number of wrong elements; `None` if results were not checked.
+    pub wrong: Option<u64>,
 }
 
 /// A text for the table.

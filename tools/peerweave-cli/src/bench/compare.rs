@@ -1,0 +1,441 @@
+//! The result of a comparison: several libraries measured in one run. Prints a line for each size
+//! with the median and the 99th percentile of each contender and the ratio of own kernels to it, and
+//! writes JSON and a plot.
+//!
+//! Invariant: a line is complete when every PE has reported every contender.
+
+use serde_json::{Value, json};
+
+use super::plot::{self, PlotError, Series};
+use super::report::median;
+use crate::launch::rendezvous::JobRendezvous;
+use crate::launch::{Observer, Output, Source, Target};
+use crate::machine::Machine;
+use crate::workload::config::{Case, Config};
+use crate::workload::record::{Compared, Contenders, Ready, Record};
+use peerweave_types::ReduceOp;
+
+/// Version of the JSON document.
+const VERSION: u32 = 1;
+
+/// Times of one contender in one line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cell {
+    /// Name of the contender.
+    pub contender: String,
+    /// Median of the batches, in microseconds per call of the slowest PE; `None` if the contender
+    /// does not have the call.
+    pub p50_us: Option<f64>,
+    /// 99th percentile of the batches.
+    pub p99_us: Option<f64>,
+    /// Microseconds per call of the slowest PE, for each batch.
+    pub batch_us: Vec<f64>,
+    /// Calls per batch.
+    pub iters: u64,
+    /// Bus bandwidth in GB/s.
+    pub bus_bw: f64,
+    /// Number of wrong elements on all PEs; `None` if results were not checked.
+    pub wrong: Option<u64>,
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// Case that this line shows.
+    pub case: Case,
+    /// A cell for each contender.
+    pub cells: Vec<Cell>,
+}
+
+impl Line {
+    /// Returns the median of a contender.
+    pub fn p50_us(&self, contender: &str) -> Option<f64> {
+        self.cells.iter().find(|cell| cell.contender == contender)?.p50_us
+    }
+
+    /// Returns the time of own kernels by the least time of the other libraries.
+    pub fn ratio_to_best(&self) -> Option<f64> {
+        let others = self.cells.iter().filter(|cell| !is_own(&cell.contender)).filter_map(|cell| cell.p50_us);
+        let best = others.fold(f64::INFINITY, f64::min);
+        self.p50_us("own").filter(|_| best.is_finite()).map(|own| own / best)
+    }
+}
+
+fn is_own(contender: &str) -> bool {
+    contender == "own" || contender.starts_with("own:")
+}
+
+/// Records of a comparison so far.
+#[derive(Debug)]
+pub struct Comparison {
+    config: Config,
+    cases: Vec<Case>,
+    ready: Vec<Ready>,
+    contenders: Contenders,
+    pending: Vec<Compared>,
+    lines: Vec<Line>,
+}
+
+/// Effect of a record.
+#[derive(Debug, PartialEq)]
+pub enum News {
+    /// Nothing is printed.
+    Nothing,
+    /// The contenders are known.
+    Header,
+    /// This line is complete.
+    Line(Line),
+    /// A text about the next line.
+    Note(String),
+}
+
+impl Comparison {
+    /// Creates an empty comparison.
+    pub fn new(config: &Config) -> Self {
+        let contenders = Contenders { present: Vec::new(), absent: Vec::new() };
+        let (pending, lines) = (Vec::new(), Vec::new());
+        Self { cases: config.cases(), config: config.clone(), ready: Vec::new(), contenders, pending, lines }
+    }
+
+    /// Returns the complete lines.
+    pub fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+
+    /// Returns the contenders.
+    pub fn contenders(&self) -> &Contenders {
+        &self.contenders
+    }
+
+    /// Returns the number of wrong elements of all cells.
+    pub fn wrong(&self) -> u64 {
+        self.lines.iter().flat_map(|line| &line.cells).filter_map(|cell| cell.wrong).sum()
+    }
+
+    /// Adds a record.
+    pub fn take(&mut self, record: Record) -> News {
+        match record {
+            Record::Ready(ready) => {
+                self.ready.push(ready);
+                self.ready.sort_by_key(|ready| ready.pe);
+                News::Nothing
+            }
+            Record::Contenders(contenders) => {
+                self.contenders = contenders;
+                News::Header
+            }
+            Record::Note(note) => News::Note(note.text),
+            Record::Measured(_) => News::Nothing,
+            Record::Compared(one) => {
+                let row = one.row;
+                self.pending.push(one);
+                let present = self.contenders.present.len() * self.config.n_pes;
+                let found = self.pending.iter().filter(|one| one.row == row).count();
+                if present == 0 || found < present {
+                    return News::Nothing;
+                }
+                let (of_row, rest) = std::mem::take(&mut self.pending).into_iter().partition(|one| one.row == row);
+                self.pending = rest;
+                let line = self.line(row, of_row);
+                self.lines.push(line.clone());
+                News::Line(line)
+            }
+        }
+    }
+
+    fn line(&self, row: usize, records: Vec<Compared>) -> Line {
+        let case = self.cases[row];
+        let cells = self.contenders.present.iter().map(|(contender, _)| {
+            let of_it: Vec<&Compared> = records.iter().filter(|one| one.contender == *contender).collect();
+            self.cell(&case, contender, &of_it)
+        });
+        Line { case, cells: cells.collect() }
+    }
+
+    /// Combines the records of all PEs about one contender.
+    fn cell(&self, case: &Case, contender: &str, records: &[&Compared]) -> Cell {
+        let batches = records.iter().map(|one| one.batch_us.len()).min().unwrap_or(0);
+        let slowest = |batch: usize| records.iter().map(|one| one.batch_us[batch]).fold(0.0, f64::max);
+        let batch_us: Vec<f64> = (0..batches).map(slowest).collect();
+        let p50_us = median(&batch_us);
+        let seconds = p50_us.unwrap_or(0.0) / 1e6;
+        let (_, bus_bw) = self.config.op.bandwidth(case.counts, case.dtype.size_bytes(), seconds, self.config.n_pes);
+        Cell {
+            contender: contender.to_owned(),
+            p50_us,
+            p99_us: percentile(&batch_us, 99),
+            batch_us,
+            iters: records.first().map_or(0, |one| one.iters),
+            bus_bw,
+            wrong: records.iter().map(|one| one.wrong).sum(),
+        }
+    }
+
+    /// Returns the lines before the first result.
+    pub fn header(&self) -> Vec<String> {
+        let Config { op, n_pes, batches, .. } = &self.config;
+        let compute = self.ready.first().map_or("?", |ready| &ready.compute);
+        let mut lines = vec![
+            format!("# peerweave version {} compares {}, {n_pes} PEs, {compute}", env!("CARGO_PKG_VERSION"), op.name()),
+            format!("# {}, out of place; {batches} batches of each, alternated; microseconds per call", self.config.calls_name()),
+        ];
+        lines.extend(self.contenders.present.iter().map(|(name, version)| format!("# {name}: {version}")));
+        lines.extend(self.contenders.absent.iter().map(|(name, why)| format!("# {name} is not measured: {why}")));
+        lines.push(format!(
+            "#{:>12}  {:>9}  {:>6}{}",
+            "size",
+            "type",
+            "redop",
+            self.columns("p50", "p99", "own/it") + "  own/best   wrong"
+        ));
+        lines
+    }
+
+    fn columns(&self, p50: &str, p99: &str, ratio: &str) -> String {
+        let names = self.contenders.present.iter().map(|(name, _)| {
+            let last = if name == "own" { String::new() } else { format!("  {ratio:>6}") };
+            format!("  {:>width$}  {p99:>9}{last}", format!("{name} {p50}"), width = width(name))
+        });
+        names.collect()
+    }
+
+    /// Returns the text of a line.
+    pub fn text(&self, line: &Line) -> String {
+        let Line { case, cells } = line;
+        let redop = case.redop.map_or("none", ReduceOp::name);
+        let mut text = format!("{:>13}  {:>9}  {redop:>6}", case.size_bytes(), case.dtype.name());
+        let number = |value: Option<f64>| value.map_or("N/A".to_owned(), |value| format!("{value:.2}"));
+        for cell in cells {
+            text += &format!("  {:>width$}  {:>9}", number(cell.p50_us), number(cell.p99_us), width = width(&cell.contender));
+            if cell.contender != "own" {
+                let ratio = line.p50_us("own").zip(cell.p50_us).map(|(own, other)| own / other);
+                text += &format!("  {:>6}", number(ratio));
+            }
+        }
+        let wrong: Option<u64> = cells.iter().map(|cell| cell.wrong).sum();
+        text + &format!("  {:>8}  {:>6}", number(line.ratio_to_best()), wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string()))
+    }
+
+    /// Returns the lines after the last result.
+    pub fn footer(&self) -> Vec<String> {
+        let wrong = self.wrong();
+        let verdict = match () {
+            () if !self.config.check => "UNCHECKED",
+            () if wrong > 0 => "FAILED",
+            () => "OK",
+        };
+        vec![format!("# Wrong values : {wrong} {verdict}")]
+    }
+
+    /// Returns the JSON document.
+    pub fn document(&self, machine: &Machine, times: [&str; 2]) -> Value {
+        let named = |list: &[(String, String)], what: &str| -> Vec<Value> {
+            list.iter().map(|(name, text)| json!({ "name": name, what: text })).collect()
+        };
+        let command: Vec<String> = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
+        json!({
+            "version": VERSION,
+            "args": command,
+            "start_time": times[0],
+            "end_time": times[1],
+            "peerweave_version": env!("CARGO_PKG_VERSION"),
+            "debug_assertions": cfg!(debug_assertions),
+            "operation": self.config.op.name(),
+            "n_pes": self.config.n_pes,
+            "calls": self.config.calls_name(),
+            "batches": self.config.batches,
+            "compute": self.ready.first().map(|ready| &ready.compute),
+            "machine": machine,
+            "contenders": named(&self.contenders.present, "version"),
+            "not_measured": named(&self.contenders.absent, "why"),
+            "wrong": self.wrong(),
+            "checked": self.config.check,
+            "results": self.lines.iter().map(|line| json!({
+                "size": line.case.size_bytes(),
+                "count": line.case.counts.param,
+                "type": line.case.dtype.name(),
+                "redop": line.case.redop.map_or("none", ReduceOp::name),
+                "root": line.case.root,
+                "own_to_best": line.ratio_to_best(),
+                "cells": line.cells.iter().map(|cell| json!({
+                    "contender": cell.contender,
+                    "p50_us": cell.p50_us,
+                    "p99_us": cell.p99_us,
+                    "bus_bw": cell.bus_bw,
+                    "times_us": cell.batch_us,
+                    "iterations": cell.iters,
+                    "wrong": cell.wrong,
+                })).collect::<Vec<_>>(),
+            })).collect::<Vec<_>>(),
+        })
+    }
+
+    /// Returns the plot: time and bus bandwidth against size, a line for each contender and for
+    /// `limit`, the bus bandwidth of the hardware in GB/s.
+    ///
+    /// # Errors
+    /// [`PlotError`].
+    pub fn svg(&self, subtitle: &str, limit: Option<f64>) -> Result<String, PlotError> {
+        let types = self.config.dtypes.len() * self.config.redops.len().max(1) * self.config.roots.len().max(1);
+        let mut all: Vec<Series> = Vec::new();
+        for line in &self.lines {
+            let size = line.case.size_bytes() as f64;
+            for cell in &line.cells {
+                let Some(p50_us) = cell.p50_us else { continue };
+                let name = match types {
+                    1 => cell.contender.clone(),
+                    _ => format!("{}, {} {}", cell.contender, line.case.dtype.name(), line.case.redop.map_or("", ReduceOp::name)),
+                };
+                plot::add(&mut all, &name, (size, cell.bus_bw, p50_us));
+            }
+            if let Some(limit) = limit {
+                let Case { counts, dtype, .. } = line.case;
+                let (_, in_a_second) = self.config.op.bandwidth(counts, dtype.size_bytes(), 1.0, self.config.n_pes);
+                plot::add(&mut all, &format!("limit, {limit} GB/s"), (size, limit, in_a_second / limit * 1e6));
+            }
+        }
+        plot::drawn(
+            &all,
+            &format!("{}, {} PEs, {}", self.config.op.name(), self.config.n_pes, self.config.calls_name()),
+            subtitle,
+        )
+    }
+}
+
+/// Returns the width of a contender's first column.
+fn width(contender: &str) -> usize {
+    (contender.len() + 4).max(10)
+}
+
+/// Returns a percentile of values by the nearest rank.
+pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied()
+}
+
+/// Reads the records of the PEs, and prints each line when it is complete.
+pub(super) struct Reporter {
+    pub(super) rendezvous: JobRendezvous,
+    pub(super) comparison: Comparison,
+    /// Whether lines are printed.
+    pub(super) is_printed: bool,
+}
+
+impl Observer for Reporter {
+    fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output) {
+        let record = match source {
+            Source::Stdout => serde_json::from_slice::<Record>(line).ok(),
+            Source::Stderr => None,
+        };
+        let Some(record) = record else {
+            output.line(Target::Stderr, format!("[{pe}] ").as_bytes(), line);
+            return;
+        };
+        let lines = match self.comparison.take(record) {
+            News::Nothing => Vec::new(),
+            News::Header => self.comparison.header(),
+            News::Note(text) => vec![format!("# {text}")],
+            News::Line(line) => vec![self.comparison.text(&line)],
+        };
+        for line in lines.iter().filter(|_| self.is_printed) {
+            output.line(Target::Stdout, b"", line.as_bytes());
+        }
+    }
+
+    fn failed(&mut self, pe: usize, why: &str) -> Option<usize> {
+        self.rendezvous.report_lost(pe, why)
+    }
+
+    fn name(&self) -> &'static str {
+        "peerweave bench"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::report::testing::{config, ready};
+    use crate::workload::args::Contender;
+    use crate::workload::op::BenchOp;
+
+    fn comparison() -> Comparison {
+        let mut config = config(BenchOp::AllReduce, 2, &[1024, 1 << 20]);
+        config.compare = vec![Contender::Own(None), Contender::Nccl, Contender::Nvshmem];
+        let mut comparison = Comparison::new(&config);
+        assert_eq!(comparison.take(ready(0)), News::Nothing);
+        let pair = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+        let present = vec![pair("own", "peerweave 0"), pair("nccl", "NCCL 2.28.9")];
+        let absent = vec![pair("nvshmem", "libnvshmem_host.so.3 was not found")];
+        assert_eq!(comparison.take(Record::Contenders(Contenders { present, absent })), News::Header);
+        comparison
+    }
+
+    fn compared(pe: usize, row: usize, contender: &str, batch_us: &[f64], wrong: u64) -> Record {
+        let (contender, batch_us) = (contender.to_owned(), batch_us.to_vec());
+        Record::Compared(Compared { pe, row, contender, iters: 20, batch_us, wrong: Some(wrong) })
+    }
+
+    fn filled() -> (Comparison, Line) {
+        let mut comparison = comparison();
+        for row in 0..2 {
+            comparison.take(compared(0, row, "own", &[2.0, 2.0, 8.0], 0));
+            comparison.take(compared(1, row, "own", &[1.0, 3.0, 1.0], 1));
+            comparison.take(compared(0, row, "nccl", &[6.0, 6.0, 6.0], 0));
+            let News::Line(_) = comparison.take(compared(1, row, "nccl", &[5.0, 7.0, 5.0], 0)) else { panic!() };
+        }
+        let line = comparison.lines()[0].clone();
+        (comparison, line)
+    }
+
+    #[test]
+    fn line_has_median_percentile_and_ratio_of_the_slowest_pe() {
+        let (comparison, line) = filled();
+        assert_eq!(line.cells[0].batch_us, [2.0, 3.0, 8.0]);
+        assert_eq!((line.cells[0].p50_us, line.cells[0].p99_us, line.cells[0].wrong), (Some(3.0), Some(8.0), Some(1)));
+        assert_eq!((line.cells[1].p50_us, line.ratio_to_best()), (Some(6.0), Some(0.5)));
+        assert_eq!(
+            comparison.text(&line),
+            "         1024      float     sum        3.00       8.00        6.00       7.00    0.50      0.50       1"
+                .replace("       8.00 ", "       8.00 ")
+        );
+        assert_eq!(comparison.footer(), ["# Wrong values : 2 FAILED"]);
+        let header = comparison.header();
+        assert!(header.contains(&"# nvshmem is not measured: libnvshmem_host.so.3 was not found".to_owned()), "{header:?}");
+        assert_eq!(header.last().unwrap().len(), comparison.text(&line).len(), "columns are aligned: {header:?}");
+    }
+
+    #[test]
+    fn contender_without_the_call_has_no_time() {
+        let mut comparison = comparison();
+        for pe in 0..2 {
+            comparison.take(compared(pe, 0, "own", &[2.0], 0));
+        }
+        comparison.take(compared(0, 0, "nccl", &[], 0));
+        let News::Line(line) = comparison.take(compared(1, 0, "nccl", &[], 0)) else { panic!() };
+        assert_eq!((line.cells[1].p50_us, line.ratio_to_best()), (None, None));
+        assert!(comparison.text(&line).contains("N/A"), "{}", comparison.text(&line));
+    }
+
+    #[test]
+    fn document_and_plot_have_every_contender() {
+        let (comparison, _) = filled();
+        let document = comparison.document(&Machine::look(), ["a", "b"]);
+        assert_eq!(document["results"][1]["cells"][1]["p50_us"], 6.0);
+        assert_eq!(document["results"][1]["own_to_best"], 0.5);
+        assert_eq!(document["not_measured"][0]["name"], "nvshmem");
+        assert_eq!((&document["wrong"], &document["contenders"][1]["version"]), (&json!(2), &json!("NCCL 2.28.9")));
+        let text = comparison.svg("a machine", Some(450.0)).unwrap();
+        for word in ["own", "nccl", "limit, 450 GB/s", "a machine", "bus bandwidth (GB/s)", "time per call"] {
+            assert!(text.contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn percentile_is_the_nearest_rank() {
+        let values: Vec<f64> = (1..=200).map(f64::from).collect();
+        assert_eq!((percentile(&values, 99), percentile(&values, 50)), (Some(198.0), Some(100.0)));
+        assert_eq!((percentile(&[4.0, 2.0], 99), percentile(&[], 99)), (Some(4.0), None));
+    }
+}

@@ -1,0 +1,194 @@
+//! `peerweave bench --compare` over fakes of the driver, NCCL and NVSHMEM: real processes, checked
+//! results, libraries that are missing.
+//!
+//! A copy of this program is the command, and a PE of it, because the fake driver runs kernels that
+//! the process has registered.
+#![cfg(target_os = "linux")]
+
+#[path = "../../../crates/peerweave-cuda/tests/common/mod.rs"]
+mod common;
+
+use std::os::unix::fs::symlink;
+use std::process::{Command, ExitCode, Output, Stdio};
+
+use peerweave_tests::named;
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn main() -> ExitCode {
+    match std::env::args().nth(1).as_deref() {
+        Some("bench-pe") => {
+            common::register();
+            peerweave_cli::main()
+        }
+        Some("bench" | "guard") => peerweave_cli::main(),
+        _ => peerweave_tests::main(
+            &[],
+            named![
+                own_kernels_and_libraries_are_compared_with_right_values,
+                graphs_of_calls_alternate,
+                chosen_ways_are_contenders_where_the_call_permits_them,
+                missing_libraries_are_reported_and_the_rest_is_measured,
+                pes_that_share_a_gpu_are_compared_without_nccl,
+                wrong_options_are_refused
+            ],
+        ),
+    }
+}
+
+/// A directory with fakes, under the names of the real libraries.
+struct Machine(TempDir);
+
+impl Machine {
+    fn with(libraries: &[(&str, &str)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let cuda = [("peerweave-fake-cuda", "libcuda.so.1"), ("peerweave-fake-cuda", "libcuda.so")];
+        for (package, name) in cuda.iter().chain(libraries) {
+            symlink(peerweave_fakes::library(package), directory.path().join(name)).unwrap();
+        }
+        Self(directory)
+    }
+
+    fn with_all() -> Self {
+        let plugins = ["uid", "mpi", "pmi", "pmi2", "pmix", "shmem"].map(|plugin| format!("nvshmem_bootstrap_{plugin}.so.3"));
+        let mut all = vec![("peerweave-fake-nccl", "libnccl.so.2"), ("peerweave-fake-nvshmem", "libnvshmem_host.so.3")];
+        all.extend(plugins.iter().map(|name| ("peerweave-fake-nvshmem", name.as_str())));
+        Self::with(&all)
+    }
+
+    fn run(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["bench"]).args(arguments).args(["--timeout", "120"]).stdin(Stdio::null());
+        command.env_remove("PEERWEAVE_PE").env("LD_LIBRARY_PATH", self.0.path()).env("PEERWEAVE_HEAP_BYTES", "32M");
+        command.env("PEERWEAVE_NCCL_PATH", self.0.path()).env("PEERWEAVE_NVSHMEM_PATH", self.0.path());
+        command.env("PEERWEAVE_FAKE_NCCL_DIR", self.0.path()).env("NVSHMEM_REMOTE_TRANSPORT", "none");
+        command.env("PEERWEAVE_MULTICAST", "off").env("NCCL_NVLS_ENABLE", "0").envs(variables.iter().copied());
+        command.output().unwrap()
+    }
+
+    /// Runs a short comparison of two PEs. Returns the JSON document and the output.
+    fn document(&self, op: &str, compare: &str, more: &[&str], variables: &[(&str, &str)]) -> (Value, String) {
+        let path = self.0.path().join("result.json");
+        let fixed = [op, "--backend", "cuda", "-n", "2", "-f", "4", "--iters", "2", "--batches", "3"];
+        let sizes = if more.contains(&"-b") { &[][..] } else { &["-b", "1K", "-e", "4K"] };
+        let files = ["-w", "1", "--compare", compare, "--json", path.to_str().unwrap()];
+        let output = self.run(&[&fixed[..], &files, sizes, more].concat(), variables);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{op}: {out}\n{err}");
+        (serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap(), out)
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Returns the contenders of a document that were measured in every line, after checking the lines.
+fn measured(document: &Value) -> Vec<String> {
+    assert_eq!((&document["wrong"], &document["checked"]), (&Value::from(0), &Value::from(true)), "{document}");
+    let mut all: Option<Vec<String>> = None;
+    let results = document["results"].as_array().unwrap();
+    assert_eq!(results.len(), 2, "{document}");
+    for line in results {
+        let cells = line["cells"].as_array().unwrap();
+        let names = cells.iter().filter(|cell| cell["p50_us"].as_f64().is_some_and(|time| time > 0.0));
+        let names: Vec<String> = names.map(|cell| cell["contender"].as_str().unwrap().to_owned()).collect();
+        assert!(cells.iter().all(|cell| cell["wrong"].is_null() || cell["wrong"] == 0), "{document}");
+        assert!(all.as_ref().is_none_or(|all| *all == names), "{document}");
+        all = Some(names);
+    }
+    all.unwrap_or_default()
+}
+
+fn own_kernels_and_libraries_are_compared_with_right_values() {
+    let machine = Machine::with_all();
+    for (op, type_name, expected) in [
+        ("all-reduce", "bfloat16", &["own", "nccl", "nccl-window", "nvshmem"][..]),
+        ("all-to-all", "float", &["own", "nccl", "nccl-window", "nvshmem"]),
+        ("reduce", "int32", &["own", "nccl", "nccl-window"]),
+        ("send-recv", "float", &["own", "nccl", "nccl-window"]),
+    ] {
+        let plot = machine.0.path().join("plot.svg");
+        let more = ["-d", type_name, "--explain", "--plot", plot.to_str().unwrap(), "--limit", "450"];
+        let more = if op == "send-recv" { &[&more[..2], &more[3..]].concat()[..] } else { &more[..] };
+        let (document, out) = machine.document(op, "nvshmem,nccl,nccl-window", more, &[]);
+        let mut found = measured(&document);
+        found.sort();
+        let mut expected = expected.to_vec();
+        expected.sort_unstable();
+        assert_eq!(found, expected, "{op}: {out}");
+        assert_eq!(document["contenders"][0]["name"], "own", "{document}");
+        assert!(document["results"][0]["own_to_best"].as_f64().is_some_and(|ratio| ratio > 0.0), "{document}");
+        assert_eq!(document["results"][0]["cells"][0]["times_us"].as_array().map(Vec::len), Some(3), "{document}");
+        assert!(out.contains("# Wrong values : 0 OK"), "{out}");
+        assert_eq!(out.matches("; because ").count(), if op == "send-recv" { 0 } else { 2 }, "{out}");
+        if op == "reduce" {
+            assert!(out.contains("# nvshmem is not measured: NVSHMEM has no operation reduce on streams"), "{out}");
+        }
+        let svg = std::fs::read_to_string(plot).unwrap();
+        assert!(["own", "nccl-window", "limit, 450 GB/s"].iter().all(|word| svg.contains(word)), "{op}");
+    }
+}
+
+fn graphs_of_calls_alternate() {
+    let (document, out) = Machine::with_all().document("all-gather", "nccl", &["--graphs=3"], &[]);
+    assert_eq!(measured(&document), ["own", "nccl"]);
+    assert!(out.contains("# graphs of 3, out of place; 3 batches of each, alternated"), "{out}");
+}
+
+fn chosen_ways_are_contenders_where_the_call_permits_them() {
+    let ways = "own:one_shot,own:two_shot,own:chunked";
+    let (document, _) = Machine::with(&[]).document("all-reduce", ways, &[], &[]);
+    assert_eq!(measured(&document), ["own", "own:one_shot", "own:two_shot", "own:chunked"]);
+    // Rings have parts of whole lines.
+    let (document, out) = Machine::with(&[]).document("reduce-scatter", "own:chunked", &["-b", "2", "-e", "8"], &[]);
+    assert_eq!(measured(&document), ["own"], "{out}");
+    assert!(out.contains("N/A"), "{out}");
+}
+
+fn missing_libraries_are_reported_and_the_rest_is_measured() {
+    let machine = Machine::with(&[]);
+    let (document, out) = machine.document("broadcast", "nccl,nccl-window,nvshmem", &[], &[]);
+    assert_eq!(measured(&document), ["own"]);
+    let absent = document["not_measured"].as_array().unwrap();
+    assert_eq!(absent.len(), 3, "{document}");
+    for (one, why) in absent.iter().zip(["NCCL was not found", "NCCL was not found", "NVSHMEM was not found"]) {
+        let name = one["name"].as_str().unwrap();
+        assert!(one["why"].as_str().unwrap().starts_with("PE 0: ") && one["why"].as_str().unwrap().contains(why), "{one}");
+        assert!(out.contains(&format!("# {name} is not measured: PE 0: ")), "{out}");
+    }
+    assert_eq!(document["results"][0]["own_to_best"], Value::Null);
+    // A library that fails on one PE is not measured on any.
+    let fails = [("PEERWEAVE_FAKE_NCCL_FAIL", "ncclGetUniqueId=3")];
+    let (document, out) = Machine::with_all().document("broadcast", "nccl", &[], &fails);
+    assert_eq!(measured(&document), ["own"], "{out}");
+    assert!(document["not_measured"][0]["why"].as_str().unwrap().contains("PE "), "{document}");
+}
+
+fn pes_that_share_a_gpu_are_compared_without_nccl() {
+    let shared = [("PEERWEAVE_FAKE_CUDA_DEVICES", "1")];
+    let (document, out) = Machine::with_all().document("all-reduce", "nccl,nvshmem", &[], &shared);
+    assert_eq!(measured(&document), ["own"], "{out}");
+    assert!(out.contains("# nccl is not measured: PEs share a GPU, and NCCL refuses two ranks on one GPU"), "{out}");
+}
+
+fn wrong_options_are_refused() {
+    let machine = Machine::with(&[]);
+    for (arguments, expected) in [
+        (&["all-reduce", "--backend", "host", "--compare", "nccl"][..], "--compare is supported only with --backend cuda"),
+        (&["put", "--backend", "cuda", "--compare", "nccl"], "--compare is not supported by put"),
+        (&["all-reduce", "--backend", "cuda", "--compare", "mpi"], "\"mpi\" is not a contender"),
+        (&["all-reduce", "--backend", "cuda", "--compare", "own:lines"], "--compare own:lines: all-reduce has no such way"),
+        (
+            &["all-reduce", "--backend", "cuda", "--compare", "own", "--buffers", "private"],
+            "--compare requires --buffers symmetric",
+        ),
+        (&["all-reduce", "--backend", "cuda", "--limit", "450"], "--compare"),
+        (&["all-reduce", "--backend", "cuda", "-G", "4"], "--graph is supported only with --compare"),
+    ] {
+        let output = machine.run(&[arguments, &["-n", "2"]].concat(), &[]);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {err}");
+        assert!(err.contains(expected), "{arguments:?}: {err}");
+    }
+}
