@@ -398,7 +398,6 @@ mod tests {
         assert_eq!(
             comparison.text(&line),
             "         1024      float     sum        3.00       8.00        6.00       7.00    0.50      0.50       1"
-                .replace("       8.00 ", "       8.00 ")
         );
         assert_eq!(comparison.footer(), ["# Wrong values : 2 FAILED"]);
         let header = comparison.header();

@@ -96,7 +96,6 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     if let Some(nvshmem) = nvshmem {
         nvshmem.finalize()?;
     }
-    drop(site);
     drop(stream);
     let _ = world.finalize()?;
     if let Some(rendezvous) = Arc::into_inner(rendezvous) {
