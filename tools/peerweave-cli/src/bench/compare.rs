@@ -1,6 +1,6 @@
-//! The result of a comparison: several libraries measured in one run. Prints a line for each size
-//! with the median and the 99th percentile of each contender and the ratio of own kernels to it, and
-//! writes JSON and a plot.
+//! The result of a comparison: several libraries measured in one run. Prints a line for each size,
+//! with the median and the 99th percentile of each contender and the ratio of own kernels to it.
+//! Writes JSON and a plot.
 //!
 //! Invariant: a line is complete when every PE has reported every contender.
 

@@ -1,8 +1,8 @@
-//! A PE that measures several libraries in one run: their batches alternate, so that a change of the
-//! machine affects all of them. Each has its own buffers, with the same inputs and checks.
+//! A PE that measures several libraries in one run: their batches alternate, so that a change of
+//! the machine affects all of them. Each has its own buffers, with the same inputs and checks.
 //!
-//! Invariant: every PE makes the same calls in the same order, and all agree on which contenders can
-//! be measured.
+//! Invariant: every PE makes the same calls in the same order, and all agree on which contenders
+//! can be measured.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +48,8 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let context = local_context(job.local_pe as usize)?;
     let mut options = World::builder().deadline(DEADLINE).cuda_options()?;
     let needed = config.cases().iter().map(Case::size_bytes).max().unwrap_or(0);
-    // The default, or more for large buffers: collectives of a small heap have little staging memory.
+    // The default, or more for large buffers: collectives of a small heap have little staging
+    // memory.
     options.heap_bytes = options.heap_bytes.or(Some((3 * needed + (64 << 20)).max(1 << 30)));
     let forced = options.forced.clone();
     let world = World::builder().backend(Cuda::join_by(&rendezvous, &context, &options)?).build()?;
