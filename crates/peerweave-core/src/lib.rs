@@ -62,6 +62,7 @@ mod check;
 
 pub mod noop;
 mod ops;
+mod pools;
 mod shared;
 mod world;
 

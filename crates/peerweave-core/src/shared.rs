@@ -7,6 +7,7 @@
 use crate::Result;
 use crate::backend::error::{Error, MisuseKind, misuse};
 use crate::backend::{AbortWord, Backend, PrivateBuffers};
+use crate::pools::Pools;
 use peerweave_fork::ForkGuard;
 use peerweave_types::{Pe, SymOffset};
 use std::any::Any;
@@ -42,6 +43,7 @@ pub(crate) struct Shared {
     /// Held while a thread shrinks the world.
     pub(crate) shrinking: Mutex<()>,
     allocations: Mutex<Allocations>,
+    pub(crate) pools: Pools,
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +86,7 @@ impl Shared {
             end: AtomicU8::new(end::NONE),
             shrinking: Mutex::default(),
             allocations: Mutex::default(),
+            pools: Pools::default(),
             backend,
         }
     }

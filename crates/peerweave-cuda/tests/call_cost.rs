@@ -7,10 +7,12 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use peerweave_core::{Compare, OnDevice, Rank, ReduceOp, Stream, Symmetric, Team, World};
+use peerweave_core::{
+    Buffer, Compare, Group, OnDevice, Parts, Rank, ReduceOp, Stream, Strides, Symmetric, Team, VectorCounts, World,
+};
 use peerweave_cuda::GpuOptions;
 use peerweave_driver::DeviceMemory;
 use peerweave_fakes::Fakes;
@@ -57,8 +59,14 @@ struct Operands {
     x: Symmetric<f32>,
     y: Symmetric<f32>,
     all: Symmetric<f32>,
+    more: Symmetric<f32>,
     words: Symmetric<u64>,
     device: OnDevice<f32>,
+    host: Buffer<f32>,
+    other_host: Buffer<f32>,
+    more_host: Buffer<f32>,
+    counts: Arc<VectorCounts>,
+    parts: Arc<Parts>,
 }
 
 type Call = fn(&Team, &Stream, &Operands, Rank);
@@ -83,6 +91,55 @@ const CALLS: &[(&str, usize, usize, Call)] = &[
     ("all_reduce_blocking on the host", 0, usize::MAX, |team, _, _, _| {
         team.all_reduce_in_place_blocking(&mut [1.0f32; 8], ReduceOp::Sum).unwrap();
     }),
+    ("reduce_scatter", 0, 8, |team, stream, on, _| drop(team.reduce_scatter(stream, &on.all, &on.x, ReduceOp::Max).unwrap())),
+    ("scan", 0, 8, |team, stream, on, _| drop(team.scan(stream, &on.x, &on.y, ReduceOp::Sum).unwrap())),
+    ("all_to_all_strided", 0, 12, |team, stream, on, _| {
+        drop(team.all_to_all_strided(stream, &on.all, &on.more, Strides { count: 4, source: 2, dest: 2 }).unwrap());
+    }),
+    ("send and receive in a group", 0, 8, |team, stream, on, other| {
+        drop(team.group(stream, |group| group.send(&on.x, other).and_then(|()| group.recv(&on.y, other))).unwrap());
+    }),
+    ("several operations in a group", 0, 16, |team, stream, on, other| {
+        let members = |group: &mut Group| {
+            group.send(&on.x.slice(..2).unwrap(), other)?;
+            group.recv(&on.y.slice(..2).unwrap(), other)?;
+            group.put(&on.x, &on.all.slice(..8).unwrap(), other)?;
+            group.all_reduce(&on.x, &on.more.slice(..8).unwrap(), ReduceOp::Sum)
+        };
+        drop(team.group(stream, members).unwrap());
+    }),
+    ("all_to_all_v", 0, 9, |team, stream, on, _| {
+        drop(team.all_to_all_v(stream, &on.all, &on.more, Arc::clone(&on.counts)).unwrap());
+    }),
+    ("all_gather_v", 0, 9, |team, stream, on, _| {
+        drop(team.all_gather_v(stream, &on.x, &on.all, Arc::clone(&on.parts)).unwrap());
+    }),
+    ("gather_v", 0, 9, |team, stream, on, _| {
+        drop(team.gather_v(stream, &on.x, &on.all, Arc::clone(&on.parts), Rank::new(0)).unwrap());
+    }),
+    ("scatter_v", 0, 9, |team, stream, on, _| {
+        drop(team.scatter_v(stream, &on.all, &on.x, Arc::clone(&on.parts), Rank::new(1)).unwrap());
+    }),
+    ("put from the host", 0, usize::MAX, |team, stream, on, other| drop(team.put(stream, &on.host, &on.x, other).unwrap())),
+    ("get to the host", 0, usize::MAX, |team, stream, on, other| drop(team.get(stream, &on.x, &on.host, other).unwrap())),
+    ("all_reduce on the host", 0, usize::MAX, |team, stream, on, _| {
+        drop(team.all_reduce_in_place(stream, &on.host, ReduceOp::Max).unwrap());
+    }),
+    ("all_gather_v to the host", 0, usize::MAX, |team, stream, on, _| {
+        drop(team.all_gather_v(stream, &on.host, &on.more_host, Arc::clone(&on.parts)).unwrap());
+    }),
+    ("group on the host", 0, usize::MAX, |team, stream, on, other| {
+        let members = |group: &mut Group| group.send(&on.host, other).and_then(|()| group.recv(&on.other_host, other));
+        drop(team.group(stream, members).unwrap());
+    }),
+    ("all_gather_v_blocking on the host", 0, usize::MAX, |team, _, on, _| {
+        team.all_gather_v_blocking(&[2.5f32; 8], &mut [0.0; 16], Arc::clone(&on.parts)).unwrap();
+    }),
+    ("group_blocking on the host", 0, usize::MAX, |team, _, _, other| {
+        let (sent, mut received) = ([1.5f32; 8], [0.0f32; 8]);
+        team.group_blocking(|group| group.send(&sent, other).and_then(|()| group.recv(&mut received, other))).unwrap();
+        assert_eq!(received, sent);
+    }),
     ("all_gather", 0, 8, |team, stream, on, _| drop(team.all_gather(stream, &on.x, &on.all).unwrap())),
 ];
 
@@ -93,7 +150,7 @@ const FEW: usize = 16;
 
 #[test]
 fn call_of_a_known_shape_allocates_nothing() {
-    let fakes = Fakes::new().cuda().limit(Duration::from_secs(120));
+    let fakes = Fakes::new().cuda().limit(Duration::from_secs(300));
     fakes.run(|| {
         let threads = Barrier::new(2);
         let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4);
@@ -112,6 +169,12 @@ fn costs(world: &World, threads: &Barrier) -> Vec<String> {
         x: world.alloc_zeroed(LEN).unwrap(),
         y: world.alloc_zeroed(LEN).unwrap(),
         all: world.alloc_zeroed(2 * LEN).unwrap(),
+        more: world.alloc_zeroed(2 * LEN).unwrap(),
+        host: Buffer::from(vec![1.0; LEN]),
+        other_host: Buffer::from(vec![1.0; LEN]),
+        more_host: Buffer::from(vec![1.0; 2 * LEN]),
+        counts: Arc::new(VectorCounts::packed([1, 3], if world.my_pe().get() == 0 { [1, 1] } else { [3, 3] })),
+        parts: Arc::new(Parts::equal(2, LEN)),
         words: world.alloc_zeroed(2).unwrap(),
         device: peerweave_cuda::on_device(&memory).unwrap(),
     };
@@ -152,8 +215,8 @@ fn costs(world: &World, threads: &Barrier) -> Vec<String> {
         stream.synchronize().unwrap();
         threads.wait();
     }
-    let Operands { x, y, all, words, .. } = on;
-    for memory in [x, y, all] {
+    let Operands { x, y, all, more, words, .. } = on;
+    for memory in [x, y, all, more] {
         memory.release().unwrap();
     }
     words.release().unwrap();

@@ -4,7 +4,7 @@ use super::StreamBackend;
 use crate::Error;
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The owner of device memory. The memory stays allocated while the owner lives.
 ///
@@ -40,7 +40,7 @@ pub struct Keep(Owners);
 #[derive(Debug)]
 enum Owners {
     Few([Held; 3]),
-    Many(Arc<[Held]>),
+    Many(Kept),
 }
 
 /// One owner of memory. It is held only to be dropped later.
@@ -67,7 +67,7 @@ impl Keep {
     }
 
     #[inline]
-    pub(crate) const fn many(owners: Arc<[Held]>) -> Self {
+    pub(crate) const fn many(owners: Kept) -> Self {
         Self(Owners::Many(owners))
     }
 
@@ -78,8 +78,68 @@ impl Keep {
     pub fn device_owners(&self, with: &mut dyn FnMut(&dyn DeviceOwner) -> Result<(), Error>) -> Result<(), Error> {
         let owners = match &self.0 {
             Owners::Few(owners) => owners.as_slice(),
-            Owners::Many(owners) => owners,
+            Owners::Many(owners) => owners.list(),
         };
         owners.iter().try_for_each(|held| if let Held::Device(owner) = held { with(&**owner) } else { Ok(()) })
+    }
+}
+
+/// Owners of the memory of a group. A clone is a handle of the same list. When the last handle is
+/// dropped, so are the owners, and the empty list returns to its pool.
+#[derive(Clone, Debug)]
+pub(crate) struct Kept(Option<Arc<KeptList>>);
+
+#[derive(Debug)]
+struct KeptList {
+    held: Vec<Held>,
+    home: Weak<KeptPool>,
+}
+
+/// Empty lists of owners.
+#[derive(Debug)]
+pub(crate) struct KeptPool(Mutex<Vec<Arc<KeptList>>>);
+
+impl KeptPool {
+    /// Maximum number of lists that the pool keeps.
+    const MOST: usize = 32;
+
+    /// Returns an empty list.
+    pub(crate) fn take(self: &Arc<Self>) -> Kept {
+        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Kept(Some(free.unwrap_or_else(|| Arc::new(KeptList { held: Vec::new(), home: Arc::downgrade(self) }))))
+    }
+}
+
+impl Default for KeptPool {
+    fn default() -> Self {
+        // With all its room, so that the return of a list allocates nothing.
+        Self(Mutex::new(Vec::with_capacity(Self::MOST)))
+    }
+}
+
+impl Kept {
+    /// Adds owners, before the list has another handle.
+    pub(crate) fn extend(&mut self, owners: impl IntoIterator<Item = Held>) {
+        let list = self.0.as_mut().and_then(Arc::get_mut).expect("the list has one handle");
+        list.held.extend(owners.into_iter().filter(|held| !matches!(held, Held::Nothing)));
+    }
+
+    fn list(&self) -> &[Held] {
+        self.0.as_ref().map_or(&[], |list| &list.held)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let Some(mut list) = self.0.take() else { return };
+        let Some(last) = Arc::get_mut(&mut list) else { return };
+        let home = last.home.upgrade();
+        last.held.clear();
+        if let Some(home) = home {
+            let mut free = home.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if free.len() < KeptPool::MOST {
+                free.push(list);
+            }
+        }
     }
 }

@@ -22,7 +22,7 @@ pub use abort::AbortWord;
 pub use caps::{AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, PrivateBuffers, ReductionCaps, ReductionOrder};
 pub use combine::{combine_in_order, function_panicked};
 pub use device::{DeviceOwner, Keep};
-pub(crate) use device::{Held, Owner};
+pub(crate) use device::{Held, Kept, KeptPool, Owner};
 pub use op::{
     Atomic, AtomicKind, BoundKernel, Collective, CollectiveKind, CollectiveShape, Combine, Copy, Direction, Fill, Get,
     GetElement, Launch, Op, Place, PointToPoint, Put, PutElement, Signal, Special, Strided, Until, VectorCounts, WaitMode,

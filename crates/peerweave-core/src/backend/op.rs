@@ -60,7 +60,7 @@ pub enum Op {
     /// A send or receive of one rank.
     PointToPoint(PointToPoint),
     /// Grouped operations. Sends and receives among them run at the same time, the others in order.
-    Group(Arc<[Op]>),
+    Group(Arc<Vec<Op>>),
     /// A put of contiguous bytes.
     Put(Put),
     /// A get of contiguous bytes.
@@ -380,7 +380,7 @@ impl fmt::Display for CollectiveShape {
 ///
 /// A backend gets them for all-gather-v, gather-v and scatter-v too: as an all-to-all-v would need
 /// them. In an all-gather-v, the part that a rank sends is the same for every rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names describe the fields, the module head their units")]
 pub struct VectorCounts {
     pub send_counts: Vec<usize>,

@@ -25,7 +25,7 @@ pub(super) fn collective<'a>(
     // Backends count values of `dtype`, but elements where `special` has their size. The product
     // fits: it is at most the size of a buffer.
     let parts = if extras.special.is_some() { 1 } else { send.or(recv).map_or(1, |span| span.parts) };
-    let counts = if parts == 1 { extras.counts } else { extras.counts.map(|counts| Arc::new(vector::of_parts(&counts, parts))) };
+    let counts = if parts == 1 { extras.counts } else { extras.counts.map(|counts| vector::of_parts(team, &counts, parts)) };
     let op = Op::Collective(Collective {
         kind,
         team: team.inner.id,

@@ -275,8 +275,9 @@ pub(crate) fn point_to_point<'a>(
 /// Checks a group of prepared operations: no receive may overlap another send or receive.
 pub(crate) fn group(call: &'static str, of: &Team, ops: Vec<Op>) -> Result<Prepared<'static>> {
     team(call, of)?;
-    vector::group(call, of.my_rank(), &ops)?;
-    Ok(Prepared::new(Op::Group(ops.into()), [Owner::Caller; 3]))
+    let pools = &of.inner.shared.pools;
+    pools.with_ranges(|ranges| vector::group(call, of.my_rank(), &ops, ranges))?;
+    Ok(Prepared::new(Op::Group(pools.group(ops)), [Owner::Caller; 3]))
 }
 
 /// Checks a copy between two places of this PE.

@@ -6,11 +6,10 @@ use super::{Prepared, apart, argument, rank, team, vector};
 use crate::Result;
 use crate::arguments::Parts;
 use crate::arguments::span::Span;
-use crate::backend::{CollectiveKind, VectorCounts};
+use crate::backend::CollectiveKind;
 use crate::bounds::length;
 use crate::world::team::Team;
 use peerweave_types::Rank;
-use std::sync::Arc;
 
 /// Checks that there is a part for each rank, inside a buffer of `len` elements. Returns the length
 /// of the part of `of_rank`.
@@ -21,11 +20,33 @@ fn parts_in(call: &'static str, of: &Team, name: &'static str, parts: &Parts, le
     Ok(parts.counts[of_rank.index()])
 }
 
-/// Returns one count and a zero for each other rank.
-fn only(of: &Team, rank: Rank, count: usize) -> Vec<usize> {
-    let mut counts = vec![0; of.size()];
-    counts[rank.index()] = count;
-    counts
+/// The counts and offsets of one side of a call.
+#[derive(Clone, Copy)]
+enum Side<'a> {
+    /// Those of the caller.
+    Parts(&'a Parts),
+    /// This count, with the offset 0, for every rank.
+    Every(usize),
+    /// This count, with the offset 0, for one rank.
+    Only(Rank, usize),
+    None,
+}
+
+impl Side<'_> {
+    fn fill(self, of: &Team, counts: &mut Vec<usize>, offsets: &mut Vec<usize>) {
+        counts.clear();
+        offsets.clear();
+        if let Self::Parts(parts) = self {
+            counts.extend_from_slice(&parts.counts);
+            offsets.extend_from_slice(&parts.offsets);
+            return;
+        }
+        counts.resize(of.size(), if let Self::Every(count) = self { count } else { 0 });
+        offsets.resize(of.size(), 0);
+        if let Self::Only(rank, count) = self {
+            counts[rank.index()] = count;
+        }
+    }
 }
 
 fn erased<'a>(
@@ -34,23 +55,22 @@ fn erased<'a>(
     send: Option<&Span<'a>>,
     recv: Option<&Span<'a>>,
     root: Rank,
-    counts: VectorCounts,
+    sides: [Side<'_>; 2],
 ) -> Prepared<'a> {
     let buffer = send.or(recv).expect("every rank has one of the buffers");
+    let counts = of.inner.shared.pools.counts.take(|counts| {
+        sides[0].fill(of, &mut counts.send_counts, &mut counts.send_offsets);
+        sides[1].fill(of, &mut counts.recv_counts, &mut counts.recv_offsets);
+    });
     // The core has checked that the parts are disjoint ranges of a buffer, so the sum is small.
     let count = if kind == CollectiveKind::AllGatherV { counts.recv_counts.iter().sum() } else { 0 };
-    let extras = CollectiveExtras { root, counts: Some(Arc::new(counts)), ..CollectiveExtras::NONE };
+    let extras = CollectiveExtras { root, counts: Some(counts), ..CollectiveExtras::NONE };
     collective(kind, of, buffer.dtype, count, send, recv, extras)
 }
 
 fn gathered_by_all<'a>(of: &Team, send: &Span<'a>, recv: &Span<'a>, parts: &Parts) -> Prepared<'a> {
-    let counts = VectorCounts {
-        send_counts: vec![send.len; of.size()],
-        send_offsets: vec![0; of.size()],
-        recv_counts: parts.counts.clone(),
-        recv_offsets: parts.offsets.clone(),
-    };
-    erased(CollectiveKind::AllGatherV, of, Some(send), Some(recv), Rank::new(0), counts)
+    let sides = [Side::Every(send.len), Side::Parts(parts)];
+    erased(CollectiveKind::AllGatherV, of, Some(send), Some(recv), Rank::new(0), sides)
 }
 
 pub(crate) fn all_gather_v<'a>(
@@ -76,13 +96,8 @@ pub(crate) fn all_gather_v_in_place<'a>(call: &'static str, of: &Team, buffer: S
 }
 
 fn gathered<'a>(of: &Team, send: &Span<'a>, recv: Option<(&Span<'a>, &Parts)>, root: Rank) -> Prepared<'a> {
-    let (recv_counts, recv_offsets) = match recv {
-        Some((_, parts)) => (parts.counts.clone(), parts.offsets.clone()),
-        None => (vec![0; of.size()], vec![0; of.size()]),
-    };
-    let send_counts = only(of, root, send.len);
-    let counts = VectorCounts { send_counts, send_offsets: vec![0; of.size()], recv_counts, recv_offsets };
-    erased(CollectiveKind::GatherV, of, Some(send), recv.map(|(recv, _)| recv), root, counts)
+    let sides = [Side::Only(root, send.len), recv.map_or(Side::None, |(_, parts)| Side::Parts(parts))];
+    erased(CollectiveKind::GatherV, of, Some(send), recv.map(|(recv, _)| recv), root, sides)
 }
 
 /// Checks a gather-v; `recv` and `parts` are used at the root only.
@@ -126,13 +141,8 @@ pub(crate) fn gather_v_in_place<'a>(
 }
 
 fn scattered<'a>(of: &Team, send: Option<(&Span<'a>, &Parts)>, recv: &Span<'a>, root: Rank) -> Prepared<'a> {
-    let (send_counts, send_offsets) = match send {
-        Some((_, parts)) => (parts.counts.clone(), parts.offsets.clone()),
-        None => (vec![0; of.size()], vec![0; of.size()]),
-    };
-    let recv_counts = only(of, root, recv.len);
-    let counts = VectorCounts { send_counts, send_offsets, recv_counts, recv_offsets: vec![0; of.size()] };
-    erased(CollectiveKind::ScatterV, of, send.map(|(send, _)| send), Some(recv), root, counts)
+    let sides = [send.map_or(Side::None, |(_, parts)| Side::Parts(parts)), Side::Only(root, recv.len)];
+    erased(CollectiveKind::ScatterV, of, send.map(|(send, _)| send), Some(recv), root, sides)
 }
 
 /// Checks a scatter-v; `send` and `parts` are used at the root only.

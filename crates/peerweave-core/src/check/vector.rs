@@ -4,9 +4,11 @@ use crate::Result;
 use crate::backend::error::{MisuseKind, misuse};
 use crate::backend::{Direction, Op, Place, VectorCounts};
 use crate::bounds::{wrong_length, wrong_range, wrong_value};
+use crate::pools::Range;
 use crate::world::team::Team;
 use peerweave_types::Rank;
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 /// Checks that every part lies in its buffer, that received parts do not overlap, and that this
 /// rank sends itself as much as it receives from itself.
@@ -87,15 +89,19 @@ pub(super) fn apart(call: &'static str, what: &'static str, offsets: &[usize], c
 
 /// Returns counts of the values of which elements consist, from counts of elements in buffers that
 /// [`counts`] has checked.
-pub(super) fn of_parts(counts: &VectorCounts, parts: usize) -> VectorCounts {
-    // The offset of a part of no elements may be any number.
-    let times = |list: &[usize]| list.iter().map(|&count| count.saturating_mul(parts)).collect();
-    VectorCounts {
-        send_counts: times(&counts.send_counts),
-        send_offsets: times(&counts.send_offsets),
-        recv_counts: times(&counts.recv_counts),
-        recv_offsets: times(&counts.recv_offsets),
-    }
+pub(super) fn of_parts(of: &Team, counts: &VectorCounts, parts: usize) -> Arc<VectorCounts> {
+    of.inner.shared.pools.counts.take(|free| {
+        for (list, counts) in [
+            (&mut free.send_counts, &counts.send_counts),
+            (&mut free.send_offsets, &counts.send_offsets),
+            (&mut free.recv_counts, &counts.recv_counts),
+            (&mut free.recv_offsets, &counts.recv_offsets),
+        ] {
+            list.clear();
+            // The offset of a part of no elements may be any number.
+            list.extend(counts.iter().map(|&count| count.saturating_mul(parts)));
+        }
+    })
 }
 
 /// Checks that every part lies in its buffer.
@@ -128,11 +134,9 @@ pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()>
 }
 
 /// Checks that no receive of a group overlaps another send or receive, because they run at the same
-/// time, and that this rank, `me`, sends itself as often as it receives from itself.
-pub(super) fn group(call: &'static str, me: Rank, ops: &[Op]) -> Result<()> {
-    // Start and end of each range, and whether it is written. One list each for symmetric memory,
-    // private memory, and memory of the device.
-    let mut ranges: [Vec<(u64, u64, bool)>; 3] = Default::default();
+/// time, and that this rank, `me`, sends itself as often as it receives from itself. `ranges` is an
+/// empty list.
+pub(super) fn group(call: &'static str, me: Rank, ops: &[Op], ranges: &mut Vec<Range>) -> Result<()> {
     for op in ops {
         if let Op::PointToPoint(op) = op {
             let bytes = (op.count * op.dtype.size_bytes()) as u64;
@@ -142,23 +146,24 @@ pub(super) fn group(call: &'static str, me: Rank, ops: &[Op]) -> Result<()> {
                 Place::Device { address, .. } => (2, address),
             };
             if bytes > 0 {
-                ranges[kind].push((start, start + bytes, op.direction == Direction::Receive));
+                ranges.push((kind, start, start + bytes, op.direction == Direction::Receive));
             }
         }
     }
-    for list in &mut ranges {
-        list.sort_unstable();
-        // Sorted by start: a range overlaps an earlier one if it starts before the end of a written
-        // one, or is written and starts before the end of any.
-        let (mut any_end, mut written_end) = (0, 0);
-        for &(start, end, written) in list.iter() {
-            if start < written_end || (written && start < any_end) {
-                return Err(misuse(call, MisuseKind::OverlapWithin { what: "a receive and another member of the group" }));
-            }
-            any_end = any_end.max(end);
-            if written {
-                written_end = written_end.max(end);
-            }
+    // Sorted by kind and start: a range overlaps an earlier one if it starts before the end of a
+    // written one, or is written and starts before the end of any.
+    ranges.sort_unstable();
+    let (mut of_kind, mut any_end, mut written_end) = (0, 0, 0);
+    for &(kind, start, end, written) in ranges.iter() {
+        if kind != of_kind {
+            (of_kind, any_end, written_end) = (kind, 0, 0);
+        }
+        if start < written_end || (written && start < any_end) {
+            return Err(misuse(call, MisuseKind::OverlapWithin { what: "a receive and another member of the group" }));
+        }
+        any_end = any_end.max(end);
+        if written {
+            written_end = written_end.max(end);
         }
     }
     let with_itself = |direction| {

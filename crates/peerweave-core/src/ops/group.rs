@@ -11,7 +11,7 @@ use crate::arguments::reduction::Reduction;
 use crate::arguments::signal::SignalUpdate;
 use crate::arguments::span::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
 use crate::arguments::symmetric::Symmetric;
-use crate::backend::{CollectiveKind, Direction, Held, Keep, Op, VectorCounts};
+use crate::backend::{CollectiveKind, Direction, Keep, Kept, Op, VectorCounts};
 use crate::check::{self, Prepared};
 use crate::world::stream::Stream;
 use crate::world::team::Team;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 pub struct Group {
     team: Team,
     ops: Vec<Op>,
-    held: Vec<Held>,
+    held: Kept,
     refused: Option<Error>,
 }
 
@@ -34,7 +34,7 @@ impl Group {
     fn push(&mut self, prepared: Result<Prepared<'_>>) -> Result<()> {
         let (op, held) = prepared.inspect_err(|error| self.refused = Some(error.clone()))?.into_held();
         self.ops.push(op);
-        self.held.extend(held.into_iter().filter(|held| !matches!(held, Held::Nothing)));
+        self.held.extend(held);
         Ok(())
     }
 }
@@ -45,7 +45,7 @@ pub struct BlockingGroup<'env> {
     team: Team,
     ops: Vec<Op>,
     /// The owners to keep if the operation fails before its work has ended.
-    held: Vec<Held>,
+    held: Kept,
     refused: Option<Error>,
     /// Stands for the borrows of the memory that members use.
     env: PhantomData<&'env mut &'env ()>,
@@ -55,7 +55,7 @@ impl BlockingGroup<'_> {
     fn push(&mut self, prepared: Result<Prepared<'_>>) -> Result<()> {
         let (op, held) = prepared.inspect_err(|error| self.refused = Some(error.clone()))?.into_held();
         self.ops.push(op);
-        self.held.extend(held.into_iter().filter(|held| !matches!(held, Held::Nothing)));
+        self.held.extend(held);
         Ok(())
     }
 }
@@ -99,14 +99,14 @@ impl Team {
         const CALL: &str = "group";
         check::team(CALL, self)?;
         check::stream(CALL, self, stream)?;
-        let mut group = Group { team: self.clone(), ops: Vec::new(), held: Vec::new(), refused: None };
+        let pools = &self.inner.shared.pools;
+        let mut group = Group { team: self.clone(), ops: pools.members(), held: pools.kept(), refused: None };
         members(&mut group)?;
         let Group { team, ops, held, refused } = group;
         check::same_team(CALL, self, &team)?;
         refused.map_or(Ok(()), Err)?;
         let prepared = check::group(CALL, self, ops)?;
-        let held: Arc<[Held]> = held.into();
-        let submitted = call::enqueue(stream, &prepared, &|| Keep::many(Arc::clone(&held)))?;
+        let submitted = call::enqueue(stream, &prepared, &|| Keep::many(held.clone()))?;
         Ok(Ticket::new(submitted, &self.inner.shared, decode::nothing))
     }
 
@@ -138,14 +138,14 @@ impl Team {
     pub fn group_blocking<'env>(&self, members: impl FnOnce(&mut BlockingGroup<'env>) -> Result<()>) -> Result<()> {
         const CALL: &str = "group_blocking";
         check::team(CALL, self)?;
-        let mut group = BlockingGroup { team: self.clone(), ops: Vec::new(), held: Vec::new(), refused: None, env: PhantomData };
+        let (pools, env) = (&self.inner.shared.pools, PhantomData);
+        let mut group = BlockingGroup { team: self.clone(), ops: pools.members(), held: pools.kept(), refused: None, env };
         members(&mut group)?;
         let BlockingGroup { team, ops, held, refused, env: _ } = group;
         check::same_team(CALL, self, &team)?;
         refused.map_or(Ok(()), Err)?;
         let prepared = check::group(CALL, self, ops)?;
-        let held: Arc<[Held]> = held.into();
-        call::run_kept(&self.inner.shared, &prepared, &|| Keep::many(Arc::clone(&held)))
+        call::run_kept(&self.inner.shared, &prepared, &|| Keep::many(held.clone()))
     }
 }
 

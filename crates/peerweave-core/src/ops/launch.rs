@@ -288,10 +288,11 @@ impl Stream {
         let bound = Bound { name: kernel.name(), ptx: kernel.ptx(), host: kernel.host(), args };
         let LaunchShape { grid, block, shared_bytes, cooperative } = shape;
         let op = Op::Launch(Launch { kernel: Arc::new(bound), grid, block, shared_bytes, cooperative });
-        let held: Arc<[Held]> = held.into();
+        let mut kept = self.shared.pools.kept();
+        kept.extend(held);
         // SAFETY: the views of symmetric memory lie in live allocations: `bind` has checked it, and
         // the queue holds their owners. Views of device memory were made by `unsafe` calls, whose
         // callers guarantee that they are valid.
-        unsafe { call::launch(self, &op, &|| Keep::many(Arc::clone(&held)), decode::nothing) }
+        unsafe { call::launch(self, &op, &|| Keep::many(kept.clone()), decode::nothing) }
     }
 }

@@ -136,28 +136,27 @@ impl Enqueue<'_> {
     /// Enqueues sends and receives that run at the same time, those of each team by one call.
     pub(super) fn transfers<'o>(&mut self, ops: impl Iterator<Item = &'o PointToPoint> + Clone) -> Result<Source, Error> {
         let mut source = Source::Copy;
-        let mut done: Vec<peerweave_core::backend::TeamId> = Vec::new();
-        for first in ops.clone() {
-            if done.contains(&first.team) {
+        for (number, first) in ops.clone().enumerate() {
+            if ops.clone().take(number).any(|earlier| earlier.team == first.team) {
                 continue;
             }
-            done.push(first.team);
             let team = &*self.state.team(self.call, first.team)?;
             self.state.poisoned(self.call, team.name())?;
-            let (mut messages, mut results) = (Vec::new(), Vec::new());
+            let (mut messages, mut results) = self.state.take_lists();
             for op in ops.clone().filter(|op| op.team == first.team) {
                 let bytes = op.count * op.dtype.size_bytes();
                 messages.push(match op.direction {
                     Direction::Send => Message::Send { to: op.peer, at: self.reading(op.at, bytes)?, bytes: bytes as u64 },
                     Direction::Receive => {
                         let (at, staged) = self.writing(op.at, bytes)?;
-                        results.push(staged);
+                        results.extend(staged);
                         Message::Receive { from: op.peer, at, bytes: bytes as u64 }
                     }
                 });
             }
             source = self.messages(team, &messages)?;
-            results.into_iter().try_for_each(|staged| self.written(staged))?;
+            results.drain(..).try_for_each(|staged| self.written(Some(staged)))?;
+            self.state.give_back_lists(messages, results);
         }
         Ok(source)
     }
@@ -196,25 +195,29 @@ impl Enqueue<'_> {
         if let Some(before) = before {
             self.copy(to, before, received)?;
         }
-        let parts = |offsets: &[usize], counts: &[usize]| -> Vec<(Rank, u64, u64)> {
-            let part = |(offset, count): (&usize, &usize)| if *count == 0 { (0, 0) } else { (offset * size, count * size) };
-            let parts = offsets.iter().zip(counts).map(part);
-            (0..).map(Rank::new).zip(parts).map(|(rank, (at, bytes))| (rank, at as u64, bytes as u64)).collect()
-        };
-        let mut sends = parts(&counts.send_offsets, &counts.send_counts);
-        let mut receives = parts(&counts.recv_offsets, &counts.recv_counts);
-        if op.kind != CollectiveKind::AllToAllV {
-            // In place, the part of this rank is where it belongs.
-            let me = team.me;
-            let is_there = from + sends[me].1 == to + receives[me].1;
-            let is_message = |(rank, _, bytes): &(Rank, u64, u64)| *bytes > 0 && !(is_there && rank.index() == me);
-            sends.retain(is_message);
-            receives.retain(is_message);
+        let part =
+            |offset: usize, count: usize| if count == 0 { (0, 0) } else { ((offset * size) as u64, (count * size) as u64) };
+        let sent_to = |rank: usize| part(counts.send_offsets[rank], counts.send_counts[rank]);
+        let received_from = |rank: usize| part(counts.recv_offsets[rank], counts.recv_counts[rank]);
+        // In place, the part of this rank is where it belongs.
+        let is_there = from + sent_to(team.me).0 == to + received_from(team.me).0;
+        let is_message =
+            |rank: usize, bytes: u64| op.kind == CollectiveKind::AllToAllV || (bytes > 0 && !(is_there && rank == team.me));
+        let (mut messages, results) = self.state.take_lists();
+        for rank in 0..team.members.len() {
+            let ((at, bytes), to) = (sent_to(rank), Rank::new(rank as u32));
+            if is_message(rank, bytes) {
+                messages.push(Message::Send { to, at: from + at, bytes });
+            }
         }
-        let sends = sends.into_iter().map(|(to, at, bytes)| Message::Send { to, at: from + at, bytes });
-        let receives = receives.into_iter().map(|(from, at, bytes)| Message::Receive { from, at: to + at, bytes });
-        let messages: Vec<Message> = sends.chain(receives).collect();
+        for rank in 0..team.members.len() {
+            let ((at, bytes), from) = (received_from(rank), Rank::new(rank as u32));
+            if is_message(rank, bytes) {
+                messages.push(Message::Receive { from, at: to + at, bytes });
+            }
+        }
         let source = self.messages(team, &messages)?;
+        self.state.give_back_lists(messages, results);
         self.written(staged)?;
         Ok(source)
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Atomic, AtomicKind, Collective, CollectiveKind, Fill, Get, Launch, Op, Place, Put, Signal};
-use peerweave_driver::launch::{LaunchConfig, MappedWords};
+use peerweave_driver::launch::LaunchConfig;
 use peerweave_driver::{Api, CudaCode, CudaError, CudaStream, DeviceBuffer as _, DeviceMemory, Driver, DriverError, Keep};
 use peerweave_stream_kernels::atomic;
 use peerweave_types::{DeviceSlice, ReduceOp, SignalOp, SymOffset, SymSlice};
@@ -19,7 +19,7 @@ use super::collectives::{order, transfers_of};
 use super::error::{driver, portable, unsupported};
 use super::pools::{Few, class_of};
 use super::slots::Slot;
-use super::staging::{Copier, Staged};
+use super::staging::{Copier, Pinned, Staged};
 use super::state::{Live, State};
 use super::teams::TeamOf;
 use super::ticket::Source;
@@ -149,11 +149,11 @@ impl Enqueue<'_> {
     }
 
     /// Returns pinned memory of at least `bytes` bytes for one operation.
-    pub(super) fn pinned(&mut self, bytes: usize) -> Outcome<Arc<MappedWords>> {
+    pub(super) fn pinned(&mut self, bytes: usize) -> Outcome<Arc<Pinned>> {
         let pinned = self.state.pinned(self.call, bytes)?;
-        pinned.note(self.stream);
+        pinned.words.note(self.stream);
         self.held_bytes += class_of(bytes);
-        self.keep.push(Arc::<MappedWords>::clone(&pinned));
+        self.keep.push(Arc::<Pinned>::clone(&pinned));
         Ok(pinned)
     }
 

@@ -10,11 +10,10 @@ use std::sync::{Arc, OnceLock};
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, Special, combine_in_order, function_panicked};
-use peerweave_driver::launch::MappedWords;
 
 use super::enqueue::Enqueue;
 use super::error::unsupported;
-use super::staging::call_in_order;
+use super::staging::{Pinned, call_in_order};
 use super::teams::TeamOf;
 use super::ticket::Source;
 
@@ -26,7 +25,7 @@ struct Combination {
     call: &'static str,
     special: Arc<Special>,
     /// The operands of the ranks, one after the other. The first one becomes the result.
-    gathered: Arc<MappedWords>,
+    gathered: Arc<Pinned>,
     /// Number of operands that are combined.
     operands: usize,
     /// The error of the first panic of the function.
@@ -43,10 +42,10 @@ impl Combination {
         let count = bytes / function.element_bytes();
         let read = |number: usize, at: usize, into: &mut [u8]| {
             // SAFETY: by [G4] only this thread accesses the words now.
-            unsafe { self.gathered.read_bytes(number * bytes + at, into) };
+            unsafe { self.gathered.words.read_bytes(number * bytes + at, into) };
         };
         // SAFETY: as above.
-        let write = |at: usize, from: &[u8]| unsafe { self.gathered.write_bytes(at, from) };
+        let write = |at: usize, from: &[u8]| unsafe { self.gathered.words.write_bytes(at, from) };
         let combine = || combine_in_order(&**function, self.operands, count, read, write);
         if let Err(payload) = catch_unwind(AssertUnwindSafe(combine)) {
             self.panicked.get_or_init(|| function_panicked(self.call, &*payload));
@@ -89,7 +88,7 @@ impl Enqueue<'_> {
         });
         for start in (0..bytes).step_by(piece) {
             let bytes = piece.min(bytes - start);
-            let at = gathered.device_address(0);
+            let at = gathered.words.device_address(0);
             // SAFETY: both ranges are as long, and stay allocated until the stream has passed the
             // call: they are noted or held.
             let enqueued = unsafe { collectives.all_gather(self.stream, from + start as u64, at, bytes as u64) };

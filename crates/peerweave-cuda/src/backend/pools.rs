@@ -67,17 +67,17 @@ impl<T> fmt::Debug for Pieces<T> {
     }
 }
 
-/// A list of values that stores its first two values without an allocation, because most operations
-/// have at most two.
+/// A list of values that stores its first values without an allocation, because most operations
+/// have at most so many.
 #[derive(Debug)]
 pub(super) struct Few<T> {
-    few: [Option<T>; 2],
+    few: [Option<T>; 4],
     more: Vec<T>,
 }
 
 impl<T> Default for Few<T> {
     fn default() -> Self {
-        Self { few: [None, None], more: Vec::new() }
+        Self { few: [const { None }; 4], more: Vec::new() }
     }
 }
 

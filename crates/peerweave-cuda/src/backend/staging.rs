@@ -8,7 +8,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use peerweave_driver::launch::MappedWords;
 use peerweave_driver::{CudaError, CudaStream, Driver, DriverError, bind};
@@ -22,50 +22,62 @@ pub(super) enum Copier {
     Stream,
 }
 
-/// Pinned memory that replaces memory of the caller.
-#[derive(Clone, Debug)]
-pub(super) struct Staged {
-    words: Arc<MappedWords>,
-    caller: Address,
-    bytes: usize,
+/// Pinned memory of a pool, and the memory of the caller that it replaces while an operation uses
+/// it.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    pub(super) words: MappedWords,
+    /// Address of the caller's memory. It is used under [G2] alone.
+    caller: AtomicPtr<u8>,
+    bytes: AtomicUsize,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Address(*mut u8);
+impl Pinned {
+    pub(super) fn new(words: MappedWords) -> Self {
+        Self { words, caller: AtomicPtr::default(), bytes: AtomicUsize::new(0) }
+    }
+}
 
-// SAFETY: shared: the memory behind the address. Synchronised: by [G2], one thread at a time uses
-// the memory, and the stream orders that thread with the enqueuing thread. A failure would be
-// caught by the test `put_with_signal_delivers_data_before_the_signal`.
-unsafe impl Send for Address {}
-// SAFETY: shared: the same memory, synchronised as above. A failure would be caught by the test
-// `put_with_signal_delivers_data_before_the_signal`.
-unsafe impl Sync for Address {}
+/// Pinned memory that replaces memory of the caller.
+#[derive(Clone, Debug)]
+pub(super) struct Staged(Arc<Pinned>);
 
 impl Staged {
-    /// Uses pinned memory of at least `bytes` bytes in place of the caller's memory at `at`.
-    pub(super) fn new(words: Arc<MappedWords>, at: *mut u8, bytes: usize) -> Self {
-        Self { words, caller: Address(at), bytes }
+    /// Uses pinned memory of at least `bytes` bytes, which no other operation uses, in place of the
+    /// caller's memory at `at`.
+    pub(super) fn new(pinned: Arc<Pinned>, at: *mut u8, bytes: usize) -> Self {
+        pinned.caller.store(at, Ordering::Relaxed);
+        pinned.bytes.store(bytes, Ordering::Release);
+        Self(pinned)
     }
 
     /// Returns the device address of the pinned memory.
     pub(super) fn address(&self) -> u64 {
-        self.words.device_address(0)
+        self.0.words.device_address(0)
     }
 
     pub(super) fn note(&self, stream: &Arc<CudaStream>) {
-        self.words.note(stream);
+        self.0.words.note(stream);
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.bytes.load(Ordering::Acquire)
+    }
+
+    fn caller(&self) -> *mut u8 {
+        self.0.caller.load(Ordering::Relaxed)
     }
 
     /// Returns the number of whole words in the caller's memory, and their address if it is
     /// aligned.
     fn words(&self) -> (usize, Option<*mut u32>) {
-        let at = self.caller.0.cast::<u32>();
-        (self.bytes / size_of::<u32>(), at.is_aligned().then_some(at))
+        let at = self.caller().cast::<u32>();
+        (self.bytes() / size_of::<u32>(), at.is_aligned().then_some(at))
     }
 
     /// Returns the range of the caller's bytes that a word of pinned memory holds.
     fn bytes_of(&self, word: usize) -> std::ops::Range<usize> {
-        word * size_of::<u32>()..self.bytes.min((word + 1) * size_of::<u32>())
+        word * size_of::<u32>()..self.bytes().min((word + 1) * size_of::<u32>())
     }
 
     /// Copies from the caller's memory.
@@ -77,7 +89,7 @@ impl Staged {
         // The memory may be a shared slice, which must not be accessed through an atomic reference,
         // or a buffer that another thread writes. A volatile read is allowed for both and returns
         // some value.
-        for word in 0..self.bytes.div_ceil(size_of::<u32>()) {
+        for word in 0..self.bytes().div_ceil(size_of::<u32>()) {
             let value = match aligned {
                 // SAFETY: the word is below `bytes`, aligned, and valid for reads.
                 Some(at) if word < words => unsafe { at.add(word).read_volatile() },
@@ -85,12 +97,12 @@ impl Staged {
                     let mut value = [0u8; size_of::<u32>()];
                     for (byte, at) in value.iter_mut().zip(self.bytes_of(word)) {
                         // SAFETY: `at` is below `bytes`.
-                        *byte = unsafe { self.caller.0.add(at).read_volatile() };
+                        *byte = unsafe { self.caller().add(at).read_volatile() };
                     }
                     u32::from_ne_bytes(value)
                 }
             };
-            self.words.word(word).store(value, Ordering::Relaxed);
+            self.0.words.word(word).store(value, Ordering::Relaxed);
         }
     }
 
@@ -100,15 +112,15 @@ impl Staged {
     /// The caller's memory is valid for writes, by atomic accesses if other threads use it.
     pub(super) unsafe fn empty(&self) {
         let (words, aligned) = self.words();
-        for word in 0..self.bytes.div_ceil(size_of::<u32>()) {
-            let value = self.words.word(word).load(Ordering::Relaxed);
+        for word in 0..self.bytes().div_ceil(size_of::<u32>()) {
+            let value = self.0.words.word(word).load(Ordering::Relaxed);
             match aligned {
                 // SAFETY: the word is below `bytes` and aligned; the caller guarantees the rest.
                 Some(at) if word < words => unsafe { AtomicU32::from_ptr(at.add(word)) }.store(value, Ordering::Relaxed),
                 _ => {
                     for (byte, at) in value.to_ne_bytes().into_iter().zip(self.bytes_of(word)) {
                         // SAFETY: `at` is below `bytes`; the caller guarantees the rest.
-                        unsafe { AtomicU8::from_ptr(self.caller.0.add(at)) }.store(byte, Ordering::Relaxed);
+                        unsafe { AtomicU8::from_ptr(self.caller().add(at)) }.store(byte, Ordering::Relaxed);
                     }
                 }
             }
@@ -120,9 +132,15 @@ impl Staged {
     /// # Safety
     /// As for [`fill`](Self::fill), until the stream has run it.
     pub(super) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
-        let staged = self.clone();
-        // SAFETY: the caller guarantees it.
-        call_in_order(stream, Box::new(move || unsafe { staged.fill() }))
+        /// # Safety
+        /// `data` is from `Arc::into_raw` of a [`Pinned`], whose caller's memory is as for
+        /// [`Staged::fill`].
+        unsafe extern "C" fn run(data: *mut c_void) {
+            // SAFETY: the caller guarantees both.
+            unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).fill() };
+        }
+        // SAFETY: the caller guarantees the memory until the stream has run the function.
+        unsafe { self.enqueue(stream, run) }
     }
 
     /// Enqueues the copy to the caller's memory.
@@ -130,10 +148,49 @@ impl Staged {
     /// # Safety
     /// As for [`empty`](Self::empty), until the stream has run it.
     pub(super) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
-        let staged = self.clone();
-        // SAFETY: the caller guarantees it.
-        call_in_order(stream, Box::new(move || unsafe { staged.empty() }))
+        /// # Safety
+        /// `data` is from `Arc::into_raw` of a [`Pinned`], whose caller's memory is as for
+        /// [`Staged::empty`].
+        unsafe extern "C" fn run(data: *mut c_void) {
+            // SAFETY: the caller guarantees both.
+            unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).empty() };
+        }
+        // SAFETY: the caller guarantees the memory until the stream has run the function.
+        unsafe { self.enqueue(stream, run) }
     }
+
+    /// Enqueues a copy, which drops the handle that it gets. The queue has another one, so no
+    /// memory is freed there.
+    ///
+    /// # Safety
+    /// `run` takes over a raw handle of the pinned memory, and may run until the stream has passed
+    /// the call.
+    unsafe fn enqueue(&self, stream: &Arc<CudaStream>, run: unsafe extern "C" fn(*mut c_void)) -> Result<(), DriverError> {
+        let data = Arc::into_raw(Arc::clone(&self.0));
+        // SAFETY: the caller guarantees that the function takes over the handle.
+        let enqueued = unsafe { launch_host(stream, run, data.cast_mut().cast()) };
+        if enqueued.is_err() {
+            // SAFETY: the driver did not take the function, so this handle is still owned here.
+            drop(unsafe { Arc::from_raw(data) });
+        }
+        enqueued
+    }
+}
+
+/// Calls a function of the host in the order of a stream that is not being captured.
+///
+/// # Safety
+/// The function may run once with `data`, until the stream has passed the call, and must not call
+/// the driver. If this call fails, it does not run.
+unsafe fn launch_host(
+    stream: &Arc<CudaStream>,
+    run: unsafe extern "C" fn(*mut c_void),
+    data: *mut c_void,
+) -> Result<(), DriverError> {
+    bind(stream.context())?;
+    // SAFETY: the stream is live; the caller guarantees the function and its argument.
+    let code = unsafe { Driver::get()?.api().cuLaunchHostFunc(stream.cu_stream(), Some(run), data) }?;
+    Ok(CudaError::check("cuLaunchHostFunc", code)?)
 }
 
 pub(super) type Function = Box<dyn FnOnce() + Send>;
@@ -149,16 +206,12 @@ pub(super) fn call_in_order(stream: &Arc<CudaStream>, function: Function) -> Res
         // A panic must not unwind into the driver; copies do not panic.
         let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(function));
     }
-    bind(stream.context())?;
     let data: *mut c_void = Box::into_raw(Box::new(function)).cast();
-    // SAFETY: the stream is live, and runs the function once, with the box.
-    let code = unsafe { Driver::get()?.api().cuLaunchHostFunc(stream.cu_stream(), Some(run), data) };
-    match code.map(|code| CudaError::check("cuLaunchHostFunc", code)) {
-        Ok(Ok(())) => Ok(()),
-        failed => {
-            // SAFETY: the driver did not take the function.
-            drop(unsafe { Box::from_raw(data.cast::<Function>()) });
-            failed?.map_err(DriverError::from)
-        }
+    // SAFETY: the stream runs the function once, with the box.
+    let enqueued = unsafe { launch_host(stream, run, data) };
+    if enqueued.is_err() {
+        // SAFETY: the driver did not take the function.
+        drop(unsafe { Box::from_raw(data.cast::<Function>()) });
     }
+    enqueued
 }

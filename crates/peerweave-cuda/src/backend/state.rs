@@ -22,8 +22,9 @@ use super::kernels::{self, Kernels};
 use super::pools::{Pieces, class_of};
 use super::queue::Queue;
 use super::slots::Pool;
+use super::staging::{Pinned, Staged};
 use super::teams::{TeamOf, Teams};
-use crate::collective::{Collectives, CollectivesOptions, Room};
+use crate::collective::{Collectives, CollectivesOptions, Message, Room};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::memory::Symmetric;
@@ -33,6 +34,9 @@ use crate::route::Routes;
 const LOOK: Duration = Duration::from_millis(5);
 /// Additional time for work to end after its own waits have reached their deadline.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
+
+/// The messages of an operation, and those of their results that are staged.
+pub(super) type Lists = (Vec<Message>, Vec<Staged>);
 
 /// A stream for operations on calling threads, with an event for the end of each.
 pub(super) struct Lane {
@@ -99,7 +103,9 @@ pub(super) struct State {
     idle: Mutex<Vec<Lane>>,
     pub(super) slots: Arc<Pool>,
     /// Pinned memory that replaces memory of the caller.
-    pinned: Pieces<MappedWords>,
+    pinned: Pieces<Pinned>,
+    /// Empty lists for the messages of an operation and their results.
+    lists: Mutex<Vec<Lists>>,
     /// Temporary device memory of operations.
     pub(super) scratch: Pieces<DeviceMemory<u8>>,
     pub(super) queues: Mutex<Vec<Weak<Queue>>>,
@@ -143,6 +149,7 @@ impl State {
             idle: Mutex::default(),
             slots: Arc::default(),
             pinned: Pieces::default(),
+            lists: Mutex::default(),
             scratch: Pieces::default(),
             queues: Mutex::default(),
             has_failure: AtomicBool::new(false),
@@ -232,9 +239,25 @@ impl State {
     }
 
     /// Returns pinned memory of at least `bytes` bytes that no operation uses.
-    pub(super) fn pinned(&self, call: &'static str, bytes: usize) -> Result<Arc<MappedWords>, Error> {
-        let new = || MappedWords::new(&self.context, class_of(bytes) / size_of::<u32>());
+    pub(super) fn pinned(&self, call: &'static str, bytes: usize) -> Result<Arc<Pinned>, Error> {
+        let new = || MappedWords::new(&self.context, class_of(bytes) / size_of::<u32>()).map(Pinned::new);
         self.pinned.take(bytes, new).map_err(|error| driver(call, error))
+    }
+
+    /// Returns empty lists for the messages of an operation and their staged results.
+    pub(super) fn take_lists(&self) -> Lists {
+        lock(&self.lists).pop().unwrap_or_default()
+    }
+
+    /// Makes lists available to later operations.
+    pub(super) fn give_back_lists(&self, mut messages: Vec<Message>, mut results: Vec<Staged>) {
+        const MOST: usize = 16;
+        messages.clear();
+        results.clear();
+        let mut lists = lock(&self.lists);
+        if lists.len() < MOST {
+            lists.push((messages, results));
+        }
     }
 
     // ---- streams of this backend ----

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use peerweave_collectives::transfer::{self, Form, Transfers};
-use peerweave_collectives::{Call, LINE_BYTES, barrier};
+use peerweave_collectives::{Call, LINE_BYTES, MAX_RANKS, barrier};
 use peerweave_driver::CudaStream;
 use peerweave_types::{KernelOp, Rank};
 
@@ -35,6 +35,16 @@ pub enum Message {
         /// Length of the message in bytes.
         bytes: u64,
     },
+}
+
+impl Message {
+    /// Returns the name and the value of the other rank, the address, and the length in bytes.
+    fn parts(&self) -> (&'static str, Rank, u64, u64) {
+        match *self {
+            Self::Send { to, at, bytes } => ("to", to, at, bytes),
+            Self::Receive { from, at, bytes } => ("from", from, at, bytes),
+        }
+    }
 }
 
 /// The messages of one launch: at most one message to each rank and one message from each rank.
@@ -153,47 +163,43 @@ impl Collectives {
     pub unsafe fn messages(&self, stream: &Arc<CudaStream>, messages: &[Message]) -> Result<(), CudaError> {
         const CALL: &str = "messages";
         let ranks = self.members.len();
-        let me = self.rank.get() as usize;
-        let (mut to_me, mut from_me) = (Vec::new(), Vec::new());
         for message in messages {
-            let (what, rank, at, bytes) = match *message {
-                Message::Send { to, at, bytes } => ("to", to, at, bytes),
-                Message::Receive { from, at, bytes } => ("from", from, at, bytes),
-            };
-            if rank.get() as usize >= ranks {
+            let (what, rank, at, bytes) = message.parts();
+            if rank.index() >= ranks {
                 return Err(misuse(CALL, what, rank, &format!("a rank below {ranks}")));
             }
             if bytes > 0 && (at == 0 || at.checked_add(bytes).is_none()) {
                 return Err(misuse(CALL, "at", format!("{at:#x}"), "the address of a message"));
             }
-            if rank.get() as usize == me {
-                if what == "to" { from_me.push(bytes) } else { to_me.push(bytes) }
-            }
         }
-        if to_me != from_me {
-            let value = format!("messages of {from_me:?} bytes, received as {to_me:?}");
+        // The lengths of this rank's messages to itself, as sent or as received.
+        let own = |way: &'static str| {
+            let of_this_rank = move |(what, rank, _, bytes)| (what == way && rank == self.rank).then_some(bytes);
+            messages.iter().map(Message::parts).filter_map(of_this_rank)
+        };
+        if !own("to").eq(own("from")) {
+            let [sent, received] = ["to", "from"].map(|way| own(way).collect::<Vec<u64>>());
+            let value = format!("messages of {sent:?} bytes, received as {received:?}");
             return Err(misuse(CALL, "messages of this rank to itself", value, "the same lengths"));
         }
-        let mut done = vec![false; messages.len()];
-        while done.iter().any(|done| !done) {
+        // Wave `n` has message `n` to each rank and from each rank.
+        for number in 0.. {
             let mut wave = Wave::default();
-            let (mut sent, mut received) = (vec![false; ranks], vec![false; ranks]);
-            for (message, done) in messages.iter().zip(&mut done).filter(|(_, done)| !**done) {
-                match *message {
-                    Message::Send { to, at, bytes } => {
-                        if std::mem::replace(&mut sent[to.get() as usize], true) {
-                            continue;
-                        }
-                        self.add_send(&mut wave, to.get() as usize, at, bytes);
-                    }
-                    Message::Receive { from, at, bytes } => {
-                        if std::mem::replace(&mut received[from.get() as usize], true) {
-                            continue;
-                        }
-                        self.add_receive(&mut wave, from.get() as usize, at, bytes);
-                    }
+            let mut counts = [[0; MAX_RANKS]; 2];
+            let mut is_empty = true;
+            for message in messages {
+                let (what, rank, at, bytes) = message.parts();
+                let (rank, sends) = (rank.index(), what == "to");
+                let count = &mut counts[usize::from(sends)][rank];
+                *count += 1;
+                if *count != number + 1 {
+                    continue;
                 }
-                *done = true;
+                is_empty = false;
+                if sends { self.add_send(&mut wave, rank, at, bytes) } else { self.add_receive(&mut wave, rank, at, bytes) }
+            }
+            if is_empty {
+                break;
             }
             // SAFETY: the caller guarantees it.
             unsafe { self.enqueue_wave(CALL, KernelOp::SendRecv, stream, &wave) }?;

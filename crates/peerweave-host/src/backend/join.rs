@@ -9,6 +9,7 @@ use crate::memory::machine;
 use crate::memory::segment::Mapping;
 use crate::ops::collective::Purpose;
 use crate::ops::launch::Kernels;
+use crate::ops::point_to_point::TransferLists;
 use crate::ops::queues::Queues;
 use crate::ops::shared::{self, Shared};
 use crate::platform::{self, ShareError};
@@ -266,6 +267,7 @@ impl Shared {
             heap: Mutex::new(heap),
             kernels: Kernels::new(options.kernel_seed),
             queues: Queues::default(),
+            transfers: TransferLists::default(),
             guard: ForkGuard::new(),
             rendezvous: Mutex::new(rendezvous),
             launcher: Mutex::default(),

@@ -8,7 +8,7 @@
 pub(crate) mod collective;
 pub(crate) mod launch;
 mod one_sided;
-mod point_to_point;
+pub(crate) mod point_to_point;
 pub(crate) mod queues;
 pub(crate) mod shared;
 mod split;
@@ -34,8 +34,8 @@ pub(crate) enum Task<'a> {
     Transfers(Transfers),
     Wait(Cow<'a, WaitUntil>),
     Launch(Cow<'a, Launch>),
-    /// Operations that run one after the other, and the first failure among them.
-    Group(VecDeque<Task<'a>>, Option<Error>),
+    /// Transfers, then operations that run one after the other, and the first failure among them.
+    Group(Transfers, VecDeque<Task<'a>>, Option<Error>),
     /// An operation that waits for no PE.
     OneSided(Cow<'a, Op>),
 }
@@ -65,11 +65,12 @@ impl<'a> Task<'a> {
                 shared.teams.get(op.kind.name(), op.team)?;
             }
         }
-        let mut tasks = VecDeque::from([Self::Transfers(Transfers::start(shared, transfers)?)]);
+        let transfers = Transfers::start(shared, transfers)?;
+        let mut tasks = VecDeque::new();
         for op in ops.iter().filter(|op| !matches!(op, Op::PointToPoint(_))) {
             tasks.push_back(Self::start(shared, op)?);
         }
-        Ok(Self::Group(tasks, None))
+        Ok(Self::Group(transfers, tasks, None))
     }
 
     /// Returns the task for another thread, which continues it after the caller has returned.
@@ -79,7 +80,9 @@ impl<'a> Task<'a> {
             Self::Transfers(transfers) => Task::Transfers(transfers),
             Self::Wait(wait) => Task::Wait(Cow::Owned(wait.into_owned())),
             Self::Launch(launch) => Task::Launch(Cow::Owned(launch.into_owned())),
-            Self::Group(tasks, failed) => Task::Group(tasks.into_iter().map(Task::into_owned).collect(), failed),
+            Self::Group(transfers, tasks, failed) => {
+                Task::Group(transfers, tasks.into_iter().map(Task::into_owned).collect(), failed)
+            }
             Self::OneSided(op) => Task::OneSided(Cow::Owned(op.into_owned())),
         }
     }
@@ -96,7 +99,15 @@ impl<'a> Task<'a> {
             Self::Wait(wait) => shared.wait_until(wait, limit),
             Self::Launch(launch) => shared.launch(launch).map_err(Stop::from),
             Self::OneSided(op) => shared.run_one_sided(op).map_err(Stop::from),
-            Self::Group(tasks, failed) => {
+            Self::Group(transfers, tasks, failed) => {
+                // Transfers that have ended are an empty list.
+                match transfers.drive(shared, limit) {
+                    Ok(()) => {}
+                    Err(Stop::BudgetSpent) => return Err(Stop::BudgetSpent),
+                    Err(Stop::Failed(error)) => {
+                        failed.get_or_insert(*error);
+                    }
+                }
                 while let Some(task) = tasks.front_mut() {
                     match task.drive(shared, limit) {
                         Ok(_) => {}
@@ -119,7 +130,10 @@ impl<'a> Task<'a> {
         match self {
             Self::Collective(task) => task.skip(shared, because),
             Self::Transfers(transfers) => transfers.skip(shared, because),
-            Self::Group(tasks, _) => tasks.iter_mut().for_each(|task| task.skip(shared, because)),
+            Self::Group(transfers, tasks, _) => {
+                transfers.skip(shared, because);
+                tasks.iter_mut().for_each(|task| task.skip(shared, because));
+            }
             Self::Wait(_) | Self::Launch(_) | Self::OneSided(_) => {}
         }
     }

@@ -19,8 +19,8 @@ use peerweave_core::{Error, Mismatch, PeerCause, Timeout};
 use peerweave_device::Word;
 use peerweave_device::mailbox::{self, Answer, Slot};
 use peerweave_types::{DType, Pe, SymOffset};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Location of a message: the first word of a slot's payload.
@@ -69,6 +69,27 @@ enum State {
     Done,
 }
 
+/// Empty lists of transfers, which later calls reuse.
+#[derive(Debug, Default)]
+pub(crate) struct TransferLists(Mutex<Vec<Vec<Transfer>>>);
+
+impl TransferLists {
+    /// Maximum number of lists that are kept.
+    const MOST: usize = 16;
+
+    fn take(&self) -> Vec<Transfer> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    fn give_back(&self, mut list: Vec<Transfer>) {
+        list.clear();
+        let mut lists = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lists.len() < Self::MOST {
+            lists.push(list);
+        }
+    }
+}
+
 /// Sends and receives that run together.
 #[derive(Debug)]
 pub(crate) struct Transfers {
@@ -79,14 +100,16 @@ pub(crate) struct Transfers {
 impl Transfers {
     /// Gives each operation its place in its channel. The transfers must be driven to their end.
     pub(crate) fn start(shared: &Shared, ops: impl IntoIterator<Item = PointToPoint>) -> Result<Self, Error> {
+        let mut all = shared.transfers.take();
         // Look up every team before any operation takes its place.
-        let ops = ops.into_iter().map(|op| shared.teams.get(call_of(&op), op.team).map(|team| (op, team.into_arc())));
-        let ops = ops.collect::<Result<Vec<_>, Error>>()?;
-        let all = ops.into_iter().map(|(op, team)| {
-            let turn = channel(&team, &op).issued.fetch_add(1, Ordering::Relaxed);
-            Transfer { op, team, turn, state: State::Queued, messages_seen: 0, refused: false }
-        });
-        Ok(Self { all: all.collect(), failed: None })
+        for op in ops {
+            let team = shared.teams.get(call_of(&op), op.team)?.into_arc();
+            all.push(Transfer { op, team, turn: 0, state: State::Queued, messages_seen: 0, refused: false });
+        }
+        for transfer in &mut all {
+            transfer.turn = transfer.channel().issued.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Self { all, failed: None })
     }
 
     /// Runs the transfers until all are done.
@@ -106,6 +129,7 @@ impl Transfers {
                 }
             }
             if self.pending().next().is_none() {
+                shared.transfers.give_back(std::mem::take(&mut self.all));
                 return self.failed.take().map_or(Ok(()), |error| Err(error.into()));
             }
             if moved {

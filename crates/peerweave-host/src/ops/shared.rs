@@ -4,6 +4,7 @@ use crate::memory::heap::HeapMap;
 use crate::memory::layout::{PePage, state};
 use crate::memory::segment::Mapping;
 use crate::ops::launch::Kernels;
+use crate::ops::point_to_point::TransferLists;
 use crate::ops::queues::Queues;
 use crate::sync::peers::Peers;
 use crate::sync::root_cause;
@@ -31,6 +32,7 @@ pub(crate) struct Shared {
     pub(crate) heap: Mutex<HeapMap>,
     pub(crate) kernels: Kernels,
     pub(crate) queues: Queues,
+    pub(crate) transfers: TransferLists,
     pub(crate) guard: ForkGuard,
     /// Open until finalize: it shows the launcher, and later rendezvous of the job, that this PE is
     /// alive.

@@ -8,9 +8,13 @@ use crate::sync::wait::Stop;
 use peerweave_core::Mismatch;
 use peerweave_core::backend::VectorCounts;
 use peerweave_types::Pe;
+use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const COLUMNS: usize = 4;
+
+/// The words of a table that needs no allocation: that of 8 ranks.
+const WORDS: usize = 8 * 8 * COLUMNS;
 
 /// Words before the counts: the codes of the two buffers.
 const CODES: usize = 2;
@@ -20,7 +24,7 @@ const CODES: usize = 2;
 pub(super) struct Counts {
     n: usize,
     /// `[rank][peer][send count, send offset, recv count, recv offset]`
-    table: Vec<u64>,
+    table: SmallVec<[u64; WORDS]>,
 }
 
 impl Counts {
@@ -113,7 +117,7 @@ impl Run<'_> {
 
     /// Reads the counts of all ranks, after all have published them, and compares them.
     pub(super) fn read_counts(&self) -> Result<Counts, Stop> {
-        let mut table = Vec::with_capacity(self.n * self.n * COLUMNS);
+        let mut table = SmallVec::with_capacity(self.n * self.n * COLUMNS);
         for rank in 0..self.n {
             table.extend((0..self.n * COLUMNS).map(|i| self.count_word(rank, CODES + i).load(Ordering::Relaxed)));
         }
