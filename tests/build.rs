@@ -12,8 +12,15 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// The crates whose examples need no GPU and no library of a vendor.
-const CRATES: [&str; 6] =
-    ["peerweave", "peerweave-bootstrap", "peerweave-core", "peerweave-device", "peerweave-host", "peerweave-types"];
+const CRATES: [&str; 7] = [
+    "peerweave",
+    "peerweave-bootstrap",
+    "peerweave-core",
+    "peerweave-device",
+    "peerweave-host",
+    "peerweave-moe",
+    "peerweave-types",
+];
 
 /// One example.
 struct Example {

@@ -1,20 +1,44 @@
 //! Runs the conformance suite on the GPUs of this machine: `peerweave run -n 2 -- on_gpus [PASSES]
 //! [SEED]`. Every collective, element type and reduction in teams of every shape is compared with
-//! the oracle, and so are waits, reductions by a function, and strided all-to-alls. PE 0 prints a
-//! line for each part, team and type.
+//! the oracle, and so are waits, reductions by a function, strided all-to-alls, and dispatch and
+//! combine for mixture of experts. PE 0 prints a line for each part, team and type. With `moe` as the
+//! first argument only mixture of experts is run.
 //!
 //! PEs of processes that see one GPU share it: then each call takes milliseconds.
 
 use peerweave::bootstrap::Job;
-use peerweave::{DType, World};
+use peerweave::{DType, F8E4M3, World, bf16, f16};
 use peerweave_cuda::{Cuda, CudaOptions};
 use peerweave_tests::conformance::{all_of_a_type, team_of};
+use peerweave_tests::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
 use peerweave_tests::{functions, waits};
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+/// Dispatch and combine of tokens and results of several types, with routing of every kind.
+fn mixture_of_experts(world: &World) -> peerweave::Result<()> {
+    let n = world.n_pes();
+    for routing in [Routing::Random, Routing::OneRank, Routing::FirstOfEach, Routing::Nobody] {
+        exchange::<bf16, bf16>(world, &Case::new(8 * n, 8.min(8 * n), 7168, 16, 0, routing), 3)?;
+    }
+    exchange::<bf16, bf16>(world, &Case::new(16 * n, 3, 24, 9, 0, Routing::Random), 10)?;
+    exchange::<F8E4M3, bf16>(world, &Case::new(64 * n, 8, 7168, 33, 56, Routing::Random), 3)?;
+    exchange::<f16, f16>(world, &Case::new(2 * n, 2, 264, 65, 0, Routing::Random), 3)?;
+    exchange::<f32, f32>(world, &Case::new(512 * n, 32, 4, 64, 4, Routing::Random), 3)?;
+    let mut case = Case::new(5 * n, 4, 40, 11, 4, Routing::Random);
+    for (blocks, threads) in [(1, 1), (3, 96), (2, 33), (64, 64)] {
+        case.shape = case.shape.launch(blocks, threads);
+        exchange::<bf16, bf16>(world, &case, 2)?;
+    }
+    for _ in 0..5 {
+        calls_without_waits(world, None)?;
+    }
+    if n == 4 { two_exchanges(world, None) } else { Ok(()) }
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<u64>());
+    let only_moe = std::env::args().nth(1).is_some_and(|argument| argument == "moe");
+    let mut arguments = std::env::args().skip(1 + usize::from(only_moe)).map(|argument| argument.parse::<u64>());
     let passes = arguments.next().transpose()?.unwrap_or(4) as usize;
     let seed = arguments.next().transpose()?.unwrap_or(1);
     let mut options = CudaOptions::default();
@@ -25,6 +49,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{what}: right, {:.1} s", started.elapsed().as_secs_f64());
         }
     };
+    let started = Instant::now();
+    mixture_of_experts(&world)?;
+    say("mixture of experts".to_owned(), started);
+    if only_moe {
+        return if world.finalize()?.is_clean() { Ok(()) } else { Err("symmetric memory was not released".into()) };
+    }
     let started = Instant::now();
     waits::of_every_type(&world);
     waits::any_is_fair(&world);

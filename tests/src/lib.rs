@@ -17,6 +17,7 @@
 //!   waits        waits for words of every type
 //!   contexts     independent streams of one-sided operations
 //!   locks        locks of all PEs
+//!   moe          dispatch and combine for mixture of experts
 //!   workload     a mixture of everything
 //!   survival     the mixture, by the PEs that are left after each failure
 //!   needs        what a scenario needs of the machine
@@ -33,6 +34,7 @@ pub mod job;
 pub mod leftovers;
 pub mod locks;
 pub mod memory;
+pub mod moe;
 pub mod needs;
 pub mod oracle;
 pub mod ragged;

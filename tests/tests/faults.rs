@@ -5,6 +5,7 @@
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Buffer, Compare, Error, Parts, PeerCause, Rank, ReduceOp, Reduction, Result, VectorCounts, World};
+use peerweave_moe::{Moe, Received, Shape, Tokens};
 use peerweave_tests::calls::{self, Form, On, Root};
 use peerweave_tests::child::Running;
 use peerweave_tests::job::{named_by, say};
@@ -256,6 +257,19 @@ fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
                 stream.launch(&kernels::pass_on::KERNEL, 1, 64, (&data, &words, round))?.wait()
             })
         }
+        "moe" => {
+            let stream = world.stream()?;
+            let mut moe = Moe::<f32, f32>::new(world, team, &stream, Shape::new(2 * n, 2, 64, 16))?;
+            let (tokens, outputs) = (world.alloc::<f32>(16 * 64)?, world.alloc::<f32>(16 * 64)?);
+            let (experts, weights) = (world.alloc::<i32>(32)?, world.alloc_zeroed::<f32>(32)?);
+            let (rows, offsets) = (world.alloc::<f32>(moe.max_rows() * 64)?, world.alloc::<u32>(3)?);
+            experts.copy_from(&(0..32).map(|index| index % (2 * n as i32)).collect::<Vec<_>>())?;
+            Box::new(move || {
+                let tokens = Tokens { rows: &tokens, scales: None, experts: &experts, weights: &weights };
+                moe.dispatch(&tokens, &Received { rows: &rows, scales: None, offsets: &offsets })?;
+                moe.combine(&rows, &outputs)?.wait()
+            })
+        }
         "ring" => {
             let (send, mut recv) = (vec![1u8; bytes], vec![0u8; bytes]);
             Box::new(move || {
@@ -380,7 +394,7 @@ fn pe_killed_while_others_wait_for_its_signal_is_named() {
 }
 
 fn pe_killed_while_kernels_wait_for_it_is_named() {
-    for (seed, name) in (2100..).zip(["kernel_barrier", "kernel_signal:4096"]) {
+    for (seed, name) in (2100..).zip(["kernel_barrier", "kernel_signal:4096", "moe"]) {
         killed_around(name, seed, 6);
     }
 }

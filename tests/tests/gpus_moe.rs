@@ -1,0 +1,86 @@
+//! Dispatch and combine for mixture of experts on GPUs of the fake driver.
+#![cfg(target_os = "linux")]
+
+#[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
+mod common;
+
+use peerweave::{bf16, f16};
+use peerweave_cuda::{Cuda, GpuOptions};
+use peerweave_fakes::{Fakes, driver};
+use peerweave_moe::{Exchange, combine, dispatch};
+use peerweave_tests::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
+use peerweave_types::{KernelTeam, SymSlice};
+use std::time::Duration;
+
+/// Runs a program on GPUs.
+fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
+    let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
+    common::pes_that_may_fail(n_pes, options, |gpu| {
+        let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
+        program(peerweave::World::from(peerweave_core::World::new(backend).expect("a world")));
+    });
+}
+
+/// Registers the kernels of mixture of experts with the fake driver.
+macro_rules! moe_kernels {
+    ($($room:ident::$kernel:ident($($index:literal: $argument:ty),*);)*) => {
+        fn register_moe() {
+            $({
+                /// # Safety
+                /// `launch` is a launch of this kernel in progress.
+                unsafe extern "C" fn run(launch: *const driver::Launch) {
+                    // SAFETY: the fake calls this for launches of this kernel, whose arguments
+                    // after the context are these.
+                    unsafe {
+                        let arguments =
+                            ((*launch).argument::<Exchange>(1), (*launch).argument::<KernelTeam>(2), $((*launch).argument::<$argument>($index),)*);
+                        common::on_cpu(&$room::$kernel::KERNEL, launch, arguments);
+                    }
+                }
+                driver::register_kernel(stringify!($kernel), run);
+            })*
+        }
+    };
+}
+
+moe_kernels! {
+    dispatch::moe_dispatch_send(3: SymSlice<u128>, 4: SymSlice<u128>, 5: SymSlice<i32>, 6: SymSlice<f32>, 7: u32);
+    dispatch::moe_dispatch_plan(3: SymSlice<u128>, 4: SymSlice<u128>, 5: SymSlice<u32>);
+    dispatch::moe_dispatch_receive(3: SymSlice<u128>, 4: SymSlice<u128>);
+    combine::moe_combine_send_bf16(3: SymSlice<u128>);
+    combine::moe_combine_receive_bf16(3: SymSlice<u128>);
+    combine::moe_combine_send_f16(3: SymSlice<u128>);
+    combine::moe_combine_receive_f16(3: SymSlice<u128>);
+    combine::moe_combine_send_f32(3: SymSlice<u128>);
+    combine::moe_combine_receive_f32(3: SymSlice<u128>);
+}
+
+#[test]
+fn dispatch_and_combine_are_the_plain_computation() {
+    Fakes::new().cuda().run(|| {
+        register_moe();
+        for n in [1, 2, 3] {
+            on_gpus(n, |world| {
+                for routing in [Routing::Random, Routing::OneRank] {
+                    let mut case = Case::new(4 * n as usize, 3, 24, 7, 4, routing);
+                    case.shape = case.shape.launch(2, 48);
+                    exchange::<bf16, bf16>(&world, &case, 3).expect("calls succeed");
+                    exchange::<f16, f16>(&world, &case, 2).expect("calls succeed");
+                }
+                calls_without_waits(&world, Some([2, 33])).expect("calls succeed");
+                assert!(world.finalize().expect("all finalize").is_clean());
+            });
+        }
+    });
+}
+
+#[test]
+fn two_exchanges_in_two_teams_are_independent() {
+    Fakes::new().cuda().run(|| {
+        register_moe();
+        on_gpus(4, |world| {
+            two_exchanges(&world, Some([2, 32])).expect("calls succeed");
+            assert!(world.finalize().expect("all finalize").is_clean());
+        });
+    });
+}
