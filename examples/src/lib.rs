@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod digits;
 pub mod digits_model;
+pub mod experts;
 pub mod kernel_job;
 
 pub use digits::{SplitMix64, share};

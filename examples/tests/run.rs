@@ -131,6 +131,7 @@ examples! {
     sample_sort: "sample-sort" in "16-sample-sort";
     work_stealing: "work-stealing" in "17-work-stealing";
     ring_attention: "ring-attention" in "19-ring-attention";
+    moe: "moe" in "20-moe";
 }
 
 /// Returns the number after `final loss` in the output of PE 0.
