@@ -115,8 +115,8 @@ fn experts<T: Format>(world: &World, stream: &Stream, layer: &Layer, args: &Args
 }
 
 /// Returns the time of the same transfers by two all-to-alls with an exchange of counts, for rows
-/// of
-/// `bf16` that are already packed: one for each token and expert, or with `once` for each token and PE.
+/// of `bf16` that are already packed: one for each token and expert, or with `once` for each token
+/// and PE.
 fn all_to_all(world: &World, stream: &Stream, layer: &Layer, args: &Args, once: bool) -> Result<f64, Error> {
     let (team, me) = (world.team(), world.my_pe().index());
     let most = layer.n_pes * layer.tokens * layer.top_k * layer.hidden;
