@@ -154,8 +154,8 @@ impl Layer {
         let (hidden, per_row, local) = (self.hidden, T::scales(self.hidden), self.local_experts());
         let all: Vec<_> = (0..self.n_pes).map(|from| (self.routing(from).0, self.encoded::<T>(from))).collect();
         let mut row = 0;
-        for expert in 0..local {
-            if offsets[expert] as usize != row {
+        for (expert, first) in offsets[..local].iter().enumerate() {
+            if *first as usize != row {
                 return false;
             }
             for (experts, (tokens, token_scales)) in &all {
