@@ -12,6 +12,7 @@
 //!   calls        a collective by its name
 //!   conformance  cases, and what checks one
 //!   functions    reductions by a function, and strided all-to-alls
+//!   norms        all-reduces with residual and RMSNorm
 //!   ragged       cases with a part of another length for each rank
 //!   leftovers    what a job may not leave behind
 //!   waits        waits for words of every type
@@ -36,6 +37,7 @@ pub mod locks;
 pub mod memory;
 pub mod moe;
 pub mod needs;
+pub mod norms;
 pub mod oracle;
 pub mod ragged;
 pub mod sample;

@@ -154,6 +154,24 @@ impl Call {
         self.results == OWN_PART || self.has_results(0)
     }
 
+    /// Calls `with` for each `k` from 1 below the number of ranks, in groups of `W`; without `MORE`
+    /// there is only one group, which has all ranks.
+    #[inline(always)]
+    pub(crate) fn each_behind<const W: usize, const MORE: bool>(&self, mut with: impl FnMut(u32)) {
+        let mut base = 0;
+        loop {
+            for k in base..base + W as u32 {
+                if k > 0 && k < self.ranks {
+                    with(k);
+                }
+            }
+            base += W as u32;
+            if !MORE || base >= self.ranks {
+                return;
+            }
+        }
+    }
+
     /// Returns the PE of a rank.
     #[inline(always)]
     pub(crate) fn pe_of(&self, rank: u32) -> u32 {

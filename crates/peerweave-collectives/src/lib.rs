@@ -14,6 +14,7 @@
 //! lines to the rank that needs them. Messages between pairs of ranks are in [`transfer`]: send and
 //! receive, broadcast, gather, scatter, and longer calls of all_gather and all_to_all. With other
 //! [`Results`], the kernels of all_reduce compute reduce and longer calls of reduce_scatter.
+//! [`rms_norm`] has all_reduce with a residual and RMSNorm in one kernel.
 //!
 //! # Lines
 //! Small and medium messages travel in lines of 16 bytes, each written and read by one access. A
@@ -51,6 +52,7 @@ mod line;
 mod push;
 mod reduce;
 pub mod reduce_scatter;
+pub mod rms_norm;
 pub mod scan;
 pub mod transfer;
 mod wait;

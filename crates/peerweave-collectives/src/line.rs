@@ -33,6 +33,12 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         Self { address, count, aligned: address.is_multiple_of(LINE_BYTES as u64) }
     }
 
+    /// Returns the address of the first element.
+    #[inline(always)]
+    pub(crate) fn address(self) -> u64 {
+        self.address
+    }
+
     /// Returns the number of lines. The last line may be incomplete.
     #[inline(always)]
     pub(crate) fn lines<T: Class>(self) -> u64 {

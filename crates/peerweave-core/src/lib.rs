@@ -67,8 +67,9 @@ mod shared;
 mod world;
 
 pub use arguments::{
-    Buffer, Dest, MaybeDest, MaybeSource, OnDevice, Parts, ReduceFn, Reduction, Signal, SignalUpdate, Source, StreamDest,
-    StreamSource, Symmetric, SymmetricRange, WaitWord, none,
+    Buffer, Dest, MaybeDest, MaybeSource, NormElement, OnDevice, OutputScale, Parts, QuantizedElement, ReduceFn, Reduction,
+    RmsNorm, RowScales, Signal, SignalUpdate, Source, StreamDest, StreamOutputScale, StreamSource, Symmetric, SymmetricRange,
+    WaitWord, none,
 };
 pub use backend::error::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 pub use backend::{

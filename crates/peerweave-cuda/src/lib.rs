@@ -27,7 +27,7 @@ mod route;
 mod team;
 
 pub use backend::{Cuda, CudaOptions, of_cudarc, on_device, visible_gpus};
-pub use collective::{Collectives, CollectivesOptions, Message};
+pub use collective::{Collectives, CollectivesOptions, Message, RmsNormCall, RmsNormOutput};
 pub use error::{CudaError, KernelFailure};
 pub use gpu::{Gpu, GpuOptions, Transport};
 pub use launch::Stream;

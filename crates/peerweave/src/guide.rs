@@ -41,6 +41,7 @@ use crate::{Context, Lock};
 /// | what is to happen | operation |
 /// |---|---|
 /// | every rank contributes, every rank needs the whole result | [`Team::all_reduce`], [`Team::all_gather`], [`Team::all_gather_v`] for unequal parts |
+/// | the sum of all ranks is added to a residual and normalised, as between layers of a transformer | [`Team::all_reduce_rms_norm`], one kernel on GPUs |
 /// | every rank needs its part of the result | [`Team::reduce_scatter`], [`Team::all_to_all`], [`Team::all_to_all_v`] for unequal parts |
 /// | a rank needs the reduction of the ranks before it, such as its offset in a list of all | [`Team::scan`], [`Team::exclusive_scan`] |
 /// | elements are combined by a function of your own | [`Team::all_reduce_with`], [`Team::reduce_with`], [`Team::scan_with`]; on GPUs it [runs on the host](ReduceFn#on-gpus) |

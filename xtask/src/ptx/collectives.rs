@@ -37,6 +37,8 @@ fn expected(kernel: &str, ranks: usize) -> Vec<(&'static str, usize)> {
         vec![(LOOK, 1), (PUSH, 1), (READ, 1), (WRITE, 1)]
     } else if kernel.starts_with("barrier_") {
         vec![(LOOK, 1), (PUSH, 1)]
+    } else if kernel.starts_with("rms_norm_plain_") {
+        vec![(READ, 2), (WRITE, 1)]
     } else {
         vec![(LOOK, ranks.min(GROUP)), (PUSH, 1), (READ, 1), (WRITE, 1)]
     }
@@ -65,7 +67,7 @@ pub(super) fn check(ptx: &str, _: Variant) -> Outcome {
             outcome.faults.push(format!("{kernel} has {barriers} `{BARRIER}`, expected {wanted}"));
         }
         let locals = text::instructions(body).filter(|found| text::operation(found).starts_with(LOCAL)).count();
-        let reduces = kernel.contains("reduce") || kernel.starts_with("scan_");
+        let reduces = kernel.contains("reduce") || ["scan_", "rms_norm_"].iter().any(|name| kernel.starts_with(name));
         if locals > 0 && reduces && !["_i8_", "_u8_"].iter().any(|bytes| kernel.contains(bytes)) {
             outcome.faults.push(format!("{kernel} has {locals} `{LOCAL}`, expected none"));
         }

@@ -6,6 +6,7 @@ mod failures;
 mod numbers;
 mod parts;
 mod results;
+mod rms_norm;
 mod scans;
 mod transfers;
 mod world;

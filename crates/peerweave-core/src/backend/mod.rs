@@ -17,6 +17,7 @@ mod combine;
 mod device;
 pub(crate) mod error;
 mod op;
+mod rms_norm;
 
 pub use abort::AbortWord;
 pub use caps::{AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, PrivateBuffers, ReductionCaps, ReductionOrder};
@@ -28,6 +29,7 @@ pub use op::{
     GetElement, Launch, Op, Place, PointToPoint, Put, PutElement, Signal, Special, Strided, Until, VectorCounts, WaitMode,
     WaitUntil, WaitValues,
 };
+pub use rms_norm::{NormScale, Quantization, RmsNorm};
 
 use crate::Error;
 use peerweave_types::{DType, HeapGeometry, KernelTeam, Pe, SymOffset, TeamShape};

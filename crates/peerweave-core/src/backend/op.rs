@@ -1,13 +1,13 @@
 //! Operations as plain data, and the location of their memory.
 //!
 //! # Collective operations and their counts
-//! `count` is in elements, with the meaning of NCCL: the whole buffer for all-reduce, reduce,
-//! broadcast and scans; the contribution of one rank for all-gather and gather; the result of one
+//! `count` is in elements, with the meaning of NCCL: the whole buffer for all-reduce, also with a
+//! norm, reduce, broadcast and scans; the contribution of one rank for all-gather and gather; the result of one
 //! rank for reduce-scatter and scatter; the part from one rank to one rank for all-to-all and its
 //! strided form; the sum of all parts for all-gather-v. It is 0 for all-to-all-v, gather-v and
 //! scatter-v, whose counts not every rank knows: see [`VectorCounts`].
 
-use super::TeamId;
+use super::{RmsNorm, TeamId};
 use peerweave_device::launch::PtxImage;
 use peerweave_types::{ArgVisitor, Compare, DType, Dim3, KernelContext, Pe, Rank, ReduceOp, SignalOp, SymOffset};
 use std::fmt;
@@ -167,11 +167,12 @@ pub enum CollectiveKind {
     Scan = 14,
     ExclusiveScan = 15,
     AllToAllStrided = 16,
+    AllReduceRmsNorm = 17,
 }
 
 impl CollectiveKind {
     /// Every collective.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Barrier,
         Self::Sync,
         Self::AllReduce,
@@ -189,6 +190,7 @@ impl CollectiveKind {
         Self::Scan,
         Self::ExclusiveScan,
         Self::AllToAllStrided,
+        Self::AllReduceRmsNorm,
     ];
 
     /// Returns the name of the call.
@@ -211,6 +213,7 @@ impl CollectiveKind {
             Self::Scan => "scan",
             Self::ExclusiveScan => "exclusive_scan",
             Self::AllToAllStrided => "all_to_all_strided",
+            Self::AllReduceRmsNorm => "all_reduce_rms_norm",
         }
     }
 
@@ -219,7 +222,7 @@ impl CollectiveKind {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
 
-    /// Returns whether the collective reduces elements.
+    /// Returns whether the collective reduces elements by the reduction of the caller.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter | Self::Scan | Self::ExclusiveScan)
     }
@@ -289,6 +292,8 @@ pub enum Special {
         /// The size of an element in bytes, which may consist of several values of the type.
         element_bytes: usize,
     },
+    /// For an all-reduce with a norm.
+    RmsNorm(RmsNorm),
 }
 
 impl Special {
@@ -297,6 +302,7 @@ impl Special {
         match self {
             Self::Function(function) => function.element_bytes(),
             Self::Strides { element_bytes, .. } => *element_bytes,
+            Self::RmsNorm(norm) => norm.element_bytes,
         }
     }
 }
@@ -317,8 +323,14 @@ impl Collective {
     pub fn function(&self) -> Option<&dyn Combine> {
         match self.special.as_deref()? {
             Special::Function(function) => Some(&**function),
-            Special::Strides { .. } => None,
+            Special::Strides { .. } | Special::RmsNorm(_) => None,
         }
+    }
+
+    /// Returns the parameters of the norm.
+    #[inline]
+    pub fn rms_norm(&self) -> Option<&RmsNorm> {
+        if let Special::RmsNorm(norm) = self.special.as_deref()? { Some(norm) } else { None }
     }
 
     /// Returns the size of what [`count`](Self::count) counts, in bytes.
@@ -338,7 +350,7 @@ impl Collective {
     /// Returns the arguments that must be equal on all ranks of the team.
     pub fn shape(&self) -> CollectiveShape {
         let Self { kind, dtype, op, root, count, .. } = *self;
-        CollectiveShape { kind, dtype, op, root, count }
+        CollectiveShape { kind, dtype, op, root, count, detail: self.rms_norm().map_or(0, RmsNorm::detail) }
     }
 }
 
@@ -352,11 +364,13 @@ pub struct CollectiveShape {
     pub op: ReduceOp,
     pub root: Rank,
     pub count: usize,
+    /// The parameters that few collectives have, as one word: [`RmsNorm::detail`].
+    pub detail: u64,
 }
 
 impl fmt::Display for CollectiveShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, dtype, op, root, count } = self;
+        let Self { kind, dtype, op, root, count, detail } = self;
         f.write_str(kind.name())?;
         if matches!(kind, CollectiveKind::Barrier | CollectiveKind::Sync) {
             return Ok(());
@@ -370,6 +384,9 @@ impl fmt::Display for CollectiveShape {
         }
         if kind.has_root() {
             write!(f, " with root {}", root.get())?;
+        }
+        if *kind == CollectiveKind::AllReduceRmsNorm {
+            RmsNorm::describe(*detail, f)?;
         }
         Ok(())
     }

@@ -25,6 +25,7 @@ use std::sync::Arc;
 mod collective;
 mod one_sided;
 mod parts;
+mod rms_norm;
 mod rotation;
 mod scan;
 mod vector;
@@ -38,6 +39,7 @@ pub(crate) use one_sided::{
     Awaited, atomic, get, get_element, get_value, peer_of, put, put_element, put_value, signal, strided, wait, wait_for_one,
 };
 pub(crate) use parts::{all_gather_v, all_gather_v_in_place, gather_v, gather_v_in_place, scatter_v, scatter_v_in_place};
+pub(crate) use rms_norm::{NormCall, rms_norm};
 pub(crate) use scan::{all_to_all_strided, by_function, reduce_with, scan, scan_in_place};
 pub(crate) use vector::for_each_rank;
 

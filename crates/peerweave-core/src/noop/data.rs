@@ -5,7 +5,8 @@ use super::Noop;
 use crate::arguments::shared_bytes::{self, Reading};
 use crate::backend::TeamId;
 use crate::backend::{
-    Atomic, AtomicKind, Collective, CollectiveKind, Direction, Op, Outcome, PointToPoint, Strided, Until, WaitMode, WaitUntil,
+    Atomic, AtomicKind, Collective, CollectiveKind, Direction, NormScale, Op, Outcome, Place, PointToPoint, Quantization,
+    RmsNorm, Strided, Until, WaitMode, WaitUntil,
 };
 use crate::{Error, Result, Timeout};
 use peerweave_types::{DType, Pe, ReduceOp, Scalar, SignalOp, SymOffset, bf16, f16};
@@ -132,6 +133,9 @@ fn collective(noop: &Noop, op: &Collective) {
     }
     let (Some(mut send), Some(mut recv)) = (op.send, op.recv) else { return };
     let size = op.element_bytes();
+    if let Some(norm) = op.rms_norm() {
+        return rms_norm(noop, op, norm);
+    }
     if op.kind == CollectiveKind::AllToAllStrided {
         let [source, dest] = op.strides();
         for i in 0..op.count {
@@ -152,6 +156,31 @@ fn collective(noop: &Noop, op: &Collective) {
     }
     if op.kind.reduces() && op.op == ReduceOp::PreMulSum {
         scale(op.dtype, to, count, op.scalar);
+    }
+}
+
+/// Runs an all-reduce with a norm, of a team with one rank.
+fn rms_norm(noop: &Noop, op: &Collective, norm: &RmsNorm) {
+    let (Some(send), Some(recv)) = (op.send, op.recv) else { return };
+    let bytes = norm.hidden * norm.element_bytes;
+    let read = |place: Place, bytes: usize| {
+        let mut found = vec![0; bytes];
+        copy(noop.reading(place, bytes), found.as_mut_ptr(), bytes);
+        found
+    };
+    let write = |place: Place, from: &[u8]| copy(Reading::Named(from.as_ptr()), noop.place(place, from.len()), from.len());
+    let weight = read(norm.weight, bytes);
+    let mut output = vec![0; norm.hidden * norm.output_bytes()];
+    for row in 0..op.count / norm.hidden {
+        let sum = read(send.plus(row * bytes), bytes);
+        let residual = norm.residual.plus(row * bytes);
+        let mut x = read(residual, bytes);
+        let scale = norm.row(op.dtype, &sum, &mut x, &weight, &mut output);
+        write(residual, &x);
+        write(recv.plus(row * output.len()), &output);
+        if let Some(Quantization { scale: NormScale::Rows(scales), .. }) = norm.quantization {
+            write(scales.plus(row * size_of::<f32>()), &scale.to_le_bytes());
+        }
     }
 }
 

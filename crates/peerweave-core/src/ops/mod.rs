@@ -16,6 +16,7 @@ mod lock;
 mod one_sided;
 mod order;
 mod reduce_with;
+mod rms_norm;
 mod scan;
 mod signal;
 mod team;

@@ -21,8 +21,9 @@ use super::teams::TeamOf;
 /// Number of calls of a team that are recorded; older ones are overwritten.
 const CALLS: u64 = 64;
 /// Number of words of one call: its number, starting with 1, or 0 while the call is written; kind,
-/// type, reduction, root, and whether a function of the caller reduces; number of elements; chain.
-const CALL_WORDS: usize = 4;
+/// type, reduction, root, and whether a function of the caller reduces; number of elements;
+/// parameters of few collectives; chain.
+const CALL_WORDS: usize = 5;
 /// Number of words before the calls of a team: the team, the number of its calls, whether a graph
 /// has captured calls.
 const HEAD_WORDS: usize = 8;
@@ -36,8 +37,8 @@ pub(super) struct Calls {
     teams: usize,
 }
 
-/// A call as two words, which contain all values that must be the same on all ranks.
-type Words = [u64; 2];
+/// A call as three words, which contain all values that must be the same on all ranks.
+type Words = [u64; 3];
 
 impl Calls {
     /// Maps the words of all PEs, each with room for `teams` teams. Collective over all PEs, which
@@ -74,12 +75,12 @@ impl Calls {
     pub(super) fn write(&self, team: &TeamOf, op: &Collective) {
         let word = |index| self.word(self.me, team.number(), index);
         let number = word(1).load(Ordering::Relaxed);
-        let chain = if number == 0 { 0 } else { word(Self::at(number - 1) + 3).load(Ordering::Relaxed) };
-        let [what, count] = words_of(op.shape(), op.function().is_some());
-        let (at, chain) = (Self::at(number), mix(mix(chain ^ what) ^ count));
+        let chain = if number == 0 { 0 } else { word(Self::at(number - 1) + 4).load(Ordering::Relaxed) };
+        let [what, count, detail] = words_of(op.shape(), op.function().is_some());
+        let (at, chain) = (Self::at(number), mix(mix(mix(chain ^ what) ^ count) ^ detail));
         word(at).store(0, Ordering::Relaxed);
         fence(Ordering::Release);
-        for (index, value) in [what, count, chain].into_iter().enumerate() {
+        for (index, value) in [what, count, detail, chain].into_iter().enumerate() {
             word(at + 1 + index).store(value, Ordering::Relaxed);
         }
         word(at).store(number + 1, Ordering::Release);
@@ -96,9 +97,9 @@ impl Calls {
     fn read(&self, pe: usize, team: KernelTeam, number: u64) -> Option<(Words, u64)> {
         let (word, at) = (|index| self.word(pe, team, index), Self::at(number));
         let is_it = |order| word(at).load(order) == number + 1;
-        let found = is_it(Ordering::Acquire).then(|| [1, 2, 3].map(|index| word(at + index).load(Ordering::Relaxed)));
+        let found = is_it(Ordering::Acquire).then(|| [1, 2, 3, 4].map(|index| word(at + index).load(Ordering::Relaxed)));
         fence(Ordering::Acquire);
-        found.filter(|_| is_it(Ordering::Relaxed)).map(|[what, count, chain]| ([what, count], chain))
+        found.filter(|_| is_it(Ordering::Relaxed)).map(|[what, count, detail, chain]| ([what, count, detail], chain))
     }
 
     /// Returns the first rank whose calls are known to differ from the calls of this rank, with the
@@ -134,16 +135,16 @@ impl Calls {
 const BY_FUNCTION: u64 = 1 << 24;
 
 fn words_of(shape: CollectiveShape, by_function: bool) -> Words {
-    let CollectiveShape { kind, dtype, op, root, count } = shape;
+    let CollectiveShape { kind, dtype, op, root, count, detail } = shape;
     let what = kind as u64 | (dtype as u64) << 8 | (op as u64) << 16 | u64::from(root.get()) << 32;
-    [what | if by_function { BY_FUNCTION } else { 0 }, count as u64]
+    [what | if by_function { BY_FUNCTION } else { 0 }, count as u64, detail]
 }
 
-fn describe([what, count]: Words) -> String {
+fn describe([what, count, detail]: Words) -> String {
     let (kind, dtype, op) = (what as u8, (what >> 8) as u8, (what >> 16) as u8);
     let known = (CollectiveKind::from_u8(kind), DType::from_u8(dtype), ReduceOp::from_u8(op));
     let (Some(kind), Some(dtype), Some(op)) = known else { return format!("an unknown operation ({what:#x})") };
-    let shape = CollectiveShape { kind, dtype, op, root: Rank::new((what >> 32) as u32), count: count as usize };
+    let shape = CollectiveShape { kind, dtype, op, root: Rank::new((what >> 32) as u32), count: count as usize, detail };
     if what & BY_FUNCTION == 0 { shape.to_string() } else { format!("{shape}, by a function") }
 }
 
@@ -159,11 +160,17 @@ mod tests {
 
     #[test]
     fn description_of_a_call_is_made_from_its_words() {
-        let shape =
-            CollectiveShape { kind: CollectiveKind::Reduce, dtype: DType::F32, op: ReduceOp::Max, root: Rank::new(3), count: 17 };
+        let shape = CollectiveShape {
+            kind: CollectiveKind::Reduce,
+            dtype: DType::F32,
+            op: ReduceOp::Max,
+            root: Rank::new(3),
+            count: 17,
+            detail: 0,
+        };
         assert_eq!(describe(words_of(shape, false)), "reduce of 17 elements of f32 by max with root 3");
         assert!(describe(words_of(shape, true)).ends_with(", by a function"));
-        assert_eq!(describe([255, 0]), "an unknown operation (0xff)");
+        assert_eq!(describe([255, 0, 0]), "an unknown operation (0xff)");
     }
 
     #[test]

@@ -355,6 +355,7 @@ impl Enqueue<'_> {
         match op.kind {
             CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(team),
             CollectiveKind::AllToAllStrided => self.all_to_all_strided(team, op),
+            CollectiveKind::AllReduceRmsNorm => self.norm(team, op),
             _ if alone => self.alone(team, op),
             _ if op.function().is_some() => self.by_function(team, op),
             kind if kind.has_counts() => self.vector(team, op),

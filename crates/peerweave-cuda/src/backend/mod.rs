@@ -33,6 +33,7 @@ mod event;
 mod functions;
 mod kernels;
 mod members;
+mod norm;
 #[cfg(target_os = "linux")]
 mod pages;
 #[cfg(not(target_os = "linux"))]

@@ -7,7 +7,7 @@ use peerweave_collectives::transfer::Transfers;
 use peerweave_device::launch::Kernel;
 use peerweave_driver::launch::{Arguments, LaunchConfig, LoadedKernel};
 use peerweave_driver::{CudaStream, Keep, is_capturing, join};
-use peerweave_types::KernelArgs;
+use peerweave_types::{KernelArg, KernelArgs};
 
 use super::Collectives;
 use crate::error::{CudaError, misuse};
@@ -41,21 +41,21 @@ impl Collectives {
         bytes: u64,
     ) -> Result<(), CudaError> {
         // SAFETY: the caller guarantees it.
-        unsafe { self.enqueue_with(name, stream, kernel, route, &call, None, bytes) }
+        unsafe { self.enqueue_with(name, stream, kernel, route, &call, None::<&Transfers>, bytes) }
     }
 
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for the operands of the call; the kernel takes the
-    /// call, and the messages if there are any.
+    /// call, and the second argument if there is one.
     #[expect(clippy::too_many_arguments, reason = "the parts of a launch")]
-    pub(super) unsafe fn enqueue_with(
+    pub(super) unsafe fn enqueue_with<A: KernelArg>(
         &self,
         name: &'static str,
         stream: &Arc<CudaStream>,
         kernel: &LoadedKernel,
         route: Route,
         call: &Call,
-        transfers: Option<&Transfers>,
+        second: Option<&A>,
         bytes: u64,
     ) -> Result<(), CudaError> {
         let inner = &*self.gpu.0;
@@ -89,8 +89,8 @@ impl Collectives {
         let mut config = LaunchConfig::new(route.blocks, route.threads);
         config.programmatic = self.options.programmatic && self.routes.is_programmatic(bytes);
         let arguments = Arguments::new().with(&context).with(call);
-        let arguments = match transfers {
-            Some(transfers) => arguments.with(transfers),
+        let arguments = match second {
+            Some(second) => arguments.with(second),
             None => arguments,
         };
         // SAFETY: the kernel takes the context and a call; the areas are live memory of every

@@ -5,6 +5,7 @@
 //!  reductions.rs   all_reduce, reduce, reduce_scatter
 //!  scans.rs        scan, exclusive_scan
 //!  exchanges.rs    all_gather, all_to_all
+//!  norms.rs        all_reduce with residual and RMSNorm
 //!  transfers.rs    messages, and the collectives that are made of them
 //!   operands.rs    operands of a call, and their checks
 //!   launch.rs      loads and enqueues kernels
@@ -16,6 +17,7 @@
 
 mod exchanges;
 mod launch;
+mod norms;
 mod operands;
 mod options;
 mod reductions;
@@ -26,7 +28,7 @@ mod transfers;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use peerweave_collectives::Algorithm;
+use peerweave_collectives::{Algorithm, rms_norm};
 use peerweave_driver::CudaStream;
 use peerweave_driver::launch::LoadedKernel;
 use peerweave_types::{DType, Pe, Rank};
@@ -38,6 +40,7 @@ use staging::{Staging, rank_of};
 
 pub(crate) use staging::Room;
 
+pub use norms::{RmsNormCall, RmsNormOutput};
 pub use options::CollectivesOptions;
 pub use transfers::Message;
 
@@ -95,6 +98,8 @@ pub struct Collectives {
     /// Loaded kernels of messages, by form and whether all messages are whole lines.
     transfers: [[OnceLock<LoadedKernel>; 2]; 2],
     barriers: OnceLock<LoadedKernel>,
+    /// Loaded kernels of all_reduce with RMSNorm, by algorithm and type.
+    norms: [[OnceLock<LoadedKernel>; DType::ALL.len()]; rms_norm::Algorithm::ALL.len()],
     /// Stream of the last call.
     last: Mutex<Option<Arc<CudaStream>>>,
 }
@@ -208,6 +213,7 @@ impl Collectives {
             exchanges: Default::default(),
             transfers: Default::default(),
             barriers: OnceLock::new(),
+            norms: Default::default(),
             last: Mutex::default(),
         })
     }

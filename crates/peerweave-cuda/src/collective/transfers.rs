@@ -438,7 +438,7 @@ impl Collectives {
         let call = Call { send: banks.areas[0], recv: banks.areas[0], ..*banks };
         let route = Route::new(peerweave_collectives::Algorithm::OneShot, 1, 32);
         // SAFETY: the areas belong to this team; there are no operands.
-        unsafe { self.enqueue_with(CALL, stream, kernel, route, &call, None, 0) }
+        unsafe { self.enqueue_with(CALL, stream, kernel, route, &call, None::<&Transfers>, 0) }
     }
 
     /// Exchanges parts as messages. This rank's part for a rank is at `sent(rank)`. The part from

@@ -105,6 +105,8 @@ pub(crate) enum OwnPath {
     Messages(Route),
     /// A broadcast whose root sends a different part to each rank, which then passes it on.
     Scattered(Route),
+    /// The kernel of an all_reduce with RMSNorm, whose route depends on the rows.
+    Norm,
     /// There are no kernels.
     Unsupported,
 }
@@ -181,13 +183,14 @@ impl Routes {
     /// Returns what own kernels do, and why.
     fn own(&self, query: &Query, limits: &Limits) -> (OwnPath, Because, Option<(Because, Unfit)>) {
         use CollectiveKind::{
-            AllGather, AllGatherV, AllReduce, AllToAll, AllToAllV, Barrier, Broadcast, Gather, GatherV, Reduce, ReduceScatter,
-            Scatter, ScatterV, Sync,
+            AllGather, AllGatherV, AllReduce, AllReduceRmsNorm, AllToAll, AllToAllV, Barrier, Broadcast, Gather, GatherV, Reduce,
+            ReduceScatter, Scatter, ScatterV, Sync,
         };
         let bytes = query.bytes();
         let only = |path| (path, Because::Only, None);
         match query.kind {
             Barrier | Sync => only(OwnPath::Barrier),
+            AllReduceRmsNorm => only(OwnPath::Norm),
             _ if limits.ranks < 2 => only(OwnPath::Copy),
             // Ranks have parts of different lengths.
             AllToAllV | AllGatherV | GatherV | ScatterV => only(OwnPath::Messages(ring(limits, false))),

@@ -102,6 +102,7 @@ fn path(own: OwnPath) -> (String, Option<Route>) {
         OwnPath::Nothing => return ("nothing to do".to_owned(), None),
         OwnPath::Copy => return ("a copy".to_owned(), None),
         OwnPath::Barrier => return ("own kernel, barrier".to_owned(), None),
+        OwnPath::Norm => return ("own kernel with RMSNorm, whose launch depends on the rows".to_owned(), None),
         OwnPath::Unsupported => return ("not supported".to_owned(), None),
         OwnPath::Reduction(route) => format!("own kernel, {}, {}", name_of(route.algorithm), shape(route)),
         OwnPath::Lines { route, launches: 1 } => format!("own kernel, lines, {}", shape(route)),

@@ -4,6 +4,7 @@
 //! ```text
 //!  decide.rs    the choice for a call, and its reason
 //!  explain.rs   the choice as text
+//!  norm.rs      the choice for an all_reduce with RMSNorm
 //!  forced.rs    choices of the caller, which replace those of the table
 //!  table.rs     the table: rows and thresholds     parse.rs   its file format
 //! ```
@@ -11,6 +12,7 @@
 mod decide;
 mod explain;
 mod forced;
+mod norm;
 mod parse;
 mod table;
 
@@ -20,6 +22,7 @@ pub(crate) use decide::{Libraries, OwnPath, Unfit, most_part_bytes};
 pub use decide::{Provider, Query};
 pub use explain::Explanation;
 pub use forced::{Forced, ForcedError, Way};
+pub(crate) use norm::{NormRoute, norm, norm_by};
 pub use parse::RoutesError;
 pub use table::RouteTable;
 

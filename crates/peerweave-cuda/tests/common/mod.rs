@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, Token};
+use peerweave_collectives::rms_norm::{self, Norm};
 use peerweave_collectives::transfer::{self, Transfers};
 use peerweave_collectives::{Call, all_reduce, barrier, exchange, reduce_scatter, scan};
 use peerweave_core::World;
@@ -232,6 +233,50 @@ macro_rules! messages {
     };
 }
 
+/// Registers kernels of norms, whose arguments after the context are a call and the norm.
+macro_rules! norms {
+    ($($kernel:ident),* $(,)?) => {
+        fn register_norms() {
+            $({
+                /// # Safety
+                /// `launch` is a launch of this kernel in progress.
+                unsafe extern "C" fn run(launch: *const driver::Launch) {
+                    // SAFETY: the fake calls this for launches of this kernel, whose arguments
+                    // after the context are these.
+                    let arguments = unsafe { ((*launch).argument::<Call>(1), (*launch).argument::<Norm>(2)) };
+                    // SAFETY: as above.
+                    unsafe { on_cpu(&rms_norm::$kernel::KERNEL, launch, arguments) }
+                }
+                driver::register_kernel(stringify!($kernel), run);
+            })*
+        }
+    };
+}
+
+norms! {
+    rms_norm_one_shot_f16_2,
+    rms_norm_one_shot_f16_4,
+    rms_norm_one_shot_f16_8,
+    rms_norm_one_shot_bf16_2,
+    rms_norm_one_shot_bf16_4,
+    rms_norm_one_shot_bf16_8,
+    rms_norm_one_shot_f32_2,
+    rms_norm_one_shot_f32_4,
+    rms_norm_one_shot_f32_8,
+    rms_norm_two_shot_f16_2,
+    rms_norm_two_shot_f16_4,
+    rms_norm_two_shot_f16_8,
+    rms_norm_two_shot_bf16_2,
+    rms_norm_two_shot_bf16_4,
+    rms_norm_two_shot_bf16_8,
+    rms_norm_two_shot_f32_2,
+    rms_norm_two_shot_f32_4,
+    rms_norm_two_shot_f32_8,
+    rms_norm_plain_f16_1,
+    rms_norm_plain_bf16_1,
+    rms_norm_plain_f32_1,
+}
+
 messages! { transfer_4, transfer_8, transfer_plain_4, transfer_plain_8, transfer_ring_8 }
 
 collectives! {
@@ -380,6 +425,7 @@ pub(crate) fn register() {
     register_stream_kernels();
     register_collectives();
     register_messages();
+    register_norms();
 }
 
 /// Runs the body as each of `n` PEs of a world on GPUs, and ends the world. Returns the bodies'

@@ -1,6 +1,6 @@
 //! Conversions between `f32` and 16-bit floats, in pairs of one word: rounded to nearest even.
 
-use peerweave_types::{bf16, f16};
+use peerweave_types::{F8E4M3, bf16, f16};
 
 /// Converts two values to `f16`, the first one in the low half.
 #[inline]
@@ -24,4 +24,11 @@ pub fn bf16_pair([low, high]: [f32; 2]) -> u32 {
 #[inline]
 pub fn bf16_values(pair: u32) -> [f32; 2] {
     [bf16::from_bits(pair as u16).to_f32(), bf16::from_bits((pair >> 16) as u16).to_f32()]
+}
+
+/// Converts two values to 8-bit floats (E4M3), the first one in the low byte. Values beyond the
+/// largest one are saturated.
+#[inline]
+pub fn f8e4m3_pair([low, high]: [f32; 2]) -> u16 {
+    u16::from(F8E4M3::from_f32(low).to_bits()) | u16::from(F8E4M3::from_f32(high).to_bits()) << 8
 }

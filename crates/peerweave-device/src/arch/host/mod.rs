@@ -11,7 +11,7 @@ pub mod multimem;
 mod plain;
 mod word;
 
-pub use convert::{bf16_pair, bf16_values, f16_pair, f16_values};
+pub use convert::{bf16_pair, bf16_values, f8e4m3_pair, f16_pair, f16_values};
 pub use execution::*;
 pub use executor::{AlreadySet, Executor, Single, executor, set_executor};
 pub use memory::{load_line_relaxed, store_line_relaxed};

@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 #[cfg(not(target_feature = "sm_90"))]
-use peerweave_types::bf16;
+use peerweave_types::{F8E4M3, bf16};
 
 /// Converts two values to `f16`, the first one in the low half.
 #[inline(always)]
@@ -66,4 +66,29 @@ pub fn bf16_pair(values: [f32; 2]) -> u32 {
 #[inline(always)]
 pub fn bf16_values(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
+}
+
+/// Converts two values to 8-bit floats (E4M3), the first one in the low byte. Values beyond the
+/// largest one are saturated.
+#[inline(always)]
+pub fn f8e4m3_pair(values: [f32; 2]) -> u16 {
+    #[cfg(target_feature = "sm_90")]
+    {
+        let pair: u16;
+        // SAFETY: arithmetic on registers; touches no memory.
+        unsafe {
+            asm!(
+                "cvt.rn.satfinite.e4m3x2.f32 {pair}, {high}, {low};",
+                high = in(reg32) values[1],
+                low = in(reg32) values[0],
+                pair = out(reg16) pair,
+                options(pure, nomem, nostack),
+            );
+        }
+        pair
+    }
+    #[cfg(not(target_feature = "sm_90"))]
+    {
+        u16::from(F8E4M3::from_f32(values[0]).to_bits()) | u16::from(F8E4M3::from_f32(values[1]).to_bits()) << 8
+    }
 }

@@ -13,7 +13,7 @@ mod plain;
 mod rmw;
 mod word;
 
-pub use convert::{bf16_pair, bf16_values, f16_pair, f16_values};
+pub use convert::{bf16_pair, bf16_values, f8e4m3_pair, f16_pair, f16_values};
 pub use execution::*;
 pub use memory::*;
 pub use plain::*;

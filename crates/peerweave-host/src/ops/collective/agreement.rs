@@ -175,7 +175,7 @@ fn describe([what, root, count, detail]: [u64; 4]) -> String {
     let (kind, dtype, op) = (what as u8, (what >> 8) as u8, (what >> 16) as u8);
     let known = (CollectiveKind::from_u8(kind), DType::from_u8(dtype), ReduceOp::from_u8(op));
     let (Some(kind), Some(dtype), Some(op)) = known else { return format!("an unknown operation ({what:#x})") };
-    let described = CollectiveShape { kind, dtype, op, root: Rank::new(root as u32), count: count as usize }.to_string();
+    let described = CollectiveShape { kind, dtype, op, root: Rank::new(root as u32), count: count as usize, detail }.to_string();
     if what & BY_FUNCTION == 0 { described } else { described.replacen(" by sum", " by a function", 1) }
 }
 

@@ -24,7 +24,9 @@ use std::ops::Range;
 /// bytes, larger teams are faster with staging areas, which stay in a cache.
 pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
     match op.kind {
-        Kind::AllReduce | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => n <= tuning::CROSS_MEMORY_RANKS,
+        Kind::AllReduce | Kind::AllReduceRmsNorm | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => {
+            n <= tuning::CROSS_MEMORY_RANKS
+        }
         Kind::Gather | Kind::Scatter => true,
         Kind::AllToAll => in_place == InPlace::None,
         _ => false,
@@ -39,7 +41,7 @@ impl Run<'_> {
         let others = (1..self.n).map(|distance| (self.me + distance) % self.n);
         let recv = || self.address(self.op.recv);
         match self.op.kind {
-            Kind::AllReduce => {
+            Kind::AllReduce | Kind::AllReduceRmsNorm => {
                 let mine = share(self.op.count, self.n, self.me, size);
                 self.reduce_fetched(entries, mine.clone(), recv().wrapping_add(mine.start * size))?;
                 self.step.sync(1)?;

@@ -48,7 +48,7 @@ impl Run<'_> {
         // Some ranks may work in place and others not; all must choose the same algorithm.
         let in_place = super::in_place(entries);
         match (self.op.kind, counts) {
-            (Kind::AllReduce | Kind::Reduce, _) => self.direct_reduce(&buffers),
+            (Kind::AllReduce | Kind::AllReduceRmsNorm | Kind::Reduce, _) => self.direct_reduce(&buffers),
             (Kind::ReduceScatter, _) => self.direct_reduce_scatter(&buffers),
             (Kind::Broadcast, _) => self.direct_broadcast(&buffers),
             (Kind::AllGather | Kind::Gather, _) => self.direct_gather(&buffers),

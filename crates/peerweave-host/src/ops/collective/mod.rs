@@ -22,12 +22,14 @@ mod counts;
 mod cross_memory;
 mod direct;
 mod functions;
+mod rms_norm;
 mod staged;
 mod vector;
 
 pub(crate) use agreement::{Purpose, allocation_detail, split_detail};
 
 use self::counts::Counts;
+use self::rms_norm::Norm;
 use crate::memory::line::{self, Entry};
 use crate::ops::shared::{Shared, on_a_device};
 use crate::ops::tuning;
@@ -47,6 +49,9 @@ type PerRank<T> = SmallVec<[T; 16]>;
 /// Runs a collective to its end on the calling thread.
 #[inline]
 pub(crate) fn run(shared: &Shared, op: &Collective, limit: Limit) -> Result<(), Stop> {
+    if op.kind == CollectiveKind::AllReduceRmsNorm {
+        return CollectiveTask::start(shared, op)?.drive(shared, limit);
+    }
     let team = shared.teams.get(op.kind.name(), op.team)?;
     Turn::issue(&team, Purpose::User, 0).drive(shared, &team, op, limit)
 }
@@ -57,6 +62,8 @@ pub(crate) struct CollectiveTask<'a> {
     team: TeamRef<'a>,
     op: Cow<'a, Collective>,
     turn: Turn,
+    /// The norm of a collective that has one. It follows the reduction, on this rank alone.
+    norm: Option<Box<Norm>>,
 }
 
 /// The place of a collective among the operations of its team, and its purpose.
@@ -78,13 +85,18 @@ impl<'a> CollectiveTask<'a> {
     #[inline]
     pub(crate) fn start(shared: &'a Shared, op: &'a Collective) -> Result<Self, Error> {
         let team = shared.teams.get(op.kind.name(), op.team)?;
+        if op.kind == CollectiveKind::AllReduceRmsNorm {
+            let (reduction, norm) = Norm::after(op);
+            let task = Self::start_internal(team, Cow::Owned(reduction), Purpose::User, op.shape().detail);
+            return Ok(Self { norm: Some(Box::new(norm)), ..task });
+        }
         Ok(Self::start_internal(team, Cow::Borrowed(op), Purpose::User, 0))
     }
 
     /// Starts a collective of the backend itself.
     #[inline]
     pub(crate) fn start_internal(team: TeamRef<'a>, op: Cow<'a, Collective>, purpose: Purpose, detail: u64) -> Self {
-        Self { turn: Turn::issue(&team, purpose, detail), team, op }
+        Self { turn: Turn::issue(&team, purpose, detail), team, op, norm: None }
     }
 
     pub(crate) fn into_owned(self) -> CollectiveTask<'static> {
@@ -97,7 +109,11 @@ impl<'a> CollectiveTask<'a> {
     /// [`Stop::BudgetSpent`] if `limit` is a budget and other ranks did not enter in time: call
     /// again.
     pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<(), Stop> {
-        self.turn.drive(shared, &self.team, &self.op, limit)
+        self.turn.drive(shared, &self.team, &self.op, limit)?;
+        if let Some(norm) = &self.norm {
+            norm.run(shared);
+        }
+        Ok(())
     }
 
     /// Ends the collective without running it.

@@ -118,7 +118,7 @@ impl Run<'_> {
             unsafe { simd::copy(to, from, len) }
         };
         match self.op.kind {
-            Kind::AllReduce => self.reduce(inputs, &[to], block.len(), Stores::Cached),
+            Kind::AllReduce | Kind::AllReduceRmsNorm => self.reduce(inputs, &[to], block.len(), Stores::Cached),
             Kind::Reduce if self.me == root => self.reduce(inputs, &[to], block.len(), Stores::Cached),
             Kind::Scan => self.reduce(&inputs[..=self.me], &[to], block.len(), Stores::Cached),
             Kind::ExclusiveScan if self.me > 0 => self.reduce(&inputs[..self.me], &[to], block.len(), Stores::Cached),
@@ -173,7 +173,7 @@ impl Run<'_> {
                 .enumerate()
                 .map(|(rank, entry)| Input { at: self.step.stage(rank, parity), scalar: entry.payload[2] })
                 .collect();
-            if self.op.kind == Kind::AllReduce && self.n >= tuning::SHARED_REDUCTION_RANKS {
+            if matches!(self.op.kind, Kind::AllReduce | Kind::AllReduceRmsNorm) && self.n >= tuning::SHARED_REDUCTION_RANKS {
                 self.reduce_share(&inputs, block.len());
                 phase += 1;
                 self.step.sync(phase)?;

@@ -1,0 +1,50 @@
+//! One-shot: every rank pushes its rows to every rank, which reduces and normalises them.
+
+use super::Norm;
+use super::row::{Operands, Real, added, each_index, each_row, normalise};
+use crate::Call;
+use crate::epoch;
+use crate::wait::{Row, await_sum, bank, put_back};
+use peerweave_device::prelude::*;
+use peerweave_types::KernelOp;
+
+/// Runs the kernel. The lines of rank `r` start at line `r * lines` of a bank.
+#[inline(always)]
+pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call: &Call, norm: &Norm) -> Result<(), Failed> {
+    if !call.begin() {
+        return Ok(());
+    }
+    // SAFETY: the launch guarantees the documented properties of the arguments.
+    let operands = unsafe { Operands::new::<T>(call, norm) };
+    let lines = norm.rows * norm.row_lines;
+    let region = u64::from(call.rank) * lines;
+    // SAFETY: the launch guarantees the counter.
+    let epoch = unsafe { epoch::read(call.counter) };
+    // SAFETY: the launch guarantees areas with banks for the lines of all ranks.
+    let bank_of = |k: u32| unsafe { bank(call, k, epoch) };
+    each_row(norm, |row| {
+        each_index(norm.row_lines, |index| {
+            let line = row * norm.row_lines + index;
+            let value = operands.send.read_whole(line);
+            call.each_behind::<W, MORE>(|k| bank_of(k).from(region).push(line, value));
+        });
+        true
+    });
+    // SAFETY: as above. This happens while the lines are in transit.
+    unsafe { epoch::end(call.counter) };
+    let banks = bank_of(0);
+    let mut parity = 0;
+    each_row(norm, |row| {
+        let get = |index| {
+            let line = row * norm.row_lines + index;
+            let (own, residual) = (operands.send.read_whole(line), operands.residual.read_whole(line));
+            let lines = Row { lines: banks, first: line, stride: lines, ranks: call.ranks };
+            let sum = await_sum::<T, W, MORE, true>(ctx, KernelOp::AllReduce, call, lines, own)?;
+            put_back::<W, MORE>(call, lines);
+            Ok(added::<T>(sum, residual))
+        };
+        parity += 1;
+        normalise::<T>(norm, &operands, row, parity, false, get)
+    });
+    Ok(())
+}

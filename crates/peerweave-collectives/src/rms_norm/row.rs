@@ -1,0 +1,282 @@
+//! The norm of one row by the threads of a block.
+
+use super::{Norm, Output, SMALLEST_SCALED};
+use crate::Call;
+use crate::epoch::pointer;
+use crate::line::{LINE_BYTES, Operand, per_line};
+use crate::reduce::Class;
+use peerweave_device::gpu::{self, Piece, Vector};
+use peerweave_device::prelude::*;
+use peerweave_types::{bf16, f16};
+
+/// A float that is normalised in `f32`. The functions take the elements of one line.
+pub(super) trait Real: Class<Wide = f32> {
+    /// Combines the elements with a value, from the first element on.
+    fn fold(lanes: Self::Lanes, start: f32, with: impl Fn(f32, f32) -> f32) -> f32;
+    /// Returns the products with a factor.
+    fn scale(lanes: Self::Lanes, factor: f32) -> Self::Lanes;
+    /// Returns the bytes that `pair` returns for each two elements.
+    fn bytes(lanes: Self::Lanes, pair: impl Fn([f32; 2]) -> u16) -> u64;
+}
+
+macro_rules! real {
+    ($($t:ty: $n:literal;)*) => {$(
+        impl Real for $t {
+            #[inline(always)]
+            fn fold(lanes: Self::Lanes, start: f32, with: impl Fn(f32, f32) -> f32) -> f32 {
+                let mut state = start;
+                for k in 0..$n {
+                    state = with(state, lanes[k]);
+                }
+                state
+            }
+
+            #[inline(always)]
+            fn scale(lanes: Self::Lanes, factor: f32) -> Self::Lanes {
+                core::array::from_fn(|k| lanes[k] * factor)
+            }
+
+            #[inline(always)]
+            fn bytes(lanes: Self::Lanes, pair: impl Fn([f32; 2]) -> u16) -> u64 {
+                (0..$n / 2).fold(0, |word, k| word | u64::from(pair([lanes[2 * k], lanes[2 * k + 1]])) << (16 * k))
+            }
+        }
+    )*};
+}
+
+real! {
+    f16: 8;
+    bf16: 8;
+    f32: 4;
+}
+
+/// Maximum number of warps of a block.
+const WARPS: usize = 16;
+
+/// The operands of a call.
+#[derive(Clone, Copy)]
+pub(super) struct Operands {
+    pub(super) send: Operand<true>,
+    pub(super) residual: Operand<true>,
+    weight: Operand<true>,
+    recv: Operand<true>,
+}
+
+impl Operands {
+    /// # Safety
+    /// The arguments have the documented properties.
+    #[inline(always)]
+    pub(super) unsafe fn new<T: Class>(call: &Call, norm: &Norm) -> Self {
+        // SAFETY: the caller guarantees it.
+        unsafe {
+            Self {
+                send: Operand::new(call.send, call.count),
+                residual: Operand::new(norm.residual, call.count),
+                weight: Operand::new(norm.weight, norm.row_lines * per_line::<T>() as u64),
+                recv: Operand::new(call.recv, call.count),
+            }
+        }
+    }
+}
+
+/// Returns the number of this thread in its block, and the number of threads of the block.
+#[inline(always)]
+pub(super) fn threads() -> (u64, u64) {
+    (u64::from(gpu::thread_idx().x), u64::from(gpu::block_dim().x))
+}
+
+/// Calls `with` for each row of this block, until a call returns `false`.
+#[inline(always)]
+pub(super) fn each_row(norm: &Norm, mut with: impl FnMut(u64) -> bool) {
+    let mut row = u64::from(gpu::block_idx().x);
+    while row < norm.rows {
+        if !with(row) {
+            return;
+        }
+        row += u64::from(gpu::grid_dim().x);
+    }
+}
+
+/// Calls `with` for each index below `n` that belongs to this thread.
+#[inline(always)]
+pub(super) fn each_index(n: u64, mut with: impl FnMut(u64)) {
+    let (mut index, step) = threads();
+    while index < n {
+        with(index);
+        index += step;
+    }
+}
+
+/// Returns a line of `x`, computed from the line of the sum and that of the residual.
+#[inline(always)]
+pub(super) fn added<T: Class>(sum: Vector, residual: Vector) -> Vector {
+    T::pack(T::plus(T::unpack(sum), T::unpack(residual)))
+}
+
+/// The sums over a row that the result depends on.
+#[derive(Clone, Copy)]
+struct Sums {
+    /// Sum of the squares of `x`.
+    squares: f32,
+    /// Largest absolute value of the products of `x` and the weight.
+    largest: f32,
+}
+
+impl Sums {
+    #[inline(always)]
+    fn add<T: Real>(&mut self, x: Vector, weight: Vector) {
+        let x = T::unpack(x);
+        self.squares = T::fold(T::times(x, x), self.squares, |sum, square| sum + square);
+        self.largest = T::fold(T::times(x, T::unpack(weight)), self.largest, |most, value| most.max(value.abs()));
+    }
+
+    /// Combines the sums of all threads of the block, in an order that depends only on their number.
+    /// Returns `None` on all threads if one has `failed`. All threads call it; consecutive calls
+    /// have different `parity`.
+    #[inline(always)]
+    fn of_block(self, parity: u64, failed: bool) -> Option<Self> {
+        let all = peerweave_device::shared_array!(SUMS: [u32; 2 * 3 * WARPS]);
+        let start = (parity & 1) as usize * 3 * WARPS;
+        let of = |value: f32, by: u32| f32::from_bits(gpu::shuffle_xor(u32::MAX, value.to_bits(), by));
+        let Self { mut squares, mut largest } = self;
+        let failed = gpu::vote_ballot(u32::MAX, failed);
+        let mut by = 16;
+        while by > 0 {
+            squares += of(squares, by);
+            largest = largest.max(of(largest, by));
+            by /= 2;
+        }
+        let thread = gpu::thread_idx().x as usize;
+        if thread.is_multiple_of(32) {
+            let warp = thread / 32;
+            all.write(start + warp, squares.to_bits());
+            all.write(start + WARPS + warp, largest.to_bits());
+            all.write(start + 2 * WARPS + warp, failed);
+        }
+        gpu::sync_threads();
+        let (mut sums, mut failed) = (Self { squares: 0.0, largest: 0.0 }, 0);
+        for warp in 0..gpu::block_dim().x as usize / 32 {
+            sums.squares += f32::from_bits(all.read(start + warp));
+            sums.largest = sums.largest.max(f32::from_bits(all.read(start + WARPS + warp)));
+            failed |= all.read(start + 2 * WARPS + warp);
+        }
+        (failed == 0).then_some(sums)
+    }
+}
+
+/// Returns 1/√value, rounded to nearest except for one value in millions. Positive and finite
+/// values give a number; infinity gives 0.
+#[inline(always)]
+fn inverse_square_root(value: f32) -> f32 {
+    if value.is_nan() || value == f32::INFINITY {
+        return 1.0 / value;
+    }
+    // The first guess has an error of 3 %; each step about squares it.
+    let mut guess = f32::from_bits(0x5f37_59df - (value.to_bits() >> 1));
+    for _ in 0..3 {
+        guess *= 1.5 - 0.5 * value * guess * guess;
+    }
+    let (value, guess) = (f64::from(value), f64::from(guess));
+    (guess * (1.5 - 0.5 * value * guess * guess)) as f32
+}
+
+/// Stores a row of `x` and its norm. `get` returns a line of `x` by its index in the row; all
+/// threads of the block call this function for the same row, with `parity` as for the number of
+/// rows before it. Returns `false` on all threads if a call of `get` has failed on one, or
+/// `failed` is true on one; the failure is in the status.
+#[inline(always)]
+pub(super) fn normalise<T: Real>(
+    norm: &Norm,
+    operands: &Operands,
+    row: u64,
+    parity: u64,
+    failed: bool,
+    mut get: impl FnMut(u64) -> Result<Vector, Failed>,
+) -> bool {
+    let (thread, step) = threads();
+    let (lines, start) = (norm.row_lines, row * norm.row_lines);
+    let mut sums = Sums { squares: 0.0, largest: 0.0 };
+    let mut failed = failed;
+    // The last line of this thread and the line before it, each with its weight. One loop handles
+    // all lines, because the compiler would make a function of code that is used twice, and keep
+    // its variables in memory.
+    let nothing = ([0; 2], [0; 2]);
+    let (mut last, mut before) = (nothing, nothing);
+    let mut index = thread;
+    while index < lines && !failed {
+        let weight = operands.weight.read_whole(index);
+        match get(index) {
+            Ok(x) => {
+                operands.residual.write_whole(start + index, x);
+                sums.add::<T>(x, weight);
+                (before, last) = (last, (x, weight));
+            }
+            Err(_) => failed = true,
+        }
+        index += step;
+    }
+    let Some(sums) = sums.of_block(parity, failed) else { return false };
+    let elements = (lines * per_line::<T>() as u64) as f32;
+    let factor = inverse_square_root(sums.squares / elements + norm.epsilon);
+    let inverse_scale = if norm.scales == 0 { norm.inverse_scale } else { scale_of_row(norm, row, sums.largest * factor) };
+    let mut index = thread;
+    while index < lines {
+        let (x, weight) = if index + step >= lines {
+            last
+        } else if index + 2 * step >= lines {
+            before
+        } else {
+            // This thread has written the line of `x`.
+            (operands.residual.read_whole(start + index), operands.weight.read_whole(index))
+        };
+        let y = T::scale(T::times(T::unpack(x), T::unpack(weight)), factor);
+        if norm.output == Output::Same as u32 {
+            operands.recv.write_whole(start + index, T::pack(y));
+        } else {
+            store_quantised::<T>(norm, operands.recv, start + index, T::scale(y, inverse_scale));
+        }
+        index += step;
+    }
+    true
+}
+
+/// Stores the scale of a row whose largest absolute value is `largest`. Returns its inverse.
+#[inline(always)]
+fn scale_of_row(norm: &Norm, row: u64, largest: f32) -> f32 {
+    let most = if norm.output == Output::F8E4M3 as u32 { Output::F8E4M3.largest() } else { Output::I8.largest() };
+    let scale = largest.max(SMALLEST_SCALED) / most;
+    if gpu::thread_idx().x == 0 {
+        // SAFETY: the launch guarantees one element for each row.
+        unsafe { u32::store_global(pointer::<u32>(norm.scales).wrapping_add(row as usize), scale.to_bits()) };
+    }
+    1.0 / scale
+}
+
+/// Stores the quantised elements of a line, one byte each.
+#[inline(always)]
+fn store_quantised<T: Real>(norm: &Norm, recv: Operand<true>, line: u64, y: T::Lanes) {
+    let bytes = if norm.output == Output::F8E4M3 as u32 {
+        T::bytes(y, gpu::f8e4m3_pair)
+    } else {
+        T::bytes(y, |[low, high]| u16::from(nearest(low)) | u16::from(nearest(high)) << 8)
+    };
+    let to = recv.address() + line * per_line::<T>() as u64;
+    const { assert!(per_line::<T>() == 8 || per_line::<T>() == 4 && LINE_BYTES == 16) };
+    // SAFETY: the launch guarantees one byte for each element of the input, aligned to lines.
+    unsafe {
+        if per_line::<T>() == 8 {
+            u64::store_global(pointer(to), bytes);
+        } else {
+            u32::store_global(pointer(to), bytes as u32);
+        }
+    }
+}
+
+/// Returns the nearest 8-bit integer, ties to even, saturated.
+#[inline(always)]
+fn nearest(value: f32) -> u8 {
+    // The unit in the last place of this number is 1, so that the addition rounds.
+    const ROUNDER: f32 = 12_582_912.0;
+    // NaN gives the lowest number.
+    (value.max(-128.0).min(127.0) + ROUNDER).to_bits() as u8
+}

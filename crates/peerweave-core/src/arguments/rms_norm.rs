@@ -1,0 +1,115 @@
+//! Parameters of all-reduce with RMSNorm.
+#![allow(private_interfaces, reason = "only this crate uses spans; the traits that name them are sealed")]
+
+use crate::arguments::span::{Argument, Dest, Span, StreamDest};
+use peerweave_types::{Element, F8E4M3, Number, bf16, f16};
+
+mod sealed {
+    use super::ErasedScale;
+
+    pub trait Norm {}
+    pub trait Quantized {}
+
+    pub trait Scale {
+        #[doc(hidden)]
+        fn erased(&mut self) -> ErasedScale<'_>;
+    }
+}
+
+/// The scale of a quantised result.
+pub(crate) enum ErasedScale<'a> {
+    Static(f32),
+    Rows(Span<'a>),
+}
+
+/// An element type of [`Team::all_reduce_rms_norm`](crate::Team::all_reduce_rms_norm): `f16`,
+/// `bf16` or `f32`.
+pub trait NormElement: Number + sealed::Norm {}
+
+/// An element type of a quantised result: [`F8E4M3`] or `i8`.
+pub trait QuantizedElement: Element + sealed::Quantized {}
+
+impl sealed::Norm for f16 {}
+impl sealed::Norm for bf16 {}
+impl sealed::Norm for f32 {}
+impl NormElement for f16 {}
+impl NormElement for bf16 {}
+impl NormElement for f32 {}
+impl sealed::Quantized for F8E4M3 {}
+impl sealed::Quantized for i8 {}
+impl QuantizedElement for F8E4M3 {}
+impl QuantizedElement for i8 {}
+
+/// The parameters of RMSNorm: `y = x · weight / √(mean(x²) + epsilon)`, for each row.
+///
+/// `W` is the memory of the weight (also called gamma), which has as many elements as a row.
+///
+/// ```
+/// use peerweave::{RmsNorm, World};
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let weight = [1.0f32, 0.5];
+/// let (partial, mut residual, mut normed) = ([4.0f32, 0.0], [3.0, 4.0], [0.0; 2]);
+/// let norm = RmsNorm::new(&weight).epsilon(1e-5);
+/// world.team().all_reduce_rms_norm_blocking(&partial, &mut residual, &mut normed, norm)?;
+/// assert_eq!(residual, [3.0 + 4.0 * world.n_pes() as f32, 4.0]);
+/// # assert!(world.finalize()?.is_clean());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use = "it only describes a norm"]
+pub struct RmsNorm<W> {
+    pub(crate) weight: W,
+    pub(crate) epsilon: f32,
+}
+
+impl<W> RmsNorm<W> {
+    /// The epsilon of a norm that sets none.
+    pub const DEFAULT_EPSILON: f32 = 1e-6;
+
+    /// Describes a norm with this weight, whose length is that of a row.
+    pub const fn new(weight: W) -> Self {
+        Self { weight, epsilon: Self::DEFAULT_EPSILON }
+    }
+
+    /// Sets the number that is added to the mean of the squares: positive and finite. The same on
+    /// all ranks.
+    pub fn epsilon(mut self, epsilon: f32) -> Self {
+        self.epsilon = epsilon;
+        self
+    }
+}
+
+/// The scale by which a result is divided before it is quantised: an `f32`, the same for all rows,
+/// or [`RowScales`].
+pub trait OutputScale: sealed::Scale {}
+
+/// An [`OutputScale`] for a stream-ordered operation, whose memory the queue holds.
+pub trait StreamOutputScale: OutputScale {}
+
+/// Memory that gets a scale for each row: the largest absolute value of the row, divided by the
+/// largest value of the quantised type. It is an [`OutputScale`].
+///
+/// A row whose values are all below 1/512 is scaled as if its largest value was 1/512.
+#[derive(Clone, Copy, Debug)]
+pub struct RowScales<S>(pub S);
+
+impl sealed::Scale for f32 {
+    fn erased(&mut self) -> ErasedScale<'_> {
+        ErasedScale::Static(*self)
+    }
+}
+
+impl OutputScale for f32 {}
+impl StreamOutputScale for f32 {}
+
+impl<S: Argument<f32>> sealed::Scale for RowScales<S> {
+    fn erased(&mut self) -> ErasedScale<'_> {
+        ErasedScale::Rows(self.0.span())
+    }
+}
+
+impl<S: Dest<f32>> OutputScale for RowScales<S> {}
+impl<S: StreamDest<f32>> StreamOutputScale for RowScales<S> {}

@@ -1,0 +1,219 @@
+//! All-reduce, the addition of a residual and RMSNorm as one operation.
+
+use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};
+use crate::arguments::{NormElement, OutputScale, QuantizedElement, RmsNorm, StreamOutputScale};
+use crate::backend::Keep;
+use crate::check::{self, NormCall};
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
+use crate::{Result, call};
+use std::sync::Arc;
+
+/// All-reduce with residual and RMSNorm, as it ends each half of a tensor-parallel transformer
+/// layer. One kernel does it on GPUs: vLLM, TensorRT-LLM and FlashInfer call it fused all-reduce,
+/// residual and RMSNorm.
+///
+/// The input consists of rows (tokens), each as long as the weight. For each row:
+///
+/// - `x = all_reduce(input) + residual` replaces the residual,
+/// - `y = x · weight / √(mean(x²) + epsilon)` is the output.
+///
+/// The sum of the ranks is rounded to the element type, as by [`Team::all_reduce`]. Then `x` and `y`
+/// are computed in `f32` and rounded once each. So the residual has the bits of separate steps. All
+/// ranks get the same bits if their residuals, weights and epsilons are equal.
+///
+/// # Collective
+/// Every rank of the team must call, with the same element type, lengths, epsilon and quantisation,
+/// in the same order as the other collective calls of this team. The residual and the weight must
+/// have the same contents on all ranks; this is not checked.
+///
+/// # GPUs
+/// Rows must consist of a multiple of 16 bytes and start at multiples of 16 bytes, as must the
+/// weight; otherwise the call fails with [`Error::Unsupported`](crate::Error::Unsupported). The host
+/// backend has no such limit.
+impl Team {
+    /// Reduces the elements of all ranks by their sum, adds the residual, and normalises each row.
+    ///
+    /// # Shapes
+    /// `norm`: a weight of `hidden` elements; `input`, `residual` and `output`: `rows × hidden`
+    /// elements. No two of them overlap.
+    ///
+    /// # Errors
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, for buffers that
+    /// overlap, belong to another world or were released, and for an epsilon that is not positive
+    /// and finite; [`Error::Unsupported`](crate::Error::Unsupported) on GPUs for rows that are not
+    /// multiples of 16 bytes.
+    ///
+    /// # Example
+    /// ```
+    /// use peerweave::{RmsNorm, World, bf16};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let (team, stream) = (world.team(), world.stream()?);
+    /// let (rows, hidden) = (3, 64);
+    /// let [partial, residual, normed] = [(); 3].map(|()| world.alloc_zeroed::<bf16>(rows * hidden));
+    /// let (partial, residual, normed) = (partial?, residual?, normed?);
+    /// let weight = world.alloc::<bf16>(hidden)?;
+    /// partial.fill(bf16::from_f32(1.0))?; // the product of this rank's shard of a matrix
+    /// residual.fill(bf16::from_f32(2.0))?;
+    /// weight.fill(bf16::from_f32(0.5))?;
+    /// let norm = RmsNorm::new(&weight).epsilon(1e-5);
+    /// team.all_reduce_rms_norm(&stream, &partial, &residual, &normed, norm)?;
+    /// stream.synchronize()?;
+    /// assert_eq!(residual.load(0)?.to_f32(), 2.0 + team.size() as f32);
+    /// assert_eq!(normed.load(0)?.to_f32(), 0.5); // all elements of a row are equal
+    /// for buffer in [partial, residual, normed, weight] {
+    ///     buffer.release()?;
+    /// }
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_reduce_rms_norm<T: NormElement>(
+        &self,
+        stream: &Stream,
+        mut input: impl StreamSource<T>,
+        mut residual: impl StreamDest<T>,
+        mut output: impl StreamDest<T>,
+        mut norm: RmsNorm<impl StreamSource<T>>,
+    ) -> Result<Ticket> {
+        let (input, residual, output) = (input.span(), residual.span(), Some(output.span()));
+        let (epsilon, weight) = (norm.epsilon, norm.weight.span());
+        self.norm("all_reduce_rms_norm", stream, NormCall { input, residual, output, weight, epsilon, scale: None })
+    }
+
+    /// Like [`Team::all_reduce_rms_norm`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_rms_norm`].
+    pub fn all_reduce_rms_norm_blocking<T: NormElement>(
+        &self,
+        mut input: impl Source<T>,
+        mut residual: impl Dest<T>,
+        mut output: impl Dest<T>,
+        mut norm: RmsNorm<impl Source<T>>,
+    ) -> Result<()> {
+        let (input, residual, output) = (input.span(), residual.span(), Some(output.span()));
+        let (epsilon, weight) = (norm.epsilon, norm.weight.span());
+        self.norm_blocking("all_reduce_rms_norm_blocking", NormCall { input, residual, output, weight, epsilon, scale: None })
+    }
+
+    /// Like [`Team::all_reduce_rms_norm`], with the output replacing the input in `buffer`.
+    ///
+    /// # Shapes
+    /// `norm`: a weight of `hidden` elements; `buffer` and `residual`: `rows × hidden` elements.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_rms_norm`].
+    pub fn all_reduce_rms_norm_in_place<T: NormElement>(
+        &self,
+        stream: &Stream,
+        mut buffer: impl StreamDest<T>,
+        mut residual: impl StreamDest<T>,
+        mut norm: RmsNorm<impl StreamSource<T>>,
+    ) -> Result<Ticket> {
+        let (input, residual, output) = (buffer.span(), residual.span(), None);
+        let (epsilon, weight) = (norm.epsilon, norm.weight.span());
+        self.norm("all_reduce_rms_norm_in_place", stream, NormCall { input, residual, output, weight, epsilon, scale: None })
+    }
+
+    /// Like [`Team::all_reduce_rms_norm_in_place`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_rms_norm`].
+    pub fn all_reduce_rms_norm_in_place_blocking<T: NormElement>(
+        &self,
+        mut buffer: impl Dest<T>,
+        mut residual: impl Dest<T>,
+        mut norm: RmsNorm<impl Source<T>>,
+    ) -> Result<()> {
+        const CALL: &str = "all_reduce_rms_norm_in_place_blocking";
+        let (input, residual, output) = (buffer.span(), residual.span(), None);
+        let (epsilon, weight) = (norm.epsilon, norm.weight.span());
+        self.norm_blocking(CALL, NormCall { input, residual, output, weight, epsilon, scale: None })
+    }
+
+    /// Like [`Team::all_reduce_rms_norm`], with an output of 8-bit floats or integers. The result of
+    /// the norm is divided by the scale in `f32`, rounded to nearest even, and saturated.
+    ///
+    /// `scale` is one `f32` for all rows, which each rank may choose for itself, or
+    /// [`RowScales`](crate::RowScales), which gets the scale that was computed for each row.
+    ///
+    /// # Shapes
+    /// As for [`Team::all_reduce_rms_norm`]; row scales: `rows` elements of `f32`.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_rms_norm`]; [`Misuse`](crate::Misuse) for a scale that is not
+    /// positive and finite.
+    ///
+    /// # Example
+    /// ```
+    /// use peerweave::{F8E4M3, RmsNorm, RowScales, World};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let team = world.team();
+    /// let (partial, weight) = ([1.0f32; 32], [1.0f32; 16]);
+    /// let (mut residual, mut output, mut scales) = ([0.0f32; 32], [F8E4M3::default(); 32], [0.0f32; 2]);
+    /// team.all_reduce_rms_norm_quantized_blocking(
+    ///     &partial,
+    ///     &mut residual,
+    ///     &mut output,
+    ///     RmsNorm::new(&weight),
+    ///     RowScales(&mut scales),
+    /// )?;
+    /// assert!((output[20].to_f32() * scales[1] - 1.0).abs() < 1e-5); // all elements of a row are equal
+    /// let norm = RmsNorm::new(&weight);
+    /// team.all_reduce_rms_norm_quantized_blocking(&partial, &mut residual, &mut output, norm, 0.25)?;
+    /// assert_eq!(output[20].to_f32(), 4.0);
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_reduce_rms_norm_quantized<T: NormElement, Q: QuantizedElement>(
+        &self,
+        stream: &Stream,
+        mut input: impl StreamSource<T>,
+        mut residual: impl StreamDest<T>,
+        mut output: impl StreamDest<Q>,
+        mut norm: RmsNorm<impl StreamSource<T>>,
+        mut scale: impl StreamOutputScale,
+    ) -> Result<Ticket> {
+        const CALL: &str = "all_reduce_rms_norm_quantized";
+        let (input, residual, output) = (input.span(), residual.span(), Some(output.span()));
+        let (epsilon, weight, scale) = (norm.epsilon, norm.weight.span(), Some(scale.erased()));
+        self.norm(CALL, stream, NormCall { input, residual, output, weight, epsilon, scale })
+    }
+
+    /// Like [`Team::all_reduce_rms_norm_quantized`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_rms_norm_quantized`].
+    pub fn all_reduce_rms_norm_quantized_blocking<T: NormElement, Q: QuantizedElement>(
+        &self,
+        mut input: impl Source<T>,
+        mut residual: impl Dest<T>,
+        mut output: impl Dest<Q>,
+        mut norm: RmsNorm<impl Source<T>>,
+        mut scale: impl OutputScale,
+    ) -> Result<()> {
+        const CALL: &str = "all_reduce_rms_norm_quantized_blocking";
+        let (input, residual, output) = (input.span(), residual.span(), Some(output.span()));
+        let (epsilon, weight, scale) = (norm.epsilon, norm.weight.span(), Some(scale.erased()));
+        self.norm_blocking(CALL, NormCall { input, residual, output, weight, epsilon, scale })
+    }
+
+    fn norm(&self, call: &'static str, stream: &Stream, given: NormCall<'_>) -> Result<Ticket> {
+        let (prepared, held) = check::rms_norm(call, self, given)?;
+        check::stream(call, self, stream)?;
+        let submitted = call::enqueue(stream, &prepared, &|| Keep::many(Arc::clone(&held)))?;
+        Ok(Ticket::new(submitted, &self.inner.shared, decode::nothing))
+    }
+
+    fn norm_blocking(&self, call: &'static str, given: NormCall<'_>) -> Result<()> {
+        let (prepared, held) = check::rms_norm(call, self, given)?;
+        call::run_kept(&self.inner.shared, &prepared, &|| Keep::many(Arc::clone(&held)))
+    }
+}

@@ -1,0 +1,278 @@
+//! all_reduce with residual and RMSNorm in one kernel.
+
+use std::sync::Arc;
+
+use peerweave_collectives::rms_norm::{self, Algorithm, Norm, Output};
+use peerweave_collectives::{Call, LINE_BYTES};
+use peerweave_driver::CudaStream;
+use peerweave_driver::launch::LoadedKernel;
+use peerweave_types::{DType, ReduceOp};
+
+use super::Collectives;
+use crate::error::{CudaError, misuse};
+use crate::route::{self, NormRoute, Route};
+
+/// The operands of an all_reduce with residual and RMSNorm: rows of elements.
+///
+/// All addresses are multiples of 16, except that of the scales, and rows consist of a multiple of
+/// 16 bytes. No two ranges overlap, but the result may be the input.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsNormCall {
+    /// Address of the input.
+    pub input: u64,
+    /// Address of the residual, which gets `x`, the sum of the ranks and the residual.
+    pub residual: u64,
+    /// Address of the result.
+    pub output: u64,
+    /// Address of the weight, as long as a row.
+    pub weight: u64,
+    /// Number of rows.
+    pub rows: u64,
+    /// Number of elements of a row.
+    pub hidden: u64,
+    /// Element type: `F16`, `BF16` or `F32`.
+    pub dtype: DType,
+    /// The number that is added to the mean of the squares of a row: positive and finite.
+    pub epsilon: f32,
+    /// How the result is quantised.
+    pub quantization: RmsNormOutput,
+}
+
+/// The result of an all_reduce with RMSNorm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RmsNormOutput {
+    /// Elements of the type of the input.
+    Same,
+    /// Bytes of type `F8E4M3` or `I8`, after a division by the scale.
+    Scaled {
+        /// The type.
+        dtype: DType,
+        /// The scale: positive and finite.
+        scale: f32,
+    },
+    /// Bytes of type `F8E4M3` or `I8`, after a division of each row by its own scale.
+    RowScaled {
+        /// The type.
+        dtype: DType,
+        /// Address of one `f32` for each row, which gets the scale.
+        scales: u64,
+    },
+}
+
+impl RmsNormCall {
+    fn row_bytes(&self) -> u64 {
+        self.hidden.saturating_mul(self.dtype.size_bytes() as u64)
+    }
+
+    /// Checks the operands. Returns the number of lines of a row.
+    fn check(&self, call: &'static str) -> Result<u64, CudaError> {
+        const LINE: u64 = LINE_BYTES as u64;
+        if !matches!(self.dtype, DType::F16 | DType::BF16 | DType::F32) {
+            return Err(misuse(call, "dtype", self.dtype.rust_name(), "f16, bf16 or f32"));
+        }
+        let row_bytes = self.row_bytes();
+        if self.hidden == 0 || self.hidden > MOST_HIDDEN || !row_bytes.is_multiple_of(LINE) {
+            return Err(misuse(call, "hidden", self.hidden, "rows of a multiple of 16 bytes, at most 16777215 elements"));
+        }
+        let bytes = self.rows.checked_mul(row_bytes);
+        for (what, at, bytes) in [
+            ("input", self.input, bytes),
+            ("residual", self.residual, bytes),
+            ("output", self.output, bytes),
+            ("weight", self.weight, Some(row_bytes)),
+        ] {
+            if !at.is_multiple_of(LINE) || (at == 0 && self.rows > 0) {
+                return Err(misuse(call, what, format!("{at:#x}"), "an address that is a multiple of 16"));
+            }
+            if bytes.and_then(|bytes| at.checked_add(bytes)).is_none() {
+                return Err(misuse(call, "rows", self.rows, "a number of rows that fits in the address space"));
+            }
+        }
+        if !(self.epsilon > 0.0 && self.epsilon.is_finite()) {
+            return Err(misuse(call, "epsilon", self.epsilon, "a positive, finite number"));
+        }
+        match self.quantization {
+            RmsNormOutput::Same => {}
+            RmsNormOutput::Scaled { dtype, scale } => {
+                quantized(call, dtype)?;
+                if !(scale > 0.0 && scale.is_finite()) {
+                    return Err(misuse(call, "scale", scale, "a positive, finite number"));
+                }
+            }
+            RmsNormOutput::RowScaled { dtype, scales } => {
+                quantized(call, dtype)?;
+                if !scales.is_multiple_of(4) || (scales == 0 && self.rows > 0) {
+                    return Err(misuse(call, "scales", format!("{scales:#x}"), "an address that is a multiple of 4"));
+                }
+            }
+        }
+        Ok(row_bytes / LINE)
+    }
+
+    /// Returns the arguments of the kernel for `rows` rows from row `first`.
+    fn part(&self, common: &Call, first: u64, rows: u64, row_lines: u64) -> (Call, Norm) {
+        let skipped = first * self.row_bytes();
+        let (output, inverse_scale, scales) = match self.quantization {
+            RmsNormOutput::Same => (Output::Same, 1.0, 0),
+            RmsNormOutput::Scaled { dtype, scale } => (output_of(dtype), 1.0 / scale, 0),
+            RmsNormOutput::RowScaled { dtype, scales } => (output_of(dtype), 1.0, scales + 4 * first),
+        };
+        let result = if output == Output::Same { skipped } else { first * self.hidden };
+        let call = Call {
+            send: self.input + skipped,
+            recv: self.output + result,
+            count: rows * self.hidden,
+            op: ReduceOp::Sum as u32,
+            ..*common
+        };
+        let norm = Norm {
+            residual: self.residual + skipped,
+            weight: self.weight,
+            scales,
+            rows,
+            row_lines,
+            epsilon: self.epsilon,
+            inverse_scale,
+            output: output as u32,
+            reserved: 0,
+        };
+        (call, norm)
+    }
+}
+
+/// Maximum number of elements of a row: `f32` represents each number up to it.
+const MOST_HIDDEN: u64 = (1 << 24) - 1;
+
+fn quantized(call: &'static str, dtype: DType) -> Result<(), CudaError> {
+    let is_known = matches!(dtype, DType::F8E4M3 | DType::I8);
+    if is_known { Ok(()) } else { Err(misuse(call, "quantization", dtype.rust_name(), "f8e4m3 or i8")) }
+}
+
+fn output_of(dtype: DType) -> Output {
+    if dtype == DType::I8 { Output::I8 } else { Output::F8E4M3 }
+}
+
+impl Collectives {
+    /// Enqueues an all_reduce by the sum, the addition of a residual, and RMSNorm of each row, as
+    /// one kernel: `x = all_reduce(input) + residual` replaces the residual, and the output is
+    /// `x · weight / √(mean(x²) + epsilon)`. Input and output that exceed the staging memory take
+    /// several kernels.
+    ///
+    /// The result has the same bits as that of [`all_reduce`](Self::all_reduce) followed by
+    /// [`add_rms_norm`](Self::add_rms_norm).
+    ///
+    /// # Collective
+    /// All ranks, with the same rows, type and epsilon, and the same contents of residual and
+    /// weight.
+    ///
+    /// # Errors
+    /// Before anything is enqueued: [`CudaError::Misuse`] for rows that are not multiples of 16
+    /// bytes or do not fit into the staging memory, for addresses that are not aligned, and for
+    /// other types; [`CudaError::Failed`] after a kernel has failed; errors of the launch.
+    ///
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce), for all ranges of the call; no two of them overlap,
+    /// but the output may be the input.
+    pub unsafe fn all_reduce_rms_norm(&self, stream: &Arc<CudaStream>, call: &RmsNormCall) -> Result<(), CudaError> {
+        const CALL: &str = "all_reduce_rms_norm";
+        let row_lines = call.check(CALL)?;
+        let limits = &self.staging.limits;
+        let route = route::norm(call.rows, row_lines, limits);
+        if route.rows == 0 {
+            let expected = format!("rows of which one fits the staging memory: {limits:?}");
+            return Err(misuse(CALL, "hidden", call.hidden, &expected));
+        }
+        // SAFETY: the caller guarantees it.
+        unsafe { self.norms(CALL, stream, call, route, row_lines) }
+    }
+
+    /// Like [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), by an algorithm that the caller
+    /// chooses, for measurements and tests.
+    ///
+    /// # Collective
+    /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), and with the same algorithm.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), and [`CudaError::Misuse`] for an
+    /// algorithm that does not support rows of this length.
+    ///
+    /// # Safety
+    /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm).
+    pub unsafe fn all_reduce_rms_norm_by(
+        &self,
+        two_shot: bool,
+        stream: &Arc<CudaStream>,
+        call: &RmsNormCall,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "all_reduce_rms_norm_by";
+        let row_lines = call.check(CALL)?;
+        let algorithm = if two_shot { Algorithm::TwoShot } else { Algorithm::OneShot };
+        let route = route::norm_by(algorithm, call.rows, row_lines, &self.staging.limits);
+        if route.rows == 0 {
+            return Err(misuse(CALL, "hidden", call.hidden, &format!("rows for {algorithm:?}: {:?}", self.staging.limits)));
+        }
+        // SAFETY: the caller guarantees it.
+        unsafe { self.norms(CALL, stream, call, route, row_lines) }
+    }
+
+    /// Enqueues the addition of a residual and RMSNorm, without communication: the input is the sum
+    /// of all ranks. This is the second half of
+    /// [`all_reduce_rms_norm`](Self::all_reduce_rms_norm).
+    ///
+    /// # Errors
+    /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm).
+    ///
+    /// # Safety
+    /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm).
+    pub unsafe fn add_rms_norm(&self, stream: &Arc<CudaStream>, call: &RmsNormCall) -> Result<(), CudaError> {
+        const CALL: &str = "add_rms_norm";
+        let row_lines = call.check(CALL)?;
+        let route = route::norm_by(Algorithm::None, call.rows, row_lines, &self.staging.limits);
+        // SAFETY: the caller guarantees it.
+        unsafe { self.norms(CALL, stream, call, route, row_lines) }
+    }
+
+    /// Loads the kernels of [`all_reduce_rms_norm`](Self::all_reduce_rms_norm) for a type, as
+    /// [`load`](Self::load) does for others.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load).
+    pub fn load_rms_norm(&self, dtype: DType) -> Result<(), CudaError> {
+        Algorithm::ALL.into_iter().try_for_each(|algorithm| self.norm_kernel("load_rms_norm", algorithm, dtype).map(drop))
+    }
+
+    /// # Safety
+    /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm).
+    unsafe fn norms(
+        &self,
+        name: &'static str,
+        stream: &Arc<CudaStream>,
+        call: &RmsNormCall,
+        route: NormRoute,
+        row_lines: u64,
+    ) -> Result<(), CudaError> {
+        if call.rows == 0 {
+            return Ok(());
+        }
+        let kernel = self.norm_kernel(name, route.algorithm, call.dtype)?;
+        let mut first = 0;
+        while first < call.rows {
+            let rows = route.rows.min(call.rows - first);
+            let (arguments, norm) = call.part(&self.staging.banks, first, rows, row_lines);
+            // The norm has no algorithm of the other collectives; only the shape is used.
+            let blocks = rows.min(u64::from(route.blocks)) as u32;
+            let shape = Route::new(peerweave_collectives::Algorithm::OneShot, blocks, route.threads);
+            let bytes = rows * call.row_bytes();
+            // SAFETY: the caller guarantees the operands; the areas belong to this team.
+            unsafe { self.enqueue_with(name, stream, kernel, shape, &arguments, Some(&norm), bytes) }?;
+            first += rows;
+        }
+        Ok(())
+    }
+
+    fn norm_kernel(&self, call: &'static str, algorithm: Algorithm, dtype: DType) -> Result<&LoadedKernel, CudaError> {
+        let slot = &self.norms[algorithm as usize][dtype as usize];
+        self.loaded(slot, call, || rms_norm::kernel(algorithm, dtype, self.staging.limits.ranks))
+    }
+}

@@ -1,0 +1,82 @@
+//! The route of an all_reduce with residual and RMSNorm.
+
+use peerweave_collectives::{LINE_BYTES, rms_norm};
+
+use super::Limits;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// The algorithm of an all_reduce with RMSNorm, the shape of its launches, and the rows of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NormRoute {
+    pub(crate) algorithm: rms_norm::Algorithm,
+    /// Maximum number of blocks, each of which handles whole rows.
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+    /// Maximum number of rows of a launch; 0 if the banks have no room for a row, or rows are too
+    /// short for the algorithm.
+    pub(crate) rows: u64,
+}
+
+/// Maximum size in bytes of an all_reduce with RMSNorm in one step, for up to 2, 4 and 8 ranks: the
+/// sizes up to which the built-in table for all_reduce uses one step.
+const NORM_IN_ONE_STEP: [u64; 3] = [2 * MIB, 128 * KIB, 64 * KIB];
+
+/// Returns the route of an all_reduce with RMSNorm of rows of `row_lines` lines.
+pub(crate) fn norm(rows: u64, row_lines: u64, limits: &Limits) -> NormRoute {
+    if limits.ranks == 1 {
+        return norm_by(rms_norm::Algorithm::None, rows, row_lines, limits);
+    }
+    let up_to = match limits.ranks {
+        ..=2 => NORM_IN_ONE_STEP[0],
+        3..=4 => NORM_IN_ONE_STEP[1],
+        _ => NORM_IN_ONE_STEP[2],
+    };
+    let bytes = rows.saturating_mul(row_lines * LINE_BYTES as u64);
+    let [one, two] =
+        [rms_norm::Algorithm::OneShot, rms_norm::Algorithm::TwoShot].map(|algorithm| norm_by(algorithm, rows, row_lines, limits));
+    if bytes <= up_to && one.rows >= rows || two.rows == 0 { one } else { two }
+}
+
+/// Returns the route of an all_reduce with RMSNorm by an algorithm.
+pub(crate) fn norm_by(algorithm: rms_norm::Algorithm, rows: u64, row_lines: u64, limits: &Limits) -> NormRoute {
+    const MOST_THREADS: u64 = 512;
+    let too_short = algorithm == rms_norm::Algorithm::TwoShot && row_lines < rms_norm::two_shot_min_lines(limits.ranks);
+    let row_bytes = rms_norm::bank_bytes(algorithm, 1, row_lines, limits.ranks);
+    let rows = if too_short { 0 } else { limits.bank_bytes.checked_div(row_bytes).unwrap_or(rows) };
+    // All threads of a block have the same number of lines, if possible.
+    let threads = row_lines.div_ceil(row_lines.div_ceil(MOST_THREADS).max(1)).next_multiple_of(32);
+    NormRoute { algorithm, blocks: limits.max_blocks, threads: threads.clamp(32, MOST_THREADS) as u32, rows }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn limits(ranks: u32) -> Limits {
+        Limits { ranks, bank_bytes: 32 * MIB, channel_bytes: MIB, max_blocks: 128 }
+    }
+
+    #[test]
+    fn norm_of_any_rows_has_a_route_whose_launches_fit() {
+        use rms_norm::Algorithm::{None, OneShot, TwoShot};
+        for ranks in 1..=8 {
+            let limits = limits(ranks);
+            for row_lines in [1, 63, 64, 768, 769, 1 << 17] {
+                for rows in [1, 138, 5000] {
+                    let route = norm(rows, row_lines, &limits);
+                    assert!(route.rows > 0 && (32..=512).contains(&route.threads), "{rows} of {row_lines}: {route:?}");
+                    assert_eq!((route.threads % 32, route.algorithm == None), (0, ranks == 1), "{route:?}");
+                    let most = rms_norm::bank_bytes(route.algorithm, route.rows.min(rows), row_lines, ranks);
+                    assert!(most <= limits.bank_bytes, "{rows} of {row_lines}: {route:?}");
+                }
+            }
+        }
+        // Rows of 6144 elements of 16 bits: two lines for each thread.
+        assert_eq!(norm(1, 768, &limits(4)), NormRoute { algorithm: OneShot, blocks: 128, threads: 384, rows: 682 });
+        assert_eq!(norm(138, 768, &limits(4)).algorithm, TwoShot);
+        assert_eq!(norm(138, 768, &limits(2)).algorithm, OneShot);
+        assert_eq!(norm_by(TwoShot, 1, 15, &limits(4)).rows, 0);
+    }
+}

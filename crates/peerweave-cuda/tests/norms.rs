@@ -1,0 +1,293 @@
+//! all_reduce with residual and RMSNorm over the fake driver: the bits of separate steps by each
+//! algorithm, rows that exceed the staging memory, graphs, a missing PE, calls that differ.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use peerweave_core::backend::CollectiveKind;
+use peerweave_core::{Buffer, Error, OnDevice, RmsNorm};
+use peerweave_cuda::{
+    Collectives, CollectivesOptions, Cuda, CudaError, Gpu, GpuOptions, Local, RmsNormCall, RmsNormOutput, Stream,
+};
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
+use peerweave_driver::{DeviceMemory, PrivateStream};
+use peerweave_types::{DType, FailureKind, KernelOp, Pe, ReduceOp};
+
+use common::{fakes, pes, worlds};
+
+fn small() -> CollectivesOptions {
+    let mut options = CollectivesOptions::default();
+    (options.bank_bytes, options.slot_bytes, options.max_blocks) = (32 << 10, 1 << 10, 4);
+    options
+}
+
+fn options() -> GpuOptions {
+    GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4)
+}
+
+/// Memory of one call of `f32`.
+struct Operands {
+    input: Local<f32>,
+    residual: Local<f32>,
+    output: Local<f32>,
+    weight: Local<f32>,
+    scales: Local<f32>,
+    call: RmsNormCall,
+}
+
+impl Operands {
+    /// Allocates and writes the operands of this PE.
+    fn new(gpu: &Gpu, stream: &Stream, rows: usize, hidden: usize) -> Self {
+        let len = rows * hidden;
+        let [input, residual, output] = [len; 3].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
+        let [weight, scales] = [hidden, rows].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
+        let me = gpu.pe().get() as usize;
+        let values =
+            |of: &dyn Fn(usize) -> usize, len: usize| -> Vec<f32> { (0..len).map(|i| of(i) as f32 / 8.0 - 3.0).collect() };
+        input.write(stream, &values(&|i| (i * 7 + me * 3) % 41, len)).expect("written");
+        residual.write(stream, &values(&|i| (i * 5) % 57, len)).expect("written");
+        weight.write(stream, &values(&|i| 30 + i % 9, hidden)).expect("written");
+        scales.write(stream, &vec![-1.0; rows]).expect("written");
+        let at = |of: &Local<f32>| of.slice().address();
+        let call = RmsNormCall {
+            input: at(&input),
+            residual: at(&residual),
+            output: at(&output),
+            weight: at(&weight),
+            rows: rows as u64,
+            hidden: hidden as u64,
+            dtype: DType::F32,
+            epsilon: 1e-5,
+            quantization: RmsNormOutput::Same,
+        };
+        Self { input, residual, output, weight, scales, call }
+    }
+
+    /// Returns the bits of the new residual and of the output.
+    fn bits(&self, stream: &Stream) -> [Vec<u32>; 2] {
+        [&self.residual, &self.output].map(|of| of.read(stream).expect("read").into_iter().map(f32::to_bits).collect())
+    }
+}
+
+#[test]
+fn one_kernel_has_the_bits_of_all_reduce_and_a_norm() {
+    fakes().run(|| {
+        pes(3, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            // The last rows exceed the staging memory, and take several launches.
+            for (rows, hidden) in [(1, 64), (5, 260), (40, 64)] {
+                let separate = Operands::new(gpu, &stream, rows, hidden);
+                let at = separate.call.input;
+                let len = (rows * hidden) as u64;
+                // SAFETY: the memory is live until the test has waited for the stream.
+                unsafe {
+                    all.all_reduce(&stream, at, at, len, DType::F32, ReduceOp::Sum).expect("enqueued");
+                    all.add_rms_norm(&stream, &separate.call).expect("enqueued");
+                }
+                let wanted = separate.bits(&stream);
+                let mut fused = vec![Operands::new(gpu, &stream, rows, hidden)];
+                // SAFETY: as above.
+                unsafe { all.all_reduce_rms_norm(&stream, &fused[0].call) }.expect("enqueued");
+                for two_shot in [false, true] {
+                    if !two_shot || hidden >= 4 * 9 {
+                        let operands = Operands::new(gpu, &stream, rows, hidden);
+                        // SAFETY: as above.
+                        unsafe { all.all_reduce_rms_norm_by(two_shot, &stream, &operands.call) }.expect("enqueued");
+                        fused.push(operands);
+                    }
+                }
+                for (index, operands) in fused.iter().enumerate() {
+                    assert!(operands.bits(&stream) == wanted, "{rows} rows of {hidden}, form {index}");
+                }
+                // In place.
+                let mut operands = Operands::new(gpu, &stream, rows, hidden);
+                operands.call.output = operands.call.input;
+                // SAFETY: as above.
+                unsafe { all.all_reduce_rms_norm(&stream, &operands.call) }.expect("enqueued");
+                let found: Vec<u32> = operands.input.read(&stream).expect("read").into_iter().map(f32::to_bits).collect();
+                assert!(found == wanted[1], "{rows} rows of {hidden} in place");
+                gpu.barrier("read").expect("all come");
+            }
+            all.end().expect("freed");
+        });
+    });
+}
+
+#[test]
+fn rows_of_several_launches_have_their_own_scales() {
+    fakes().run(|| {
+        pes(2, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let (rows, hidden) = (70, 64);
+            let plain = Operands::new(gpu, &stream, rows, hidden);
+            let mut scaled = Operands::new(gpu, &stream, rows, hidden);
+            let scales = scaled.scales.slice().address();
+            scaled.call.quantization = RmsNormOutput::RowScaled { dtype: DType::I8, scales };
+            // SAFETY: the memory is live until the test has waited for the stream.
+            unsafe {
+                all.all_reduce_rms_norm(&stream, &plain.call).expect("enqueued");
+                all.all_reduce_rms_norm(&stream, &scaled.call).expect("enqueued");
+            }
+            let (y, scales) = (plain.output.read(&stream).expect("read"), scaled.scales.read(&stream).expect("read"));
+            let words = scaled.output.read(&stream).expect("read");
+            let bytes: Vec<i8> = words.iter().flat_map(|word| word.to_bits().to_le_bytes()).map(|byte| byte as i8).collect();
+            for (index, y) in y.iter().enumerate() {
+                let wanted = y / scales[index / hidden];
+                assert!(
+                    (f32::from(bytes[index]) - wanted).abs() <= 0.501,
+                    "element {index}: {}, expected {wanted}",
+                    bytes[index]
+                );
+            }
+            all.end().expect("freed");
+        });
+    });
+}
+
+#[test]
+fn norms_in_graphs_alternate_with_calls() {
+    fakes().run(|| {
+        pes(2, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            all.load_rms_norm(DType::F32).expect("loaded");
+            // Each run adds the same sum to the residual.
+            let (captured, called) = (Operands::new(gpu, &stream, 2, 128), Operands::new(gpu, &stream, 2, 128));
+            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it begins");
+            // SAFETY: the memory is live until the test has waited for the stream.
+            unsafe { all.all_reduce_rms_norm(&stream, &captured.call) }.expect("captured");
+            let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+            let graph = graph.expect("it ends").expect("a graph");
+            for _ in 0..3 {
+                graph.launch().expect("launched");
+                // SAFETY: as above.
+                unsafe { all.all_reduce_rms_norm(&stream, &called.call) }.expect("enqueued");
+            }
+            assert!(captured.bits(&stream) == called.bits(&stream));
+            drop(graph);
+            gpu.barrier("read").expect("all come");
+        });
+    });
+}
+
+#[test]
+fn missing_pe_is_named_by_the_norm() {
+    fakes().run(|| {
+        pes(2, options().deadline(Duration::from_millis(300)), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            if gpu.pe() == Pe::new(0) {
+                let operands = Operands::new(gpu, &stream, 3, 256);
+                // SAFETY: the memory is live until the test has waited for the stream.
+                unsafe { all.all_reduce_rms_norm(&stream, &operands.call) }.expect("enqueued");
+                let error = stream.wait().expect_err("PE 1 makes no call");
+                let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
+                assert_eq!((failure.kind, failure.pe), (Some(FailureKind::Deadline), Some(Pe::new(1))), "{error}");
+                assert_eq!(failure.operation, Some(KernelOp::AllReduce), "{error}");
+            }
+            gpu.barrier("seen").expect("all come");
+        });
+    });
+}
+
+#[test]
+fn wrong_norms_are_refused_before_anything_is_enqueued() {
+    fakes().run(|| {
+        pes(1, options(), |gpu| {
+            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let stream = gpu.stream().expect("a stream");
+            let operands = Operands::new(gpu, &stream, 2, 64);
+            let right = operands.call;
+            let wrong = [
+                ("dtype", RmsNormCall { dtype: DType::F64, ..right }),
+                ("hidden", RmsNormCall { hidden: 0, ..right }),
+                ("hidden", RmsNormCall { hidden: 63, ..right }),
+                ("hidden", RmsNormCall { hidden: 1 << 24, ..right }),
+                ("input", RmsNormCall { input: right.input + 4, ..right }),
+                ("residual", RmsNormCall { residual: 0, ..right }),
+                ("weight", RmsNormCall { weight: right.weight + 8, ..right }),
+                ("rows", RmsNormCall { rows: u64::MAX, ..right }),
+                ("epsilon", RmsNormCall { epsilon: 0.0, ..right }),
+                ("quantization", RmsNormCall { quantization: RmsNormOutput::Scaled { dtype: DType::U8, scale: 1.0 }, ..right }),
+                ("scale", RmsNormCall { quantization: RmsNormOutput::Scaled { dtype: DType::I8, scale: 0.0 }, ..right }),
+                ("scales", RmsNormCall { quantization: RmsNormOutput::RowScaled { dtype: DType::I8, scales: 2 }, ..right }),
+            ];
+            for (what, call) in wrong {
+                // SAFETY: the call is refused.
+                let error = unsafe { all.all_reduce_rms_norm(&stream, &call) }.expect_err(what);
+                assert!(matches!(error, CudaError::Misuse { .. }) && error.to_string().contains(what), "{what}: {error}");
+            }
+            all.end().expect("freed");
+        });
+    });
+}
+
+#[test]
+fn norms_that_differ_among_ranks_are_a_mismatch() {
+    fakes().run(|| {
+        common::pes_that_may_fail(2, options().deadline(Duration::from_millis(500)), |gpu| {
+            let world = peerweave_core::World::new(peerweave_cuda::Cuda::new(gpu.expect("it is set up")).expect("a backend"));
+            let world = world.expect("a world");
+            let [x, residual, y] = [(); 3].map(|()| world.alloc_zeroed::<f32>(64).expect("room"));
+            let weight = world.alloc_zeroed::<f32>(16).expect("room");
+            let epsilon = if world.my_pe().get() == 0 { 1e-5 } else { 1e-6 };
+            let norm = RmsNorm::new(&weight).epsilon(epsilon);
+            let first = world.team().all_reduce_rms_norm_blocking(&x, &residual, &y, norm);
+            // The kernels exchange as many lines, so that the call itself may end.
+            let error = first.and_then(|()| world.team().barrier_blocking()).and_then(|()| world.team().barrier_blocking());
+            let error = error.expect_err("the epsilons differ");
+            assert!(matches!(error, Error::Mismatch(_)), "{error}");
+            let text = error.to_string();
+            let call = CollectiveKind::AllReduceRmsNorm.name();
+            assert!(text.contains(call) && text.contains("epsilon 1e-5") && text.contains("epsilon 1e-6"), "{text}");
+        });
+    });
+}
+
+#[test]
+fn portable_norm_is_captured_with_its_memory() {
+    const CALLS: i32 = 2;
+    fakes().run(|| {
+        worlds(2, options(), |world| {
+            let cuda = world.backend::<Cuda>().expect("it runs on GPUs");
+            let own = PrivateStream::new(cuda.context()).expect("a stream");
+            let stream = world.adopt_stream(cuda.wrap_stream(own.clone()).expect("wrapped")).expect("adopted");
+            let [x, residual, y] = [(); 3].map(|()| world.alloc_zeroed::<f32>(32).expect("room"));
+            let weight = DeviceMemory::<f32>::from_slice(&own, &[0.5; 16]).expect("room");
+            x.fill(1.0).expect("filled");
+            let call = |weight: &OnDevice<f32>| {
+                world.team().all_reduce_rms_norm(&stream, &x, &residual, &y, RmsNorm::new(weight)).map(drop)
+            };
+            let operand = peerweave_cuda::on_device(&weight).expect("memory of this device");
+            // Kernels are loaded before a capture.
+            call(&operand).expect("enqueued");
+            stream.synchronize().expect("it ends");
+            own.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it begins");
+            let captured = [(); CALLS as usize].map(|()| call(&operand));
+            // Memory of the host cannot be captured.
+            let refused =
+                world.team().all_reduce_rms_norm(&stream, &x, &residual, &y, RmsNorm::new(&Buffer::from(vec![0.5; 16])));
+            assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+            let graph = own.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+            captured.into_iter().for_each(|captured| captured.expect("captured"));
+            let graph = graph.expect("it ends").expect("a graph");
+            // The graph keeps the weight.
+            drop((operand, weight));
+            for runs in 1..=3 {
+                world.team().barrier_blocking().expect("all come");
+                graph.launch().expect("launched");
+                let soon = Instant::now() + Duration::from_secs(20);
+                assert!(peerweave_driver::wait(&own, soon).expect("no error"), "the graph has not ended");
+                assert_eq!(residual.to_vec().expect("read"), [2.0 * (1 + CALLS * runs) as f32; 32]);
+                assert!(y.to_vec().expect("read").iter().all(|y| (y - 0.5).abs() < 1e-6));
+            }
+            world.team().barrier_blocking().expect("all come");
+            drop((graph, stream, own));
+            [x, residual, y].into_iter().for_each(|buffer| buffer.release().expect("all release"));
+        });
+    });
+}

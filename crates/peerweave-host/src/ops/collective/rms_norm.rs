@@ -1,0 +1,60 @@
+//! RMSNorm after an all-reduce. The ranks only exchange the sum; each computes all rows.
+
+use crate::ops::shared::Shared;
+use crate::simd;
+use peerweave_core::backend::{Collective, NormScale, Place, Quantization, RmsNorm};
+
+/// The part of an all-reduce with a norm that follows the all-reduce.
+#[derive(Debug)]
+pub(super) struct Norm {
+    /// The call, whose result is the norm.
+    op: Collective,
+    /// Memory for the sum, if the result has another type.
+    sum: Vec<u64>,
+}
+
+impl Norm {
+    /// Returns the all-reduce of a call, and the norm that follows it.
+    pub(super) fn after(op: &Collective) -> (Collective, Self) {
+        let norm = of(op);
+        let mut reduction = op.clone();
+        let mut sum = Vec::new();
+        if norm.quantization.is_some() {
+            sum = vec![0; (op.count * norm.element_bytes).div_ceil(size_of::<u64>())];
+            reduction.recv = Some(Place::Private(sum.as_mut_ptr().cast()));
+        }
+        (reduction, Self { op: op.clone(), sum })
+    }
+
+    /// Computes the rows from the sum.
+    pub(super) fn run(&self, shared: &Shared) {
+        let norm = of(&self.op);
+        let result = self.op.recv.unwrap_or_else(|| panic!("peerweave-core bug: a norm without a result"));
+        let sum = if norm.quantization.is_some() { self.sum.as_ptr().cast::<u8>() } else { shared.address(result).cast_const() };
+        let bytes = norm.hidden * norm.element_bytes;
+        let [mut weight, mut from, mut x] = [(); 3].map(|()| vec![0; bytes]);
+        let mut to = vec![0; norm.hidden * norm.output_bytes()];
+        // SAFETY: the core has checked that the operands have so many rows, and the weight the
+        // length of a row; the vectors are of this function. The sum has the length of the input.
+        // Other threads may access the operands at the same time, which `simd::copy` allows.
+        let read = |to: &mut [u8], from: *const u8| unsafe { simd::copy(to.as_mut_ptr(), from, to.len()) };
+        // SAFETY: as above.
+        let write = |to: *mut u8, from: &[u8]| unsafe { simd::copy(to, from.as_ptr(), from.len()) };
+        read(&mut weight, shared.address(norm.weight));
+        let residual = shared.address(norm.residual);
+        for row in 0..self.op.count / norm.hidden {
+            read(&mut from, sum.wrapping_add(row * bytes));
+            read(&mut x, residual.wrapping_add(row * bytes));
+            let scale = norm.row(self.op.dtype, &from, &mut x, &weight, &mut to);
+            write(residual.wrapping_add(row * bytes), &x);
+            write(shared.address(result).wrapping_add(row * to.len()), &to);
+            if let Some(Quantization { scale: NormScale::Rows(scales), .. }) = norm.quantization {
+                write(shared.address(scales).wrapping_add(row * size_of::<f32>()), &scale.to_le_bytes());
+            }
+        }
+    }
+}
+
+fn of(op: &Collective) -> &RmsNorm {
+    op.rms_norm().unwrap_or_else(|| panic!("peerweave-core bug: a norm without parameters"))
+}

@@ -1,0 +1,70 @@
+//! All-reduces with residual and RMSNorm on GPUs of the fake driver.
+//!
+//! Kernels run on the CPU, a coroutine for each of their threads, so rows are short.
+#![cfg(target_os = "linux")]
+
+#[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
+mod common;
+
+use peerweave::RmsNorm;
+use peerweave_cuda::{Cuda, GpuOptions};
+use peerweave_fakes::Fakes;
+use peerweave_tests::conformance::team_of;
+use peerweave_tests::norms;
+use std::time::Duration;
+
+/// Runs a program on GPUs.
+fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
+    let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
+    common::pes_that_may_fail(n_pes, options, |gpu| {
+        let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
+        program(peerweave::World::from(peerweave_core::World::new(backend).expect("a world")));
+    });
+}
+
+#[test]
+fn norms_of_every_type_have_the_bits_of_separate_steps() {
+    Fakes::new().cuda().run(|| {
+        on_gpus(2, |world| {
+            norms::of_every_type(&world, Some(world.team()), &[(0, 64), (3, 136)], 2);
+            assert!(world.finalize().expect("all finalize").is_clean());
+        });
+    });
+}
+
+#[test]
+fn norms_of_one_pe_and_of_teams_have_the_bits_of_separate_steps() {
+    Fakes::new().cuda().run(|| {
+        on_gpus(1, |world| {
+            norms::of_every_type(&world, Some(world.team()), &[(2, 72)], 1);
+            assert!(world.finalize().expect("all finalize").is_clean());
+        });
+        on_gpus(3, |world| {
+            let team = team_of(&world, "all_but_one");
+            norms::of_every_type(&world, team.as_ref(), &[(1, 40)], 9);
+            let _ = world.finalize().expect("all finalize");
+        });
+    });
+}
+
+#[test]
+fn norms_of_rows_that_gpus_do_not_support_are_refused() {
+    Fakes::new().cuda().run(|| {
+        on_gpus(2, |world| {
+            let team = world.team();
+            let [input, residual, output] = [0; 3].map(|_| world.alloc_zeroed::<f32>(24).expect("room"));
+            let weight = world.alloc_zeroed::<f32>(6).expect("room");
+            let norm = |hidden| weight.slice(..hidden).expect("inside");
+            let refused = |done: peerweave::Result<()>| {
+                assert!(matches!(done, Err(peerweave::Error::Unsupported { .. })), "{done:?}");
+            };
+            refused(team.all_reduce_rms_norm_blocking(&input, &residual, &output, RmsNorm::new(&norm(6))));
+            let [input, residual, output] = [input, residual, output].map(|all| (all.slice(1..13).expect("inside"), all));
+            refused(team.all_reduce_rms_norm_blocking(&input.0, &residual.0, &output.0, RmsNorm::new(&norm(4))));
+            let all = [input.1, residual.1, output.1];
+            team.all_reduce_rms_norm_blocking(&all[0], &all[1], &all[2], RmsNorm::new(&norm(4))).expect("it is supported");
+            all.into_iter().chain([weight]).for_each(|buffer| buffer.release().expect("all release"));
+            assert!(world.finalize().expect("all finalize").is_clean());
+        });
+    });
+}
