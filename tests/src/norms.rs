@@ -252,8 +252,8 @@ impl Place<'_> {
         }
     }
 
-    /// Makes one quantised call, with one scale or, without it, a scale for each row. Returns the new
-    /// residual, the result and the scales of the rows.
+    /// Makes one quantised call, with one scale or, without it, a scale for each row. Returns the
+    /// new residual, the result and the scales of the rows.
     fn quantized<T: Real, Q: Quantized>(
         &self,
         given: &Given<T>,
@@ -373,8 +373,8 @@ pub fn of_every_type(world: &World, team: Option<&Team>, shapes: &[(usize, usize
     of_a_type::<f32>(world, team, shapes, seed + 200);
 }
 
-/// Makes calls whose parameters differ among ranks. Each is an error on every rank; on backends that
-/// compare calls before they run, the team stays usable.
+/// Makes calls whose parameters differ among ranks. Each is an error on every rank. The backend
+/// compares calls before they run, so that the team stays usable.
 ///
 /// # Panics
 /// If a call succeeds.

@@ -16,7 +16,7 @@
 //! | [`Algorithm::OneShot`] | each rank pushes its rows to every rank, which reduces and normalises them | few rows |
 //! | [`Algorithm::TwoShot`] | each rank pushes part `r` of each row to rank `r`, which reduces it, adds the residual, and pushes that part of `x` | many rows |
 //!
-//! In both, every rank normalises every row by itself. So the two-shot form moves `x` only, not also
+//! In both, every rank normalises every row by itself. So the two-shot form moves only `x`, and not
 //! the results, and its work is balanced for any number of rows. The ranks get the same bits,
 //! because each computes them from the same `x` in the same order.
 //!

@@ -130,7 +130,7 @@ impl Sums {
         self.largest = T::fold(T::times(x, T::unpack(weight)), self.largest, |most, value| most.max(value.abs()));
     }
 
-    /// Combines the sums of all threads of the block, in an order that depends only on their number.
+    /// Combines the sums of all threads of the block. The order depends only on their number.
     /// Returns `None` on all threads if one has `failed`. All threads call it; consecutive calls
     /// have different `parity`.
     #[inline(always)]

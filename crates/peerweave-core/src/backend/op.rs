@@ -2,10 +2,10 @@
 //!
 //! # Collective operations and their counts
 //! `count` is in elements, with the meaning of NCCL: the whole buffer for all-reduce, also with a
-//! norm, reduce, broadcast and scans; the contribution of one rank for all-gather and gather; the result of one
-//! rank for reduce-scatter and scatter; the part from one rank to one rank for all-to-all and its
-//! strided form; the sum of all parts for all-gather-v. It is 0 for all-to-all-v, gather-v and
-//! scatter-v, whose counts not every rank knows: see [`VectorCounts`].
+//! norm, reduce, broadcast and scans; the contribution of one rank for all-gather and gather; the
+//! result of one rank for reduce-scatter and scatter; the part from one rank to one rank for
+//! all-to-all and its strided form; the sum of all parts for all-gather-v. It is 0 for
+//! all-to-all-v, gather-v and scatter-v, whose counts not every rank knows: see [`VectorCounts`].
 
 use super::{RmsNorm, TeamId};
 use peerweave_device::launch::PtxImage;

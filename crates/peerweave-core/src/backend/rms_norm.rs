@@ -7,8 +7,8 @@ use std::fmt;
 /// The parameters of [`CollectiveKind::AllReduceRmsNorm`](super::CollectiveKind::AllReduceRmsNorm)
 /// besides those of an all-reduce. The input consists of rows.
 ///
-/// `x = sum of the ranks + residual` replaces the residual; `y = x · weight / √(mean(x²) + epsilon)`
-/// is the result, where the mean is that of a row. The sum is rounded to the element type, as by an
+/// `x = sum of the ranks + residual` replaces the residual. The result is
+/// `y = x · weight / √(mean(x²) + epsilon)`, where the mean is that of a row. The sum is rounded to the element type, as by an
 /// all-reduce; then `x` and `y` are computed in `f32` and rounded once each.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNorm {

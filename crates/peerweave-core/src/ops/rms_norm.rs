@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// - `x = all_reduce(input) + residual` replaces the residual,
 /// - `y = x · weight / √(mean(x²) + epsilon)` is the output.
 ///
-/// The sum of the ranks is rounded to the element type, as by [`Team::all_reduce`]. Then `x` and `y`
-/// are computed in `f32` and rounded once each. So the residual has the bits of separate steps. All
+/// The sum of the ranks is rounded to the element type, as by [`Team::all_reduce`]. `x` and `y` are
+/// computed in `f32` and rounded once each. So the residual has the bits of separate steps. All
 /// ranks get the same bits if their residuals, weights and epsilons are equal.
 ///
 /// # Collective
@@ -30,8 +30,8 @@ use std::sync::Arc;
 ///
 /// # GPUs
 /// Rows must consist of a multiple of 16 bytes and start at multiples of 16 bytes, as must the
-/// weight; otherwise the call fails with [`Error::Unsupported`](crate::Error::Unsupported). The host
-/// backend has no such limit.
+/// weight. Otherwise the call fails with [`Error::Unsupported`](crate::Error::Unsupported). The
+/// host backend has no such limit.
 impl Team {
     /// Reduces the elements of all ranks by their sum, adds the residual, and normalises each row.
     ///
@@ -135,8 +135,8 @@ impl Team {
         self.norm_blocking(CALL, NormCall { input, residual, output, weight, epsilon, scale: None })
     }
 
-    /// Like [`Team::all_reduce_rms_norm`], with an output of 8-bit floats or integers. The result of
-    /// the norm is divided by the scale in `f32`, rounded to nearest even, and saturated.
+    /// Like [`Team::all_reduce_rms_norm`], with an output of 8-bit floats or integers. The result
+    /// of the norm is divided by the scale in `f32`, rounded to nearest even, and saturated.
     ///
     /// `scale` is one `f32` for all rows, which each rank may choose for itself, or
     /// [`RowScales`](crate::RowScales), which gets the scale that was computed for each row.
