@@ -8,8 +8,9 @@ use std::fmt;
 /// besides those of an all-reduce. The input consists of rows.
 ///
 /// `x = sum of the ranks + residual` replaces the residual. The result is
-/// `y = x · weight / √(mean(x²) + epsilon)`, where the mean is that of a row. The sum is rounded to the element type, as by an
-/// all-reduce; then `x` and `y` are computed in `f32` and rounded once each.
+/// `y = x · weight / √(mean(x²) + epsilon)`, where the mean is that of a row. The sum is rounded to
+/// the element type, as by an all-reduce. Then `x` and `y` are computed in `f32` and rounded once
+/// each.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNorm {
     /// The residual, as long as the input.
