@@ -32,7 +32,8 @@ struct Operands {
     input: Local<f32>,
     residual: Local<f32>,
     output: Local<f32>,
-    weight: Local<f32>,
+    /// Keeps the weight alive.
+    _weight: Local<f32>,
     scales: Local<f32>,
     call: RmsNormCall,
 }
@@ -62,7 +63,7 @@ impl Operands {
             epsilon: 1e-5,
             quantization: RmsNormOutput::Same,
         };
-        Self { input, residual, output, weight, scales, call }
+        Self { input, residual, output, _weight: weight, scales, call }
     }
 
     /// Returns the bits of the new residual and of the output.

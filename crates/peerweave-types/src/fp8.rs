@@ -79,7 +79,7 @@ impl F8E4M3 {
         let magnitude = match (exponent, mantissa) {
             (0xf, 7) => f32::NAN,
             (0, mantissa) => mantissa as f32 / 512.0,
-            _ => f32::from_bits(exponent + 120 << 23 | mantissa << 20),
+            _ => f32::from_bits(((exponent + 120) << 23) | (mantissa << 20)),
         };
         if self.0 & 0x80 == 0 { magnitude } else { -magnitude }
     }

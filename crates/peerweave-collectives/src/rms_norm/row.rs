@@ -273,10 +273,10 @@ fn store_quantised<T: Real>(norm: &Norm, recv: Operand<true>, line: u64, y: T::L
 }
 
 /// Returns the nearest 8-bit integer, ties to even, saturated.
+#[expect(clippy::manual_clamp, reason = "NaN gives the lowest number, as neither limit is NaN")]
 #[inline(always)]
 fn nearest(value: f32) -> u8 {
     // The unit in the last place of this number is 1, so that the addition rounds.
     const ROUNDER: f32 = 12_582_912.0;
-    // NaN gives the lowest number.
     (value.max(-128.0).min(127.0) + ROUNDER).to_bits() as u8
 }
