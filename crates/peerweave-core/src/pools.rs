@@ -72,11 +72,11 @@ pub(crate) type Range = (u8, u64, u64, bool);
 pub(crate) struct Pools {
     /// Counts of collectives with parts of different lengths.
     pub(crate) counts: Pool<VectorCounts>,
-    /// Distances of strided all-to-alls.
-    pub(crate) strides: Pool<Special>,
+    /// Distances of strided all-to-alls, and parameters of norms.
+    pub(crate) specials: Pool<Special>,
     /// Members of groups.
     groups: Pool<Vec<Op>>,
-    /// Owners of the memory of groups.
+    /// Owners of the memory of groups and norms.
     kept: Arc<KeptPool>,
     ranges: Mutex<Vec<Range>>,
 }

@@ -6,10 +6,9 @@ use crate::Result;
 use crate::arguments::rms_norm::ErasedScale;
 use crate::arguments::span::Span;
 use crate::backend::error::{MisuseKind, misuse};
-use crate::backend::{CollectiveKind, Held, NormScale, Quantization, RmsNorm, Special};
+use crate::backend::{CollectiveKind, Kept, NormScale, Quantization, RmsNorm, Special};
 use crate::bounds::{length, wrong_value};
 use crate::world::team::Team;
-use std::sync::Arc;
 
 /// The arguments of a call.
 pub(crate) struct NormCall<'a> {
@@ -25,7 +24,7 @@ pub(crate) struct NormCall<'a> {
 
 /// Checks an all-reduce with RMSNorm. Returns the operation, whose memory the second value holds,
 /// because it has more owners than other operations.
-pub(crate) fn rms_norm<'a>(call: &'static str, of: &Team, given: NormCall<'a>) -> Result<(Prepared<'a>, Arc<[Held]>)> {
+pub(crate) fn rms_norm<'a>(call: &'static str, of: &Team, given: NormCall<'a>) -> Result<(Prepared<'a>, Kept)> {
     let NormCall { input, residual, output, weight, epsilon, scale } = given;
     team(call, of)?;
     let first = if output.is_some() { "input" } else { "buffer" };
@@ -84,8 +83,10 @@ pub(crate) fn rms_norm<'a>(call: &'static str, of: &Team, given: NormCall<'a>) -
     });
     let element_bytes = input.element_bytes();
     let norm = RmsNorm { residual: residual.place, weight: weight.place, hidden, epsilon, element_bytes, quantization };
-    let extras = CollectiveExtras { special: Some(Arc::new(Special::RmsNorm(norm))), ..CollectiveExtras::NONE };
-    let held = present().map(|(_, span)| span.owner.hold()).filter(|held| !matches!(held, Held::Nothing)).collect();
+    let pools = &of.inner.shared.pools;
+    let extras = CollectiveExtras { special: Some(pools.specials.share(Special::RmsNorm(norm))), ..CollectiveExtras::NONE };
+    let mut held = pools.kept();
+    held.extend(present().map(|(_, span)| span.owner.hold()));
     let recv = output.unwrap_or(input);
     let prepared = collective(CollectiveKind::AllReduceRmsNorm, of, input.dtype, input.len, Some(&input), Some(&recv), extras);
     Ok((prepared, held))

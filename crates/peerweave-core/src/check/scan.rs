@@ -117,6 +117,6 @@ pub(crate) fn all_to_all_strided<'a>(
     let element_bytes = send.parts * send.dtype.size_bytes();
     element(call, element_bytes)?;
     let special = Special::Strides { distances: [strides.source, strides.dest], element_bytes };
-    let extras = CollectiveExtras { special: Some(of.inner.shared.pools.strides.share(special)), ..CollectiveExtras::NONE };
+    let extras = CollectiveExtras { special: Some(of.inner.shared.pools.specials.share(special)), ..CollectiveExtras::NONE };
     Ok(collective(CollectiveKind::AllToAllStrided, of, send.dtype, strides.count, Some(&send), Some(&recv), extras))
 }

@@ -8,7 +8,6 @@ use crate::world::stream::Stream;
 use crate::world::team::Team;
 use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
-use std::sync::Arc;
 
 /// All-reduce with residual and RMSNorm, as it ends each half of a tensor-parallel transformer
 /// layer. One kernel does it on GPUs: vLLM, TensorRT-LLM and FlashInfer call it fused all-reduce,
@@ -208,12 +207,12 @@ impl Team {
     fn norm(&self, call: &'static str, stream: &Stream, given: NormCall<'_>) -> Result<Ticket> {
         let (prepared, held) = check::rms_norm(call, self, given)?;
         check::stream(call, self, stream)?;
-        let submitted = call::enqueue(stream, &prepared, &|| Keep::many(Arc::clone(&held)))?;
+        let submitted = call::enqueue(stream, &prepared, &|| Keep::many(held.clone()))?;
         Ok(Ticket::new(submitted, &self.inner.shared, decode::nothing))
     }
 
     fn norm_blocking(&self, call: &'static str, given: NormCall<'_>) -> Result<()> {
         let (prepared, held) = check::rms_norm(call, self, given)?;
-        call::run_kept(&self.inner.shared, &prepared, &|| Keep::many(Arc::clone(&held)))
+        call::run_kept(&self.inner.shared, &prepared, &|| Keep::many(held.clone()))
     }
 }
