@@ -215,17 +215,18 @@ static long lost_adds(const struct op *op)
     return peer->rank == 1 ? labs((long)(ADDS - *(volatile int64_t *)peer->dst)) : 0;
 }
 
-/* Up to 1,024 calls, the element that PE 0 writes in call number n of a batch is n. */
 static long lost_elements(const struct op *op)
 {
-    enum { CALLS = 1000 };
+    long lost = 0;
     peer->barrier();
     if (peer->rank == 0)
-        op->run(sizeof(int64_t), CALLS);
+        op->run(sizeof(int64_t), P_ELEMENTS);
     peer->barrier();
     if (peer->settle)
         peer->settle();
-    return peer->rank == 1 && *(volatile int64_t *)peer->dst != CALLS;
+    for (long i = 0; peer->rank == 1 && i < P_ELEMENTS; i++)
+        lost += ((volatile int64_t *)peer->dst)[i] != i + 1;
+    return lost;
 }
 
 static bool takes_part(enum op_kind kind)

@@ -19,10 +19,12 @@ enum op_kind {
     OP_PUT,       /* PE 0 writes into the memory of PE 1; each call is complete at the target */
     OP_PUT_STRIDED, /* PE 0 writes every other element to every other element of PE 1; complete at the end of a batch */
     OP_GET,       /* PE 0 reads from the memory of PE 1; each call is complete */
-    OP_P,         /* PE 0 writes one element of PE 1; complete at the end of a batch */
+    OP_P,         /* PE 0 writes P_ELEMENTS elements of PE 1 in turn, the value n to the nth; complete at the end of a batch */
     OP_FETCH_ADD, /* PE 0 adds to one 64-bit word of PE 1 */
     OP_PING_PONG, /* PE 0 and PE 1 exchange a 64-bit sequence number; half a round trip is reported */
 };
+
+enum { P_ELEMENTS = 512 };
 
 struct op {
     const char *name;

@@ -116,13 +116,13 @@ static void put_strided(size_t bytes, long calls)
 
 static void p(size_t bytes, long calls)
 {
-    /* A source must not change before the flush, so each call has one of its own as far as they reach. */
-    static int64_t numbers[1024];
+    /* A source must not change before the flush, and puts to one place are not ordered. */
+    static int64_t numbers[P_ELEMENTS];
     (void)bytes;
-    for (int i = 0; i < 1024; i++)
+    for (int i = 0; i < P_ELEMENTS; i++)
         numbers[i] = i + 1;
     for (long i = 0; i < calls; i++)
-        MPI_Put(&numbers[i % 1024], 1, MPI_INT64_T, 1, 0, 1, MPI_INT64_T, window);
+        MPI_Put(&numbers[i % P_ELEMENTS], 1, MPI_INT64_T, 1, i % P_ELEMENTS * 8, 1, MPI_INT64_T, window);
     MPI_Win_flush(1, window);
 }
 

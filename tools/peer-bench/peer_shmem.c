@@ -85,7 +85,7 @@ static void p(size_t bytes, long calls)
 {
     (void)bytes;
     for (long i = 0; i < calls; i++)
-        shmem_int64_p(self.dst, i + 1, 1);
+        shmem_int64_p((int64_t *)self.dst + i % P_ELEMENTS, i % P_ELEMENTS + 1, 1);
     shmem_quiet();
 }
 

@@ -221,7 +221,8 @@ def peerweave_result(document: dict, group: Group, size: int) -> Sample:
     name = f"peerweave bench {group.op}"
     if document.get("peerweave", {}).get("debug_assertions") is not False:
         raise ProgramError(f"{name}: built with debug assertions; build it with --release")
-    rows = [row for row in document.get("results", []) if row.get("size") == size]
+    # Parts of different lengths do not add up to the size that was asked for.
+    rows = [row for row in document.get("results", []) if row.get("size") == size or group.op.endswith("-v")]
     if len(rows) != 1:
         raise ProgramError(f"{name}: expected one result for size {size}, got {len(rows)}")
     # Broadcasts of MPI have one buffer at the root, and broadcasts of OpenSHMEM do not write the root's second buffer. Peerweave's in-place form does the same.
