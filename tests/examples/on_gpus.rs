@@ -1,17 +1,18 @@
 //! Runs the conformance suite on the GPUs of this machine: `peerweave run -n 2 -- on_gpus [PASSES]
 //! [SEED]`. Every collective, element type and reduction in teams of every shape is compared with
-//! the oracle, and so are waits, reductions by a function, strided all-to-alls, and dispatch and
-//! combine for mixture of experts. PE 0 prints a line for each part, team and type. With `moe` as
-//! the first argument only mixture of experts is run.
+//! the oracle, and so are waits, reductions by a function, strided all-to-alls, contexts, locks,
+//! teams that their members make alone, and dispatch and combine for mixture of experts. PE 0 prints
+//! a line for each part, team and type. With `moe` as the first argument only mixture of experts is
+//! run.
 //!
 //! PEs of processes that see one GPU share it: then each call takes milliseconds.
 
 use peerweave::bootstrap::Job;
-use peerweave::{DType, F8E4M3, World, bf16, f16};
+use peerweave::{DType, F8E4M3, Pe, World, bf16, f16};
 use peerweave_cuda::{Cuda, CudaOptions};
 use peerweave_tests::conformance::{all_of_a_type, team_of};
 use peerweave_tests::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
-use peerweave_tests::{functions, waits};
+use peerweave_tests::{contexts, functions, locks, waits};
 use std::error::Error;
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     functions::strided(&world, &[0, 1, 5, 200, 40_000]);
     say("strided all-to-alls".to_owned(), started);
+    let started = Instant::now();
+    contexts::all_operations(&world);
+    contexts::threads_use_contexts(&world);
+    contexts::quiet_is_of_its_own_context(&world);
+    say("contexts".to_owned(), started);
+    let started = Instant::now();
+    locks::one_holds_at_a_time(&world, 2, 10);
+    locks::waiters_take_turns(&world, 3);
+    locks::deadline_names_the_holder(&world);
+    say("locks".to_owned(), started);
+    let started = Instant::now();
+    teams_by_members(&world, passes, seed)?;
+    say("teams made by their members".to_owned(), started);
     for dtype in DType::ALL {
         let started = Instant::now();
         all_of_a_type(&world, Some(world.team()), dtype, passes, seed);
@@ -88,6 +102,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     if !world.finalize()?.is_clean() {
         return Err("symmetric memory was not released".into());
+    }
+    Ok(())
+}
+
+/// Makes teams by the members alone, and runs every collective on each.
+fn teams_by_members(world: &World, passes: usize, seed: u64) -> Result<(), Box<dyn Error>> {
+    let n = world.n_pes() as u32;
+    for list in [(0..n).rev().collect(), (0..n).step_by(2).collect(), (1..n).collect::<Vec<u32>>(), (0..n).collect()] {
+        let members: Vec<Pe> = list.into_iter().map(Pe::new).collect();
+        let team = members.contains(&world.my_pe()).then(|| world.team_of(&members)).transpose()?;
+        all_of_a_type(world, team.as_ref(), DType::F32, passes, seed);
+        if let Some(team) = team {
+            team.destroy()?;
+        }
     }
     Ok(())
 }
