@@ -1,9 +1,9 @@
 //! Runs the conformance suite on the GPUs of this machine: `peerweave run -n 2 -- on_gpus [PASSES]
 //! [SEED]`. Every collective, element type and reduction in teams of every shape is compared with
 //! the oracle, and so are waits, reductions by a function, strided all-to-alls, contexts, locks,
-//! teams that their members make alone, and dispatch and combine for mixture of experts. PE 0 prints
-//! a line for each part, team and type. With `moe` as the first argument only mixture of experts is
-//! run.
+//! teams that their members make alone, and dispatch and combine for mixture of experts. PE 0
+//! prints a line for each part, team and type. With `moe` as the first argument only mixture of
+//! experts is run.
 //!
 //! PEs of processes that see one GPU share it: then each call takes milliseconds.
 
