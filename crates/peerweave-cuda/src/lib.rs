@@ -23,6 +23,7 @@ mod gpu;
 mod heap;
 mod launch;
 mod memory;
+mod nccl;
 mod route;
 mod team;
 

@@ -36,12 +36,15 @@ pub mod names {
     /// Ways to carry out collectives on GPUs, which replace those of the table: `OPERATION=WAY`,
     /// separated by commas. `peerweave_cuda::Forced` lists them.
     pub const ROUTE: &str = "PEERWEAVE_ROUTE";
+    /// Whether NCCL may carry out collectives on GPUs: `off`, the default, or `auto`, where the
+    /// route table says that it is faster and it can be used.
+    pub const NCCL: &str = "PEERWEAVE_NCCL";
     /// Log filter of the `peerweave` command, in the syntax of `tracing-subscriber`, such as
     /// `debug`.
     pub const LOG: &str = "PEERWEAVE_LOG";
 
     /// Name and expected value of each variable.
-    pub const ALL: [(&str, &str); 9] = [
+    pub const ALL: [(&str, &str); 10] = [
         (BACKEND, "auto, host or cuda"),
         (DEADLINE, "seconds, such as 60 or 0.5"),
         (CHECK_CALLS, "0 or 1"),
@@ -50,6 +53,7 @@ pub mod names {
         (KERNEL_SEED, "a number below 2^64, such as 7"),
         (ROUTE_TABLE, "a file of `peerweave tune`"),
         (ROUTE, "OPERATION=WAY, such as all_reduce=two_shot"),
+        (NCCL, "auto or off"),
         (LOG, "a tracing filter"),
     ];
 
@@ -97,6 +101,7 @@ pub(crate) struct Settings {
     pub(crate) kernel_seed: Option<u64>,
     pub(crate) route_table: Option<String>,
     pub(crate) route: Option<String>,
+    pub(crate) nccl: Option<bool>,
 }
 
 impl Settings {
@@ -134,6 +139,11 @@ impl Settings {
             })?,
             kernel_seed: parsed(var, names::KERNEL_SEED, |text| text.parse().ok())?,
             route_table: parsed(var, names::ROUTE_TABLE, |text| Some(text.to_owned()))?,
+            nccl: parsed(var, names::NCCL, |text| match text {
+                "off" => Some(false),
+                "auto" => Some(true),
+                _ => None,
+            })?,
             route: parsed(var, names::ROUTE, |text| Some(text.to_owned()))?,
         })
     }
@@ -264,6 +274,7 @@ mod tests {
             (names::HEAP_BYTES, "M"),
             (names::CROSS_MEMORY_ATTACH, "maybe"),
             (names::KERNEL_SEED, "-1"),
+            (names::NCCL, "on"),
         ];
         for (name, value) in bad {
             let error = read(&[(name, value)]).expect_err(value).to_string();

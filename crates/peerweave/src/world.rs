@@ -259,6 +259,7 @@ impl WorldBuilder {
         options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);
         options.heap_bytes = self.heap_bytes.or(settings.heap_bytes);
         options.device = self.device;
+        options.nccl = settings.nccl.unwrap_or(options.nccl);
         options.route_table = settings.route_table.as_ref().map(std::path::PathBuf::from);
         if let Some(text) = &settings.route {
             // The error names the text and what was expected.

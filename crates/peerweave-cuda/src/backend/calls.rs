@@ -102,6 +102,16 @@ impl Calls {
         found.filter(|_| is_it(Ordering::Relaxed)).map(|[what, count, detail, chain]| ([what, count, detail], chain))
     }
 
+    /// Returns the ranks that have begun fewer calls than this rank, as far as that is known.
+    pub(super) fn behind(&self, team: &TeamOf) -> Vec<Pe> {
+        let number = team.number();
+        let head = |pe: usize, index| self.word(pe, number, index).load(Ordering::Acquire);
+        let mine = head(self.me, 1);
+        let is_known = |pe: usize| head(pe, 0) == team.tag && head(pe, 2) == 0;
+        let is_behind = |pe: &Pe| pe.index() != self.me && is_known(pe.index()) && head(pe.index(), 1) < mine;
+        if is_known(self.me) { team.members.iter().copied().filter(is_behind).collect() } else { Vec::new() }
+    }
+
     /// Returns the first rank whose calls are known to differ from the calls of this rank, with the
     /// call of each.
     pub(super) fn difference(&self, team: &TeamOf) -> Option<(Pe, String, String)> {

@@ -332,6 +332,9 @@ unsafe impl Backend for Cuda {
         };
         // Another thread may have enqueued work while the streams were drained.
         let drained = drained.and_then(|()| self.drain(CALL));
+        // NCCL frees memory of this GPU, and its kernels must have ended before the GPU does.
+        let has_failed = drained.is_err() || state.failure().is_some() || gpu.0.lost().is_some();
+        let nccl = state.nccl.end(has_failed, state.deadline).map_err(|error| Error::setup(CALL, error));
         state.drop_streams();
         lock(&state.allocations).clear();
         let is_known = state.failure().is_some();
@@ -345,7 +348,7 @@ unsafe impl Backend for Cuda {
             Some(rendezvous) => rendezvous.leave().map_err(|error| Error::setup(CALL, error)),
             None => Ok(()),
         };
-        drained.and(ended).and(left)
+        drained.and(nccl).and(ended).and(left)
     }
 
     fn describe(&self) -> String {

@@ -136,7 +136,7 @@ impl Enqueue<'_> {
     /// Holds the slot of a part of an operation, because the operation reports the outcome of
     /// another part.
     pub(super) fn hold(&mut self, source: Source) {
-        if !matches!(source, Source::Copy | Source::Kernel) {
+        if !matches!(source, Source::Copy | Source::Kernel | Source::Nccl) {
             self.keep.push(Arc::new(source));
         }
     }
@@ -357,6 +357,7 @@ impl Enqueue<'_> {
             CollectiveKind::AllToAllStrided => self.all_to_all_strided(team, op),
             CollectiveKind::AllReduceRmsNorm => self.norm(team, op),
             _ if alone => self.alone(team, op),
+            _ if self.is_by_nccl(team, op) => self.by_nccl(team, op),
             _ if op.function().is_some() => self.by_function(team, op),
             kind if kind.has_counts() => self.vector(team, op),
             kind if kind.reduces() => self.reduce(team, op),

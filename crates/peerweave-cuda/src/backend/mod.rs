@@ -4,7 +4,7 @@
 //!  contract   the trait of peerweave-core
 //!   queue      streams, events, operations on the calling thread
 //!    enqueue    one operation on a CUDA stream: copies, and kernels of peerweave-stream-kernels
-//!     collectives   collectives, sends and receives
+//!     collectives   collectives, sends and receives      by_nccl   collectives by NCCL
 //!     functions  reductions by a function of the caller, on the host
 //!     strides    operations with strides
 //!     waits      waits for words, and tests of them
@@ -23,6 +23,7 @@
 //! kernel releases at system scope.
 
 mod agreement;
+mod by_nccl;
 mod calls;
 mod collectives;
 mod contract;
@@ -70,6 +71,7 @@ pub use devices::{of_cudarc, on_device};
 use crate::collective::{Collectives, CollectivesOptions};
 use crate::gpu::{Gpu, GpuOptions};
 use crate::memory::Symmetric;
+use crate::nccl::Entry;
 use crate::route::{Forced, Routes};
 use calls::Calls;
 use kernels::Kernels;
@@ -117,12 +119,24 @@ pub struct CudaOptions {
     /// Maximum number of blocks of a kernel of a collective, and so of multiprocessors that it
     /// uses. Default: 256. Applies to every team.
     pub max_blocks: Option<u32>,
+    /// Whether NCCL may carry out collectives of the team of all PEs, where the table says that it
+    /// is faster and its results have the same bits. Default: no. Where NCCL is missing or cannot
+    /// be used, own kernels carry out everything, and [`Cuda::explain`] says why.
+    pub nccl: bool,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
         let deadline = Duration::from_secs(60);
-        Self { deadline, heap_bytes: None, device: None, route_table: None, forced: Forced::default(), max_blocks: None }
+        Self {
+            deadline,
+            heap_bytes: None,
+            device: None,
+            route_table: None,
+            forced: Forced::default(),
+            max_blocks: None,
+            nccl: false,
+        }
     }
 }
 
@@ -266,7 +280,8 @@ impl Cuda {
             calls.begin(&world);
             gpu.barrier("backend/calls").map_err(setup)?;
         }
-        let memory = Memory { rooms, rooms_options, routes, calls };
+        let nccl = Entry::set_up(&gpu, options.nccl).map_err(setup)?;
+        let memory = Memory { rooms, rooms_options, routes, nccl, calls };
         let state = State::new(gpu, caps, bases, world, memory, kernels);
         Ok(Arc::new(Self { state: Arc::new(state) }))
     }

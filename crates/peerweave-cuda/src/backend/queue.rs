@@ -220,6 +220,11 @@ impl Queue {
             // The outcome of the last operation does not contain failures of earlier operations.
             let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
             let passed = self.state.wait_for(&last.event, within).map_err(|error| driver("synchronize", error))?;
+            let is_by_nccl =
+                |held: &Held| matches!(held.ticket.source, Source::Nccl) && !held.ticket.event.is_complete().is_ok_and(|is| is);
+            if !passed && within >= self.state.deadline && lock(&self.inner).operations.iter().any(is_by_nccl) {
+                return Err(self.state.nccl_is_late("synchronize", self.state.world(), start.elapsed()));
+            }
             if !passed {
                 return Err(self.state.timed_out("synchronize", self.state.world(), start.elapsed()));
             }

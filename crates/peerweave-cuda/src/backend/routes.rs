@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use peerweave_core::backend::CollectiveKind;
+use peerweave_core::backend::{CollectiveKind, TeamId};
 use peerweave_core::{Error, Team};
 
 use super::error::unsupported;
 use super::{Cuda, CudaOptions};
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
-use crate::route::{Explanation, Libraries, Limits, Query, RouteTable, Routes, Unfit, Way};
+use crate::route::{Explanation, Limits, Query, RouteTable, Routes, Way};
 
 /// Returns the routes that the options ask for, after all PEs have compared them. Without a file,
 /// GPUs of different architectures use the table for any architecture.
@@ -26,7 +26,10 @@ pub(super) fn agreed(gpu: &Gpu, options: &CudaOptions) -> Result<Arc<Routes>, Cu
     };
     // A PE without a table still takes part in the exchange, so that no other PE waits for it.
     let mine = match &table {
-        Ok(table) => format!("ok {} {}\n{}", options.route_table.is_some(), options.forced, table.digest()),
+        Ok(table) => {
+            let (is_file, nccl) = (options.route_table.is_some(), if options.nccl { "auto" } else { "off" });
+            format!("ok {is_file} nccl={nccl} {}\n{}", options.forced, table.digest())
+        }
         Err(error) => format!("error {error}"),
     };
     let label = format!("peerweave-cuda/routes/{}", gpu.0.next_collectives());
@@ -89,12 +92,12 @@ impl Cuda {
         if kind.reduces() && !query.op.accepts(query.dtype) {
             return refuse("the type has no such reduction here");
         }
-        let libraries = Libraries { nccl: Err(Unfit::Off) };
+        let libraries = state.nccl.libraries(team.id == TeamId::WORLD);
         match &team.collectives {
-            Some(collectives) => Ok(collectives.explain_with(query, &libraries)),
+            Some(collectives) => Ok(collectives.explain_with(query, &libraries, state.nccl.unavailable())),
             None if team.members.len() == 1 => {
                 let limits = Limits { ranks: 1, bank_bytes: 0, channel_bytes: 0, max_blocks: 1 };
-                Ok(state.routes.explain(query, &limits, &libraries))
+                Ok(state.routes.explain(query, &limits, &libraries, ""))
             }
             None => refuse(super::collectives::NO_KERNELS),
         }

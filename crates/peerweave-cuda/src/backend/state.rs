@@ -28,6 +28,7 @@ use crate::collective::{Collectives, CollectivesOptions, Message, Room};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::memory::Symmetric;
+use crate::nccl::Entry;
 use crate::route::Routes;
 
 /// Interval at which a wait for an event queries the rendezvous for lost PEs.
@@ -66,6 +67,7 @@ pub(super) struct Memory {
     pub(super) rooms: Option<Symmetric<u8>>,
     pub(super) rooms_options: CollectivesOptions,
     pub(super) routes: Arc<Routes>,
+    pub(super) nccl: Entry,
     /// Record of collective calls; `None` for a job of one PE, and if PEs are on several machines.
     pub(super) calls: Option<Calls>,
 }
@@ -93,6 +95,7 @@ pub(super) struct State {
     pub(super) calls: Option<Calls>,
     /// How collectives are carried out.
     pub(super) routes: Arc<Routes>,
+    pub(super) nccl: Entry,
     /// Staging memory of all teams except the team of all PEs, one after the other.
     rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
     /// Options for each team's part of `rooms`.
@@ -128,7 +131,7 @@ impl State {
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
         let mapped = (0..).zip(&bases).filter(|(_, base)| **base != 0).map(|(pe, _)| Pe::new(pe));
         let job = JobShape { my_pe: gpu.pe(), n_pes: bases.len(), local: mapped.collect() };
-        let Memory { rooms, rooms_options, routes, calls } = memory;
+        let Memory { rooms, rooms_options, routes, nccl, calls } = memory;
         Self {
             deadline: gpu.deadline(),
             context,
@@ -142,6 +145,7 @@ impl State {
             making: Mutex::default(),
             calls,
             routes,
+            nccl,
             rooms: Mutex::new(rooms.map(Arc::new)),
             rooms_options,
             caps,
@@ -387,6 +391,7 @@ impl State {
                     && (gpu.0.lost().is_some() || gpu.0.report.failure().is_some() || self.compare_all().is_err())
                 {
                     gpu.0.report.abort();
+                    self.nccl.abort();
                     aborted = true;
                 }
             }

@@ -18,6 +18,8 @@ pub(super) enum Source {
     /// The operation is a copy. It has no stored outcome: it has succeeded when the stream has
     /// passed it.
     Copy,
+    /// The operation is a call of NCCL. Only its communicator tells whether it failed.
+    Nccl,
     /// The operation is a kernel without a result. Only the GPU's report tells whether it failed.
     Kernel,
     /// A function of the caller has combined elements; the first error of a panic.
@@ -83,6 +85,10 @@ impl Source {
     pub(super) fn read(&self, state: &State, call: &'static str, team: TeamName) -> Result<Outcome, Error> {
         let slot = match self {
             Self::Copy => return Ok(Outcome::Done),
+            Self::Nccl if state.nccl.has_failed() || state.has_failed() => {
+                return Err(state.nccl_failure(call, team, state.deadline));
+            }
+            Self::Nccl => return Ok(Outcome::Done),
             Self::Kernel if state.has_failed() => return Err(state.kernel_failure(call, team)),
             Self::Kernel => return Ok(Outcome::Done),
             Self::Function(_) if state.has_failed() => return Err(state.kernel_failure(call, team)),
@@ -131,6 +137,9 @@ impl Pending for Ticket {
                     self.outcome.get_or_init(|| Err(error));
                 }
                 self.resolve()
+            }
+            Ok(false) if matches!(self.source, Source::Nccl) && within >= self.state.deadline => {
+                Err(self.state.nccl_is_late(self.call, self.team, start.elapsed()))
             }
             Ok(false) => Err(self.state.timed_out(self.call, self.team, start.elapsed())),
             Err(error) => self.outcome.get_or_init(|| Err(driver(self.call, error))).clone(),

@@ -35,7 +35,7 @@ use peerweave_types::{DType, Pe, Rank};
 
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
-use crate::route::{Explanation, Libraries, Query, RouteTable, Routes, Unfit};
+use crate::route::{Explanation, Libraries, Provider, Query, RouteTable, Routes, Unfit};
 use staging::{Staging, rank_of};
 
 pub(crate) use staging::Room;
@@ -231,12 +231,18 @@ impl Collectives {
     /// Returns how a call would be carried out by own kernels, and why. The answer is the same on
     /// all ranks.
     pub fn explain(&self, query: &Query) -> Explanation {
-        self.explain_with(query, &Libraries { nccl: Err(Unfit::Off) })
+        self.explain_with(query, &Libraries { nccl: Err(Unfit::Off) }, "")
     }
 
-    /// Like [`explain`](Self::explain), with the libraries that the team can use.
-    pub(crate) fn explain_with(&self, query: &Query, libraries: &Libraries) -> Explanation {
-        self.routes.explain(query, &self.staging.limits, libraries)
+    /// Like [`explain`](Self::explain), with the libraries that the team can use, and the reason
+    /// why NCCL cannot be used.
+    pub(crate) fn explain_with(&self, query: &Query, libraries: &Libraries, unavailable: &str) -> Explanation {
+        self.routes.explain(query, &self.staging.limits, libraries, unavailable)
+    }
+
+    /// Returns who carries out a call.
+    pub(crate) fn provider(&self, query: &Query, libraries: &Libraries) -> Provider {
+        self.routes.decide(query, &self.staging.limits, libraries).provider
     }
 
     /// Loads the kernels for elements of a type. Otherwise the first call of each kernel loads it,

@@ -133,6 +133,10 @@ pub(crate) enum Because {
 pub(crate) enum Unfit {
     /// Libraries are not enabled.
     Off,
+    /// The library was enabled and cannot be used; the backend knows why.
+    Unavailable,
+    /// The library has no communicator for the team.
+    Team,
     /// The library could give other bits than own kernels.
     Bits,
     /// The staging memory has no room, or the call is too short for the algorithm.

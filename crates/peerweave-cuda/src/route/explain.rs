@@ -46,8 +46,8 @@ impl fmt::Display for Explanation {
 }
 
 impl Routes {
-    /// Returns the choice for a call as text.
-    pub(crate) fn explain(&self, query: &Query, limits: &Limits, libraries: &Libraries) -> Explanation {
+    /// Returns the choice for a call as text. `unavailable` is the reason why NCCL cannot be used.
+    pub(crate) fn explain(&self, query: &Query, limits: &Limits, libraries: &Libraries, unavailable: &str) -> Explanation {
         let Decision { provider, own, because, refused } = self.decide(query, limits, libraries);
         let (path, route) = path(own);
         Explanation {
@@ -58,7 +58,7 @@ impl Routes {
             how: if provider == Provider::Nccl { "NCCL".to_owned() } else { path },
             route: route.filter(|_| provider == Provider::Own),
             why: self.reason(because, limits),
-            refused: refused.map(|(asked, unfit)| format!("{}, because {}", self.asked(asked), self.unfit(unfit))),
+            refused: refused.map(|(asked, unfit)| format!("{}, because {}", self.asked(asked), self.unfit(unfit, unavailable))),
             table: self.table.name().to_owned(),
         }
     }
@@ -83,9 +83,11 @@ impl Routes {
         }
     }
 
-    fn unfit(&self, unfit: Unfit) -> String {
+    fn unfit(&self, unfit: Unfit, unavailable: &str) -> String {
         match unfit {
-            Unfit::Off => "NCCL is not enabled".to_owned(),
+            Unfit::Off => "NCCL is not enabled (PEERWEAVE_NCCL=auto, or CudaOptions::nccl)".to_owned(),
+            Unfit::Unavailable => format!("NCCL cannot be used: {unavailable}"),
+            Unfit::Team => "NCCL has a communicator for the team of all PEs only".to_owned(),
             Unfit::Bits => "NCCL could give other bits for this type and reduction with this number of ranks".to_owned(),
             Unfit::NoRoom => "the staging memory has no room for it, or the call is too short for it".to_owned(),
         }
@@ -127,7 +129,7 @@ mod tests {
     const LIMITS: Limits = Limits { ranks: 2, bank_bytes: 32 << 20, channel_bytes: 1 << 20, max_blocks: 128 };
 
     fn explain(routes: &Routes, query: &Query, nccl: Result<(), Unfit>) -> String {
-        routes.explain(query, &LIMITS, &Libraries { nccl }).to_string()
+        routes.explain(query, &LIMITS, &Libraries { nccl }, "libnccl.so.2 was not found").to_string()
     }
 
     #[test]
@@ -142,9 +144,12 @@ mod tests {
         let query = Query::new(CollectiveKind::AllToAll, DType::F32, 8 << 20);
         let text = explain(&routes, &query, Ok(()));
         assert!(text.contains("(64M bytes) by 2 ranks: NCCL; because of the row \"nccl all_to_all 2 48M rest\""), "{text}");
-        let text = explain(&routes, &query, Err(Unfit::Off));
+        let text = explain(&routes, &query, Err(Unfit::Unavailable));
         assert!(text.contains("own kernel, messages, 128 blocks of 256 threads"), "{text}");
-        assert!(text.contains("not taken: the row \"nccl all_to_all 2 48M rest\", because NCCL is not enabled"), "{text}");
+        assert!(
+            text.contains("not taken: the row \"nccl all_to_all 2 48M rest\", because NCCL cannot be used: libnccl.so.2"),
+            "{text}"
+        );
         routes.forced.set(CollectiveKind::AllToAll, Some(Way::Messages));
         let text = explain(&routes, &query, Ok(()));
         assert!(text.contains("messages") && text.contains("because the caller chose messages"), "{text}");
