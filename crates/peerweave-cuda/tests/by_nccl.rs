@@ -181,7 +181,7 @@ fn calls_in_place_and_from_memory_of_the_host_are_right() {
 }
 
 #[test]
-fn nccl_serves_only_calls_with_the_same_bits_and_the_team_of_all_pes() {
+fn nccl_serves_the_team_of_all_pes_where_bits_are_the_same() {
     fakes().run(|| {
         worlds(3, options, |world| {
             let (provider_of_floats, text) = provider(world, CollectiveKind::AllReduce, DType::F32);

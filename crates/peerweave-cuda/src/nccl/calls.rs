@@ -7,8 +7,8 @@ use peerweave_driver::{CudaStream, Keep, Raw};
 use peerweave_nccl::{Communicator, NcclError};
 use peerweave_types::{DType, Element, Rank, ReduceOp, bf16, f16};
 
-/// A collective of all ranks of a communicator. `send` and `recv` are addresses of this device, or 0
-/// for an operand that this rank does not have.
+/// A collective of all ranks of a communicator. `send` and `recv` are addresses of this device, or
+/// 0 for an operand that this rank does not have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) kind: CollectiveKind,
