@@ -177,7 +177,8 @@ pub mod threads {}
 /// program in which that matters agrees after each shrink, by an all-reduce with [`ReduceOp::Min`]
 /// of the last step that each PE has completed.
 ///
-/// A launcher must not end the other PEs when one has died. `torchrun`, `mpirun` and `mpiexec` do
+/// A launcher must not end the other PEs when one has died. `peerweave run --on-failure=continue`
+/// reports the death and lets them go on; its exit status is 0 if a PE succeeds. `torchrun`, `mpirun` and `mpiexec` do
 /// so unless they are told otherwise; `srun` has `--no-kill` and `--kill-on-bad-exit=0`.
 pub mod after_a_failure {}
 

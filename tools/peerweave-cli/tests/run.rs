@@ -263,6 +263,34 @@ fn pes_that_ignore_sigterm_are_killed_soon() {
 }
 
 #[test]
+fn other_pes_continue_after_a_failure_if_asked_to() {
+    let script = r#"case $PEERWEAVE_PE in 1) kill -KILL $$;; 2) exit 5;; *) sleep 3.5; echo done;; esac"#;
+    let output = run(4, &["--on-failure=continue"], script);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(sorted_lines(&stdout(&output)), ["[0] done", "[3] done"], "they were not ended after 2.5 s");
+    let text = stderr(&output);
+    assert!(text.contains("PE 1 (process ") && text.contains("was killed by signal 9 (SIGKILL)"), "{text}");
+    assert!(text.contains("PE 2 (process ") && text.contains("exited with status 5"), "{text}");
+    // The action is the default, and may be given.
+    for options in [&[][..], &["--on-failure=abort"]] {
+        assert_eq!(run(2, options, r#"[ $PEERWEAVE_PE = 0 ] || exit 4; exec sleep 100"#).status.code(), Some(4));
+    }
+}
+
+#[test]
+fn status_is_that_of_the_last_pe_if_no_pe_succeeds() {
+    let status = |script: &str| run(3, &["--on-failure", "continue"], script).status.code();
+    assert_eq!(status(r#"sleep 0.$((PEERWEAVE_PE * 4)); exit $((PEERWEAVE_PE + 10))"#), Some(12));
+    assert_eq!(status(r#"[ $PEERWEAVE_PE = 0 ] || kill -TERM $$; sleep 0.5; exit 7"#), Some(7));
+    assert_eq!(status(r#"[ $PEERWEAVE_PE = 0 ] && exit 0; sleep 0.5; exit 7"#), Some(0));
+    let output = run(1, &["--on-failure=wait"], "true");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("abort") && stderr(&output).contains("continue"), "{}", stderr(&output));
+    let output = run(2, &["--on-failure=continue", "--timeout=500ms"], r#"[ $PEERWEAVE_PE = 0 ] && exit 3; exec sleep 100"#);
+    assert_eq!(output.status.code(), Some(124), "{}", stderr(&output));
+}
+
+#[test]
 fn time_limit_exits_with_124_and_names_running_pes() {
     let start = Instant::now();
     let output = run(3, &["--timeout", "300ms"], "[ $PEERWEAVE_PE = 1 ] && exit 0; exec sleep 30");

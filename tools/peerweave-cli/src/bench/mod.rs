@@ -26,7 +26,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::cuda;
 use crate::exit;
 use crate::launch::rendezvous::{JobRendezvous, Place, refuse_inside_a_job};
-use crate::launch::{self, Launch, Observer, Output, Source, Stdin, Target};
+use crate::launch::{self, Launch, Observer, OnFailure, Output, Source, Stdin, Target};
 use crate::machine::Machine;
 use crate::output::{check_writable, print_line, tell, write_file};
 use crate::workload::args::{BackendName, BenchArgs};
@@ -82,6 +82,7 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
         n_machines: 1,
         env,
         timeout: args.timeout,
+        on_failure: OnFailure::Abort,
         stdin: Stdin::Nothing,
         direct_output: false,
     };

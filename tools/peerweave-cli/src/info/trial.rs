@@ -7,7 +7,7 @@ use peerweave::environment::names;
 use serde::Serialize;
 
 use crate::launch::rendezvous::{JobRendezvous, Place};
-use crate::launch::{self, Launch, Observer, Output, Source, Stdin};
+use crate::launch::{self, Launch, Observer, OnFailure, Output, Source, Stdin};
 use crate::workload::config::Config;
 use crate::workload::op::BenchOp;
 use crate::workload::record::{Ready, Record, monotonic_ns};
@@ -90,6 +90,7 @@ fn start(output: &mut TrialOutput) -> Result<u8, String> {
         n_machines: 1,
         env: [rendezvous.env(), vec![(names::BACKEND.into(), "host".into())]].concat(),
         timeout: Some(LIMIT),
+        on_failure: OnFailure::Abort,
         stdin: Stdin::Nothing,
         direct_output: false,
     };

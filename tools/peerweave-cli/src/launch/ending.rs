@@ -40,7 +40,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// The PE that failed first.
+/// A PE that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Index of the PE.
@@ -49,10 +49,10 @@ pub struct Failure {
     pub status: Status,
 }
 
-/// Outcome of a job.
+/// Outcome of a job. If PEs go on after a failure, a failure is recorded only if no PE succeeds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
-    /// The first failure, if any.
+    /// The failure that decides the exit code, if any.
     pub failure: Option<Failure>,
     /// Whether `--timeout` expired.
     pub timed_out: bool,

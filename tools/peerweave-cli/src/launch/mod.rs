@@ -49,11 +49,23 @@ pub struct Launch {
     pub env: Vec<(OsString, OsString)>,
     /// Time after which the job is stopped.
     pub timeout: Option<Duration>,
+    /// What happens to the other PEs when one has failed.
+    pub on_failure: OnFailure,
     /// Standard input of the first PE.
     pub stdin: Stdin,
     /// Whether a single PE writes directly to the launcher's standard output and standard error,
     /// without pipes.
     pub direct_output: bool,
+}
+
+/// What happens to the other PEs when one has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnFailure {
+    /// They are ended: the job has failed
+    #[default]
+    Abort,
+    /// They go on: the job succeeds if a PE succeeds
+    Continue,
 }
 
 /// Standard input of the first PE; the standard input of all others is empty.

@@ -21,7 +21,7 @@ use super::lines::Lines;
 use super::output::{Output, Target, fd_of};
 use super::signals::Signals;
 use super::spawn::{Streams, spawn};
-use super::{Launch, LaunchError, Observer, Source, Stdin};
+use super::{Launch, LaunchError, Observer, OnFailure, Source, Stdin};
 
 /// Time for the other PEs to end by themselves after one PE has failed. Within 2 s, their calls
 /// return an error that names the failed PE.
@@ -90,6 +90,7 @@ struct Job {
     relay: Option<Relay>,
     ending: Ending,
     suspicion: Option<Suspicion>,
+    on_failure: OnFailure,
     stopped_by: Option<(i32, Instant)>,
     term_at: Option<Instant>,
     kill_at: Option<Instant>,
@@ -109,6 +110,7 @@ impl Job {
             relay: (terminal && !launch.direct_output).then(Relay::default),
             ending: Ending::default(),
             suspicion: None,
+            on_failure: launch.on_failure,
             stopped_by: None,
             term_at: None,
             kill_at: None,
@@ -337,6 +339,8 @@ impl Job {
         for (at, status) in ended {
             if !status.is_success() {
                 self.failed(at, status, observer);
+            } else if self.on_failure == OnFailure::Continue {
+                self.ending.failure = None;
             }
         }
     }
@@ -348,6 +352,15 @@ impl Job {
         let pe = &self.pes[at];
         tracing::info!(pe = pe.index, %status, "a PE failed");
         let first = observer.failed(pe.index, &status.to_string());
+        if self.on_failure == OnFailure::Continue {
+            self.report(at, status, observer);
+            // A PE that succeeds, before or after, takes precedence.
+            let succeeds = |pe: &Pe| pe.status.is_some_and(Status::is_success);
+            if !self.pes.iter().any(succeeds) {
+                self.ending.failure = Some(Failure { pe: self.pes[at].index, status });
+            }
+            return;
+        }
         if self.ending.failure.is_some() || self.suspicion.is_some() {
             return;
         }
@@ -372,12 +385,17 @@ impl Job {
             _ => failed,
         };
         self.suspicion = None;
-        let pe = &self.pes[at];
-        let Some(status) = pe.status else { return };
-        self.ending.failure = Some(Failure { pe: pe.index, status });
+        let Some(status) = self.pes[at].status else { return };
+        self.ending.failure = Some(Failure { pe: self.pes[at].index, status });
+        self.report(at, status, observer);
+    }
+
+    /// Prints that a PE has failed, unless all PEs are being stopped.
+    fn report(&mut self, at: usize, status: Status, observer: &dyn Observer) {
         if self.ending.timed_out {
             return;
         }
+        let pe = &self.pes[at];
         let mut message = format!("PE {} (process {}) {status}", pe.index, pe.pid.as_raw_nonzero());
         let last = pe.last_stderr.text();
         if !last.is_empty() {

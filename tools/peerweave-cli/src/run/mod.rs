@@ -56,6 +56,7 @@ fn start(args: &RunArgs) -> Result<u8, (u8, String)> {
         n_machines: args.nnodes,
         env,
         timeout: args.timeout,
+        on_failure: args.on_failure,
         stdin: if args.node_rank == 0 { Stdin::Pass } else { Stdin::Nothing },
         direct_output: n_local == 1 && !tagged,
     };

@@ -18,6 +18,8 @@ pub(crate) const VICTIM: &str = "PEERWEAVE_KILLS_VICTIM";
 pub(crate) const DEATH: &str = "PEERWEAVE_KILLS_DEATH";
 /// Variable with the number of rounds after which all PEs finalise, or 0.
 pub(crate) const ROUNDS: &str = "PEERWEAVE_KILLS_ROUNDS";
+/// Variable that is 1 if the PEs that are left go on in a smaller world.
+pub(crate) const GOES_ON: &str = "PEERWEAVE_KILLS_GOES_ON";
 /// Variable with the directory of the PEs' notes.
 pub(crate) const DIRECTORY: &str = "PEERWEAVE_KILLS_DIRECTORY";
 
@@ -99,6 +101,8 @@ pub(crate) struct Case {
     attach: bool,
     backtrace: bool,
     rounds: u64,
+    /// Whether the PEs that are left go on in a smaller world.
+    goes_on: bool,
 }
 
 /// The result of a case.
@@ -109,6 +113,8 @@ pub(crate) struct Found {
     pub(crate) hangs: Vec<String>,
     pub(crate) leftovers: Vec<String>,
     pub(crate) wrong_names: Vec<String>,
+    /// Whether the PEs that were left went on in a smaller world.
+    pub(crate) went_on: bool,
     /// Other failures: a PE failed by itself, or the job ended in an unexpected way.
     pub(crate) others: Vec<String>,
     /// Time from the death until each of the other PEs knew of it.
@@ -123,6 +129,7 @@ pub(crate) struct Found {
 pub(crate) struct Only {
     launcher: Option<Launcher>,
     joins: bool,
+    shrinks: bool,
 }
 
 impl Only {
@@ -134,7 +141,8 @@ impl Only {
                 "run" => only.launcher = Some(Launcher::Run),
                 "torchrun" => only.launcher = Some(Launcher::Torchrun),
                 "joins" => only.joins = true,
-                other => panic!("a campaign has no cases {other:?}, expected run, torchrun or joins"),
+                "shrinks" => only.shrinks = true,
+                other => panic!("a campaign has no cases {other:?}, expected run, torchrun, joins or shrinks"),
             }
         }
         only
@@ -143,6 +151,7 @@ impl Only {
     pub(crate) fn takes(self, case: &Case) -> bool {
         self.launcher.is_none_or(|launcher| launcher == case.launcher)
             && (!self.joins || matches!(case.death, Death::Kill(0..JOINS_US)))
+            && (!self.shrinks || case.goes_on)
     }
 }
 
@@ -158,6 +167,7 @@ impl Case {
             17 => Death::Abort(random(3) % 60),
             _ => Death::Return(random(3) % 60),
         };
+        let rounds = if random(7) % 8 == 0 { 1 + random(8) % 30 } else { 0 };
         Self {
             seed,
             number,
@@ -167,7 +177,8 @@ impl Case {
             death,
             attach: random(5) % 4 > 0,
             backtrace: random(6) % 8 == 0,
-            rounds: if random(7) % 8 == 0 { 1 + random(8) % 30 } else { 0 },
+            rounds,
+            goes_on: rounds == 0 && random(9) % 2 == 0,
         }
     }
 
@@ -209,6 +220,7 @@ impl Case {
             .env(VICTIM, self.victim.to_string())
             .env(DEATH, self.death.text())
             .env(ROUNDS, self.rounds.to_string())
+            .env(GOES_ON, u8::from(self.goes_on).to_string())
             .env(DIRECTORY, directory)
             .env("TMPDIR", directory.join("files"))
             .env("PEERWEAVE_DEADLINE", DEADLINE.as_secs_f64().to_string())
@@ -222,7 +234,11 @@ impl Case {
         let mut command = Command::new(std::env::var_os(COMMAND).unwrap_or_else(|| env!("CARGO_BIN_EXE_peerweave").into()));
         self.common(&mut command, directory);
         let program = std::env::current_exe().expect("this program");
-        command.args(["run", "-n", &self.n_pes.to_string(), "--no-tag", "--"]).arg(program).env_remove("PEERWEAVE_PE");
+        let on_failure = if self.goes_on { "--on-failure=continue" } else { "--on-failure=abort" };
+        command
+            .args(["run", "-n", &self.n_pes.to_string(), "--no-tag", on_failure, "--"])
+            .arg(program)
+            .env_remove("PEERWEAVE_PE");
         command.stderr(File::create(directory.join("stderr")).expect("a file")).spawn().expect("the launcher")
     }
 
@@ -293,17 +309,33 @@ impl Case {
                 found.others.push(format!("{self:?}: the notes of PE {pe}: {:?}", notes(pe)));
             }
         }
+        if self.goes_on {
+            // A PE that had not joined yet has no world to shrink. The others find each other.
+            let went_on: Vec<String> = (0..self.n_pes).filter_map(|pe| line(pe, "went_on")).collect();
+            let joined: Vec<usize> = (0..self.n_pes).filter(|&pe| pe != self.victim && line(pe, "shrinks").is_some()).collect();
+            found.went_on = !went_on.is_empty();
+            if went_on.len() != joined.len() || went_on.iter().any(|size| *size != joined.len().to_string()) {
+                let all: Vec<String> = (0..self.n_pes).map(notes).collect();
+                found.others.push(format!("{self:?}: the notes of all PEs: {all:?}"));
+            }
+        }
         // The death could not be observed: the PE had not connected, and there is no
         // `peerweave run`.
         found.died_unknown = self.launcher == Launcher::Torchrun && phase != "joined" && late > SOON;
         if self.launcher == Launcher::Run && found.hangs.is_empty() {
             let said = std::fs::read_to_string(directory.join("stderr")).unwrap_or_default();
-            let report = said.lines().find(|line| line.starts_with("peerweave run: ")).unwrap_or_default();
+            let mut reports: Vec<&str> = said.lines().filter(|line| line.starts_with("peerweave run: ")).collect();
+            if !self.goes_on {
+                reports.truncate(1);
+            }
             let (words, code) = self.death.status();
-            let names = report.starts_with(&format!("peerweave run: PE {} (process ", self.victim)) && report.contains(words);
+            let start = format!("peerweave run: PE {} (process ", self.victim);
+            let names = reports.iter().any(|report| report.starts_with(&start) && report.contains(words));
             let ended = children[0].wait().expect("a child").code();
-            if !names || ended != Some(code) {
-                found.wrong_names.push(format!("{self:?}: the launcher ended with {ended:?} and printed {report:?}"));
+            // If no PE succeeds, the code is that of the PE that ended last.
+            let expected = if found.went_on { Some(0) } else { Some(code).filter(|_| !self.goes_on) };
+            if !names || expected.is_some_and(|code| ended != Some(code)) {
+                found.wrong_names.push(format!("{self:?}: the launcher ended with {ended:?} and printed {reports:?}"));
             }
         }
     }

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use peerweave::{Buffer, Rank, ReduceOp, Result, VectorCounts, World};
 use peerweave_tests::job::named_by;
 use peerweave_tests::sample::hash;
+use peerweave_tests::survival::Survival;
 use peerweave_tests::workload::Workload;
 
-use crate::job::{DEATH, DIRECTORY, Death, ROUNDS, SEED, VICTIM};
+use crate::job::{DEATH, DIRECTORY, Death, GOES_ON, ROUNDS, SEED, VICTIM};
 
 /// Phase of this PE: 0 before it joins, 1 while it joins, 2 after it has joined.
 static PHASE: AtomicU8 = AtomicU8::new(0);
@@ -60,29 +61,62 @@ pub(crate) fn main() -> ExitCode {
         }));
     }
     PHASE.store(1, Ordering::Relaxed);
-    let outcome = World::from_env().and_then(|world| {
-        PHASE.store(2, Ordering::Relaxed);
-        work(world, death)
-    });
+    let joined = World::from_env().inspect(|_| PHASE.store(2, Ordering::Relaxed));
+    let (outcome, world) = match joined {
+        Ok(world) => (work(&world, death), Some(world)),
+        Err(error) => (Err(error), None),
+    };
     match outcome {
         Ok(true) => {
             note(&format!("fine {}", now_ns()));
             ExitCode::SUCCESS
         }
-        Ok(false) => ExitCode::from(7),
+        Ok(false) => {
+            drop(world);
+            ExitCode::from(7)
+        }
         Err(error) => {
             let names: Vec<String> = named_by(&error).iter().map(|pe| pe.get().to_string()).collect();
             note(&format!("lost {} {} | {error}", now_ns(), names.join(",")));
-            ExitCode::from(3)
+            match world.filter(|_| var(GOES_ON) == "1") {
+                None => ExitCode::from(3),
+                Some(world) => match go_on(world, &error) {
+                    Ok(n_pes) => {
+                        note(&format!("went_on {n_pes}"));
+                        ExitCode::SUCCESS
+                    }
+                    Err(error) => {
+                        note(&format!("stuck {error}"));
+                        ExitCode::from(4)
+                    }
+                },
+            }
         }
     }
 }
 
+/// Goes on with the PEs that are left. Returns their number.
+fn go_on(world: World, error: &peerweave::Error) -> Result<usize> {
+    note("shrinks now");
+    let seed: u64 = var(SEED).parse().expect("a number");
+    let mut survival = Survival::new(world);
+    survival.shrink(error)?;
+    let left = survival.world.n_pes();
+    survival.run(seed, left, 25, || {})?;
+    let mut sum = [0u64];
+    let me = survival.first[survival.world.my_pe().index()];
+    survival.world.team().all_reduce_blocking(&[1 << me], &mut sum, ReduceOp::Sum)?;
+    assert_eq!(sum[0], survival.first.iter().map(|pe| 1 << pe).sum::<u64>());
+    assert!(!survival.first.contains(&var(VICTIM).parse().expect("a number")), "{:?}", survival.first);
+    survival.world.finalize()?;
+    Ok(left)
+}
+
 /// Runs operations until one fails or all rounds are done. Returns `false` if this PE is the victim
 /// and must return an error of its own.
-fn work(world: World, death: Option<Death>) -> Result<bool> {
+fn work(world: &World, death: Option<Death>) -> Result<bool> {
     let (seed, rounds): (u64, u64) = (var(SEED).parse().expect("a number"), var(ROUNDS).parse().expect("a number"));
-    let mut mixture = Workload::seeded(&world, seed);
+    let mut mixture = Workload::seeded(world, seed);
     let mut round = 0;
     loop {
         match death {
@@ -103,7 +137,7 @@ fn work(world: World, death: Option<Death>) -> Result<bool> {
         if round % 2 == 0 {
             mixture.step()?
         } else {
-            other(&world, hash(&[seed, round, 5]), round)?
+            other(world, hash(&[seed, round, 5]), round)?
         }
         round += 1;
     }

@@ -14,6 +14,7 @@ struct Row {
     wrong_names: usize,
     others: usize,
     died_unknown: usize,
+    went_on: usize,
     known_after: Vec<Duration>,
 }
 
@@ -48,6 +49,7 @@ impl Table {
         row.wrong_names += found.wrong_names.len();
         row.others += found.others.len();
         row.died_unknown += usize::from(found.died_unknown);
+        row.went_on += usize::from(found.went_on);
         if !found.died_unknown {
             row.known_after.extend(found.known_after);
         }
@@ -115,8 +117,8 @@ impl fmt::Display for Table {
             )?;
             writeln!(
                 f,
-                "{:<21} {} more victims had already ended; {} died before any other process could know them",
-                "", row.nobody_died, row.died_unknown
+                "{:<21} {} more victims had already ended; {} died before any other process could know them; {} jobs went on",
+                "", row.nobody_died, row.died_unknown, row.went_on
             )?;
         }
         for (number, seed, wrong) in &self.failed {
