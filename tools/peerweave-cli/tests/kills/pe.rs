@@ -108,7 +108,7 @@ fn go_on(world: World, error: &peerweave::Error) -> Result<usize> {
     survival.world.team().all_reduce_blocking(&[1 << me], &mut sum, ReduceOp::Sum)?;
     assert_eq!(sum[0], survival.first.iter().map(|pe| 1 << pe).sum::<u64>());
     assert!(!survival.first.contains(&var(VICTIM).parse().expect("a number")), "{:?}", survival.first);
-    survival.world.finalize()?;
+    survival.world.finalize().map(drop)?;
     Ok(left)
 }
 
