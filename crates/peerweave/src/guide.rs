@@ -178,8 +178,9 @@ pub mod threads {}
 /// of the last step that each PE has completed.
 ///
 /// A launcher must not end the other PEs when one has died. `peerweave run --on-failure=continue`
-/// reports the death and lets them go on; its exit status is 0 if a PE succeeds. `torchrun`, `mpirun` and `mpiexec` do
-/// so unless they are told otherwise; `srun` has `--no-kill` and `--kill-on-bad-exit=0`.
+/// reports the death and lets them go on; its exit status is 0 if a PE succeeds. `torchrun`,
+/// `mpirun` and `mpiexec` end them unless they are told otherwise; `srun` has `--no-kill` and
+/// `--kill-on-bad-exit=0`.
 pub mod after_a_failure {}
 
 /// The names of MPI's functions, and what takes their place.

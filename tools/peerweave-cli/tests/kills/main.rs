@@ -1,6 +1,6 @@
 //! A campaign of random deaths, with `peerweave run` and with torchrun's variables: every PE ends,
-//! names the PE that died within two seconds, and leaves nothing behind. In half of the jobs the PEs
-//! that are left go on in a smaller world, and compute right results.
+//! names the PE that died within two seconds, and leaves nothing behind. In half of the jobs the
+//! PEs that are left go on in a smaller world, and compute right results.
 //!
 //! | variable | meaning |
 //! |---|---|
