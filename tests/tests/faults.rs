@@ -4,7 +4,9 @@
 //! `PEERWEAVE_KILLS` is the number of random kills (default 20).
 
 use peerweave::host::{HostOptions, on_threads};
-use peerweave::{Buffer, Compare, Error, Parts, PeerCause, Rank, ReduceOp, Reduction, Result, VectorCounts, World};
+use peerweave::{
+    Buffer, Compare, Error, Parts, PeerCause, Rank, ReduceFn, ReduceOp, Reduction, Result, Strides, VectorCounts, World,
+};
 use peerweave_moe::{Moe, Received, Shape, Tokens};
 use peerweave_tests::calls::{self, Form, On, Root};
 use peerweave_tests::child::Running;
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
             pe_killed_before_it_joins_is_named,
             pe_killed_while_it_joins_is_named,
             pe_killed_before_or_in_a_collective_is_named,
+            pe_killed_in_strided_exchanges_and_functions_is_named,
             pe_killed_in_allocation_split_or_stream_is_named,
             pe_killed_while_others_wait_for_its_signal_is_named,
             pe_killed_while_kernels_wait_for_it_is_named,
@@ -239,6 +242,25 @@ fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
                 ranks.try_for_each(|rank| team.atomic_fetch_inc_blocking(&words, 0, rank).map(drop))
             })
         }
+        "strided" => {
+            let (count, strides) = (bytes / 4, Strides { count: bytes / 4 / n, source: 1, dest: 2 });
+            let (send, mut recv) = (vec![1u32; count], vec![0u32; 2 * count]);
+            let (x, y) = (world.alloc_zeroed::<u32>(count)?, world.alloc_zeroed::<u32>(2 * count)?);
+            let is_symmetric = place == "symmetric";
+            Box::new(move || match is_symmetric {
+                true => team.all_to_all_strided_blocking(&x, &y, strides),
+                false => team.all_to_all_strided_blocking(&send, &mut recv, strides),
+            })
+        }
+        "functions" => {
+            let (send, mut recv) = (vec![1u32; bytes / 4], vec![0u32; bytes / 4]);
+            let largest = ReduceFn::new(|a: u32, b: u32| a.max(b));
+            Box::new(move || {
+                team.all_reduce_with_blocking(&send, &mut recv, &largest)?;
+                team.scan_with_blocking(&send, &mut recv, &largest)?;
+                team.reduce_with_blocking(&send, &mut recv, &largest, Rank::new(1))
+            })
+        }
         "quiet" => Box::new(|| world.quiet_blocking()),
         "test" => {
             let words = world.alloc_zeroed::<u64>(1)?;
@@ -380,6 +402,14 @@ fn pe_killed_before_or_in_a_collective_is_named() {
             killed_around(&format!("{form:?}:{bytes}:{place}"), seed, 1);
             seed += 1;
         }
+    }
+}
+
+fn pe_killed_in_strided_exchanges_and_functions_is_named() {
+    let names =
+        ["strided:60", "strided:30000:symmetric", "strided:1500000", "functions:8", "functions:30000", "functions:1500000"];
+    for (seed, name) in (700..).zip(names) {
+        killed_around(name, seed, 3);
     }
 }
 

@@ -4,9 +4,10 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_core::{Compare, Error, FailureKind, KernelOp, Pe, PeerCause, Rank, World};
+use peerweave_core::{Compare, Error, FailureKind, KernelOp, Parts, Pe, PeerCause, Rank, ReduceFn, ReduceOp, Strides, World};
 use peerweave_cuda::{Cuda, CudaError, GpuOptions};
 use peerweave_fakes::Fakes;
 
@@ -123,4 +124,74 @@ fn one_aborts(child: &peerweave_fakes::Child) {
         }
     };
     panic!("{} went on: {outcome:?}", world.my_pe());
+}
+
+/// The calls during which a PE is killed.
+const KILLED_IN: [&str; 7] =
+    ["scan", "exclusive_scan", "all_gather_v", "scatter_v", "all_to_all_strided", "all_reduce_with", "group"];
+
+/// The variable that tells a child which of them it makes.
+const CALL: &str = "PEERWEAVE_TEST_CALL";
+
+#[test]
+fn pe_killed_in_scans_parts_strides_and_functions_is_named() {
+    const SCENARIO: &str = "pe_killed_in_scans_parts_strides_and_functions_is_named";
+    if let Some(child) = peerweave_fakes::child() {
+        return one_is_killed_in_a_call(&child, &std::env::var(CALL).expect("the name of a call"));
+    }
+    for call in KILLED_IN {
+        let fakes = Fakes::new().cuda().env(CALL, call);
+        if !fakes.can_run(SCENARIO) {
+            return;
+        }
+        let outputs = fakes.spawn_children(3, SCENARIO);
+        assert!(outputs[0].passed(), "{call}: {}", outputs[0]);
+        assert!(outputs[1].passed(), "{call}: {}", outputs[1]);
+    }
+}
+
+fn one_is_killed_in_a_call(child: &peerweave_fakes::Child, call: &str) {
+    let gpu = common::process(child, options().deadline(Duration::from_secs(20)));
+    let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let (x, all) = (world.alloc_zeroed::<u32>(300).unwrap(), world.alloc_zeroed::<u32>(1800).unwrap());
+    let (function, parts) = (ReduceFn::new(|a: u32, b: u32| a.max(b)), Arc::new(Parts::equal(3, 300)));
+    let next = |behind: u32| Rank::new((world.my_pe().get() + behind) % 3);
+    let act = || -> peerweave_core::Result<()> {
+        let (to, part) = (all.slice(..300)?, all.slice(900..1200)?);
+        match call {
+            "scan" => team.scan(&stream, &x, &to, ReduceOp::Sum)?.wait(),
+            "exclusive_scan" => team.exclusive_scan_blocking(&x, &to, ReduceOp::Max),
+            "all_gather_v" => team.all_gather_v(&stream, &x, &all, Arc::clone(&parts))?.wait(),
+            "scatter_v" => team.scatter_v_blocking(&all.slice(..900)?, &x, Arc::clone(&parts), Rank::new(1)),
+            "all_to_all_strided" => {
+                let strides = Strides { count: 100, source: 1, dest: 2 };
+                team.all_to_all_strided(&stream, &x, &all, strides)?.wait()
+            }
+            "all_reduce_with" => team.all_reduce_with(&stream, &x, &to, &function)?.wait(),
+            _ => team.group_blocking(|group| {
+                group.send(&x, next(1))?;
+                group.recv(&part, next(2))
+            }),
+        }
+    };
+    (0..3).try_for_each(|_| act()).unwrap();
+    team.barrier_blocking().unwrap();
+    if world.my_pe() == Pe::new(2) {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            std::process::abort();
+        });
+    }
+    let start = Instant::now();
+    let error = loop {
+        if let Err(error) = act() {
+            break error;
+        }
+    };
+    assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
+    assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
+    drop((x, all, stream, world));
+    let (_, took) = gpu.end();
+    assert!(took < Duration::from_secs(5), "the dead PE is not waited for: {took:?}");
 }

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use peerweave_core::{OnDevice, Rank, ReduceOp, Result, Stream, Symmetric, Team};
+use peerweave_core::{Error, OnDevice, Rank, ReduceFn, ReduceOp, Result, Stream, Strides, Symmetric, Team};
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
 use peerweave_driver::{DeviceMemory, PrivateStream};
@@ -63,6 +63,24 @@ const CASES: &[Case] = &[
         |team, stream, on| team.reduce(stream, &on.x.slice(..LEN)?, &on.y.slice(..LEN)?, ReduceOp::Max, Rank::new(0)).map(drop),
         |me| if me == 0 { part(N - 1, 0).collect() } else { Vec::new() },
     ),
+    (
+        |team, stream, on| team.scan(stream, &on.x.slice(..LEN)?, &on.y.slice(..LEN)?, ReduceOp::Sum).map(drop),
+        |me| (0..LEN).map(|index| (0..=me).map(|rank| given(rank, index)).sum()).collect(),
+    ),
+    (
+        |team, stream, on| team.exclusive_scan(stream, &on.x.slice(..LEN)?, &on.y.slice(..LEN)?, ReduceOp::Max).map(drop),
+        |me| (0..LEN).map(|index| if me == 0 { 7 } else { given(me - 1, index) }).collect(),
+    ),
+    (
+        |team, stream, on| {
+            let strides = Strides { count: LEN / 3, source: 3, dest: 2 };
+            team.all_to_all_strided(stream, &on.x, &on.y, strides).map(drop)
+        },
+        |me| {
+            let sent = |index: usize| given(index / (LEN / 3), 3 * (me * (LEN / 3) + index % (LEN / 3)));
+            (0..2 * LEN - 1).map(|index| if index % 2 == 0 { sent(index / 2) } else { 7 }).collect()
+        },
+    ),
     // Through memory of the device, from a place on the heap to another one.
     (
         |team, stream, on| {
@@ -107,6 +125,38 @@ fn collectives_in_graphs_alternate_with_queued_ones() {
             }
             drop((queue, own));
             let Operands { x, y, .. } = on;
+            x.release().unwrap();
+            y.release().unwrap();
+        });
+    });
+}
+
+#[test]
+fn function_of_the_host_is_refused_in_a_capture() {
+    Fakes::new().cuda().run(|| {
+        let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4);
+        common::worlds(2, options, |world| {
+            let cuda = world.backend::<Cuda>().expect("it runs on GPUs");
+            let own = PrivateStream::new(cuda.context()).unwrap();
+            let queue = world.adopt_stream(cuda.wrap_stream(own.clone()).unwrap()).unwrap();
+            let (team, x, y) = (world.team(), world.alloc_zeroed::<u32>(5).unwrap(), world.alloc_zeroed::<u32>(5).unwrap());
+            let function = ReduceFn::new(|a: u32, b: u32| a.max(b));
+            own.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+            let refused = [
+                team.all_reduce_with(&queue, &x, &y, &function).map(drop),
+                team.scan_with(&queue, &x, &y, &function).map(drop),
+                team.reduce_with(&queue, &x, &y, &function, Rank::new(1)).map(drop),
+            ];
+            let graph = own.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+            for (refused, call) in refused.into_iter().zip(["all_reduce", "scan", "reduce"]) {
+                let error = refused.unwrap_err();
+                assert!(matches!(error, Error::Unsupported { call: found, .. } if found == call), "{error}");
+                assert!(error.to_string().contains("captured"), "{error}");
+            }
+            drop(graph);
+            // The stream and the team can be used afterwards.
+            team.all_reduce_with(&queue, &x, &y, &function).unwrap().wait().unwrap();
+            drop((queue, own));
             x.release().unwrap();
             y.release().unwrap();
         });

@@ -255,6 +255,22 @@ fn wrong_calls_are_refused_before_anything_is_enqueued() {
             assert!(refused(at, at, 1, DType::F8E4M3, ReduceOp::Sum).contains("F8E4M3"));
             assert!(refused(at, at, 1, DType::F32, ReduceOp::PreMulSum).contains("all_reduce_scaled"));
             assert!(refused(at, at, u64::MAX / 2, DType::F32, ReduceOp::Sum).contains("count"));
+            let scan = |send, recv, op| {
+                // SAFETY: the call is refused.
+                let errors = unsafe {
+                    [
+                        all.scan(&stream, send, recv, 4, DType::F32, op, 0).expect_err("it is refused"),
+                        all.exclusive_scan(&stream, send, recv, 4, DType::F32, op, 0).expect_err("it is refused"),
+                    ]
+                };
+                errors.map(|error| error.to_string())
+            };
+            assert!(scan(at, at, ReduceOp::Avg).iter().all(|error| error.contains("continued from rank to rank")));
+            assert!(scan(at, at + 8, ReduceOp::Sum).iter().all(|error| error.contains("overlaps")));
+            assert!(scan(at, at, ReduceOp::And).iter().all(|error| error.contains("a reduction of f32")));
+            // SAFETY: the call is refused.
+            let error = unsafe { all.reduce_scatter(&stream, at, at, 1, DType::F32, ReduceOp::PreMulSum) };
+            assert!(error.expect_err("it has no scalar").to_string().contains("reduce_scatter_scaled"));
             let route = Route::new(Algorithm::OneShot, 5, 32);
             // SAFETY: the call is refused.
             let error = unsafe { all.all_reduce_by(route, &stream, at, at, 8, DType::F32, ReduceOp::Sum) };

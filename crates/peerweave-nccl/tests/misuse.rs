@@ -419,6 +419,27 @@ fn needs<T: std::fmt::Debug>(result: Result<T, NcclError>, what: &str, since: &s
 }
 
 #[test]
+fn integers_of_16_bits_are_misuse_in_every_kind_of_call() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut signed = DeviceMemory::from_slice(&stream, &[-1i16, 2]).expect("memory");
+        let mut unsigned = DeviceMemory::from_slice(&stream, &[1u16, 2]).expect("memory");
+        let (signed_in, unsigned_in) = (signed.clone(), unsigned.clone());
+        let text = |call: &str| format!("{call}: NCCL has no 16-bit integers");
+        says(comm.all_reduce(&stream, &signed_in, &mut signed, ReduceOp::Sum), &text("all_reduce"));
+        says(comm.reduce_scatter_in_place(&stream, &mut unsigned, ReduceOp::Max), &text("reduce_scatter_in_place"));
+        says(comm.broadcast_in_place(&stream, &mut signed, Rank::new(0)), &text("broadcast_in_place"));
+        says(comm.all_gather(&stream, &unsigned_in, &mut unsigned), &text("all_gather"));
+        says(comm.all_to_all(&stream, &unsigned_in, &mut unsigned), &text("all_to_all"));
+        says(PreMulSum::new(&comm, 3i16).map(drop), &text("PreMulSum::new"));
+        // Their bytes can be moved.
+        let mut bytes = DeviceMemory::from_slice(&stream, &[1u8, 2, 3, 4]).expect("memory");
+        comm.broadcast_in_place(&stream, &mut bytes, Rank::new(0)).expect("bytes are bytes");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+    });
+}
+
+#[test]
 fn library_of_2_19_reports_missing_features() {
     fakes_of(1, "2.19.3").run(|| {
         let (comm, stream) = alone();

@@ -28,6 +28,14 @@ use std::sync::Arc;
 /// A collective is complete on a rank when the results of that rank are complete. Only
 /// [`barrier`](Team::barrier) and [`sync`](Team::sync) order other ranks.
 ///
+/// On the host backend the collectives of a team are ordered among each other, and its sends and
+/// receives are not ordered with them: each waits for its stream and its peer alone. On GPUs all
+/// collectives, sends and receives of a team run one after the other on each rank, in the order in
+/// which this PE enqueues them, on whichever streams. So a program that runs on both backends makes
+/// calls that need each other in the same order on all ranks, or in one [`group`](Team::group): if
+/// rank 0 receives from rank 1 before a barrier, and rank 1 sends after it, GPUs wait until the
+/// deadline. Calls of different teams, and captured ones, are not ordered.
+///
 /// # Errors
 /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
 /// buffers that overlap, and for a team, stream or buffer that belongs to another world or is no

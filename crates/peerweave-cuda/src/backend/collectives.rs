@@ -19,8 +19,9 @@ use crate::error::CudaError;
 pub(super) const NO_KERNELS: &str =
     "its members are on several machines or more than 8, or the heap has no room for their staging memory";
 
-/// Puts the work of a stream behind the last work of a team on another stream: its operations run
-/// one after the other, in the order in which they are enqueued while the result lives.
+/// Puts the work of a stream behind the last work of a team on another stream: its collectives,
+/// sends and receives run one after the other, in the order in which they are enqueued while the
+/// result lives.
 ///
 /// Where one of the streams is being captured, the caller orders them.
 pub(super) fn order<'a>(
@@ -142,6 +143,7 @@ impl Enqueue<'_> {
             }
             let team = &*self.state.team(self.call, first.team)?;
             self.state.poisoned(self.call, team.name())?;
+            let _order = order(&team.order, self.call, self.stream, self.capturing)?;
             let (mut messages, mut results) = self.state.take_lists();
             for op in ops.clone().filter(|op| op.team == first.team) {
                 let bytes = op.count * op.dtype.size_bytes();
