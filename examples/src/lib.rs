@@ -8,5 +8,6 @@ pub mod digits;
 pub mod digits_model;
 pub mod experts;
 pub mod kernel_job;
+pub mod mlp;
 
 pub use digits::{SplitMix64, share};

@@ -130,6 +130,7 @@ examples! {
     jacobi_2d: "jacobi-2d" in "15-jacobi-2d";
     sample_sort: "sample-sort" in "16-sample-sort";
     work_stealing: "work-stealing" in "17-work-stealing";
+    tensor_parallel_mlp: "tensor-parallel-mlp" in "18-tensor-parallel-mlp";
     ring_attention: "ring-attention" in "19-ring-attention";
     moe: "moe" in "20-moe";
 }
@@ -157,6 +158,17 @@ fn ring_attention_by_the_kernel_prints_the_same() {
     for n_pes in [1, 3] {
         let by_kernel = run(env!("CARGO_BIN_EXE_ring-attention"), n_pes, &["--kernel", "--passes", "1"]);
         assert_eq!(tagged(&by_kernel), tagged(&run(env!("CARGO_BIN_EXE_ring-attention"), n_pes, &["--passes", "1"])));
+    }
+}
+
+#[test]
+fn tensor_parallel_mlp_by_the_kernel_prints_the_same() {
+    let program = env!("CARGO_BIN_EXE_tensor-parallel-mlp");
+    for n_pes in [1, 3] {
+        let small = ["--tokens", "5", "--hidden", "36", "--inner", "70", "--passes", "1"];
+        let (by_cpu, by_kernel) = (run(program, n_pes, &small), run(program, n_pes, &[&small[..], &["--kernel"]].concat()));
+        let same = tagged(&by_kernel).iter().zip(&tagged(&by_cpu)).all(|(kernel, cpu)| alike(kernel, cpu));
+        assert!(same, "{n_pes} PEs: {by_kernel:?}, by the CPU: {by_cpu:?}");
     }
 }
 

@@ -12,3 +12,4 @@ struct Readme;
 pub mod attention;
 pub mod bench;
 pub mod examples;
+pub mod mlp;

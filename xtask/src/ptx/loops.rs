@@ -25,7 +25,7 @@ const fn copies(kernel: &'static str, (load, store): (&'static str, &'static str
 }
 
 /// Kernels that move single elements, or nothing.
-const WITHOUT_COPIES: [&str; 9] = [
+const WITHOUT_COPIES: [&str; 10] = [
     "attend",
     "bench_atomic",
     "bench_atomic_relaxed",
@@ -34,6 +34,7 @@ const WITHOUT_COPIES: [&str; 9] = [
     "bench_barrier_warp",
     "bench_g",
     "bench_p",
+    "matmul",
     "ring",
 ];
 

@@ -4,6 +4,7 @@
 //! `--part check`: results of random calls, every type and reduction, graphs, several streams.
 //! `--part bench`: microseconds beside NCCL's, plain, with windows, and by copy engines, in CUDA
 //! graphs of 20 calls, alternated in one run.
+//! `--part norm`: all_reduce with RMSNorm as one kernel and as two.
 //! `--part sweep`: the best shapes of launches. Every wait is bounded; PE 0 prints tables.
 
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ mod check;
 mod compare;
 mod kinds;
 mod moves;
+mod norms;
 
 #[derive(Parser)]
 #[command(about = "Checks and measures collectives on GPUs; one process for each GPU")]
@@ -64,6 +66,8 @@ enum Part {
     Check,
     /// Compares times with NCCL's.
     Bench,
+    /// Checks and measures all_reduce with residual and RMSNorm, beside two kernels.
+    Norm,
     /// Measures many shapes of launches.
     Sweep,
 }
@@ -94,6 +98,7 @@ fn run(arguments: &Arguments) -> Outcome {
     match arguments.part {
         Part::Check => check::run(&gpu, &collectives, arguments)?,
         Part::Bench => compare::run(&gpu, &collectives, arguments)?,
+        Part::Norm => norms::run(&gpu, &collectives, arguments)?,
         Part::Sweep => bench::sweep(&gpu, &collectives, arguments)?,
     }
     // The driver drops the resources of graphs on a separate thread.

@@ -1,0 +1,75 @@
+//! A product of two matrices, for the layers of a perceptron.
+
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indices are unrolled; an iterator would put the elements of a thread into its memory"
+)]
+
+use peerweave_device::prelude::*;
+
+/// Number of threads of a block of [`matmul()`].
+pub const THREADS: u32 = 256;
+
+/// Number of rows and of columns of a tile. A block of [`matmul()`] computes one tile of the product.
+pub const TILE: usize = 32;
+
+/// Number of elements of a tile that a thread loads, and that it computes.
+const OWN: usize = TILE * TILE / THREADS as usize;
+
+/// Number of rows of a tile that the threads of a block cover at a time.
+const STEP: usize = TILE / OWN;
+
+/// The shape of a call of [`matmul()`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, KernelArg)]
+pub struct Product {
+    /// Number of rows of `a` and of the product.
+    pub rows: u32,
+    /// Number of columns of `a`, and of rows of `b`.
+    pub inner: u32,
+    /// Number of columns of `b` and of the product.
+    pub columns: u32,
+    /// 1 if negative elements of the product become 0.
+    pub is_relu: u32,
+}
+
+/// Computes `to = a · b`. Matrices are stored row by row. The grid has a block of [`THREADS`]
+/// threads for each [`TILE`] columns (`x`) and each [`TILE`] rows (`y`).
+#[kernel(max_threads = 256)]
+pub fn matmul(ctx: &Context, a: SymSlice<f32>, b: SymSlice<f32>, to: SymSlice<f32>, shape: Product) {
+    let a_tile = peerweave_device::shared_array!(A: [f32; TILE * TILE]);
+    let b_tile = peerweave_device::shared_array!(B: [f32; TILE * TILE]);
+    let (a, b, to) = (ctx.local(a), ctx.local(b), ctx.local(to));
+    let (rows, inner, columns) = (shape.rows as usize, shape.inner as usize, shape.columns as usize);
+    let thread = gpu::thread_idx().x as usize;
+    let (x, y) = (thread % TILE, thread / TILE);
+    let (first_row, first_column) = (gpu::block_idx().y as usize * TILE, gpu::block_idx().x as usize * TILE);
+    let column = first_column + x;
+    let mut sums = [0.0; OWN];
+    let mut first = 0;
+    while first < inner {
+        gpu::sync_threads(); // all threads have read the tiles before
+        for own in 0..OWN {
+            let at = own * STEP + y;
+            let (row, index) = (first_row + at, first + at);
+            let is_in_a = row < rows && first + x < inner;
+            let is_in_b = index < inner && column < columns;
+            a_tile.write(at * TILE + x, if is_in_a { a.read(row * inner + first + x) } else { 0.0 });
+            b_tile.write(at * TILE + x, if is_in_b { b.read(index * columns + column) } else { 0.0 });
+        }
+        gpu::sync_threads();
+        for index in 0..TILE {
+            let factor = b_tile.read(index * TILE + x);
+            for own in 0..OWN {
+                sums[own] += a_tile.read((own * STEP + y) * TILE + index) * factor;
+            }
+        }
+        first += TILE;
+    }
+    for own in 0..OWN {
+        let row = first_row + own * STEP + y;
+        if row < rows && column < columns {
+            to.write(row * columns + column, if shape.is_relu != 0 { sums[own].max(0.0) } else { sums[own] });
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A tensor-parallel perceptron, as in Megatron: each PE has some columns of the first matrix of a
+//! layer and the same rows of the second one. One all-reduce ends a layer, in one operation with the
+//! residual and the norm.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+use peerweave::{Error, ReduceOp, RmsNorm, Stream, World};
+use peerweave_examples::mlp::{EPSILON, Mlp, Sizes};
+use std::time::Instant;
+
+/// Largest difference from one PE that is rounding.
+const TOLERANCE: f64 = 1e-4;
+
+/// Most multiplications of the comparison with one PE.
+const MOST_WORK: usize = 2_000_000_000;
+
+/// Computes the layers of a perceptron that is divided among the PEs.
+#[derive(Parser)]
+struct Args {
+    /// Number of tokens
+    #[arg(long, default_value_t = 20)]
+    tokens: usize,
+    /// Number of elements of a token; rounded up to a multiple of 4
+    #[arg(long, default_value_t = 96)]
+    hidden: usize,
+    /// Number of elements of a token inside a layer
+    #[arg(long, default_value_t = 384)]
+    inner: usize,
+    /// Number of layers
+    #[arg(long, default_value_t = 2)]
+    layers: usize,
+    /// Number of times that the program is run and timed
+    #[arg(long, default_value_t = 3)]
+    passes: usize,
+    /// Computes by the kernel on CPU threads too, as GPUs do
+    #[arg(long)]
+    kernel: bool,
+}
+
+/// Runs all layers.
+fn forward(world: &World, stream: &Stream, mlp: &Mlp, layers: usize) -> Result<(), Error> {
+    for layer in 0..layers {
+        // The columns of the first product are those with which the rows of the second matrix are
+        // multiplied, so nothing is exchanged between the two products.
+        mlp.compute(stream, layer)?;
+        let norm = RmsNorm::new(mlp.norm(layer)).epsilon(EPSILON);
+        world.team().all_reduce_rms_norm(stream, &mlp.partial, &mlp.residual, &mlp.x, norm)?;
+    }
+    stream.synchronize()
+}
+
+/// Computes all products without communication.
+fn computation(stream: &Stream, mlp: &Mlp, layers: usize) -> Result<(), Error> {
+    (0..layers).try_for_each(|layer| mlp.compute(stream, layer))?;
+    stream.synchronize()
+}
+
+/// Runs `run` several times. Returns the median time in milliseconds, of the slowest PE.
+fn timed(world: &World, mlp: &Mlp, passes: usize, run: impl Fn() -> Result<(), Error>) -> Result<f64, Error> {
+    let mut times = Vec::new();
+    for _ in 0..passes.max(1) {
+        mlp.start()?;
+        world.team().barrier_blocking()?;
+        let start = Instant::now();
+        run()?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    let mut median = [times[times.len() / 2]];
+    world.team().all_reduce_in_place_blocking(&mut median, ReduceOp::Max)?;
+    Ok(median[0])
+}
+
+fn main() -> Result<(), Error> {
+    let args = Args::parse();
+    let world = World::from_env()?;
+    let (me, n) = (world.my_pe().index(), world.n_pes());
+    let sizes = Sizes {
+        tokens: args.tokens.max(1),
+        hidden: args.hidden.max(1).next_multiple_of(4), // rows of 16 bytes, for GPUs
+        inner: args.inner.max(n),
+        layers: args.layers.max(1),
+    };
+    let by_kernel = args.kernel || world.backend_name() != "host";
+    let (mlp, stream) = (Mlp::new(&world, sizes, by_kernel)?, world.stream()?);
+    if me == 0 {
+        let Sizes { tokens, hidden, inner, layers } = sizes;
+        println!("{tokens} tokens of {hidden}, {layers} layers of {inner}, of which {} on this PE", sizes.shard(0, n).len());
+    }
+
+    let alone = timed(&world, &mlp, args.passes, || computation(&stream, &mlp, sizes.layers))?;
+    let whole = timed(&world, &mlp, args.passes, || forward(&world, &stream, &mlp, sizes.layers))?;
+
+    // Tokens do not depend on each other, so that some can be compared.
+    let output = mlp.x.to_vec()?;
+    let work = 2 * sizes.layers * sizes.hidden * sizes.inner;
+    let compared = (MOST_WORK / work).clamp(1, sizes.tokens);
+    let mut largest = 0.0f64;
+    for (token, found) in output.chunks(sizes.hidden).enumerate().take(compared) {
+        for (found, expected) in found.iter().zip(sizes.on_one_pe(token)) {
+            let difference = (f64::from(*found) - expected).abs();
+            // A difference that is no number is the largest of all.
+            largest = if difference.is_nan() { f64::INFINITY } else { largest.max(difference) };
+        }
+    }
+    assert!(largest <= TOLERANCE, "differs from one PE by {largest}");
+    let mut losses = [sizes.loss(&output), -sizes.loss(&output)];
+    world.team().all_reduce_in_place_blocking(&mut losses, ReduceOp::Max)?;
+    assert_eq!(losses[0], -losses[1], "the PEs have different outputs");
+    if me == 0 {
+        println!("loss {:.6} on every PE, the output is that of one PE", losses[0]);
+        // Times differ from run to run, so they go to standard error.
+        eprintln!("computation alone  {alone:9.3} ms; medians of {} passes", args.passes.max(1));
+        eprintln!("forward            {whole:9.3} ms, of which {} all-reduces with norm {:.3} ms", sizes.layers, whole - alone);
+    }
+
+    mlp.release()?;
+    assert!(world.finalize()?.is_clean());
+    Ok(())
+}
