@@ -111,7 +111,11 @@ fn main() -> Result<(), Error> {
         println!("loss {:.6} on every PE, the output is that of one PE", losses[0]);
         // Times differ from run to run, so they go to standard error.
         eprintln!("computation alone  {alone:9.3} ms; medians of {} passes", args.passes.max(1));
-        eprintln!("forward            {whole:9.3} ms, of which {} all-reduces with norm {:.3} ms", sizes.layers, whole - alone);
+        eprintln!(
+            "forward            {whole:9.3} ms, of which {} all-reduces with norm {:.3} ms",
+            sizes.layers,
+            (whole - alone).max(0.0)
+        );
     }
 
     mlp.release()?;
