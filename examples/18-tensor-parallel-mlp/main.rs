@@ -1,6 +1,6 @@
 //! A tensor-parallel perceptron, as in Megatron: each PE has some columns of the first matrix of a
-//! layer and the same rows of the second one. One all-reduce ends a layer, in one operation with the
-//! residual and the norm.
+//! layer and the same rows of the second one. One all-reduce ends a layer. The residual and the
+//! norm are part of it.
 #![forbid(unsafe_code)]
 
 use clap::Parser;

@@ -1,5 +1,5 @@
-//! A perceptron whose layers are divided among the PEs: the data of the tensor-parallel example, its
-//! computation on CPUs and by a kernel, and the same perceptron on one PE to compare with.
+//! A perceptron whose layers are divided among the PEs: the data of the tensor-parallel example,
+//! its computation on CPUs and by a kernel, and the same perceptron on one PE to compare with.
 
 use crate::share;
 use peerweave::{Error, Stream, Symmetric, World};
@@ -48,7 +48,7 @@ fn element(of: Of, row: usize, column: usize) -> f32 {
 }
 
 impl Sizes {
-    /// Returns the columns of the first matrix of a layer, and rows of the second one, that a PE has.
+    /// Returns the columns of the first matrix, and rows of the second one, that a PE has.
     pub fn shard(&self, pe: usize, n_pes: usize) -> Range<usize> {
         share(self.inner, pe, n_pes)
     }

@@ -10,7 +10,7 @@ use peerweave_device::prelude::*;
 /// Number of threads of a block of [`matmul()`].
 pub const THREADS: u32 = 256;
 
-/// Number of rows and of columns of a tile. A block of [`matmul()`] computes one tile of the product.
+/// Number of rows and of columns of a tile. A block of [`matmul()`] computes a tile of the product.
 pub const TILE: usize = 32;
 
 /// Number of elements of a tile that a thread loads, and that it computes.
