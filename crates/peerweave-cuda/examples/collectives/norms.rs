@@ -38,7 +38,8 @@ struct Operands<'a, T: Element> {
     input: DeviceMemory<T>,
     residual: DeviceMemory<T>,
     output: DeviceMemory<T>,
-    weight: DeviceMemory<T>,
+    /// Keeps the weight alive.
+    _weight: DeviceMemory<T>,
     before: Vec<T>,
     call: RmsNormCall,
 }
@@ -65,7 +66,7 @@ impl<'a, T: Element> Operands<'a, T> {
             epsilon: 1e-5,
             quantization: RmsNormOutput::Same,
         };
-        Ok(Self { bench, input, residual, output, weight, before, call })
+        Ok(Self { bench, input, residual, output, _weight: weight, before, call })
     }
 
     fn enqueue(&self, form: Form) -> Outcome {
