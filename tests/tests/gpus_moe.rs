@@ -6,8 +6,10 @@ mod common;
 
 use peerweave::{bf16, f16};
 use peerweave_cuda::{Cuda, GpuOptions};
+use peerweave_driver::PrivateStream;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
 use peerweave_fakes::{Fakes, driver};
-use peerweave_moe::{Exchange, combine, dispatch};
+use peerweave_moe::{Exchange, Moe, Received, Shape, Tokens, combine, dispatch};
 use peerweave_tests::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
 use peerweave_types::{KernelTeam, SymSlice};
 use std::time::Duration;
@@ -80,6 +82,63 @@ fn two_exchanges_in_two_teams_are_independent() {
         register_moe();
         on_gpus(4, |world| {
             two_exchanges(&world, Some([2, 32])).expect("calls succeed");
+            assert!(world.finalize().expect("all finalize").is_clean());
+        });
+    });
+}
+
+#[test]
+fn graphs_alternate_with_queued_calls() {
+    /// Number of elements of a token.
+    const HIDDEN: usize = 16;
+    Fakes::new().cuda().run(|| {
+        register_moe();
+        on_gpus(2, |world| {
+            let (cuda, me) = (world.backend::<Cuda>().expect("it runs on GPUs"), world.my_pe().get());
+            let own = PrivateStream::new(cuda.context()).unwrap();
+            let stream = world.adopt_stream(cuda.wrap_stream(own.clone()).unwrap()).unwrap();
+            let shape = Shape::new(4, 2, HIDDEN, 3).launch(2, 32);
+            let mut moe = Moe::<f32, f32>::new(&world, world.team(), &stream, shape).unwrap();
+            let (rows, outputs) = (world.alloc::<f32>(3 * HIDDEN).unwrap(), world.alloc::<f32>(3 * HIDDEN).unwrap());
+            let (experts, weights) = (world.alloc::<i32>(6).unwrap(), world.alloc::<f32>(6).unwrap());
+            let (received, offsets) = (world.alloc::<f32>(moe.max_rows() * HIDDEN).unwrap(), world.alloc::<u32>(3).unwrap());
+            experts.copy_from(&[0, 1, 1, 2, 3, 0]).unwrap();
+            weights.fill(0.5).unwrap();
+            // Experts return what they are given, so each token gets its own content.
+            let mut call = || {
+                let tokens = Tokens { rows: &rows, scales: None, experts: &experts, weights: &weights };
+                moe.dispatch(&tokens, &Received { rows: &received, scales: None, offsets: &offsets })?;
+                moe.combine(&received, &outputs).map(drop)
+            };
+            // Kernels are loaded before a capture.
+            call().unwrap();
+            stream.synchronize().unwrap();
+            own.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+            let captured = call();
+            let graph = own.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+            captured.unwrap();
+            let graph = graph.unwrap().expect("a graph");
+            for round in 0..7 {
+                let content: Vec<f32> = (0..3 * HIDDEN).map(|index| (1000 * round + 100 * me as usize + index) as f32).collect();
+                rows.copy_from(&content).unwrap();
+                outputs.fill(f32::NAN).unwrap();
+                if round % 3 == 2 {
+                    call().unwrap();
+                } else {
+                    graph.launch().unwrap();
+                }
+                stream.record().unwrap().wait().unwrap();
+                assert_eq!(outputs.to_vec().unwrap(), content, "round {round}");
+                assert_eq!(offsets.to_vec().unwrap(), if me == 0 { [0, 4, 8] } else { [0, 2, 4] });
+            }
+            drop(graph);
+            moe.release().unwrap();
+            for memory in [rows, outputs, weights, received] {
+                memory.release().unwrap();
+            }
+            experts.release().unwrap();
+            offsets.release().unwrap();
+            drop((stream, own));
             assert!(world.finalize().expect("all finalize").is_clean());
         });
     });

@@ -45,7 +45,7 @@ struct Float32;
 impl Class for BFloat16 {
     #[inline(always)]
     fn unpack(from: Vector) -> [f32; MOST] {
-        words(from, gpu::bf16_values)
+        words(from, |pair| [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)])
     }
     #[inline(always)]
     fn pack(values: [f32; MOST]) -> Vector {
@@ -142,7 +142,7 @@ fn receive<C: Class>(ctx: &Context, exchange: &Exchange, team: KernelTeam, outpu
                     halves(exchange.sentinel),
                     |index| index < count,
                     |index| at + index as u64 * step,
-                    || pe_of(ctx, team, rank),
+                    |_| pe_of(ctx, team, rank),
                 )?;
                 for index in 0..BATCH {
                     let values = C::unpack(values[index]);

@@ -113,10 +113,19 @@ pub fn moe_dispatch_send(
                     };
                 }
             }
-            let mut left = ranks;
-            while left != 0 {
-                let to = peers.lines(left.trailing_zeros());
-                left &= left - 1;
+            // The next rank first, so that not all ranks send to one rank at the same time.
+            let (mut after, mut until) = (ranks >> exchange.rank >> 1, ranks & (u64::MAX >> (63 - exchange.rank)));
+            while after != 0 || until != 0 {
+                let rank = if after != 0 {
+                    let next = after.trailing_zeros();
+                    after &= after - 1;
+                    next + exchange.rank + 1
+                } else {
+                    let next = until.trailing_zeros();
+                    until &= until - 1;
+                    next
+                };
+                let to = peers.lines(rank);
                 for index in 0..BATCH {
                     if index < count {
                         to.push(row + line + index as u64 * step, values[index]);
@@ -164,14 +173,13 @@ pub fn moe_dispatch_plan(
 #[inline(always)]
 fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u64) -> Result<(), Failed> {
     let inbox = exchange.own(ctx, exchange.inbox);
-    let (counts, entries, routes) = (ctx.local(exchange.counts), ctx.local(exchange.entries), ctx.local(exchange.routes));
+    let counts = ctx.local(exchange.counts);
     let sentinel = halves(exchange.sentinel);
-    let first_expert = exchange.rank * exchange.local_experts;
     let mut rank = gpu::thread_rank();
     let mut outcome = Ok(());
     while rank < exchange.ranks && outcome.is_ok() {
         let at = exchange.table(bank, rank);
-        outcome = inbox.take::<1>(ctx, sentinel, |_| true, |_| at, || pe_of(ctx, team, rank)).map(|[[count, _]]| {
+        outcome = inbox.take::<1>(ctx, sentinel, |_| true, |_| at, |_| pe_of(ctx, team, rank)).map(|[[count, _]]| {
             counts.write(rank as usize, (count as u32).min(exchange.max_tokens));
         });
         rank += gpu::block_threads();
@@ -179,19 +187,6 @@ fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u6
     if gpu::sync_threads_or(outcome.is_err()) {
         return outcome.and_then(|()| Err(ctx.exit(0)));
     }
-    let keep = |rank: u32, index: u64, entry: u64| {
-        if index >= exchange.entries_per_rank() {
-            return;
-        }
-        let (expert, weight) = (entry as u32, entry & !u64::from(u32::MAX));
-        let local = if expert == NOTHING { NOTHING } else { expert.wrapping_sub(first_expert) };
-        let local = if local < exchange.local_experts { local } else { NOTHING };
-        entries.write(exchange.entry(rank, 0) + index as usize, weight | u64::from(local));
-        if rank == exchange.rank {
-            let route = if expert == NOTHING { NOTHING } else { expert / exchange.local_experts };
-            routes.write(index as usize, route);
-        }
-    };
     for rank in 0..exchange.ranks {
         let arriving = u64::from(counts.read(rank as usize)) * u64::from(exchange.top_k);
         let at = exchange.table(bank, rank);
@@ -199,14 +194,30 @@ fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u6
         while line < table_lines(exchange.entries_per_rank()) {
             let mut value: Vector = [u64::from(NOTHING); 2];
             if line < table_lines(arriving) {
-                [value] = inbox.take::<1>(ctx, sentinel, |_| true, |_| at + line, || pe_of(ctx, team, rank))?;
+                [value] = inbox.take::<1>(ctx, sentinel, |_| true, |_| at + line, |_| pe_of(ctx, team, rank))?;
             }
-            keep(rank, 2 * line - 2, value[0]);
-            keep(rank, 2 * line - 1, value[1]);
+            keep(ctx, exchange, rank, 2 * line - 2, value[0]);
+            keep(ctx, exchange, rank, 2 * line - 1, value[1]);
             line += u64::from(gpu::block_threads());
         }
     }
     Ok(())
+}
+
+/// Keeps an entry of a table: an expert of all ranks and a weight.
+#[inline(always)]
+fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
+    if index >= exchange.entries_per_rank() {
+        return;
+    }
+    let (expert, weight) = (entry as u32, entry & !u64::from(u32::MAX));
+    let local = if expert == NOTHING { NOTHING } else { expert.wrapping_sub(exchange.rank * exchange.local_experts) };
+    let local = if local < exchange.local_experts { local } else { NOTHING };
+    ctx.local(exchange.entries).write(exchange.entry(rank, 0) + index as usize, weight | u64::from(local));
+    if rank == exchange.rank {
+        let route = if expert == NOTHING { NOTHING } else { expert / exchange.local_experts };
+        ctx.local(exchange.routes).write(index as usize, route);
+    }
 }
 
 /// Computes the places of all entries from the entries.
@@ -217,6 +228,7 @@ fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u6
 fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
     let counted = peerweave_device::shared_array!(COUNTED: [u32; WARPS * MAX_LOCAL_EXPERTS]);
     let totals = peerweave_device::shared_array!(TOTALS: [u32; MAX_LOCAL_EXPERTS]);
+    let firsts = peerweave_device::shared_array!(FIRSTS: [u32; MAX_LOCAL_EXPERTS]);
     let (entries, places) = (ctx.local(exchange.entries), ctx.local(exchange.places));
     let (thread, threads) = (gpu::thread_rank() as usize, gpu::block_threads() as usize);
     let experts = exchange.local_experts as usize;
@@ -277,15 +289,17 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
         expert += threads;
     }
     gpu::sync_threads();
-    if thread == 0 {
+    let mut expert = thread;
+    while expert <= experts {
         let mut first = 0;
-        for expert in 0..experts {
-            let total = totals.read(expert);
-            totals.write(expert, first);
-            offsets.write(expert, first);
-            first += total;
+        for earlier in 0..expert {
+            first += totals.read(earlier);
         }
-        offsets.write(experts, first);
+        if expert < experts {
+            firsts.write(expert, first);
+        }
+        offsets.write(expert, first);
+        expert += threads;
     }
     gpu::sync_threads();
     let mut start = per_warp * warp;
@@ -294,7 +308,7 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
         if index < end {
             let expert = entries.read(index) as u32;
             if expert != NOTHING {
-                let first = totals.read(expert as usize) + counted.read(mine(expert));
+                let first = firsts.read(expert as usize) + counted.read(mine(expert));
                 places.write(index, first + places.read(index));
             }
         }
@@ -326,7 +340,7 @@ pub fn moe_dispatch_receive(
                 halves(exchange.sentinel),
                 |index| index < count,
                 |index| at + line + index as u64 * step,
-                || pe_of(ctx, team, rank),
+                |_| pe_of(ctx, team, rank),
             )?;
             let mut left = wanted;
             while left != 0 {

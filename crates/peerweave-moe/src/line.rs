@@ -5,8 +5,9 @@ use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Number of lines that a thread has in flight.
-pub(crate) const BATCH: usize = 4;
+/// Number of lines that a thread has in flight. On the host it is the number of lines for which a
+/// thread reads a place once.
+pub(crate) const BATCH: usize = if cfg!(target_arch = "nvptx64") { 4 } else { 16 };
 
 #[inline(always)]
 fn pointer<T>(address: u64) -> *mut T {
@@ -44,7 +45,7 @@ impl Lines {
     /// puts the sentinel back. `line` returns the index of a line.
     ///
     /// # Errors
-    /// At the deadline, in the name of the PE that `missing` returns.
+    /// At the deadline, in the name of the PE that `sender` returns for the first missing line.
     #[inline(always)]
     pub(crate) fn take<const N: usize>(
         self,
@@ -52,7 +53,7 @@ impl Lines {
         sentinel: Vector,
         is_wanted: impl Fn(usize) -> bool,
         line: impl Fn(usize) -> u64,
-        missing: impl FnOnce() -> u32,
+        sender: impl Fn(usize) -> u32,
     ) -> Result<[Vector; N], Failed> {
         let look = || {
             let mut found = [[0; 2]; N];
@@ -64,6 +65,10 @@ impl Lines {
                 }
             }
             all.then_some(found)
+        };
+        let missing = || {
+            let is_missing = |index: &usize| is_wanted(*index) && !has_arrived(self.look(line(*index)), sentinel);
+            sender((0..N).find(is_missing).unwrap_or(0))
         };
         let found = ctx.poll(KernelOp::AllToAll, look, missing)?;
         for index in 0..N {
