@@ -11,6 +11,7 @@ use crate::exit;
 use crate::info::InfoArgs;
 use crate::p2p::P2pArgs;
 use crate::run::args::RunArgs;
+use crate::tune::TuneArgs;
 use crate::workload::args::BenchArgs;
 
 /// Starts programs as PEs of a job, measures communication, and reports what this machine supports.
@@ -34,6 +35,8 @@ pub enum Command {
     BenchP2p(P2pArgs),
     /// Report GPUs, libraries, limits and settings of this machine
     Info(InfoArgs),
+    /// Measure the thresholds of collectives on the GPUs of this machine, and write a route table
+    Tune(TuneArgs),
     /// Run one PE of `bench`; only for use by `bench`
     #[command(hide = true, name = "bench-pe")]
     BenchPe {

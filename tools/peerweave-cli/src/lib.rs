@@ -19,6 +19,7 @@ pub mod p2p;
 pub mod parse;
 pub mod pe;
 pub mod run;
+pub mod tune;
 pub mod workload;
 
 use std::process::ExitCode;
@@ -37,6 +38,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => bench::main(&args),
         Command::BenchP2p(args) => p2p::main(&args),
         Command::Info(args) => info::main(&args),
+        Command::Tune(args) => tune::main(&args),
         Command::BenchPe { config } => pe::main(&config),
         Command::Guard => {
             launch::guard::main();

@@ -11,6 +11,7 @@ mod common;
 use std::os::unix::fs::symlink;
 use std::process::{Command, ExitCode, Output, Stdio};
 
+use peerweave_cuda::RouteTable;
 use peerweave_tests::named;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -21,7 +22,7 @@ fn main() -> ExitCode {
             common::register();
             peerweave_cli::main()
         }
-        Some("bench" | "guard") => peerweave_cli::main(),
+        Some("bench" | "guard" | "tune") => peerweave_cli::main(),
         _ => peerweave_tests::main(
             &[],
             named![
@@ -30,7 +31,9 @@ fn main() -> ExitCode {
                 chosen_ways_are_contenders_where_the_call_permits_them,
                 missing_libraries_are_reported_and_the_rest_is_measured,
                 pes_that_share_a_gpu_are_compared_without_nccl,
-                wrong_options_are_refused
+                wrong_options_are_refused,
+                tune_writes_a_table_that_bench_uses,
+                tune_keeps_other_rows_and_refuses_other_files
             ],
         ),
     }
@@ -57,8 +60,13 @@ impl Machine {
     }
 
     fn run(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+        self.run_command("bench", arguments, variables)
+    }
+
+    fn run_command(&self, command: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+        let name = command;
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["bench"]).args(arguments).args(["--timeout", "120"]).stdin(Stdio::null());
+        command.args([name]).args(arguments).args(["--timeout", "120"]).stdin(Stdio::null());
         command.env_remove("PEERWEAVE_PE").env("LD_LIBRARY_PATH", self.0.path()).env("PEERWEAVE_HEAP_BYTES", "32M");
         command.env("PEERWEAVE_NCCL_PATH", self.0.path()).env("PEERWEAVE_NVSHMEM_PATH", self.0.path());
         command.env("PEERWEAVE_FAKE_NCCL_DIR", self.0.path()).env("NVSHMEM_REMOTE_TRANSPORT", "none");
@@ -191,4 +199,67 @@ fn wrong_options_are_refused() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {err}");
         assert!(err.contains(expected), "{arguments:?}: {err}");
     }
+}
+
+/// Runs `tune` with small sizes. Returns its output.
+fn tuned(machine: &Machine, path: &std::path::Path, more: &[&str]) -> Output {
+    let path = path.to_str().unwrap();
+    let fixed = ["-o", path, "-b", "1K", "-e", "4K", "-f", "4", "--iters", "2", "--batches", "2", "--eager"];
+    machine.run_command("tune", &[&fixed[..], more].concat(), &[])
+}
+
+fn tune_writes_a_table_that_bench_uses() {
+    let machine = Machine::with(&[("peerweave-fake-nccl", "libnccl.so.2")]);
+    let path = machine.0.path().join("my.routes");
+    let output = tuned(&machine, &path, &["-n", "2", "--ops", "all-reduce,all-to-all,reduce"]);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+    assert!(out.contains("my.routes: the table for sm_90 with rows of 2 PEs"), "{out}");
+    assert!(["all-reduce", "all-to-all", "reduce"].iter().all(|op| out.contains(&format!("compares {op},"))), "{out}");
+    let written = std::fs::read_to_string(&path).unwrap();
+    let table = RouteTable::read(&path, "sm_90").unwrap_or_else(|error| panic!("{error}\n{written}"));
+    // Rows of two PEs, and those of other numbers as they were.
+    let rows: Vec<&str> = written.lines().filter(|line| line.starts_with("own all_reduce 2 ")).collect();
+    assert!(rows.last().is_some_and(|row| row.contains(" rest chunked ")), "{written}");
+    assert!(written.contains("own all_reduce 1 8K one_shot 4x128\n") && written.contains("own all_reduce 3-4 8K"), "{written}");
+    assert!(written.starts_with("peerweave-routes 1\n# Written by `peerweave tune`"), "{written}");
+    assert!(
+        written.contains("# Rows of 2 PEs: ") && written.contains("bfloat16, eager calls, medians of 2 batches"),
+        "{written}"
+    );
+    assert!(!written.contains("nccl reduce 2 128M"), "the row of the built-in table was measured again: {written}");
+    assert_ne!(table.digest(), RouteTable::builtin("sm_90").digest());
+    // The backend reads the file.
+    let variables = [("PEERWEAVE_ROUTE_TABLE", path.to_str().unwrap())];
+    let (document, out) = machine.document("all-reduce", "own", &["--explain"], &variables);
+    assert_eq!(measured(&document), ["own"]);
+    assert!(out.contains("because of the row \"own all_reduce 2 ") && out.contains("my.routes"), "{out}");
+}
+
+fn tune_keeps_other_rows_and_refuses_other_files() {
+    let machine = Machine::with(&[]);
+    let path = machine.0.path().join("my.routes");
+    let text_of = |rows: &str| RouteTable::builtin("sm_90").to_string().replace("own all_reduce 3-4 8K one_shot 4x128", rows);
+    std::fs::write(&path, text_of("own all_reduce 3-4 8K one_shot 7x96")).unwrap();
+    let output = tuned(&machine, &path, &["-n", "2", "--ops", "all-gather"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let written = std::fs::read_to_string(&path).unwrap();
+    assert!(written.contains("own all_reduce 3-4 8K one_shot 7x96"), "{written}");
+    assert!(written.contains("# NCCL was not measured.") && written.contains("nccl reduce 2 128M rest"), "{written}");
+    for (content, expected) in [("nonsense", "is damaged, line 1"), ("peerweave-routes 9\n", "has version 9, expected 1")] {
+        std::fs::write(&path, content).unwrap();
+        let output = tuned(&machine, &path, &["-n", "2"]);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{err}");
+        assert!(err.contains("my.routes") && err.contains(expected) && err.contains("or remove the file"), "{err}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), content, "the file is not overwritten");
+    }
+    for (more, expected) in
+        [(&["-n", "1"][..], "-n is 1, expected 2 to 8"), (&["-n", "2", "--ops", "put"], "put has one way alone")]
+    {
+        let output = tuned(&machine, &machine.0.path().join("none.routes"), more);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
+    }
+    assert!(!machine.0.path().join("none.routes").exists());
 }

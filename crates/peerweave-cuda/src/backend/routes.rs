@@ -113,6 +113,14 @@ impl Cuda {
         self.state.routes.forced.set(kind, way)
     }
 
+    /// Returns the architecture of this PE's GPU, such as `sm_90`.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] after finalize.
+    pub fn arch(&self) -> Result<String, Error> {
+        Ok(self.state.gpu("arch")?.arch().to_string())
+    }
+
     /// Returns the route table.
     pub fn route_table(&self) -> &RouteTable {
         &self.state.routes.table

@@ -7,6 +7,7 @@
 //!  norm.rs      the choice for an all_reduce with RMSNorm
 //!  forced.rs    choices of the caller, which replace those of the table
 //!  table.rs     the table: rows and thresholds     parse.rs   its file format
+//!  tune.rs      a table from measured times
 //! ```
 
 mod decide;
@@ -15,6 +16,7 @@ mod forced;
 mod norm;
 mod parse;
 mod table;
+mod tune;
 
 use peerweave_collectives::{Algorithm, LINE_BYTES, all_reduce};
 
@@ -25,6 +27,7 @@ pub use forced::{Forced, ForcedError, Way};
 pub(crate) use norm::{NormRoute, norm, norm_by};
 pub use parse::RoutesError;
 pub use table::RouteTable;
+pub use tune::Timing;
 
 /// An algorithm and the shape of its launch. All ranks of a call use the same route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -106,7 +106,7 @@ impl RouteTable {
         &self.arch
     }
 
-    /// Returns the text of the rows and thresholds, by which PEs compare their tables.
+    /// Returns the text of a file with the rows and thresholds, by which PEs compare their tables.
     pub fn digest(&self) -> String {
         self.to_string()
     }

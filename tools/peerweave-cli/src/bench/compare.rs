@@ -92,7 +92,7 @@ pub enum News {
 impl Comparison {
     /// Creates an empty comparison.
     pub fn new(config: &Config) -> Self {
-        let contenders = Contenders { present: Vec::new(), absent: Vec::new() };
+        let contenders = Contenders { present: Vec::new(), absent: Vec::new(), arch: String::new() };
         let (pending, lines) = (Vec::new(), Vec::new());
         Self { cases: config.cases(), config: config.clone(), ready: Vec::new(), contenders, pending, lines }
     }
@@ -105,6 +105,11 @@ impl Comparison {
     /// Returns the contenders.
     pub fn contenders(&self) -> &Contenders {
         &self.contenders
+    }
+
+    /// Returns the name of the GPU of PE 0.
+    pub fn compute(&self) -> &str {
+        self.ready.first().map_or("?", |ready| &ready.compute)
     }
 
     /// Returns the number of wrong elements of all cells.
@@ -174,7 +179,7 @@ impl Comparison {
     /// Returns the lines before the first result.
     pub fn header(&self) -> Vec<String> {
         let Config { op, n_pes, batches, .. } = &self.config;
-        let compute = self.ready.first().map_or("?", |ready| &ready.compute);
+        let compute = self.compute();
         let mut lines = vec![
             format!("# peerweave version {} compares {}, {n_pes} PEs, {compute}", env!("CARGO_PKG_VERSION"), op.name()),
             format!("# {}, out of place; {batches} batches of each, alternated; microseconds per call", self.config.calls_name()),
@@ -244,7 +249,8 @@ impl Comparison {
             "n_pes": self.config.n_pes,
             "calls": self.config.calls_name(),
             "batches": self.config.batches,
-            "compute": self.ready.first().map(|ready| &ready.compute),
+            "compute": self.compute(),
+            "arch": self.contenders.arch,
             "machine": machine,
             "contenders": named(&self.contenders.present, "version"),
             "not_measured": named(&self.contenders.absent, "why"),
@@ -319,8 +325,6 @@ pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
 pub(super) struct Reporter {
     pub(super) rendezvous: JobRendezvous,
     pub(super) comparison: Comparison,
-    /// Whether lines are printed.
-    pub(super) is_printed: bool,
 }
 
 impl Observer for Reporter {
@@ -339,7 +343,7 @@ impl Observer for Reporter {
             News::Note(text) => vec![format!("# {text}")],
             News::Line(line) => vec![self.comparison.text(&line)],
         };
-        for line in lines.iter().filter(|_| self.is_printed) {
+        for line in &lines {
             output.line(Target::Stdout, b"", line.as_bytes());
         }
     }
@@ -368,7 +372,7 @@ mod tests {
         let pair = |name: &str, text: &str| (name.to_owned(), text.to_owned());
         let present = vec![pair("own", "peerweave 0"), pair("nccl", "NCCL 2.28.9")];
         let absent = vec![pair("nvshmem", "libnvshmem_host.so.3 was not found")];
-        assert_eq!(comparison.take(Record::Contenders(Contenders { present, absent })), News::Header);
+        assert_eq!(comparison.take(Record::Contenders(Contenders { present, absent, arch: "sm_90".to_owned() })), News::Header);
         comparison
     }
 

@@ -48,31 +48,23 @@ pub fn main(args: &BenchArgs) -> u8 {
     }
 }
 
-fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
-    let started_at_ns = monotonic_ns();
-    refuse_inside_a_job("bench")?;
-    let config = Config::from_args(args).map_err(|message| (exit::USAGE, message))?;
-    let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
-    if !config.compare.is_empty() {
-        cuda::check_ways(&config).map_err(|message| (exit::USAGE, message))?;
-    }
-    if let Some(note) = enough_devices(&config).map_err(|message| (exit::USAGE, message))? {
-        tell(&format!("peerweave bench: {note}"));
-    }
-    // A file that cannot be written is reported before the measurement instead of after it.
-    args.json.iter().chain(&args.plot).try_for_each(|path| check_writable(path))?;
-    let start_time = now();
-    let machine = Machine::look();
-    let program = std::env::current_exe().map_err(|error| launcher(&error))?;
-    let configuration = serde_json::to_string(&config).map_err(|error| launcher(&error))?;
+fn rendezvous_of(config: &Config) -> Result<JobRendezvous, (u8, String)> {
     let processes = if config.threads { 1 } else { config.n_pes };
-    let rendezvous = JobRendezvous::start(&Place::ThisMachine, processes).map_err(|error| launcher(&error))?;
+    JobRendezvous::start(&Place::ThisMachine, processes).map_err(|error| (exit::LAUNCHER, error.to_string()))
+}
+
+/// Returns the processes of a measurement.
+fn launch_of(config: &Config, args: &BenchArgs, rendezvous: &JobRendezvous) -> Result<Launch, (u8, String)> {
+    let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
+    let program = std::env::current_exe().map_err(|error| launcher(&error))?;
+    let configuration = serde_json::to_string(config).map_err(|error| launcher(&error))?;
+    let processes = if config.threads { 1 } else { config.n_pes };
     let mut env = rendezvous.env();
     // PEERWEAVE_BACKEND of this command's environment is for the user's programs; --backend chooses
     // the backend to measure.
     let backend = if config.backend == BackendName::Cuda { "cuda" } else { "host" };
     env.push((peerweave::environment::names::BACKEND.into(), backend.into()));
-    let launch = Launch {
+    Ok(Launch {
         program,
         args: vec!["bench-pe".into(), configuration.into()],
         n_local: processes,
@@ -85,7 +77,51 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
         on_failure: OnFailure::Abort,
         stdin: Stdin::Nothing,
         direct_output: false,
-    };
+    })
+}
+
+/// Checks the options of a measurement. Prints a note if the PEs share a GPU.
+fn config_of(args: &BenchArgs) -> Result<Config, (u8, String)> {
+    refuse_inside_a_job("bench")?;
+    let config = Config::from_args(args).map_err(|message| (exit::USAGE, message))?;
+    if !config.compare.is_empty() {
+        cuda::check_ways(&config).map_err(|message| (exit::USAGE, message))?;
+    }
+    if let Some(note) = enough_devices(&config).map_err(|message| (exit::USAGE, message))? {
+        tell(&format!("peerweave bench: {note}"));
+    }
+    Ok(config)
+}
+
+/// Runs a comparison and prints its lines. Returns the exit code instead if a PE fails.
+///
+/// # Errors
+/// The exit code and a message.
+pub(crate) fn run_comparison(args: &BenchArgs) -> Result<Result<Comparison, u8>, (u8, String)> {
+    let config = config_of(args)?;
+    let rendezvous = rendezvous_of(&config)?;
+    let launch = launch_of(&config, args, &rendezvous)?;
+    supervised(&launch, &config, rendezvous)
+}
+
+/// Runs the PEs of a comparison.
+fn supervised(launch: &Launch, config: &Config, rendezvous: JobRendezvous) -> Result<Result<Comparison, u8>, (u8, String)> {
+    let mut reporter = compare::Reporter { rendezvous, comparison: Comparison::new(config) };
+    let ending = launch::supervise(launch, &mut reporter).map_err(|error| (exit::LAUNCHER, error.to_string()))?;
+    let code = ending.exit_code();
+    Ok(if code == exit::OK { Ok(reporter.comparison) } else { Err(code) })
+}
+
+fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
+    let started_at_ns = monotonic_ns();
+    let config = config_of(args)?;
+    let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
+    // A file that cannot be written is reported before the measurement instead of after it.
+    args.json.iter().chain(&args.plot).try_for_each(|path| check_writable(path))?;
+    let start_time = now();
+    let machine = Machine::look();
+    let rendezvous = rendezvous_of(&config)?;
+    let launch = launch_of(&config, args, &rendezvous)?;
     if !config.compare.is_empty() {
         return compared(&launch, &config, args, rendezvous, &machine, &start_time);
     }
@@ -128,12 +164,10 @@ fn compared(
     start_time: &str,
 ) -> Result<u8, (u8, String)> {
     let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
-    let mut reporter = compare::Reporter { rendezvous, comparison: Comparison::new(config), is_printed: true };
-    let ending = launch::supervise(launch, &mut reporter).map_err(|error| launcher(&error))?;
-    let comparison = reporter.comparison;
-    if ending.exit_code() != exit::OK {
-        return Ok(ending.exit_code());
-    }
+    let comparison = match supervised(launch, config, rendezvous)? {
+        Ok(comparison) => comparison,
+        Err(code) => return Ok(code),
+    };
     comparison.footer().iter().for_each(|line| print_line(line));
     if let Some(path) = &args.json {
         let document = comparison.document(machine, [start_time, &now()]);
@@ -178,7 +212,7 @@ fn subtitle(config: &Config, machine: &Machine, collector: &Collector) -> String
 }
 
 /// Returns the current time in UTC, in the format of nccl-tests.
-fn now() -> String {
+pub(crate) fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace('T', " ").replace('Z', "")
 }
 

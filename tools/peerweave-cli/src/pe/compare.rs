@@ -76,7 +76,7 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
         private_buffers: "device memory".to_owned(),
     }));
     if world.my_pe().index() == 0 {
-        say(&Record::Contenders(libraries.contenders(config)));
+        say(&Record::Contenders(libraries.contenders(config, cuda.arch()?)));
     }
     let run = Run { config, site: &site, world: &world, queue: &queue, cuda, forced: &forced, libraries: &libraries };
     let cases: Vec<(usize, Case)> = config.cases().into_iter().enumerate().collect();
@@ -192,12 +192,12 @@ impl Libraries {
     }
 
     /// Returns the names in the order of the options.
-    fn contenders(&self, config: &Config) -> Contenders {
+    fn contenders(&self, config: &Config, arch: String) -> Contenders {
         let named = |list: &[(String, String)]| -> Vec<(String, String)> {
             let names = config.compare.iter().map(Contender::name);
             names.filter_map(|name| list.iter().find(|(other, _)| *other == name).cloned()).collect()
         };
-        Contenders { present: named(&self.present), absent: named(&self.absent) }
+        Contenders { present: named(&self.present), absent: named(&self.absent), arch }
     }
 
     fn has(&self, contender: &Contender) -> bool {

@@ -32,6 +32,8 @@ pub struct Contenders {
     pub present: Vec<(String, String)>,
     /// Names of the others, with the reason.
     pub absent: Vec<(String, String)>,
+    /// Architecture of the GPUs, such as `sm_90`.
+    pub arch: String,
 }
 
 /// Measurement of one contender by one PE.

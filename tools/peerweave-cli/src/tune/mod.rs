@@ -1,0 +1,81 @@
+//! `peerweave tune`: measures the thresholds of the route table on the GPUs of this machine, and
+//! writes a file that the backend reads (`PEERWEAVE_ROUTE_TABLE`).
+//!
+//! Each operation is a comparison of `bench`: own kernels by each way, and NCCL, alternated, with
+//! checked results. The table follows from the medians by a pure function of `peerweave-cuda`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::output::tell;
+use crate::parse::{parse_duration, parse_pes, parse_size};
+use crate::workload::op::BenchOp;
+
+#[cfg(feature = "cuda")]
+mod measure;
+
+/// The arguments of `peerweave tune`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = HELP)]
+pub struct TuneArgs {
+    /// File to write; if it exists, its rows for other numbers of PEs stay
+    #[arg(short = 'o', long, value_name = "FILE", default_value = "peerweave.routes")]
+    pub output: PathBuf,
+    /// Number of PEs, each with its own GPU; default: the number of GPUs
+    #[arg(short, long, visible_aliases = ["np"], value_name = "N", value_parser = parse_pes)]
+    pub n: Option<usize>,
+    /// Operations to measure; default: all that have more than one way
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "OPS")]
+    pub ops: Vec<BenchOp>,
+    /// Smallest size in bytes
+    #[arg(short = 'b', long, value_name = "MIN", value_parser = parse_size, default_value = "1K")]
+    pub min_bytes: usize,
+    /// Largest size
+    #[arg(short = 'e', long, value_name = "MAX", value_parser = parse_size, default_value = "256M")]
+    pub max_bytes: usize,
+    /// Factor from one size to the next
+    #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=1024))]
+    pub step_factor: u32,
+    /// Number of batches of each way, whose median counts
+    #[arg(long, value_name = "B", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub batches: u32,
+    /// Calls per batch; default: as many as run in a few milliseconds
+    #[arg(long, value_name = "I", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub iters: Option<u64>,
+    /// Time calls that are enqueued one by one, instead of CUDA graphs of 20 calls
+    #[arg(long)]
+    pub eager: bool,
+    /// Stop the measurement of an operation after this time, with exit code 124
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub timeout: Option<Duration>,
+}
+
+const HELP: &str = "\
+Set PEERWEAVE_ROUTE_TABLE to the file, or CudaOptions::route_table. `peerweave bench OP --backend cuda --explain` shows \
+its effect. The file is for GPUs of this machine's architecture; run the command again with another -n to add rows.
+
+Elements are bfloat16. Measured: which algorithm of all_reduce (and reduce) is the fastest for each size, up to which \
+size all_gather and all_to_all use lines, and the sizes for which NCCL is faster. The rest is that of the built-in table.";
+
+/// Runs the command and returns its exit code.
+pub fn main(args: &TuneArgs) -> u8 {
+    match start(args) {
+        Ok(code) => code,
+        Err((code, message)) => {
+            tell(&format!("peerweave tune: {message}"));
+            code
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn start(args: &TuneArgs) -> Result<u8, (u8, String)> {
+    measure::run(args)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn start(_: &TuneArgs) -> Result<u8, (u8, String)> {
+    Err((crate::exit::USAGE, crate::cuda::NOT_BUILT_IN.to_owned()))
+}
