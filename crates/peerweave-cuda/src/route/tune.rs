@@ -28,9 +28,9 @@ impl RouteTable {
     /// GPUs of architecture `arch`. Rows for other numbers of ranks stay, and so do thresholds and
     /// operations that were not measured.
     ///
-    /// An algorithm of all_reduce gets the sizes at which it was the fastest, with the launch shapes
-    /// of this table. NCCL gets the sizes at which it takes at most 0.97 of the least time of own
-    /// kernels.
+    /// An algorithm of all_reduce gets the sizes at which it was the fastest, with the launch
+    /// shapes of this table. NCCL gets the sizes at which it takes at most 0.97 of the least time
+    /// of own kernels.
     ///
     /// ```
     /// use peerweave_cuda::{CollectiveKind, RouteTable, Timing, Way};
