@@ -2,7 +2,7 @@
 //! computed one by one.
 
 use crate::sample::{Exact, hash, movable};
-use peerweave::{Error, Rank, ReduceFn, ReduceOp, Strides, World, f16};
+use peerweave::{Error, Parts, Rank, ReduceFn, ReduceOp, Strides, World, f16};
 
 /// The composition of two functions `x -> a * x + b`, each as `a << 32 | b`: associative, but not
 /// commutative.
@@ -45,7 +45,8 @@ pub fn in_rank_order(world: &World, counts: &[usize]) {
     elements_of_several_values(world);
 }
 
-/// Elements of 3 values of 2 bytes, so that no part is a whole number of words.
+/// Elements of 3 values of 2 bytes, so that no part is a whole number of words; and sums, scans and
+/// parts of pairs of floats.
 fn elements_of_several_values(world: &World) {
     let team = world.team();
     let (n, me) = (team.size(), team.my_rank().index());
@@ -58,6 +59,17 @@ fn elements_of_several_values(world: &World) {
         let expected = (1..n).fold(value(0, i), |best, rank| if value(rank, i)[0] > best[0] { value(rank, i) } else { best });
         assert_eq!(found, expected, "element {i}");
     }
+    let pair = |rank: usize, i: usize| [(rank + i % 50) as f32, -((rank * 3) as f32)];
+    let sum = |ranks: usize, i: usize| (0..ranks).fold([0.0; 2], |[a, b], rank| [a + pair(rank, i)[0], b + pair(rank, i)[1]]);
+    let pairs: Vec<[f32; 2]> = (0..77).map(|i| pair(me, i)).collect();
+    let mut sums = vec![[0.0; 2]; 77];
+    team.all_reduce_blocking(&pairs, &mut sums, ReduceOp::Sum).unwrap();
+    assert_eq!(sums, (0..77).map(|i| sum(n, i)).collect::<Vec<_>>());
+    team.scan_blocking(&pairs, &mut sums, ReduceOp::Sum).unwrap();
+    assert_eq!(sums, (0..77).map(|i| sum(me + 1, i)).collect::<Vec<_>>());
+    let mut all = vec![[0.0; 2]; n * 77];
+    team.all_gather_v_blocking(&pairs, &mut all, Parts::equal(n, 77)).unwrap();
+    assert_eq!(all, (0..n * 77).map(|i| pair(i / 77, i % 77)).collect::<Vec<_>>());
 }
 
 /// Checks that a reduction by a function does not match a reduction by an operator.

@@ -8,7 +8,7 @@
 #[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
 mod common;
 
-use peerweave::{DType, Error, PeerCause, ReduceFn};
+use peerweave::{Caps, DType, Error, PeerCause, ReduceFn, ReductionCaps};
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
 use peerweave_tests::conformance::{all_of_a_type, team_of};
@@ -197,5 +197,17 @@ fn strided_all_to_all_moves_each_element_to_its_place() {
                 assert!(world.finalize().expect("all finalize").is_clean());
             });
         }
+    });
+}
+
+#[test]
+fn capabilities_name_every_reduction_that_is_defined() {
+    Fakes::new().cuda().run(|| {
+        on_gpus(1, |world| {
+            let named = |all: &[ReductionCaps]| all.iter().map(|caps| (caps.kind, caps.dtype, caps.op)).collect::<Vec<_>>();
+            assert_eq!(named(&world.caps().reductions), named(&Caps::reductions_with(|_| {})));
+            assert!(world.caps().reduce_functions);
+            let _ = world.finalize().expect("all finalize");
+        });
     });
 }

@@ -1,6 +1,6 @@
 //! Collectives with known results.
 
-use peerweave_core::{Rank, ReduceOp, Result, Stream, Symmetric, Team, World, bf16};
+use peerweave_core::{Parts, Rank, ReduceFn, ReduceOp, Result, Stream, Strides, Symmetric, Team, World, bf16};
 
 /// Memory of a PE for the operands and results of its calls.
 pub(crate) struct Operands {
@@ -15,8 +15,9 @@ pub(crate) struct Operands {
 /// Number of elements of a part in the longest call.
 pub(crate) const MOST: usize = 1 << 16;
 
-/// Number of kinds of calls.
-pub(crate) const KINDS: u64 = 10;
+/// Number of kinds of calls that graphs contain. There is one more kind: a reduction by a function
+/// of the host.
+pub(crate) const KINDS: u64 = 14;
 
 impl Operands {
     pub(crate) fn new(world: &World) -> Result<Self> {
@@ -56,7 +57,15 @@ impl Operands {
             6 => team.scatter(stream, &all(&self.x)?, &part(&self.y)?, root),
             7 => team.reduce(stream, &part(&self.x)?, &part(&self.y)?, ReduceOp::Max, root),
             8 => team.all_reduce_in_place(stream, &self.halves.slice(..len)?, ReduceOp::Max),
-            _ => team.barrier(stream),
+            9 => team.scan(stream, &part(&self.x)?, &part(&self.y)?, ReduceOp::Sum),
+            10 => team.exclusive_scan(stream, &part(&self.x)?, &part(&self.y)?, ReduceOp::Max),
+            11 => {
+                let strides = Strides { count: len / 2, source: 2, dest: 1 };
+                team.all_to_all_strided(stream, &all(&self.x)?, &all(&self.y)?, strides)
+            }
+            12 => team.all_gather_v(stream, &part(&self.x)?, &all(&self.y)?, Parts::equal(n, len)),
+            13 => team.barrier(stream),
+            _ => team.all_reduce_with(stream, &part(&self.x)?, &part(&self.y)?, &ReduceFn::new(f32::max)),
         }
         .map(drop)
     }
@@ -68,13 +77,20 @@ impl Operands {
         let sum = |index: usize| (0..n).map(|rank| Self::given(rank, index)).sum::<f32>();
         let expected: Vec<f32> = match kind {
             0 => (0..len).map(sum).collect(),
-            1 => (0..n).flat_map(|rank| (0..len).map(move |i| Self::given(rank, i))).collect(),
+            1 | 12 => (0..n).flat_map(|rank| (0..len).map(move |i| Self::given(rank, i))).collect(),
             2 => (0..n).flat_map(|rank| (0..len).map(move |i| Self::given(rank, me * len + i))).collect(),
             3 => (me * len..(me + 1) * len).map(sum).collect(),
             4 => (0..len).map(|i| Self::given(root, i)).collect(),
             5 if me == root => (0..n).flat_map(|rank| (0..len).map(move |i| Self::given(rank, i))).collect(),
             6 => (0..len).map(|i| Self::given(root, me * len + i)).collect(),
             7 if me == root => (0..len).map(|i| Self::given(n - 1, i)).collect(),
+            9 => (0..len).map(|i| (0..=me).map(|rank| Self::given(rank, i)).sum()).collect(),
+            10 if me > 0 => (0..len).map(|i| Self::given(me - 1, i)).collect(),
+            11 => {
+                let count = len / 2;
+                (0..n).flat_map(|rank| (0..count).map(move |i| Self::given(rank, 2 * (me * count + i)))).collect()
+            }
+            14 => (0..len).map(|i| Self::given(n - 1, i)).collect(),
             _ => return Ok(()),
         };
         let found = self.y.slice(..expected.len())?.to_vec()?;

@@ -21,7 +21,7 @@ pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
     let on = Operands::new(&world)?;
     let (team, stream) = (world.team(), world.stream()?);
     // All kernels are loaded before the first kill.
-    for kind in 0..KINDS {
+    for kind in 0..=KINDS {
         on.enqueue(team, &stream, kind, 64)?;
     }
     stream.synchronize()?;
@@ -49,7 +49,7 @@ pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
 }
 
 fn one(world: &World, on: &Operands, stream: &peerweave_core::Stream, random: u64) -> Outcome {
-    let (kind, len) = (random % KINDS, 1 + (random >> 8) as usize % (1 << ((random >> 40) % 17)).min(MOST));
+    let (kind, len) = (random % (KINDS + 1), 1 + (random >> 8) as usize % (1 << ((random >> 40) % 17)).min(MOST));
     on.enqueue(world.team(), stream, kind, len)?;
     if random >> 60 == 0 {
         stream.synchronize()?;
