@@ -48,6 +48,8 @@ mod phase {
     pub(super) const WITHDRAWN: u64 = 2;
     /// Has joined the new job.
     pub(super) const DONE: u64 = 3;
+    /// Could join the new job, and waits for the other members.
+    pub(super) const READY: u64 = 4;
 }
 
 /// The words of one PE, in memory that all PEs of the old job share. They start as zeros, and only
@@ -415,8 +417,48 @@ impl<'a> Survivors<'a> {
     }
 
     fn has_given_up(&self, decision: &Decision, old: usize) -> bool {
-        let words = (self.words)(old);
-        !words.is_at(decision.attempt, phase::ARRIVED) && !words.is_at(decision.attempt, phase::DONE)
+        let at = |phase| (self.words)(old).is_at(decision.attempt, phase);
+        ![phase::ARRIVED, phase::READY, phase::DONE].into_iter().any(at)
+    }
+
+    /// Waits until all members could join the new job, and records that this PE has joined it. For
+    /// callers whose last step of joining may succeed on some members and fail on others. Fails if a
+    /// member has ended or given up before it was ready.
+    ///
+    /// # Collective
+    /// All members.
+    ///
+    /// # Errors
+    /// [`Disagreement::Late`] names the members that were not ready in time;
+    /// [`Disagreement::Left`] names a member that has ended or given up.
+    pub fn commit(&self, decision: &Decision, until: Instant) -> Result<(), Disagreement<std::convert::Infallible>> {
+        let (start, own) = (Instant::now(), self.own());
+        own.enter(decision.attempt, phase::READY);
+        let is_ready = |pe: &Pe| {
+            let at = |phase| (self.words)(pe.index()).is_at(decision.attempt, phase);
+            at(phase::READY) || at(phase::DONE)
+        };
+        let absent = || decision.members.iter().copied().filter(|pe| !is_ready(pe));
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let lost = absent().find(|pe| (self.has_ended)(pe.index()) || self.has_given_up(decision, pe.index()));
+            let is_late = Instant::now() >= until;
+            if lost.is_some() || is_late {
+                own.enter(decision.attempt, phase::WITHDRAWN);
+            }
+            // Look after a failure too: a member may have become ready, and even ended, since.
+            let missing: Vec<Pe> = absent().filter(|pe| *pe != self.me).collect();
+            if missing.is_empty() {
+                self.complete(decision);
+                return Ok(());
+            }
+            match lost {
+                Some(pe) => return Err(Disagreement::Left(pe)),
+                None if is_late => return Err(Disagreement::Late { waited: start.elapsed(), missing }),
+                None => thread::sleep(pause),
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
     }
 
     /// Records that this PE takes no part in the attempt of a decision any more.

@@ -11,6 +11,7 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use peerweave_bootstrap::Rendezvous;
+use peerweave_bootstrap::survivors::SurvivorWords;
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, CollectiveShape};
 use peerweave_types::{DType, KernelTeam, Pe, Rank, ReduceOp};
@@ -44,8 +45,19 @@ impl Calls {
     /// Maps the words of all PEs, each with room for `teams` teams. Collective over all PEs, which
     /// must be on one machine.
     pub(super) fn new(rendezvous: &Rendezvous, teams: usize) -> Result<Self, Error> {
-        let pages = Pages::of_all("Cuda::new", rendezvous, teams * TEAM_WORDS * size_of::<u64>())?;
+        let bytes = Self::survivors_at(teams) * size_of::<u64>() + size_of::<SurvivorWords>();
+        let pages = Pages::of_all("Cuda::new", rendezvous, bytes)?;
         Ok(Self { pages, me: rendezvous.pe().index(), teams })
+    }
+
+    /// Returns the index of the words by which survivors agree, behind the calls of all teams.
+    const fn survivors_at(teams: usize) -> usize {
+        (teams * TEAM_WORDS).next_multiple_of(8)
+    }
+
+    /// Returns the words of a PE by which the PEs that are left agree on a new job.
+    pub(super) fn survivors(&self, pe: usize) -> &SurvivorWords {
+        self.pages[pe].survivors(Self::survivors_at(self.teams))
     }
 
     /// Returns word `index` of a PE's words for a team.

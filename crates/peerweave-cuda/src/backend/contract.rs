@@ -4,11 +4,11 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_bootstrap::Loss;
 use peerweave_bootstrap::end_process;
+use peerweave_bootstrap::{Loss, Rendezvous};
 use peerweave_core::backend::{
-    Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, SplitCall, SplitPart, StreamBackend,
-    TeamId, TeamRecord,
+    Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, Shrunk, SplitCall, SplitPart,
+    StreamBackend, TeamId, TeamRecord,
 };
 use peerweave_core::{Error, TeamName};
 use peerweave_driver::{PrivateStream, deadline_after, wait_until};
@@ -52,7 +52,7 @@ pub(super) struct Made {
 
 impl Cuda {
     /// Waits until the streams of this PE have completed their work.
-    fn drain(&self, call: &'static str) -> Result<(), Error> {
+    pub(super) fn drain(&self, call: &'static str) -> Result<(), Error> {
         let start = Instant::now();
         for queue in self.state.live_queues() {
             let rest = self.state.deadline.saturating_sub(start.elapsed());
@@ -320,7 +320,15 @@ unsafe impl Backend for Cuda {
 
     fn abort(&self, code: u8) -> Error {
         let rendezvous = lock(&self.state.rendezvous).clone();
-        end_process(rendezvous.map_or(code, |rendezvous| rendezvous.abort(code).code))
+        let code = rendezvous.map_or(code, |rendezvous| rendezvous.abort(code).code);
+        if let Some(launcher) = &*lock(&self.state.launcher) {
+            launcher.abort(code);
+        }
+        end_process(code)
+    }
+
+    fn shrink(&self) -> Result<Shrunk, Error> {
+        self.shrink_to_survivors()
     }
 
     fn finalize(&self) -> Result<(), Error> {
@@ -348,6 +356,11 @@ unsafe impl Backend for Cuda {
             Some(rendezvous) => rendezvous.leave().map_err(|error| Error::setup(CALL, error)),
             None => Ok(()),
         };
+        let launcher = lock(&state.launcher).take();
+        if let Some(Err(error)) = launcher.and_then(Arc::into_inner).map(Rendezvous::leave) {
+            // Its PEs that are not in this world have died.
+            tracing::debug!(%error, "left the rendezvous of the launcher");
+        }
         drained.and(nccl).and(ended).and(left)
     }
 

@@ -14,6 +14,7 @@
 //!   devices    memory of other libraries as operands         event   events of the driver
 //!  agreement  calls that PEs make together on the host     calls   collectives, to compare them
 //!   members    teams made by their members alone
+//!   shrink     a job of the PEs that are left after a failure   processes   whether PEs have ended
 //!  state      what all of these share      teams   the teams of this PE      routes   how collectives are carried out
 //! ```
 //!
@@ -41,8 +42,10 @@ mod pages;
 #[path = "pages_elsewhere.rs"]
 mod pages;
 mod pools;
+mod processes;
 mod queue;
 mod routes;
+mod shrink;
 mod slots;
 mod staging;
 mod state;
@@ -75,6 +78,7 @@ use crate::nccl::Entry;
 use crate::route::{Forced, Routes};
 use calls::Calls;
 use kernels::Kernels;
+use processes::Processes;
 use queue::CudaQueue;
 use state::{Memory, State};
 use teams::TeamOf;
@@ -88,6 +92,7 @@ const DEFAULT_HEAP_BYTES: usize = 1 << 30;
 /// README of this crate lists the implemented operations.
 pub struct Cuda {
     state: Arc<State>,
+    options: CudaOptions,
 }
 
 /// Returns the number of GPUs that this process sees.
@@ -281,9 +286,10 @@ impl Cuda {
             gpu.barrier("backend/calls").map_err(setup)?;
         }
         let nccl = Entry::set_up(&gpu, options.nccl).map_err(setup)?;
-        let memory = Memory { rooms, rooms_options, routes, nccl, calls };
+        let processes = calls.is_some().then(|| Processes::of_all(gpu.rendezvous())).transpose().map_err(setup)?;
+        let memory = Memory { rooms, rooms_options, routes, nccl, calls, processes };
         let state = State::new(gpu, caps, bases, world, memory, kernels);
-        Ok(Arc::new(Self { state: Arc::new(state) }))
+        Ok(Arc::new(Self { state: Arc::new(state), options: options.clone() }))
     }
 
     /// Returns the context of this PE's GPU, for streams and memory of cudarc.

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
 use peerweave_bootstrap::Rendezvous;
+use peerweave_bootstrap::survivors::SurvivorWords;
 use peerweave_core::Error;
 use peerweave_types::Pe;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -63,6 +64,18 @@ impl Pages {
         // SAFETY: the word is aligned and lies in the mapping, which lives as long as this value.
         // It is accessed only atomically. The file cannot shrink.
         unsafe { AtomicU64::from_ptr(self.base.add(index)) }
+    }
+}
+
+impl Pages {
+    /// Returns the words from `index`, a multiple of 8, as those by which survivors agree.
+    pub(super) fn survivors(&self, index: usize) -> &SurvivorWords {
+        let end = index + size_of::<SurvivorWords>() / size_of::<u64>();
+        assert!(index.is_multiple_of(8) && end <= self.words, "peerweave-cuda bug: words {index} to {end} of {}", self.words);
+        // SAFETY: the words lie in the mapping, which lives as long as this value and starts at a
+        // page, so they are aligned to 64 bytes. They consist of atomics, for which zeros are
+        // valid, and are only accessed as such. The file cannot shrink.
+        unsafe { &*self.base.add(index).cast::<SurvivorWords>() }
     }
 }
 

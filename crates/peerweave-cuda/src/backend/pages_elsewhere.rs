@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use peerweave_bootstrap::Rendezvous;
+use peerweave_bootstrap::survivors::SurvivorWords;
 use peerweave_core::Error;
 
 use super::error::unsupported;
@@ -14,6 +15,11 @@ impl Pages {
     /// Fails: the backend shares memory of GPUs among processes on Linux only.
     pub(super) fn of_all(call: &'static str, _rendezvous: &Rendezvous, _bytes: usize) -> Result<Box<[Self]>, Error> {
         Err(unsupported(call, "jobs of several PEs with GPUs need Linux"))
+    }
+
+    /// Returns the words by which survivors agree.
+    pub(super) fn survivors(&self, _index: usize) -> &SurvivorWords {
+        match *self {}
     }
 
     /// Returns a word.

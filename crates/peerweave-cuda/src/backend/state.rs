@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use peerweave_bootstrap::Rendezvous;
 use peerweave_collectives::MAX_RANKS;
 use peerweave_core::backend::{Caps, JobShape, Place, TeamId};
-use peerweave_core::{Error, TeamName, Timeout};
+use peerweave_core::{Error, PeerCause, TeamName, Timeout};
 use peerweave_driver::launch::MappedWords;
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, PrivateStream, deadline_after, wait_until};
 use peerweave_types::{KernelTeam, Pe, SymOffset};
@@ -20,6 +20,7 @@ use super::error::{NAME, destroyed, driver, finalized, mismatch, portable, unsup
 use super::event::Recorded;
 use super::kernels::{self, Kernels};
 use super::pools::{Pieces, class_of};
+use super::processes::Processes;
 use super::queue::Queue;
 use super::slots::Pool;
 use super::staging::{Pinned, Staged};
@@ -70,6 +71,8 @@ pub(super) struct Memory {
     pub(super) nccl: Entry,
     /// Record of collective calls; `None` for a job of one PE, and if PEs are on several machines.
     pub(super) calls: Option<Calls>,
+    /// The processes of the other PEs, where there is a record.
+    pub(super) processes: Option<Processes>,
 }
 
 /// The state of one PE.
@@ -78,6 +81,9 @@ pub(super) struct State {
     gpu: RwLock<Option<Live>>,
     pub(super) context: Arc<CudaContext>,
     pub(super) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
+    /// The rendezvous by which the process joined its launcher's job, in a world that was made by
+    /// shrinking that of the launcher. The launcher sees by it that the process goes on.
+    pub(super) launcher: Mutex<Option<Arc<Rendezvous>>>,
     pub(super) job: JobShape,
     pub(super) caps: Caps,
     pub(super) deadline: Duration,
@@ -93,6 +99,8 @@ pub(super) struct State {
     pub(super) making: Mutex<()>,
     /// Record of the collectives that each PE has begun.
     pub(super) calls: Option<Calls>,
+    /// The processes of the other PEs.
+    pub(super) processes: Option<Processes>,
     /// How collectives are carried out.
     pub(super) routes: Arc<Routes>,
     pub(super) nccl: Entry,
@@ -131,11 +139,13 @@ impl State {
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
         let mapped = (0..).zip(&bases).filter(|(_, base)| **base != 0).map(|(pe, _)| Pe::new(pe));
         let job = JobShape { my_pe: gpu.pe(), n_pes: bases.len(), local: mapped.collect() };
-        let Memory { rooms, rooms_options, routes, nccl, calls } = memory;
+        let Memory { rooms, rooms_options, routes, nccl, calls, processes } = memory;
         Self {
             deadline: gpu.deadline(),
             context,
             rendezvous: Mutex::new(Some(rendezvous)),
+            launcher: Mutex::default(),
+            processes,
             job,
             bases,
             heap_bytes: gpu.0.heap.bytes(),
@@ -358,6 +368,14 @@ impl State {
         if let Err(error) = self.compare_all() {
             return error;
         }
+        match (reported, self.shrinks()) {
+            // Nobody has died, but a PE that the kernel waited for runs no more operations.
+            (Err(Error::Kernel(_)), Some(pe)) => self.record(Error::Peer { call, team, pe, cause: PeerCause::Shrinks }),
+            (reported, _) => self.failure_of(call, team, reported),
+        }
+    }
+
+    fn failure_of(&self, call: &'static str, team: TeamName, reported: Result<(), Error>) -> Error {
         match reported {
             Err(error) => self.record(error),
             // An earlier failure has used the report.
@@ -366,6 +384,13 @@ impl State {
                 None => Error::system(call, std::io::Error::other("the kernel ended without an outcome or a report")),
             },
         }
+    }
+
+    /// Returns another PE that has called shrink, and runs no more operations of this world.
+    pub(super) fn shrinks(&self) -> Option<Pe> {
+        let calls = self.calls.as_ref()?;
+        let others = (0..self.job.n_pes).filter(|pe| *pe != self.me());
+        others.into_iter().find(|pe| calls.survivors(*pe).has_begun()).map(|pe| Pe::new(pe as u32))
     }
 
     /// Returns whether a kernel of this GPU has reported a failure.
@@ -388,7 +413,10 @@ impl State {
                 looked = Instant::now();
                 // After a failure, later kernels would wait for ranks that do not arrive.
                 if let Ok(gpu) = self.gpu(NAME)
-                    && (gpu.0.lost().is_some() || gpu.0.report.failure().is_some() || self.compare_all().is_err())
+                    && (gpu.0.lost().is_some()
+                        || self.shrinks().is_some()
+                        || gpu.0.report.failure().is_some()
+                        || self.compare_all().is_err())
                 {
                     gpu.0.report.abort();
                     self.nccl.abort();

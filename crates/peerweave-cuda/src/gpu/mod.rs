@@ -70,6 +70,8 @@ pub(crate) struct Inner {
     /// The synchronisation lines of all teams.
     pub(crate) sync: Block,
     pub(crate) deadline: Duration,
+    /// The options with which the GPU was set up.
+    pub(crate) options: GpuOptions,
     pub(crate) modules: Modules,
     /// Allocations of the heap by their offsets.
     allocations: Mutex<BTreeMap<u64, Weak<Block>>>,
@@ -94,6 +96,7 @@ impl Gpu {
     /// Errors of the heap; [`CudaError::Misuse`] for invalid options; errors of the driver.
     pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: GpuOptions) -> Result<Self, CudaError> {
         const CALL: &str = "Gpu::new";
+        let given = options.clone();
         let attribute = |attribute| Ok::<_, CudaError>(Driver::get()?.attribute(context.ordinal(), attribute)?.unsigned_abs());
         let arch = Arch::new(
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u8,
@@ -157,6 +160,7 @@ impl Gpu {
             teams: Teams::new(n_teams),
             sync,
             deadline: options.deadline,
+            options: given,
             modules: Modules::default(),
             allocations: Mutex::default(),
             locals: Mutex::default(),

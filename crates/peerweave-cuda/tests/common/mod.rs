@@ -110,9 +110,8 @@ impl Drop for ProcessGpu {
     }
 }
 
-/// Returns this child process as a PE of a job whose PEs are processes. The first PE runs the
-/// server.
-pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> ProcessGpu {
+/// Returns the job of this child process, whose PEs are the children. The first PE runs the server.
+pub(crate) fn job_of(child: &peerweave_fakes::Child) -> Job {
     register();
     if child.rank == 0 {
         let endpoint = Endpoint::random_unix().expect("random numbers");
@@ -123,7 +122,13 @@ pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> Pr
     let (endpoint, token) = text.split_once(' ').expect("two words");
     let (endpoint, token) = (endpoint.parse().expect("an endpoint"), token.parse().expect("a token"));
     let job = Job::on_one_machine(child.rank as u32, child.count as u32, endpoint, token);
-    let job = Job { served: Served::ByPe0, ..job };
+    Job { served: Served::ByPe0, ..job }
+}
+
+/// Returns this child process as a PE of a job whose PEs are processes. The first PE runs the
+/// server.
+pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> ProcessGpu {
+    let job = job_of(child);
     let rendezvous = Rendezvous::join(&job, Options { deadline: LONG, ..Options::default() }).expect("everybody joins");
     let context = peerweave_driver::context(child.rank).expect("the fake has devices");
     let rendezvous = Arc::new(rendezvous);

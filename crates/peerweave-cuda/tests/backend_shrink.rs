@@ -1,0 +1,183 @@
+//! PEs with GPUs that go on after others have died: `World::shrink`.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use peerweave_core::{Compare, Error, MisuseKind, Pe, PeerCause, Rank, ReduceOp, World};
+use peerweave_cuda::{Cuda, CudaOptions, GpuOptions};
+use peerweave_fakes::{Child, Fakes};
+
+use common::pes;
+
+/// Time within which the PEs that are left must go on; less than the deadline.
+const SOON: Duration = Duration::from_secs(15);
+
+fn options() -> CudaOptions {
+    let mut options = CudaOptions::default();
+    (options.deadline, options.heap_bytes) = (Duration::from_secs(20), Some(1 << 20));
+    options
+}
+
+fn die() -> ! {
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).expect("this process");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Runs collectives on the PEs that are left, and compares the results.
+fn check(world: &World, first: &[u32]) {
+    let (me, n) = (world.my_pe().get(), world.n_pes() as u32);
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let x = world.alloc::<i32>(300).unwrap();
+    for round in 0..3 {
+        x.fill(first[me as usize] as i32 + round).unwrap();
+        team.all_reduce_in_place(&stream, &x, ReduceOp::Sum).unwrap().wait().unwrap();
+        assert_eq!(x.to_vec().unwrap(), [first.iter().map(|pe| *pe as i32 + round).sum::<i32>(); 300]);
+        team.barrier_blocking().unwrap();
+    }
+    let words = world.alloc_zeroed::<u64>(1).unwrap();
+    let right = Rank::new((me + 1) % n);
+    team.signal_blocking(words.signal(0).unwrap().set(u64::from(me) + 1), right).unwrap();
+    team.wait_until_blocking(&words.signal(0).unwrap(), Compare::Eq, u64::from((me + n - 1) % n) + 1).unwrap();
+    team.barrier_blocking().unwrap();
+    x.release().unwrap();
+    words.release().unwrap();
+}
+
+/// Runs `body` as each of `n` PEs that are threads. It ends the world.
+fn on_threads(n: u32, deadline_s: u64, body: impl Fn(World) + Sync) {
+    let options = GpuOptions::new(1 << 20).slots(4).deadline(Duration::from_secs(deadline_s));
+    pes(n, options, |gpu| body(World::new(Cuda::new(gpu.clone()).unwrap()).unwrap()));
+}
+
+fn numbers(pes: &[Pe]) -> Vec<u32> {
+    pes.iter().map(|pe| pe.get()).collect()
+}
+
+/// Joins, and dies if this PE is one of `victims`. The others carry their data over.
+fn one_goes_on(child: &Child, victims: &[usize]) {
+    let world = World::new(Cuda::join(&common::job_of(child), &options()).unwrap()).unwrap();
+    let me = world.my_pe().get();
+    let kept = world.alloc_zeroed::<i64>(50).unwrap();
+    kept.fill(i64::from(me) * 3).unwrap();
+    world.team().barrier_blocking().unwrap();
+    if victims.contains(&child.rank) {
+        die();
+    }
+    let start = Instant::now();
+    let error = world.team().barrier_blocking().unwrap_err();
+    assert!(error.blamed().iter().all(|pe| victims.contains(&pe.index())), "{error}");
+    let mut smaller = world.shrink().unwrap();
+    let mut first = numbers(smaller.former_pes());
+    // A victim may have died after the others had agreed.
+    while smaller.n_pes() > child.count - victims.len() {
+        smaller.team().barrier_blocking().unwrap_err();
+        smaller = smaller.shrink().unwrap();
+        first = smaller.former_pes().iter().map(|pe| first[pe.index()]).collect();
+    }
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    let expected: Vec<u32> = (0..child.count).filter(|pe| !victims.contains(pe)).map(|pe| pe as u32).collect();
+    assert_eq!(first, expected);
+    check(&smaller, &first);
+    // The old memory is readable, and no operand of the new world.
+    assert!(matches!(world.team().barrier_blocking().unwrap_err().misuse(), Some(MisuseKind::Shrunk)));
+    let foreign = smaller.team().all_reduce_in_place_blocking(&kept, ReduceOp::Sum).unwrap_err();
+    assert!(matches!(foreign.misuse(), Some(MisuseKind::ForeignBuffer { .. })), "{foreign}");
+    let carried = smaller.alloc::<i64>(50).unwrap();
+    carried.copy_from(&kept.to_vec().unwrap()).unwrap();
+    drop((world, kept));
+    smaller.team().all_reduce_in_place_blocking(&carried, ReduceOp::Max).unwrap();
+    assert_eq!(carried.load(49).unwrap(), i64::from(*expected.last().unwrap()) * 3);
+    carried.release().unwrap();
+    assert!(smaller.finalize().unwrap().is_clean());
+}
+
+fn go_on(scenario: &str, n: usize, victims: &[usize]) {
+    let fakes = common::fakes();
+    match peerweave_fakes::child() {
+        Some(child) => one_goes_on(&child, victims),
+        None if !fakes.can_run(scenario) => {}
+        None => {
+            let outputs = fakes.spawn_children(n, scenario);
+            for (pe, output) in outputs.iter().enumerate().filter(|(pe, _)| !victims.contains(pe)) {
+                assert!(output.passed(), "PE {pe}: {output}");
+            }
+        }
+    }
+}
+
+#[test]
+fn killed_pe_is_left_out() {
+    go_on("killed_pe_is_left_out", 3, &[2]);
+}
+
+#[test]
+fn killed_pe_0_with_the_server_is_left_out() {
+    go_on("killed_pe_0_with_the_server_is_left_out", 3, &[0]);
+}
+
+#[test]
+fn two_killed_pes_are_left_out() {
+    go_on("two_killed_pes_are_left_out", 4, &[0, 2]);
+}
+
+#[test]
+fn last_pe_goes_on_alone() {
+    go_on("last_pe_goes_on_alone", 2, &[0]);
+}
+
+#[test]
+fn world_without_a_failure_keeps_its_pes() {
+    common::fakes().run(|| {
+        on_threads(3, 20, |world| {
+            let smaller = world.shrink().unwrap();
+            assert_eq!(numbers(smaller.former_pes()), [0, 1, 2]);
+            assert_eq!(smaller.my_pe(), world.my_pe());
+            check(&smaller, &[0, 1, 2]);
+            let again = smaller.shrink().unwrap();
+            check(&again, &[0, 1, 2]);
+            assert!(again.finalize().unwrap().is_clean());
+        });
+    });
+}
+
+#[test]
+fn pe_that_does_not_shrink_is_named_at_the_deadline() {
+    Fakes::new().cuda().run(|| {
+        on_threads(2, 3, |world| {
+            if world.my_pe() == Pe::new(1) {
+                std::thread::sleep(Duration::from_millis(4500));
+            } else {
+                let error = world.shrink().unwrap_err();
+                assert!(matches!(&error, Error::Timeout(late) if late.call == "shrink"), "{error}");
+                assert_eq!(error.blamed(), [Pe::new(1)]);
+            }
+            let smaller = world.shrink().unwrap();
+            assert_eq!(smaller.n_pes(), 2);
+            smaller.team().barrier_blocking().unwrap();
+            smaller.finalize().map(drop).unwrap();
+        });
+    });
+}
+
+#[test]
+fn wait_for_a_pe_that_shrinks_ends_soon() {
+    common::fakes().run(|| {
+        on_threads(2, 20, |world| {
+            let words = world.alloc_zeroed::<u64>(1).unwrap();
+            if world.my_pe() == Pe::new(1) {
+                let start = Instant::now();
+                let error = world.team().wait_until_blocking(&words.signal(0).unwrap(), Compare::Ne, 0).map(drop).unwrap_err();
+                assert!(matches!(error, Error::Peer { cause: PeerCause::Shrinks, .. }), "{error}");
+                assert_eq!(error.blamed(), [Pe::new(0)]);
+                assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+            } else {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            world.shrink().unwrap().finalize().map(drop).unwrap();
+        });
+    });
+}
