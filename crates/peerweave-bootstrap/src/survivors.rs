@@ -422,8 +422,8 @@ impl<'a> Survivors<'a> {
     }
 
     /// Waits until all members could join the new job, and records that this PE has joined it. For
-    /// callers whose last step of joining may succeed on some members and fail on others. Fails if a
-    /// member has ended or given up before it was ready.
+    /// callers whose last step of joining may succeed on some members and fail on others. Fails if
+    /// a member has ended or given up before it was ready.
     ///
     /// # Collective
     /// All members.

@@ -57,15 +57,21 @@ fn numbers(pes: &[Pe]) -> Vec<u32> {
     pes.iter().map(|pe| pe.get()).collect()
 }
 
-/// Joins, and dies if this PE is one of `victims`. The others carry their data over.
-fn one_goes_on(child: &Child, victims: &[usize]) {
+/// Joins, and dies if this PE is one of `victims`: at once, or these milliseconds later, while it
+/// shrinks the world. The others carry their data over.
+fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>) {
     let world = World::new(Cuda::join(&common::job_of(child), &options()).unwrap()).unwrap();
     let me = world.my_pe().get();
     let kept = world.alloc_zeroed::<i64>(50).unwrap();
     kept.fill(i64::from(me) * 3).unwrap();
     world.team().barrier_blocking().unwrap();
-    if victims.contains(&child.rank) {
-        die();
+    match in_shrink {
+        Some((pe, milliseconds)) if pe == child.rank => drop(std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+            die()
+        })),
+        _ if victims.contains(&child.rank) => die(),
+        _ => {}
     }
     let start = Instant::now();
     let error = world.team().barrier_blocking().unwrap_err();
@@ -95,10 +101,10 @@ fn one_goes_on(child: &Child, victims: &[usize]) {
     assert!(smaller.finalize().unwrap().is_clean());
 }
 
-fn go_on(scenario: &str, n: usize, victims: &[usize]) {
+fn go_on(scenario: &str, n: usize, victims: &[usize], in_shrink: Option<(usize, u64)>) {
     let fakes = common::fakes();
     match peerweave_fakes::child() {
-        Some(child) => one_goes_on(&child, victims),
+        Some(child) => one_goes_on(&child, victims, in_shrink),
         None if !fakes.can_run(scenario) => {}
         None => {
             let outputs = fakes.spawn_children(n, scenario);
@@ -111,22 +117,32 @@ fn go_on(scenario: &str, n: usize, victims: &[usize]) {
 
 #[test]
 fn killed_pe_is_left_out() {
-    go_on("killed_pe_is_left_out", 3, &[2]);
+    go_on("killed_pe_is_left_out", 3, &[2], None);
 }
 
 #[test]
 fn killed_pe_0_with_the_server_is_left_out() {
-    go_on("killed_pe_0_with_the_server_is_left_out", 3, &[0]);
+    go_on("killed_pe_0_with_the_server_is_left_out", 3, &[0], None);
 }
 
 #[test]
 fn two_killed_pes_are_left_out() {
-    go_on("two_killed_pes_are_left_out", 4, &[0, 2]);
+    go_on("two_killed_pes_are_left_out", 4, &[0, 2], None);
+}
+
+#[test]
+fn pe_killed_while_it_agrees_is_left_out() {
+    go_on("pe_killed_while_it_agrees_is_left_out", 3, &[0, 1], Some((1, 15)));
+}
+
+#[test]
+fn pe_killed_while_it_sets_up_its_gpu_is_left_out() {
+    go_on("pe_killed_while_it_sets_up_its_gpu_is_left_out", 4, &[3, 0], Some((0, 250)));
 }
 
 #[test]
 fn last_pe_goes_on_alone() {
-    go_on("last_pe_goes_on_alone", 2, &[0]);
+    go_on("last_pe_goes_on_alone", 2, &[0], None);
 }
 
 #[test]

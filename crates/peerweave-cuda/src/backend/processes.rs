@@ -1,4 +1,5 @@
-//! Detects the end of the processes of the other PEs, also when the server of the rendezvous has died.
+//! Detects the end of the processes of the other PEs, also when the server of the rendezvous has
+//! died.
 
 use peerweave_bootstrap::Rendezvous;
 

@@ -1,9 +1,9 @@
 //! Makes a backend of the PEs that are left after a failure, on the same GPUs.
 //!
-//! The PEs agree by words in memory of the host that all of them map (`calls`), as those of the host
-//! backend do. So it does not matter which PE has died. Then they meet at a new rendezvous, and set
-//! up their GPUs as at the start of a job. A last agreement makes sure that either all members that
-//! go on have the new job, or none has.
+//! The PEs agree by words in memory of the host that all of them map (`calls`), as those of the
+//! host backend do. So it does not matter which PE has died. Then they meet at a new rendezvous,
+//! and set up their GPUs as at the start of a job. A last agreement makes sure that either all
+//! members that go on have the new job, or none has.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,7 +85,8 @@ impl Cuda {
         lost.or_else(|| watched.then_some(PeerCause::Died))
     }
 
-    /// Ends the operations of this PE: kernels that wait for others end, and later ones are refused.
+    /// Ends the operations of this PE: kernels that wait for others end, and later ones are
+    /// refused.
     fn end_operations(&self) {
         let state = &*self.state;
         let me = state.me();
