@@ -32,6 +32,7 @@ fn main() -> ExitCode {
                 missing_libraries_are_reported_and_the_rest_is_measured,
                 pes_that_share_a_gpu_are_compared_without_nccl,
                 wrong_options_are_refused,
+                torch_runs_in_processes_of_its_own_or_is_reported,
                 tune_writes_a_table_that_bench_uses,
                 tune_keeps_other_rows_and_refuses_other_files
             ],
@@ -262,4 +263,38 @@ fn tune_keeps_other_rows_and_refuses_other_files() {
         assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
     }
     assert!(!machine.0.path().join("none.routes").exists());
+}
+
+fn torch_runs_in_processes_of_its_own_or_is_reported() {
+    let machine = Machine::with(&[]);
+    let bin = machine.0.path().join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    // Stands in for python3 with PyTorch: prints records, or fails.
+    let python = |script: &str| {
+        let file = bin.join("python3");
+        std::fs::write(&file, format!("#!/bin/sh\n{script}")).unwrap();
+        let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&file, all).unwrap();
+    };
+    let variables = [("PATH", path.as_str())];
+    let compare = |type_name| machine.document("all-reduce", "torch", &["-d", type_name], &variables);
+    python(
+        r#"case "$2$3" in *one_shot_all_reduce*'"count":512'*) ;; *) echo unexpected >&2; exit 3 ;; esac
+[ "$RANK" != 0 ] || echo '{"kind":"contenders","present":[["torch","PyTorch 9.9"]],"absent":[],"arch":""}'
+for row in 0 1; do
+    echo "{\"kind\":\"compared\",\"pe\":$RANK,\"row\":$row,\"contender\":\"torch\",\"iters\":2,\"batch_us\":[7.5,8.5,9.5],\"wrong\":0}"
+done
+"#,
+    );
+    let (document, out) = compare("bfloat16");
+    assert_eq!(measured(&document), ["own", "torch"], "{out}");
+    assert_eq!(document["results"][1]["cells"][1]["p50_us"], 8.5, "{document}");
+    assert!(out.contains("# torch: PyTorch 9.9") && out.contains("own/it"), "{out}");
+    python("echo no module named torch >&2; exit 1\n");
+    let (document, out) = compare("bfloat16");
+    assert_eq!(measured(&document), ["own"], "{out}");
+    assert!(out.contains("# torch is not measured: its processes failed: PE ") && out.contains("no module named torch"), "{out}");
+    let (_, out) = compare("int32");
+    assert!(out.contains("# torch is not measured: its symmetric memory reduces half, bfloat16 and float"), "{out}");
 }

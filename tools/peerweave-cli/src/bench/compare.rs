@@ -41,6 +41,8 @@ pub struct Cell {
 /// One line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
+    /// Index of the case.
+    pub row: usize,
     /// Case that this line shows.
     pub case: Case,
     /// A cell for each contender.
@@ -102,6 +104,18 @@ impl Comparison {
         &self.lines
     }
 
+    /// Adds a contender that was measured by itself.
+    pub fn add(&mut self, contenders: Contenders, records: &[Compared]) {
+        for (name, _) in &contenders.present {
+            let of_row =
+                |row| -> Vec<&Compared> { records.iter().filter(|one| one.row == row && one.contender == *name).collect() };
+            let cells: Vec<Cell> = self.lines.iter().map(|line| self.cell(&line.case, name, &of_row(line.row))).collect();
+            self.lines.iter_mut().zip(cells).for_each(|(line, cell)| line.cells.push(cell));
+        }
+        self.contenders.present.extend(contenders.present);
+        self.contenders.absent.extend(contenders.absent);
+    }
+
     /// Returns the contenders.
     pub fn contenders(&self) -> &Contenders {
         &self.contenders
@@ -154,7 +168,7 @@ impl Comparison {
             let of_it: Vec<&Compared> = records.iter().filter(|one| one.contender == *contender).collect();
             self.cell(&case, contender, &of_it)
         });
-        Line { case, cells: cells.collect() }
+        Line { row, case, cells: cells.collect() }
     }
 
     /// Combines the records of all PEs about one contender.
@@ -206,7 +220,7 @@ impl Comparison {
 
     /// Returns the text of a line.
     pub fn text(&self, line: &Line) -> String {
-        let Line { case, cells } = line;
+        let Line { case, cells, .. } = line;
         let redop = case.redop.map_or("none", ReduceOp::name);
         let mut text = format!("{:>13}  {:>9}  {redop:>6}", case.size_bytes(), case.dtype.name());
         let number = |value: Option<f64>| value.map_or("N/A".to_owned(), |value| format!("{value:.2}"));
@@ -325,6 +339,8 @@ pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
 pub(super) struct Reporter {
     pub(super) rendezvous: JobRendezvous,
     pub(super) comparison: Comparison,
+    /// Whether lines are printed when they are complete.
+    pub(super) is_printed: bool,
 }
 
 impl Observer for Reporter {
@@ -337,13 +353,15 @@ impl Observer for Reporter {
             output.line(Target::Stderr, format!("[{pe}] ").as_bytes(), line);
             return;
         };
-        let lines = match self.comparison.take(record) {
+        let news = self.comparison.take(record);
+        let is_printed = self.is_printed || matches!(news, News::Note(_));
+        let lines = match news {
             News::Nothing => Vec::new(),
             News::Header => self.comparison.header(),
             News::Note(text) => vec![format!("# {text}")],
             News::Line(line) => vec![self.comparison.text(&line)],
         };
-        for line in &lines {
+        for line in lines.iter().filter(|_| is_printed) {
             output.line(Target::Stdout, b"", line.as_bytes());
         }
     }
@@ -419,6 +437,20 @@ mod tests {
         let News::Line(line) = comparison.take(compared(1, 0, "nccl", &[], 0)) else { panic!() };
         assert_eq!((line.cells[1].p50_us, line.ratio_to_best()), (None, None));
         assert!(comparison.text(&line).contains("N/A"), "{}", comparison.text(&line));
+    }
+
+    #[test]
+    fn contender_measured_by_itself_gets_a_column() {
+        let (mut comparison, _) = filled();
+        let one =
+            |pe, row, us: f64| Compared { pe, row, contender: "torch".into(), iters: 1, batch_us: vec![us], wrong: Some(0) };
+        let contenders =
+            Contenders { present: vec![("torch".into(), "PyTorch 2".into())], absent: Vec::new(), arch: String::new() };
+        comparison.add(contenders, &[one(0, 1, 1.0), one(1, 1, 2.0)]);
+        let [first, second] = comparison.lines() else { panic!() };
+        assert_eq!((first.cells[2].p50_us, second.cells[2].p50_us), (None, Some(2.0)));
+        assert_eq!((first.ratio_to_best(), second.ratio_to_best()), (Some(0.5), Some(1.5)));
+        assert_eq!(comparison.header().last().unwrap().len(), comparison.text(second).len());
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //!   json.rs      the result as JSON
 //!   plot.rs      the result as SVG
 //!   compare.rs   the result of a comparison of libraries
+//!   torch.rs     PyTorch as one of them, by torch.py
 //! ```
 
 pub mod compare;
@@ -17,6 +18,7 @@ pub mod json;
 pub mod plot;
 pub mod report;
 pub mod table;
+mod torch;
 
 use std::io::IsTerminal;
 use std::time::SystemTime;
@@ -29,7 +31,7 @@ use crate::launch::rendezvous::{JobRendezvous, Place, refuse_inside_a_job};
 use crate::launch::{self, Launch, Observer, OnFailure, Output, Source, Stdin, Target};
 use crate::machine::Machine;
 use crate::output::{check_writable, print_line, tell, write_file};
-use crate::workload::args::{BackendName, BenchArgs};
+use crate::workload::args::{BackendName, BenchArgs, Contender};
 use crate::workload::config::Config;
 use crate::workload::record::{Record, monotonic_ns};
 
@@ -106,10 +108,19 @@ pub(crate) fn run_comparison(args: &BenchArgs) -> Result<Result<Comparison, u8>,
 
 /// Runs the PEs of a comparison.
 fn supervised(launch: &Launch, config: &Config, rendezvous: JobRendezvous) -> Result<Result<Comparison, u8>, (u8, String)> {
-    let mut reporter = compare::Reporter { rendezvous, comparison: Comparison::new(config) };
+    let has_torch = config.compare.contains(&Contender::Torch);
+    let mut reporter = compare::Reporter { rendezvous, comparison: Comparison::new(config), is_printed: !has_torch };
     let ending = launch::supervise(launch, &mut reporter).map_err(|error| (exit::LAUNCHER, error.to_string()))?;
     let code = ending.exit_code();
-    Ok(if code == exit::OK { Ok(reporter.comparison) } else { Err(code) })
+    let mut comparison = reporter.comparison;
+    if code == exit::OK && has_torch {
+        // Its processes have GPUs of their own, so they cannot alternate with the other contenders.
+        let (contenders, records) = torch::measure(config, launch.timeout);
+        comparison.add(contenders, &records);
+        comparison.header().iter().for_each(|line| print_line(line));
+        comparison.lines().iter().for_each(|line| print_line(&comparison.text(line)));
+    }
+    Ok(if code == exit::OK { Ok(comparison) } else { Err(code) })
 }
 
 fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {

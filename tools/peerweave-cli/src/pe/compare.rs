@@ -130,6 +130,8 @@ impl Libraries {
             Contender::Own(_) => Ok(format!("peerweave {}", env!("CARGO_PKG_VERSION"))),
             Contender::Nccl | Contender::NcclWindow => self.set_up_nccl(site, rendezvous, context)?,
             Contender::Nvshmem => self.set_up_nvshmem(site, rendezvous, context)?,
+            // The command starts processes for it.
+            Contender::Torch => return Ok(()),
         };
         match made {
             Ok(version) => self.present.push((name, version)),
@@ -253,6 +255,7 @@ impl Run<'_> {
                         (Some(session), Some(memory)) => Some(Box::new(session.bench(memory, case, Placement::OutOfPlace)?)),
                         _ => None,
                     },
+                    Contender::Torch => None,
                 };
                 entries.push(Entry { name: contender.name(), trial });
             }

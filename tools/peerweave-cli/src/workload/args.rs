@@ -79,7 +79,7 @@ pub struct BenchArgs {
         default_missing_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub graph: Option<u32>,
     /// Measure other libraries too, alternated with own kernels in one run: nccl, nccl-window,
-    /// nvshmem, or own:WAY for a way of PEERWEAVE_ROUTE; only with --backend cuda
+    /// nvshmem, torch, or own:WAY for a way of PEERWEAVE_ROUTE; only with --backend cuda
     #[arg(long, value_name = "CONTENDERS", value_delimiter = ',', value_parser = parse_contender, conflicts_with_all = ["window", "nbi", "each", "dirty", "threads"])]
     pub compare: Vec<Contender>,
     /// Bus bandwidth of the hardware in GB/s, which the plot of a comparison shows as a line
@@ -180,6 +180,8 @@ pub enum Contender {
     NcclWindow,
     /// The host API of NVSHMEM.
     Nvshmem,
+    /// Symmetric memory of PyTorch, in processes of its own.
+    Torch,
 }
 
 impl Contender {
@@ -191,6 +193,7 @@ impl Contender {
             Self::Nccl => "nccl".to_owned(),
             Self::NcclWindow => "nccl-window".to_owned(),
             Self::Nvshmem => "nvshmem".to_owned(),
+            Self::Torch => "torch".to_owned(),
         }
     }
 }
@@ -266,13 +269,14 @@ fn parse_factor(text: &str) -> Result<u32, String> {
 }
 
 fn parse_contender(text: &str) -> Result<Contender, String> {
-    let known = "expected nccl, nccl-window, nvshmem, own, or own:WAY";
+    let known = "expected nccl, nccl-window, nvshmem, torch, own, or own:WAY";
     Ok(match text.split_once(':') {
         Some(("own", way)) if !way.is_empty() => Contender::Own(Some(way.to_owned())),
         None if text == "own" => Contender::Own(None),
         None if text == "nccl" => Contender::Nccl,
         None if text == "nccl-window" => Contender::NcclWindow,
         None if text == "nvshmem" => Contender::Nvshmem,
+        None if text == "torch" => Contender::Torch,
         _ => return Err(format!("{text:?} is not a contender, {known}")),
     })
 }

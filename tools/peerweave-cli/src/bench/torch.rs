@@ -1,0 +1,101 @@
+//! PyTorch's symmetric memory as a contender of a comparison: processes of its own, which run a
+//! script of this crate after the other contenders and print records in the same form.
+
+use std::time::Duration;
+
+use peerweave_types::{DType, ReduceOp};
+use serde_json::json;
+
+use crate::exit;
+use crate::launch::{self, Launch, Observer, OnFailure, Output, Source, Stdin};
+use crate::workload::config::Config;
+use crate::workload::op::BenchOp;
+use crate::workload::record::{Compared, Contenders, Record};
+
+const SCRIPT: &str = include_str!("torch.py");
+const NAME: &str = "torch";
+/// The interpreter, found by `PATH`.
+const PYTHON: &str = "python3";
+
+/// Measures the cases of a comparison. If that is not possible, the result says why.
+pub(super) fn measure(config: &Config, timeout: Option<Duration>) -> (Contenders, Vec<Compared>) {
+    let absent =
+        |why: String| (Contenders { present: Vec::new(), absent: vec![(NAME.to_owned(), why)], arch: String::new() }, Vec::new());
+    if let Some(why) = lacks(config) {
+        return absent(why.to_owned());
+    }
+    // The ranks meet in a file, which must not exist before.
+    let store = std::env::temp_dir().join(format!("peerweave-torch-{}", std::process::id()));
+    let _ = std::fs::remove_file(&store);
+    let cases = config.cases().into_iter().enumerate();
+    let cases = cases.map(|(row, case)| json!({ "row": row, "count": case.counts.param, "type": case.dtype.name() }));
+    let request = json!({
+        "store": store,
+        "graph": config.graph,
+        "iters": config.iters,
+        "batches": config.batches,
+        "batch_ms": config.batch_ms,
+        "warmup": config.warmup,
+        "check": config.check,
+        "cases": cases.collect::<Vec<_>>(),
+    });
+    let launch = Launch {
+        program: PYTHON.into(),
+        args: vec!["-c".into(), SCRIPT.into(), request.to_string().into()],
+        n_local: config.n_pes,
+        first_pe: 0,
+        n_pes: config.n_pes,
+        machine: 0,
+        n_machines: 1,
+        env: Vec::new(),
+        timeout,
+        stdin: Stdin::Nothing,
+        direct_output: false,
+        on_failure: OnFailure::Abort,
+    };
+    let mut records = Records::default();
+    let ending = launch::supervise(&launch, &mut records);
+    let _ = std::fs::remove_file(&store);
+    match (ending, records.contenders) {
+        (Err(error), _) => absent(error.to_string()),
+        (Ok(ending), Some(contenders)) if ending.exit_code() == exit::OK => (contenders, records.compared),
+        (Ok(_), _) => absent(format!("its processes failed: {}", records.last_complaint)),
+    }
+}
+
+/// Returns what PyTorch's symmetric memory lacks for a configuration.
+fn lacks(config: &Config) -> Option<&'static str> {
+    let types = config.dtypes.iter().filter_map(|number| DType::from_u8(*number));
+    let is_known = |dtype: DType| matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
+    if config.op != BenchOp::AllReduce || config.redops != [ReduceOp::Sum as u8] {
+        return Some("of the collectives, its symmetric memory has the sum of all-reduce");
+    }
+    if !types.into_iter().all(is_known) { Some("its symmetric memory reduces half, bfloat16 and float") } else { None }
+}
+
+/// The records of the processes.
+#[derive(Default)]
+struct Records {
+    contenders: Option<Contenders>,
+    compared: Vec<Compared>,
+    /// The last line that was no record.
+    last_complaint: String,
+}
+
+impl Observer for Records {
+    fn line(&mut self, pe: usize, _: Source, line: &[u8], _: &mut Output) {
+        match serde_json::from_slice(line) {
+            Ok(Record::Contenders(contenders)) => self.contenders = Some(contenders),
+            Ok(Record::Compared(one)) if one.contender == NAME => self.compared.push(one),
+            _ => self.last_complaint = format!("PE {pe}: {}", String::from_utf8_lossy(line)),
+        }
+    }
+
+    fn failed(&mut self, _: usize, _: &str) -> Option<usize> {
+        None
+    }
+
+    fn name(&self) -> &'static str {
+        "peerweave bench: torch"
+    }
+}
