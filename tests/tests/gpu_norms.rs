@@ -42,6 +42,8 @@ fn norms_of_one_pe_and_of_teams_have_the_bits_of_separate_steps() {
         on_gpus(3, |world| {
             let team = team_of(&world, "all_but_one");
             norms::of_every_type(&world, team.as_ref(), &[(1, 40)], 9);
+            let own = world.team_of(&[world.my_pe()]).expect("a team of this PE");
+            norms::of_every_type(&world, Some(&own), &[(1, 40)], 10);
             let _ = world.finalize().expect("all finalize");
         });
     });
