@@ -306,6 +306,8 @@ fn calls_in_graphs_alternate_with_queued_ones_and_own_kernels() {
 fn rank_that_does_not_call_is_named_at_the_deadline() {
     fakes().run(|| {
         let gpu = gpu().deadline(Duration::from_secs(2));
+        // A PE that ends its world before another one has timed out would be named instead.
+        let all_have_failed = std::sync::Barrier::new(3);
         common::pes_that_may_fail(3, gpu, |gpu| {
             let world = World::new(Cuda::with(gpu.expect("it is set up"), &options()).unwrap()).unwrap();
             let (team, stream) = (world.team(), world.stream().unwrap());
@@ -327,9 +329,8 @@ fn rank_that_does_not_call_is_named_at_the_deadline() {
                 // Copies need no other PE.
                 x.copy_from(&[1, 2, 3, 4]).unwrap();
                 assert_eq!(x.to_vec().unwrap(), [1, 2, 3, 4]);
-            } else {
-                std::thread::sleep(Duration::from_secs(5));
             }
+            all_have_failed.wait();
             drop((x, y, stream));
             drop(world);
         });
@@ -340,6 +341,7 @@ fn rank_that_does_not_call_is_named_at_the_deadline() {
 fn ranks_with_different_calls_of_nccl_get_a_mismatch() {
     fakes().run(|| {
         let gpu = gpu().deadline(Duration::from_secs(10));
+        let all_have_failed = std::sync::Barrier::new(2);
         common::pes_that_may_fail(2, gpu, |gpu| {
             let world = World::new(Cuda::with(gpu.expect("it is set up"), &options()).unwrap()).unwrap();
             let (team, x) = (world.team(), world.alloc_zeroed::<u32>(8).unwrap());
@@ -350,6 +352,7 @@ fn ranks_with_different_calls_of_nccl_get_a_mismatch() {
                 // is by own kernels.
                 _ => team.barrier_blocking().unwrap_err(),
             };
+            all_have_failed.wait();
             assert!(matches!(error, Error::Mismatch(_)), "{error}");
             drop(x);
             drop(world);
