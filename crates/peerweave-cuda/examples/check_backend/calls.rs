@@ -93,12 +93,23 @@ impl Operands {
             14 => (0..len).map(|i| Self::given(n - 1, i)).collect(),
             _ => return Ok(()),
         };
+        self.compare(&format!("call {kind} of {len}"), &expected)
+    }
+
+    /// Compares what the previous PE has put with its input.
+    pub(crate) fn check_put(&self, len: usize) -> std::result::Result<(), Box<dyn std::error::Error>> {
+        let left = (self.me + self.n - 1) % self.n;
+        let expected: Vec<f32> = (0..len).map(|i| Self::given(left, i)).collect();
+        self.compare(&format!("put of {len}"), &expected)
+    }
+
+    fn compare(&self, what: &str, expected: &[f32]) -> std::result::Result<(), Box<dyn std::error::Error>> {
         let found = self.y.slice(..expected.len())?.to_vec()?;
-        match found.iter().zip(&expected).position(|(found, expected)| found != expected) {
+        match found.iter().zip(expected).position(|(found, expected)| found != expected) {
             None => Ok(()),
             Some(at) => {
                 let (found, expected) = (found[at], expected[at]);
-                Err(format!("call {kind} of {len}: element {at} is {found}, expected {expected}").into())
+                Err(format!("{what}: element {at} is {found}, expected {expected}").into())
             }
         }
     }

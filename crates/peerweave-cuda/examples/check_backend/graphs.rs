@@ -40,9 +40,10 @@ pub(crate) fn run(job: &Job, deadline: Duration) -> Outcome {
                 team.barrier(&queue)?;
                 Ok(())
             };
+            let check = || if kind < KINDS { on.check(kind, len) } else { on.check_put(len) };
             call()?;
             queue.synchronize()?;
-            on.check(kind, len)?;
+            check()?;
             stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
             for _ in 0..3 {
                 call()?;
@@ -54,7 +55,7 @@ pub(crate) fn run(job: &Job, deadline: Duration) -> Outcome {
                 graph.launch()?;
                 call()?;
                 queue.synchronize()?;
-                on.check(kind, len)?;
+                check()?;
             }
             drop(graph);
         }
