@@ -3,9 +3,12 @@
 use crate::call::{Exchange, Layout};
 use crate::shape::{LINE, Shape, value};
 use crate::{combine, dispatch};
-use peerweave_core::{Element, Misuse, MisuseKind, Result, Stream, Symmetric, Team, Ticket, World, bf16, f16};
+use peerweave_core::backend::TeamId;
+use peerweave_core::{
+    Element, Error, Mismatch, Misuse, MisuseKind, Result, Stream, Symmetric, Team, TeamName, Ticket, World, bf16, f16,
+};
 use peerweave_device::launch::Kernel;
-use peerweave_types::{KernelTeam, SymSlice};
+use peerweave_types::{KernelTeam, Pe, SymSlice};
 use std::hash::{BuildHasher, RandomState};
 use std::marker::PhantomData;
 
@@ -194,6 +197,31 @@ fn random() -> u128 {
     half() | (half() << 64)
 }
 
+/// Checks that all PEs of the world make the same exchange.
+fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usize; 3]) -> Result<()> {
+    let Shape { experts, top_k, hidden, max_tokens, scales, .. } = *shape;
+    let mine = [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks].map(|number| number as u64);
+    let mut all = vec![[0; 8]; world.n_pes()];
+    world.team().all_gather_blocking(&[mine], &mut all)?;
+    let describe = |of: [u64; 8]| {
+        let [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks] = of;
+        format!(
+            "an exchange of {experts} experts among {ranks} ranks, {top_k} for each token, of {hidden} elements of {token_bytes} bytes \
+             with {scales} scales, {result_bytes} bytes for each result, at most {max_tokens} tokens"
+        )
+    };
+    // On a PE that is like PE 0, the first that differs; on others, PE 0. So all fail.
+    match all.iter().position(|theirs| *theirs != mine) {
+        None => Ok(()),
+        Some(pe) => Err(Error::Mismatch(Box::new(Mismatch {
+            team: TeamName { id: TeamId::WORLD, size: world.n_pes() },
+            pe: Pe::new(pe as u32),
+            mine: describe(mine),
+            theirs: describe(all[pe]),
+        }))),
+    }
+}
+
 /// Writes the sentinel into all lines.
 fn clear(lines: &Symmetric<u128>, sentinel: u128) -> Result<()> {
     const PIECE: usize = 1 << 16;
@@ -213,12 +241,15 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// which it belongs, all with the same shape and with teams of the same size.
     ///
     /// # Errors
-    /// [`Misuse`] for a shape that does not fit the team or the types, before anything is
-    /// allocated. Errors of the heap, and of the barrier that ends the call.
+    /// [`Misuse`] for a shape that does not fit the team or the types, and
+    /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if their shapes, types or
+    /// sizes of teams differ, before anything is allocated. Errors of the heap, and of the barrier
+    /// that ends the call.
     pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
         let ranks = team.size();
         shape.check(ranks, size_of::<T>(), size_of::<Y>())?;
         team.kernel_team()?;
+        agree(world, &shape, [ranks, size_of::<T>(), size_of::<Y>()])?;
         let lines = |elements: usize, bytes: usize| (elements * bytes / LINE) as u32;
         let layout = Layout {
             ranks: ranks as u32,

@@ -140,6 +140,35 @@ fn wrong_calls_are_misuse_and_correct_ones_follow() {
 }
 
 #[test]
+fn different_shapes_are_a_mismatch_on_all_pes() {
+    let shape = Shape::new(6, 2, 16, 4);
+    for (other, difference) in [
+        (Shape::new(12, 2, 16, 4), "12 experts"),
+        (Shape::new(6, 1, 16, 4), "1 for each token"),
+        (Shape::new(6, 2, 32, 4), "32 elements"),
+        (Shape::new(6, 2, 16, 3), "at most 3 tokens"),
+        (shape.scales(4), "4 scales"),
+    ] {
+        let outcomes = on_threads(3, |world| {
+            let stream = world.stream()?;
+            let mine = if world.my_pe().get() == 1 { other } else { shape };
+            let outcome = Moe::<bf16, f32>::new(&world, world.team(), &stream, mine).map(drop);
+            // Nothing was allocated, and the world can be used.
+            world.team().barrier_blocking()?;
+            assert!(world.finalize()?.is_clean());
+            outcome
+        })
+        .unwrap();
+        for (pe, outcome) in outcomes.into_iter().enumerate() {
+            let error = outcome.expect_err("shapes differ");
+            let Error::Mismatch(mismatch) = &error else { panic!("PE {pe}: {error}") };
+            assert_eq!(mismatch.pe.get(), if pe == 1 { 0 } else { 1 }, "PE {pe}: {error}");
+            assert!(error.to_string().contains(difference), "PE {pe}: {error}");
+        }
+    }
+}
+
+#[test]
 fn missing_scales_are_misuse() {
     let world = World::from_env().unwrap();
     let stream = world.stream().unwrap();
