@@ -24,8 +24,8 @@ use std::slice::{from_mut, from_ref};
 /// that. On the `host` backend, a program that repeats them, for example to get a lock that a dead
 /// PE holds, gets [`Error::Peer`](crate::Error::Peer) after a bounded number of calls: within
 /// milliseconds for small operations. A test of a word that can no longer change reports the error,
-/// as a wait does. A [`quiet`](crate::World::quiet) is such a call too: about one in a thousand looks
-/// whether any PE has died.
+/// as a wait does. A [`quiet`](crate::World::quiet) is such a call too: about one in a thousand
+/// looks whether any PE has died.
 ///
 /// # Example
 /// ```
