@@ -44,6 +44,12 @@ fn run_returns_the_code_of_an_abort() {
         let output = command.env(CODE, code.to_string()).env_remove("PEERWEAVE_PE").stdin(Stdio::null()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{n_pes} PEs: {text}");
+        // A PE alone needs no rendezvous, by which the launcher learns of an abort.
+        if n_pes > 1 {
+            let due = format!("PE {} aborted the job with status {code}", n_pes - 1);
+            assert_eq!(text.matches(&due).count(), usize::from(code != 0), "{n_pes} PEs: {text}");
+            assert!(!text.contains("exited with status"), "{n_pes} PEs: {text}");
+        }
         // No PE was killed, and none went on.
         assert!(!text.contains("signal") && !text.contains("panicked"), "{n_pes} PEs: {text}");
         assert!(started.elapsed() < SOON, "{n_pes} PEs: {:?}", started.elapsed());

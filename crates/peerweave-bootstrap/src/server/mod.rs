@@ -18,6 +18,7 @@ use crate::endpoint::Endpoint;
 use crate::error::{BootstrapError, Loss};
 use crate::job::Job;
 use crate::proto::MAX_PES;
+use crate::rendezvous::Aborted;
 use crate::socket::{Bound, Listener};
 use crate::token::Token;
 
@@ -226,6 +227,14 @@ impl Server {
     pub fn first_loss(&self) -> Option<(Pe, Loss)> {
         self.sync();
         self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), fault.loss())))
+    }
+
+    /// Returns which PE was first to end the job by
+    /// [`Rendezvous::abort`](crate::Rendezvous::abort); `None` while none has. Waits for the
+    /// server's thread for up to 200 ms.
+    pub fn aborted(&self) -> Option<Aborted> {
+        self.sync();
+        self.shared.board().aborted().map(|(pe, code)| Aborted { by: Pe::new(pe), code })
     }
 
     /// Waits, for up to 200 ms, until the server's thread has handled the earlier events and has

@@ -95,6 +95,11 @@ pub trait Observer {
     /// detected. Returns the PE that was lost first, if known.
     fn failed(&mut self, pe: usize, why: &str) -> Option<usize>;
 
+    /// Returns the PE that ended the job by `World::abort`, and its code, if known.
+    fn aborted(&self) -> Option<(usize, u8)> {
+        None
+    }
+
     /// Returns the prefix of the launcher's messages.
     fn name(&self) -> &'static str;
 }

@@ -91,6 +91,8 @@ struct Job {
     ending: Ending,
     suspicion: Option<Suspicion>,
     on_failure: OnFailure,
+    /// Whether an abort of the job was reported.
+    abort_reported: bool,
     stopped_by: Option<(i32, Instant)>,
     term_at: Option<Instant>,
     kill_at: Option<Instant>,
@@ -111,6 +113,7 @@ impl Job {
             ending: Ending::default(),
             suspicion: None,
             on_failure: launch.on_failure,
+            abort_reported: false,
             stopped_by: None,
             term_at: None,
             kill_at: None,
@@ -390,9 +393,16 @@ impl Job {
         self.report(at, status, observer);
     }
 
-    /// Prints that a PE has failed, unless all PEs are being stopped.
+    /// Prints that a PE has failed, or that one has aborted the job, unless all PEs are being
+    /// stopped. An abort ends every PE, and is reported once.
     fn report(&mut self, at: usize, status: Status, observer: &dyn Observer) {
         if self.ending.timed_out {
+            return;
+        }
+        if let Some((by, code)) = observer.aborted().filter(|&(_, code)| status == Status::Code(code.into())) {
+            if !std::mem::replace(&mut self.abort_reported, true) {
+                self.say(observer, &format!("PE {by} aborted the job with status {code}"));
+            }
             return;
         }
         let pe = &self.pes[at];

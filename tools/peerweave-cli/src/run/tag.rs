@@ -39,6 +39,10 @@ impl Observer for Tagger {
         self.rendezvous.report_lost(pe, why)
     }
 
+    fn aborted(&self) -> Option<(usize, u8)> {
+        self.rendezvous.aborted()
+    }
+
     fn name(&self) -> &'static str {
         self.name
     }

@@ -111,6 +111,11 @@ impl Board {
         self.broken.as_ref()
     }
 
+    /// The PE that ended the job, and its code.
+    pub(crate) fn aborted(&self) -> Option<(u32, u8)> {
+        self.aborted
+    }
+
     pub(crate) fn seats(&self) -> impl Iterator<Item = &Seat> {
         self.members.iter().map(|member| &member.seat)
     }
