@@ -18,7 +18,6 @@ use crate::endpoint::Endpoint;
 use crate::error::{BootstrapError, Loss};
 use crate::job::Job;
 use crate::proto::MAX_PES;
-use crate::rendezvous::Aborted;
 use crate::socket::{Bound, Listener};
 use crate::token::Token;
 
@@ -230,11 +229,11 @@ impl Server {
     }
 
     /// Returns which PE was first to end the job by
-    /// [`Rendezvous::abort`](crate::Rendezvous::abort); `None` while none has. Waits for the
-    /// server's thread for up to 200 ms.
-    pub fn aborted(&self) -> Option<Aborted> {
+    /// [`Rendezvous::abort`](crate::Rendezvous::abort), and its code; `None` while none has. Waits
+    /// for the server's thread for up to 200 ms.
+    pub fn aborted(&self) -> Option<(Pe, u8)> {
         self.sync();
-        self.shared.board().aborted().map(|(pe, code)| Aborted { by: Pe::new(pe), code })
+        self.shared.board().aborted().map(|(pe, code)| (Pe::new(pe), code))
     }
 
     /// Waits, for up to 200 ms, until the server's thread has handled the earlier events and has

@@ -99,6 +99,7 @@ fn config_of(args: &BenchArgs) -> Result<Config, (u8, String)> {
 ///
 /// # Errors
 /// The exit code and a message.
+#[cfg(feature = "cuda")]
 pub(crate) fn run_comparison(args: &BenchArgs) -> Result<Result<Comparison, u8>, (u8, String)> {
     let config = config_of(args)?;
     let rendezvous = rendezvous_of(&config)?;

@@ -111,7 +111,7 @@ impl JobRendezvous {
     /// Returns the PE that ended the job by `World::abort`, and its code; `None` if none has, or if
     /// another machine runs the server.
     pub fn aborted(&self) -> Option<(usize, u8)> {
-        self.server.as_ref()?.aborted().map(|aborted| (aborted.by.index(), aborted.code))
+        self.server.as_ref()?.aborted().map(|(pe, code)| (pe.index(), code))
     }
 
     /// Notifies PEs that wait for `pe` that `pe` is lost, with the reason. Returns the PE that was
