@@ -10,11 +10,12 @@
 //! looks for a decision in ascending order of PEs, and goes past a PE only if that PE has ended
 //! without one.
 //!
-//! Invariants: [1] an attempt has at most one decision. A PE that decides has seen that all PEs
-//! before it ended, and that none of them had decided; a PE that has ended writes nothing more. So
-//! the first decision in the order of PEs is the only one, and it stays readable after its PE has
-//! died. [2] A PE takes part in the highest attempt that it sees, so attempts that failed on some
-//! PEs end on all. [3] Every wait ends: with the agreement, at the deadline, or when `check` fails.
+//! Invariants: **\[1\]** an attempt has at most one decision. A PE that decides has seen that all
+//! PEs before it ended, and that none of them had decided; a PE that has ended writes nothing more.
+//! So the first decision in the order of PEs is the only one, and it stays readable after its PE
+//! has died. **\[2\]** A PE takes part in the highest attempt that it sees, so attempts that failed
+//! on some PEs end on all. **\[3\]** Every wait ends: with the agreement, at the deadline, or when
+//! `check` fails.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::thread;

@@ -16,7 +16,7 @@ pub const HEAD: usize = 64;
 /// Number of threads of a block of [`attend()`].
 pub const THREADS: u32 = 128;
 
-/// Number of queries of a block of [`attend()`]. Each query has [`LANES`] threads.
+/// Number of queries of a block of [`attend()`]. Each query has `LANES` threads.
 pub const QUERIES: u32 = THREADS / LANES as u32;
 
 /// Number of threads that share a query, each with a part of its elements.
