@@ -14,6 +14,7 @@
 //!   functions    reductions by a function, and strided all-to-alls
 //!   norms        all-reduces with residual and RMSNorm
 //!   ragged       cases with a part of another length for each rank
+//!   death        the death of a PE by a signal
 //!   leftovers    what a job may not leave behind
 //!   waits        waits for words of every type
 //!   contexts     independent streams of one-sided operations
@@ -29,6 +30,7 @@ pub mod calls;
 pub mod child;
 pub mod conformance;
 pub mod contexts;
+pub mod death;
 pub mod functions;
 pub mod harness;
 pub mod job;

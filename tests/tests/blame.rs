@@ -2,10 +2,10 @@
 //! whichever call failed between them.
 
 use peerweave::{Buffer, Rank, Result, World};
+use peerweave_tests::death::die;
 use peerweave_tests::job::{named_by, say};
 use peerweave_tests::sample::hash;
 use peerweave_tests::{Job, Seat, named};
-use rustix::process::{Signal, getpid, kill_process};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,6 @@ fn main() -> ExitCode {
         named![destroying, receiving],
         named![failed_destroy_names_the_root_cause, failed_receive_names_the_root_cause],
     )
-}
-
-fn die() -> ! {
-    kill_process(getpid(), Signal::KILL).expect("this process");
-    loop {
-        std::thread::park();
-    }
 }
 
 /// Prints the result of this PE.

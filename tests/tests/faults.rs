@@ -10,13 +10,14 @@ use peerweave::{
 use peerweave_moe::{Moe, Received, Shape, Tokens};
 use peerweave_tests::calls::{self, Form, On, Root};
 use peerweave_tests::child::Running;
+use peerweave_tests::death::{die, die_in};
 use peerweave_tests::job::{named_by, say};
 use peerweave_tests::leftovers::Before;
 use peerweave_tests::memory::{Kind, Mem, arena_len};
 use peerweave_tests::sample::hash;
 use peerweave_tests::workload::Workload;
 use peerweave_tests::{Job, Seat, named};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::Signal;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -53,25 +54,6 @@ const SOON: Duration = Duration::from_secs(8);
 
 /// The deadline of jobs in which a PE is stopped; the job must also be set up within this time.
 const STOPPED: Duration = Duration::from_millis(2500);
-
-fn die() -> ! {
-    kill_process(getpid(), Signal::KILL).expect("this process");
-    // The signal may take a moment.
-    loop {
-        std::thread::park();
-    }
-}
-
-/// Kills this process from another thread after this many microseconds.
-fn die_in(microseconds: u64) {
-    std::thread::spawn(move || {
-        let end = Instant::now() + Duration::from_micros(microseconds);
-        while Instant::now() < end {
-            std::hint::spin_loop();
-        }
-        die()
-    });
-}
 
 /// Prints the result of this PE.
 fn tell(outcome: Result<()>) {

@@ -2,10 +2,10 @@
 //! of holders and waiters.
 
 use peerweave::{Error, Lock, PeerCause, Rank, Symmetric, World};
+use peerweave_tests::death::die;
 use peerweave_tests::job::say;
 use peerweave_tests::leftovers::Before;
 use peerweave_tests::{Job, Seat, locks, named};
-use rustix::process::{Signal, getpid, kill_process};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -65,14 +65,6 @@ fn deadline(seat: &Seat) {
 fn wait_for_a_lock_ends_at_its_deadline() {
     for n_pes in [1, 3] {
         Job::new("deadline", n_pes).everywhere();
-    }
-}
-
-fn die() -> ! {
-    kill_process(getpid(), Signal::KILL).expect("this process");
-    // The signal may take a moment.
-    loop {
-        std::thread::park();
     }
 }
 

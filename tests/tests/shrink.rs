@@ -4,13 +4,13 @@
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Compare, Error, MisuseKind, PeerCause, Rank, ReduceOp, Result, World};
+use peerweave_tests::death::{die, die_in};
 use peerweave_tests::job::{named_by, say};
 use peerweave_tests::leftovers::Before;
 use peerweave_tests::sample::hash;
 use peerweave_tests::survival::Survival;
 use peerweave_tests::workload::Workload;
 use peerweave_tests::{Job, Seat, named};
-use rustix::process::{Signal, getpid, kill_process};
 use std::cell::Cell;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -40,25 +40,6 @@ fn main() -> ExitCode {
 /// Time within which the PEs that are left must go on, on a machine whose processors are all busy;
 /// less than the deadline.
 const SOON: Duration = Duration::from_secs(12);
-
-fn die() -> ! {
-    kill_process(getpid(), Signal::KILL).expect("this process");
-    // The signal may take a moment.
-    loop {
-        std::thread::park();
-    }
-}
-
-/// Kills this process from another thread after this many microseconds.
-fn die_in(microseconds: u64) {
-    std::thread::spawn(move || {
-        let end = Instant::now() + Duration::from_micros(microseconds);
-        while Instant::now() < end {
-            std::hint::spin_loop();
-        }
-        die()
-    });
-}
 
 /// When a PE dies: microseconds after all are ready, or after it has begun the given shrink.
 #[derive(Clone, Copy)]

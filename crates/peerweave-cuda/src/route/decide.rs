@@ -11,7 +11,7 @@ use peerweave_types::{DType, ReduceOp};
 use super::table::OwnRow;
 use super::{Limits, Route, RouteTable, Routes, Way, banks_hold_parts, by_lines, parts, ring};
 
-/// Who carries out a call.
+/// The kernels by which a call runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Provider {

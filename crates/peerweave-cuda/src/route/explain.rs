@@ -18,7 +18,7 @@ pub struct Explanation {
     pub ranks: u32,
     /// Bytes of the larger buffer of a rank.
     pub size_bytes: u64,
-    /// Who carries out the call.
+    /// Whose kernels run.
     pub provider: Provider,
     /// The algorithm and the shape of the launch, such as `two_shot, 128 blocks of 512 threads`.
     pub how: String,
