@@ -23,9 +23,9 @@ fn main() -> Result<(), Error> {
     // All PEs have arrived, and all puts are visible.
     team.barrier_blocking()?;
 
-    let came = target.to_vec()?;
-    assert_eq!(came, [previous as f32; COUNT], "the numbers of the previous PE");
-    println!("PE {me} of {n}: from PE {previous} came {COUNT} times {}", came[0]);
+    let received = target.to_vec()?;
+    assert_eq!(received, [previous as f32; COUNT], "the numbers of the previous PE");
+    println!("PE {me} of {n}: received {COUNT} times {} from PE {previous}", received[0]);
 
     source.release()?;
     target.release()?;

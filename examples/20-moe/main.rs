@@ -8,7 +8,7 @@ use peerweave_examples::experts::{Format, Layer};
 use peerweave_moe::{Moe, Received, Shape, Tokens};
 use std::time::Instant;
 
-/// Largest part of an output that is rounding of `bf16`, several times.
+/// Maximum relative error of an output, which is rounded to `bf16` several times.
 const TOLERANCE: f32 = 0.02;
 
 /// Sends tokens to experts on all PEs, and brings the results back.

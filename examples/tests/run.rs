@@ -263,7 +263,7 @@ fn examples_forbid_unsafe_code() {
 }
 
 #[test]
-fn lines_that_differ_only_in_rounding_are_alike() {
+fn lines_that_differ_only_in_rounding_compare_equal() {
     assert!(alike("loss 0.500001 of 7", "loss  0.500000 of 7"));
     assert!(!alike("loss 0.50002 of 7", "loss 0.50000 of 7"));
     assert!(!alike("loss 0.5 of 8", "loss 0.5 of 7"));

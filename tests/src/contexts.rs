@@ -1,6 +1,7 @@
 //! Checks contexts: every operation, order, and that a quiet completes its own context alone.
 
-use peerweave::{Buffer, Compare, Context, Error, Rank, Strides, World};
+use peerweave::{Buffer, Compare, Context, Error, Pe, PeerCause, Rank, Result, Strides, Symmetric, World};
+use std::time::{Duration, Instant};
 
 /// The operations of a context on the rank to the right, with their results.
 fn every_operation(world: &World, context: &Context) {
@@ -116,4 +117,78 @@ pub fn no_use_after_finalize(world: World) {
     for error in errors {
         assert!(error.as_ref().is_err_and(|error| error.misuse().is_some()), "{error:?}");
     }
+}
+
+/// The operations of a context that PEs repeat while one of them dies: on the PE that dies, on
+/// another one, with words that the host or a kernel changes, and a wait for the PE that dies.
+pub const REPEATED: [&str; 7] = ["put", "put_to_another", "put_strided", "get", "put_signal", "atomic", "wait"];
+
+/// Repeats one of [`REPEATED`], each time with a quiet of the context, until one fails.
+fn repeat(context: &Context, how: &str, data: &Symmetric<u32>, words: &Symmetric<u64>, victim: Rank) -> Error {
+    let one = Buffer::from(vec![1, 2]);
+    let another = Rank::new((victim.get() + 1) % context.team().size() as u32);
+    let issue = || -> Result<()> {
+        match how {
+            "put" => context.put(&one, data, victim),
+            "put_to_another" => context.put(&one, data, another),
+            "put_strided" => context.put_strided(&one, data, Strides { count: 2, source: 1, dest: 1 }, victim),
+            "get" => context.get(data, &one, victim),
+            "put_signal" => context.put_signal(&one, data, words.signal(1)?.add(1), victim),
+            "atomic" => context.atomic_fetch_add(words, 1, 1, victim).map(drop),
+            // Nothing changes this word.
+            "wait" => context.team().wait_until(context.stream(), &words.signal(0)?, Compare::Eq, 1).map(drop),
+            other => panic!("unknown operation {other}"),
+        }
+    };
+    let start = Instant::now();
+    loop {
+        // An operation that is refused gives its reason here, and the quiet that of an earlier one.
+        if let Err(error) = issue().and_then(|()| context.quiet()) {
+            return error;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{how}: the death was not reported");
+    }
+}
+
+/// Checks that the quiet of a context names a PE that dies while all PEs use contexts: on every PE
+/// that is left, soon, each time, and for other contexts too. `victim` is the rank of the PE that
+/// dies, and calls `die`, which returns; the PE dies a moment later. Returns on the others.
+///
+/// # Panics
+/// If a result is wrong.
+pub fn quiet_names_the_dead(world: &World, how: &str, victim: Rank, die: impl FnOnce()) {
+    let team = world.team();
+    let (data, words) = (world.alloc_zeroed::<u32>(2).unwrap(), world.alloc_zeroed::<u64>(2).unwrap());
+    let (context, other) = (team.context().unwrap(), team.context().unwrap());
+    for context in [&context, &other] {
+        context.p(&data, 0, 1, victim).unwrap();
+        context.quiet().unwrap();
+    }
+    team.barrier_blocking().unwrap();
+    let start = Instant::now();
+    if team.my_rank() == victim {
+        die();
+        let how = if how == "wait" { "put" } else { how };
+        panic!("this PE was to die: {}", repeat(&context, how, &data, &words, Rank::new(0)));
+    }
+    let victim_pe = Pe::new(victim.get());
+    let is_named = |error: &Error| assert_eq!(error.blamed(), [victim_pe], "{how}: {error}");
+    let error = repeat(&context, how, &data, &words, victim);
+    assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{how}: {error}");
+    is_named(&error);
+    assert!(start.elapsed() < Duration::from_secs(10), "soon, not at the deadline: {:?}", start.elapsed());
+    // Both contexts name it again, and so does a context that is made now.
+    for context in [context, other, team.context().unwrap()] {
+        is_named(&repeat(&context, "put", &data, &words, victim));
+    }
+    // So does the quiet of the world; on the host about one in a thousand looks.
+    let start = Instant::now();
+    let error = loop {
+        if let Err(error) = world.quiet_blocking() {
+            break error;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "the death was not reported");
+    };
+    is_named(&error);
+    data.to_vec().expect("the memory of this PE is accessible");
 }

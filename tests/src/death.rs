@@ -1,4 +1,4 @@
-//! The death of a PE by SIGKILL, of which it can notify nobody.
+//! The death of a PE by SIGKILL, of which it cannot notify the others.
 
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};

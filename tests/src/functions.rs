@@ -34,6 +34,12 @@ pub fn in_rank_order(world: &World, counts: &[usize]) {
         team.scan_with_blocking(&mine, &mut private, &function).unwrap();
         team.scan_with(&stream, &a, &b, &function).unwrap().wait().unwrap();
         assert!(private == expected(me + 1) && b.to_vec().unwrap() == expected(me + 1), "scan_with of {count}");
+        private.fill(7);
+        b.fill(7).unwrap();
+        let before = if me == 0 { vec![7; count] } else { expected(me) };
+        team.exclusive_scan_with_blocking(&mine, &mut private, &function).unwrap();
+        team.exclusive_scan_with(&stream, &a, &b, &function).unwrap().wait().unwrap();
+        assert!(private == before && b.to_vec().unwrap() == before, "exclusive_scan_with of {count}");
         let root = Rank::new(n as u32 - 1);
         private.fill(7);
         team.reduce_with_blocking(&a, &mut private, &function, root).unwrap();

@@ -214,6 +214,17 @@ pub fn say(line: impl std::fmt::Display) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
+/// Prints the outcome of this PE: "fine", or "lost", the PEs that the error names, and the error.
+pub fn say_outcome(outcome: peerweave::Result<()>) {
+    match outcome {
+        Ok(()) => say("fine"),
+        Err(error) => {
+            let named: Vec<String> = named_by(&error).iter().map(|pe| pe.get().to_string()).collect();
+            say(format!("lost {} | {error}", named.join(",")));
+        }
+    }
+}
+
 /// Returns the PEs that an error names, including errors of the set-up of the job.
 pub fn named_by(error: &Error) -> Vec<Pe> {
     let blamed = error.blamed();

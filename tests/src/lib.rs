@@ -5,12 +5,15 @@
 //!
 //! ```text
 //!   harness      the main function of a test binary: scenarios, or, where a variable says so, one PE
-//!   job, child   a program as PEs: threads, processes, or one PE that talks to nobody
+//!   job, child   a program as PEs: threads, processes, or one PE without communication
 //!   sample       elements of every type, and reductions whose results are exact
 //!   oracle       every collective over `Vec<Vec<T>>`
 //!   memory       buffers of every kind with guards around them
 //!   calls        a collective by its name
 //!   conformance  cases, and what checks one
+//!   one_sided    puts and gets of every type
+//!   views        ranges, casts, handles by offset and address
+//!   elements     element types that consist of several values
 //!   functions    reductions by a function, and strided all-to-alls
 //!   norms        all-reduces with residual and RMSNorm
 //!   ragged       cases with a part of another length for each rank
@@ -31,6 +34,7 @@ pub mod child;
 pub mod conformance;
 pub mod contexts;
 pub mod death;
+pub mod elements;
 pub mod functions;
 pub mod harness;
 pub mod job;
@@ -40,11 +44,13 @@ pub mod memory;
 pub mod moe;
 pub mod needs;
 pub mod norms;
+pub mod one_sided;
 pub mod oracle;
 pub mod ragged;
 pub mod sample;
 pub mod survival;
 pub mod vector_state;
+pub mod views;
 pub mod waits;
 pub mod workload;
 

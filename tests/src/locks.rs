@@ -97,7 +97,8 @@ pub fn waiters_take_turns(world: &World, turns: usize) {
 fn assert_names(holder: Pe, result: Result<impl Sized, Error>) {
     match result.map(drop) {
         Err(Error::Timeout(timeout)) => {
-            assert_eq!((timeout.call, &timeout.missing[..]), ("lock", &[holder][..]), "{timeout}");
+            assert_eq!((timeout.call, &timeout.missing[..], timeout.holder), ("lock_within", &[holder][..], Some(holder)));
+            assert!(timeout.to_string().ends_with(&format!(" s; {holder} holds the lock")), "{timeout}");
         }
         other => panic!("expected a timeout, found {other:?}"),
     }
@@ -113,7 +114,14 @@ pub fn deadline_names_the_holder(world: &World) {
     let guard = (world.my_pe() == holder).then(|| lock.lock().unwrap());
     world.team().barrier_blocking().unwrap();
     let attempt = |lock: &Lock| assert_names(holder, lock.lock_within(SHORT));
-    attempt(&lock); // the holder itself, too
+    match guard {
+        None => attempt(&lock),
+        Some(_) => {
+            let error = lock.lock_within(SHORT).map(drop).unwrap_err();
+            assert!(error.to_string().ends_with(" s; this PE already holds the lock"), "{error}");
+            assert!(error.blamed().is_empty(), "{error}");
+        }
+    }
     assert!(lock.try_lock().unwrap().is_none());
     world.team().barrier_blocking().unwrap();
     assert_eq!(lock.waiters().unwrap(), Vec::new());
@@ -150,4 +158,32 @@ pub fn holder_that_leaves_is_named(world: World, due: PeerCause) {
         }
         _ => drop(lock),
     }
+}
+
+/// Checks that a lock refuses every call after the end of the world, and that a guard that is
+/// dropped then does no harm.
+///
+/// # Panics
+/// If it does not.
+pub fn no_use_after_finalize(world: World) {
+    let (lock, held) = (world.alloc_lock().unwrap(), world.alloc_lock().unwrap());
+    let mine = (world.my_pe().get() == 0).then(|| (held.lock().unwrap(), lock.lock().unwrap()));
+    assert_eq!(world.finalize().unwrap().leaked.len(), 2, "the locks were not released");
+    let refused = |done: Result<(), Error>, call: &str| {
+        let text = done.unwrap_err().to_string();
+        assert_eq!(text, format!("{call}: the world was finalized"));
+    };
+    refused(world.alloc_lock().map(drop), "alloc_lock");
+    refused(lock.lock().map(drop), "lock");
+    refused(lock.lock_within(LONG).map(drop), "lock_within");
+    refused(lock.try_lock().map(drop), "try_lock");
+    refused(lock.take_over().map(drop), "take_over");
+    refused(lock.holder().map(drop), "holder");
+    refused(lock.waiters().map(drop), "waiters");
+    mine.into_iter().for_each(|(held, dropped)| {
+        refused(held.unlock(), "unlock");
+        drop(dropped);
+        refused(lock.lock().map(drop), "lock");
+    });
+    refused(lock.release(), "release");
 }

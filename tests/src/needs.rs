@@ -50,13 +50,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entry_consists_of_a_name_and_a_number() {
+    fn requirement_consists_of_a_name_and_a_number() {
         assert_eq!(parsed("gpu:2"), ("gpu", 2));
         assert_eq!(parsed("gpu"), ("gpu", 1));
     }
 
     #[test]
-    fn available_requirement_is_met() {
+    fn requirement_is_met_up_to_the_available_number() {
         assert!(needs("processors"));
         assert!(!needs("processors:100000"));
     }

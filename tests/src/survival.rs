@@ -23,7 +23,7 @@ impl Survival {
         Self { world, first, failures: Vec::new() }
     }
 
-    /// Goes on without the PEs that are gone, and notes why.
+    /// Continues without the PEs that are gone, and notes why.
     ///
     /// # Errors
     /// As for [`World::shrink`].
@@ -37,8 +37,8 @@ impl Survival {
         Ok(())
     }
 
-    /// Runs the mixture, and goes on without the PEs that are gone until `left` PEs are left. These
-    /// run `rounds` rounds. `before_shrink` is called before each shrink.
+    /// Runs the mixture, and continues without the PEs that are gone until `left` PEs are left.
+    /// These run `rounds` rounds. `before_shrink` is called before each shrink.
     ///
     /// # Errors
     /// An error after that, and errors of shrink.

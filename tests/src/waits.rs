@@ -100,6 +100,7 @@ pub fn of_every_type(world: &World) {
     of_a_type::<i64>(world);
     of_a_type::<u64>(world);
     of_a_type::<isize>(world);
+    of_a_type::<usize>(world);
 }
 
 /// Checks that waits and tests of any of several words return every word that is satisfied,

@@ -1,9 +1,9 @@
 //! Errors name the root cause: if a PE fails because of another one, a third PE names the first,
 //! whichever call failed between them.
 
-use peerweave::{Buffer, Rank, Result, World};
+use peerweave::{Buffer, Compare, Pe, Rank, ReduceOp, Result, World};
 use peerweave_tests::death::die;
-use peerweave_tests::job::{named_by, say};
+use peerweave_tests::job::{say, say_outcome};
 use peerweave_tests::sample::hash;
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
@@ -11,20 +11,14 @@ use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![destroying, receiving],
-        named![failed_destroy_names_the_root_cause, failed_receive_names_the_root_cause],
+        named![destroying, receiving, exiting],
+        named![
+            failed_destroy_names_the_root_cause,
+            failed_receive_names_the_root_cause,
+            exit_after_an_error_names_the_root_cause,
+            exit_after_a_failed_finalize_names_the_root_cause,
+        ],
     )
-}
-
-/// Prints the result of this PE.
-fn tell(outcome: Result<()>) {
-    match outcome {
-        Ok(()) => say("fine"),
-        Err(error) => {
-            let named: Vec<String> = named_by(&error).iter().map(|pe| pe.get().to_string()).collect();
-            say(format!("lost {} | {error}", named.join(",")));
-        }
-    }
 }
 
 /// Asserts that all other PEs name PE 0, which dies.
@@ -62,7 +56,7 @@ fn destroying(seat: &Seat) {
             pair.barrier_blocking()?;
         }
     };
-    tell(seat.try_join().and_then(|world| run(&world)));
+    say_outcome(seat.try_join().and_then(|world| run(&world)));
 }
 
 fn failed_destroy_names_the_root_cause() {
@@ -97,7 +91,7 @@ fn receiving(seat: &Seat) {
         }
         world.team().barrier_blocking()
     };
-    tell(seat.try_join().and_then(|world| run(&world)));
+    say_outcome(seat.try_join().and_then(|world| run(&world)));
 }
 
 fn failed_receive_names_the_root_cause() {
@@ -105,4 +99,89 @@ fn failed_receive_names_the_root_cause() {
         all_name_pe_0(&Job::new("receiving", 4), "a message of a PE that died");
     }
     all_name_pe_0(&Job::new("receiving", 4).without_attach(), "a message of a PE that died, through staging areas");
+}
+
+/// PE 1 dies. PE 0 notices that in a collective, reports it and ends its process at once, without
+/// dropping its world. The others call later, each after those before it have ended. Arguments: the
+/// call of the others, and what PE 0 and they do before they exit.
+fn exiting(seat: &Seat) {
+    let (call, ending): (String, String) = (seat.arg(0), seat.arg(1));
+    let world = seat.join();
+    let me = world.my_pe().get();
+    let run = || -> Result<()> {
+        let team = world.team();
+        // Each PE except PE 1 has a team with the one before it: 0 and 2, then 2 and 3.
+        let with_pe_0 = team.split(Some(u64::from(me % 2)), 0)?.expect("all take part");
+        let with_pe_2 = team.split(Some(u64::from(me / 2)), 0)?.expect("all take part");
+        let words = world.alloc_zeroed::<u64>(1)?;
+        let lock = world.alloc_lock()?;
+        if call == "lock" && me == 0 {
+            std::mem::forget(lock.lock()?);
+        }
+        team.barrier_blocking()?;
+        say("ready");
+        let mut sums = [1u64; 2000];
+        match (me, call.as_str()) {
+            (1, _) => die(),
+            (0, _) => loop {
+                team.all_reduce_in_place_blocking(&mut sums, ReduceOp::Sum)?;
+            },
+            _ => std::thread::sleep(Duration::from_millis(300 * u64::from(me - 1))),
+        }
+        match call.as_str() {
+            "all_reduce" => team.all_reduce_in_place_blocking(&mut sums, ReduceOp::Sum),
+            "pairs" if me == 2 => with_pe_0.barrier_blocking(),
+            "pairs" => with_pe_2.barrier_blocking(),
+            "recv" => team.recv_blocking(&mut sums, Rank::new((me - 1) / 2 * 2)),
+            "wait" => team.wait_until_blocking(&words.signal(0)?, Compare::Ge, 1).map(drop),
+            "put" => loop {
+                team.p_blocking(&words, 0, 7, Rank::new(0))?;
+            },
+            "lock" => lock.lock().map(drop),
+            "split" => team.split(Some(0), 0).map(drop),
+            "team_of" => world.team_of(&[0, me].map(Pe::new)).map(drop),
+            "finalize" => world.finalize().map(drop),
+            other => panic!("{other}?"),
+        }
+    };
+    let outcome = run();
+    if ending == "finalize" {
+        assert!(world.finalize().is_err(), "PE 1 has died");
+    }
+    say_outcome(outcome);
+    // Neither the world nor what belongs to it is dropped.
+    std::process::exit(0);
+}
+
+/// Asserts that all survivors of [`exiting`] name PE 1.
+fn exiting_names_pe_1(n_pes: usize, call: &str, ending: &str) {
+    let mut running = Job::new("exiting", n_pes).args(format!("{call} {ending}")).start();
+    running.all_say(0..n_pes, "ready");
+    running.reap(1);
+    let survivors = || (0..n_pes).filter(|&pe| pe != 1);
+    for pe in survivors() {
+        let line = running.line(pe);
+        assert!(line.starts_with("lost 1 |"), "{call}, {ending}, PE {pe} of {n_pes}: {line}");
+    }
+    running.succeed(survivors());
+}
+
+fn exit_after_an_error_names_the_root_cause() {
+    for call in ["all_reduce", "pairs", "recv", "wait", "put", "lock", "split", "team_of", "finalize"] {
+        for n_pes in [3, 4] {
+            for _ in 0..2 {
+                exiting_names_pe_1(n_pes, call, "exit");
+            }
+        }
+    }
+}
+
+fn exit_after_a_failed_finalize_names_the_root_cause() {
+    for call in ["all_reduce", "pairs", "recv", "wait", "put", "lock", "split", "team_of"] {
+        for n_pes in [3, 4] {
+            for _ in 0..2 {
+                exiting_names_pe_1(n_pes, call, "finalize");
+            }
+        }
+    }
 }

@@ -23,7 +23,7 @@ fn main() -> ExitCode {
             many_collectives_in_a_row_are_right,
             mixed_in_place_and_out_of_place_ranks_are_right,
             functions_combine_elements_in_rank_order,
-            panic_of_a_function_fails_the_call_and_hangs_nobody,
+            panic_of_a_function_fails_the_call_without_a_hang,
             strided_all_to_all_moves_each_element_to_its_place,
         ],
     )
@@ -346,7 +346,7 @@ fn panics(seat: &Seat) {
     drop(world.finalize());
 }
 
-fn panic_of_a_function_fails_the_call_and_hangs_nobody() {
+fn panic_of_a_function_fails_the_call_without_a_hang() {
     Job::new("panics", 3).on_threads();
     Job::new("panics", 2).on_processes();
 }

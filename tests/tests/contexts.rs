@@ -1,17 +1,16 @@
 //! Checks contexts among threads and processes, and the death of a target.
 
-use peerweave::{Error, Rank};
+use peerweave::Rank;
 use peerweave_tests::job::say;
 use peerweave_tests::{Job, Seat, contexts, named};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     peerweave_tests::main(
         named![operations, independent, finalized, death],
         named![
             every_operation_of_a_context_arrives,
-            quiet_completes_its_own_context_alone,
+            quiet_completes_only_its_own_context,
             context_is_refused_after_finalize,
             quiet_names_a_pe_that_died,
         ],
@@ -38,7 +37,7 @@ fn independent(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn quiet_completes_its_own_context_alone() {
+fn quiet_completes_only_its_own_context() {
     for n_pes in [1, 3] {
         Job::new("independent", n_pes).on_threads();
         Job::new("independent", n_pes).on_processes();
@@ -53,32 +52,23 @@ fn context_is_refused_after_finalize() {
     Job::new("finalized", 2).everywhere();
 }
 
-/// PE 1 is killed; PE 0 repeats puts and quiets of a context.
+/// Argument: the operation that PEs repeat while the last one is killed.
 fn death(seat: &Seat) {
     let world = seat.join();
-    let data = world.alloc_zeroed::<u32>(1).unwrap();
-    let context = world.team().context().unwrap();
-    world.team().barrier_blocking().unwrap();
-    say("ready");
-    if world.my_pe().get() == 1 {
-        std::thread::sleep(Duration::from_secs(60));
-    }
-    let start = Instant::now();
-    let error = loop {
-        let done = context.p(&data, 0, 1, Rank::new(1)).and_then(|()| context.quiet());
-        match done {
-            Ok(()) => assert!(start.elapsed() < Duration::from_secs(20), "the death was not reported"),
-            Err(error) => break error,
-        }
-    };
-    assert!(matches!(&error, Error::Peer { pe, .. } if pe.get() == 1), "{error}");
+    let how: String = seat.arg(0);
+    let victim = Rank::new(world.n_pes() as u32 - 1);
+    contexts::quiet_names_the_dead(&world, &how, victim, || say("ready"));
     say("named");
 }
 
 fn quiet_names_a_pe_that_died() {
-    let mut running = Job::new("death", 2).start();
-    running.all_say([0, 1], "ready");
-    running.kill(1);
-    running.all_say([0], "named");
-    running.succeed([0]);
+    for how in contexts::REPEATED {
+        for n_pes in [2, 3] {
+            let mut running = Job::new("death", n_pes).args(how).start();
+            running.all_say([n_pes - 1], "ready");
+            running.kill(n_pes - 1);
+            running.all_say(0..n_pes - 1, "named");
+            running.succeed(0..n_pes - 1);
+        }
+    }
 }

@@ -50,6 +50,22 @@ fn norms_of_one_pe_and_of_teams_have_the_bits_of_separate_steps() {
 }
 
 #[test]
+fn norms_of_teams_on_several_hosts_are_right() {
+    let fakes = Fakes::new().cuda().nccl().env("NCCL_NVLS_ENABLE", "0").limit(Duration::from_secs(240));
+    fakes.run(|| {
+        for hosts in [&["a", "b"][..], &["a", "a", "b"]] {
+            let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
+            common::pes_on(hosts, options, |gpu| {
+                let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
+                let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
+                norms::of_every_type(&world, Some(world.team()), &[(0, 64), (3, 136)], 3);
+                assert!(world.finalize().expect("all finalize").is_clean());
+            });
+        }
+    });
+}
+
+#[test]
 fn norms_of_rows_that_gpus_do_not_support_are_refused() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {

@@ -22,7 +22,12 @@ fn options() -> GpuOptions {
 
 /// Runs the cases of some types in a team of a shape.
 fn every_collective(n_pes: u32, shape: &str, types: &[DType], passes: usize, seed: u64) {
-    common::pes_that_may_fail(n_pes, options(), |gpu| {
+    every_collective_on(&vec!["one"; n_pes as usize], shape, types, passes, seed);
+}
+
+/// Like [`every_collective`], with a PE on each of these simulated hosts.
+fn every_collective_on(hosts: &[&str], shape: &str, types: &[DType], passes: usize, seed: u64) {
+    common::pes_on(hosts, options(), |gpu| {
         let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
         let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
         let team = team_of(&world, shape);
@@ -73,7 +78,7 @@ fn locks_have_one_holder_and_name_it() {
             locks::one_holds_at_a_time(&world, 2, 4);
             locks::waiters_take_turns(&world, 2);
             locks::deadline_names_the_holder(&world);
-            assert!(world.finalize().expect("all finalize").is_clean());
+            locks::no_use_after_finalize(world);
         });
     });
 }
@@ -133,6 +138,47 @@ fn collectives_are_correct_in_teams_of_other_shapes() {
     });
 }
 
+/// Returns the fakes of the driver and of NCCL.
+fn with_nccl() -> Fakes {
+    Fakes::new().cuda().nccl().env("NCCL_NVLS_ENABLE", "0").limit(Duration::from_secs(240))
+}
+
+#[test]
+fn collectives_of_two_hosts_are_correct_with_every_type() {
+    with_nccl().run(|| every_collective_on(&["a", "b"], "world", &DType::ALL, 1, 6));
+}
+
+#[test]
+fn collectives_of_hosts_with_two_pes_and_one_are_correct() {
+    with_nccl().run(|| every_collective_on(&["a", "a", "b"], "world", &[DType::F32, DType::BF16, DType::I16], 1, 7));
+}
+
+#[test]
+fn collectives_of_two_hosts_with_two_pes_are_correct() {
+    with_nccl().run(|| every_collective_on(&["a", "b", "b", "a"], "world", &[DType::F16, DType::U64], 1, 8));
+}
+
+#[test]
+fn collectives_of_teams_on_several_hosts_are_correct() {
+    with_nccl().run(|| {
+        every_collective_on(&["a", "b", "c"], "reversed", &[DType::I32], 1, 9);
+        every_collective_on(&["b", "a", "b", "a"], "all_but_one", &[DType::F64], 1, 10);
+    });
+}
+
+#[test]
+fn functions_and_strides_cross_hosts() {
+    with_nccl().run(|| {
+        common::pes_on(&["a", "b", "a"], options(), |gpu| {
+            let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
+            let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
+            functions::in_rank_order(&world, &[0, 1, 3, 700]);
+            functions::strided(&world, &[0, 1, 5, 200]);
+            assert!(world.finalize().expect("all finalize").is_clean());
+        });
+    });
+}
+
 #[test]
 fn collectives_are_correct_with_one_pe() {
     Fakes::new().cuda().run(|| every_collective(1, "world", &[DType::F64, DType::I8], 1, 1));
@@ -175,7 +221,7 @@ fn panic_of_a_function_fails_the_call_of_its_pe_alone() {
                 done.expect("this function does not panic");
                 assert_eq!(sum, [3 * 77; 50]);
             }
-            // The team goes on.
+            // The team continues.
             let (a, b) = (world.alloc_zeroed::<u64>(5).unwrap(), world.alloc_zeroed::<u64>(5).unwrap());
             a.fill(1).unwrap();
             team.all_reduce_with(&stream, &a, &b, &function).unwrap().wait().unwrap();

@@ -20,13 +20,13 @@ fn main() -> ExitCode {
         named![
             late_collective_fails_after_a_peer_gave_up,
             concurrent_splits_take_different_slots,
-            counts_with_equal_signatures_are_a_mismatch,
+            different_counts_of_equal_signature_are_a_mismatch,
             message_of_a_sender_that_gave_up_is_not_received,
             mismatched_destroy_leaves_the_team_usable,
             destroy_waits_for_queued_sends_and_receives,
             two_threads_can_share_a_stream_and_a_team,
             empty_part_can_have_any_offset,
-            short_and_long_parts_meet_in_one_all_to_all_v,
+            all_to_all_v_mixes_short_and_long_parts,
             late_peer_does_not_extend_the_deadline,
             mismatch_reported_by_a_ticket_leaves_the_stream_usable,
             event_recorded_after_a_failure_fails,
@@ -150,7 +150,7 @@ fn concurrent_splits_take_different_slots() {
     .unwrap();
 }
 
-fn counts_with_equal_signatures_are_a_mismatch() {
+fn different_counts_of_equal_signature_are_a_mismatch() {
     // Counts with equal 32-bit signatures.
     const ALIKE: [[usize; 2]; 4] = [[3206, 124_389], [24_499, 140_343], [59_545, 109_356], [34_300, 169_577]];
     on_threads(2, &options(PATIENT), |world| {
@@ -351,7 +351,7 @@ fn empty_part_can_have_any_offset() {
 }
 
 /// Ranks whose parts travel in different ways agree on one algorithm, and on a mismatch.
-fn short_and_long_parts_meet_in_one_all_to_all_v() {
+fn all_to_all_v_mixes_short_and_long_parts() {
     // Around the limits of the entry line and of the staging area.
     const LENS: [usize; 7] = [0, 1, 2, 120, 128, 129, 50_000];
     on_threads(2, &options(PATIENT), |world| {

@@ -11,15 +11,17 @@ use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![contend, turns, deadline, holder_dies, waiter_dies, holder_leaves, any_instant],
+        named![contend, turns, deadline, messages, holder_dies, waiter_dies, holder_leaves, any_instant, finalized],
         named![
             lock_has_one_holder_at_a_time,
             waiters_get_the_lock_in_turn,
             wait_for_a_lock_ends_at_its_deadline,
+            late_take_over_and_release_name_the_holder,
             killed_holder_is_named_and_the_lock_taken_over,
             killed_waiter_is_passed_over,
             holder_that_leaves_is_named,
-            locks_survive_death_at_any_instant,
+            lock_is_usable_after_a_death_at_any_instant,
+            lock_is_refused_after_finalize,
         ],
     )
 }
@@ -66,6 +68,35 @@ fn wait_for_a_lock_ends_at_its_deadline() {
     for n_pes in [1, 3] {
         Job::new("deadline", n_pes).everywhere();
     }
+}
+
+/// The last PE holds the lock for longer than the deadline of one second.
+fn messages(seat: &Seat) {
+    let world = seat.join();
+    let (n, lock) = (world.n_pes(), world.alloc_lock().unwrap());
+    let last = n as u32 - 1;
+    if world.my_pe().get() == last {
+        let _guard = lock.lock().unwrap();
+        world.team().barrier_blocking().unwrap();
+        std::thread::sleep(Duration::from_millis(1500));
+        world.team().barrier_blocking().unwrap();
+        std::thread::sleep(Duration::from_millis(2500)); // the others release the lock
+        return;
+    }
+    world.team().barrier_blocking().unwrap();
+    let late = lock.take_over().map(drop).unwrap_err().to_string();
+    let start = format!("take_over on the world ({n} PEs): timed out after 1.");
+    assert!(late.starts_with(&start) && late.ends_with(&format!(" s; PE {last} holds the lock")), "{late}");
+    world.team().barrier_blocking().unwrap();
+    let late = lock.release().unwrap_err();
+    assert_eq!(late.blamed(), [peerweave::Pe::new(last)], "{late}");
+    let late = late.to_string();
+    assert!(late.starts_with("release on the world") && late.ends_with(&format!("missing: PE {last}")), "{late}");
+}
+
+fn late_take_over_and_release_name_the_holder() {
+    Job::new("messages", 2).deadline(Duration::from_secs(1)).on_threads();
+    Job::new("messages", 3).deadline(Duration::from_secs(1)).on_processes();
 }
 
 /// Asserts that an attempt failed because of PE `victim`.
@@ -144,7 +175,7 @@ fn killed_holder_is_named_and_the_lock_taken_over() {
     }
 }
 
-/// PE 1 dies while it waits; PEs 0 and 2 go on.
+/// PE 1 dies while it waits; PEs 0 and 2 continue.
 fn waiter_dies(seat: &Seat) {
     let world = seat.join();
     let lock = world.alloc_lock().unwrap();
@@ -224,11 +255,20 @@ fn any_instant(seat: &Seat) {
     std::thread::sleep(Duration::from_millis(100));
 }
 
-fn locks_survive_death_at_any_instant() {
+fn lock_is_usable_after_a_death_at_any_instant() {
     for kill in 0..12u64 {
         let (victim, after) = (kill % 3, 300 + kill * 700);
         let mut running = Job::new("any_instant", 3).args(format!("{victim} {after}")).start();
         running.reap(victim as usize);
         running.succeed((0..3).filter(|&pe| pe != victim as usize));
     }
+}
+
+fn finalized(seat: &Seat) {
+    locks::no_use_after_finalize(seat.join());
+}
+
+fn lock_is_refused_after_finalize() {
+    Job::new("finalized", 1).everywhere();
+    Job::new("finalized", 2).everywhere();
 }

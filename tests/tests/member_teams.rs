@@ -3,9 +3,9 @@
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Compare, Error, Mismatch, Pe, PeerCause, Rank, ReduceOp, Result, Team, World};
+use peerweave_tests::death::die;
 use peerweave_tests::job::{named_by, say};
 use peerweave_tests::{Job, Seat, named};
-use rustix::process::{Signal, getpid, kill_process};
 use std::process::ExitCode;
 use std::sync::Barrier;
 use std::thread::{scope, sleep};
@@ -15,16 +15,16 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![lists, busy, again, death],
         named![
-            teams_of_every_list_have_its_order,
+            team_by_a_list_has_the_order_of_the_list,
             teams_are_made_while_other_pes_are_busy,
             slots_are_reused_thousands_of_times,
             exhausted_slots_are_an_error_on_all_members,
-            threads_of_a_pe_make_teams_one_after_another,
+            threads_of_one_pe_make_teams_one_at_a_time,
             teams_are_made_while_others_are_split,
             missing_member_is_named_by_all_that_wait,
-            member_that_comes_late_completes_the_next_call,
+            late_member_completes_the_next_call,
             different_lists_are_a_mismatch_on_both,
-            killed_or_left_member_is_named_soon,
+            member_that_dies_or_leaves_is_named_soon,
         ],
     )
 }
@@ -84,7 +84,7 @@ fn lists(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn teams_of_every_list_have_its_order() {
+fn team_by_a_list_has_the_order_of_the_list() {
     for n_pes in [1, 2, 3, 5, 8] {
         Job::new("lists", n_pes).everywhere();
     }
@@ -177,7 +177,7 @@ fn exhausted_slots_are_an_error_on_all_members() {
     });
 }
 
-fn threads_of_a_pe_make_teams_one_after_another() {
+fn threads_of_one_pe_make_teams_one_at_a_time() {
     pes_run(3, PATIENT, |world| {
         // Every thread makes teams of one list, and no two lists have two PEs in common.
         let lists = [pes(&[0, 1]), pes(&[2, 1]), pes(&[2, 0])];
@@ -236,7 +236,7 @@ fn missing_member_is_named_by_all_that_wait() {
     }
 }
 
-fn member_that_comes_late_completes_the_next_call() {
+fn late_member_completes_the_next_call() {
     let (failed, late) = (Barrier::new(2), pes(&[0, 1]));
     pes_run(2, Duration::from_millis(400), |world| {
         if world.my_pe().get() == 0 {
@@ -284,7 +284,7 @@ fn death(seat: &Seat) {
     if me == seat.arg::<usize>(0) {
         sleep(Duration::from_millis(30));
         match &*way {
-            "kill" => kill_process(getpid(), Signal::KILL).expect("this process"),
+            "kill" => die(),
             _ => drop(world),
         }
         sleep(Duration::from_secs(1));
@@ -301,7 +301,7 @@ fn death(seat: &Seat) {
     say(format!("{right} {:?} {error}", named_by(&error)));
 }
 
-fn killed_or_left_member_is_named_soon() {
+fn member_that_dies_or_leaves_is_named_soon() {
     if cfg!(peerweave_portable) {
         return;
     }

@@ -5,8 +5,8 @@
 
 use peerweave::bootstrap::Job as Place;
 use peerweave::{
-    Buffer, Compare, Error, MisuseKind, Parts, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Symmetric, Team, VectorCounts,
-    World, none,
+    Buffer, Compare, Error, MisuseKind, Parts, PrivateBuffers, Rank, ReduceFn, ReduceOp, Reduction, Result, Strides, Symmetric,
+    Team, VectorCounts, World, none,
 };
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
@@ -64,6 +64,36 @@ impl Caller<'_> {
         }
     }
 
+    fn scan(&self, len: usize, is_exclusive: bool, op: ReduceOp) -> Result<()> {
+        let (a, b) = (self.a.slice(..len)?, self.b.slice(..len)?);
+        let (send, mut recv) = (vec![1.0f32; len], vec![0.0; len]);
+        match (self.symmetric, is_exclusive) {
+            (true, false) => self.team.scan_blocking(&a, &b, op),
+            (true, true) => self.team.exclusive_scan_blocking(&a, &b, op),
+            (false, false) => self.team.scan_blocking(&send, &mut recv, op),
+            (false, true) => self.team.exclusive_scan_blocking(&send, &mut recv, op),
+        }
+    }
+
+    fn by_function(&self, len: usize) -> Result<()> {
+        let function = ReduceFn::new(f32::max);
+        if self.symmetric {
+            self.team.all_reduce_with_blocking(&self.a.slice(..len)?, &self.b.slice(..len)?, &function)
+        } else {
+            self.team.all_reduce_with_blocking(&vec![1.0f32; len], &mut vec![0.0; len], &function)
+        }
+    }
+
+    /// Exchanges `count` elements with each rank, at every second place.
+    fn strided(&self, count: usize) -> Result<()> {
+        let (len, strides) = (2 * count * self.n(), Strides { count, source: 2, dest: 2 });
+        if self.symmetric {
+            self.team.all_to_all_strided_blocking(&self.a.slice(..len)?, &self.b.slice(..len)?, strides)
+        } else {
+            self.team.all_to_all_strided_blocking(&vec![1.0f32; len], &mut vec![0.0; len], strides)
+        }
+    }
+
     fn all_to_all_v(&self, to_next: usize) -> Result<()> {
         let (n, me) = (self.n(), self.team.my_rank().index());
         let mut send = vec![self.len / n; n];
@@ -116,6 +146,25 @@ const DISAGREEMENTS: &[(&str, Call)] =
             } else {
                 c.all_reduce(c.len, ReduceOp::Sum)
             }
+        }),
+        ("the count of a scan", |c, odd| c.scan(c.len - usize::from(odd), false, ReduceOp::Sum)),
+        ("a scan or an exclusive one", |c, odd| c.scan(c.len, odd, ReduceOp::Sum)),
+        ("the reduction of a scan", |c, odd| c.scan(c.len, false, if odd { ReduceOp::Min } else { ReduceOp::Sum })),
+        (
+            "a scan or a reduction",
+            |c, odd| if odd { c.scan(c.len, false, ReduceOp::Sum) } else { c.all_reduce(c.len, ReduceOp::Sum) },
+        ),
+        ("a function or an operation", |c, odd| if odd { c.by_function(c.len) } else { c.all_reduce(c.len, ReduceOp::Sum) }),
+        ("the count of a reduction by a function", |c, odd| c.by_function(c.len - usize::from(odd))),
+        ("the count of a strided exchange", |c, odd| c.strided(c.len / (2 * c.n()) - usize::from(odd))),
+        (
+            "a strided exchange or another one",
+            |c, odd| {
+                if odd { c.strided(c.len / (2 * c.n())) } else { c.all_to_all_v(c.len / c.n()) }
+            },
+        ),
+        ("counts or a reduction", |c, odd| {
+            if odd { c.team.exchange_counts(&vec![1; c.n()]).map(drop) } else { c.all_reduce(c.len, ReduceOp::Sum) }
         }),
         ("what is sent to whom", |c, odd| c.all_to_all_v(c.len / c.n() + usize::from(odd))),
         ("the length of a part that all gather", |c, odd| {
@@ -235,6 +284,25 @@ fn wrong_alone(seat: &Seat) {
             });
             is(team.put_blocking(&[1i32; 2], &a.slice(0..2).unwrap(), none_such), |kind| matches!(kind, MisuseKind::Rank { .. }));
             is(team.p_blocking(&a, 8 * n, 1, Rank::new(0)), |kind| matches!(kind, MisuseKind::Index { .. }));
+            is(team.scan_blocking(&[1i32; 3], &mut [0; 2], ReduceOp::Sum), |kind| matches!(kind, MisuseKind::Length { .. }));
+            is(team.exclusive_scan_in_place_blocking(&mut [1i32], ReduceOp::Avg), |kind| {
+                matches!(kind, MisuseKind::Value { .. })
+            });
+            is(team.all_gather_v_blocking(&[1i32; 3], &b, Parts::equal(n, 2)), |kind| matches!(kind, MisuseKind::Length { .. }));
+            is(team.scatter_v_blocking(&a, &mut [0i32; 3], Parts::equal(n, 3), none_such), |kind| {
+                matches!(kind, MisuseKind::Rank { .. })
+            });
+            let no_stride = Strides { count: 1, source: 0, dest: 1 };
+            is(team.all_to_all_strided_blocking(&a, &b, no_stride), |kind| matches!(kind, MisuseKind::Value { .. }));
+            let first = ReduceFn::new(|a: i32, _| a);
+            is(team.exclusive_scan_with_blocking(&[1i32; 3], &mut [0; 2], &first), |kind| {
+                matches!(kind, MisuseKind::Length { .. })
+            });
+            let context = team.context().unwrap();
+            is(context.put(&a, &b.slice(1..).unwrap(), Rank::new(0)), |kind| matches!(kind, MisuseKind::Length { .. }));
+            is(context.p(&a, 0, 1, none_such), |kind| matches!(kind, MisuseKind::Rank { .. }));
+            is(team.wait_until_blocking((&a, 8 * n), Compare::Eq, 1).map(drop), |kind| matches!(kind, MisuseKind::Index { .. }));
+            is(a.slice(1..).unwrap().cast::<u64>().map(drop), |kind| matches!(kind, MisuseKind::Value { .. }));
             is(team.send_blocking(&[1i32], none_such), |kind| matches!(kind, MisuseKind::Rank { .. }));
             is(team.wait_until_all_blocking(&words, Some(&[true]), Compare::Eq, 1), |kind| {
                 matches!(kind, MisuseKind::Length { .. })

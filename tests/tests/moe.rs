@@ -13,7 +13,7 @@ fn on_all(test: impl Fn(&World) -> Result<()> + Sync) {
 }
 
 #[test]
-fn random_routing_is_the_plain_computation() {
+fn random_routing_matches_the_plain_computation() {
     on_all(|world| {
         let case = Case::new(4 * world.n_pes(), 3, 24, 9, 0, Routing::Random);
         exchange::<bf16, bf16>(world, &case, 6)
@@ -39,7 +39,7 @@ fn tokens_of_8_bits_travel_with_their_scales() {
 }
 
 #[test]
-fn skewed_routing_is_the_plain_computation() {
+fn skewed_routing_matches_the_plain_computation() {
     on_all(|world| {
         for routing in [Routing::OneRank, Routing::FirstOfEach, Routing::Nobody] {
             exchange::<bf16, bf16>(world, &Case::new(2 * world.n_pes(), 3, 8, 6, 0, routing), 3)?;
@@ -49,7 +49,7 @@ fn skewed_routing_is_the_plain_computation() {
 }
 
 #[test]
-fn kernels_of_many_threads_compute_the_same() {
+fn launch_shape_does_not_change_the_results() {
     for (blocks, threads) in [(1, 32), (3, 96), (2, 33), (5, 2)] {
         on_all(|world| {
             let mut case = Case::new(5 * world.n_pes(), 4, 40, 11, 4, Routing::Random);
@@ -60,7 +60,7 @@ fn kernels_of_many_threads_compute_the_same() {
 }
 
 #[test]
-fn many_experts_of_one_rank_have_their_rows() {
+fn rows_of_many_experts_of_one_rank_are_correct() {
     for outcome in on_threads(2, |world| {
         exchange::<f32, f32>(&world, &Case::new(2 * 512, 32, 4, 8, 0, Routing::Random), 2)?;
         exchange::<f32, f32>(&world, &Case::new(2, 1, 4, 1, 0, Routing::Random), 4)
@@ -72,7 +72,7 @@ fn many_experts_of_one_rank_have_their_rows() {
 }
 
 #[test]
-fn calls_without_waits_do_not_mix() {
+fn consecutive_calls_do_not_mix_their_data() {
     on_all(|world| calls_without_waits(world, None));
 }
 

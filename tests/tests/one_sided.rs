@@ -1,11 +1,11 @@
 //! Checks puts, gets, signals and atomics among threads and processes: values, positions, and the
 //! order of visibility.
 
-use peerweave::{AtomicInteger, Buffer, Compare, DType, F8E4M3, F8E5M2, Rank, Strides, Symmetric, Team, World, bf16, f16};
+use peerweave::{AtomicInteger, Buffer, Compare, Rank, World};
 use peerweave_tests::conformance::team_of;
-use peerweave_tests::memory::{Kind, Mem, arena_len};
-use peerweave_tests::sample::{Exact, Sample, hash, movable};
-use peerweave_tests::{Job, Seat, named};
+use peerweave_tests::one_sided::{self, neighbour};
+use peerweave_tests::sample::{Exact, hash};
+use peerweave_tests::{Job, Seat, named, views};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -23,141 +23,13 @@ fn main() -> ExitCode {
     )
 }
 
-fn neighbour(team: &Team, distance: usize) -> Rank {
-    Rank::new(((team.my_rank().index() + distance) % team.size()) as u32)
-}
-
 /// Argument: the shape of the team.
 fn movement(seat: &Seat) {
     let world = seat.join();
     let shape: String = seat.arg(0);
-    let team = team_of(&world, &shape);
-    for dtype in DType::ALL {
-        let run = match dtype {
-            DType::I8 => moves::<i8>,
-            DType::U8 => moves::<u8>,
-            DType::I16 => moves::<i16>,
-            DType::U16 => moves::<u16>,
-            DType::I32 => moves::<i32>,
-            DType::U32 => moves::<u32>,
-            DType::I64 => moves::<i64>,
-            DType::U64 => moves::<u64>,
-            DType::F16 => moves::<f16>,
-            DType::BF16 => moves::<bf16>,
-            DType::F32 => moves::<f32>,
-            DType::F64 => moves::<f64>,
-            DType::F8E4M3 => moves::<F8E4M3>,
-            DType::F8E5M2 => moves::<F8E5M2>,
-            other => panic!("{other} is new"),
-        };
-        run(&world, team.as_ref());
-    }
+    let lens = [0, 1, 2, 3, 7, 8, 31, 64, 65, 1000, 4097, usize::MAX];
+    one_sided::every_type(&world, team_of(&world, &shape).as_ref(), &lens, 300_001);
     let _ = world.finalize().expect("all finalize");
-}
-
-const LONGEST: usize = 300_001;
-
-fn moves<T: Sample>(world: &World, team: Option<&Team>) {
-    let arenas = [0; 3].map(|_| world.alloc::<T>(arena_len(LONGEST)).expect("a heap"));
-    let stream = world.stream().expect("a stream");
-    if let Some(team) = team {
-        let me = team.my_rank().index();
-        for (i, len) in [0, 1, 2, 3, 7, 8, 31, 64, 65, 1000, 4097, LONGEST / size_of::<T>()].into_iter().enumerate() {
-            for (j, kind) in Kind::ALL.into_iter().enumerate() {
-                let seed = hash(&[i as u64, j as u64, T::DTYPE as u64]);
-                let distance = seed as usize % team.size();
-                let (to, from) = (neighbour(team, distance), neighbour(team, team.size() - distance));
-                let mine: Vec<T> = (0..len).map(|i| movable(seed, me, i)).collect();
-                let source = Mem::new(kind, &arenas[0], seed as usize % 13, &mine);
-                let target = Mem::new(Kind::Symmetric, &arenas[1], seed as usize % 29, &vec![T::default(); len]);
-                let dest = target.symmetric();
-                team.barrier_blocking().unwrap();
-                let on_stream = seed & 1 == 0 && kind != Kind::Slice;
-                match (kind, on_stream) {
-                    (Kind::Slice, _) => team.put_blocking(source.slice(), dest, to).unwrap(),
-                    (Kind::Symmetric, false) => team.put_blocking(source.symmetric(), dest, to).unwrap(),
-                    (Kind::Symmetric, true) => team.put(&stream, source.symmetric(), dest, to).unwrap().wait().unwrap(),
-                    (Kind::Buffer, false) => team.put_blocking(source.buffer(), dest, to).unwrap(),
-                    (Kind::Buffer, true) => team.put(&stream, source.buffer(), dest, to).unwrap().wait().unwrap(),
-                }
-                team.barrier_blocking().unwrap();
-                let theirs: Vec<T> = (0..len).map(|i| movable(seed, from.index(), i)).collect();
-                same(&target.contents().unwrap(), &theirs, "put");
-
-                // `to` now has this PE's data; a get reads it back.
-                let mut back = Mem::new(kind, &arenas[2], seed as usize % 17, &vec![T::default(); len]);
-                match (kind, on_stream) {
-                    (Kind::Slice, _) => team.get_blocking(dest, back.slice_mut(), to).unwrap(),
-                    (Kind::Symmetric, false) => team.get_blocking(dest, back.symmetric(), to).unwrap(),
-                    (Kind::Symmetric, true) => team.get(&stream, dest, back.symmetric(), to).unwrap().wait().unwrap(),
-                    (Kind::Buffer, false) => team.get_blocking(dest, back.buffer(), to).unwrap(),
-                    (Kind::Buffer, true) => team.get(&stream, dest, back.buffer(), to).unwrap().wait().unwrap(),
-                }
-                same(&back.contents().unwrap(), &mine, "get");
-
-                if len > 0 {
-                    let at = seed as usize % len;
-                    let value = movable::<T>(seed, 1000 + me, 0);
-                    team.barrier_blocking().unwrap();
-                    if on_stream {
-                        team.p(&stream, dest, at, value, to).unwrap().wait().unwrap();
-                        assert_eq!(team.g(&stream, dest, at, to).unwrap().wait().unwrap().bits(), value.bits());
-                    } else {
-                        team.p_blocking(dest, at, value, to).unwrap();
-                        assert_eq!(team.g_blocking(dest, at, to).unwrap().bits(), value.bits());
-                    }
-                    team.barrier_blocking().unwrap();
-                }
-                strided(team, &stream, &arenas, seed, len);
-            }
-        }
-    }
-    for arena in arenas {
-        arena.release().expect("all release");
-    }
-}
-
-/// Makes a strided put, followed by a strided get of the same data.
-fn strided<T: Sample>(team: &Team, stream: &peerweave::Stream, arenas: &[peerweave::Symmetric<T>; 3], seed: u64, len: usize) {
-    let me = team.my_rank().index();
-    let (to, from) = (neighbour(team, 1), neighbour(team, team.size() - 1));
-    let [source_stride, dest_stride] = [1 + (seed >> 8) as usize % 4, 1 + (seed >> 16) as usize % 5];
-    let count = len.min(5000) / 5;
-    let span = |stride: usize| count.saturating_sub(1) * stride + usize::from(count > 0);
-    let mine: Vec<T> = (0..span(source_stride)).map(|i| movable(seed, 50 + me, i)).collect();
-    let before: Vec<T> = (0..span(dest_stride)).map(|i| movable(seed, 99, i)).collect();
-    let target = Mem::new(Kind::Symmetric, &arenas[1], 3, &before);
-    let source = Mem::new(Kind::Buffer, &arenas[0], 1, &mine);
-    team.barrier_blocking().unwrap();
-    let strides = Strides { count, source: source_stride, dest: dest_stride };
-    if seed & 2 == 0 {
-        team.put_strided_blocking(source.buffer(), target.symmetric(), strides, to).unwrap();
-    } else {
-        team.put_strided(stream, source.buffer(), target.symmetric(), strides, to).unwrap().wait().unwrap();
-    }
-    team.barrier_blocking().unwrap();
-    let mut expected = before;
-    (0..count).for_each(|i| expected[i * dest_stride] = movable(seed, 50 + from.index(), i * source_stride));
-    same(&target.contents().unwrap(), &expected, "put_strided");
-
-    let mut back: Vec<T> = mine.iter().map(|_| T::default()).collect();
-    let strides = Strides { count, source: dest_stride, dest: source_stride };
-    team.get_strided_blocking(target.symmetric(), &mut back, strides, to).unwrap();
-    for (i, element) in back.iter().enumerate() {
-        let expected = if i % source_stride == 0 { mine[i] } else { T::default() };
-        assert_eq!(element.bits(), expected.bits(), "get_strided, element {i}");
-    }
-    let again = Buffer::<T>::zeroed(mine.len());
-    team.get_strided(stream, target.symmetric(), &again, strides, to).unwrap().wait().unwrap();
-    same(&again.to_vec(), &back, "get_strided on a stream");
-    team.barrier_blocking().unwrap();
-}
-
-fn same<T: Sample>(found: &[T], expected: &[T], what: &str) {
-    assert_eq!(found.len(), expected.len());
-    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert!(found.bits() == expected.bits(), "{what}: element {i} of {} is {found:?}, not {expected:?}", T::DTYPE);
-    }
 }
 
 fn puts_and_gets_are_right_for_all_types_and_sizes() {
@@ -458,51 +330,10 @@ fn nbi_puts_are_complete_after_quiet() {
     Job::new("nbi", 3).on_processes();
 }
 
-/// Each rank writes to its part of every rank's buffer, through ranges and casts, and reads the
-/// buffers of all ranks by their addresses.
 fn views(seat: &Seat) {
-    const WORDS: usize = 24;
-    fn put_and_read<T: Sample>(world: &World, bytes: &Symmetric<u8>) {
-        let (team, stream) = (world.team(), world.stream().unwrap());
-        let (me, n) = (team.my_rank().index(), team.size());
-        let all = bytes.cast::<T>().unwrap();
-        let len = all.len() / n;
-        let value = |rank: usize, i: usize| movable::<T>(7, rank, i);
-        let mine: Vec<T> = (0..len).map(|i| value(me, i)).collect();
-        let part = all.range(me * len..(me + 1) * len).unwrap();
-        for to in 0..n {
-            let to = Rank::new(to as u32);
-            team.put_blocking(&mine[..1], &all.range(me * len..=me * len).unwrap(), to).unwrap();
-            team.put_blocking(&mine[1..], &part.range(1..).unwrap(), to).unwrap();
-        }
-        team.barrier_blocking().unwrap();
-        let expected: Vec<u64> = (0..n * len).map(|i| value(i / len, i % len).bits()).collect();
-        for rank in 0..n {
-            let first = team.peer_ptr(&all, Rank::new(rank as u32)).unwrap().expect("the host backend maps all memory");
-            // SAFETY: the elements are live, and no PE writes them until the barrier below.
-            let theirs = unsafe { std::slice::from_raw_parts(first, n * len) };
-            assert!(theirs.iter().map(|x| x.bits()).eq(expected.iter().copied()), "rank {rank}");
-            assert_eq!(team.peer_device_address(&all, Rank::new(rank as u32)).unwrap(), None);
-        }
-        team.barrier_blocking().unwrap();
-        // A range is an operand like its handle: read and written in a stream, after a clone of it.
-        let kept = (*part).clone();
-        team.all_gather(&stream, &part, &all).unwrap_err();
-        team.broadcast_in_place(&stream, &kept.range(..1).unwrap(), Rank::new(0)).unwrap();
-        stream.synchronize().unwrap();
-        team.barrier_blocking().unwrap();
-    }
     let world = seat.join();
-    let words = world.alloc_zeroed::<u64>(WORDS * world.n_pes()).unwrap();
-    let bytes = words.cast::<u8>().unwrap();
-    put_and_read::<u8>(&world, &bytes);
-    put_and_read::<bf16>(&world, &bytes);
-    put_and_read::<i32>(&world, &bytes);
-    put_and_read::<f64>(&world, &bytes);
-    let half = words.range(..WORDS / 2).unwrap();
-    (*half).clone().release().unwrap_err();
-    bytes.release().unwrap();
-    assert!(half.is_released() && half.load(0).is_err());
+    views::name_the_same_bytes(&world, world.team());
+    views::are_found_by_offset_and_address(&world);
     assert!(world.finalize().unwrap().is_clean());
 }
 

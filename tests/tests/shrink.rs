@@ -1,4 +1,4 @@
-//! PEs that go on after others have died: `World::shrink`.
+//! PEs that continue after others have died: `World::shrink`.
 //!
 //! `PEERWEAVE_KILLS` is the number of random kills (default 20).
 
@@ -11,6 +11,7 @@ use peerweave_tests::sample::hash;
 use peerweave_tests::survival::Survival;
 use peerweave_tests::workload::Workload;
 use peerweave_tests::{Job, Seat, named};
+use rustix::process::Signal;
 use std::cell::Cell;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![survive, intact, absent, waiting, carry, ending],
+        named![survive, intact, absent, waiting, carry, ending, stopped],
         named![
             killed_pe_is_left_out,
             several_killed_pes_are_left_out,
@@ -27,18 +28,19 @@ fn main() -> ExitCode {
             all_pes_but_one_die,
             world_without_a_failure_keeps_its_pes,
             pe_that_does_not_call_is_named_and_may_call_later,
-            waits_for_a_pe_that_shrinks_end_soon,
+            waits_for_a_pe_that_called_shrink_fail_soon,
+            stopped_pe_is_named_at_the_deadline,
             old_memory_is_readable_and_freed_with_its_handles,
             finalize_and_abort_of_the_new_world_end_every_process,
             threads_that_panic_or_return_are_left_out,
-            two_worlds_are_not_mixed_up,
+            operations_of_two_worlds_do_not_mix,
             survivors_of_random_kills_compute_right_results,
         ],
     )
 }
 
-/// Time within which the PEs that are left must go on, on a machine whose processors are all busy;
-/// less than the deadline.
+/// Time within which the PEs that are left must continue, on a machine whose processors are all
+/// busy; less than the deadline.
 const SOON: Duration = Duration::from_secs(12);
 
 /// When a PE dies: microseconds after all are ready, or after it has begun the given shrink.
@@ -62,7 +64,7 @@ impl Death {
     }
 }
 
-/// Runs the mixture, and goes on with the PEs that are left. Arguments: the rounds after the last
+/// Runs the mixture, and continues with the PEs that are left. Arguments: the rounds after the last
 /// death, the seed, and the deaths.
 fn survive(seat: &Seat) {
     let (rounds, seed): (u64, u64) = (seat.arg(0), seat.arg(1));
@@ -102,7 +104,7 @@ fn survive(seat: &Seat) {
     say(format!("left {:?}", survival.first));
 }
 
-/// Runs a job in which these PEs die, and asserts that the others go on soon, and leave nothing
+/// Runs a job in which these PEs die, and asserts that the others continue soon, and leave nothing
 /// behind.
 fn go_on(job: Job, n_pes: usize, deaths: &str, seed: u64) -> Duration {
     let before = Before::now();
@@ -228,6 +230,52 @@ fn pe_that_does_not_call_is_named_and_may_call_later() {
     }
 }
 
+/// The deadline of jobs in which a PE is stopped.
+const STOPPED: Duration = Duration::from_secs(3);
+
+/// Shrinks again and again. Argument: the PE that the scenario stops at any instant.
+fn stopped(seat: &Seat) {
+    let (mut world, victim) = (seat.join(), seat.arg::<u32>(0));
+    let me = world.my_pe().get();
+    world.team().barrier_blocking().unwrap();
+    say("ready");
+    let mut failures = 0;
+    while failures < 2 {
+        match world.shrink() {
+            Ok(smaller) => world = smaller,
+            Err(error) => {
+                failures += 1;
+                say(format!("lost {:?} | {error}", named_by(&error)));
+            }
+        }
+        if failures > 0 && me == victim {
+            return;
+        }
+    }
+    // The others do not find that this PE has ended.
+    std::thread::sleep(STOPPED);
+}
+
+fn stopped_pe_is_named_at_the_deadline() {
+    for round in 0..6u64 {
+        let (n_pes, victim) = (3, (round % 3) as usize);
+        let mut running = Job::new("stopped", n_pes).args(victim.to_string()).deadline(STOPPED).start();
+        running.all_say(0..n_pes, "ready");
+        std::thread::sleep(Duration::from_micros(hash(&[round]) % 60_000));
+        running.signal(victim, Signal::STOP);
+        let mut since = Instant::now();
+        for time in 0..2 {
+            for pe in (0..n_pes).filter(|&pe| pe != victim) {
+                let (at, line) = running.timed_line(pe);
+                assert!(line.starts_with(&format!("lost [Pe({victim})] |")), "round {round}, PE {pe}: {line}");
+                assert!(at.saturating_duration_since(since) < STOPPED + SOON, "round {round}, PE {pe}, failure {time}: {line}");
+            }
+            since = Instant::now();
+        }
+        running.signal(victim, Signal::CONT);
+    }
+}
+
 /// PE 0 shrinks while the others wait for it in another way. Argument: the way.
 fn waiting(seat: &Seat) {
     let world = seat.join();
@@ -265,7 +313,7 @@ fn waiting(seat: &Seat) {
     smaller.finalize().map(drop).unwrap();
 }
 
-fn waits_for_a_pe_that_shrinks_end_soon() {
+fn waits_for_a_pe_that_called_shrink_fail_soon() {
     for how in ["signal", "barrier", "recv", "alloc", "team_of", "stream", "finalize"] {
         Job::new("waiting", 2).args(how).on_processes();
         Job::new("waiting", 2).args(how).on_threads();
@@ -396,7 +444,7 @@ fn threads_that_panic_or_return_are_left_out() {
     }
 }
 
-fn two_worlds_are_not_mixed_up() {
+fn operations_of_two_worlds_do_not_mix() {
     // Two jobs of threads in one process shrink at the same time.
     let run = || -> Result<Vec<usize>> {
         let sizes = on_threads(3, &HostOptions::default(), |world| {

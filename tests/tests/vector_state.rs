@@ -10,7 +10,7 @@ use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    peerweave_tests::main(named![operations], named![operations_leave_no_upper_halves_in_use])
+    peerweave_tests::main(named![operations], named![operations_zero_the_upper_halves_of_vector_registers])
 }
 
 /// Runs each operation with clean registers and records the operations that leave upper halves in
@@ -107,7 +107,7 @@ fn operations(seat: &Seat) {
     assert!(check.dirty.is_empty(), "upper halves in use after: {:#?}", check.dirty);
 }
 
-fn operations_leave_no_upper_halves_in_use() {
+fn operations_zero_the_upper_halves_of_vector_registers() {
     if !is_observable() {
         println!("    not run: this processor does not report which halves are in use");
         return;

@@ -2,7 +2,8 @@
 //! few, or the program has closed them; and that no living PE is reported as dead.
 
 use peerweave::{Error, ReduceOp, Result, World};
-use peerweave_tests::job::{named_by, say};
+use peerweave_tests::death::die;
+use peerweave_tests::job::{say, say_outcome};
 use peerweave_tests::needs::needs;
 use peerweave_tests::workload::Workload;
 use peerweave_tests::{Job, Seat, named};
@@ -29,16 +30,6 @@ fn main() -> ExitCode {
 /// Time within which every PE must detect a loss.
 const SOON: Duration = Duration::from_secs(8);
 
-fn tell(outcome: Result<()>) {
-    match outcome {
-        Ok(()) => say("fine"),
-        Err(error) => {
-            let named: Vec<String> = named_by(&error).iter().map(|pe| pe.get().to_string()).collect();
-            say(format!("lost {} | {error}", named.join(",")));
-        }
-    }
-}
-
 fn limit(resource: Resource, to: u64) {
     setrlimit(resource, Rlimit { current: Some(to), maximum: Some(to) }).expect("a lower limit");
 }
@@ -57,13 +48,13 @@ fn looping(seat: &Seat) {
         world.team().barrier_blocking()?;
         say("ready");
         if me == victim {
-            kill_process(getpid(), Signal::KILL).expect("this process");
+            die();
         }
         loop {
             workload.step()?;
         }
     };
-    tell(seat.try_join().and_then(|world| run(&world)));
+    say_outcome(seat.try_join().and_then(|world| run(&world)));
 }
 
 fn victim_is_named_soon(job: &Job, n_pes: usize, victim: usize) {
@@ -116,7 +107,7 @@ fn closing(seat: &Seat) {
     // Kept until the process ends: dropping it would close descriptors that no longer belong to the
     // library.
     let world = std::mem::ManuallyDrop::new(seat.join());
-    tell(run(&world));
+    say_outcome(run(&world));
     std::process::exit(0);
 }
 
@@ -163,7 +154,7 @@ fn contained(seat: &Seat) {
         }
         world.finalize().map(drop)
     };
-    tell(seat.try_join().and_then(run));
+    say_outcome(seat.try_join().and_then(run));
 }
 
 /// Makes each PE the first process of its own PID namespace, with the same addresses as the others:
@@ -243,7 +234,7 @@ fn different_heap_sizes_are_a_mismatch_on_all() {
 
 fn little_address_space(seat: &Seat) {
     limit(Resource::As, 4 << 30);
-    tell(seat.try_join().map(drop));
+    say_outcome(seat.try_join().map(drop));
 }
 
 fn too_little_address_space_names_the_setting() {
@@ -255,7 +246,7 @@ fn too_little_address_space_names_the_setting() {
 
 fn little_file_size(seat: &Seat) {
     limit(Resource::Fsize, 1 << 30);
-    tell(seat.try_join().map(drop));
+    say_outcome(seat.try_join().map(drop));
 }
 
 fn too_small_file_size_names_the_setting() {

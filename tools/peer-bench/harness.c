@@ -53,10 +53,10 @@ static double clock_cost_ns(void)
     return (end - start) / 10000 * 1e9;
 }
 
-/* ---- Values ---------------------------------------------------------------------------------------------------
- * Small integers, so that every sum is exact in f32. Values repeat after 17 elements. 17 is prime, so a block that
- * is shifted by a power of two has different values. Values depend on `round`, so that the result of an earlier call
- * is wrong. */
+/* ---- Values -------------------------------------------------------------------------------------
+ * Small integers, so that every sum is exact in f32. Values repeat after 17 elements. 17 is prime,
+ * so a block that is shifted by a power of two has different values. Values depend on `round`, so
+ * that the result of an earlier call is wrong. */
 
 static inline float value(uint32_t rank, uint32_t index, uint32_t round)
 {
@@ -100,7 +100,8 @@ int exchanged_count(int part, int distance, int pes)
     return near % 2 ? part - part / 3 : part;
 }
 
-/* Rewrites the whole input with ordinary stores, so that its lines are modified in this PE's cache, as after a computation. */
+/* Rewrites the whole input with ordinary stores, so that its lines are modified in this PE's cache,
+ * as after a computation. */
 static void rewrite(enum op_kind kind, size_t bytes, uint32_t round)
 {
     if (!is_source(kind))
@@ -182,8 +183,8 @@ static long count_wrong(enum op_kind kind, size_t bytes, uint32_t round)
     return -1;
 }
 
-/* Each PE in turn arrives 5 ms late; no other PE may leave the barrier before. Compares times of all PEs, so all PEs
- * must be on one machine. */
+/* Each PE in turn arrives 5 ms late; no other PE may leave the barrier before. Compares times of
+ * all PEs, so all PEs must be on one machine. */
 static long barrier_leavers(const struct op *op)
 {
     long early = 0;
@@ -253,7 +254,8 @@ static long check_one_call(const struct op *op, size_t bytes, uint32_t round)
         return lost_adds(op);
     if (op->kind == OP_P)
         return lost_elements(op);
-    /* A broadcast of MPI has one buffer, so the root's buffer holds the input and must not be cleared. */
+    /* A broadcast of MPI has one buffer, so the root's buffer holds the input and must not be
+     * cleared. */
     if (peer->dst != peer->src || !is_source(op->kind))
         memset(peer->dst, 0xff, op->kind == OP_PUT_STRIDED ? 2 * bytes : bytes);
     if (peer->settle)
@@ -266,10 +268,10 @@ static long check_one_call(const struct op *op, size_t bytes, uint32_t round)
     return count_wrong(op->kind, bytes, round);
 }
 
-/* ---- Timing --------------------------------------------------------------------------------------------------- */
+/* ---- Timing ---------------------------------------------------------------------------------- */
 
-/* Returns the seconds that this PE spent in `calls` calls. A dirty run rewrites the inputs before each call and times
- * each call separately. */
+/* Returns the seconds that this PE spent in `calls` calls. A dirty run rewrites the inputs before
+ * each call and times each call separately. */
 static double timed(const struct op *op, size_t bytes, long calls, bool dirty, uint32_t *round)
 {
     bool active = takes_part(op->kind);
@@ -291,7 +293,8 @@ static double timed(const struct op *op, size_t bytes, long calls, bool dirty, u
             op->run(bytes, 1);
             spent += seconds() - start;
         }
-        /* After a collective or a completed put, the owner may write its input. The input of a get is read by another PE. */
+        /* After a collective or a completed put, the owner may write its input. The input of a get
+         * is read by another PE. */
         if (op->kind == OP_GET)
             peer->barrier();
     }
@@ -304,8 +307,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Doubles the number of calls until they take 2 ms, then scales the number to the duration of a batch. All PEs use the
- * maximum time of all PEs, so that they compute the same number. */
+/* Doubles the number of calls until they take 2 ms, then scales the number to the duration of a
+ * batch. All PEs use the maximum time of all PEs, so that they compute the same number. */
 static long calls_per_batch(const struct op *op, size_t bytes, const struct options *o, uint32_t *round)
 {
     long calls = MIN_CALLS;
@@ -351,7 +354,7 @@ static void measure(const struct op *op, size_t bytes, const struct options *o)
     fflush(stdout);
 }
 
-/* ---- Command line --------------------------------------------------------------------------------------------- */
+/* ---- Command line ---------------------------------------------------------------------------- */
 
 static void usage(void)
 {

@@ -1,5 +1,5 @@
-/* The parts that both peer programs share: options, rewriting of inputs, timing, checking of values, output.
- * Not here: calls of MPI or OpenSHMEM, which are in peer_mpi.c and peer_shmem.c.
+/* The parts that both peer programs share: options, rewriting of inputs, timing, checking of
+ * values, output. Not here: calls of MPI or OpenSHMEM, which are in peer_mpi.c and peer_shmem.c.
  * Invariant: a timed section contains calls of the measured library and nothing else. */
 #ifndef PEER_BENCH_HARNESS_H
 #define PEER_BENCH_HARNESS_H
@@ -40,11 +40,13 @@ struct peer {
     int rank, pes;
     const struct op *ops;
 
-    /* Set by `prepare`: this PE's input, and the memory of its result; for OP_FETCH_ADD, `dst` is the counter. */
+    /* Set by `prepare`: this PE's input, and the memory of its result; for OP_FETCH_ADD, `dst` is
+     * the counter. */
     void *src, *dst;
     void (*prepare)(const struct op *op, size_t max_bytes);
 
-    /* Makes data that peers wrote into `dst` readable with plain loads. Called after a barrier. May be NULL. */
+    /* Makes data that peers wrote into `dst` readable with plain loads. Called after a barrier. May
+     * be NULL. */
     void (*settle)(void);
     long bad_pongs; /* number of sequence numbers that OP_PING_PONG did not expect */
     void (*barrier)(void);
@@ -54,7 +56,8 @@ struct peer {
 /* The elements that `rank` contributes to an all-gather-v, of parts of at most `part` elements. */
 int gathered_count(int part, int rank);
 
-/* The elements that a rank sends in an all-to-all-v to the rank at this distance on the ring of `pes` ranks. */
+/* The elements that a rank sends in an all-to-all-v to the rank at this distance on the ring of
+ * `pes` ranks. */
 int exchanged_count(int part, int distance, int pes);
 
 /* Runs the operation of the command line; PE 0 prints JSON lines. Returns the exit status. */

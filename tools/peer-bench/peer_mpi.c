@@ -1,5 +1,6 @@
-/* The operations of Open MPI for the harness: collectives on private buffers, one-sided calls on an allocated window.
- * Not here: timing and checking, see harness.c. A window of MPI corresponds to a symmetric allocation. */
+/* The operations of Open MPI for the harness: collectives on private buffers, one-sided calls on an
+ * allocated window. Not here: timing and checking, see harness.c. A window of MPI corresponds to a
+ * symmetric allocation. */
 #include "harness.h"
 
 #include <mpi.h>
@@ -34,8 +35,8 @@ static void reduce_scatter(size_t bytes, long calls)
         MPI_Reduce_scatter_block(self.src, self.dst, count_of(bytes) / self.pes, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
-/* Has the same result as reduce-scatter, but calls MPI_Reduce_scatter, which takes a count for each rank: Open MPI uses
- * different algorithms for it. */
+/* Has the same result as reduce-scatter, but calls MPI_Reduce_scatter, which takes a count for each
+ * rank: Open MPI uses different algorithms for it. */
 static void reduce_scatter_counts(size_t bytes, long calls)
 {
     int counts[1024];

@@ -16,7 +16,8 @@ static float *reduce_work;
 static double *reported; /* one per PE */
 static int64_t *mailbox;
 
-/* Two synchronization arrays, used alternately, as the standard advises for collectives in a row. */
+/* Two synchronization arrays, used alternately, as the standard advises for collectives in a row.
+ * */
 static long *next_sync(void)
 {
     static int turn;

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_too_early_and_too_late_are_named() {
+    fn functions_with_a_wrong_first_version_are_named() {
         let claimed = BTreeMap::from([
             ("early".to_owned(), Version([2, 31, 0])),
             ("late".to_owned(), Version([2, 29, 2])),

@@ -5,29 +5,14 @@
 //!
 //! Invariant: a citation that is recognised is looked up; others are ignored.
 
+use crate::fault::Fault;
 use crate::prose::{Block, prose};
 use crate::tree::File;
 use std::collections::BTreeSet;
-use std::fmt;
 
 /// Tools by their names in comments, and the function of `.ci/run` that runs each.
 const TOOLS: [(&str, &str); 5] =
     [("ThreadSanitizer", "sanitizer"), ("miri", "miri"), ("Miri", "miri"), ("loom", "loom"), ("valgrind", "valgrind")];
-
-/// A citation of something that does not exist.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    path: String,
-    line: usize,
-    what: String,
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, line, what } = self;
-        write!(f, "{path}:{line}: {what}")
-    }
-}
 
 /// All names that can be cited.
 #[derive(Debug)]
@@ -204,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn tool_that_skips_the_crate_is_found() {
+    fn citation_of_a_step_that_skips_the_crate_is_found() {
         assert_eq!(
             faults("// (under ThreadSanitizer)\n"),
             ["crates/a/src/lib.rs:1: cites ThreadSanitizer, but .ci/run has no step sanitizer"]

@@ -8,6 +8,7 @@
 
 mod abi;
 mod facts;
+mod fault;
 mod layers;
 mod prose;
 mod ptx;

@@ -113,20 +113,43 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
         findings.faults.extend(found.faults);
         assemble(task, &path, variant, &what, &mut findings);
     }
-    for Shipped { package, variants, loops, barriers } in CRATES {
+    for Shipped { package, .. } in CRATES {
+        compiler(&root.join("crates").join(package).join("ptx"), &toolchain, task.bless)?;
+    }
+    // Each architecture has its own target directory, so that Cargo builds for all at once.
+    let mut architectures: Vec<u32> = CRATES.iter().flat_map(|shipped| shipped.variants).map(|variant| variant.sm).collect();
+    architectures.sort_unstable();
+    architectures.dedup();
+    let rebuilt = std::thread::scope(|scope| {
+        let build = |sm| -> Result<Vec<Findings>, PtxError> {
+            CRATES.iter().map(|shipped| shipped.check(root, sm, &toolchain, &target_dir, task)).collect()
+        };
+        let threads: Vec<_> = architectures.into_iter().map(|sm| scope.spawn(move || build(sm))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect::<Result<Vec<_>, PtxError>>()
+    })?;
+    for found in rebuilt.into_iter().flatten() {
+        findings.summary += &found.summary;
+        findings.faults.extend(found.faults);
+    }
+    Ok(findings)
+}
+
+impl Shipped {
+    /// Builds, compares or writes, inspects and assembles the variants for one architecture.
+    fn check(&self, root: &Path, sm: u32, toolchain: &Toolchain, target_dir: &Path, task: &Task) -> Result<Findings, PtxError> {
+        let package = self.package;
         let home = root.join("crates").join(package);
-        let folder = home.join("ptx");
-        compiler(&folder, &toolchain, task.bless)?;
-        for &variant in variants {
+        let mut findings = Findings { summary: String::new(), faults: Vec::new() };
+        for &variant in self.variants.iter().filter(|variant| variant.sm == sm) {
             let request = Request {
                 manifest: home.join("Cargo.toml"),
                 package: package.to_owned(),
-                target_dir: target_dir.clone(),
+                target_dir: target_dir.to_owned(),
                 features: None,
                 variant,
             };
-            let (built, _) = peerweave_build::compile(&toolchain, &request)?;
-            let path = folder.join(variant.file_name());
+            let (built, _) = peerweave_build::compile(toolchain, &request)?;
+            let path = home.join("ptx").join(variant.file_name());
             if task.bless {
                 fs::write(&path, &built).map_err(|error| PtxError::File { path: path.clone(), error })?;
             }
@@ -138,15 +161,15 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
                 ));
             }
             findings.faults.extend(text::unscoped_atomics(&built).into_iter().map(|line| format!("{name}: {line}")));
-            let wide = loops(&built, variant);
+            let wide = (self.loops)(&built, variant);
             findings.faults.extend(wide.faults.into_iter().map(|fault| format!("{name}: {fault}")));
-            findings.faults.extend(barriers(&built).into_iter().map(|fault| format!("{name}: {fault}")));
+            findings.faults.extend((self.barriers)(&built).into_iter().map(|fault| format!("{name}: {fault}")));
             let kernels = peerweave_build::entries(&built).len();
             findings.summary += &format!("{name}: {kernels} kernels, {} loops of vectors", wide.checked);
             assemble(task, &path, variant, &name, &mut findings);
         }
+        Ok(findings)
     }
-    Ok(findings)
 }
 
 /// Assembles one file for each architecture that it supports, if there is an assembler.

@@ -2,7 +2,8 @@
 //! imports.
 //!
 //! The README of a crate has a table of its rooms, from the top down: a room's name, its content,
-//! and the rooms that it uses. This check reads the imports and compares them with the table.
+//! and the rooms that it uses. This check reads the imports and compares them with the table. A
+//! folder with rooms of its own has a second table, under `Rooms of` and the name of the folder.
 //!
 //! Invariant: a room uses only rooms below it in the table. Tests, and code only for documentation,
 //! are ignored.
@@ -13,28 +14,41 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use crate::tree::File;
 
-/// A fault in the rooms of a crate.
+/// Maximum number of folders in a folder without a table of its own.
+const FOLDERS: usize = 3;
+
+/// A fault in the rooms of a crate, or of a folder of it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
-    #[error("{directory}/src has folders; expected a table under `## Rooms` in {directory}/README.md")]
-    NoTable { directory: String },
-    #[error("{directory}/README.md lacks the room `{room}`; expected a row: | `{room}` | what is in it | {uses} |")]
-    Unlisted { directory: String, room: String, uses: String },
-    #[error("{directory}/README.md has the room `{room}`, which {directory}/src lacks")]
-    Gone { directory: String, room: String },
-    #[error("{directory}/README.md says that `{room}` uses {said}, expected {uses}")]
-    Differs { directory: String, room: String, said: String, uses: String },
-    #[error("{path}: `{from}` uses `{to}`, which is above it in {directory}/README.md")]
-    Upward { directory: String, path: String, from: String, to: String },
+    #[error("{source_directory} has folders; expected a table under `{heading}` in {readme}")]
+    NoTable { source_directory: String, heading: String, readme: String },
+    #[error("{table} lacks the room `{room}`; expected a row: | `{room}` | what is in it | {uses} |")]
+    Unlisted { table: String, room: String, uses: String },
+    #[error("{table} has the room `{room}`, which {source_directory} lacks")]
+    Gone { table: String, source_directory: String, room: String },
+    #[error("{table} says that `{room}` uses {said}, expected {uses}")]
+    Differs { table: String, room: String, said: String, uses: String },
+    #[error("{path}: `{from}` uses `{to}`, which is above it in {table}")]
+    Upward { table: String, path: String, from: String, to: String },
 }
 
-/// The rooms of a crate in its sources.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Rooms {
-    /// By room: the rooms that it uses, each with a file that imports it.
-    uses: BTreeMap<String, BTreeMap<String, String>>,
-    has_folders: bool,
+/// The path of a module or an item, from the root of its crate.
+type Path = Vec<String>;
+
+/// The sources of a crate, without tests.
+struct Sources<'a> {
+    files: Vec<Source<'a>>,
 }
+
+/// One file of a crate.
+struct Source<'a> {
+    file: &'a File,
+    modules: Path,
+    tokens: Vec<TokenTree>,
+}
+
+/// By room: the rooms that it uses, each with a file that imports it.
+type Uses = BTreeMap<String, BTreeMap<String, String>>;
 
 /// One row of a README's table.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,45 +57,60 @@ struct Row {
     uses: BTreeSet<String>,
 }
 
-/// Checks the rooms of the crates in these directories. Also returns the list of checked crates.
+/// Checks the rooms of the crates in these directories. Also returns the list of checked crates,
+/// and of their folders with rooms.
 pub(crate) fn check(directories: &[String], files: &[File]) -> (String, Vec<Fault>) {
     let (mut drawn, mut faults) = (Vec::new(), Vec::new());
     for directory in directories {
-        let rooms = Rooms::read(directory, files);
-        let readme = files.iter().find(|file| file.path == format!("{directory}/README.md"));
-        let table = readme.and_then(|file| table(&file.text));
-        match table {
-            Some(table) => {
-                drawn.push(directory.rsplit('/').next().unwrap_or(directory).to_owned());
-                compare(directory, &rooms, &table, &mut faults);
+        let sources = Sources::read(directory, files);
+        let readme = format!("{directory}/README.md");
+        let text = files.iter().find(|file| file.path == readme).map_or("", |file| file.text.as_str());
+        let mut places = BTreeSet::from([(Path::new(), 0)]);
+        places.extend(sources.folders_in(&[]).into_iter().map(|folder| (folder, FOLDERS)));
+        places.extend(headings(text).filter_map(folder_of).map(|folder| (folder, FOLDERS)));
+        for (folder, most) in places {
+            let heading = heading_of(&folder);
+            let source_directory = [vec![format!("{directory}/src")], folder.clone()].concat().join("/");
+            match table(text, &heading) {
+                Some(rows) => {
+                    let name = directory.rsplit('/').next().unwrap_or(directory).to_owned();
+                    drawn.push([vec![name], folder.clone()].concat().join("/"));
+                    let table = if folder.is_empty() { readme.clone() } else { format!("{readme} (`{heading}`)") };
+                    compare(&source_directory, &table, &sources.uses(&folder), &rows, &mut faults);
+                }
+                None if sources.folders_in(&folder).len() > most => {
+                    let level = if folder.is_empty() { "##" } else { "###" };
+                    let heading = format!("{level} {heading}");
+                    faults.push(Fault::NoTable { source_directory, heading, readme: readme.clone() });
+                }
+                None => {}
             }
-            None if rooms.has_folders => faults.push(Fault::NoTable { directory: directory.clone() }),
-            None => {}
         }
     }
     (format!("rooms checked: {}\n", drawn.join(", ")), faults)
 }
 
-fn compare(directory: &str, rooms: &Rooms, table: &[Row], faults: &mut Vec<Fault>) {
-    let directory = || directory.to_owned();
-    let order: BTreeMap<&str, usize> = table.iter().enumerate().map(|(at, row)| (row.room.as_str(), at)).collect();
-    for row in table.iter().filter(|row| !rooms.uses.contains_key(&row.room)) {
-        faults.push(Fault::Gone { directory: directory(), room: row.room.clone() });
+fn compare(source_directory: &str, name: &str, rooms: &Uses, rows: &[Row], faults: &mut Vec<Fault>) {
+    let table = || name.to_owned();
+    let order: BTreeMap<&str, usize> = rows.iter().enumerate().map(|(at, row)| (row.room.as_str(), at)).collect();
+    for row in rows.iter().filter(|row| !rooms.contains_key(&row.room)) {
+        let source_directory = source_directory.to_owned();
+        faults.push(Fault::Gone { table: table(), source_directory, room: row.room.clone() });
     }
-    for (room, used) in &rooms.uses {
+    for (room, used) in rooms {
         let uses: BTreeSet<String> = used.keys().cloned().collect();
-        let Some(row) = table.iter().find(|row| row.room == *room) else {
-            faults.push(Fault::Unlisted { directory: directory(), room: room.clone(), uses: shown(&uses) });
+        let Some(row) = rows.iter().find(|row| row.room == *room) else {
+            faults.push(Fault::Unlisted { table: table(), room: room.clone(), uses: shown(&uses) });
             continue;
         };
         if row.uses != uses {
             let (said, uses) = (shown(&row.uses), shown(&uses));
-            faults.push(Fault::Differs { directory: directory(), room: room.clone(), said, uses });
+            faults.push(Fault::Differs { table: table(), room: room.clone(), said, uses });
         }
         for (to, path) in used {
             if order.get(to.as_str()).is_some_and(|to| *to < order[room.as_str()]) {
                 let (from, to, path) = (room.clone(), to.clone(), path.clone());
-                faults.push(Fault::Upward { directory: directory(), path, from, to });
+                faults.push(Fault::Upward { table: table(), path, from, to });
             }
         }
     }
@@ -94,9 +123,24 @@ fn shown(rooms: &BTreeSet<String>) -> String {
     rooms.iter().map(|room| format!("`{room}`")).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the rows of the first table under a heading `Rooms`.
-fn table(readme: &str) -> Option<Vec<Row>> {
-    let is_heading = |line: &&str| line.starts_with('#') && line.trim_start_matches('#').trim() == "Rooms";
+/// Returns the texts of the headings.
+fn headings(readme: &str) -> impl Iterator<Item = &str> {
+    readme.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim())
+}
+
+/// Returns the heading of the table of a folder. The root of the crate has an empty path.
+fn heading_of(folder: &[String]) -> String {
+    if folder.is_empty() { "Rooms".to_owned() } else { format!("Rooms of {}", folder.join("/")) }
+}
+
+/// Returns the folder whose table has this heading.
+fn folder_of(heading: &str) -> Option<Path> {
+    heading.strip_prefix("Rooms of ").map(|folder| folder.split('/').map(str::to_owned).collect())
+}
+
+/// Returns the rows of the first table under a heading.
+fn table(readme: &str, heading: &str) -> Option<Vec<Row>> {
+    let is_heading = |line: &&str| headings(line).next() == Some(heading);
     let rest = readme.lines().skip_while(|line| !is_heading(line)).skip(1).take_while(|line| !line.starts_with('#'));
     let names = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let row = |line: &str| {
@@ -108,36 +152,63 @@ fn table(readme: &str) -> Option<Vec<Row>> {
     (!rows.is_empty()).then_some(rows)
 }
 
-impl Rooms {
-    fn read(directory: &str, files: &[File]) -> Self {
+impl<'a> Sources<'a> {
+    fn read(directory: &str, files: &'a [File]) -> Self {
         let prefix = format!("{directory}/src/");
-        let sources: Vec<(&File, Vec<String>)> = files
+        let files = files
             .iter()
             .filter_map(|file| Some((file, modules(file.path.strip_prefix(&prefix)?.strip_suffix(".rs")?))))
             .filter(|(_, modules)| !modules.iter().any(|module| module == "tests" || module == "main"))
-            .collect();
-        let mut rooms = Self::default();
-        for (_, modules) in &sources {
-            if let Some(room) = modules.first() {
-                rooms.uses.entry(room.clone()).or_default();
-                rooms.has_folders |= modules.len() > 1;
-            }
-        }
-        let root = sources.iter().find(|(_, modules)| modules.is_empty());
-        let reexports = root.map(|(file, _)| reexports(&tokens(&file.text))).unwrap_or_default();
-        for (file, modules) in &sources {
-            let Some(room) = modules.first() else { continue };
-            let mut names = BTreeSet::new();
-            paths(&tokens(&file.text), modules, &mut names);
-            for name in names {
-                let to = if rooms.uses.contains_key(&name) { Some(&name) } else { reexports.get(&name) };
-                if let Some(to) = to.filter(|to| *to != room && rooms.uses.contains_key(*to)) {
-                    let to = to.clone();
-                    rooms.uses.entry(room.clone()).or_default().entry(to).or_insert_with(|| file.path.clone());
+            .map(|(file, modules)| Source { file, modules, tokens: tokens(&file.text) });
+        Self { files: files.collect() }
+    }
+
+    /// Returns the files in a folder, each with its room there, and its path within the room.
+    fn inside(&self, folder: &[String]) -> impl Iterator<Item = (&Source<'a>, &String, &[String])> {
+        self.files.iter().filter_map(move |source| {
+            let (room, rest) = source.modules.strip_prefix(folder)?.split_first()?;
+            Some((source, room, rest))
+        })
+    }
+
+    /// Returns the folders at the top of a folder.
+    fn folders_in(&self, folder: &[String]) -> BTreeSet<Path> {
+        let files = self.inside(folder).filter(|(_, _, rest)| !rest.is_empty());
+        files.map(|(_, room, _)| folder.iter().chain([room]).cloned().collect()).collect()
+    }
+
+    /// Returns the imports among the rooms of a folder.
+    fn uses(&self, folder: &[String]) -> Uses {
+        let mut uses: Uses = self.inside(folder).map(|(_, room, _)| (room.clone(), BTreeMap::new())).collect();
+        for (source, room, _) in self.inside(folder) {
+            let mut found = BTreeSet::new();
+            paths(&source.tokens, &source.modules, &mut found);
+            for path in found {
+                let path = self.resolved(path, folder.len());
+                let to = path.strip_prefix(folder).and_then(<[String]>::first);
+                if let Some(to) = to.filter(|to| *to != room && uses.contains_key(*to)) {
+                    let used = uses.entry(room.clone()).or_default();
+                    used.entry(to.clone()).or_insert_with(|| source.file.path.clone());
                 }
             }
         }
-        rooms
+        uses
+    }
+
+    /// Returns a path with the modules that its names are from, up to index `depth`: where a module
+    /// re-exports a name, the module that has the name is inserted.
+    fn resolved(&self, mut path: Path, depth: usize) -> Path {
+        for at in 0..=depth {
+            let Some(name) = path.get(at) else { break };
+            let is_module = self.files.iter().any(|source| source.modules.starts_with(&path[..=at]));
+            let parent = self.files.iter().find(|source| source.modules == path[..at]);
+            if let (false, Some(parent)) = (is_module, parent)
+                && let Some(module) = reexports(&parent.tokens).remove(name)
+            {
+                path.insert(at, module);
+            }
+        }
+        path
     }
 }
 
@@ -154,8 +225,8 @@ fn tokens(text: &str) -> Vec<TokenTree> {
     text.parse::<TokenStream>().map(|stream| stream.into_iter().collect()).unwrap_or_default()
 }
 
-/// Collects the names that follow `crate::`, or as many `super::` as lead to the root.
-fn paths(tokens: &[TokenTree], modules: &[String], names: &mut BTreeSet<String>) {
+/// Collects the paths that start with `crate::` or `super::`, from the root of the crate.
+fn paths(tokens: &[TokenTree], modules: &[String], found: &mut BTreeSet<Path>) {
     let mut at = 0;
     let is = |at: usize, text: &str| tokens.get(at).is_some_and(|token| token.to_string() == text);
     while at < tokens.len() {
@@ -166,7 +237,7 @@ fn paths(tokens: &[TokenTree], modules: &[String], names: &mut BTreeSet<String>)
         if is(at, "mod") && matches!(tokens.get(at + 2), Some(TokenTree::Group(_))) {
             let inside: Vec<String> = modules.iter().cloned().chain([tokens[at + 1].to_string()]).collect();
             if let TokenTree::Group(group) = &tokens[at + 2] {
-                paths(&group.stream().into_iter().collect::<Vec<_>>(), &inside, names);
+                paths(&group.stream().into_iter().collect::<Vec<_>>(), &inside, found);
             }
             at += 3;
             continue;
@@ -182,27 +253,31 @@ fn paths(tokens: &[TokenTree], modules: &[String], names: &mut BTreeSet<String>)
             while is(at, "super") && is(at + 1, ":") {
                 (up, at) = (up + 1, at + 3);
             }
-            if up >= modules.len() {
-                first_names(tokens.get(at), names);
-            }
+            let parent = &modules[..modules.len().saturating_sub(up)];
+            paths_in_tree(&tokens[at.min(tokens.len())..], parent, found);
         }
         if let Some(TokenTree::Group(group)) = tokens.get(at) {
-            paths(&group.stream().into_iter().collect::<Vec<_>>(), modules, names);
+            paths(&group.stream().into_iter().collect::<Vec<_>>(), modules, found);
         }
         at += 1;
     }
 }
 
-/// Collects the name, or the first name of each path in braces.
-fn first_names(token: Option<&TokenTree>, names: &mut BTreeSet<String>) {
-    match token {
+/// Collects the path at the start of `tokens`, or each path in braces there.
+fn paths_in_tree(tokens: &[TokenTree], parent: &[String], found: &mut BTreeSet<Path>) {
+    match tokens.first() {
         Some(TokenTree::Ident(name)) => {
-            names.insert(name.to_string());
+            let path: Path = parent.iter().cloned().chain([name.to_string()]).collect();
+            let goes_on = tokens.get(1..3).is_some_and(|next| next.iter().all(|token| token.to_string() == ":"));
+            if goes_on {
+                paths_in_tree(&tokens[3..], &path, found);
+            }
+            found.insert(path);
         }
         Some(TokenTree::Group(group)) => {
             let inside: Vec<TokenTree> = group.stream().into_iter().collect();
             for part in inside.split(|token| token.to_string() == ",") {
-                first_names(part.first(), names);
+                paths_in_tree(part, parent, found);
             }
         }
         _ => {}

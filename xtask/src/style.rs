@@ -1,7 +1,6 @@
 //! Checks the style: the width of comments, the length of test names, idioms.
 
-use std::fmt;
-
+use crate::fault::Fault;
 use crate::prose::{self, Block};
 use crate::tree::File;
 
@@ -20,21 +19,6 @@ const IDIOMS: &[(&str, &str)] = &[
     (concat!("men", "ded"), "fixed"),
     (concat!("men", "ds"), "fixes"),
 ];
-
-/// A violation of the style.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    path: String,
-    line: usize,
-    what: String,
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, line, what } = self;
-        write!(f, "{path}:{line}: {what}")
-    }
-}
 
 /// Returns the faults of one file.
 pub(crate) fn faults(file: &File) -> Vec<Fault> {

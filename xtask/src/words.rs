@@ -3,7 +3,7 @@
 //!
 //! The words are written in halves here, so that this file passes its own check.
 
-use std::fmt;
+use crate::fault::Fault;
 
 /// A forbidden word, and the places where it is forbidden.
 struct Word {
@@ -37,29 +37,14 @@ const WORDS: &[Word] = &[
     Word { text: concat!("/tmp/", "brief"), place: Place::Anywhere, why: SOMEBODYS },
 ];
 
-/// A place where a forbidden word was found.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    path: String,
-    line: usize,
-    text: &'static str,
-    why: &'static str,
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, line, text, why } = self;
-        write!(f, "{path}:{line}: `{text}`: {why}")
-    }
-}
-
 /// Returns the forbidden words of one file.
 pub(crate) fn faults(path: &str, text: &str) -> Vec<Fault> {
     let mut faults = Vec::new();
     for (index, line) in text.lines().enumerate() {
         for word in WORDS {
             if word.is_in(path, line) {
-                faults.push(Fault { path: path.to_owned(), line: index + 1, text: word.text, why: word.why });
+                let what = format!("`{}`: {}", word.text, word.why);
+                faults.push(Fault { path: path.to_owned(), line: index + 1, what });
             }
         }
     }

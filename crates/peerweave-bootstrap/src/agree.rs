@@ -31,8 +31,8 @@ pub enum Members<'a> {
 pub struct Failure {
     /// The error's message.
     pub reason: String,
-    /// Whether another PE caused this failure. A PE that failed by itself is reported in
-    /// preference.
+    /// Whether another PE caused this failure. Errors name a PE that failed by itself, if there is
+    /// one.
     pub is_consequence: bool,
 }
 

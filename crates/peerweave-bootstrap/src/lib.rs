@@ -6,15 +6,15 @@
 //! data.
 //!
 //! ```text
-//!  Job::from_env()          who am I: peerweave run, torchrun, Open MPI/PMIx, MPICH/PMI-1, Slurm, or nobody
+//!  Job::from_env()          reads the variables of peerweave run, torchrun, PMIx, PMI-1 or Slurm
 //!       │
-//!  Rendezvous::join         everybody meets, by a deadline, or learns who is missing
+//!  Rendezvous::join         waits for all PEs; at the deadline, an error names the missing ones
 //!       │
 //!       ├─ exchange  barrier  put  get        blobs of up to 1 MiB, ordered by PE
 //!       ├─ share_descriptor                   memory of one machine, from one process to the others
 //!       └─ leave
 //!
-//!  Server                   one thread, held by the launcher or by PE 0; trusts nobody who connects
+//!  Server                   one thread of the launcher or of PE 0; does not trust connections
 //! ```
 //!
 //! - **Waits end.** Every wait has a deadline, and its error names the missing PEs. A crashed PE is
@@ -30,8 +30,8 @@
 //!
 //! let job = Job::from_env()?;
 //! let rendezvous = Rendezvous::join(&job, Options::default())?;
-//! let everybody = rendezvous.exchange("hosts", b"my address")?;
-//! println!("{} of {}: {} blobs", job.pe, job.n_pes, everybody.len());
+//! let addresses = rendezvous.exchange("hosts", b"my address")?;
+//! println!("{} of {}: {} blobs", job.pe, job.n_pes, addresses.len());
 //! rendezvous.leave()?;
 //! # Ok::<(), peerweave_bootstrap::BootstrapError>(())
 //! ```
@@ -50,6 +50,7 @@ mod endpoint;
 pub mod env;
 mod error;
 mod exit;
+mod host;
 pub mod interface;
 mod job;
 mod limits;
@@ -64,6 +65,7 @@ pub use endpoint::{Endpoint, MAX_NAME_LEN_BYTES};
 pub use env::warn_of_public_token;
 pub use error::{BootstrapError, Loss, Refusal};
 pub use exit::end_process;
+pub use host::{Host, Hosts};
 pub use job::{Job, Launcher, Served};
 pub use peerweave_types::Pe;
 pub use rendezvous::{Aborted, Options, Rendezvous};

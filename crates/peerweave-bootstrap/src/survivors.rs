@@ -33,7 +33,7 @@ use crate::token::{TOKEN_LEN_BYTES, Token, fill_random};
 /// The largest number of PEs that can agree.
 pub const MAX_SURVIVORS: usize = 4096;
 
-/// The first pause between two looks at the words of the others.
+/// The shortest pause between two reads of the words of the others.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
@@ -60,6 +60,9 @@ mod phase {
 pub struct SurvivorWords {
     /// The number of the attempt, and the phase in the low byte.
     state: AtomicU64,
+    /// The number, plus 1, of the PE because of which this PE has withdrawn; 0 for none. Written
+    /// before the state.
+    blamed: AtomicU64,
     /// The attempt for which this PE has published a decision; 0 while it writes one.
     decided: AtomicU64,
     /// The decision: the ticket, and one bit for each member.
@@ -72,6 +75,7 @@ impl Default for SurvivorWords {
         let zeros = || AtomicU64::new(0);
         Self {
             state: zeros(),
+            blamed: zeros(),
             decided: zeros(),
             ticket: std::array::from_fn(|_| zeros()),
             members: std::array::from_fn(|_| zeros()),
@@ -80,7 +84,8 @@ impl Default for SurvivorWords {
 }
 
 impl SurvivorWords {
-    /// Returns whether this PE has ever taken part: it runs no more operations of the old job.
+    /// Returns whether this PE has ever taken part in an agreement. If so, it runs no more
+    /// operations of the old job.
     #[inline]
     pub fn has_begun(&self) -> bool {
         self.state.load(Ordering::Acquire) != 0
@@ -92,6 +97,16 @@ impl SurvivorWords {
 
     fn enter(&self, attempt: u64, phase: u64) {
         self.state.store(attempt << 8 | phase, Ordering::Release);
+    }
+
+    fn withdraw(&self, attempt: u64, because: Option<Pe>) {
+        self.blamed.store(because.map_or(0, |pe| u64::from(pe.get()) + 1), Ordering::Relaxed);
+        self.enter(attempt, phase::WITHDRAWN);
+    }
+
+    /// Returns the PE because of which this PE has withdrawn. The caller has read the state before.
+    fn blamed(&self) -> Option<Pe> {
+        Some(Pe::new(u32::try_from(self.blamed.load(Ordering::Acquire).checked_sub(1)?).ok()?))
     }
 
     fn publish(&self, attempt: u64, ticket: Ticket, members: &[Pe]) {
@@ -180,12 +195,13 @@ impl Decision {
         self.attempt
     }
 
-    /// Returns the number in the new job of a PE of the old one.
+    /// Returns the number that a PE of the old job has in the new one; `None` if it is not a
+    /// member.
     pub fn new_pe(&self, old: Pe) -> Option<Pe> {
         self.members.binary_search(&old).ok().map(|at| Pe::new(at as u32))
     }
 
-    /// Returns the old numbers of PEs of the new job.
+    /// Returns the numbers that PEs of the new job had in the old one.
     pub fn old_pes(&self, new: &[Pe]) -> Vec<Pe> {
         new.iter().filter_map(|pe| self.members.get(pe.index()).copied()).collect()
     }
@@ -203,7 +219,7 @@ pub enum Disagreement<E> {
     },
     /// A PE has joined a new job without this PE.
     Left(Pe),
-    /// The function that prepares the new job failed, or the check of the caller.
+    /// `lead`, which prepares the new job, failed, or `check` did.
     Failed(E),
 }
 
@@ -224,7 +240,7 @@ pub struct Survivors<'a> {
     /// Returns the words of a PE.
     pub words: &'a dyn Fn(usize) -> &'a SurvivorWords,
     /// Returns whether a PE has ended or has left the old job, so that it writes no more words. It
-    /// never says so of a PE that goes on; it may take some time to notice an end.
+    /// must not return `true` for a PE that continues. It may notice an end some time later.
     pub has_ended: &'a dyn Fn(usize) -> bool,
 }
 
@@ -240,14 +256,14 @@ impl<'a> Survivors<'a> {
     /// All PEs of the old job that have not ended.
     ///
     /// # Errors
-    /// [`Disagreement`]. This PE then takes no part until its next call.
+    /// [`Disagreement`] with the reason. This PE then takes no part until its next call.
     pub fn agree<E>(
         &self,
         until: Instant,
         mut check: impl FnMut() -> Result<(), E>,
         lead: impl FnOnce(u64, &[Pe]) -> Result<Ticket, E>,
     ) -> Result<Decision, Disagreement<E>> {
-        assert!(self.n_pes <= MAX_SURVIVORS, "{} PEs: more than can agree", self.n_pes);
+        assert!(self.n_pes <= MAX_SURVIVORS, "the job has {} PEs, expected at most {MAX_SURVIVORS}", self.n_pes);
         let (start, own) = (Instant::now(), self.own());
         let first = (own.state.load(Ordering::Relaxed) >> 8) + 1;
         let mut attempt = first;
@@ -257,7 +273,7 @@ impl<'a> Survivors<'a> {
             if !own.is_at(attempt, phase::ARRIVED) {
                 own.enter(attempt, phase::ARRIVED);
             }
-            match self.look(attempt).inspect_err(|_| own.enter(attempt, phase::WITHDRAWN)).map_err(Disagreement::Left)? {
+            match self.look(attempt).inspect_err(|_| own.withdraw(attempt, None)).map_err(Disagreement::Left)? {
                 Look::Decided(decision) => return self.accept(decision),
                 Look::Lead(members) => {
                     let ticket = lead(attempt, &members).map_err(|error| self.failed(attempt, error))?;
@@ -270,7 +286,7 @@ impl<'a> Survivors<'a> {
             let now = Instant::now();
             if now >= until {
                 let missing = self.missing(first, attempt);
-                own.enter(attempt, phase::WITHDRAWN);
+                own.withdraw(attempt, missing.first().copied());
                 return match self.look(attempt) {
                     // The leader has decided meanwhile.
                     Ok(Look::Decided(decision)) => {
@@ -289,14 +305,14 @@ impl<'a> Survivors<'a> {
         match decision.new_pe(self.me) {
             Some(_) => Ok(decision),
             None => {
-                self.withdraw(&decision);
+                self.withdraw(&decision, None);
                 Err(Disagreement::Left(decision.members.first().copied().unwrap_or(self.me)))
             }
         }
     }
 
     fn failed<E>(&self, attempt: u64, error: E) -> Disagreement<E> {
-        self.own().enter(attempt, phase::WITHDRAWN);
+        self.own().withdraw(attempt, None);
         Disagreement::Failed(error)
     }
 
@@ -350,7 +366,8 @@ impl<'a> Survivors<'a> {
         Some(members)
     }
 
-    /// Returns the PEs for which this PE has waited in vain, in attempts from `first` to `last`.
+    /// Returns the PEs for which this PE has waited until the deadline, in attempts from `first` to
+    /// `last`.
     fn missing(&self, first: u64, last: u64) -> Vec<Pe> {
         let others = (0..self.n_pes).filter(|&pe| pe != self.me.index() && !(self.has_ended)(pe));
         let awaited: Vec<usize> = others.clone().filter(|&pe| !(self.words)(pe).is_at(last, phase::ARRIVED)).collect();
@@ -360,6 +377,21 @@ impl<'a> Survivors<'a> {
             state >> 8 >= first || state & 0xff == phase::ARRIVED
         };
         let mut missing: Vec<usize> = awaited.iter().copied().filter(|&pe| !has_called(pe)).collect();
+        // A PE that was stopped in an earlier attempt, rather than one that has given up in this.
+        if missing.is_empty() {
+            let is_behind = |pe: usize| (self.words)(pe).state.load(Ordering::Acquire) >> 8 < first;
+            missing = awaited.iter().copied().filter(|&pe| is_behind(pe)).collect();
+        }
+        // All others have given up in this attempt: the PE for which the first of them waited.
+        if missing.is_empty() {
+            let blamed = |pe: &usize| (self.words)(*pe).blamed();
+            let is_other = |pe: &Pe| *pe != self.me && !(self.has_ended)(pe.index());
+            missing = awaited.iter().filter_map(blamed).find(is_other).map(Pe::index).into_iter().collect();
+        }
+        // They gave up without a name, since a leader did not answer: a PE that still takes part.
+        if missing.is_empty() && awaited.iter().all(|pe| (self.words)(*pe).blamed().is_none()) {
+            missing.extend(others.clone().find(|&pe| (self.words)(pe).is_at(last, phase::ARRIVED)));
+        }
         if missing.is_empty() {
             missing = awaited;
         }
@@ -370,8 +402,9 @@ impl<'a> Survivors<'a> {
         missing.into_iter().map(|pe| Pe::new(pe as u32)).collect()
     }
 
-    /// Joins the rendezvous of the new job until `until`. The first member passes the server that
-    /// it has started. `deadline` is the maximum time for each later call.
+    /// Joins the rendezvous of the new job, and waits for the other members, but not beyond
+    /// `until`. The first member passes the server that it has started. `deadline` is the maximum
+    /// time for each later call.
     ///
     /// # Collective
     /// All members.
@@ -445,7 +478,8 @@ impl<'a> Survivors<'a> {
             let lost = absent().find(|pe| (self.has_ended)(pe.index()) || self.has_given_up(decision, pe.index()));
             let is_late = Instant::now() >= until;
             if lost.is_some() || is_late {
-                own.enter(decision.attempt, phase::WITHDRAWN);
+                let late = absent().find(|pe| *pe != self.me && !self.has_given_up(decision, pe.index()));
+                own.withdraw(decision.attempt, lost.or(late));
             }
             // Look after a failure too: a member may have become ready, and even ended, since.
             let missing: Vec<Pe> = absent().filter(|pe| *pe != self.me).collect();
@@ -462,9 +496,48 @@ impl<'a> Survivors<'a> {
         }
     }
 
-    /// Records that this PE takes no part in the attempt of a decision any more.
-    pub fn withdraw(&self, decision: &Decision) {
-        self.own().enter(decision.attempt, phase::WITHDRAWN);
+    /// Records that this PE takes no part in the attempt of a decision any more, and because of
+    /// which PE.
+    pub fn withdraw(&self, decision: &Decision, because: Option<Pe>) {
+        self.own().withdraw(decision.attempt, because);
+    }
+
+    /// Returns the member because of which a member has given up that this PE has found gone,
+    /// although it has not ended; `None` if that one has ended, or has named none. Waits up to
+    /// `limit` until the end of `gone`, or its reason, is known.
+    pub fn reason_of(&self, decision: &Decision, gone: Pe, limit: Duration) -> Option<Pe> {
+        let until = Instant::now() + limit;
+        let mut gone = gone;
+        // Each step follows one PE that has given up to the PE that it has named.
+        for _ in 0..decision.members.len() {
+            while !(self.has_ended)(gone.index()) && !self.has_given_up(decision, gone.index()) {
+                if Instant::now() >= until {
+                    return (gone != self.me).then_some(gone);
+                }
+                thread::sleep(LONGEST_PAUSE);
+            }
+            if (self.has_ended)(gone.index()) {
+                return None;
+            }
+            gone = (self.words)(gone.index()).blamed()?;
+        }
+        None
+    }
+
+    /// Withdraws, and returns the members that neither end nor give up within `limit`, although
+    /// this PE has: they were stopped. For failures that name no PE, such as that of a server that
+    /// does not answer.
+    pub fn remaining(&self, decision: &Decision, limit: Duration) -> Vec<Pe> {
+        self.withdraw(decision, None);
+        let until = Instant::now() + limit;
+        loop {
+            let is_left = |pe: &Pe| !(self.has_ended)(pe.index()) && !self.has_given_up(decision, pe.index());
+            let left: Vec<Pe> = decision.members.iter().copied().filter(is_left).collect();
+            if left.is_empty() || Instant::now() >= until {
+                return left;
+            }
+            thread::sleep(LONGEST_PAUSE);
+        }
     }
 
     /// Records that this PE has joined the new job.

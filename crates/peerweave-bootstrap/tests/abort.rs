@@ -54,7 +54,7 @@ fn first_of_two_aborts_is_that_of_all_pes() {
 }
 
 #[test]
-fn abort_of_the_pe_with_the_server_reaches_the_others_first() {
+fn abort_by_pe_0_arrives_although_its_server_ends() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     let job = |pe| Job { served: Served::ByPe0, ..Job::on_one_machine(pe, 3, endpoint.clone(), token) };
     let join = |pe| Rendezvous::join(&job(pe), Options { deadline: LONG, ..Options::default() }).unwrap();
@@ -78,7 +78,7 @@ fn abort_of_the_pe_with_the_server_reaches_the_others_first() {
 }
 
 #[test]
-fn watch_ends_with_the_membership_without_a_call() {
+fn watch_ends_silently_when_its_pe_leaves() {
     let party = Party::new(2);
     let ended = party.run(0..2, |rendezvous| {
         let (rendezvous, aborted) = watched(rendezvous);

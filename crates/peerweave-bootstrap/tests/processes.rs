@@ -25,8 +25,9 @@ mod linux {
 
     use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Loss, Options, Pe, Rendezvous, ServerOptions};
 
-    use crate::common::process::{Process, say, torchrun};
+    use crate::common::process::{Process, run_scenarios, say, torchrun};
     use crate::common::{LONG, Party, SOON, eventually, socket_exists};
+    use crate::scenarios;
 
     /// Name of the variable with the number of descriptors that a process may open.
     const ROOM: &str = "TEST_ROOM";
@@ -183,32 +184,21 @@ mod linux {
     // The scenarios.
 
     pub(crate) fn scenarios() {
-        let all: [(&str, fn()); 13] = [
-            ("eight_processes_join_and_exchange_in_time", eight_processes_join_and_exchange_in_time),
-            ("process_killed_before_it_joins_is_named", process_killed_before_it_joins_is_named),
-            ("process_killed_during_the_join_is_named", process_killed_during_the_join_is_named),
-            ("process_killed_after_the_join_is_named", process_killed_after_the_join_is_named),
-            ("processes_of_torchrun_find_each_other_and_leave_nothing", processes_of_torchrun_find_each_other_and_leave_nothing),
-            ("killed_pe_0_with_the_server_is_named_and_cleaned_up", killed_pe_0_with_the_server_is_named_and_cleaned_up),
-            ("child_that_outlives_its_pe_does_not_hide_the_loss", child_that_outlives_its_pe_does_not_hide_the_loss),
-            ("processes_share_memory", processes_share_memory),
-            ("process_killed_while_sharing_memory_is_named", process_killed_while_sharing_memory_is_named),
-            ("process_out_of_descriptors_is_named_soon", process_out_of_descriptors_is_named_soon),
-            ("reported_failures_do_not_fill_the_store", reported_failures_do_not_fill_the_store),
-            ("stalled_server_delays_no_exchange_past_its_deadline", stalled_server_delays_no_exchange_past_its_deadline),
-            ("stalled_server_delays_no_call_past_its_deadline", stalled_server_delays_no_call_past_its_deadline),
-        ];
-        let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-        if std::env::args().any(|argument| argument == "--list") {
-            return all.iter().for_each(|(name, _)| println!("{name}: test"));
-        }
-        for (name, scenario) in all {
-            if arguments.is_empty() || arguments.iter().any(|part| name.contains(part.as_str())) {
-                let start = Instant::now();
-                scenario();
-                println!("scenario {name} ... ok ({:.0?})", start.elapsed());
-            }
-        }
+        run_scenarios(&scenarios![
+            eight_processes_join_and_exchange_in_time,
+            process_killed_before_it_joins_is_named,
+            process_killed_during_the_join_is_named,
+            process_killed_after_the_join_is_named,
+            processes_of_torchrun_find_each_other_and_leave_nothing,
+            killed_pe_0_with_the_server_is_named_and_cleaned_up,
+            child_that_outlives_its_pe_does_not_hide_the_loss,
+            processes_share_memory,
+            process_killed_while_sharing_memory_is_named,
+            process_out_of_descriptors_is_named_soon,
+            reported_failures_do_not_fill_the_store,
+            stalled_server_delays_no_exchange_past_its_deadline,
+            stalled_server_delays_no_call_past_its_deadline,
+        ]);
     }
 
     fn eight_processes_join_and_exchange_in_time() {

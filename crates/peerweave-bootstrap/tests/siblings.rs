@@ -26,8 +26,9 @@ mod linux {
 
     use peerweave_bootstrap::{Job, Options, Rendezvous};
 
-    use crate::common::process::{Process, ROLE, say, torchrun};
+    use crate::common::process::{Process, ROLE, run_scenarios, say, torchrun};
     use crate::common::{LONG, SOON};
+    use crate::scenarios;
 
     /// Longer than the time for which a rank may have no process.
     const A_WHILE: Duration = Duration::from_millis(1000);
@@ -74,25 +75,14 @@ mod linux {
     }
 
     pub(crate) fn scenarios() {
-        let all: [(&str, fn()); 6] = [
-            ("process_that_ends_before_it_joins_is_named_soon", process_that_ends_before_it_joins_is_named_soon),
-            ("shell_that_became_the_program_is_its_process", shell_that_became_the_program_is_its_process),
-            ("helper_that_ends_is_no_death", helper_that_ends_is_no_death),
-            ("program_that_goes_on_in_its_child_is_no_death", program_that_goes_on_in_its_child_is_no_death),
-            ("process_in_place_of_one_that_ended_is_waited_for", process_in_place_of_one_that_ended_is_waited_for),
-            ("program_of_another_job_is_not_looked_at", program_of_another_job_is_not_looked_at),
-        ];
-        let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-        if std::env::args().any(|argument| argument == "--list") {
-            return all.iter().for_each(|(name, _)| println!("{name}: test"));
-        }
-        for (name, scenario) in all {
-            if arguments.is_empty() || arguments.iter().any(|part| name.contains(part.as_str())) {
-                let start = Instant::now();
-                scenario();
-                println!("scenario {name} ... ok ({:.0?})", start.elapsed());
-            }
-        }
+        run_scenarios(&scenarios![
+            process_that_ends_before_it_joins_is_named_soon,
+            shell_that_execs_the_program_counts_as_the_pe,
+            helper_that_ends_is_not_reported_as_dead,
+            program_that_continues_in_a_child_is_not_dead,
+            process_in_place_of_one_that_ended_is_waited_for,
+            program_of_another_job_is_ignored,
+        ]);
     }
 
     fn all_join(processes: &mut [Process]) {
@@ -121,7 +111,7 @@ mod linux {
         }
     }
 
-    fn shell_that_became_the_program_is_its_process() {
+    fn shell_that_execs_the_program_counts_as_the_pe() {
         let program = std::env::current_exe().unwrap();
         let mut shell = Command::new("sh");
         shell.arg("-c").arg("sleep 0.3; exec \"$0\"").arg(program).env(ROLE, "hang").envs(torchrun(1, 2, 20));
@@ -135,13 +125,13 @@ mod linux {
         assert_eq!(other.line(), "lost 1");
     }
 
-    fn helper_that_ends_is_no_death() {
+    fn helper_that_ends_is_not_reported_as_dead() {
         let roles = ["join", "run a helper, then join", "join"];
         let mut processes: Vec<Process> = (0..).zip(roles).map(|(pe, role)| Process::start(role, torchrun(pe, 3, 21))).collect();
         all_join(&mut processes);
     }
 
-    fn program_that_goes_on_in_its_child_is_no_death() {
+    fn program_that_continues_in_a_child_is_not_dead() {
         for victim in [0, 1] {
             let port = 22 + victim;
             let mut going = Process::start("go on in a child", torchrun(victim, 2, port));
@@ -163,7 +153,7 @@ mod linux {
         all_join(std::slice::from_mut(&mut second));
     }
 
-    fn program_of_another_job_is_not_looked_at() {
+    fn program_of_another_job_is_ignored() {
         let mut hanging = Process::start("hang", torchrun(1, 2, 25));
         assert_eq!(hanging.line(), "hanging");
         let mut first = Process::start("join", torchrun(0, 2, 26));

@@ -1,4 +1,4 @@
-//! The PEs that are left agree on a new job, whoever ends and whenever.
+//! The PEs that are left agree on a new job, for every PE that ends and at any time.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,7 +83,7 @@ fn pe_that_ends_while_others_wait_is_no_member() {
 }
 
 #[test]
-fn decision_of_a_leader_that_ended_since_is_the_only_one() {
+fn decision_of_a_leader_that_has_died_stays_valid() {
     let old = Old::new(3, &[]);
     thread::scope(|scope| {
         // PE 1 is late enough to look for the decision only after the leader has ended.
@@ -105,9 +105,9 @@ fn decision_of_a_leader_that_ended_since_is_the_only_one() {
         // leaves it out.
         old.pe(1, |survivors| {
             assert!(survivors.is_broken(&first));
-            survivors.withdraw(&first);
+            survivors.withdraw(&first, None);
         });
-        old.pe(2, |survivors| survivors.withdraw(&first));
+        old.pe(2, |survivors| survivors.withdraw(&first, None));
         for decision in old.pes(&[1, 2], |survivors| agree(survivors, soon(20_000))) {
             let decision = decision.expect("they agree");
             assert_eq!(decision.members, pes(&[1, 2]));
@@ -132,7 +132,30 @@ fn pe_that_does_not_call_is_named_and_may_call_later() {
 }
 
 #[test]
-fn pe_without_a_new_job_learns_that_others_have_one() {
+fn stopped_leader_is_named_by_each_pe_that_gives_up() {
+    let old = Old::new(3, &[]);
+    let given_up = AtomicBool::new(false);
+    let stopped = |_: u64, _: &[Pe]| {
+        while !given_up.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        Err(())
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| old.pe(0, |survivors| survivors.agree(soon(20_000), || Ok(()), stopped)));
+        let first = scope.spawn(|| old.pe(2, |survivors| agree(survivors, soon(300))));
+        // PE 2 has given up when this one does.
+        let second = old.pe(1, |survivors| agree(survivors, soon(900)));
+        given_up.store(true, Ordering::Release);
+        for outcome in [first.join().expect("no panic"), second] {
+            let Err(Disagreement::Late { missing, .. }) = outcome else { panic!("{outcome:?}") };
+            assert_eq!(missing, pes(&[0]));
+        }
+    });
+}
+
+#[test]
+fn pe_left_out_of_the_new_job_gets_an_error() {
     let old = Old::new(2, &[1]);
     old.pe(0, |survivors| {
         let decision = agree(survivors, soon(20_000)).expect("it is alone");
@@ -144,7 +167,7 @@ fn pe_without_a_new_job_learns_that_others_have_one() {
 }
 
 #[test]
-fn failure_to_prepare_and_failed_check_end_the_call() {
+fn failed_preparation_or_check_ends_the_agreement() {
     let old = Old::new(2, &[0]);
     old.pe(1, |survivors| {
         let failed = survivors.agree(soon(20_000), || Ok(()), |_, _| Err("no memory"));
@@ -206,7 +229,7 @@ fn member_that_ends_before_it_joins_is_reported_at_once() {
         let outcomes = old.pes(&[0, 1, 2], |survivors| {
             let (outcome, decision) = joined(survivors, &old, &list);
             let outcome = outcome.map(|_| ()).map_err(|error| (error, survivors.is_broken(&decision)));
-            survivors.withdraw(&decision);
+            survivors.withdraw(&decision, None);
             outcome
         });
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());

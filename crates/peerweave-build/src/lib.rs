@@ -23,9 +23,10 @@
 //! | `PEERWEAVE_PTX_RUSTC` | the only `rustc` to use |
 //!
 //! ```text
-//!   toolchain.rs  which rustc has, or can build, core for the target
-//!   compile.rs    the second Cargo            ptx.rs    what a PTX text defines and lacks
-//!   embed.rs      what `#[kernel]` includes
+//!   toolchain.rs  finds a rustc that has, or can build, `core` for the target
+//!   compile.rs    runs the second Cargo
+//!   ptx.rs        lists the functions that a PTX text defines and lacks
+//!   embed.rs      writes the file that `#[kernel]` includes
 //! ```
 
 /// Runs the examples of the README as tests.

@@ -82,10 +82,56 @@ impl Toolchain {
     }
 }
 
+/// Removes the variables of this Cargo and its compiler from the environment of a command, because
+/// they would affect the second Cargo.
+pub(crate) fn clean(command: &mut Command) {
+    for (name, _) in env::vars_os() {
+        let Some(name) = name.to_str() else { continue };
+        let cargos = ["CARGO_PKG_", "CARGO_CFG_", "CARGO_FEATURE_", "CARGO_PROFILE_", "CARGO_TARGET_", "CARGO_BUILD_", "DEP_"];
+        let others = [
+            "RUSTC",
+            "RUSTC_WRAPPER",
+            "RUSTC_WORKSPACE_WRAPPER",
+            "RUSTC_LINKER",
+            "RUSTFLAGS",
+            "CARGO_ENCODED_RUSTFLAGS",
+            "RUSTDOC",
+            "RUSTDOCFLAGS",
+            "CLIPPY_ARGS",
+            "CARGO_MANIFEST_DIR",
+            "CARGO_MANIFEST_PATH",
+            "CARGO_PRIMARY_PACKAGE",
+            "CARGO_MAKEFLAGS",
+            "MAKEFLAGS",
+            "MFLAGS",
+            "TARGET",
+            "HOST",
+            "OUT_DIR",
+            "OPT_LEVEL",
+            "DEBUG",
+            "PROFILE",
+            "NUM_JOBS",
+            "RUSTUP_TOOLCHAIN",
+            "__CARGO_DEFAULT_LIB_METADATA",
+        ];
+        if cargos.iter().any(|prefix| name.starts_with(prefix)) || others.contains(&name) {
+            command.env_remove(name);
+        }
+    }
+    // Cargo prepends its compiler's libraries, which another compiler must not load.
+    if let Some(paths) = env::var_os("LD_LIBRARY_PATH") {
+        let foreign = |path: &Path| path.join("rustlib").is_dir() || path.ancestors().any(|up| up.join("CACHEDIR.TAG").is_file());
+        match env::join_paths(env::split_paths(&paths).filter(|path| !foreign(path))) {
+            Ok(kept) if !kept.is_empty() => command.env("LD_LIBRARY_PATH", kept),
+            _ => command.env_remove("LD_LIBRARY_PATH"),
+        };
+    }
+}
+
 /// Runs a compiler and returns its output.
 fn ask(rustc: &Path, arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(rustc);
-    crate::compile::clean(&mut command);
+    clean(&mut command);
     let output = command.args(arguments).stdin(Stdio::null()).output().map_err(|error| format!("cannot be run: {error}"))?;
     if !output.status.success() {
         return Err(format!("cannot run with the arguments {}", arguments.join(" ")));

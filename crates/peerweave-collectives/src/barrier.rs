@@ -1,14 +1,14 @@
 //! barrier: no rank continues before all ranks have arrived.
 
-use crate::wait::bank;
-use crate::{Call, epoch, line};
-use peerweave_device::gpu::{Fence, Sys};
+use crate::epoch::pointer;
+use crate::{Call, LINE_BYTES, epoch};
+use peerweave_device::gpu::{Access, Sys};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
 /// Waits for all ranks. After the kernel, accesses that a rank made earlier in its stream are
 /// visible to all ranks. The grid has one block with at least one thread for each rank.
-#[kernel(max_threads = 32, unchecked)]
+#[kernel(max_threads = 32, unchecked, ptx = crate::PTX)]
 pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     if !call.begin() {
         return Ok(());
@@ -17,20 +17,28 @@ pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     let has_peer = thread > 0 && thread < call.ranks;
     // SAFETY: the launch guarantees the counter.
     let epoch = unsafe { epoch::read(call.counter) };
-    // SAFETY: the launch guarantees areas with banks that have a line for each rank.
-    let (own, peer) = unsafe { (bank(&call, 0, epoch), bank(&call, if has_peer { thread } else { 0 }, epoch)) };
+    // The word of rank `rank` in the bank of the rank `k` places behind this rank. A release and an
+    // acquire of one word cost less than two fences: nothing that this thread stores comes before
+    // the acquire.
+    let word = |k: u32, rank: u32| {
+        let bank = call.area_behind(k) + (epoch & 1) * call.bank_bytes;
+        pointer::<u64>(bank + u64::from(rank) * LINE_BYTES as u64)
+    };
     if has_peer {
-        <Sys as Fence>::acq_rel();
-        peer.push(u64::from(call.rank), [0; 2]);
+        // SAFETY: the launch guarantees areas with banks that have a line for each rank. While a
+        // barrier runs, its first word is accessed only atomically.
+        unsafe { <u64 as Access<Sys>>::store_release(word(thread, call.rank), !call.sentinel[0]) };
     }
-    // SAFETY: as above.
+    // SAFETY: the launch guarantees the counter.
     unsafe { epoch::end(call.counter) };
     if has_peer {
-        let at = u64::from(call.rank_behind(thread));
-        let look = || line::has_arrived(own.look(at), call.sentinel).then_some(());
+        let own = word(0, call.rank_behind(thread));
+        // SAFETY: as above, in this rank's area.
+        let look = || (unsafe { <u64 as Access<Sys>>::load_acquire(own) } != call.sentinel[0]).then_some(());
         ctx.poll(KernelOp::Barrier, look, || call.pe_behind(thread))?;
-        own.push(at, call.sentinel);
-        <Sys as Fence>::acq_rel();
+        // SAFETY: as above. The peer writes the word again when it has seen a later line of this
+        // rank.
+        unsafe { <u64 as Access<Sys>>::store_relaxed(own, call.sentinel[0]) };
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use peerweave_device::prelude::*;
 /// Largest number of ranks of a call.
 pub const MAX_RANKS: usize = 8;
 
-/// The way in which a collective moves its data.
+/// The algorithm by which a collective moves its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
     /// Every rank pushes its whole input to every rank.
@@ -56,10 +56,11 @@ impl Results {
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct Call {
-    /// Index `k` has the address of the area of rank `(rank + k) % ranks`, so this rank's own area
-    /// is first. Each address is aligned to 128 bytes.
+    /// The address of the area of each rank. Index `k` is that of rank `(rank + k) % ranks`, so
+    /// this rank's own area is first. Each address is aligned to 128 bytes.
     pub areas: [u64; MAX_RANKS],
-    /// Index `k` has the PE of rank `(rank + k) % ranks`, for reports of failures.
+    /// The PE of each rank, for reports of failures. Index `k` is that of rank
+    /// `(rank + k) % ranks`.
     pub pes: [u32; MAX_RANKS],
     /// Address of the input, aligned to its elements.
     pub send: u64,
@@ -92,12 +93,13 @@ pub struct Call {
     pub max_blocks: u32,
     /// all_reduce: the ranks that get the result, as [`Results::code`].
     pub results: u32,
-    /// [`Algorithm::Chunked`]: 1 if [`recv`](Self::recv) is mapped on every rank and has the same
-    /// distance from the area on every rank. Results are then stored directly in it. Addresses and
-    /// length must be whole lines.
+    /// [`Algorithm::Chunked`]: 1 if [`recv`](Self::recv) is mapped on every rank, at the same
+    /// distance from the area of this rank. Other ranks then store their results directly in it.
+    /// Its address and length must be whole lines. It may differ between the ranks of a call.
     pub is_symmetric: u32,
-    /// Messages through rings: 1 if each of [`max_blocks`](Self::max_blocks) blocks pushes and
-    /// copies arriving chunks, 0 if each is a pair of blocks, of which one pushes and one copies.
+    /// Messages through rings: 1 if each of [`max_blocks`](Self::max_blocks) blocks both pushes and
+    /// copies chunks; 0 if there are as many pairs of blocks, of which one pushes and the other
+    /// copies.
     pub is_combined: u32,
     /// scan: 1 if a rank gets the reduction of the ranks before it, without its own input; rank 0
     /// then gets no result.

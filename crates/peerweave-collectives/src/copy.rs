@@ -5,7 +5,7 @@ use crate::line::LINE_BYTES;
 use peerweave_device::gpu::{self, Vector};
 
 /// Calls `load` and then `store` for each index below `n`. The threads of the block share the
-/// indices; each thread makes four loads before four stores.
+/// indices; each thread makes up to four loads before as many stores.
 #[inline(always)]
 pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
     const BATCH: usize = 4;
@@ -18,15 +18,36 @@ pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vec
         }
         index += BATCH as u64 * threads;
     }
-    while index < n {
+    if index + threads < n {
+        let values = [load(index), load(index + threads)];
+        store(index, values[0]);
+        store(index + threads, values[1]);
+        index += 2 * threads;
+    }
+    if index < n {
         store(index, load(index));
-        index += threads;
+    }
+}
+
+/// Like [`each`], with two loads of any kind before two stores.
+#[inline(always)]
+pub(crate) fn two_by_two<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
+    let threads = u64::from(gpu::block_dim().x);
+    let mut index = u64::from(gpu::thread_idx().x);
+    while index + threads < n {
+        let (first, second) = (load(index), load(index + threads));
+        store(index, first);
+        store(index + threads, second);
+        index += 2 * threads;
+    }
+    if index < n {
+        store(index, load(index));
     }
 }
 
 /// Like [`each`], but a thread handles one index at a time.
 #[inline(always)]
-pub(crate) fn one_by_one(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
+pub(crate) fn one_by_one<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
     let mut index = u64::from(gpu::thread_idx().x);
     while index < n {
         store(index, load(index));

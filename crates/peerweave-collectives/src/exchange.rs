@@ -5,7 +5,8 @@
 use crate::Call;
 use crate::line::Operand;
 use crate::push::push_to_banks;
-use crate::wait::{Row, await_lines, position, put_back};
+use crate::wait::{Row, await_lines, await_two_rows, position, put_back};
+use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
@@ -46,16 +47,30 @@ fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ct
         }
     };
     let (first, step) = position();
+    let row_of = |line| Row { lines: banks, first: line, stride: lines, ranks: call.ranks };
     let mut line = first;
-    while line < lines {
-        let row = Row { lines: banks, first: line, stride: lines, ranks: call.ranks };
-        await_lines::<W, MORE>(ctx, operation, call, row, [0; 2], |base, lines| {
-            for (rank, value) in (base..).zip(lines) {
-                if rank < call.ranks && rank != call.rank {
-                    recv(rank).write::<u8>(line, value);
-                }
+    let store = |base: u32, line: u64, values: &[Vector; W]| {
+        for (rank, value) in (base..).zip(values) {
+            if rank < call.ranks && rank != call.rank {
+                recv(rank).write::<u8>(line, *value);
             }
-        })?;
+        }
+    };
+    if WHOLE && !MORE {
+        // The loads of two lines take as long as those of one.
+        while line + step < lines {
+            let (row, next) = (row_of(line), line + step);
+            let found = await_two_rows::<W>(ctx, operation, call, row, step, [[0; 2]; 2])?;
+            store(0, line, &found[0]);
+            store(0, next, &found[1]);
+            put_back::<W, false>(call, row);
+            put_back::<W, false>(call, row_of(next));
+            line = next + step;
+        }
+    }
+    while line < lines {
+        let row = row_of(line);
+        await_lines::<W, MORE>(ctx, operation, call, row, [0; 2], |base, values| store(base, line, &values))?;
         put_back::<W, MORE>(call, row);
         line += step;
     }
@@ -64,8 +79,8 @@ fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ct
 
 macro_rules! entries {
     ($($name:ident: <$w:literal, $more:literal, $each:literal, $whole:literal>;)*) => {$(
-        /// all_gather or all_to_all. The name ends with the maximum number of ranks.
-        #[kernel(max_threads = 512, unchecked)]
+        /// Runs an all_gather or an all_to_all. The name ends with the maximum number of ranks.
+        #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
             run::<$w, $more, $each, $whole>(ctx, &call)
         }

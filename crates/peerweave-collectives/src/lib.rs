@@ -16,6 +16,8 @@
 //! [`Results`], the kernels of all_reduce compute reduce and longer calls of reduce_scatter.
 //! [`rms_norm`] has all_reduce with a residual and RMSNorm in one kernel.
 //!
+//! The kernels of [`combine`] reduce operands that lie on one device.
+//!
 //! # Lines
 //! Small and medium messages travel in lines of 16 bytes, each written and read by one access. A
 //! line that has not arrived holds the *sentinel*: 128 bits that the ranks draw at random when they
@@ -45,6 +47,7 @@ struct Readme;
 pub mod all_reduce;
 pub mod barrier;
 mod call;
+pub mod combine;
 mod copy;
 pub mod epoch;
 pub mod exchange;
@@ -58,4 +61,8 @@ pub mod transfer;
 mod wait;
 
 pub use call::{Algorithm, Call, MAX_RANKS, Results};
+
+/// The PTX of all kernels, once: it is large, and the compiler would keep a copy for each module.
+#[cfg(not(target_arch = "nvptx64"))]
+static PTX: peerweave_device::launch::PtxImage = include!(concat!(env!("OUT_DIR"), "/peerweave_ptx.rs"));
 pub use line::LINE_BYTES;

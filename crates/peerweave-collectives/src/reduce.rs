@@ -163,7 +163,8 @@ fn fold<T: Class, const W: usize>(
     state
 }
 
-/// Combines the words of ranks below `ranks`, in the same way.
+/// Combines the words of ranks below `ranks`, in the order of ranks, with the state of earlier
+/// ranks.
 #[inline(always)]
 fn fold_bits<T: Class, const W: usize>(
     lines: &[Vector; W],

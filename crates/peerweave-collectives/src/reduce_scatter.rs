@@ -6,8 +6,8 @@
 use crate::Call;
 use crate::line::Operand;
 use crate::push::push_to_banks;
-use crate::reduce::{Class, outgoing};
-use crate::wait::{Row, await_sum, position, put_back};
+use crate::reduce::{Class, outgoing, reduce};
+use crate::wait::{Row, await_sum, await_two_rows, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
@@ -27,9 +27,23 @@ fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Cont
     // SAFETY: the launch guarantees the counter, and areas with banks for a part of each rank.
     let banks = unsafe { push_to_banks::<W, MORE, 1, false>(call, lines, region, |_, _| true, outgoing, |_, _| ())? };
     let (first, step) = position();
+    let row_of = |line| Row { lines: banks, first: line, stride: lines, ranks: call.ranks };
     let mut line = first;
+    if PLAIN && !MORE {
+        // The loads of two lines take as long as those of one.
+        while line + step < lines {
+            let (row, next) = (row_of(line), line + step);
+            let own = [outgoing(0, line), outgoing(0, next)];
+            let found = await_two_rows::<W>(ctx, KernelOp::ReduceScatter, call, row, step, own)?;
+            recv.write::<T>(line, reduce::<T, W, PLAIN>(call.op, call.ranks, &found[0]));
+            recv.write::<T>(next, reduce::<T, W, PLAIN>(call.op, call.ranks, &found[1]));
+            put_back::<W, false>(call, row);
+            put_back::<W, false>(call, row_of(next));
+            line = next + step;
+        }
+    }
     while line < lines {
-        let row = Row { lines: banks, first: line, stride: lines, ranks: call.ranks };
+        let row = row_of(line);
         let own = outgoing(0, line);
         recv.write::<T>(line, await_sum::<T, W, MORE, PLAIN>(ctx, KernelOp::ReduceScatter, call, row, own)?);
         put_back::<W, MORE>(call, row);
@@ -41,7 +55,7 @@ fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Cont
 macro_rules! entries {
     ($($name:ident: <$t:ty, $w:literal, $more:literal, $plain:literal>;)*) => {$(
         #[doc = concat!("reduce_scatter of `", stringify!($t), "` by up to as many ranks as the name says.")]
-        #[kernel(max_threads = 512, unchecked)]
+        #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
             run::<$t, $w, $more, $plain>(ctx, &call)
         }

@@ -53,7 +53,7 @@ fn run<T: Class, const W: usize, const MORE: bool>(ctx: &Context, call: &Call) -
 macro_rules! entries {
     ($($name:ident: <$t:ty, $w:literal, $more:literal>;)*) => {$(
         #[doc = concat!("scan and exclusive_scan of `", stringify!($t), "` by up to eight ranks.")]
-        #[kernel(max_threads = 512, unchecked)]
+        #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
             run::<$t, $w, $more>(ctx, &call)
         }

@@ -27,6 +27,12 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// Returns the row whose lines are `step` lines behind those of this row.
+    #[inline(always)]
+    pub(crate) fn behind(self, step: u64) -> Self {
+        Self { first: self.first + step, ..self }
+    }
+
     /// Returns the number of a rank's line.
     #[inline(always)]
     fn at(self, rank: u32) -> u64 {
@@ -100,6 +106,44 @@ fn await_group<const W: usize>(
     };
     let Row { lines, first, stride, ranks } = row;
     ctx.poll(operation, look, || call.pe_of(missing(lines, first, stride, ranks, call.rank, call.sentinel[0], call.sentinel[1])))
+}
+
+/// Waits for the lines of two rows, whose first lines are `step` apart. All loads of a poll are in
+/// flight at the same time. `own` has this rank's line of each row; `W` is at least the number of
+/// ranks.
+#[inline(always)]
+pub(crate) fn await_two_rows<const W: usize>(
+    ctx: &Context,
+    operation: KernelOp,
+    call: &Call,
+    row: Row,
+    step: u64,
+    own: [Vector; 2],
+) -> Result<[[Vector; W]; 2], Failed> {
+    let next = row.behind(step);
+    let rank = |index: usize| (index as u32).min(row.ranks - 1);
+    let arrived = |mut lines: [Vector; W], own: Vector| {
+        let mut all = true;
+        for (index, line) in lines.iter_mut().enumerate() {
+            let is_own = rank(index) == call.rank;
+            all &= is_own | has_arrived(*line, call.sentinel);
+            if is_own {
+                *line = own;
+            }
+        }
+        (all, lines)
+    };
+    let look = || {
+        let first: [Vector; W] = core::array::from_fn(|index| row.lines.look(row.at(rank(index))));
+        let second: [Vector; W] = core::array::from_fn(|index| row.lines.look(next.at(rank(index))));
+        let (first, second) = (arrived(first, own[0]), arrived(second, own[1]));
+        (first.0 & second.0).then_some([first.1, second.1])
+    };
+    let missing = |Row { lines, first, stride, ranks }: Row| {
+        missing(lines, first, stride, ranks, call.rank, call.sentinel[0], call.sentinel[1])
+    };
+    let first_missing = || Some(missing(row)).filter(|rank| *rank != call.rank).unwrap_or_else(|| missing(next));
+    ctx.poll(operation, look, || call.pe_of(first_missing()))
 }
 
 /// Returns the first rank whose line has not arrived.

@@ -1,8 +1,8 @@
 //! The portable API of Peerweave, its validation, and the contract of a backend.
 //!
 //! This crate does not move data between PEs: a [`backend::Backend`], which is passed to
-//! [`World::new`], does. It does not know the backends; the crate `peerweave` chooses one and
-//! re-exports this API.
+//! [`World::new`], does. It depends on no backend; the crate `peerweave` chooses one and re-exports
+//! this API.
 //!
 //! ```text
 //!   ops/         all_reduce, put, wait_until, …: methods of teams, worlds and streams, typed
@@ -71,7 +71,7 @@ pub use arguments::{
     RmsNorm, RowScales, Signal, SignalUpdate, Source, StreamDest, StreamOutputScale, StreamSource, Symmetric, SymmetricRange,
     WaitWord, none,
 };
-pub use backend::error::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
+pub use backend::error::{AwaitedWord, Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 pub use backend::{
     AccumulatorType, AfterFailure, CallChecking, Caps, NanRule, PrivateBuffers, ReductionCaps, ReductionOrder, VectorCounts,
 };

@@ -31,7 +31,7 @@ impl<T> Pool<T> {
         // Values are ordered by the time of their last use, and the oldest is most likely free.
         if let Some(at) = all.iter_mut().position(|value| Arc::get_mut(value).is_some()) {
             let mut value = all.remove(at);
-            fill(Arc::get_mut(&mut value).expect("a free value has one handle"));
+            fill(Arc::get_mut(&mut value).expect("a free value has no other handle"));
             all.push(Arc::clone(&value));
             return value;
         }

@@ -76,7 +76,7 @@ fn poisoned_team_names_the_first_failure() {
     assert_eq!(error.blamed(), [Pe::new(0)]);
     assert_eq!(
         error.to_string(),
-        "barrier: the world (1 PEs) is poisoned by an earlier failure: all_reduce on the world (1 PEs): PE 0 died"
+        "barrier: the world (1 PE) is poisoned by an earlier failure: all_reduce on the world (1 PE): PE 0 died"
     );
     // Operations that need no other rank still run.
     team.p_blocking(&x, 0, 7, Rank::new(0)).unwrap();

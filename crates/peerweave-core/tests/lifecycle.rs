@@ -1,8 +1,8 @@
-//! Checks the end of a world: leak reports, and handles that outlive it.
+//! Checks the end of a world: leak reports, handles that outlive it, and forked children.
 
 use peerweave_core::backend::TeamId;
 use peerweave_core::noop::{Call, Noop};
-use peerweave_core::{Error, MisuseKind, Rank, World};
+use peerweave_core::{Compare, Error, MisuseKind, Rank, Result, World};
 
 #[test]
 fn finalize_reports_leaks_with_their_allocation_site() {
@@ -182,11 +182,68 @@ fn calls_after_an_abort_fail_with_its_pe_and_code() {
 }
 
 #[test]
-fn abort_after_finalize_ends_nothing() {
+fn abort_after_finalize_has_no_effect() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let _ = world.finalize().unwrap();
     noop.take_calls();
     assert!(matches!(world.abort(1).misuse(), Some(MisuseKind::Finalized)));
     assert!(noop.take_calls().is_empty());
+}
+
+#[test]
+fn handles_are_refused_after_finalize() {
+    let noop = Noop::new(0, 1);
+    let world = World::new(noop.clone()).unwrap();
+    let (team, stream) = (world.team().clone(), world.stream().unwrap());
+    let (event, x) = (stream.record().unwrap(), world.alloc_zeroed::<u64>(2).unwrap());
+    let signal = x.signal(0).unwrap();
+    let _ = world.finalize().unwrap();
+    noop.take_calls();
+    let rank = Rank::new(0);
+    let errors = [
+        team.barrier_blocking().unwrap_err(),
+        team.barrier(&stream).unwrap_err(),
+        team.put_blocking(&[1, 2], &x, rank).unwrap_err(),
+        team.g(&stream, &x, 0, rank).unwrap_err(),
+        team.group(&stream, |_| Ok(())).unwrap_err(),
+        team.atomic_inc_blocking(&x, 0, rank).unwrap_err(),
+        team.test(&signal, Compare::Eq, 0).unwrap_err(),
+        team.split(None, 0).unwrap_err(),
+        team.destroy().unwrap_err(),
+        stream.synchronize().unwrap_err(),
+        stream.record().unwrap_err(),
+        stream.wait_event(&event).unwrap_err(),
+        event.wait().unwrap_err(),
+        x.load(0).unwrap_err(),
+        x.copy_from(&[1, 2]).unwrap_err(),
+        x.to_vec().unwrap_err(),
+        x.release().unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.to_string().ends_with(": the world was finalized"), "{error}");
+    }
+    assert!(noop.take_calls().is_empty());
+}
+
+/// The whole process is forked; the child uses only the world and ends by `_exit`.
+#[cfg(all(unix, not(miri)))]
+#[test]
+fn call_in_a_forked_child_is_an_error() {
+    let world = World::new(Noop::new(0, 1)).unwrap();
+    let x = world.alloc_zeroed::<u64>(1).unwrap();
+    // SAFETY: the child allocates only for the error, with the system's allocator, which keeps its
+    // locks consistent across a fork; it then exits at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let forked = |result: Result<()>| result.is_err_and(|error| error.misuse() == Some(&MisuseKind::Forked));
+        let refused = forked(world.team().barrier_blocking()) && forked(x.store(0, 1)) && World::new(Noop::new(0, 1)).is_ok();
+        // SAFETY: ends the child without running anything of the test harness.
+        unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+    }
+    let mut status = -1;
+    // SAFETY: `child` is a child of this process, `status` is of this test.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
+    x.store(0, 1).unwrap();
 }

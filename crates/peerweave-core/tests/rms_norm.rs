@@ -55,7 +55,7 @@ impl Scene {
 type Wrong = fn(&Scene) -> Result<()>;
 
 const TABLE: &[(&str, Wrong)] = &[
-    ("`weight` is 0 elements, expected 1 to 16777215 elements (those of a row)", |s| {
+    ("`weight` is 0 elements, expected 1 to 16777215 elements (the length of a row)", |s| {
         s.call(&s.x, &s.residual, &s.y, &s.weight.slice(..0)?)
     }),
     ("`input` is 12 elements for a weight of 5, expected whole rows, each as long as the weight", |s| {

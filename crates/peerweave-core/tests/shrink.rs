@@ -88,6 +88,8 @@ fn failed_shrink_leaves_the_world_and_may_be_repeated() {
         waited: Duration::from_secs(1),
         missing: vec![Pe::new(2)],
         running: None,
+        holder: None,
+        word: None,
     };
     noop.fail_next(Error::Timeout(Box::new(late)));
     let error = old.shrink().unwrap_err();

@@ -113,7 +113,7 @@ fn handles_can_be_dropped_while_operations_are_queued() {
 }
 
 #[test]
-fn p_and_g_carry_the_element_in_the_operation() {
+fn elements_of_p_and_g_are_part_of_the_operation() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let x = world.alloc_zeroed::<peerweave_core::bf16>(3).unwrap();

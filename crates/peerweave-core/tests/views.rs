@@ -55,7 +55,7 @@ fn offset_outside_of_live_allocations_is_refused() {
 }
 
 #[test]
-fn found_handle_to_a_dropped_buffer_releases_it() {
+fn handle_by_offset_releases_a_dropped_buffer() {
     let world = world();
     let x = world.alloc_zeroed::<i32>(5).unwrap();
     x.store(4, 9).unwrap();
@@ -69,7 +69,7 @@ fn found_handle_to_a_dropped_buffer_releases_it() {
 }
 
 #[test]
-fn report_says_whether_found_handles_are_alive() {
+fn leak_report_shows_whether_a_handle_by_offset_is_alive() {
     for alive in [false, true] {
         let world = world();
         let at = world.alloc::<u8>(5).unwrap().offset();
@@ -81,7 +81,7 @@ fn report_says_whether_found_handles_are_alive() {
 }
 
 #[test]
-fn update_of_a_temporary_signal_binds_to_a_name() {
+fn signal_update_outlives_its_signal_handle() {
     let world = world();
     let words = world.alloc_zeroed::<u64>(2).unwrap();
     let update = words.signal(1).unwrap().set(5);
@@ -114,7 +114,7 @@ fn single_elements_are_buffers_of_length_one() {
 }
 
 #[test]
-fn variable_of_a_mutable_slice_is_passed_twice() {
+fn mutable_slice_can_be_passed_to_several_calls() {
     fn twice(team: &Team, mut buffer: &mut [u32]) {
         team.all_reduce_in_place_blocking(&mut buffer, ReduceOp::Sum).unwrap();
         team.broadcast_in_place_blocking(&mut *buffer, ME).unwrap();

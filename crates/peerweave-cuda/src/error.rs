@@ -84,7 +84,7 @@ pub enum CudaError {
         /// The variants found, and the packages to install.
         reason: NoVariant,
     },
-    /// A route table that cannot be used.
+    /// The route table cannot be used.
     #[error(transparent)]
     Routes(#[from] RoutesError),
     /// An error of the driver.
@@ -176,6 +176,7 @@ impl fmt::Display for KernelFailure {
             write!(f, ", team {team}")?;
         }
         match (self.kind, self.pe) {
+            (Some(FailureKind::Exit), _) => write!(f, " (code {}", self.found)?,
             (Some(FailureKind::NoSuchPeer), Some(_)) => write!(f, " (expected a PE below {}", self.expected)?,
             _ => write!(f, " (found {}, expected {}", self.found, self.expected)?,
         }

@@ -36,7 +36,7 @@ pub use memory::{Local, Symmetric};
 pub use peerweave_collectives::Algorithm;
 pub use peerweave_core::backend::CollectiveKind;
 pub use peerweave_driver::launch::LaunchConfig;
-pub use route::{Explanation, Forced, ForcedError, Provider, Query, Route, RouteTable, RoutesError, Timing, Way};
+pub use route::{Explanation, Forced, ForcedError, Method, Provider, Query, Route, RouteTable, RoutesError, Timing};
 pub use team::Team;
 
 /// Checks at compile time that these types can be shared between threads.

@@ -53,15 +53,7 @@ fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
 
 #[test]
 fn killed_pe_is_named_by_barriers_and_waits() {
-    const SCENARIO: &str = "killed_pe_is_named_by_barriers_and_waits";
-    let fakes = Fakes::new().cuda();
-    let outputs = match peerweave_fakes::child() {
-        Some(child) => return one_is_killed(&child),
-        None if !fakes.can_run(SCENARIO) => return,
-        None => fakes.spawn_children(3, SCENARIO),
-    };
-    assert!(outputs[0].passed(), "{}", outputs[0]);
-    assert!(outputs[1].passed(), "{}", outputs[1]);
+    let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 
 fn one_is_killed(child: &peerweave_fakes::Child) {
@@ -92,13 +84,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 
 #[test]
 fn abort_ends_every_process_with_its_code() {
-    const SCENARIO: &str = "abort_ends_every_process_with_its_code";
-    let fakes = Fakes::new().cuda();
-    let outputs = match peerweave_fakes::child() {
-        Some(child) => return one_aborts(&child),
-        None if !fakes.can_run(SCENARIO) => return,
-        None => fakes.spawn_children(4, SCENARIO),
-    };
+    let outputs = Fakes::new().cuda().run_with_victims(4, &[0, 1, 2, 3], |child| one_aborts(&child));
     for (pe, output) in outputs.iter().enumerate() {
         assert_eq!(output.status.code(), Some(6), "PE {pe}: {output}");
         assert!(!output.stderr.contains("went on"), "PE {pe}: {output}");
@@ -130,23 +116,10 @@ fn one_aborts(child: &peerweave_fakes::Child) {
 const KILLED_IN: [&str; 7] =
     ["scan", "exclusive_scan", "all_gather_v", "scatter_v", "all_to_all_strided", "all_reduce_with", "group"];
 
-/// The variable that tells a child which of them it makes.
-const CALL: &str = "PEERWEAVE_TEST_CALL";
-
 #[test]
 fn pe_killed_in_scans_parts_strides_and_functions_is_named() {
-    const SCENARIO: &str = "pe_killed_in_scans_parts_strides_and_functions_is_named";
-    if let Some(child) = peerweave_fakes::child() {
-        return one_is_killed_in_a_call(&child, &std::env::var(CALL).expect("the name of a call"));
-    }
     for call in KILLED_IN {
-        let fakes = Fakes::new().cuda().env(CALL, call);
-        if !fakes.can_run(SCENARIO) {
-            return;
-        }
-        let outputs = fakes.spawn_children(3, SCENARIO);
-        assert!(outputs[0].passed(), "{call}: {}", outputs[0]);
-        assert!(outputs[1].passed(), "{call}: {}", outputs[1]);
+        let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed_in_a_call(&child, call));
     }
 }
 

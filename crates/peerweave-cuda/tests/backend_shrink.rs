@@ -1,4 +1,4 @@
-//! PEs with GPUs that go on after others have died: `World::shrink`.
+//! PEs with GPUs that continue after others have died: `World::shrink`.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -11,20 +11,13 @@ use peerweave_fakes::{Child, Fakes};
 
 use common::pes;
 
-/// Time within which the PEs that are left must go on; less than the deadline.
+/// Time within which the PEs that are left must continue; less than the deadline.
 const SOON: Duration = Duration::from_secs(15);
 
 fn options() -> CudaOptions {
     let mut options = CudaOptions::default();
     (options.deadline, options.heap_bytes) = (Duration::from_secs(20), Some(1 << 20));
     options
-}
-
-fn die() -> ! {
-    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).expect("this process");
-    loop {
-        std::thread::park();
-    }
 }
 
 /// Runs collectives on the PEs that are left, and compares the results.
@@ -68,9 +61,9 @@ fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>
     match in_shrink {
         Some((pe, milliseconds)) if pe == child.rank => drop(std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(milliseconds));
-            die()
+            std::process::abort();
         })),
-        _ if victims.contains(&child.rank) => die(),
+        _ if victims.contains(&child.rank) => std::process::abort(),
         _ => {}
     }
     let start = Instant::now();
@@ -101,48 +94,34 @@ fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>
     assert!(smaller.finalize().unwrap().is_clean());
 }
 
-fn go_on(scenario: &str, n: usize, victims: &[usize], in_shrink: Option<(usize, u64)>) {
-    let fakes = common::fakes();
-    match peerweave_fakes::child() {
-        Some(child) => one_goes_on(&child, victims, in_shrink),
-        None if !fakes.can_run(scenario) => {}
-        None => {
-            let outputs = fakes.spawn_children(n, scenario);
-            for (pe, output) in outputs.iter().enumerate().filter(|(pe, _)| !victims.contains(pe)) {
-                assert!(output.passed(), "PE {pe}: {output}");
-            }
-        }
-    }
-}
-
 #[test]
 fn killed_pe_is_left_out() {
-    go_on("killed_pe_is_left_out", 3, &[2], None);
+    let _ = common::fakes().run_with_victims(3, &[2], |child| one_goes_on(&child, &[2], None));
 }
 
 #[test]
 fn killed_pe_0_with_the_server_is_left_out() {
-    go_on("killed_pe_0_with_the_server_is_left_out", 3, &[0], None);
+    let _ = common::fakes().run_with_victims(3, &[0], |child| one_goes_on(&child, &[0], None));
 }
 
 #[test]
 fn two_killed_pes_are_left_out() {
-    go_on("two_killed_pes_are_left_out", 4, &[0, 2], None);
+    let _ = common::fakes().run_with_victims(4, &[0, 2], |child| one_goes_on(&child, &[0, 2], None));
 }
 
 #[test]
 fn pe_killed_while_it_agrees_is_left_out() {
-    go_on("pe_killed_while_it_agrees_is_left_out", 3, &[0, 1], Some((1, 15)));
+    let _ = common::fakes().run_with_victims(3, &[0, 1], |child| one_goes_on(&child, &[0, 1], Some((1, 15))));
 }
 
 #[test]
 fn pe_killed_while_it_sets_up_its_gpu_is_left_out() {
-    go_on("pe_killed_while_it_sets_up_its_gpu_is_left_out", 4, &[3, 0], Some((0, 250)));
+    let _ = common::fakes().run_with_victims(4, &[3, 0], |child| one_goes_on(&child, &[3, 0], Some((0, 250))));
 }
 
 #[test]
-fn last_pe_goes_on_alone() {
-    go_on("last_pe_goes_on_alone", 2, &[0], None);
+fn last_living_pe_continues_alone() {
+    let _ = common::fakes().run_with_victims(2, &[0], |child| one_goes_on(&child, &[0], None));
 }
 
 #[test]
@@ -180,7 +159,7 @@ fn pe_that_does_not_shrink_is_named_at_the_deadline() {
 }
 
 #[test]
-fn wait_for_a_pe_that_shrinks_ends_soon() {
+fn wait_for_a_pe_that_called_shrink_fails_soon() {
     common::fakes().run(|| {
         on_threads(2, 20, |world| {
             let words = world.alloc_zeroed::<u64>(1).unwrap();

@@ -7,7 +7,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use peerweave_core::{Buffer, Error, Pe, PeerCause, Rank, ReduceOp, Result, Stream, Symmetric, World};
-use peerweave_cuda::{CollectiveKind, Cuda, CudaOptions, GpuOptions, Provider, Query, Way};
+use peerweave_cuda::{CollectiveKind, Cuda, CudaOptions, GpuOptions, Method, Provider, Query};
 use peerweave_driver::PrivateStream;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
 use peerweave_fakes::Fakes;
@@ -201,9 +201,9 @@ fn nccl_serves_the_team_of_all_pes_where_bits_are_the_same() {
                 pair.destroy().unwrap();
             }
             // The choice can change between calls, on all PEs.
-            cuda(world).choose(CollectiveKind::AllGather, Some(Way::Own));
+            cuda(world).choose(CollectiveKind::AllGather, Some(Method::Own));
             assert_eq!(provider(world, CollectiveKind::AllGather, DType::U8).0, Provider::Own);
-            cuda(world).choose(CollectiveKind::AllGather, Some(Way::Nccl));
+            cuda(world).choose(CollectiveKind::AllGather, Some(Method::Nccl));
             assert_eq!(provider(world, CollectiveKind::AllGather, DType::U8).0, Provider::Nccl);
             world.team().barrier_blocking().unwrap();
             x.release().unwrap();
@@ -212,7 +212,7 @@ fn nccl_serves_the_team_of_all_pes_where_bits_are_the_same() {
     });
 }
 
-/// Checks a sum, by whoever carries it out.
+/// Checks a sum, by NCCL or by Peerweave's kernels.
 fn sum_is_right(world: &World) {
     let (x, y) = (world.alloc::<u32>(9).unwrap(), world.alloc_zeroed::<u32>(9).unwrap());
     x.fill(world.my_pe().get() + 1).unwrap();
@@ -225,7 +225,7 @@ fn sum_is_right(world: &World) {
 }
 
 #[test]
-fn missing_or_failing_nccl_leaves_results_to_own_kernels() {
+fn collectives_are_right_if_nccl_is_missing_or_fails() {
     let without = Fakes::new().cuda().env("PEERWEAVE_NCCL_PATH", "/nowhere");
     without.run(|| {
         worlds(2, options, |world| {
@@ -267,7 +267,7 @@ fn nccl_that_is_not_enabled_is_not_loaded() {
 }
 
 #[test]
-fn calls_in_graphs_alternate_with_queued_ones_and_own_kernels() {
+fn graphs_of_nccl_alternate_with_queued_calls_and_kernels() {
     fakes().run(|| {
         worlds(2, options, |world| {
             let (cuda, me) = (cuda(world), world.my_pe().get());
@@ -349,7 +349,7 @@ fn ranks_with_different_calls_of_nccl_get_a_mismatch() {
             let error = match world.my_pe().get() {
                 0 => team.all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap_err(),
                 // The fake ends the process for collectives that do not match, so the second call
-                // is by own kernels.
+                // is by Peerweave's kernels.
                 _ => team.barrier_blocking().unwrap_err(),
             };
             all_have_failed.wait();
@@ -362,40 +362,17 @@ fn ranks_with_different_calls_of_nccl_get_a_mismatch() {
 
 #[test]
 fn killed_pe_is_named_while_nccl_runs() {
-    const SCENARIO: &str = "killed_pe_is_named_while_nccl_runs";
-    let fakes = fakes();
-    let outputs = match peerweave_fakes::child() {
-        Some(child) => return one_is_killed(&child),
-        None if !fakes.can_run(SCENARIO) => return,
-        None => fakes.spawn_children(3, SCENARIO),
-    };
-    assert!(outputs[0].passed(), "{}", outputs[0]);
-    assert!(outputs[1].passed(), "{}", outputs[1]);
+    let _ = fakes().run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 
 #[test]
 fn pe_that_dies_before_nccl_connects_is_named() {
-    const SCENARIO: &str = "pe_that_dies_before_nccl_connects_is_named";
-    let fakes = fakes().env("PEERWEAVE_FAKE_NCCL_CONNECT", "1");
-    let outputs = match peerweave_fakes::child() {
-        Some(child) => return one_is_killed(&child),
-        None if !fakes.can_run(SCENARIO) => return,
-        None => fakes.spawn_children(3, SCENARIO),
-    };
-    assert!(outputs[0].passed(), "{}", outputs[0]);
-    assert!(outputs[1].passed(), "{}", outputs[1]);
+    let _ = fakes().env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 
 #[test]
 fn graph_that_waits_for_a_killed_pe_ends() {
-    const SCENARIO: &str = "graph_that_waits_for_a_killed_pe_ends";
-    let fakes = fakes();
-    let outputs = match peerweave_fakes::child() {
-        Some(child) => return graph_of_a_killed_pe(&child),
-        None if !fakes.can_run(SCENARIO) => return,
-        None => fakes.spawn_children(2, SCENARIO),
-    };
-    assert!(outputs[0].passed(), "{}", outputs[0]);
+    let _ = fakes().run_with_victims(2, &[1], |child| graph_of_a_killed_pe(&child));
 }
 
 /// PE 1 dies, and PE 0 waits for a graph by the driver alone.

@@ -2,10 +2,10 @@
 //! shape: allocations on the calling thread, and calls of the driver.
 #![cfg(target_os = "linux")]
 
+#[path = "../../../tests/src/allocations.rs"]
+mod allocations;
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -17,30 +17,7 @@ use peerweave_cuda::GpuOptions;
 use peerweave_driver::DeviceMemory;
 use peerweave_fakes::Fakes;
 
-thread_local! {
-    /// Allocations of this thread.
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Counts the allocations of each thread.
-struct Counting;
-
-// SAFETY: this allocator passes all calls to the system's allocator, which has the same contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller guarantees it.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller guarantees it.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use allocations::allocations;
 
 /// Returns how often this process has called each function of the fake driver.
 fn driver_calls() -> BTreeMap<String, usize> {
@@ -184,12 +161,12 @@ fn costs(world: &World, threads: &Barrier) -> Vec<String> {
         for _ in 0..4 * ROUNDS {
             call(team, &stream, &on, other);
         }
-        let mut allocations = 0;
+        let mut allocated = 0;
         for _ in 0..ROUNDS / FEW {
             stream.synchronize().unwrap();
-            let before = ALLOCATIONS.get();
+            let before = allocations();
             (0..FEW).for_each(|_| call(team, &stream, &on, other));
-            allocations += ALLOCATIONS.get() - before;
+            allocated += allocations() - before;
         }
         stream.synchronize().unwrap();
         threads.wait();
@@ -207,10 +184,10 @@ fn costs(world: &World, threads: &Barrier) -> Vec<String> {
         let total: usize = calls.values().sum();
         let each = (total + ROUNDS) / (2 * ROUNDS);
         if world.my_pe().get() == 0 {
-            eprintln!("{name}: {allocations} allocations in {ROUNDS} calls, {each} calls of the driver: {calls:?}");
+            eprintln!("{name}: {allocated} allocations in {ROUNDS} calls, {each} calls of the driver: {calls:?}");
         }
-        if allocations > *most_allocations || each > *most_calls {
-            faults.push(format!("{name}: {allocations} allocations in {ROUNDS} calls, {each} calls of the driver ({calls:?})"));
+        if allocated > *most_allocations || each > *most_calls {
+            faults.push(format!("{name}: {allocated} allocations in {ROUNDS} calls, {each} calls of the driver ({calls:?})"));
         }
         stream.synchronize().unwrap();
         threads.wait();

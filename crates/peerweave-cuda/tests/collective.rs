@@ -226,7 +226,6 @@ fn parts_are_gathered_exchanged_and_reduced_by_rank() {
                 [
                     all.all_to_all(&stream, at, at + 8, 4).expect_err("they overlap"),
                     all.all_gather(&stream, at, at + 3, 4).expect_err("they overlap"),
-                    all.all_gather_symmetric(&stream, at, at + 32, 4).expect_err("not on the heap"),
                     all.reduce_scatter(&stream, at + 2, at + 60, 1, DType::F32, ReduceOp::Sum).expect_err("not aligned"),
                 ]
             };
@@ -253,7 +252,7 @@ fn wrong_calls_are_refused_before_anything_is_enqueued() {
             assert!(refused(at, at + 4, 2, DType::F32, ReduceOp::Sum).contains("overlaps"));
             assert!(refused(at, at, 1, DType::F32, ReduceOp::Xor).contains("a reduction of f32"));
             assert!(refused(at, at, 1, DType::F8E4M3, ReduceOp::Sum).contains("F8E4M3"));
-            assert!(refused(at, at, 1, DType::F32, ReduceOp::PreMulSum).contains("all_reduce_scaled"));
+            assert!(refused(at, at, 1, DType::F32, ReduceOp::PreMulSum).contains("_scaled"));
             assert!(refused(at, at, u64::MAX / 2, DType::F32, ReduceOp::Sum).contains("count"));
             let scan = |send, recv, op| {
                 // SAFETY: the call is refused.
@@ -265,12 +264,12 @@ fn wrong_calls_are_refused_before_anything_is_enqueued() {
                 };
                 errors.map(|error| error.to_string())
             };
-            assert!(scan(at, at, ReduceOp::Avg).iter().all(|error| error.contains("continued from rank to rank")));
+            assert!(scan(at, at, ReduceOp::Avg).iter().all(|error| error.contains("expected another reduction")));
             assert!(scan(at, at + 8, ReduceOp::Sum).iter().all(|error| error.contains("overlaps")));
             assert!(scan(at, at, ReduceOp::And).iter().all(|error| error.contains("a reduction of f32")));
             // SAFETY: the call is refused.
             let error = unsafe { all.reduce_scatter(&stream, at, at, 1, DType::F32, ReduceOp::PreMulSum) };
-            assert!(error.expect_err("it has no scalar").to_string().contains("reduce_scatter_scaled"));
+            assert!(error.expect_err("it has no scalar").to_string().contains("ends in _scaled"));
             let route = Route::new(Algorithm::OneShot, 5, 32);
             // SAFETY: the call is refused.
             let error = unsafe { all.all_reduce_by(route, &stream, at, at, 8, DType::F32, ReduceOp::Sum) };
@@ -393,7 +392,7 @@ fn calls_whose_parts_exceed_a_bank_have_right_results() {
             let me = gpu.pe().get();
             // Banks have 64 KiB, and the parts of all ranks exceed that. The first length is a
             // multiple of a line, the second is not.
-            for part in [12_004_usize, 12_001] {
+            for part in [6_004_usize, 6_001] {
                 let bytes = 4 * part as u64;
                 let [send, gathered, exchanged] = [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
                 let reduced = gpu.alloc_local::<f32>(part).expect("room");
@@ -452,7 +451,7 @@ fn only_the_root_gets_the_result_of_a_reduce() {
 }
 
 #[test]
-fn symmetric_results_are_stored_directly_at_their_place() {
+fn results_are_right_on_the_heap_of_some_or_all_ranks() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("they are set up");
@@ -460,31 +459,34 @@ fn symmetric_results_are_stored_directly_at_their_place() {
             let me = gpu.pe().get();
             let part = 12_004;
             let recv = gpu.alloc::<f32>(3 * part).expect("room");
-            let to = recv.address().expect("it is mapped");
+            let private = gpu.alloc_local::<f32>(3 * part).expect("room");
             let send = gpu.alloc_local::<f32>(3 * part).expect("room");
             let values: Vec<f32> = (0..3 * part).map(|index| (me * 1000) as f32 + (index % 997) as f32).collect();
             send.write(&stream, &values).expect("written");
             let from = send.slice().address();
             let given = |rank: u32, index: usize| (rank * 1000) as f32 + (index % 997) as f32;
-            let check = |what: &str, of: &dyn Fn(usize) -> f32, len: usize| {
-                let found = recv.read(&stream).expect("read");
-                let wrong = (0..len).find(|index| found[*index] != of(*index));
-                assert_eq!(wrong, None, "{what}");
-                gpu.barrier(what).expect("all come");
-            };
-            for _ in 0..2 {
+            // The ranks whose results are on the heap: all, some, none, others.
+            for on_heap in [0b111, 0b101, 0b000, 0b010] {
+                let is_on_heap = on_heap >> me & 1 != 0;
+                let to = if is_on_heap { recv.address().expect("it is mapped") } else { private.slice().address() };
+                let check = |what: &str, of: &dyn Fn(usize) -> f32, len: usize| {
+                    let found = if is_on_heap { recv.read(&stream) } else { private.read(&stream) }.expect("read");
+                    let wrong = (0..len).find(|index| found[*index] != of(*index));
+                    assert_eq!(wrong, None, "{what}, results on the heap: {on_heap:03b}");
+                    gpu.barrier(what).expect("all come");
+                };
                 let (bytes, count) = (4 * part as u64, 3 * part as u64);
                 // SAFETY: the memory is live until the test has waited for the stream.
-                unsafe { all.all_reduce_symmetric(&stream, from, to, count, DType::F32, ReduceOp::Sum).expect("enqueued") };
+                unsafe { all.all_reduce(&stream, from, to, count, DType::F32, ReduceOp::Sum).expect("enqueued") };
                 check("all_reduce", &|index| (0..3).map(|rank| given(rank, index)).sum(), 3 * part);
                 // SAFETY: as above.
-                unsafe { all.all_gather_symmetric(&stream, from, to, bytes).expect("enqueued") };
+                unsafe { all.all_gather(&stream, from, to, bytes).expect("enqueued") };
                 check("all_gather", &|index| given((index / part) as u32, index % part), 3 * part);
                 // SAFETY: as above.
-                unsafe { all.all_to_all_symmetric(&stream, from, to, bytes).expect("enqueued") };
+                unsafe { all.all_to_all(&stream, from, to, bytes).expect("enqueued") };
                 check("all_to_all", &|index| given((index / part) as u32, me as usize * part + index % part), 3 * part);
                 // SAFETY: as above.
-                unsafe { all.broadcast_symmetric(&stream, from, to, bytes, Rank::new(1)).expect("enqueued") };
+                unsafe { all.broadcast(&stream, from, to, bytes, Rank::new(1)).expect("enqueued") };
                 check("broadcast", &|index| given(1, index), part);
             }
         });

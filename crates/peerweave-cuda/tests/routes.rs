@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use peerweave_core::{Error, ReduceOp, World};
-use peerweave_cuda::{Algorithm, CollectiveKind, Cuda, CudaOptions, Forced, GpuOptions, Provider, Query, RouteTable, Way};
+use peerweave_cuda::{Algorithm, CollectiveKind, Cuda, CudaOptions, Forced, GpuOptions, Method, Provider, Query, RouteTable};
 use peerweave_fakes::Fakes;
 use peerweave_types::DType;
 
@@ -61,16 +61,18 @@ fn chosen_algorithm_is_explained_and_gives_the_same_sums() {
                 assert_eq!((default.provider, default.ranks, default.size_bytes), (Provider::Own, 3, 2800));
                 assert!(default.why.contains("the built-in table sm_90"), "{default}");
                 assert_eq!(default.route.map(|route| route.algorithm), Some(Algorithm::OneShot));
-                for (way, algorithm) in
-                    [(Way::OneShot, Algorithm::OneShot), (Way::TwoShot, Algorithm::TwoShot), (Way::Chunked, Algorithm::Chunked)]
-                {
-                    assert!(cuda(&world).choose(CollectiveKind::AllReduce, Some(way)));
+                for (method, algorithm) in [
+                    (Method::OneShot, Algorithm::OneShot),
+                    (Method::TwoShot, Algorithm::TwoShot),
+                    (Method::Chunked, Algorithm::Chunked),
+                ] {
+                    assert!(cuda(&world).choose(CollectiveKind::AllReduce, Some(method)));
                     let explained = explain();
                     assert_eq!(explained.route.map(|route| route.algorithm), Some(algorithm), "{explained}");
-                    assert!(explained.to_string().contains(&format!("because the caller chose {way}")), "{explained}");
+                    assert!(explained.to_string().contains(&format!("because the caller chose {method}")), "{explained}");
                     sums_are_right(&world, 700);
                 }
-                assert!(!cuda(&world).choose(CollectiveKind::AllReduce, Some(Way::Messages)), "it has no such way");
+                assert!(!cuda(&world).choose(CollectiveKind::AllReduce, Some(Method::Messages)), "it has no such method");
                 assert!(cuda(&world).choose(CollectiveKind::AllReduce, None));
                 assert_eq!(explain(), default);
                 let scan = Query::new(CollectiveKind::Scan, DType::U32, 1);
@@ -106,7 +108,7 @@ fn messages_replace_lines_with_the_same_results() {
             assert_eq!(y.slice(..4).unwrap().to_vec().unwrap(), (0..4).map(|i| 10 + 2 * (4 * me + i)).collect::<Vec<_>>());
             for kind in [CollectiveKind::AllGather, CollectiveKind::AllToAll] {
                 let text = cuda(&world).explain(team, &Query::new(kind, DType::U32, 4)).unwrap().to_string();
-                assert!(text.contains("own kernel, messages") && text.contains("the caller chose messages"), "{text}");
+                assert!(text.contains("Peerweave's kernel, messages") && text.contains("the caller chose messages"), "{text}");
             }
             team.barrier_blocking().unwrap();
             x.release().unwrap();
@@ -127,7 +129,7 @@ fn maximum_number_of_blocks_limits_launches() {
         pes(2, options, |_, world| {
             let world = world.unwrap();
             let query = Query::new(CollectiveKind::AllReduce, DType::U32, 1 << 20);
-            let route = cuda(&world).explain(world.team(), &query).unwrap().route.expect("own kernels");
+            let route = cuda(&world).explain(world.team(), &query).unwrap().route.expect("Peerweave's kernels");
             assert!(route.blocks <= 2, "{route:?}");
             sums_are_right(&world, 5000);
             assert!(world.finalize().unwrap().is_clean());
@@ -186,7 +188,7 @@ fn damaged_or_foreign_table_is_an_error_that_names_the_file() {
     Fakes::new().cuda().run(|| {
         let text = RouteTable::builtin("any").to_string();
         for (name, text, what) in [
-            ("damaged", text.replace("chunked", "chunky"), "is damaged, line"),
+            ("damaged", text.replace("chunked", "chunky"), "is damaged in line"),
             ("version", text.replace("routes 1", "routes 7"), "has version 7, expected 1"),
             ("foreign", text.replace("arch any", "arch sm_10"), "is for GPUs of sm_10, expected sm_"),
         ] {
@@ -201,7 +203,7 @@ fn damaged_or_foreign_table_is_an_error_that_names_the_file() {
 }
 
 #[test]
-fn pes_with_other_choices_or_tables_are_told_so() {
+fn different_choices_or_tables_are_an_error_on_all_pes() {
     Fakes::new().cuda().run(|| {
         let choose = |pe| {
             let mut options = CudaOptions::default();

@@ -51,7 +51,7 @@ fn messages_and_collectives_run_in_the_order_of_calls() {
 }
 
 #[test]
-fn message_across_a_barrier_ends_at_the_deadline() {
+fn receive_ordered_before_the_send_times_out() {
     Fakes::new().cuda().run(|| {
         let outcomes = common::worlds(2, options().deadline(Duration::from_millis(500)), |world| {
             let (team, me, other) = (world.team(), world.my_pe().get(), Rank::new(1 - world.my_pe().get()));
@@ -73,7 +73,7 @@ fn message_across_a_barrier_ends_at_the_deadline() {
             x.release().unwrap();
             outcome
         });
-        // The first wait that ends lets the other rank go on.
+        // The first wait that ends lets the other rank continue.
         let errors: Vec<_> =
             outcomes.iter().enumerate().filter_map(|(pe, outcome)| Some((pe, outcome.as_ref().err()?))).collect();
         assert!(!errors.is_empty(), "no wait ended at the deadline");

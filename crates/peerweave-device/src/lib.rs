@@ -90,6 +90,10 @@ pub use peerweave_types as types;
 pub use arch as gpu;
 
 /// The imports of a crate of kernels: `use peerweave_device::prelude::*;`.
+///
+/// Its `Context` is the one of kernels. In a file that also has `use peerweave::*;`, the name is
+/// ambiguous: `peerweave::Context` issues transfers on the host. Import what is used by name there,
+/// or put the kernels into a module of their own.
 pub mod prelude {
     pub use crate::api::combine::{And, Max, Min, Or, Prod, Sum, Xor};
     pub use crate::api::{Context, EXCLUDE_NONE, Elements, Failed, SharedSlice};

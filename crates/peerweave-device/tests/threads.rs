@@ -253,7 +253,7 @@ fn withdrawn_message_is_reported_as_withdrawn() {
 }
 
 #[test]
-#[should_panic(expected = "a message of 4 words for a slot of 3")]
+#[should_panic(expected = "the message has 4 words, expected at most 3")]
 fn oversized_message_is_not_truncated() {
     slot(&words(SLOT, 0), 1).publish(1, &[0; 4]);
 }

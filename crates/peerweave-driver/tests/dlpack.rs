@@ -128,7 +128,7 @@ impl Made {
 }
 
 /// # Safety
-/// `context` is the context of a tensor that is deleted, once.
+/// Called once for each tensor, with its context.
 unsafe fn delete(context: *mut c_void) {
     // SAFETY: guaranteed by the caller; `linked` leaked it.
     let producer = unsafe { Box::from_raw(context.cast::<Producer>()) };

@@ -186,7 +186,7 @@ fn graph_keeps_its_values_alive() {
 }
 
 #[test]
-fn values_are_dropped_without_a_capture_or_on_an_old_driver() {
+fn values_that_a_graph_cannot_keep_are_dropped() {
     Fakes::new().cuda().without("cuUserObjectCreate").run(|| {
         let (_, stream) = device();
         let value: peerweave_driver::Keep = Arc::new(1);

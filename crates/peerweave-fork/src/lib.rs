@@ -80,12 +80,12 @@ mod tests {
                 unsafe { libc::_exit(if right { 0 } else { 1 }) }
             }
             child => {
-                assert!(child > 0, "no process could be made");
+                assert!(child > 0, "fork failed");
                 let mut status = 0;
                 // SAFETY: the child is ours and the pointer is to a live integer.
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-                assert_eq!(status, 0, "the child saw it otherwise");
-                assert!(!guard.is_forked(), "the parent is none");
+                assert_eq!(status, 0, "the child's guard is forked");
+                assert!(!guard.is_forked(), "the parent's guard is not forked");
             }
         }
     }

@@ -33,6 +33,8 @@ pub struct ContextMemory {
     peers: Box<[PeerEntry]>,
     members: Vec<Box<[u32]>>,
     teams: Box<[TeamEntry]>,
+    /// The number of PEs that are gone, then a bit for each PE.
+    gone: Box<[AtomicU64]>,
 }
 
 /// Words through which kernel and host communicate.
@@ -60,6 +62,7 @@ impl ContextMemory {
             (0..).zip(bases).map(|(node_pe, &base)| PeerEntry { base, node_pe, transport: PeerEntry::MAPPED }).collect();
         let members: Vec<Box<[u32]>> = teams.iter().map(|team| team.members.into()).collect();
         let entries: Box<[TeamEntry]> = teams.iter().zip(&members).map(|(team, members)| entry(team, members, my_pe)).collect();
+        let gone: Box<[AtomicU64]> = (0..1 + bases.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         let words = Box::new(Words { status: UnsafeCell::new(KernelStatus::default()), abort: AtomicU32::new(0) });
         let context = Box::new(KernelContext {
             version: KernelContext::VERSION,
@@ -77,9 +80,9 @@ impl ContextMemory {
             abort: words.abort.as_ptr().expose_provenance() as u64,
             deadline_ns: u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX),
             multicast: 0,
-            reserved_words: [0],
+            gone: gone.as_ptr().expose_provenance() as u64,
         });
-        Self { context, words, peers, members, teams: entries }
+        Self { context, words, peers, members, teams: entries, gone }
     }
 
     /// Maps only the PEs of this PE's machine, if each machine has `size` PEs. All others are
@@ -109,6 +112,20 @@ impl ContextMemory {
     /// Makes the waits of the launch fail with [`FailureKind::Aborted`].
     pub fn abort(&self) {
         self.words.abort.store(1, Ordering::Release);
+    }
+
+    /// Makes the waits for a PE fail with [`FailureKind::Aborted`], because it takes no part any
+    /// more. Call it after all writes of that PE: what it has sent before is still received.
+    pub fn mark_gone(&self, pe: Pe) {
+        let bit = 1 << (pe.index() % 64);
+        if self.gone[1 + pe.index() / 64].fetch_or(bit, Ordering::Release) & bit == 0 {
+            self.gone[0].fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Returns whether [`mark_gone`](Self::mark_gone) was called for a PE.
+    pub fn is_gone(&self, pe: Pe) -> bool {
+        self.gone.get(1 + pe.index() / 64).is_some_and(|word| word.load(Ordering::Relaxed) >> (pe.index() % 64) & 1 != 0)
     }
 
     /// Returns the failure that the launch reported, if any.
@@ -152,6 +169,11 @@ impl Report {
         self.0.missing_pe()
     }
 
+    /// Returns the code that the kernel has passed to `Context::exit`, if that is how it failed.
+    pub fn exit_code(&self) -> Option<u64> {
+        (self.kind() == Some(FailureKind::Exit)).then_some(self.0.found)
+    }
+
     /// Returns the kind of failure; `None` for an unknown number.
     pub fn kind(&self) -> Option<FailureKind> {
         FailureKind::from_number(self.0.kind)
@@ -176,6 +198,7 @@ impl fmt::Display for Report {
             write!(f, "; team {}", status.team)?;
         }
         match self.kind() {
+            Some(FailureKind::Exit) => write!(f, ", code {}", status.found)?,
             Some(FailureKind::NoSuchPeer) if self.missing_pe().is_some() => {
                 write!(f, ", expected a PE below {}", status.expected)?
             }

@@ -6,10 +6,13 @@
 //! [`run`]. PEs run concurrently, each on its own thread or process.
 //!
 //! ```text
-//!   options.rs   the shape of a grid, seed, deadline       engine.rs   whose turn it is; how a run ends
-//!   schedule.rs  the order, from one seed                  fiber.rs    one kernel thread
-//!   block.rs     barriers, warps, shared memory            executor.rs what kernels call
-//!   context.rs   a kernel's context in this process        job.rs      several PEs on one schedule, for tests
+//!   executor.rs  the functions that kernels call
+//!   engine/      runs a grid: mod.rs resumes threads, block.rs has barriers, warps and shared memory,
+//!                fiber.rs has the stack of one kernel thread
+//!   schedule.rs  the order of threads, from one seed
+//!   options.rs   the shape of a grid, its seed and its deadline
+//!   context.rs   a kernel's context in this process
+//!   job.rs       several PEs on one schedule, for tests
 //!   network.rs   puts that arrive late and out of order
 //! ```
 //!
@@ -36,12 +39,10 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod block;
 mod context;
 mod engine;
 mod error;
 mod executor;
-mod fiber;
 mod job;
 mod network;
 mod options;

@@ -155,8 +155,9 @@ impl Network {
 
     /// Returns the PE whose heap contains an address, which is the PE that makes the call.
     fn owner(&self, address: u64, bytes: usize) -> usize {
-        self.find(address, bytes)
-            .unwrap_or_else(|| panic!("the network got {bytes} bytes at {address:#x}, expected a range of a symmetric heap"))
+        self.find(address, bytes).unwrap_or_else(|| {
+            panic!("the network received a request for {bytes} bytes at {address:#x}, expected a range of a symmetric heap")
+        })
     }
 
     /// Returns the address in the heap of `pe` that corresponds to `address` in the heap of
@@ -165,7 +166,7 @@ impl Network {
         assert_eq!(
             self.find(address, bytes),
             Some(owner),
-            "the network got address {address:#x}, expected one in the heap of the caller"
+            "the network received a request for {address:#x}, expected one in the heap of the caller"
         );
         self.heaps[pe as usize].start + (address - self.heaps[owner].start)
     }

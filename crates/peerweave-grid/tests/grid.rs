@@ -381,7 +381,7 @@ fn endless_wait_ends_at_the_deadline() {
 }
 
 #[test]
-fn endless_loop_with_steps_ends_at_the_deadline() {
+fn endless_loop_of_shared_accesses_ends_at_the_deadline() {
     let body = || {
         loop {
             step();

@@ -6,7 +6,7 @@
 //! process that maps it has ended.
 //!
 //! ```text
-//!   threads.rs  backend/  stream.rs   the contract, joining a job, going on without dead PEs
+//!   threads.rs  backend/  stream.rs   the contract, joining a job, continuing without dead PEs
 //!        │
 //!      ops/      tasks: collectives, sends, puts, waits, launches, splits of teams
 //!        │

@@ -7,7 +7,7 @@
 //! take their places in their teams in the order in which they stand in the queue.
 
 use crate::ops::queues::{Failure, Queue};
-use crate::ops::shared::Shared;
+use crate::ops::shared::{COMPLETION_GRACE, Shared};
 use crate::ops::{self, Task};
 use crate::sync::wait::{Limit, Stop};
 use peerweave_core::Error;
@@ -164,7 +164,17 @@ unsafe impl StreamBackend for HostStream {
                 inner.pending.store(false, Ordering::Release);
                 return queue.failed.take().map_or(Ok(()), |failure| Err(failure.report()));
             }
-            let rest = rest(&inner.shared, queue.running.unwrap_or("synchronize"), started, within)?;
+            let rest = match left(started, within) {
+                Some(rest) => rest,
+                None => {
+                    let call = queue.running.unwrap_or("synchronize");
+                    // The error names the call that runs, which this lock protects.
+                    drop(queue);
+                    let rest = extension(&inner.shared, call, started, within)?;
+                    queue = lock(&inner.queue);
+                    rest
+                }
+            };
             // A caller that runs an operation does not notify this condition: look again soon.
             let soon = rest.min(Duration::from_millis(5));
             queue = inner.changed.wait_timeout(queue, soon).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
@@ -197,7 +207,7 @@ unsafe impl StreamBackend for HostStream {
 
     fn wait_event(&self, event: &Arc<dyn EventBackend>) -> Result<(), Error> {
         let event: Arc<dyn Any + Send + Sync> = event.clone();
-        let event = event.downcast::<HostEvent>().expect("peerweave-core bug: an event of another backend");
+        let event = event.downcast::<HostEvent>().expect("peerweave-core bug: the event belongs to another backend");
         if !event.has_succeeded() {
             let mut queue = lock(&self.inner.queue);
             self.need_worker(&mut queue, "wait_event")?;
@@ -315,6 +325,7 @@ impl Inner {
         let deadline = Limit::Deadline(self.shared.peers.deadline);
         match job {
             Job::Run { call, mut task, done, keep } => {
+                let _kernel = matches!(task, Task::Launch(_)).then(|| self.shared.kernels.start_on_stream());
                 // A mismatch has run nothing and leaves its team usable, so later operations still
                 // run.
                 let because = earlier.filter(|failure| !matches!(failure.error, Error::Mismatch(_)));
@@ -358,23 +369,29 @@ impl Inner {
     }
 }
 
-/// The time that an operation may take to complete its ticket after its own deadline has passed.
-pub(crate) const COMPLETION_GRACE: Duration = Duration::from_millis(200);
+/// Returns the time that is left of a wait; `None` if its limit has passed.
+fn left(started: Instant, within: Duration) -> Option<Duration> {
+    within.checked_sub(started.elapsed()).filter(|rest| !rest.is_zero())
+}
 
-/// Returns the time that is left of a wait for a stream or a ticket, or the error of its deadline.
-fn rest(shared: &Shared, call: &'static str, started: Instant, within: Duration) -> Result<Duration, Error> {
+/// Returns the time by which a wait for a stream or a ticket goes on although its limit has passed,
+/// or the error of the limit. The caller holds no lock of a queue.
+fn extension(shared: &Shared, call: &'static str, started: Instant, within: Duration) -> Result<Duration, Error> {
     let waited = started.elapsed();
-    if let Some(rest) = within.checked_sub(waited).filter(|rest| !rest.is_zero()) {
-        return Ok(rest);
-    }
     let missing = shared.teams.missing(&shared.peers);
-    // If no PE is missing, the operation is ending, most likely because its own deadline has just
-    // passed. Its error names the missing PEs.
-    if missing.is_empty() && waited < within + COMPLETION_GRACE {
+    // A wait up to the deadline of the world ends with the error of the operation, which names what
+    // it waits for, if its own deadline has just passed too. A caller's limit is no deadline.
+    if missing.is_empty() && within == shared.peers.deadline && waited < within + COMPLETION_GRACE {
         return Ok(Duration::from_millis(1));
     }
+    // A kernel waits by its own deadline, which may have begun later, and reports what it missed.
+    let deadline = shared.peers.deadline;
+    if missing.is_empty() && within >= deadline && shared.kernels.will_report(started + within, deadline) {
+        return Ok(Duration::from_millis(1));
+    }
+    let running = missing.is_empty().then(|| shared.queues.pending_call()).flatten();
     let team = TeamName { id: TeamId::WORLD, size: shared.n_pes() };
-    Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None })))
+    Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing, running, holder: None, word: None })))
 }
 
 /// The completion of a queued operation.
@@ -411,7 +428,19 @@ impl Pending for Completion {
             if let Some(outcome) = &*outcome {
                 return outcome.clone().map_err(|failure| failure.report());
             }
-            let rest = rest(&self.shared, self.call, started, within)?;
+            let rest = match left(started, within) {
+                Some(rest) => rest,
+                None => {
+                    // No lock is held while the queues are asked which call they run.
+                    drop(outcome);
+                    let rest = extension(&self.shared, self.call, started, within)?;
+                    outcome = lock(&self.outcome);
+                    if outcome.is_some() {
+                        continue;
+                    }
+                    rest
+                }
+            };
             outcome = self.changed.wait_timeout(outcome, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
     }
@@ -456,7 +485,8 @@ impl HostEvent {
             let waited = started.elapsed();
             if waited >= within {
                 let team = TeamName { id: TeamId::WORLD, size: 1 };
-                let timeout = Timeout { call: "wait_event", team, waited, missing: Vec::new(), running: None };
+                let timeout =
+                    Timeout { call: "wait_event", team, waited, missing: Vec::new(), running: None, holder: None, word: None };
                 return Err(Failure::new(Error::Timeout(Box::new(timeout))));
             }
             state = self.changed.wait_timeout(state, within - waited).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
@@ -480,7 +510,7 @@ impl EventBackend for HostEvent {
 
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration> {
         let earlier: &dyn Any = earlier;
-        let earlier = earlier.downcast_ref::<Self>().expect("peerweave-core bug: an event of another backend");
+        let earlier = earlier.downcast_ref::<Self>().expect("peerweave-core bug: the event belongs to another backend");
         self.passed_at()?.checked_sub(earlier.passed_at()?)
     }
 }

@@ -1,37 +1,15 @@
 //! Allocations of a repeated call on its calling thread: none, for collectives, parts of different
 //! lengths, sends, receives and groups.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../../tests/src/allocations.rs"]
+mod allocations;
+
 use std::sync::Arc;
 
 use peerweave_core::{Buffer, Parts, Rank, ReduceOp, Stream, Strides, Symmetric, Team, VectorCounts, World};
 use peerweave_host::{HostOptions, on_threads};
 
-thread_local! {
-    /// Allocations of this thread.
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Counts the allocations of each thread.
-struct Counting;
-
-// SAFETY: this allocator passes all calls to the system's allocator, which has the same contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller guarantees it.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller guarantees it.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use allocations::allocations;
 
 /// The memory of a PE.
 struct Operands {
@@ -135,13 +113,13 @@ fn costs(world: &World, len: usize, calls: &[(&'static str, Call)]) -> Vec<Strin
         for _ in 0..ROUNDS {
             call(team, &mut on, neighbours).unwrap();
         }
-        let before = ALLOCATIONS.get();
+        let before = allocations();
         for _ in 0..ROUNDS {
             call(team, &mut on, neighbours).unwrap();
         }
-        let allocations = ALLOCATIONS.get() - before;
-        if allocations > 0 {
-            faults.push(format!("{name} of {len} elements: {allocations} allocations in {ROUNDS} calls"));
+        let allocated = allocations() - before;
+        if allocated > 0 {
+            faults.push(format!("{name} of {len} elements: {allocated} allocations in {ROUNDS} calls"));
         }
     }
     let Operands { x, y, all, more, pairs, all_pairs, .. } = on;

@@ -3,7 +3,7 @@
 
 use peerweave_core::{Compare, Error, Pe, PeerCause, Rank, ReduceOp, World};
 use peerweave_host::{HostOptions, on_threads};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -111,5 +111,48 @@ fn finalize_names_the_call_that_still_runs() {
         let text = world.finalize().unwrap_err().to_string();
         assert!(text.starts_with("finalize on the world (2 PEs): timed out"), "{text}");
         assert!(text.ends_with("a stream of this PE still runs wait_until"), "{text}");
+    });
+}
+
+#[test]
+fn wait_with_a_limit_returns_at_the_limit() {
+    with_deadline(1, HostOptions::DEADLINE, |world| {
+        let (stream, word) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
+        let ticket = world.team().wait_until(&stream, &word.signal(0).unwrap(), Compare::Eq, 1).unwrap();
+        let started = Instant::now();
+        for _ in 0..50 {
+            assert!(matches!(ticket.wait_within(Duration::ZERO), Err(Error::Timeout(_))));
+            let error = stream.synchronize_within(Duration::from_millis(1)).unwrap_err();
+            assert!(error.to_string().ends_with("s; a stream of this PE still runs wait_until"), "{error}");
+        }
+        // A grace of 200 ms for each would take 20 s.
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+        let state = world.describe();
+        assert!(state.ends_with("1 operations queued; a stream runs wait_until"), "{state}");
+        world.team().signal_blocking(word.signal(0).unwrap().set(1), Rank::new(0)).unwrap();
+        assert_eq!(ticket.wait().unwrap(), 1);
+        stream.synchronize().unwrap();
+        assert!(world.describe().ends_with("0 operations queued"), "{}", world.describe());
+    });
+}
+
+#[test]
+fn timed_out_wait_names_the_word_and_the_values() {
+    with_deadline(1, SHORT, |world| {
+        let (team, words) = (world.team(), world.alloc_zeroed::<i32>(3).unwrap());
+        words.copy_from(&[-7, 9, -8]).unwrap();
+        let check = |error: Error, call: &str, word: &str| {
+            let text = error.to_string();
+            assert!(text.starts_with(&format!("{call} on the world (1 PE): timed out after 0.1")), "{text}");
+            assert!(text.ends_with(word), "{text}");
+            assert!(error.blamed().is_empty());
+        };
+        let at = words.offset().0;
+        let one = team.wait_until_blocking((&words, 0), Compare::Lt, -7).unwrap_err();
+        check(one, "wait_until", &format!("s; the word at symmetric offset {at}: found -7, expected < -7"));
+        let all = team.wait_until_all_blocking(&words, Some(&[true, false, false]), Compare::Gt, 8).unwrap_err();
+        check(all, "wait_until_all", &format!("s; word 2 (symmetric offset {}): found -8, expected > 8", at + 8));
+        let any = team.wait_until_any_vector_blocking(&words, None, Compare::Eq, &[7, 8, 9]).unwrap_err();
+        check(any, "wait_until_any_vector", &format!("s; word 0 (symmetric offset {at}): found -7, expected == 7"));
     });
 }

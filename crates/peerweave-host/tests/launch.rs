@@ -51,6 +51,11 @@ fn forever() {
 }
 
 #[kernel]
+fn puts_to_pe_5(ctx: &Context, words: SymSlice<u64>) {
+    ctx.p(words, 0, 5);
+}
+
+#[kernel]
 fn all_blocks_meet(word: u64) {
     // SAFETY: as in `count`.
     let word = unsafe { &*(word as *const AtomicU64) };
@@ -134,6 +139,18 @@ fn kernel_that_fails_reports_the_seed_that_was_chosen() {
         Ok(())
     });
     outcomes.unwrap().into_iter().for_each(Result::unwrap);
+}
+
+#[test]
+fn kernel_that_names_an_absent_pe_blames_no_pe() {
+    alone(|world| -> Result<()> {
+        let (stream, words) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
+        let error = stream.launch(&puts_to_pe_5::KERNEL, 1, 1, (&words,))?.wait().unwrap_err();
+        assert!(error.to_string().contains("PE 5, expected a PE below 1"), "{error}");
+        assert!(error.blamed().is_empty(), "{:?}", error.blamed());
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + S
 #[test]
 fn strided_splits_with_different_shapes_mismatch() {
     let split = |world: &World, start, stride, size| world.team().split_strided(TeamShape { start, stride, size }).map(drop);
-    differ("split_strided into 1 ranks from 0 at stride 1", "split_strided into 3 ranks from 0 at stride 1", |world, odd| {
+    differ("split_strided into 1 rank from 0 at stride 1", "split_strided into 3 ranks from 0 at stride 1", |world, odd| {
         split(world, 0, 1, if odd { 1 } else { 3 })
     });
     differ("split_strided into 3 ranks from 2 at stride -1", "split_strided into 3 ranks from 0 at stride 1", |world, odd| {

@@ -76,10 +76,10 @@ fn pack(from: DeviceSlice<f32>, first: usize) -> u128 {
 
 /// Adds a block of keys and values to the state of all queries.
 ///
-/// `queries` holds row `r` of head `h` at `(h * rows + r) * HEAD`, and so do the keys in the first
-/// half of `block`, the values in its second half, and `sums`. `stats` holds the largest score and
-/// the sum of weights of that row at `2 * (h * rows + r)`. The grid has one block of [`THREADS`]
-/// threads for each [`QUERIES`] queries, for each head (`y`).
+/// The first half of `block` has the keys, the second half the values. In `queries`, keys, values
+/// and `sums`, row `r` of head `h` starts at `(h * rows + r) * HEAD`. `stats` has two elements for
+/// each row, at `2 * (h * rows + r)`: the largest score, and the sum of weights. The grid has one
+/// block of [`THREADS`] threads for each [`QUERIES`] queries (`x`) and each head (`y`).
 #[kernel(max_threads = 128)]
 pub fn attend(
     ctx: &Context,

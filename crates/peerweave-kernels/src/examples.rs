@@ -47,7 +47,7 @@ pub(crate) const THREADS: usize = 128;
 /// Gathers part `r` of `parts` from PE `r` on every PE, and writes the sum of part `r` to
 /// `sums[r]`.
 ///
-/// `parts` has one part for each PE, of which this PE has filled its own. `arrived` is one word,
+/// `parts` has one part for each PE; this PE has filled its own part. `arrived` is one word,
 /// initially 0. Runs as one block of at most 128 threads.
 #[kernel]
 pub fn all_gather(ctx: &Context, parts: SymSlice<u32>, arrived: SymSlice<u64>, sums: SymSlice<u64>) -> Result<(), Failed> {

@@ -67,7 +67,7 @@ fn difference(heads: usize, queries: usize, blocks: &[usize], steepness: f32) ->
 }
 
 #[test]
-fn attention_over_blocks_is_plain_attention() {
+fn attention_over_blocks_matches_plain_attention() {
     for (heads, queries, blocks) in
         [(1, 1, &[1][..]), (2, 7, &[16]), (1, 64, &[17, 3]), (3, 65, &[30, 31, 1]), (1, 2, &[5, 0, 40])]
     {

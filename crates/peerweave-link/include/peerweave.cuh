@@ -13,7 +13,7 @@ using u64 = unsigned long long;
 
 struct alignas(16) Context {
     u32 version, my_pe, n_pes, node_pe, node_n_pes, n_teams, capabilities, reserved;
-    u64 heap_bytes, peers, teams, status, abort, deadline_ns, multicast, reserved_words[1];
+    u64 heap_bytes, peers, teams, status, abort, deadline_ns, multicast, gone;
 };
 
 struct alignas(16) PeerEntry {
@@ -153,8 +153,8 @@ __device__ inline void signal_add(const Context* ctx, SymSlice<u64> signal, u64 
     if (u64* word = at(ctx, signal, pe, OP_SIGNAL_OP)) detail::add_release(word, value);
 }
 
-// Waits until a word of this GPU is at least `value`. Returns false after the context's deadline, or
-// if the host or another thread ended the wait.
+// Waits until a word of this GPU is at least `value`. Returns false after the context's deadline,
+// or if the host or another thread ended the wait.
 __device__ inline bool wait_at_least(const Context* ctx, const u64* word, u64 value, u32 operation, u32 from) {
     const u64 start = detail::now_ns();
     for (u32 looks = 1;; looks++) {

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn only_marked_structs_are_numbers() {
+    fn structs_without_the_attribute_reduce_are_not_numbers() {
         let plain = expand(quote!(
             #[repr(C)]
             struct A {

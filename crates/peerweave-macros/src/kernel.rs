@@ -43,18 +43,20 @@ struct Signature {
     options: Options,
 }
 
-/// The arguments of `#[kernel(max_threads = N, unchecked)]`.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// The arguments of `#[kernel(max_threads = N, unchecked, ptx = PATH)]`.
+#[derive(Default)]
 struct Options {
     /// Maximum number of threads per block, if given.
     max_threads: Option<u32>,
     /// Whether the entry reads nothing of the context, not even its version.
     is_unchecked: bool,
+    /// The static that holds the crate's PTX. Without it, each kernel embeds the PTX.
+    ptx: Option<syn::Path>,
 }
 
 impl Options {
     fn read(attribute: TokenStream) -> Result<Self> {
-        const EXPECTED: &str = "#[kernel]: expected `max_threads = N`, `unchecked` or nothing";
+        const EXPECTED: &str = "#[kernel]: expected `max_threads = N`, `unchecked`, `ptx = PATH` or nothing";
         let mut options = Self::default();
         let all = syn::punctuated::Punctuated::<syn::Meta, syn::Token![,]>::parse_terminated;
         let metas = syn::parse::Parser::parse2(all, attribute.clone()).map_err(|_| Error::new_spanned(&attribute, EXPECTED))?;
@@ -64,6 +66,7 @@ impl Options {
                 syn::Meta::NameValue(pair) if pair.path.is_ident("max_threads") => {
                     options.max_threads = Some(max_threads(&pair.value)?);
                 }
+                syn::Meta::NameValue(pair) if pair.path.is_ident("ptx") => options.ptx = Some(path(&pair.value)?),
                 other => return Err(Error::new_spanned(other, EXPECTED)),
             }
         }
@@ -79,6 +82,13 @@ fn max_threads(value: &syn::Expr) -> Result<u32> {
     match number {
         Some(number @ 1..=1024) => Ok(number),
         _ => Err(Error::new_spanned(value, "#[kernel]: max_threads is out of range, expected 1 to 1024")),
+    }
+}
+
+fn path(value: &syn::Expr) -> Result<syn::Path> {
+    match value {
+        syn::Expr::Path(syn::ExprPath { path, qself: None, .. }) => Ok(path.clone()),
+        _ => Err(Error::new_spanned(value, "#[kernel]: ptx is not a path, expected that of a static with the crate's PTX")),
     }
 }
 
@@ -154,7 +164,13 @@ impl Signature {
         let names: Vec<_> = (0..types.len()).map(|index| format_ident!("argument_{index}")).collect();
         let call = self.call(function, &names);
         let doc = format!("The kernel [`{name}()`](fn@{name}), to be launched as `{name}::KERNEL`.");
-        let image = image();
+        let (image, declaration) = match &self.options.ptx {
+            Some(path) => (quote!(#path), None),
+            None => {
+                let image = image();
+                (quote!(PTX), Some(quote!(static PTX: ::peerweave_device::launch::PtxImage = #image;)))
+            }
+        };
         quote! {
             #[cfg(not(target_arch = "nvptx64"))]
             #[doc = #doc]
@@ -167,7 +183,7 @@ impl Signature {
             impl #name {
                 /// The kernel, to be passed to a launch.
                 pub const KERNEL: ::peerweave_device::launch::Kernel<(#(#types,)*)> = {
-                    static PTX: ::peerweave_device::launch::PtxImage = #image;
+                    #declaration
                     /// # Safety
                     /// `context` is valid during the call.
                     unsafe fn host(context: *const ::peerweave_device::types::KernelContext, (#(#names,)*): (#(#types,)*)) {
@@ -178,7 +194,7 @@ impl Signature {
                         #call
                     }
                     // SAFETY: the entry in the PTX was made from the same parameters.
-                    unsafe { ::peerweave_device::launch::Kernel::new(#text, &PTX, host) }
+                    unsafe { ::peerweave_device::launch::Kernel::new(#text, &#image, host) }
                 };
             }
         }
@@ -293,15 +309,34 @@ mod tests {
 
     #[test]
     fn thread_bounds_must_be_valid_block_sizes() {
-        let read = Options::read;
-        assert_eq!(read(quote!()).unwrap(), Options::default());
-        assert_eq!(read(quote!(max_threads = 1024)).unwrap(), Options { max_threads: Some(1024), is_unchecked: false });
-        assert_eq!(read(quote!(max_threads = 8, unchecked)).unwrap(), Options { max_threads: Some(8), is_unchecked: true });
+        let read = |attribute| Options::read(attribute).map(|options| (options.max_threads, options.is_unchecked));
+        assert_eq!(read(quote!()).unwrap(), (None, false));
+        assert_eq!(read(quote!(max_threads = 1024)).unwrap(), (Some(1024), false));
+        assert_eq!(read(quote!(max_threads = 8, unchecked)).unwrap(), (Some(8), true));
         for wrong in
             [quote!(max_threads = 0), quote!(max_threads = 1025), quote!(max_threads = "8"), quote!(threads = 8), quote!(8)]
         {
             assert!(read(wrong).unwrap_err().to_string().contains("max_threads"));
         }
+    }
+
+    #[test]
+    fn ptx_of_a_kernel_is_that_of_the_given_static() {
+        let expanded = |attribute: TokenStream| {
+            expand(
+                attribute,
+                quote!(
+                    fn k() {}
+                ),
+            )
+            .unwrap()
+            .to_string()
+        };
+        let shared = expanded(quote!(ptx = crate::PTX));
+        assert!(shared.contains("& crate :: PTX") && !shared.contains("static"), "{shared}");
+        assert!(expanded(quote!()).contains("static PTX"));
+        let error = Options::read(quote!(ptx = 3)).map(drop).unwrap_err().to_string();
+        assert!(error.contains("ptx is not a path"), "{error}");
     }
 
     #[test]

@@ -32,6 +32,10 @@ use proc_macro::TokenStream;
 /// - A parameter of type `KernelTeam` is a team; the launch passes `&Team`.
 /// - It returns nothing or `Result<(), Failed>`. A failure has already been written to the
 ///   context's status, and the host's error names it.
+/// - `Context` is that of `peerweave_device`. `peerweave::Context`, which issues transfers on the
+///   host, has the same name: in a file that uses both, write `peerweave_device::prelude::Context`
+///   in the kernel, or import one as `use peerweave::Context as HostContext`. Two imports by `*`
+///   make the name ambiguous.
 /// - It is neither generic nor `async`, `const`, `unsafe` or `extern`. The kernels of a crate have
 ///   different names, which are the names of the entries in the crate's PTX.
 ///
@@ -44,6 +48,22 @@ use proc_macro::TokenStream;
 /// `#[kernel(unchecked)]` is for kernels that are shipped with the crate that launches them: the
 /// entry does not compare the version of the context, which saves a load before the first
 /// instruction.
+///
+/// Each kernel embeds the PTX of its crate, and the compiler keeps one copy for each module. Where
+/// the PTX is large, a crate embeds it once, in a static of its own, by the file that the build
+/// script writes. `ptx` is the path of that static:
+///
+/// ```ignore
+/// #[cfg(not(target_arch = "nvptx64"))]
+/// static PTX: peerweave_device::launch::PtxImage = include!(concat!(env!("OUT_DIR"), "/peerweave_ptx.rs"));
+///
+/// #[kernel(ptx = crate::PTX)]
+/// pub fn shift(ctx: &Context, dst: SymSlice<i32>) -> Result<(), Failed> {
+///     let next = (ctx.my_pe() + 1) % ctx.n_pes();
+///     ctx.p(dst.at(0), ctx.my_pe() as i32, next);
+///     ctx.barrier_all()
+/// }
+/// ```
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()

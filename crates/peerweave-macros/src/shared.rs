@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn symbols_have_only_characters_of_ptx() {
+    fn symbols_have_only_characters_that_ptx_allows() {
         assert_eq!(symbol("kernels", "r#Größe", 3), "peerweave_shared_kernels_Gr_f6__df_e_3");
     }
 }

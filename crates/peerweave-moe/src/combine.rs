@@ -4,78 +4,13 @@
 //! sends the sum once to the rank of the token, rounded to the type of results. That rank adds up
 //! the sums of all ranks in the order of ranks, again in `f32`.
 
-use crate::call::{Exchange, NOTHING, Peers, order, pe_of};
-use crate::dispatch::{each_token, in_batches};
-use crate::line::{BATCH, Operand, halves};
-use peerweave_device::gpu::{self, Vector};
+use crate::call::{Peers, order, pe_of};
+use crate::dispatch::each_token;
+use crate::layout::{Exchange, NOTHING};
+use crate::line::{BATCH, Operand, halves, in_batches};
+use crate::sums::{BFloat16, Class, Float16, Float32, Sums};
+use peerweave_device::gpu;
 use peerweave_device::prelude::*;
-
-/// Maximum number of elements of a line.
-const MOST: usize = 8;
-
-/// A type of results.
-trait Class {
-    /// Converts the elements of a line. Those behind the last one are 0.
-    fn unpack(line: Vector) -> [f32; MOST];
-    /// Converts back, rounded to nearest even.
-    fn pack(values: [f32; MOST]) -> Vector;
-}
-
-/// Applies a conversion to the four words of a line.
-#[inline(always)]
-fn words(line: Vector, values: impl Fn(u32) -> [f32; 2]) -> [f32; MOST] {
-    let [a, b] = values(line[0] as u32);
-    let [c, d] = values((line[0] >> 32) as u32);
-    let [e, f] = values(line[1] as u32);
-    let [g, h] = values((line[1] >> 32) as u32);
-    [a, b, c, d, e, f, g, h]
-}
-
-/// The inverse of [`words`].
-#[inline(always)]
-fn line([a, b, c, d, e, f, g, h]: [f32; MOST], pair: impl Fn([f32; 2]) -> u32) -> Vector {
-    let half = |low: u32, high: u32| u64::from(low) | (u64::from(high) << 32);
-    [half(pair([a, b]), pair([c, d])), half(pair([e, f]), pair([g, h]))]
-}
-
-struct BFloat16;
-struct Float16;
-struct Float32;
-
-impl Class for BFloat16 {
-    #[inline(always)]
-    fn unpack(from: Vector) -> [f32; MOST] {
-        words(from, |pair| [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)])
-    }
-    #[inline(always)]
-    fn pack(values: [f32; MOST]) -> Vector {
-        line(values, gpu::bf16_pair)
-    }
-}
-
-impl Class for Float16 {
-    #[inline(always)]
-    fn unpack(from: Vector) -> [f32; MOST] {
-        words(from, gpu::f16_values)
-    }
-    #[inline(always)]
-    fn pack(values: [f32; MOST]) -> Vector {
-        line(values, gpu::f16_pair)
-    }
-}
-
-impl Class for Float32 {
-    #[inline(always)]
-    fn unpack(line: Vector) -> [f32; MOST] {
-        let value = |bits: u64| f32::from_bits(bits as u32);
-        [value(line[0]), value(line[0] >> 32), value(line[1]), value(line[1] >> 32), 0.0, 0.0, 0.0, 0.0]
-    }
-    #[inline(always)]
-    fn pack(values: [f32; MOST]) -> Vector {
-        let bits = |index: usize| u64::from(values[index].to_bits());
-        [bits(0) | (bits(1) << 32), bits(2) | (bits(3) << 32)]
-    }
-}
 
 #[inline(always)]
 fn send<C: Class>(ctx: &Context, exchange: &Exchange, team: KernelTeam, results: SymSlice<u128>) -> Result<(), Failed> {
@@ -87,28 +22,23 @@ fn send<C: Class>(ctx: &Context, exchange: &Exchange, team: KernelTeam, results:
     each_token(ctx, exchange, |rank, token, wanted| {
         let (to, at) = (peers.lines(rank), exchange.result(exchange.rank, token));
         let entry = exchange.entry(rank, token);
-        in_batches(result_lines, |line, step, count| {
-            let mut sums = [[0.0; MOST]; BATCH];
+        in_batches(result_lines, |batch| {
+            let (mut sums, mut lines) = (Sums::<C>::new(), [[0; 2]; BATCH]);
             let mut left = wanted;
             while left != 0 {
                 let index = entry + left.trailing_zeros() as usize;
                 left &= left - 1;
                 let place = u64::from(places.read(index));
                 let weight = f32::from_bits((entries.read(index) >> 32) as u32);
-                for index in 0..BATCH {
-                    if index < count {
-                        let values = C::unpack(results.read(place * result_lines + line + index as u64 * step));
-                        for element in 0..MOST {
-                            sums[index][element] += weight * values[element];
-                        }
-                    }
+                if left != 0 {
+                    let next = u64::from(places.read(entry + left.trailing_zeros() as usize));
+                    results.prefetch_batch(next * result_lines, batch);
                 }
+                results.read_batch(place * result_lines, batch, &mut lines);
+                sums.add(batch, &lines, |value| weight * value);
             }
-            for index in 0..BATCH {
-                if index < count {
-                    to.push(at + line + index as u64 * step, C::pack(sums[index]));
-                }
-            }
+            sums.round(batch, &mut lines);
+            to.push_batch(at, batch, &lines);
             Ok(())
         })
     })
@@ -130,32 +60,18 @@ fn receive<C: Class>(ctx: &Context, exchange: &Exchange, team: KernelTeam, outpu
                 ranks |= 1 << rank;
             }
         }
-        in_batches(result_lines, |line, step, count| {
-            let mut sums = [[0.0; MOST]; BATCH];
+        in_batches(result_lines, |batch| {
+            let (mut sums, mut lines) = (Sums::<C>::new(), [[0; 2]; BATCH]);
             let mut left = ranks;
             while left != 0 {
                 let rank = left.trailing_zeros();
                 left &= left - 1;
-                let at = exchange.result(rank, token) + line;
-                let values = returns.take::<BATCH>(
-                    ctx,
-                    halves(exchange.sentinel),
-                    |index| index < count,
-                    |index| at + index as u64 * step,
-                    |_| pe_of(ctx, team, rank),
-                )?;
-                for index in 0..BATCH {
-                    let values = C::unpack(values[index]);
-                    for element in 0..MOST {
-                        sums[index][element] += values[element];
-                    }
-                }
+                let at = exchange.result(rank, token);
+                returns.take_batch(ctx, halves(exchange.sentinel), at, batch, &mut lines, || pe_of(ctx, team, rank))?;
+                sums.add(batch, &lines, |value| value);
             }
-            for index in 0..BATCH {
-                if index < count {
-                    outputs.write(token * result_lines + line + index as u64 * step, C::pack(sums[index]));
-                }
-            }
+            sums.round(batch, &mut lines);
+            outputs.write_batch(token * result_lines, batch, &lines);
             Ok(())
         })?;
         token += gpu::grid_dim().count();

@@ -4,12 +4,13 @@
 //! token once to each rank that has one of its experts. So the number of tokens travels one way,
 //! and no rank needs an answer before it sends.
 
-use crate::call::{Exchange, MAX_LOCAL_EXPERTS, NO_SUCH_EXPERT, NOTHING, Peers, REPEATED_EXPERT, order, pe_of, table_lines};
-use crate::line::{BATCH, Operand, halves};
+use crate::call::{Peers, order, pe_of};
+use crate::layout::{Exchange, MAX_LOCAL_EXPERTS, NO_SUCH_EXPERT, NOTHING, REPEATED_EXPERT, table_lines};
+use crate::line::{BATCH, Rows, halves, in_batches};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
-/// Maximum number of threads of the kernels of one block.
+/// Maximum number of threads of the kernels that run as one block.
 pub const PLAN_THREADS: u32 = 512;
 
 /// Maximum number of threads of a block of the other kernels.
@@ -24,20 +25,6 @@ fn position() -> (u64, u64) {
     let threads = u64::from(gpu::block_threads());
     let first = u64::from(gpu::block_rank()) * threads + u64::from(gpu::thread_rank());
     (first, gpu::grid_dim().count() * threads)
-}
-
-/// Calls `each` with every index below `lines` of this thread of the block, [`BATCH`] at a time:
-/// with the first one, their distance, and their number.
-#[inline(always)]
-pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(u64, u64, usize) -> Result<(), Failed>) -> Result<(), Failed> {
-    let threads = u64::from(gpu::block_threads());
-    let mut line = u64::from(gpu::thread_rank());
-    while line < lines {
-        let count = (lines - line).div_ceil(threads).min(BATCH as u64);
-        each(line, threads, count as usize)?;
-        line += threads * BATCH as u64;
-    }
-    Ok(())
 }
 
 /// Sends `count` tokens with their scales to the ranks of their experts, and a table of all experts
@@ -89,8 +76,7 @@ pub fn moe_dispatch_send(
         line += step;
     }
 
-    let (tokens, scales) = (Operand::new(ctx, tokens), Operand::new(ctx, scales));
-    let (token_lines, scale_lines) = (u64::from(exchange.token_lines), u64::from(exchange.scale_lines));
+    let rows = Rows::new(ctx, &exchange, tokens, scales, 0);
     let mut token = u64::from(gpu::block_rank());
     while token < u64::from(count) {
         let mut ranks = 0_u64;
@@ -101,18 +87,9 @@ pub fn moe_dispatch_send(
             }
         }
         let row = exchange.row(bank, exchange.rank, token);
-        in_batches(exchange.row_lines(), |line, step, count| {
+        in_batches(exchange.row_lines(), |batch| {
             let mut values = [[0; 2]; BATCH];
-            for index in 0..BATCH {
-                let line = line + index as u64 * step;
-                if index < count {
-                    values[index] = if line < token_lines {
-                        tokens.read(token * token_lines + line)
-                    } else {
-                        scales.read(token * scale_lines + line - token_lines)
-                    };
-                }
-            }
+            rows.read_batch(token, batch, &mut values);
             // The next rank first, so that not all ranks send to one rank at the same time.
             let (mut after, mut until) = (ranks >> exchange.rank >> 1, ranks & (u64::MAX >> (63 - exchange.rank)));
             while after != 0 || until != 0 {
@@ -125,12 +102,7 @@ pub fn moe_dispatch_send(
                     until &= until - 1;
                     next
                 };
-                let to = peers.lines(rank);
-                for index in 0..BATCH {
-                    if index < count {
-                        to.push(row + line + index as u64 * step, values[index]);
-                    }
-                }
+                peers.lines(rank).push_batch(row, batch, &values);
             }
             Ok(())
         })?;
@@ -139,11 +111,11 @@ pub fn moe_dispatch_send(
     Ok(())
 }
 
-/// Receives the tables, and gives each expected token a row for each of its experts here: experts
-/// in order, then ranks, then tokens. Runs as one block.
+/// Receives the tables, and assigns to each token one row for each of its experts on this rank.
+/// Rows are ordered by expert, then by rank, then by token. Runs as one block.
 ///
 /// `offsets` gets the first row of each expert, and then the number of rows. `rows` and `scales`
-/// are not accessed: with them the launch checks the memory of the kernel that follows.
+/// are not accessed: they are arguments so that the launch checks the memory of the next kernel.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_plan(
     ctx: &Context,
@@ -169,7 +141,7 @@ pub fn moe_dispatch_plan(
     Ok(())
 }
 
-/// Receives the tables of all ranks into the entries.
+/// Receives the tables of all ranks, and stores their entries.
 #[inline(always)]
 fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u64) -> Result<(), Failed> {
     let inbox = exchange.own(ctx, exchange.inbox);
@@ -179,7 +151,7 @@ fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u6
     let mut outcome = Ok(());
     while rank < exchange.ranks && outcome.is_ok() {
         let at = exchange.table(bank, rank);
-        outcome = inbox.take::<1>(ctx, sentinel, |_| true, |_| at, |_| pe_of(ctx, team, rank)).map(|[[count, _]]| {
+        outcome = inbox.take(ctx, sentinel, at, || pe_of(ctx, team, rank)).map(|[count, _]| {
             counts.write(rank as usize, (count as u32).min(exchange.max_tokens));
         });
         rank += gpu::block_threads();
@@ -194,7 +166,7 @@ fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u6
         while line < table_lines(exchange.entries_per_rank()) {
             let mut value: Vector = [u64::from(NOTHING); 2];
             if line < table_lines(arriving) {
-                [value] = inbox.take::<1>(ctx, sentinel, |_| true, |_| at + line, |_| pe_of(ctx, team, rank))?;
+                value = inbox.take(ctx, sentinel, at + line, || pe_of(ctx, team, rank))?;
             }
             keep(ctx, exchange, rank, 2 * line - 2, value[0]);
             keep(ctx, exchange, rank, 2 * line - 1, value[1]);
@@ -204,7 +176,7 @@ fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u6
     Ok(())
 }
 
-/// Keeps an entry of a table: an expert of all ranks and a weight.
+/// Stores an entry of a table: an expert, numbered among those of all ranks, and a weight.
 #[inline(always)]
 fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
     if index >= exchange.entries_per_rank() {
@@ -220,7 +192,7 @@ fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
     }
 }
 
-/// Computes the places of all entries from the entries.
+/// Computes the row of each entry.
 ///
 /// Each warp has a range of entries. It counts the entries of each expert in its range, then the
 /// counts of all warps give the place of each warp's first entry.
@@ -265,11 +237,11 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
             same
         };
         let before = if is_here { counted.read(mine(expert)) } else { 0 };
-        gpu::sync_warp(gpu::warp_members());
+        sync_lanes(alone);
         if is_here && same.trailing_zeros() == lane as u32 {
             counted.write(mine(expert), before + same.count_ones());
         }
-        gpu::sync_warp(gpu::warp_members());
+        sync_lanes(alone);
         if index < end {
             let earlier = (same & ((1 << lane) - 1)).count_ones();
             places.write(index, if is_here { before + earlier } else { NOTHING });
@@ -316,6 +288,14 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
     }
 }
 
+/// Waits for the threads of the warp. On the host, a thread that is `alone` does not ask for them.
+#[inline(always)]
+fn sync_lanes(alone: bool) {
+    if cfg!(target_arch = "nvptx64") || !alone {
+        gpu::sync_warp(gpu::warp_members());
+    }
+}
+
 /// Receives the tokens for the experts of this rank, and copies each to its rows.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_receive(
@@ -326,44 +306,34 @@ pub fn moe_dispatch_receive(
     scales: SymSlice<u128>,
 ) -> Result<(), Failed> {
     let inbox = exchange.own(ctx, exchange.inbox);
-    let (rows, scales) = (Operand::new(ctx, rows), Operand::new(ctx, scales));
+    let counts = ctx.local(exchange.counts);
+    let all = (0..exchange.ranks).fold(0, |all, rank| all + u64::from(counts.read(rank as usize) * exchange.top_k));
+    let rows = Rows::new(ctx, &exchange, rows, scales, if cfg!(target_arch = "nvptx64") { 0 } else { all });
     // The kernel before has counted this dispatch.
     let bank = ctx.local(exchange.counter).read(0).wrapping_sub(1);
-    let (token_lines, scale_lines) = (u64::from(exchange.token_lines), u64::from(exchange.scale_lines));
     each_token(ctx, &exchange, |rank, token, wanted| {
         let places = ctx.local(exchange.places);
         let entry = exchange.entry(rank, token);
         let at = exchange.row(bank, rank, token);
-        in_batches(exchange.row_lines(), |line, step, count| {
-            let values = inbox.take::<BATCH>(
-                ctx,
-                halves(exchange.sentinel),
-                |index| index < count,
-                |index| at + line + index as u64 * step,
-                |_| pe_of(ctx, team, rank),
-            )?;
+        in_batches(exchange.row_lines(), |batch| {
+            let mut values = [[0; 2]; BATCH];
+            inbox.take_batch(ctx, halves(exchange.sentinel), at, batch, &mut values, || pe_of(ctx, team, rank))?;
             let mut left = wanted;
             while left != 0 {
                 let place = u64::from(places.read(entry + left.trailing_zeros() as usize));
                 left &= left - 1;
-                for index in 0..BATCH {
-                    let line = line + index as u64 * step;
-                    if index < count && line < token_lines {
-                        rows.write(place * token_lines + line, values[index]);
-                    } else if index < count {
-                        scales.write(place * scale_lines + line - token_lines, values[index]);
-                    }
-                }
+                rows.write_batch(place, batch, &values);
             }
             Ok(())
         })
     })?;
+    rows.end();
     order();
     Ok(())
 }
 
 /// Calls `each` with every token that has an expert on this rank: its rank, its number, and a bit
-/// for each of its entries that has a place here. Blocks share the tokens.
+/// for each of its entries that has a row here. The tokens are divided among the blocks.
 #[inline(always)]
 pub(crate) fn each_token(
     ctx: &Context,

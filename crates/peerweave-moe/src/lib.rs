@@ -7,11 +7,11 @@
 //! then those of the second, as a grouped matrix product takes them. [`Moe::combine`] takes one
 //! result for each row and gives each token the weighted sum of its results.
 //!
-//! A token travels once to each rank, also if several experts of the rank want it, and so does its
-//! result, which that rank has added up. No rank waits for another before it sends, there are no
-//! barriers, and no count returns: every rank sends its whole routing table, and the data itself
-//! shows that it has arrived. The calls are kernels in Rust that the portable API launches, so they
-//! are stream-ordered, and the order of rows and of additions is the same in every run.
+//! A token is sent once to each rank, also if several experts of that rank process it. That rank
+//! adds up their results, and sends one result back. No rank waits for another before it sends, and
+//! there are no barriers: every rank sends its whole routing table, and the data itself shows that
+//! it has arrived. The calls are kernels in Rust that the portable API launches, so they are
+//! stream-ordered, and the order of rows and of additions is the same in every run.
 //!
 //! ```
 //! use peerweave::{Result, on_threads};
@@ -85,13 +85,18 @@ struct Readme;
 mod call;
 pub mod combine;
 pub mod dispatch;
+#[cfg(not(target_arch = "nvptx64"))]
+mod explain;
+mod layout;
 mod line;
 #[cfg(not(target_arch = "nvptx64"))]
 mod moe;
+mod piece;
 #[cfg(not(target_arch = "nvptx64"))]
 mod shape;
+mod sums;
 
-pub use call::{
+pub use layout::{
     Exchange, MAX_LOCAL_EXPERTS, MAX_RANKS, MAX_TOP_K, NO_SUCH_EXPERT, NOT_MAPPED, NOTHING, REPEATED_EXPERT, table_lines,
 };
 #[cfg(not(target_arch = "nvptx64"))]

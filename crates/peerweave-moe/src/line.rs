@@ -1,17 +1,77 @@
 //! Lines of 16 bytes: those of operands, which one kernel reads or writes, and those that travel,
 //! whose content shows that they have arrived.
 
+use crate::layout::Exchange;
+use crate::piece;
 use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Number of lines that a thread has in flight. On the host it is the number of lines for which a
-/// thread reads a place once.
-pub(crate) const BATCH: usize = if cfg!(target_arch = "nvptx64") { 4 } else { 16 };
+/// Number of lines that a thread has in flight. On the host these lines are moved together, and a
+/// thread looks up the row of a token once for them.
+pub(crate) const BATCH: usize = if cfg!(target_arch = "nvptx64") { 4 } else { 64 };
 
 #[inline(always)]
 fn pointer<T>(address: u64) -> *mut T {
     core::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Lines that one thread moves together: [`BATCH`] or fewer of a row, at equal distances.
+#[derive(Clone, Copy)]
+pub(crate) struct Batch {
+    first: u64,
+    step: u64,
+    count: usize,
+}
+
+impl Batch {
+    /// Returns the index of a line in the row.
+    #[inline(always)]
+    fn line(self, index: usize) -> u64 {
+        self.first + index as u64 * self.step
+    }
+
+    /// Calls `with` with each index of the batch.
+    #[inline(always)]
+    pub(crate) fn each(self, mut with: impl FnMut(usize)) {
+        for index in 0..BATCH {
+            if index < self.count {
+                with(index);
+            }
+        }
+    }
+
+    /// Returns whether the lines are moved as one piece of memory: on the host, by the only thread
+    /// of a block. Threads that take turns move one line at a time, with a turn before each, so
+    /// that tests find races among them.
+    #[inline(always)]
+    pub(crate) fn is_piece(self) -> bool {
+        !cfg!(target_arch = "nvptx64") && self.step == 1
+    }
+
+    /// Returns the lines of this batch.
+    #[inline(always)]
+    pub(crate) fn piece(self, lines: &[Vector; BATCH]) -> &[Vector] {
+        &lines[..self.count]
+    }
+
+    /// Returns the lines of this batch, to be written.
+    #[inline(always)]
+    pub(crate) fn piece_mut(self, lines: &mut [Vector; BATCH]) -> &mut [Vector] {
+        &mut lines[..self.count]
+    }
+}
+
+/// Calls `each` with every line below `lines` of this thread of the block, in batches.
+#[inline(always)]
+pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(Batch) -> Result<(), Failed>) -> Result<(), Failed> {
+    let step = u64::from(gpu::block_threads());
+    let mut first = u64::from(gpu::thread_rank());
+    while first < lines {
+        each(Batch { first, step, count: (lines - first).div_ceil(step).min(BATCH as u64) as usize })?;
+        first += step * BATCH as u64;
+    }
+    Ok(())
 }
 
 /// Lines that travel, at an address of this PE or of a mapped peer.
@@ -34,6 +94,17 @@ impl Lines {
         unsafe { gpu::store_line_relaxed(pointer(self.0 + 16 * line), value) };
     }
 
+    /// Writes the lines of a batch of the row that begins at line `row`.
+    #[inline(always)]
+    pub(crate) fn push_batch(self, row: u64, batch: Batch, values: &[Vector; BATCH]) {
+        if batch.is_piece() {
+            // SAFETY: the caller of `at` guaranteed the lines.
+            unsafe { piece::store(self.0 + 16 * (row + batch.first), batch.piece(values)) };
+        } else {
+            batch.each(|index| self.push(row + batch.line(index), values[index]));
+        }
+    }
+
     /// Reads a line.
     #[inline(always)]
     fn look(self, line: u64) -> Vector {
@@ -41,42 +112,57 @@ impl Lines {
         unsafe { gpu::load_line_relaxed(pointer(self.0 + 16 * line)) }
     }
 
-    /// Waits until the lines for which `is_wanted` is true have arrived, returns their content, and
-    /// puts the sentinel back. `line` returns the index of a line.
+    /// Waits until a line has arrived, returns its content, and puts the sentinel back.
     ///
     /// # Errors
-    /// At the deadline, in the name of the PE that `sender` returns for the first missing line.
+    /// At the deadline, in the name of the PE that `sender` returns.
     #[inline(always)]
-    pub(crate) fn take<const N: usize>(
+    pub(crate) fn take(self, ctx: &Context, sentinel: Vector, line: u64, sender: impl Fn() -> u32) -> Result<Vector, Failed> {
+        let look = || Some(self.look(line)).filter(|found| has_arrived(*found, sentinel));
+        let found = ctx.poll(KernelOp::AllToAll, look, sender)?;
+        self.push(line, sentinel);
+        Ok(found)
+    }
+
+    /// Waits until the lines of a batch of the row that begins at line `row` have arrived, writes
+    /// their content to `found`, and puts the sentinel back.
+    ///
+    /// # Errors
+    /// At the deadline, in the name of the PE that `sender` returns.
+    #[inline(always)]
+    pub(crate) fn take_batch(
         self,
         ctx: &Context,
         sentinel: Vector,
-        is_wanted: impl Fn(usize) -> bool,
-        line: impl Fn(usize) -> u64,
-        sender: impl Fn(usize) -> u32,
-    ) -> Result<[Vector; N], Failed> {
+        row: u64,
+        batch: Batch,
+        found: &mut [Vector; BATCH],
+        sender: impl Fn() -> u32,
+    ) -> Result<(), Failed> {
+        let start = self.0 + 16 * (row + batch.first);
         let look = || {
-            let mut found = [[0; 2]; N];
             let mut all = true;
-            for index in 0..N {
-                if is_wanted(index) {
-                    found[index] = self.look(line(index));
+            if batch.is_piece() {
+                let found = batch.piece_mut(found);
+                // SAFETY: the caller of `at` guaranteed the lines.
+                unsafe { piece::load(start, found) };
+                all = have_arrived(found, sentinel);
+            } else {
+                batch.each(|index| {
+                    found[index] = self.look(row + batch.line(index));
                     all &= has_arrived(found[index], sentinel);
-                }
+                });
             }
-            all.then_some(found)
+            all.then_some(())
         };
-        let missing = || {
-            let is_missing = |index: &usize| is_wanted(*index) && !has_arrived(self.look(line(*index)), sentinel);
-            sender((0..N).find(is_missing).unwrap_or(0))
-        };
-        let found = ctx.poll(KernelOp::AllToAll, look, missing)?;
-        for index in 0..N {
-            if is_wanted(index) {
-                self.push(line(index), sentinel);
-            }
+        ctx.poll(KernelOp::AllToAll, look, sender)?;
+        if batch.is_piece() {
+            // SAFETY: as above.
+            unsafe { piece::store(start, batch.piece(&[sentinel; BATCH])) };
+        } else {
+            batch.each(|index| self.push(row + batch.line(index), sentinel));
         }
-        Ok(found)
+        Ok(())
     }
 }
 
@@ -89,8 +175,14 @@ fn has_arrived(line: Vector, sentinel: Vector) -> bool {
     if cfg!(target_arch = "nvptx64") {
         line[0] != sentinel[0] || line[1] != sentinel[1]
     } else {
-        line[0] != sentinel[0] && line[1] != sentinel[1]
+        (line[0] != sentinel[0]) & (line[1] != sentinel[1])
     }
+}
+
+/// Returns whether all lines of a piece have arrived.
+#[inline(always)]
+fn have_arrived(lines: &[Vector], sentinel: Vector) -> bool {
+    piece::vectorised(|| lines.iter().fold(true, |all, line| all & has_arrived(*line, sentinel)))
 }
 
 /// Returns the halves of a line.
@@ -112,9 +204,9 @@ impl Operand {
         Self { address: ctx.local(of).address(), lines: of.len() as u64 }
     }
 
-    /// Reads a line. A line behind the end is zero.
+    /// Reads a line. A line after the end is zero.
     #[inline(always)]
-    pub(crate) fn read(self, line: u64) -> Vector {
+    fn read(self, line: u64) -> Vector {
         if line >= self.lines {
             return [0; 2];
         }
@@ -129,9 +221,27 @@ impl Operand {
         }
     }
 
-    /// Writes a line. Nothing is written behind the end.
+    /// Reads the lines of a batch of the row that begins at line `row`.
     #[inline(always)]
-    pub(crate) fn write(self, line: u64, value: Vector) {
+    pub(crate) fn read_batch(self, row: u64, batch: Batch, values: &mut [Vector; BATCH]) {
+        if batch.is_piece() {
+            self.read_piece(row + batch.first, batch.piece_mut(values));
+        } else {
+            batch.each(|index| values[index] = self.read(row + batch.line(index)));
+        }
+    }
+
+    /// Reads consecutive lines. Reads nothing after the end.
+    #[inline(always)]
+    fn read_piece(self, first: u64, into: &mut [Vector]) {
+        let count = self.lines.saturating_sub(first).min(into.len() as u64) as usize;
+        // SAFETY: lines of symmetric memory of this PE, which the launch keeps allocated.
+        unsafe { piece::load(self.address + 16 * first, &mut into[..count]) };
+    }
+
+    /// Writes a line. Writes nothing after the end.
+    #[inline(always)]
+    fn write(self, line: u64, value: Vector) {
         if line >= self.lines {
             return;
         }
@@ -143,6 +253,127 @@ impl Operand {
             } else {
                 gpu::store_line_relaxed(pointer(to), value);
             }
+        }
+    }
+
+    /// Writes the lines of a batch of the row that begins at line `row`.
+    #[inline(always)]
+    pub(crate) fn write_batch(self, row: u64, batch: Batch, values: &[Vector; BATCH]) {
+        if batch.is_piece() {
+            self.write_piece(row + batch.first, batch.piece(values), false);
+        } else {
+            batch.each(|index| self.write(row + batch.line(index), values[index]));
+        }
+    }
+
+    /// Writes consecutive lines, with `streams` past the caches. Writes nothing after the end.
+    #[inline(always)]
+    fn write_piece(self, first: u64, from: &[Vector], streams: bool) {
+        let count = self.lines.saturating_sub(first).min(from.len() as u64) as usize;
+        let to = self.address + 16 * first;
+        // SAFETY: as in `read_piece`.
+        unsafe {
+            if streams {
+                piece::store_streaming(to, &from[..count]);
+            } else {
+                piece::store(to, &from[..count]);
+            }
+        }
+    }
+
+    /// Requests the lines of a batch of the row that begins at line `row`, which are read soon.
+    #[inline(always)]
+    pub(crate) fn prefetch_batch(self, row: u64, batch: Batch) {
+        if batch.is_piece() {
+            piece::prefetch(self.address + 16 * (row + batch.first), batch.count);
+        }
+    }
+}
+
+/// Tokens, and their scales if there are some. The row of a token is its lines, then those of its
+/// scales.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows {
+    tokens: Operand,
+    scales: Operand,
+    token_lines: u64,
+    scale_lines: u64,
+    /// Whether pieces of tokens are written past the caches.
+    streams: bool,
+}
+
+/// If all ranks together write at least this many bytes of rows, the host writes past the caches.
+const STREAMING_BYTES: u64 = 16 << 20;
+
+impl Rows {
+    /// Returns the rows of a call in which all ranks together write `all` rows.
+    #[inline(always)]
+    pub(crate) fn new(ctx: &Context, exchange: &Exchange, tokens: SymSlice<u128>, scales: SymSlice<u128>, all: u64) -> Self {
+        Self {
+            streams: all * u64::from(exchange.token_lines) * 16 >= STREAMING_BYTES,
+            tokens: Operand::new(ctx, tokens),
+            scales: Operand::new(ctx, scales),
+            token_lines: u64::from(exchange.token_lines),
+            scale_lines: u64::from(exchange.scale_lines),
+        }
+    }
+
+    /// Returns the number of lines of a batch that begins at line `first`, as one piece, that are
+    /// lines of the token.
+    #[inline(always)]
+    fn of_token(self, batch: Batch) -> usize {
+        self.token_lines.saturating_sub(batch.first).min(batch.count as u64) as usize
+    }
+
+    /// Returns the first line of the scales in a piece, of which some are scales.
+    #[inline(always)]
+    fn first_scale(self, row: u64, batch: Batch) -> u64 {
+        row * self.scale_lines + batch.first.saturating_sub(self.token_lines)
+    }
+
+    /// Orders all writes before later ones of this thread.
+    #[inline(always)]
+    pub(crate) fn end(self) {
+        if !cfg!(target_arch = "nvptx64") && self.streams {
+            piece::end_streaming();
+        }
+    }
+
+    /// Reads the lines of a batch of a row.
+    #[inline(always)]
+    pub(crate) fn read_batch(self, row: u64, batch: Batch, values: &mut [Vector; BATCH]) {
+        if batch.is_piece() {
+            let (token, scales) = batch.piece_mut(values).split_at_mut(self.of_token(batch));
+            self.tokens.read_piece(row * self.token_lines + batch.first, token);
+            self.scales.read_piece(self.first_scale(row, batch), scales);
+        } else {
+            batch.each(|index| {
+                let line = batch.line(index);
+                values[index] = if line < self.token_lines {
+                    self.tokens.read(row * self.token_lines + line)
+                } else {
+                    self.scales.read(row * self.scale_lines + line - self.token_lines)
+                };
+            });
+        }
+    }
+
+    /// Writes the lines of a batch of a row.
+    #[inline(always)]
+    pub(crate) fn write_batch(self, row: u64, batch: Batch, values: &[Vector; BATCH]) {
+        if batch.is_piece() {
+            let (token, scales) = batch.piece(values).split_at(self.of_token(batch));
+            self.tokens.write_piece(row * self.token_lines + batch.first, token, self.streams);
+            self.scales.write_piece(self.first_scale(row, batch), scales, false);
+        } else {
+            batch.each(|index| {
+                let line = batch.line(index);
+                if line < self.token_lines {
+                    self.tokens.write(row * self.token_lines + line, values[index]);
+                } else {
+                    self.scales.write(row * self.scale_lines + line - self.token_lines, values[index]);
+                }
+            });
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The exchange of one layer: its memory, its calls and their order.
 
-use crate::call::{Exchange, Layout};
+use crate::explain::Words;
+use crate::layout::{Exchange, Layout};
 use crate::shape::{LINE, Shape, value};
 use crate::{combine, dispatch};
 use peerweave_core::backend::TeamId;
@@ -11,6 +12,7 @@ use peerweave_device::launch::Kernel;
 use peerweave_types::{KernelTeam, Pe, SymSlice};
 use std::hash::{BuildHasher, RandomState};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// A kernel of the combination.
 type CombineKernel = Kernel<(Exchange, KernelTeam, SymSlice<u128>)>;
@@ -49,7 +51,7 @@ outputs! {
 pub struct Tokens<'a, T> {
     /// The tokens, `hidden` elements each.
     pub rows: &'a Symmetric<T>,
-    /// The factors of each token; `None` if the shape has none.
+    /// The scales of each token; `None` if the shape has none.
     pub scales: Option<&'a Symmetric<f32>>,
     /// `top_k` distinct experts for each token, -1 for none.
     pub experts: &'a Symmetric<i32>,
@@ -57,14 +59,15 @@ pub struct Tokens<'a, T> {
     pub weights: &'a Symmetric<f32>,
 }
 
-/// The memory that a dispatch fills.
+/// The memory that a dispatch fills. Its parts may not overlap each other. They may overlap the
+/// memory of the tokens, which is read before.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a, T> {
-    /// [`Moe::max_rows`] rows of `hidden` elements: the rows of each expert of this rank in turn,
-    /// for each expert in the order of ranks and of their tokens. Rows behind the last one are not
-    /// changed.
+    /// [`Moe::max_rows`] rows of `hidden` elements, grouped by the experts of this rank. The rows
+    /// of an expert are in the order of the ranks, then of their tokens. Rows after the last one do
+    /// not change.
     pub rows: &'a Symmetric<T>,
-    /// The factors of each row; `None` if the shape has none.
+    /// The scales of each row; `None` if the shape has none.
     pub scales: Option<&'a Symmetric<f32>>,
     /// The first row of each expert of this rank, and then the number of rows.
     pub offsets: &'a Symmetric<u32>,
@@ -86,7 +89,7 @@ enum State {
 }
 
 impl State {
-    /// Describes what may follow.
+    /// Returns the names of the calls that may follow.
     fn expected(self) -> &'static str {
         match self {
             Self::Ready => "dispatch_send",
@@ -113,10 +116,13 @@ impl State {
 ///
 /// # Failures
 /// A kernel that waits for a rank that is gone, or makes no call, fails at the deadline of the
-/// world and names that PE; on the host backend a dead PE is named within milliseconds. An expert
-/// that does not exist, or occurs twice in a token, fails the kernel with
-/// [`FailureKind::Exit`](peerweave_core::FailureKind::Exit). After a failure the exchange is of no
-/// use.
+/// world and names that PE. On the host backend a PE that died or left the job is named within
+/// milliseconds; on GPUs one that died is, and one that left in order is named at the deadline.
+///
+/// An expert that does not exist, or occurs twice in a token, fails the call with
+/// [`Error::Kernel`](peerweave_core::Error::Kernel), whose message names this PE, the expert and
+/// the number of experts. [`Stream::synchronize`] returns that error without this text, with the
+/// kernel and its code: see [`Moe::explain`]. After a failure the exchange cannot be used any more.
 #[derive(Debug)]
 pub struct Moe<T, Y> {
     shape: Shape,
@@ -127,6 +133,7 @@ pub struct Moe<T, Y> {
     state: State,
     /// Number of tokens of the last dispatch.
     tokens: usize,
+    pe: Pe,
     /// Maximum number of blocks of a kernel, and number of threads of a block.
     launch: [u32; 2],
     types: PhantomData<fn(T) -> Y>,
@@ -274,6 +281,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
             memory,
             state: State::Ready,
             tokens: 0,
+            pe: world.my_pe(),
             launch: shape.launch.unwrap_or(if world.backend_name() == "host" { [1, 1] } else { [256, dispatch::THREADS] }),
             types: PhantomData,
         })
@@ -284,25 +292,27 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.shape.max_rows(self.exchange.ranks as usize)
     }
 
-    /// Returns the number of experts of each rank. Rank `r` has those from `r` times that number.
+    /// Returns the number `n` of experts of each rank. Rank `r` has the experts from `r * n` on.
     pub fn local_experts(&self) -> usize {
         self.exchange.local_experts as usize
     }
 
     /// Sends this rank's tokens to their experts, and receives tokens for the experts of this rank:
-    /// [`Moe::dispatch_send`], then [`Moe::dispatch_receive`]. The ticket is that of the whole.
+    /// [`Moe::dispatch_send`], then [`Moe::dispatch_receive`]. The ticket completes with the second
+    /// half.
     ///
     /// # Collective
     /// Every rank of the team must call. Numbers of tokens may differ.
     ///
     /// # Errors
     /// As for both halves, before anything is enqueued; only memory of another world in `received`
-    /// is found after the first half was enqueued.
+    /// is found after the first half was enqueued. The ticket fails with the first failure of both
+    /// halves, under the name `moe_dispatch`.
     pub fn dispatch(&mut self, tokens: &Tokens<'_, T>, received: &Received<'_, T>) -> Result<Ticket> {
         self.may_send("moe_dispatch")?;
         self.check_received("moe_dispatch", received)?;
         self.send("moe_dispatch", tokens)?;
-        self.dispatch_receive(received)
+        self.receive("moe_dispatch", received)
     }
 
     /// Enqueues the first half of a dispatch: sends this rank's tokens. It waits for no rank. The
@@ -336,7 +346,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         let args = (self.exchange, &self.team, &rows, &scales, experts, weights, count as u32);
         let ticket = self.stream.launch(&dispatch::moe_dispatch_send::KERNEL, blocks, self.launch[1], args)?;
         (self.state, self.tokens) = (State::Sent, count);
-        Ok(ticket)
+        Ok(self.explained(call, ticket))
     }
 
     /// Enqueues the second half of a dispatch: waits for the tokens of all ranks.
@@ -345,9 +355,12 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// As for [`Moe::dispatch_send`]. The ticket fails if a rank's tokens do not arrive before the
     /// deadline, and names its PE.
     pub fn dispatch_receive(&mut self, received: &Received<'_, T>) -> Result<Ticket> {
-        const CALL: &str = "moe_dispatch_receive";
-        self.follows(CALL, self.state == State::Sent)?;
-        let (rows, scales) = self.check_received(CALL, received)?;
+        self.receive("moe_dispatch_receive", received)
+    }
+
+    fn receive(&mut self, call: &'static str, received: &Received<'_, T>) -> Result<Ticket> {
+        self.follows(call, self.state == State::Sent)?;
+        let (rows, scales) = self.check_received(call, received)?;
         let args = (self.exchange, &self.team, &rows, &scales, received.offsets);
         self.stream.launch(&dispatch::moe_dispatch_plan::KERNEL, 1, self.launch[1], args)?;
         // The launch before has checked the same memory.
@@ -356,11 +369,12 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         let args = (self.exchange, &self.team, &rows, &scales);
         let ticket = self.stream.launch(&dispatch::moe_dispatch_receive::KERNEL, blocks, self.launch[1], args)?;
         self.state = State::Received;
-        Ok(ticket)
+        Ok(self.explained(call, ticket))
     }
 
     /// Gives each token of the last dispatch the weighted sum of its results:
-    /// [`Moe::combine_send`], then [`Moe::combine_receive`]. The ticket is that of the whole.
+    /// [`Moe::combine_send`], then [`Moe::combine_receive`]. The ticket completes with the second
+    /// half. `outputs` may overlap `results`, which are read before.
     ///
     /// # Collective
     /// Every rank of the team must call.
@@ -371,7 +385,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.follows("moe_combine", self.state == State::Received)?;
         self.check_outputs("moe_combine", outputs)?;
         self.give_back("moe_combine", results)?;
-        self.combine_receive(outputs)
+        self.get_back("moe_combine", outputs)
     }
 
     /// Enqueues the first half of a combination: sends the results of this rank's experts.
@@ -391,7 +405,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         let blocks = self.blocks(self.exchange.ranks as usize * self.shape.max_tokens);
         let ticket = self.stream.launch(Y::SEND, blocks, self.launch[1], (self.exchange, &self.team, &results))?;
         self.state = State::Returned;
-        Ok(ticket)
+        Ok(self.explained(call, ticket))
     }
 
     /// Enqueues the second half of a combination: waits for the results of all ranks, and writes
@@ -400,13 +414,28 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// # Errors
     /// As for [`Moe::dispatch_receive`].
     pub fn combine_receive(&mut self, outputs: &Symmetric<Y>) -> Result<Ticket> {
-        const CALL: &str = "moe_combine_receive";
-        self.follows(CALL, self.state == State::Returned)?;
-        let outputs = self.check_outputs(CALL, outputs)?;
+        self.get_back("moe_combine_receive", outputs)
+    }
+
+    fn get_back(&mut self, call: &'static str, outputs: &Symmetric<Y>) -> Result<Ticket> {
+        self.follows(call, self.state == State::Returned)?;
+        let outputs = self.check_outputs(call, outputs)?;
         let blocks = self.blocks(self.tokens);
         let ticket = self.stream.launch(Y::RECEIVE, blocks, self.launch[1], (self.exchange, &self.team, &outputs))?;
         self.state = State::Ready;
-        Ok(ticket)
+        Ok(self.explained(call, ticket))
+    }
+
+    /// Returns an error of [`Stream::synchronize`] with the text that the tickets of this exchange
+    /// have, if it is a failure of its kernels; otherwise the error itself.
+    pub fn explain(&self, error: Error) -> Error {
+        Words { experts: self.shape.experts, pe: self.pe }.explain(None, error)
+    }
+
+    /// Returns a ticket whose failure has the name of `call`, and says what is wrong.
+    fn explained(&self, call: &'static str, ticket: Ticket) -> Ticket {
+        let words = Words { experts: self.shape.experts, pe: self.pe };
+        ticket.map_err(move |error| words.explain(Some(call), error))
     }
 
     /// Waits for the stream of the exchange, and releases its memory.
@@ -441,7 +470,18 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         if received.offsets.is_released() {
             return Err(Misuse { call, kind: MisuseKind::Released { argument: "offsets" } }.into());
         }
-        Ok((lines(call, "rows", received.rows)?, self.scales(call, received.scales, self.max_rows())?))
+        let all = (lines(call, "rows", received.rows)?, self.scales(call, received.scales, self.max_rows())?);
+        let parts = [("rows", bytes_of(received.rows)), ("offsets", bytes_of(received.offsets)), ("scales", bytes_of(&all.1))];
+        for (at, (first, one)) in parts.iter().enumerate() {
+            for (second, other) in &parts[at + 1..] {
+                if one.start.max(other.start) < one.end.min(other.end) {
+                    return Err(
+                        Misuse { call, kind: MisuseKind::Overlap { first, second, advice: "pass separate buffers" } }.into()
+                    );
+                }
+            }
+        }
+        Ok(all)
     }
 
     fn check_outputs(&self, call: &'static str, outputs: &Symmetric<Y>) -> Result<Symmetric<u128>> {
@@ -465,6 +505,11 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     fn blocks(&self, units: usize) -> u32 {
         self.launch[0].min(u32::try_from(units).unwrap_or(u32::MAX)).max(1)
     }
+}
+
+/// Returns the bytes of the heap that a buffer has.
+fn bytes_of<E: Element>(of: &Symmetric<E>) -> Range<u64> {
+    of.offset().0..of.offset().0 + (of.len() * size_of::<E>()) as u64
 }
 
 fn length(call: &'static str, argument: &'static str, found: usize, expected: usize) -> Result<()> {

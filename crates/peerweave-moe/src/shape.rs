@@ -1,7 +1,7 @@
 //! The shape of an exchange, and its checks.
 
-use crate::call::{MAX_LOCAL_EXPERTS, MAX_RANKS, MAX_TOP_K};
 use crate::dispatch;
+use crate::layout::{MAX_LOCAL_EXPERTS, MAX_RANKS, MAX_TOP_K};
 use peerweave_core::{Error, Misuse, MisuseKind};
 
 /// Size of a line in bytes.
@@ -34,7 +34,7 @@ impl Shape {
         Self { experts, top_k, hidden, max_tokens, scales: 0, launch: None }
     }
 
-    /// Sends `scales` factors of type `f32` with each token, such as those of blocks of 8-bit
+    /// Sends `scales` scales of type `f32` with each token, such as those of blocks of 8-bit
     /// floats.
     #[must_use]
     pub fn scales(mut self, scales: usize) -> Self {
@@ -61,7 +61,7 @@ impl Shape {
     pub(crate) fn check(&self, ranks: usize, token_bytes: usize, result_bytes: usize) -> Result<(), Error> {
         let wrong = |argument, found: usize, expected| Err(value("moe", argument, found.to_string(), expected));
         if ranks > MAX_RANKS {
-            return wrong("team", ranks, "a team of at most 64 ranks");
+            return wrong("team", ranks, "at most 64 ranks");
         }
         if self.experts == 0 || !self.experts.is_multiple_of(ranks) {
             return wrong("experts", self.experts, "a positive multiple of the ranks of the team");
@@ -72,14 +72,17 @@ impl Shape {
         if self.top_k == 0 || self.top_k > MAX_TOP_K {
             return wrong("top_k", self.top_k, "1 to 32 experts for each token");
         }
+        if self.top_k > self.experts {
+            return wrong("top_k", self.top_k, "at most the number of experts, because those of a token are distinct");
+        }
         if self.hidden == 0 || !(self.hidden * token_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "tokens of a positive multiple of 16 bytes");
+            return wrong("hidden", self.hidden, "elements that fill a positive multiple of 16 bytes");
         }
         if !(self.hidden * result_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "results of a multiple of 16 bytes");
+            return wrong("hidden", self.hidden, "elements that fill a multiple of 16 bytes in a result");
         }
         if !(self.scales * size_of::<f32>()).is_multiple_of(LINE) {
-            return wrong("scales", self.scales, "a multiple of 4 factors");
+            return wrong("scales", self.scales, "a multiple of 4 scales");
         }
         if self.max_tokens == 0 {
             return wrong("max_tokens", self.max_tokens, "at least 1");

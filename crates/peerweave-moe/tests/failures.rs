@@ -53,6 +53,7 @@ fn wrong_shapes_are_misuse() {
         (Shape::new(513, 1, 8, 1), "experts"),
         (Shape::new(4, 0, 8, 1), "top_k"),
         (Shape::new(4, 33, 8, 1), "top_k"),
+        (Shape::new(4, 5, 8, 1), "top_k"),
         (Shape::new(4, 1, 0, 1), "hidden"),
         (Shape::new(4, 1, 4, 1), "hidden"),
         (Shape::new(4, 1, 8, 0), "max_tokens"),
@@ -67,7 +68,7 @@ fn wrong_shapes_are_misuse() {
 }
 
 #[test]
-fn experts_that_cannot_be_divided_are_misuse() {
+fn experts_not_divisible_by_the_ranks_are_misuse() {
     for outcome in on_threads(3, |world| {
         let stream = world.stream()?;
         Moe::<bf16, bf16>::new(&world, world.team(), &stream, Shape::new(4, 1, 8, 1)).map(|_| ())
@@ -79,7 +80,7 @@ fn experts_that_cannot_be_divided_are_misuse() {
 }
 
 #[test]
-fn wrong_calls_are_misuse_and_correct_ones_follow() {
+fn wrong_calls_are_misuse_and_leave_the_exchange_usable() {
     let world = World::from_env().unwrap();
     let stream = world.stream().unwrap();
     let mut all = Exchange::new(&world, &stream).unwrap();
@@ -180,50 +181,101 @@ fn missing_scales_are_misuse() {
 }
 
 #[test]
-fn wrong_experts_fail_the_kernel() {
-    for (experts, code) in [
-        ([0, 4, 1, 2], NO_SUCH_EXPERT | 4),
-        ([0, -2, 1, 2], NO_SUCH_EXPERT | u64::from(-2_i32 as u32)),
-        ([0, 1, 3, 3], REPEATED_EXPERT | 3),
+fn overlapping_parts_of_what_is_received_are_misuse() {
+    let world = World::from_env().unwrap();
+    let stream = world.stream().unwrap();
+    let mut all = Exchange::new(&world, &stream).unwrap();
+    let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
+    let within = all.received.cast::<u32>().unwrap().slice(..5).unwrap();
+    let found = kind(all.moe.dispatch(&tokens, &Received { rows: &all.received, scales: None, offsets: &within }).map(|_| ()));
+    assert_eq!(found, MisuseKind::Overlap { first: "rows", second: "offsets", advice: "pass separate buffers" });
+
+    // What is read first may be overwritten: the tokens by what is received, results by outputs.
+    let rows = all.received.slice(..TOKENS * HIDDEN).unwrap();
+    rows.copy_from(&[bf16::from_f32(3.0); TOKENS * HIDDEN]).unwrap();
+    all.weights.fill(1.0).unwrap();
+    let tokens = Tokens { rows: &rows, scales: None, experts: &all.experts, weights: &all.weights };
+    let received = Received { rows: &all.received, scales: None, offsets: &all.offsets };
+    all.moe.dispatch(&tokens, &received).unwrap().wait().unwrap();
+    assert!(all.received.slice(..3 * HIDDEN).unwrap().to_vec().unwrap().iter().all(|x| x.to_f32() == 3.0));
+    all.results.fill(2.0).unwrap();
+    let outputs = all.results.slice(..TOKENS * HIDDEN).unwrap();
+    all.moe.combine(&all.results, &outputs).unwrap().wait().unwrap();
+    assert_eq!(outputs.to_vec().unwrap(), [[4.0; HIDDEN], [2.0; HIDDEN]].concat());
+    all.moe.release().unwrap();
+}
+
+#[test]
+fn wrong_expert_is_named_with_its_pe_and_the_number_of_experts() {
+    for (experts, message) in [
+        ([0, 4, 1, 2], "a token of PE 0 has expert 4, expected one below 4 (the experts of the shape), or -1 for none"),
+        ([0, -2, 1, 2], "a token of PE 0 has expert -2, expected one below 4 (the experts of the shape), or -1 for none"),
+        ([0, 1, 3, 3], "a token of PE 0 has expert 3 twice, expected distinct ones of the 4 experts"),
     ] {
-        let world = World::from_env().unwrap();
-        let stream = world.stream().unwrap();
-        let mut all = Exchange::new(&world, &stream).unwrap();
-        all.experts.copy_from(&experts).unwrap();
-        let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
-        let error = all.moe.dispatch_send(&tokens).unwrap().wait().unwrap_err();
-        let Error::Kernel(failure) = &error else { panic!("{error}") };
-        assert_eq!(failure.kind, Some(FailureKind::Exit), "{error}");
-        assert!(error.to_string().contains(&code.to_string()), "{error}, expected the code {code}");
+        // As a call of its own, as a half, and by the error of the stream.
+        for way in 0..3 {
+            let world = World::from_env().unwrap();
+            let stream = world.stream().unwrap();
+            let mut all = Exchange::new(&world, &stream).unwrap();
+            all.experts.copy_from(&experts).unwrap();
+            let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
+            let received = Received { rows: &all.received, scales: None, offsets: &all.offsets };
+            let (error, call) = match way {
+                0 => (all.moe.dispatch_send(&tokens).unwrap().wait().unwrap_err(), "moe_dispatch_send"),
+                1 => (all.moe.dispatch(&tokens, &received).unwrap().wait().unwrap_err(), "moe_dispatch"),
+                _ => {
+                    let _ = all.moe.dispatch(&tokens, &received).unwrap();
+                    (all.moe.explain(stream.synchronize().unwrap_err()), "moe_dispatch_send")
+                }
+            };
+            let Error::Kernel(failure) = &error else { panic!("{error}") };
+            assert_eq!(failure.kind, Some(FailureKind::Exit), "{error}");
+            let kind = failure.exit_code.map(|code| code >> 32 << 32);
+            assert!([Some(NO_SUCH_EXPERT), Some(REPEATED_EXPERT)].contains(&kind), "{kind:?}");
+            assert_eq!(error.to_string(), format!("{call}: {message}"));
+        }
     }
 }
 
-/// The deadline of waits.
-const DEADLINE: Duration = Duration::from_secs(2);
-
-/// Longer than a wait up to the deadline takes.
+/// Much longer than a leaving PE takes to be noticed; much less than the deadline.
 const SOON: Duration = Duration::from_secs(20);
 
+/// PE 1 leaves before its part of the call. Returns what the others get.
+fn one_leaves(n_pes: usize, leave: impl Fn(Exchange, World) + Sync) -> Vec<Result<()>> {
+    let program = |world: World| {
+        let stream = world.stream().unwrap();
+        let mut all = Exchange::new(&world, &stream).unwrap();
+        if world.my_pe().get() == 1 {
+            leave(all, world);
+            return Ok(());
+        }
+        let start = Instant::now();
+        let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
+        let received = Received { rows: &all.received, scales: None, offsets: &all.offsets };
+        let outcome = all.moe.dispatch(&tokens, &received).and_then(|ticket| ticket.wait());
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        outcome
+    };
+    World::builder().deadline(Duration::from_secs(60)).on_threads(n_pes, program).unwrap()
+}
+
 #[test]
-fn rank_that_leaves_is_named_by_the_others() {
-    let outcomes = World::builder()
-        .deadline(DEADLINE)
-        .on_threads(3, |world| {
-            let stream = world.stream().unwrap();
-            let mut all = Exchange::new(&world, &stream).unwrap();
-            if world.my_pe().get() == 1 {
-                return Ok(()); // drops its world
-            }
-            let start = Instant::now();
-            let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
-            let received = Received { rows: &all.received, scales: None, offsets: &all.offsets };
-            let outcome = all.moe.dispatch(&tokens, &received).and_then(|ticket| ticket.wait());
-            assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-            outcome
-        })
-        .unwrap();
-    for pe in [0, 2] {
-        let error = outcomes[pe].as_ref().expect_err("a rank is gone");
-        assert_eq!(error.blamed().iter().map(|pe| pe.get()).collect::<Vec<_>>(), [1], "PE {pe}: {error}");
+fn rank_that_leaves_is_named_soon_by_the_others() {
+    for n_pes in [2, 3, 8] {
+        let outcomes = one_leaves(n_pes, |_, _| {}); // drops its world
+        for pe in (0..n_pes).filter(|pe| *pe != 1) {
+            let error = outcomes[pe].as_ref().expect_err("a rank is gone");
+            let text = format!("moe_dispatch on the world ({n_pes} PEs): PE 1 left the job");
+            assert_eq!(error.to_string(), text, "PE {pe}");
+        }
     }
+}
+
+#[test]
+fn tokens_of_a_rank_that_leaves_after_it_has_sent_them_arrive() {
+    let outcomes = one_leaves(3, |mut all, _world| {
+        let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
+        all.moe.dispatch_send(&tokens).unwrap().wait().unwrap();
+    });
+    outcomes.into_iter().for_each(|outcome| outcome.expect("all has been sent"));
 }

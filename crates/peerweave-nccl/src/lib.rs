@@ -1,17 +1,18 @@
-//! Safe NCCL, loaded at run time: one binary for NCCL 2.19 to 2.32, and for machines without NCCL.
+//! Safe API of NCCL, loaded at run time. One binary works with NCCL 2.19 to 2.32, and on machines
+//! without NCCL.
 //!
-//! This crate has no network transport of its own and no tensors.
+//! This crate has no network transport of its own and no tensor type.
 //!
 //! ```text
-//!  Nccl          the library: where it is, its version, what it lacks, parameters, logs
-//!   ├─ UniqueId       what ranks that want to meet have in common
-//!   ├─ Config         how a communicator shall be made; CollConfig, how one collective shall run
-//!   ├─ Communicator   one rank's membership: collectives, split, shrink, abort, waits with a deadline
-//!   │   ├─ PreMulSum     a reduction of its own
-//!   │   ├─ Window        memory that every rank registered, for one-sided operations and kernels
-//!   │   └─ DeviceCommunicator  what kernels are given
+//!  Nccl          the library: its path, version, missing functions, parameters and logs
+//!   ├─ UniqueId       the id by which ranks join one communicator
+//!   ├─ Config         the options of a communicator; CollConfig: those of one collective
+//!   ├─ Communicator   one rank of a communicator: collectives, split, shrink, abort, waits with a deadline
+//!   │   ├─ PreMulSum     a sum of operands that are multiplied by a factor
+//!   │   ├─ Window        memory registered by every rank, for one-sided operations and kernels
+//!   │   └─ DeviceCommunicator  the communicator as an argument of kernels
 //!   ├─ Group          calls that are issued together
-//!   └─ NcclError      misuse, unsupported, NCCL's answer, a deadline, a lost peer
+//!   └─ NcclError      misuse, missing features, errors of NCCL, expired deadlines, lost peers
 //! ```
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]
@@ -62,12 +63,13 @@ pub use library::unique_id::UniqueId;
 pub use library::version::{version_code, version_from_code};
 pub use memory::mem::NcclMem;
 pub use memory::pointers::LogicalEndpoint;
-pub use memory::window::{Registration, Window, WindowKind};
+pub use memory::registration::Registration;
+pub use memory::window::{Window, WindowKind};
 pub use ops::configured::{Configured, ConfiguredGroup};
 pub use ops::group::Group;
+pub use ops::group::sim_info::SimInfo;
 pub use ops::one_sided::{Signal, SignalWait};
 pub use ops::reduction::{PreMulSum, Reduction};
-pub use ops::sim_info::SimInfo;
 /// The rendezvous of a job's processes.
 pub use peerweave_bootstrap as bootstrap;
 /// CUDA's driver: contexts, streams, device memory, waits with a deadline.

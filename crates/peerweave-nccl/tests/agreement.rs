@@ -191,8 +191,8 @@ fn call_without_a_group_names_the_omitted_rank() {
         assert_eq!(
             text,
             format!(
-                "all_reduce_in_place: rank 1 of this process was not in the group of call 1 on {}, and the thread that waits for the call was the last to use \
-                 that rank; issue the calls of all ranks of a thread in one Nccl::group",
+                "all_reduce_in_place: call 1 on {} was issued without rank 1, which the waiting thread used last; issue the calls \
+                 of all ranks of a thread in one Nccl::group",
                 one.name()
             )
         );

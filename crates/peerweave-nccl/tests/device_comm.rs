@@ -4,25 +4,19 @@
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
-use std::time::Duration;
+mod common;
 
-use peerweave_driver::context;
+use common::DEADLINE;
 use peerweave_fakes::Fakes;
 use peerweave_nccl::{
     CftTeam, Communicator, Config, DeviceCommLayout, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, Nccl, NcclError,
-    Rank, ResourceBuffer, Switch, UniqueId, Version, version_code,
+    Rank, ResourceBuffer, Switch, Version,
 };
 
-const DEADLINE: Duration = Duration::from_secs(20);
 const RANKS: usize = 4;
 
 fn fakes_of(version: &str) -> Fakes {
-    let version: Version = version.parse().expect("a version");
-    let later = Nccl::FUNCTIONS.iter().filter(|function| function.since.parse::<Version>().expect("a version") > version);
-    let fakes = Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", RANKS.to_string());
-    later
-        .fold(fakes, |fakes, function| fakes.without(function.name))
-        .env("PEERWEAVE_FAKE_NCCL_VERSION", version_code(version).to_string())
+    common::fakes_of(RANKS, version)
 }
 
 /// Runs `body` on a communicator of four ranks, each on its own thread.
@@ -31,24 +25,7 @@ fn on_every_rank(body: impl Fn(Communicator) + Sync) {
 }
 
 fn on_every_rank_of(config: &Config, body: impl Fn(Communicator) + Sync) {
-    let nccl = Nccl::load().expect("the fake is there");
-    let id: UniqueId = nccl.unique_id().expect("an id");
-    std::thread::scope(|scope| {
-        for rank in 0..RANKS {
-            let body = &body;
-            scope.spawn(move || {
-                let context = context(rank).expect("the fake has four devices");
-                body(
-                    Communicator::builder()
-                        .nccl(nccl)
-                        .config(config.clone())
-                        .deadline(DEADLINE)
-                        .init_rank(&context, RANKS, &id, Rank::new(rank as u32))
-                        .expect("all come"),
-                );
-            });
-        }
-    });
+    common::ranks(RANKS, config, |communicator, _| body(communicator));
 }
 
 /// Returns the first words of a device communicator since 2.30.3: magic number, version, rank,
@@ -162,7 +139,7 @@ fn foreign_team_is_refused_before_nccl_is_called() {
 fn communicator_needs_nvls_off_if_multicast_is_disabled() {
     fakes_of("2.32.3").env("PEERWEAVE_MULTICAST", "off").env_remove("NCCL_NVLS_ENABLE").run(|| {
         let nccl = Nccl::load().expect("the fake is there");
-        let contexts = [context(0).expect("the fake has devices")];
+        let contexts = common::contexts(1);
         let error = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_all(&contexts).expect_err("NCCL would make one");
         assert!(error.misuse_kind().is_some() && error.to_string().contains("NCCL_NVLS_ENABLE=0"), "{error}");
     });

@@ -66,6 +66,27 @@ fn exit_without_leaks_reports_nothing() {
 }
 
 #[test]
+fn communicator_dropped_during_exit_is_not_ended() {
+    extern "C" fn last() {
+        std::thread::sleep(std::time::Duration::from_millis(600));
+    }
+    if child().is_some() {
+        // Functions that were registered last run first, so this one runs when NCCL's runtime is
+        // gone.
+        // SAFETY: the function lives as long as the process.
+        assert_eq!(unsafe { libc::atexit(last) }, 0);
+        let comms = all(1);
+        std::thread::spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            drop(comms);
+        });
+        std::process::exit(0);
+    }
+    let output = fakes(1).run_child("communicator_dropped_during_exit_is_not_ended");
+    assert!(output.status.success(), "{output}");
+}
+
+#[test]
 fn exit_waits_for_dropped_communicator() {
     if child().is_some() {
         Nccl::report_leaks_at_exit().expect("the system takes it");

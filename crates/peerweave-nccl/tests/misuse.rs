@@ -99,7 +99,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.shrink(&[Rank::new(1), Rank::new(1)], ShrinkMode::Default),
-            "shrink: an excluded rank is 1, expected a rank that the list does not repeat",
+            "shrink: an excluded rank is 1, expected each rank only once",
         );
         says(
             comm.shrink(&[Rank::new(0)], ShrinkMode::Abort),
@@ -200,7 +200,7 @@ fn stream_of_another_context_is_misuse() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         let other = context_beside(comm.context()).new_stream().expect("a stream");
-        let why = "the stream: found another context than the communicator's, expected the primary context for both";
+        let why = "the stream: found another context than that of the communicator, expected the primary context for both";
         says(comm.all_reduce_in_place(&other, &mut values, ReduceOp::Sum), &format!("all_reduce_in_place: {why}"));
         says(comm.wait(&other, DEADLINE), &format!("wait: {why}"));
         let grouped = comm.nccl().group(|group| group.all_reduce_in_place(&comm, &other, &mut values, ReduceOp::Sum));
@@ -284,7 +284,7 @@ fn invalid_ranks_and_devices_are_misuse() {
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&twice),
-            "init_all: the device is 0, expected a device that the list does not repeat",
+            "init_all: the device is 0, expected each device only once",
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank(
@@ -298,7 +298,7 @@ fn invalid_ranks_and_devices_are_misuse() {
         let members = [0, 1].map(|ordinal| (Arc::clone(&contexts[ordinal]), Rank::new(1)));
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_ranks(&members, 2, &id),
-            "init_ranks: the rank is 1, expected a rank that the list does not repeat",
+            "init_ranks: the rank is 1, expected each rank only once",
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank_scalable(

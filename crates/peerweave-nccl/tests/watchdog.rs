@@ -64,7 +64,7 @@ fn stuck_call_ends_at_its_deadline_and_names_late_ranks() {
 }
 
 #[test]
-fn stuck_group_ends_with_all_of_its_ranks() {
+fn deadline_of_a_stuck_group_aborts_all_of_its_ranks() {
     connecting(3).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (id, contexts) = (nccl.unique_id().expect("an id"), contexts(3));

@@ -4,26 +4,19 @@
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
-use std::time::Duration;
+mod common;
 
-use peerweave_driver::context;
 use peerweave_fakes::Fakes;
 use peerweave_nccl::{
-    Communicator, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, MisuseKind, Nccl, NcclError, NcclMem, Rank, Switch,
-    UniqueId, Version, Window, WindowKind, version_code,
+    Communicator, Config, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, MisuseKind, NcclError, NcclMem, Rank, Switch,
+    Version, Window, WindowKind,
 };
 
-const DEADLINE: Duration = Duration::from_secs(20);
 const RANKS: usize = 3;
 const LEN: usize = 1500;
 
 fn fakes_of(version: &str) -> Fakes {
-    let version: Version = version.parse().expect("a version");
-    let later = Nccl::FUNCTIONS.iter().filter(|function| function.since.parse::<Version>().expect("a version") > version);
-    let fakes = Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", RANKS.to_string());
-    later
-        .fold(fakes, |fakes, function| fakes.without(function.name))
-        .env("PEERWEAVE_FAKE_NCCL_VERSION", version_code(version).to_string())
+    common::fakes_of(RANKS, version)
 }
 
 /// Like [`fakes_of`], with multicast enabled independently of the environment of the tests.
@@ -34,25 +27,11 @@ fn with_multicast(version: &str) -> Fakes {
 
 /// Runs `body` on every rank, each on its own thread, with a window of `LEN` elements.
 fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync) {
-    let nccl = Nccl::load().expect("the fake is there");
-    let id: UniqueId = nccl.unique_id().expect("an id");
-    std::thread::scope(|scope| {
-        for rank in 0..RANKS {
-            let body = &body;
-            scope.spawn(move || {
-                let context = context(rank).expect("the fake has enough devices");
-                let communicator = Communicator::builder()
-                    .nccl(nccl)
-                    .deadline(DEADLINE)
-                    .init_rank(&context, RANKS, &id, Rank::new(rank as u32))
-                    .expect("all come");
-                let memory = NcclMem::<u32>::alloc(nccl, &context, LEN).expect("the fake has memory");
-                let window = Window::register(&communicator, &memory, WindowKind::SYMMETRIC)
-                    .expect("all register")
-                    .expect("the fake has windows");
-                body(&communicator, &memory, &window);
-            });
-        }
+    common::ranks(RANKS, &Config::new(), |communicator, _| {
+        let memory = NcclMem::<u32>::alloc(communicator.nccl(), communicator.context(), LEN).expect("the fake has memory");
+        let window =
+            Window::register(&communicator, &memory, WindowKind::SYMMETRIC).expect("all register").expect("the fake has windows");
+        body(&communicator, &memory, &window);
     });
 }
 

@@ -7,7 +7,7 @@
 //! NVSHMEM 3.8.0 (.../nvidia/nvshmem/lib/libnvshmem_host.so.3)
 //! name NVSHMEM v3.8.0, OpenSHMEM 1.3, NotInitialized
 //! lacks nothing
-//! an id was made: UniqueId(#1b8d03f6)
+//! created an id: UniqueId(#1b8d03f6)
 //! ```
 
 use peerweave_nvshmem::{Context, Nvshmem, NvshmemError, Settings};

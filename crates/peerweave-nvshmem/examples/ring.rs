@@ -5,8 +5,8 @@
 //! Without a launcher it is a job of one PE. Its output with two PEs:
 //!
 //! ```text
-//! PE 0 of 2: from PE 1 came 1024 times 1
-//! PE 1 of 2: from PE 0 came 1024 times 0
+//! PE 0 of 2: received 1024 times 1 from PE 1
+//! PE 1 of 2: received 1024 times 0 from PE 0
 //! ```
 //!
 //! `examples/09-put-to-next` is the same program with the portable API of `peerweave`, which runs
@@ -50,9 +50,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     nvshmem.put(&target, &source, next, stream)?;
     nvshmem.world().barrier(stream)?;
 
-    let came = target.to_vec(stream)?;
-    assert_eq!(came, [previous.get() as f32; COUNT], "the data of the previous PE");
-    println!("{} of {n_pes}: from {previous} came {COUNT} times {}", nvshmem.pe(), came[0]);
+    let received = target.to_vec(stream)?;
+    assert_eq!(received, [previous.get() as f32; COUNT], "the data of the previous PE");
+    println!("{} of {n_pes}: received {COUNT} times {} from {previous}", nvshmem.pe(), received[0]);
 
     nvshmem.free(source)?;
     nvshmem.free(target)?;

@@ -43,18 +43,18 @@ pub(crate) type BootstrapKey = (&'static str, u64);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arguments {
     /// The kind of bootstrap: a rendezvous, an id, MPI, a launcher.
-    pub(crate) way: &'static str,
+    pub(crate) bootstrap: &'static str,
     /// This PE and the number of PEs, if the kind specifies them.
     pub(crate) place: Option<(u32, u32)>,
     /// Number that identifies the id, rendezvous or communicator, as far as possible.
-    pub(crate) which: u64,
+    pub(crate) identity: u64,
     pub(crate) device: usize,
     pub(crate) settings: Settings,
 }
 
 impl Arguments {
     pub(crate) fn meeting(&self) -> BootstrapKey {
-        (self.way, self.which)
+        (self.bootstrap, self.identity)
     }
 }
 
@@ -171,7 +171,7 @@ impl Context {
             pe: comm.pe,
             n_pes: comm.n_pes,
             device: comm.context.ordinal(),
-            bootstrap: arguments.way,
+            bootstrap: arguments.bootstrap,
             settings: arguments.settings.clone(),
             allocations: allocations.len(),
             allocated_bytes: allocations.iter().sum(),

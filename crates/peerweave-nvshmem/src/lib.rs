@@ -1,15 +1,15 @@
 //! Safe host API of NVSHMEM, loaded at run time. One binary works with NVSHMEM 3.3 to 3.8, and on
 //! machines without NVSHMEM.
 //!
-//! This crate has no kernels, no network transport of its own and no tensors.
+//! This crate has no kernels, no network transport of its own and no tensor type.
 //!
 //! ```text
-//!  Nvshmem           the library: where it is, its version, what it lacks, its plug-ins
+//!  Nvshmem           the library: its path, version, missing functions and plug-ins
 //!   └─ Context       NVSHMEM in this process: started by a rendezvous, an id, MPI or a launcher
 //!       ├─ SymmetricBuffer   memory that every PE has; put, get, signal, wait
 //!       ├─ Team              PEs that call collectives together
 //!       └─ ModuleGuard       a module whose kernels call NVSHMEM
-//!  NvshmemError      misuse, unsupported, the machine, NVSHMEM's answer, a deadline, a lost peer
+//!  NvshmemError      misuse, missing features, unsuitable machines, errors of NVSHMEM, expired deadlines, lost peers
 //! ```
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "a test limits the error to 104 bytes")]

@@ -91,7 +91,7 @@ fn timed_out_wait_for_a_turn_leaves_the_other_call_intact() {
 }
 
 #[test]
-fn pe_that_times_out_after_agreeing_blocks_no_other_pe() {
+fn timeout_after_agreement_does_not_block_other_pes() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
         let here = start_within(&child, Duration::from_secs(3));
         let memory = here.context.alloc::<u32>(128).expect("memory");
@@ -119,7 +119,7 @@ fn pe_that_times_out_after_agreeing_blocks_no_other_pe() {
 }
 
 #[test]
-fn team_created_by_an_id_does_not_count_as_a_child() {
+fn team_created_by_an_id_does_not_change_split_numbers() {
     fakes().run_many(3, |child| {
         let here = start_within(&child, Duration::from_secs(2));
         if child.rank < 2 {

@@ -13,7 +13,7 @@ use peerweave_nvshmem::{Context, MisuseKind, NvshmemError};
 const A_WHILE: Duration = Duration::from_millis(200);
 
 #[test]
-fn finalize_waits_for_a_quiet_without_memory() {
+fn finalize_waits_for_a_queued_quiet() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let stream = here.new_stream();

@@ -25,9 +25,9 @@ fn fakes() -> Fakes {
 fn ring_puts_to_the_next_pe() {
     fakes().run(|| {
         let output = Command::new(program("ring")).output().expect("it starts");
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "PE 0 of 1: from PE 0 came 1024 times 0\n", "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "PE 0 of 1: received 1024 times 0 from PE 0\n", "{output:?}");
         let outputs = launch(2, "ring");
-        let expected = ["PE 0 of 2: from PE 1 came 1024 times 1\n", "PE 1 of 2: from PE 0 came 1024 times 0\n"];
+        let expected = ["PE 0 of 2: received 1024 times 1 from PE 1\n", "PE 1 of 2: received 1024 times 0 from PE 0\n"];
         assert_eq!(outputs, expected);
     });
 }

@@ -220,7 +220,7 @@ fn module_that_cannot_be_finalized_is_never_unloaded() {
 }
 
 #[test]
-fn timed_out_wait_for_the_gate_is_not_reported_as_finalize() {
+fn wait_for_another_call_ends_with_a_timeout_error() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=400").run_many(1, |child| {
         let here = start_within(&child, Duration::from_millis(600));
         let memory = here.context.alloc::<u32>(128).expect("memory");
@@ -342,7 +342,7 @@ fn impossible_member_list_is_reported_to_all_at_once() {
             // A list without the calling PE.
             assert!(matches!(misuse(team(2, &[all[0], all[2]])), MisuseKind::Value { .. }));
         } else {
-            says(team(1, &all), &["cannot", "a PE that the list does not repeat"]);
+            says(team(1, &all), &["cannot", "each PE only once"]);
             says(team(2, &all), &["cannot", "one of the members"]);
         }
         // A different order is a different team.

@@ -386,7 +386,7 @@ fn memory_dropped_in_use_lives_until_its_stream_completes() {
 }
 
 #[test]
-fn host_quiet_waits_for_transfers_of_a_stream_quiet() {
+fn blocking_quiet_waits_for_a_quiet_queued_before() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "10000").run_many(1, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);

@@ -107,7 +107,7 @@ fn missing_required_function_is_an_error_before_start() {
 }
 
 #[test]
-fn pes_with_different_libraries_name_each_other() {
+fn different_libraries_error_names_the_other_pe() {
     fakes().run_many(2, |child| {
         set("PEERWEAVE_FAKE_NVSHMEM_VERSION", ["3.8.0", "3.6.5"][child.rank]);
         let error = start_error(&child, child.rank, settings(DEADLINE));
@@ -119,7 +119,7 @@ fn pes_with_different_libraries_name_each_other() {
 }
 
 #[test]
-fn pes_with_different_settings_name_each_other() {
+fn different_settings_error_names_the_other_pe() {
     fakes().run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE).max_teams(8 + child.rank as u64));
         assert!(

@@ -48,11 +48,11 @@ pub mod atomic {
     pub const COMPARE_SWAP: u32 = 3;
     /// Adds, and fetches.
     pub const ADD: u32 = 4;
-    /// Bitwise and, and fetches.
+    /// Combines by bitwise and, and fetches.
     pub const AND: u32 = 5;
-    /// Bitwise or, and fetches.
+    /// Combines by bitwise or, and fetches.
     pub const OR: u32 = 6;
-    /// Bitwise exclusive or, and fetches.
+    /// Combines by bitwise exclusive or, and fetches.
     pub const XOR: u32 = 7;
 }
 

@@ -19,32 +19,20 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod boolean;
 mod compare;
-mod context;
-mod dtype;
-mod element;
-mod fp8;
-mod geometry;
-mod ids;
-mod launch;
+mod elements;
+mod job;
+mod kernel;
 pub mod nvshmem;
-mod reduce;
-mod strides;
-mod team_shape;
-mod views;
 
-pub use boolean::Bool;
 pub use compare::{Compare, SignalOp};
-pub use context::{FailureKind, KernelContext, KernelOp, KernelStatus, PeerEntry, TeamEntry};
-pub use dtype::DType;
-pub use element::{AtomicElement, AtomicInteger, Element, Integer, Number, Scalar, SingleElement, WaitElement, derived};
-pub use fp8::{F8E4M3, F8E5M2};
-pub use geometry::{HeapGeometry, SignalWord, SymOffset};
+pub use elements::{
+    AtomicElement, AtomicInteger, Bool, DType, Element, F8E4M3, F8E5M2, Integer, Number, ReduceOp, Scalar, SingleElement,
+    WaitElement, derived,
+};
 pub use half::{bf16, f16};
-pub use ids::{Pe, Rank};
-pub use launch::{ArgVisitor, Dim3, KernelArg, KernelArgs, KernelTeam};
-pub use reduce::ReduceOp;
-pub use strides::Strides;
-pub use team_shape::TeamShape;
-pub use views::{DeviceSlice, Plain, SymSlice};
+pub use job::{HeapGeometry, Pe, Rank, SignalWord, Strides, SymOffset, TeamShape};
+pub use kernel::{
+    ArgVisitor, DeviceSlice, Dim3, FailureKind, KernelArg, KernelArgs, KernelContext, KernelOp, KernelStatus, KernelTeam,
+    PeerEntry, Plain, SymSlice, TeamEntry,
+};

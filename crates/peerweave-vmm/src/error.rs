@@ -181,7 +181,7 @@ pub enum Misuse {
         handles: usize,
     },
     /// Memory of another heap.
-    #[error("{call}: the memory belongs to another heap, expected memory of this one")]
+    #[error("{call}: the memory belongs to another heap, expected memory of this heap")]
     OtherHeap {
         /// The call.
         call: &'static str,

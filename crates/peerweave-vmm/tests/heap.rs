@@ -477,15 +477,11 @@ fn peers_that_lose_data_are_found_and_named_to_all() {
 
 #[test]
 fn pe_killed_with_mapped_memory_is_an_error_for_the_others() {
-    let fakes = Fakes::new().cuda();
-    let outputs = match peerweave_fakes::child() {
-        Some(child) => return one_is_killed(&child),
-        None => fakes.spawn_children(3, "pe_killed_with_mapped_memory_is_an_error_for_the_others"),
-    };
-    assert!(outputs[0].passed(), "{}", outputs[0]);
-    assert!(outputs[1].passed(), "{}", outputs[1]);
-    use std::os::unix::process::ExitStatusExt;
-    assert_eq!(outputs[2].status.signal(), Some(9), "{}", outputs[2]);
+    let outputs = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed(&child));
+    if let [.., killed] = &outputs[..] {
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(killed.status.signal(), Some(9), "{killed}");
+    }
 }
 
 fn one_is_killed(child: &peerweave_fakes::Child) {

@@ -39,7 +39,7 @@ fn memory(context: &Arc<CudaContext>, bytes: usize) -> PhysicalMemory {
 }
 
 #[test]
-fn only_passed_bindings_count_as_bound() {
+fn range_bound_by_other_bindings_counts_as_unbound() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let bytes = bytes();

@@ -259,7 +259,7 @@ fn free_succeeds_during_a_capture_on_a_former_stream() {
 }
 
 #[test]
-fn pending_context_error_of_other_code_fails_no_call() {
+fn error_recorded_by_other_code_does_not_fail_calls() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let theirs = || Err::<(), _>(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND));

@@ -1,32 +1,9 @@
 //! Chooses a backend from the environment and the GPUs of this machine.
 
-use crate::environment::{Settings, names};
+use crate::environment::{Request, Settings, names};
 use peerweave_bootstrap::Job;
 use peerweave_core::{Error, Misuse, MisuseKind};
 use std::fmt;
-
-/// The value of `PEERWEAVE_BACKEND`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Request {
-    /// GPUs if there is one for each PE of the machine, otherwise shared memory.
-    #[default]
-    Auto,
-    /// Shared memory.
-    Host,
-    /// GPUs.
-    Cuda,
-}
-
-impl Request {
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        match text {
-            "auto" => Some(Self::Auto),
-            "host" => Some(Self::Host),
-            "cuda" => Some(Self::Cuda),
-            _ => None,
-        }
-    }
-}
 
 /// A backend of this build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,14 +100,18 @@ pub(crate) fn decide(
     if request == Request::Cuda {
         return choice(BackendKind::Cuda, format!("{}=cuda", names::BACKEND));
     }
+    let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     match found {
-        Ok(found) if found >= pes => {
-            choice(BackendKind::Cuda, format!("this process sees {found} GPUs for {pes} PEs of the machine"))
-        }
+        Ok(found) if found >= pes => choice(
+            BackendKind::Cuda,
+            format!("this process sees {} for {} of the machine", count(found, "GPU"), count(pes, "PE")),
+        ),
         Ok(found) => choice(
             BackendKind::Host,
             format!(
-                "this process sees {found} GPUs, and the machine has {pes} PEs; set {}=cuda to use the GPUs nevertheless",
+                "this process sees {}, and the machine has {}; set {}=cuda to use the GPUs nevertheless",
+                count(found, "GPU"),
+                count(pes, "PE"),
                 names::BACKEND
             ),
         ),
@@ -153,6 +134,8 @@ mod tests {
         let host = choose(Request::Auto, Some(Ok(2)), 4);
         assert_eq!(host.backend, BackendKind::Host);
         assert!(host.why.contains("2 GPUs") && host.why.contains("4 PEs"), "{host}");
+        let cuda = choose(Request::Auto, Some(Ok(1)), 1);
+        assert_eq!(cuda.to_string(), "cuda: this process sees 1 GPU for 1 PE of the machine");
         let host = choose(Request::Auto, Some(Err("libcuda.so.1 was not found".into())), 1);
         assert_eq!(host.to_string(), "host: there is no GPU: libcuda.so.1 was not found");
         let host = choose(Request::Auto, None, 1);

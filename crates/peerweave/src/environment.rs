@@ -1,7 +1,6 @@
 //! Settings of a world from environment variables. `peerweave-bootstrap` reads the variables of
 //! launchers.
 
-use crate::choice::Request;
 use peerweave_bootstrap::env::warn;
 use peerweave_bootstrap::{BootstrapError, Job};
 use peerweave_core::{Error, Misuse, MisuseKind};
@@ -33,8 +32,8 @@ pub mod names {
     pub const KERNEL_SEED: &str = "PEERWEAVE_KERNEL_SEED";
     /// File with the table of routes of collectives on GPUs, which `peerweave tune` writes.
     pub const ROUTE_TABLE: &str = "PEERWEAVE_ROUTE_TABLE";
-    /// Ways to carry out collectives on GPUs, which replace those of the table: `OPERATION=WAY`,
-    /// separated by commas. `peerweave_cuda::Forced` lists them.
+    /// Methods by which collectives on GPUs are carried out instead of those of the table:
+    /// `OPERATION=METHOD`, separated by commas. `peerweave_cuda::Forced` lists them.
     pub const ROUTE: &str = "PEERWEAVE_ROUTE";
     /// Whether NCCL may carry out collectives on GPUs: `off`, the default, or `auto`, where the
     /// route table says that it is faster and it can be used.
@@ -46,13 +45,13 @@ pub mod names {
     /// Name and expected value of each variable.
     pub const ALL: [(&str, &str); 10] = [
         (BACKEND, "auto, host or cuda"),
-        (DEADLINE, "seconds, such as 60 or 0.5"),
+        (DEADLINE, "seconds above 0 and below 2^64, such as 60 or 0.5"),
         (CHECK_CALLS, "0 or 1"),
         (HEAP_BYTES, "bytes, such as 1073741824 or 1G"),
         (CROSS_MEMORY_ATTACH, "on or off"),
         (KERNEL_SEED, "a number below 2^64, such as 7"),
         (ROUTE_TABLE, "a file of `peerweave tune`"),
-        (ROUTE, "OPERATION=WAY, such as all_reduce=two_shot"),
+        (ROUTE, "OPERATION=METHOD, such as all_reduce=two_shot"),
         (NCCL, "auto or off"),
         (LOG, "a tracing filter"),
     ];
@@ -87,6 +86,29 @@ pub mod names {
     /// Returns all variables: those of programs, of the GPU crates, and of launchers.
     pub fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
         ALL.into_iter().chain(OF_GPUS).chain(OF_LAUNCHERS)
+    }
+}
+
+/// The value of `PEERWEAVE_BACKEND`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// GPUs if there is one for each PE of the machine, otherwise shared memory.
+    #[default]
+    Auto,
+    /// Shared memory.
+    Host,
+    /// GPUs.
+    Cuda,
+}
+
+impl Request {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "auto" => Some(Self::Auto),
+            "host" => Some(Self::Host),
+            "cuda" => Some(Self::Cuda),
+            _ => None,
+        }
     }
 }
 

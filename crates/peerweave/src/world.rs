@@ -71,7 +71,7 @@ impl World {
     ///     world = world.shrink()?;
     /// }
     /// assert_eq!(sum[0] as usize, world.n_pes());
-    /// world.finalize()?;
+    /// println!("{}", world.finalize()?);
     /// # Ok(())
     /// # }
     /// ```

@@ -36,6 +36,19 @@ fn pe_to_kill_must_be_one_of_the_job() {
 }
 
 #[test]
+fn failed_checks_of_threads_are_named_with_their_pe() {
+    let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env("PEERWEAVE_MULTICAST", "off");
+    fakes.limit(Duration::from_secs(240)).run(|| {
+        let (passed, out) = check(&["--threads", "--only", "kernel writes own memory"]);
+        assert!(!passed, "{out}");
+        for pe in ["0", "1"] {
+            assert!(out.contains(&format!("{pe}: FAILED kernel writes own memory: ")), "{out}");
+        }
+        assert_eq!(last_line(&out), "FAILED PE 0: 1 checks, PE 1: 1 checks");
+    });
+}
+
+#[test]
 fn failed_checks_are_named_with_their_pe() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").env("PEERWEAVE_MULTICAST", "off");
     fakes.limit(Duration::from_secs(240)).run(|| {

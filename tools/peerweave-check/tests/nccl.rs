@@ -20,7 +20,7 @@ fn fakes() -> Fakes {
 }
 
 #[test]
-fn two_ranks_in_one_process_pass() {
+fn all_checks_pass_with_two_ranks_in_one_process() {
     fakes().run(|| {
         let line = last_line(&["--count", "33"]);
         assert!(line.starts_with("OK ") && line.ends_with(" checks"), "{line}");

@@ -26,22 +26,22 @@ fn fakes() -> Fakes {
 }
 
 #[test]
-fn one_pe_passes_all_parts() {
+fn all_checks_pass_with_one_pe() {
     fakes().run(|| assert!(checked(&["--pes", "1"]) >= 1281));
 }
 
 #[test]
-fn two_pes_pass_all_parts() {
+fn all_checks_pass_with_two_pes() {
     fakes().run(|| assert!(checked(&["--pes", "2"]) >= 4170));
 }
 
 #[test]
-fn three_pes_pass_all_parts() {
+fn all_checks_pass_with_three_pes() {
     fakes().run(|| assert!(checked(&["--pes", "3"]) >= 6803));
 }
 
 #[test]
-fn library_of_3_4_5_passes_all_parts() {
+fn all_checks_pass_with_nvshmem_3_4_5() {
     let fakes = Fakes::new().cuda().nvshmem_of("3.4.5").limit(Duration::from_secs(240));
     fakes.run(|| assert!(checked(&["--pes", "2"]) >= 4170));
 }

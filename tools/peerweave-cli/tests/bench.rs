@@ -48,6 +48,9 @@ fn every_operation(options: &[&str]) {
         if options.contains(&"--stream") && !op.has_stream_form() || options.contains(&"--dirty") && !op.has_input() {
             continue;
         }
+        if options.contains(&"private") && *op == BenchOp::Moe {
+            continue; // takes symmetric memory only
+        }
         let lines = figures(&[&[op.name(), "-n", "2", "-b", "8", "-e", "2K", "-f", "16", "--iters", "3"], options].concat());
         assert_eq!(lines.len(), if op.has_size() { 3 } else { 1 }, "{op:?}: {lines:?}");
         lines.iter().for_each(|fields| assert_right(fields, op.has_in_place()));
@@ -70,7 +73,7 @@ fn operations_on_a_stream_have_right_results() {
 }
 
 #[test]
-fn operations_of_threads_have_right_results_with_dirty() {
+fn inputs_rewritten_before_each_call_have_right_results() {
     every_operation(&["--threads", "--dirty"]);
 }
 
@@ -101,6 +104,45 @@ fn all_roots_are_measured_on_request() {
     let lines = figures(&["broadcast", "-n", "3", "-r", "all", "-b", "64", "-e", "64", "--iters", "2"]);
     let roots: Vec<_> = lines.iter().map(|fields| fields[4].as_str()).collect();
     assert_eq!(roots, ["0", "1", "2"]);
+}
+
+#[test]
+fn scans_and_parts_have_right_results_with_three_pes() {
+    for op in ["scan", "exclusive-scan"] {
+        let lines = figures(&[op, "-n", "3", "-d", "all", "-o", "all", "-b", "5K", "-e", "5K", "--iters", "2"]);
+        assert_eq!(lines.len(), 4 * 5 + 8 * 8, "all reductions but avg");
+        lines.iter().for_each(|fields| assert_right(fields, true));
+    }
+    for op in ["gather-v", "scatter-v"] {
+        let lines = figures(&[op, "-n", "3", "-r", "all", "-b", "64", "-e", "64K", "-f", "1024", "--iters", "2"]);
+        assert_eq!(lines.len(), 2 * 3);
+        lines.iter().for_each(|fields| assert_right(fields, true));
+    }
+    for op in ["all-to-all-strided", "rms-norm", "moe", "lock"] {
+        let dtype = if op == "lock" || op == "all-to-all-strided" { "float" } else { "all" };
+        let lines = figures(&[op, "-n", "3", "-d", dtype, "-b", "40K", "-e", "40K", "--iters", "2"]);
+        assert_eq!(lines.len(), if dtype == "all" { 3 } else { 1 }, "{op}");
+        lines.iter().for_each(|fields| assert_right(fields, false));
+    }
+}
+
+#[test]
+fn options_that_an_operation_lacks_are_refused() {
+    for (arguments, text) in [
+        (&["all-reduce", "-r", "1"][..], "--root is not supported by all-reduce, which has no root"),
+        (&["put", "-r", "all"], "--root is not supported by put, which has no root"),
+        (&["broadcast", "-r", "2"], "--root is 2, expected less than 2 (the number of PEs)"),
+        (&["all-reduce", "--limit", "400"], "--limit is supported only with --compare: it is a line in the plot of a comparison"),
+        (&["scan", "-o", "avg"], "reduction avg is not defined for scan, which continues from rank to rank"),
+        (&["moe", "-d", "int32"], "moe of int32 is not defined, expected float, half or bfloat16"),
+        (&["moe", "--buffers", "private"], "moe requires --buffers symmetric"),
+        (&["scan", "--backend", "nccl"], "--backend nccl: NCCL has no operation scan"),
+        (&["lock", "--backend", "nvshmem"], "--backend nvshmem: NVSHMEM has no operation lock on streams"),
+    ] {
+        let output = bench(&[arguments, &["-n", "2"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert_eq!(self::text(&output.stderr), format!("peerweave bench: {text}\n"));
+    }
 }
 
 #[test]
@@ -167,7 +209,7 @@ fn options_that_the_backend_for_gpus_lacks_are_refused() {
 fn explain_is_refused_where_there_is_nothing_to_explain() {
     for (op, backend, text) in [
         ("all-reduce", "host", "--explain is supported only with --backend cuda"),
-        ("send-recv", "cuda", "--explain is not supported by send-recv, which has one way alone"),
+        ("send-recv", "cuda", "--explain is not supported by send-recv, which has only one method"),
     ] {
         let output = bench(&[op, "-n", "2", "--backend", backend, "--explain"]);
         assert_eq!(output.status.code(), Some(2));
@@ -283,8 +325,8 @@ fn wrong_on_noop(op: BenchOp, rank: u32, placement: Placement) -> u64 {
 #[test]
 fn backend_that_moves_no_data_is_detected() {
     // A ping-pong would wait for an answer. Barrier and sync move no data; their check needs PEs
-    // that arrive late.
-    let exempt = [BenchOp::PingPong, BenchOp::Barrier, BenchOp::Sync];
+    // that arrive late. The memory of special operations is not that of `Buffers`.
+    let exempt = [BenchOp::PingPong, BenchOp::Barrier, BenchOp::Sync, BenchOp::RmsNorm, BenchOp::Moe, BenchOp::Lock];
     for op in BenchOp::value_variants().iter().filter(|op| !exempt.contains(op)) {
         for placement in [Placement::OutOfPlace, Placement::InPlace] {
             if placement == Placement::InPlace && !op.has_in_place() {

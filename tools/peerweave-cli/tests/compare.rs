@@ -28,7 +28,7 @@ fn main() -> ExitCode {
             named![
                 own_kernels_and_libraries_are_compared_with_right_values,
                 graphs_of_calls_alternate,
-                chosen_ways_are_contenders_where_the_call_permits_them,
+                methods_are_compared_if_the_call_permits_them,
                 missing_libraries_are_reported_and_the_rest_is_measured,
                 pes_that_share_a_gpu_are_compared_without_nccl,
                 wrong_options_are_refused,
@@ -145,9 +145,9 @@ fn graphs_of_calls_alternate() {
     assert!(out.contains("# graphs of 3, out of place; 3 batches of each, alternated"), "{out}");
 }
 
-fn chosen_ways_are_contenders_where_the_call_permits_them() {
-    let ways = "own:one_shot,own:two_shot,own:chunked";
-    let (document, _) = Machine::with(&[]).document("all-reduce", ways, &[], &[]);
+fn methods_are_compared_if_the_call_permits_them() {
+    let methods = "own:one_shot,own:two_shot,own:chunked";
+    let (document, _) = Machine::with(&[]).document("all-reduce", methods, &[], &[]);
     assert_eq!(measured(&document), ["own", "own:one_shot", "own:two_shot", "own:chunked"]);
     // Rings have parts of whole lines.
     let (document, out) = Machine::with(&[]).document("reduce-scatter", "own:chunked", &["-b", "2", "-e", "8"], &[]);
@@ -187,7 +187,7 @@ fn wrong_options_are_refused() {
         (&["all-reduce", "--backend", "host", "--compare", "nccl"][..], "--compare is supported only with --backend cuda"),
         (&["put", "--backend", "cuda", "--compare", "nccl"], "--compare is not supported by put"),
         (&["all-reduce", "--backend", "cuda", "--compare", "mpi"], "\"mpi\" is not a contender"),
-        (&["all-reduce", "--backend", "cuda", "--compare", "own:lines"], "--compare own:lines: all-reduce has no such way"),
+        (&["all-reduce", "--backend", "cuda", "--compare", "own:lines"], "--compare own:lines: all-reduce has no such method"),
         (
             &["all-reduce", "--backend", "cuda", "--compare", "own", "--buffers", "private"],
             "--compare requires --buffers symmetric",
@@ -247,7 +247,7 @@ fn tune_keeps_other_rows_and_refuses_other_files() {
     let written = std::fs::read_to_string(&path).unwrap();
     assert!(written.contains("own all_reduce 3-4 8K one_shot 7x96"), "{written}");
     assert!(written.contains("# NCCL was not measured.") && written.contains("nccl reduce 2 128M rest"), "{written}");
-    for (content, expected) in [("nonsense", "is damaged, line 1"), ("peerweave-routes 9\n", "has version 9, expected 1")] {
+    for (content, expected) in [("nonsense", "is damaged in line 1"), ("peerweave-routes 9\n", "has version 9, expected 1")] {
         std::fs::write(&path, content).unwrap();
         let output = tuned(&machine, &path, &["-n", "2"]);
         let err = text(&output.stderr);
@@ -256,7 +256,7 @@ fn tune_keeps_other_rows_and_refuses_other_files() {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), content, "the file is not overwritten");
     }
     for (more, expected) in
-        [(&["-n", "1"][..], "-n is 1, expected 2 to 8"), (&["-n", "2", "--ops", "put"], "put has one way alone")]
+        [(&["-n", "1"][..], "-n is 1, expected 2 to 8"), (&["-n", "2", "--ops", "put"], "put has only one method")]
     {
         let output = tuned(&machine, &machine.0.path().join("none.routes"), more);
         assert_eq!(output.status.code(), Some(2));

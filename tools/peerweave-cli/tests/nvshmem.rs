@@ -167,7 +167,7 @@ fn missing_elements_are_counted() {
 }
 
 #[test]
-fn elements_of_a_lost_last_call_are_counted() {
+fn wrong_elements_of_a_lost_last_call_are_counted() {
     // The last call is lost; its result is checked again after timing.
     let arguments = ["put", "-n", "2", "-b", "1K", "-e", "1K", "--iters", "2", "-w", "1"];
     let lost = [("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_putmem_on_stream:1=0")];

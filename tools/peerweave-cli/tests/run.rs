@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -129,6 +129,23 @@ fn unknown_option_is_named_in_the_error() {
         let name = option.split('=').next().unwrap();
         assert!(stderr(&output).contains(&format!("unexpected argument '{name}' found")), "{}", stderr(&output));
     }
+}
+
+#[test]
+fn invalid_token_on_one_machine_is_an_error() {
+    let output = job(1, &[], "true").env("PEERWEAVE_TOKEN", "zz").output().unwrap();
+    let text = stderr(&output);
+    assert!(!output.status.success() && text.contains("PEERWEAVE_TOKEN") && text.contains("64 hexadecimal digits"), "{text}");
+}
+
+#[test]
+fn too_few_open_files_name_the_limit_and_the_number() {
+    let peerweave = env!("CARGO_BIN_EXE_peerweave");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("ulimit -n 20; exec {peerweave} run -n 2 -- true")]).env_remove("PEERWEAVE_PE");
+    let output = shell.stdin(Stdio::null()).output().unwrap();
+    let text = stderr(&output);
+    assert!(text.contains("the limit is 20, and 2 PEs need about 30: raise it with `ulimit -n`"), "{text}");
 }
 
 #[test]
@@ -291,6 +308,21 @@ fn status_is_that_of_the_last_pe_if_no_pe_succeeds() {
 }
 
 #[test]
+fn stopped_pe_is_named_after_the_others_have_ended() {
+    let script = r#"case $PEERWEAVE_PE in 0) exit 0;; 1) exit 3;; *) kill -STOP $$;; esac"#;
+    for options in [["--on-failure=continue", "--timeout=12s"], ["--on-failure=abort", "--timeout=12s"]] {
+        let others_fail = options[0] == "--on-failure=continue";
+        let output = run(3, &options, if others_fail { script } else { r#"[ $PEERWEAVE_PE = 2 ] || exit 0; kill -STOP $$"# });
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(124), "{text}");
+        let named = text.lines().filter(|line| line.contains("the other PEs have ended; still running: PE 2 (process "));
+        let named: Vec<_> = named.collect();
+        assert_eq!(named.len(), 1, "{text}");
+        assert!(named[0].contains(", stopped)") && named[0].contains("--timeout"), "{text}");
+    }
+}
+
+#[test]
 fn time_limit_exits_with_124_and_names_running_pes() {
     let start = Instant::now();
     let output = run(3, &["--timeout", "300ms"], "[ $PEERWEAVE_PE = 1 ] && exit 0; exec sleep 30");
@@ -343,6 +375,82 @@ fn killed_launcher_leaves_no_process() {
     kill(9, child.id() as i32);
     assert_eq!(child.wait().unwrap().signal(), Some(9));
     wait_until("all processes ended", SOON, || processes_with(&mark).is_empty());
+}
+
+/// Makes this thread the tracer of the process that the command starts.
+fn traced(mut command: Command) -> Command {
+    // SAFETY: the closure makes one system call, which has no effect on memory.
+    unsafe {
+        command.pre_exec(|| match libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    command
+}
+
+/// Stops a launcher that this thread traces, at the instant at which it has forked the first PE.
+fn stop_at_fork(launcher: &Child) {
+    let pid = launcher.id() as i32;
+    let wait_for = |pid: i32| {
+        let mut status = 0;
+        // SAFETY: `status` is an `i32` of this function.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) }, pid);
+        assert!(libc::WIFSTOPPED(status), "status {status:#x}");
+        status >> 8
+    };
+    let trace = |request, pid: i32, data: libc::c_long| {
+        // SAFETY: the requests below read registers and memory of no process; `data` is a number,
+        // or the address of a `c_ulong` that lives during the call.
+        assert_eq!(unsafe { libc::ptrace(request, pid, 0, data) }, 0, "{}", std::io::Error::last_os_error());
+    };
+    let mut stop = wait_for(pid);
+    let options = libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_EXITKILL;
+    trace(libc::PTRACE_SETOPTIONS, pid, options.into());
+    loop {
+        let event = stop >> 8;
+        if event == libc::PTRACE_EVENT_FORK || event == libc::PTRACE_EVENT_VFORK {
+            let mut child: libc::c_ulong = 0;
+            trace(libc::PTRACE_GETEVENTMSG, pid, (&raw mut child) as libc::c_long);
+            wait_for(child as i32);
+            trace(libc::PTRACE_DETACH, child as i32, 0);
+        }
+        if event == libc::PTRACE_EVENT_FORK {
+            return; // The guard is started without a copy of the launcher: by `vfork`.
+        }
+        let signal = if event == 0 && stop != libc::SIGTRAP { stop } else { 0 };
+        trace(libc::PTRACE_CONT, pid, signal.into());
+        stop = wait_for(pid);
+    }
+}
+
+#[test]
+fn launcher_killed_while_it_starts_a_pe_leaves_nothing() {
+    let mark = unique("forked");
+    let script = format!(": {mark}; sh -c 'sleep 60; : {mark}' & sh -c 'sleep 60; : {mark}'");
+    let mut launcher = traced(job(2, &[], &script)).spawn().unwrap();
+    stop_at_fork(&launcher);
+    // The launcher, the PE, and what the PE started.
+    wait_until("the first PE runs", SOON, || processes_with(&mark).len() >= 4);
+    launcher.kill().unwrap();
+    assert_eq!(launcher.wait().unwrap().signal(), Some(9));
+    wait_until("all processes ended", SOON, || processes_with(&mark).is_empty());
+}
+
+#[test]
+fn launcher_killed_at_a_random_instant_leaves_nothing() {
+    let kills: u32 = std::env::var("PEERWEAVE_KILLS").map_or(25, |text| text.parse().unwrap());
+    let mark = unique("random");
+    let script = format!(": {mark}; sh -c 'sleep 60; : {mark}' & sh -c 'sleep 60; : {mark}'");
+    for at in 0..kills {
+        let mut launcher = job(3, &[], &script).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let nanos = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
+        let delay = Duration::from_micros(u64::from(nanos / 7 % 20_000));
+        sleep(delay);
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        wait_until(&format!("all processes ended after kill {at} at {delay:?}"), SOON, || processes_with(&mark).is_empty());
+    }
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn dependency_on_a_sibling_or_upwards_is_found() {
 }
 
 #[test]
-fn tests_may_use_a_sibling_but_nothing_above() {
+fn tests_may_use_crates_of_the_same_layer_but_not_above() {
     let members: &[Given<'_>] = &[
         ("core", Some(2), &[("host", "dev")]),
         ("host", Some(3), &[("other", "dev"), ("host", "dev"), ("core", "dev")]),

@@ -40,15 +40,16 @@ fn use_of_a_room_above_is_found_with_its_file() {
 #[test]
 fn every_form_of_import_is_found() {
     let named = |source: &str| {
-        let mut names = BTreeSet::new();
-        paths(&tokens(source), &["heap".to_owned(), "list".to_owned()], &mut names);
-        names.into_iter().collect::<Vec<_>>().join(" ")
+        let mut found = BTreeSet::new();
+        paths(&tokens(source), &["heap".to_owned(), "list".to_owned()], &mut found);
+        let whole = |path: &&Path| !found.iter().any(|longer| longer.len() > path.len() && longer.starts_with(path));
+        found.iter().filter(whole).map(|path| path.join("/")).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(named("use crate::ops;"), "ops");
-    assert_eq!(named("use crate::{ops::{call, other}, List};"), "List ops");
-    assert_eq!(named("fn f() { let g = || crate::ops::call(crate::team::t()); }"), "ops team");
-    assert_eq!(named("use super::super::ops::call;"), "ops");
-    assert_eq!(named("use super::handle::Handle;"), "");
+    assert_eq!(named("use crate::{ops::{call, other}, List};"), "List ops/call ops/other");
+    assert_eq!(named("fn f() { let g = || crate::ops::call(crate::team::t()); }"), "ops/call team/t");
+    assert_eq!(named("use super::super::ops::call;"), "ops/call");
+    assert_eq!(named("use super::handle::Handle;"), "heap/handle/Handle");
     assert_eq!(named("mod inner { use super::super::super::ops; }"), "ops");
     assert_eq!(named("use other::crate_of::ops; // crate::team"), "");
 }
@@ -82,4 +83,40 @@ fn crate_with_folders_needs_a_table() {
     let sources = [ROOT, ("ops/mod.rs", ""), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults("# c\n", &sources), ["c/src has folders; expected a table under `## Rooms` in c/README.md"]);
     assert_eq!(faults("# c\n", &[ROOT, ("ops.rs", ""), ("heap.rs", "")]), [""; 0]);
+}
+
+/// A room `ops` with the rooms `call` and `queue`, of which `call` is the upper one.
+const NESTED: &str =
+    "\n### Rooms of ops\n\n| room | what | uses |\n|---|---|---|\n| `call` | calls | `queue` |\n| `queue` | memory | nothing |\n";
+
+#[test]
+fn rooms_of_a_folder_are_compared_with_its_table() {
+    let sources = |call: &'static str, queue: &'static str| {
+        let heap = [ROOT, ("heap/mod.rs", "mod list;"), ("heap/list.rs", ""), ("ops/mod.rs", "mod call;\npub use queue::Queue;")];
+        heap.into_iter().chain([("ops/call.rs", call), ("ops/queue/mod.rs", queue)]).collect::<Vec<_>>()
+    };
+    let table = format!("{TABLE}{NESTED}");
+    for call in ["use super::queue::Queue;", "use crate::ops::queue::Queue;", "use super::Queue;", "use crate::ops::{Queue};"] {
+        let call = format!("use crate::heap::Heap; {call}").leak();
+        assert_eq!(faults(&table, &sources(call, "use crate::heap::Heap;")), [""; 0]);
+    }
+    assert_eq!(
+        faults(&table, &sources("use crate::heap::Heap;", "use super::super::ops::call::call;")),
+        [
+            "c/README.md (`Rooms of ops`) says that `call` uses `queue`, expected nothing",
+            "c/README.md (`Rooms of ops`) says that `queue` uses nothing, expected `call`",
+            "c/src/ops/queue/mod.rs: `queue` uses `call`, which is above it in c/README.md (`Rooms of ops`)",
+        ]
+    );
+}
+
+#[test]
+fn folder_with_many_folders_needs_a_table() {
+    let sources = |last: &'static str| {
+        let files = ["ops/a/mod.rs", "ops/a/b.rs", "ops/c/d.rs", "ops/e/f.rs", last].map(|path| (path, ""));
+        files.into_iter().chain([ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap.rs", "")]).collect::<Vec<_>>()
+    };
+    assert_eq!(faults(TABLE, &sources("ops/g.rs")), [""; 0]);
+    let expected = "c/src/ops has folders; expected a table under `### Rooms of ops` in c/README.md";
+    assert_eq!(faults(TABLE, &sources("ops/g/h.rs")), [expected]);
 }

@@ -149,7 +149,7 @@ pub fn warn_of_public_token(endpoint: &Endpoint) {
     }
     let (token, required) = (names::TOKEN, names::REQUIRE_TOKEN);
     let text = format!(
-        "the token of this job at {endpoint} is derived from public values, so that others on the network can take the place of a PE; set \
+        "the token of this job at {endpoint} is derived from public values, so others on the network can take the place of a PE; set \
          {token} to the same 64 random hexadecimal digits for every PE ({required}=1 makes this an error)"
     );
     warn(&text);
@@ -178,7 +178,11 @@ fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
                 Some(place) => place,
                 None => match slurm::read(&vars)? {
                     Some(place) => place,
-                    None => return Ok(Job { interface: vars.interface(), ..Job::single() }),
+                    None => {
+                        // Not used, but a wrong value is an error everywhere.
+                        vars.parse::<Token>(names::TOKEN, TOKEN_EXPECTED)?;
+                        return Ok(Job { interface: vars.interface(), ..Job::single() });
+                    }
                 },
             },
         },
@@ -215,7 +219,10 @@ fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
 
 /// Returns the first variable of an unsupported launcher, with that launcher.
 fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
-    names::NOT_UNDERSTOOD.into_iter().find(|(name, _)| Reader(vars).is_set(name))
+    let vars = Reader(vars);
+    // A batch script, which is no PE, has the index 0.
+    let is_part = |name| name != names::SLURM_PROCID || vars.text(name).is_some_and(|index| index.trim() != "0");
+    names::NOT_UNDERSTOOD.into_iter().find(|&(name, _)| vars.is_set(name) && is_part(name))
 }
 
 const TOKEN_EXPECTED: &str = "64 hexadecimal digits";

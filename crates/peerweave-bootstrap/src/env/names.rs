@@ -85,10 +85,11 @@ pub const PMI_LOCAL_SIZE: &str = "PMI_LOCAL_SIZE";
 /// Variables of unsupported launchers, each with the launcher's name. A process with one of them,
 /// and without variables of a supported launcher, becomes a job of one PE and logs a warning: see
 /// [`Job::from_env`](crate::Job::from_env).
-pub const NOT_UNDERSTOOD: [(&str, &str); 9] = [
+pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
     (RANK, "torchrun (which also sets WORLD_SIZE)"),
     (WORLD_SIZE, "torchrun (which also sets RANK)"),
     (PMI_SIZE, "MPICH (which also sets PMI_RANK)"),
+    (SLURM_PROCID, "Slurm's srun (which also sets SLURM_STEP_ID)"),
     ("MV2_COMM_WORLD_RANK", "MVAPICH2"),
     ("MPT_MPI_RANK", "HPE MPT"),
     ("JSM_NAMESPACE_RANK", "IBM's jsrun"),

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn starter_of_an_unknown_variable_is_the_parent() {
+    fn starter_of_a_missing_variable_is_the_parent_process() {
         let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get();
         let starter = of_variable("PEERWEAVE_NOBODY_SETS_THIS").unwrap();
         assert!(starter.starts_with(&format!("{parent} ")), "{starter}");

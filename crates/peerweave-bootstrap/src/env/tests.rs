@@ -181,12 +181,13 @@ fn variables_of_unsupported_launchers_are_detected() {
             .collect();
         not_understood(&|name: &str| vars.get(name).cloned()).map(|(name, _)| name)
     };
-    for name in ["RANK", "WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK", "PALS_RANKID"] {
+    for name in ["RANK", "WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK", "PALS_RANKID"] {
         let environment = format!("HOME=/srv/me {name}=1");
         assert_eq!(job(&environment).unwrap(), Job::single(), "{environment}");
         assert_eq!(found(&environment), Some(name));
     }
     assert_eq!(found("HOME=/srv/me SLURM_JOB_ID=42 SLURM_NTASKS=8"), None);
+    assert_eq!(found("SLURM_JOB_ID=42 SLURM_NTASKS=8 SLURM_PROCID=0"), None, "a batch script");
 }
 
 #[test]
@@ -195,6 +196,13 @@ fn malformed_token_is_not_shown_in_the_error() {
     let environment = format!("PEERWEAVE_PE=0 PEERWEAVE_N_PES=2 PEERWEAVE_RENDEZVOUS=unix:@x PEERWEAVE_TOKEN={secret}");
     let error = job(&environment).unwrap_err().to_string();
     assert!(error.contains("63 characters") && !error.contains(&secret), "{error}");
+}
+
+#[test]
+fn malformed_token_of_a_single_pe_is_an_error() {
+    let error = job("HOME=/srv/me PEERWEAVE_TOKEN=zz").unwrap_err().to_string();
+    assert!(error.starts_with("PEERWEAVE_TOKEN") && error.contains("64 hexadecimal digits"), "{error}");
+    assert_eq!(job(&format!("PEERWEAVE_TOKEN={HEX}")).unwrap(), Job::single());
 }
 
 #[test]

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use peerweave_types::Pe;
 
 use crate::endpoint::Endpoint;
 use crate::error::{BootstrapError, Loss};
+use crate::host::{Host, Hosts};
 use crate::job::{Job, Served};
 use crate::proto::{Collective, Fault, Frame, JOIN_REQUEST, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES, ProtocolError};
 use crate::server::{Server, ServerOptions};
@@ -25,6 +26,7 @@ mod connection;
 mod join;
 #[cfg(target_os = "linux")]
 mod siblings;
+mod store;
 
 pub use abort::Aborted;
 use connection::{Answer, Closed, Connection};
@@ -46,11 +48,13 @@ pub struct Options {
     pub deadline: Duration,
     /// Options of the server, if this PE runs it.
     pub server: ServerOptions,
+    /// The host of this PE, instead of that of the process: for PEs that are threads.
+    pub host: Option<Host>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { deadline: Duration::from_secs(60), server: ServerOptions::default() }
+        Self { deadline: Duration::from_secs(60), server: ServerOptions::default(), host: None }
     }
 }
 
@@ -76,6 +80,7 @@ pub struct Rendezvous {
     n_pes: u32,
     deadline: Duration,
     served: Served,
+    host: Host,
     /// Process ID of the process that joined.
     pid: u32,
     /// Whether a thread waits for the end of the job on the connection.
@@ -137,7 +142,7 @@ impl Rendezvous {
             (Some(endpoint), Served::ByPe0, 0) if job.n_pes > 1 => Some(serve(job, endpoint, &options.server, deadline)?),
             _ => None,
         };
-        Self::join_watching(job, server, Watched::siblings_of(job), (start, deadline), options.deadline)
+        Self::join_watching(job, server, Watched::siblings_of(job), (start, deadline), &options)
     }
 
     /// Joins, until `until`, a job whose PE 0 passes the `server` that it has started. `ended`
@@ -150,7 +155,8 @@ impl Rendezvous {
         deadline: Duration,
     ) -> Result<Self, BootstrapError> {
         job.check("join")?;
-        Self::join_watching(job, server, Watched::ByCaller(ended), (Instant::now(), until), deadline)
+        let options = Options { deadline, ..Options::default() };
+        Self::join_watching(job, server, Watched::ByCaller(ended), (Instant::now(), until), &options)
     }
 
     fn join_watching(
@@ -158,13 +164,15 @@ impl Rendezvous {
         server: Option<Server>,
         mut watched: Watched<'_>,
         (start, until): (Instant, Instant),
-        deadline: Duration,
+        options: &Options,
     ) -> Result<Self, BootstrapError> {
+        let host = options.host.clone().unwrap_or_else(Host::here);
         let member = |link, server| Self {
             pe: job.pe,
             n_pes: job.n_pes,
-            deadline,
+            deadline: options.deadline,
             served: job.served,
+            host: host.clone(),
             pid: std::process::id(),
             watched: AtomicBool::new(false),
             link,
@@ -215,6 +223,25 @@ impl Rendezvous {
     /// Returns the number of PEs of the job.
     pub fn n_pes(&self) -> u32 {
         self.n_pes
+    }
+
+    /// Returns the host of this PE.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Returns the hosts of all PEs, the same on every PE.
+    ///
+    /// # Collective
+    /// All PEs of the job.
+    ///
+    /// # Errors
+    /// Those of [`exchange`](Self::exchange).
+    pub fn hosts(&self) -> Result<Hosts, BootstrapError> {
+        let all = self.exchange("peerweave/hosts", &self.host.to_bytes())?;
+        let all: Option<Vec<Host>> = all.iter().map(|bytes| Host::from_bytes(bytes)).collect();
+        let source = ProtocolError::Field { field: "host" };
+        all.map(|all| Hosts::new(&all)).ok_or(BootstrapError::Protocol { call: "hosts", source })
     }
 
     /// Returns the maximum time for each call.
@@ -284,135 +311,6 @@ impl Rendezvous {
         let read = |blob: Vec<u8>| blob.try_into().map(u32::from_le_bytes);
         let wrong = |_| BootstrapError::Protocol { call: "peers_pids", source: ProtocolError::Field { field: "pid" } };
         pids.into_iter().map(|blob| read(blob).map_err(wrong)).collect()
-    }
-
-    /// Stores a value under a key, replacing an existing value.
-    ///
-    /// # Errors
-    /// - [`BootstrapError::TooLarge`] for a key of more than 256 bytes, a value of more than 1 MiB,
-    ///   or a full store of the server.
-    /// - [`BootstrapError::PeLost`] if PE 0 ran the server and is lost.
-    pub fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        self.put_by(key, value, Instant::now() + self.deadline)
-    }
-
-    pub(crate) fn put_by(&self, key: &str, value: &[u8], deadline: Instant) -> Result<(), BootstrapError> {
-        self.check_process("put")?;
-        let call = || format!("put({key:?})");
-        check_len("key", key.len(), MAX_KEY_LEN_BYTES, call)?;
-        check_len("value", value.len(), MAX_BLOB_LEN_BYTES, call)?;
-        match &self.link {
-            Link::Alone { store, news } => {
-                store.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), value.to_owned());
-                news.notify_all();
-                Ok(())
-            }
-            Link::Joined { connection, .. } => {
-                let start = Instant::now();
-                let request = connection.next_request();
-                let frame = Frame::Put { request, key: key.to_owned(), value: value.to_owned() };
-                match connection.request(request, &frame, deadline) {
-                    Answer::Done(_) => Ok(()),
-                    answer => Err(self.error(call(), answer, start)),
-                }
-            }
-        }
-    }
-
-    /// Returns the value of a key. Waits until a PE has stored one.
-    ///
-    /// # Errors
-    /// - [`BootstrapError::Timeout`] if no PE stored a value in time.
-    /// - [`BootstrapError::PeLost`] if a PE is lost while the key has no value.
-    pub fn get(&self, key: &str) -> Result<Vec<u8>, BootstrapError> {
-        self.get_by(key, Instant::now() + self.deadline)
-    }
-
-    pub(crate) fn get_by(&self, key: &str, deadline: Instant) -> Result<Vec<u8>, BootstrapError> {
-        self.check_process("get")?;
-        let call = || format!("get({key:?})");
-        check_len("key", key.len(), MAX_KEY_LEN_BYTES, call)?;
-        let start = Instant::now();
-        match &self.link {
-            Link::Alone { store, news } => {
-                let guard = store.lock().unwrap_or_else(PoisonError::into_inner);
-                let absent = |store: &mut HashMap<String, Vec<u8>>| !store.contains_key(key);
-                let left = deadline.saturating_duration_since(start);
-                let (store, _) = news.wait_timeout_while(guard, left, absent).unwrap_or_else(PoisonError::into_inner);
-                let late = || BootstrapError::Timeout { call: call(), waited: start.elapsed(), missing: Vec::new() };
-                store.get(key).cloned().ok_or_else(late)
-            }
-            Link::Joined { connection, .. } => {
-                let request = connection.next_request();
-                let frame = Frame::Get { request, key: key.to_owned(), wait: true };
-                match connection.request(request, &frame, deadline) {
-                    Answer::Value(value) => Ok(value),
-                    answer => Err(self.error(call(), answer, start)),
-                }
-            }
-        }
-    }
-
-    /// Returns the current value of a key; `None` if it has none.
-    ///
-    /// # Errors
-    /// As for [`put`](Self::put).
-    pub fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
-        self.try_get_by(key, Instant::now() + self.deadline)
-    }
-
-    pub(crate) fn try_get_by(&self, key: &str, deadline: Instant) -> Result<Option<Vec<u8>>, BootstrapError> {
-        self.check_process("try_get")?;
-        let call = || format!("try_get({key:?})");
-        check_len("key", key.len(), MAX_KEY_LEN_BYTES, call)?;
-        match &self.link {
-            Link::Alone { store, .. } => Ok(store.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()),
-            Link::Joined { connection, .. } => {
-                let start = Instant::now();
-                let request = connection.next_request();
-                let frame = Frame::Get { request, key: key.to_owned(), wait: false };
-                match connection.request(request, &frame, deadline) {
-                    Answer::Value(value) => Ok(Some(value)),
-                    Answer::Absent => Ok(None),
-                    answer => Err(self.error(call(), answer, start)),
-                }
-            }
-        }
-    }
-
-    /// Removes a key and its value. A missing key is not an error. Callers that wait for the key
-    /// keep waiting.
-    ///
-    /// # Errors
-    /// As for [`put`](Self::put).
-    pub fn remove(&self, key: &str) -> Result<(), BootstrapError> {
-        self.check_process("remove")?;
-        let call = || format!("remove({key:?})");
-        check_len("key", key.len(), MAX_KEY_LEN_BYTES, call)?;
-        match &self.link {
-            Link::Alone { store, .. } => {
-                store.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-                Ok(())
-            }
-            Link::Joined { connection, .. } => {
-                let start = Instant::now();
-                let request = connection.next_request();
-                match connection.request(request, &Frame::Remove { request, key: key.to_owned() }, start + self.deadline) {
-                    Answer::Done(_) => Ok(()),
-                    answer => Err(self.error(call(), answer, start)),
-                }
-            }
-        }
-    }
-
-    /// Removes a key without waiting for the answer. The server processes the removal before later
-    /// requests of this PE.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn remove_soon(&self, key: &str) {
-        if let Link::Joined { connection, .. } = &self.link {
-            let request = connection.next_request();
-            connection.send_only(&Frame::Remove { request, key: key.to_owned() }, Instant::now() + LEAVE_TIMEOUT);
-        }
     }
 
     /// Returns the PEs known to be lost, in the order of their losses. Does not wait: the server

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Instant;
 
 use peerweave_bootstrap::BootstrapError;
 
@@ -85,5 +86,29 @@ pub fn say(result: Result<(), BootstrapError>) {
         Err(BootstrapError::Timeout { missing, .. }) => println!("missing {missing:?}"),
         Err(BootstrapError::PeFailed { pe, message, .. }) => println!("{pe} failed: {message}"),
         Err(error) => println!("{error}"),
+    }
+}
+
+/// Lists scenarios with their names.
+#[macro_export]
+macro_rules! scenarios {
+    ($($scenario:ident),* $(,)?) => {
+        [$((stringify!($scenario), $scenario as fn())),*]
+    };
+}
+
+/// Runs the scenarios whose names contain one of the arguments, or all without arguments. With
+/// `--list`, prints their names as a test program does.
+pub fn run_scenarios(all: &[(&str, fn())]) {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    if std::env::args().any(|argument| argument == "--list") {
+        return all.iter().for_each(|(name, _)| println!("{name}: test"));
+    }
+    for (name, scenario) in all {
+        if arguments.is_empty() || arguments.iter().any(|part| name.contains(part.as_str())) {
+            let start = Instant::now();
+            scenario();
+            println!("scenario {name} ... ok ({:.0?})", start.elapsed());
+        }
     }
 }

@@ -24,17 +24,19 @@
 //! results have been copied and all inputs have been read.
 //!
 //! # Results without a copy
-//! If the results of all ranks are in symmetric memory, step 2 stores each result directly at its
-//! place, and step 3 only waits. The receiving rank has begun the call, because this rank has seen
-//! its first flag. If its result overwrites its input, it has pushed these lines before it raised
-//! that flag.
+//! A rank offers its result if that is in symmetric memory: before it raises its first flag, it
+//! writes the distance of its result from its area beside that flag, and 0 for no offer. Step 2
+//! then stores each result directly at its place on that rank, which only waits in step 3. It
+//! has begun the call, because this rank has seen its first flag. If its result overwrites its
+//! input, it has pushed these lines before it raised that flag. It writes the next offer in a later
+//! launch, and so after it has seen the last second flag of this rank, which has read the offer.
 
-use crate::copy::{each, load, one_by_one, store};
+use crate::copy::{each, load, one_by_one, store, two_by_two};
 use crate::epoch::pointer;
 use crate::line::{LINE_BYTES, Operand};
 use crate::reduce::{Class, outgoing, reduce};
 use crate::{Call, MAX_RANKS};
-use peerweave_device::gpu::{Access, Gpu, Sys};
+use peerweave_device::gpu::{Access, Gpu, Sys, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
@@ -43,6 +45,8 @@ const SLOTS: u64 = 3;
 /// Size in bytes of the flags of one rank for one block: each of the two flags has its own cache
 /// line.
 pub const FLAG_BYTES: u64 = 256;
+/// Offset of the offer in these bytes: in the cache line of the first flag.
+const OFFER: u64 = 8;
 /// Offset of the second flag in these bytes.
 const SECOND: u64 = 128;
 
@@ -123,40 +127,40 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         let rank = |index: usize| (index as u32).min(call.ranks - 1);
         let from: [u64; W] = core::array::from_fn(|index| self.slot(call.areas[0], round, rank(index), false));
         let to: [u64; W] = core::array::from_fn(|k| {
-            let area = call.area_behind(k as u32);
-            if call.is_symmetric != 0 {
-                call.recv - call.areas[0] + area + line * LINE_BYTES as u64
-            } else {
-                self.slot(area, round, call.rank, true)
-            }
+            let (area, offer) = (call.area_behind(k as u32), self.offer(k as u32));
+            if offer != 0 { area.wrapping_add(offer) + line * LINE_BYTES as u64 } else { self.slot(area, round, call.rank, true) }
         });
         let keeps = call.keeps_own();
-        one_by_one(
-            n,
-            |index| {
-                let mine = own(index);
-                // SAFETY: as in `push`; this thread has seen the first flag of the rank.
-                let mut found = from.map(|from| unsafe { load(from, index) });
-                for (index, line) in found.iter_mut().enumerate() {
-                    if rank(index) == call.rank {
-                        *line = mine;
-                    }
+        let lines = |index| {
+            let mine = own(index);
+            // SAFETY: as in `push`; this thread has seen the first flag of the rank.
+            let mut found = from.map(|from| unsafe { load(from, index) });
+            for (index, line) in found.iter_mut().enumerate() {
+                if rank(index) == call.rank {
+                    *line = mine;
                 }
-                reduce::<T, W, PLAIN>(call.op, call.ranks, &found)
-            },
-            |index, result| {
-                for k in 1..W {
-                    if (k as u32) < call.ranks && call.has_results(k as u32) {
-                        // SAFETY: as in `push`; or the line is in the result of a rank that waits
-                        // for it, because this thread has seen its first flag.
-                        unsafe { store(to[k], index, result) };
-                    }
+            }
+            found
+        };
+        let push = |index, lines: [Vector; W]| {
+            let result = reduce::<T, W, PLAIN>(call.op, call.ranks, &lines);
+            for k in 1..W {
+                if (k as u32) < call.ranks && call.has_results(k as u32) {
+                    // SAFETY: as in `push`; or the line is in the result of a rank that waits
+                    // for it, because this thread has seen its first flag.
+                    unsafe { store(to[k], index, result) };
                 }
-                if keeps {
-                    self.recv.write::<T>(line + index, result);
-                }
-            },
-        );
+            }
+            if keeps {
+                self.recv.write::<T>(line + index, result);
+            }
+        };
+        // Lines of more ranks do not fit in registers twice.
+        if PLAIN && W <= 4 {
+            two_by_two(n, lines, push);
+        } else {
+            one_by_one(n, lines, push);
+        }
     }
 
     /// Copies the results of the other ranks.
@@ -175,6 +179,30 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
                 one_by_one(n, load, |index, value| self.recv.write::<T>(line + index, value));
             }
         }
+    }
+
+    /// Offers the result of this rank to every other rank, or nothing.
+    #[inline(always)]
+    fn write_offer(&self) {
+        let (call, thread) = (self.call, gpu::thread_idx().x);
+        if thread > 0 && thread < call.ranks {
+            let offer = if call.is_symmetric != 0 { call.recv.wrapping_sub(call.areas[0]) } else { 0 };
+            let word = pointer::<u64>(self.flags(call.area_behind(thread), call.rank) + OFFER);
+            // SAFETY: a word of the area of a mapped peer, which is accessed only atomically.
+            unsafe { <u64 as Access<Sys>>::store_relaxed(word, offer) };
+        }
+    }
+
+    /// Returns the offer of the rank `k` places behind this rank, whose first flag this thread has
+    /// seen; 0 for this rank and for ranks that the team does not have.
+    #[inline(always)]
+    fn offer(&self, k: u32) -> u64 {
+        if k == 0 || k >= self.call.ranks {
+            return 0;
+        }
+        let word = pointer::<u64>(self.flags(self.call.areas[0], self.call.rank_behind(k)) + OFFER);
+        // SAFETY: as above, in this rank's area.
+        unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
     /// Raises a flag of this rank on every other rank, after all earlier accesses of the block's
@@ -234,6 +262,7 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     let rounds = part.div_ceil(chunk).saturating_sub(number).div_ceil(blocks);
     let copies = call.is_symmetric == 0 && call.has_results(0);
     if rounds > 0 {
+        block.write_offer();
         block.push::<T>(0);
         block.raise(0, 0);
     }

@@ -16,7 +16,7 @@ use peerweave_types::{bf16, f16};
 macro_rules! entries {
     ($($name:ident: $algorithm:ident::<$t:ty, $($w:literal),*>;)*) => {$(
         #[doc = concat!("all_reduce of `", stringify!($t), "` by up to as many ranks as the name says, ", stringify!($algorithm), ".")]
-        #[kernel(max_threads = 512, unchecked)]
+        #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
             $algorithm::run::<$t, $($w),*>(ctx, &call)
         }

@@ -3,16 +3,122 @@
 //! A thread handles the same lines of each part in all three steps. So a thread waits only for the
 //! thread with the same number on each rank. The result may overwrite the input, because each line
 //! is read before the same thread writes it.
+//!
+//! In plain kernels for up to 4 ranks a thread waits for two lines at a time, because the loads of
+//! both take as long as those of one.
 
 use crate::Call;
 use crate::line::{Lines, Operand};
 use crate::push::push_to_banks;
-use crate::reduce::{Class, outgoing};
-use crate::wait::{Row, await_lines, await_sum, position, put_back};
+use crate::reduce::{Class, outgoing, reduce};
+use crate::wait::{Row, await_lines, await_sum, await_two_rows, position, put_back};
+use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the kernel. A bank holds one part from each rank, then the reduced part of each rank.
+/// State of a thread in the second and third step. A bank holds one part from each rank, then the
+/// reduced part of each rank.
+struct Thread<'a, const PLAIN: bool> {
+    ctx: &'a Context,
+    call: &'a Call,
+    send: Operand<PLAIN>,
+    recv: Operand<PLAIN>,
+    /// This rank's bank.
+    banks: Lines,
+    /// Number of lines of the input, of a part, then of all parts.
+    lines: u64,
+    part: u64,
+    results: u64,
+    /// Distance between two lines of this thread.
+    step: u64,
+}
+
+impl<const PLAIN: bool> Thread<'_, PLAIN> {
+    /// Returns this rank's line as it is sent to other ranks.
+    #[inline(always)]
+    fn outgoing<T: Class>(&self, line: u64) -> Vector {
+        outgoing::<T, PLAIN>(self.call.op, self.call.scalar, self.send.read::<T>(line))
+    }
+
+    /// Returns the row of line `index` of this rank's part of all inputs.
+    #[inline(always)]
+    fn inputs(&self, index: u64) -> Row {
+        Row { lines: self.banks, first: index, stride: self.part, ranks: self.call.ranks }
+    }
+
+    /// Pushes a line of the result to the ranks from `base` to `base + W` places behind this rank.
+    #[inline(always)]
+    fn push<const W: usize>(&self, base: u32, line: u64, result: Vector) {
+        let call = self.call;
+        for k in base..base + W as u32 {
+            if k > 0 && k < call.ranks && call.has_results(k) {
+                // SAFETY: the bank of the epoch is at the same place in each area, and has room
+                // for twice the number of all parts.
+                let there = unsafe { Lines::beside(self.banks, call.areas[0], call.area_behind(k)) };
+                there.from(self.results).push(line, result);
+            }
+        }
+    }
+
+    /// Finishes a line of this rank's part: reduces it, and pushes the result.
+    #[inline(always)]
+    fn reduce_line<T: Class, const W: usize>(&self, index: u64, lines: &[Vector; W]) {
+        let line = u64::from(self.call.rank) * self.part + index;
+        let result = reduce::<T, W, PLAIN>(self.call.op, self.call.ranks, lines);
+        self.push::<W>(0, line, result);
+        if self.call.has_results(0) {
+            self.recv.write::<T>(line, result);
+        }
+    }
+
+    /// Reduces two lines of this rank's part at a time, from line `index`, and pushes the results.
+    /// Returns the first line that is left.
+    #[inline(always)]
+    fn reduce_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
+        let part = u64::from(self.call.rank) * self.part;
+        let end = self.part.min(self.lines.saturating_sub(part));
+        while index + self.step < end {
+            let (row, next) = (self.inputs(index), index + self.step);
+            let own = [self.outgoing::<T>(part + index), self.outgoing::<T>(part + next)];
+            let found = await_two_rows::<W>(self.ctx, KernelOp::AllReduce, self.call, row, self.step, own)?;
+            self.reduce_line::<T, W>(index, &found[0]);
+            self.reduce_line::<T, W>(next, &found[1]);
+            put_back::<W, false>(self.call, row);
+            put_back::<W, false>(self.call, self.inputs(next));
+            index = next + self.step;
+        }
+        Ok(index)
+    }
+
+    /// Finishes a line of the parts of all other ranks.
+    #[inline(always)]
+    fn copy_line<T: Class, const W: usize>(&self, index: u64, lines: &[Vector; W]) {
+        for (rank, value) in (0..).zip(lines) {
+            if rank < self.call.ranks && rank != self.call.rank {
+                self.recv.write::<T>(u64::from(rank) * self.part + index, *value);
+            }
+        }
+    }
+
+    /// Copies two lines of the result of each other rank at a time, from line `index`. Returns the
+    /// first line that is left.
+    #[inline(always)]
+    fn copy_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
+        let end = self.lines.saturating_sub(u64::from(self.call.ranks - 1) * self.part);
+        while index + self.step < end {
+            let (row, next) = (self.inputs(self.results + index), index + self.step);
+            let found = await_two_rows::<W>(self.ctx, KernelOp::AllReduce, self.call, row, self.step, [[0; 2]; 2])?;
+            self.copy_line::<T, W>(index, &found[0]);
+            self.copy_line::<T, W>(next, &found[1]);
+            put_back::<W, false>(self.call, row);
+            put_back::<W, false>(self.call, self.inputs(self.results + next));
+            index = next + self.step;
+        }
+        Ok(index)
+    }
+}
+
+/// Runs the kernel.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,
@@ -36,22 +142,19 @@ pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>
     let banks = unsafe {
         push_to_banks::<W, MORE, 1, false>(call, part, me * part, there, |k, index| outgoing(line_of(k, index)), |_, _| ())?
     };
-    // SAFETY: as above; this rank's bank is the bank of the epoch, which is at the same place in
-    // each area.
-    let results_of = |k: u32| unsafe { Lines::beside(banks, call.areas[0], call.area_behind(k)) }.from(results);
     let (first, step) = position();
+    let thread = Thread::<PLAIN> { ctx, call, send, recv, banks, lines, part, results, step };
     let mut index = first;
+    if PLAIN && !MORE {
+        index = thread.reduce_lines::<T, W>(index)?;
+    }
     while index < part && me * part + index < lines {
         let line = me * part + index;
-        let row = Row { lines: banks, first: index, stride: part, ranks: call.ranks };
+        let row = thread.inputs(index);
         let result = await_sum::<T, W, MORE, PLAIN>(ctx, KernelOp::AllReduce, call, row, outgoing(line))?;
         let mut base = 0;
         loop {
-            for k in base..base + W as u32 {
-                if k > 0 && k < call.ranks && call.has_results(k) {
-                    results_of(k).push(line, result);
-                }
-            }
+            thread.push::<W>(base, line, result);
             base += W as u32;
             if !MORE || base >= call.ranks {
                 break;
@@ -67,11 +170,14 @@ pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>
         return Ok(());
     }
     let mut index = first;
+    if PLAIN && !MORE {
+        index = thread.copy_lines::<T, W>(index)?;
+    }
     while index < part {
         // Only the last part may be shorter: there are at least as many lines as the square of the
         // number of ranks.
         let present = if (ranks - 1) * part + index < lines { call.ranks } else { call.ranks - 1 };
-        let row = Row { lines: banks, first: results + index, stride: part, ranks: present };
+        let row = Row { ranks: present, ..thread.inputs(results + index) };
         await_lines::<W, MORE>(ctx, KernelOp::AllReduce, call, row, [0; 2], |base, lines| {
             for (rank, line) in (base..).zip(lines) {
                 if rank < present && rank != call.rank {

@@ -10,7 +10,7 @@ use peerweave_types::{bf16, f16};
 macro_rules! entries {
     ($($name:ident: $algorithm:ident::<$t:ty, $w:literal, $more:literal>;)*) => {$(
         #[doc = concat!("all_reduce, residual and RMSNorm of `", stringify!($t), "` by up to as many ranks as the name says, ", stringify!($algorithm), ".")]
-        #[kernel(max_threads = 512, unchecked)]
+        #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call, norm: Norm) -> Result<(), Failed> {
             $algorithm::run::<$t, $w, $more>(ctx, &call, &norm)
         }
@@ -20,7 +20,7 @@ macro_rules! entries {
 macro_rules! plain_entries {
     ($($name:ident: $t:ty;)*) => {$(
         #[doc = concat!("Residual and RMSNorm of `", stringify!($t), "`, without communication.")]
-        #[kernel(max_threads = 512, unchecked)]
+        #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(_ctx: &Context, call: Call, norm: Norm) -> Result<(), Failed> {
             plain::run::<$t>(&call, &norm)
         }

@@ -36,10 +36,10 @@ use peerweave_device::prelude::*;
 
 pub use entries::*;
 
-/// The way in which the kernel moves its data.
+/// The algorithm by which the kernel moves its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// The input is the sum of all ranks. Only adds the residual and normalises.
+    /// Moves nothing: the input is the sum of all ranks already. Adds the residual and normalises.
     None,
     /// Every rank pushes its whole input to every rank.
     OneShot,
@@ -65,7 +65,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// Returns the largest value that a row is scaled to with [`Norm::scales`].
+    /// Returns the value to which the largest value of a row is scaled with [`Norm::scales`].
     pub const fn largest(self) -> f32 {
         match self {
             Self::Same => 1.0,
@@ -82,7 +82,8 @@ impl Output {
 #[derive(Clone, Copy, Debug, PartialEq, KernelArg)]
 #[repr(C)]
 pub struct Norm {
-    /// Address of the residual, as long as the input. Gets `x`. Overlaps no other operand.
+    /// Address of the residual, as long as the input. The kernel replaces the residual by `x`, the
+    /// sum of both. It overlaps no other operand.
     pub residual: u64,
     /// Address of the weight, as long as a row.
     pub weight: u64,
@@ -99,12 +100,12 @@ pub struct Norm {
     pub inverse_scale: f32,
     /// The type of the result: [`Output`] as a number.
     pub output: u32,
-    /// 0.
+    /// Unused; 0.
     pub reserved: u32,
 }
 
-/// The smallest scale of a row is this number divided by [`Output::largest`], so that a row of
-/// zeros has a scale by which it can be divided.
+/// The least value from which the scale of a row is computed, if all values of the row are smaller.
+/// So the scale of a row of zeros is not 0.
 pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
 /// Returns the number of lines of each rank's part of a row by [`Algorithm::TwoShot`]. Parts of the
@@ -113,7 +114,7 @@ pub const fn part_lines(row_lines: u64, ranks: u32) -> u64 {
     row_lines.div_ceil(ranks as u64)
 }
 
-/// Returns the size in bytes of a bank for this number of rows.
+/// Returns the size in bytes of a bank that has room for `rows` rows.
 pub const fn bank_bytes(algorithm: Algorithm, rows: u64, row_lines: u64, ranks: u32) -> u64 {
     let lines = match algorithm {
         Algorithm::None => 0,

@@ -180,10 +180,10 @@ fn inverse_square_root(value: f32) -> f32 {
     (guess * (1.5 - 0.5 * value * guess * guess)) as f32
 }
 
-/// Stores a row of `x` and its norm. `get` returns a line of `x` by its index in the row; all
-/// threads of the block call this function for the same row, with `parity` as for the number of
-/// rows before it. Returns `false` on all threads if a call of `get` has failed on one, or
-/// `failed` is true on one; the failure is in the status.
+/// Stores a row of `x` and its norm. `get` returns a line of `x` by its index in the row. All
+/// threads of the block call this function for the same row; `parity` is that of the number of
+/// earlier rows. Returns `false` on all threads if a call of `get` has failed on one, or `failed`
+/// is true on one; the failure is in the status.
 #[inline(always)]
 pub(super) fn normalise<T: Real>(
     norm: &Norm,

@@ -26,10 +26,11 @@ pub const fn channels_bytes(ranks: u32, channel_bytes: u64) -> u64 {
     ACK_BYTES + 2 * ranks as u64 * channel_bytes
 }
 
-/// Number of bytes at the start of an area that are initially zero; the rest are lines.
+/// Number of bytes at the start of an area that are initially zero. The rest initially holds the
+/// sentinel.
 pub const CHANNELS_ZEROS: u64 = ACK_BYTES;
 
-/// Number of words that count the messages of a rank: one word for each receiver, then one for each
+/// Number of words by which a rank counts messages: one for each receiver, then one for each
 /// sender.
 pub const LINES_COUNTERS: usize = 2 * MAX_RANKS;
 
@@ -180,8 +181,8 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
 
 macro_rules! entries {
     ($($name:ident: <$w:literal, $more:literal, $whole:literal>;)*) => {$(
-        /// Messages by lines. The name ends with the maximum number of ranks.
-        #[kernel(max_threads = 512, unchecked)]
+        /// Sends and receives messages by lines. The name ends with the maximum number of ranks.
+        #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
             run::<$w, $more, $whole>(ctx, &call, &transfers)
         }

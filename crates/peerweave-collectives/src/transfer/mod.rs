@@ -23,7 +23,7 @@ use peerweave_types::KernelOp;
 pub use lines::*;
 pub use ring::*;
 
-/// The way in which messages are sent.
+/// The transport of messages: lines or rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
     /// Messages are sent by lines.
@@ -32,7 +32,7 @@ pub enum Form {
     Ring,
 }
 
-/// The messages to and from one rank.
+/// The message to another rank, and the message from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, KernelArg)]
 #[repr(C)]
 pub struct Transfer {
@@ -44,26 +44,30 @@ pub struct Transfer {
     pub recv: u64,
     /// Length in bytes of the message from the rank; 0 if there is no message.
     pub recv_bytes: u64,
-    /// [`Form::Ring`]: address at which this rank stores its message directly, if both ranks know
-    /// that the receiver's result is mapped. This address and `send` are then aligned to lines. 0
-    /// if the message goes through the ring.
-    pub remote: u64,
-    /// [`Form::Ring`]: 1 if the sender of the message from the rank stores it directly in `recv`;
-    /// for this rank itself, 1 if it has a message to itself.
+    /// [`Form::Ring`]: 1 if this rank offers `recv` to the sender of the message from the rank,
+    /// which then stores the message directly there. `recv` is then mapped on that rank, at the
+    /// same distance from the area of this rank, and aligned to lines, and it replaces no message.
+    /// For this rank itself, 1 if it has a message to itself that is copied in one round.
     pub is_direct: u64,
     /// [`Form::Ring`]: number of lines of a chunk of the message to the rank: at least 1, and at
     /// most the number for which a slot has room.
     pub send_chunk: u64,
     /// [`Form::Ring`]: number of lines that each block handles of the message from the rank.
     pub recv_chunk: u64,
+    /// [`Form::Ring`]: 1 if the receiver of the message to the rank decides, when it runs, whether
+    /// the message is stored directly in its result. Both ranks must set this field and
+    /// `recv_is_offered` for the same messages, which are whole lines.
+    pub send_is_offered: u64,
+    /// [`Form::Ring`]: 1 if this rank decides so for the message from the rank.
+    pub recv_is_offered: u64,
 }
 
-/// The messages of a launch. Index `k` has the messages to and from the rank `k` places behind this
-/// rank. The message at index 0 is copied within this rank.
+/// The messages of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, KernelArg)]
 #[repr(C)]
 pub struct Transfers {
-    /// Messages to and from each rank.
+    /// The messages to and from each rank. Index `k` is that of rank `(rank + k) % ranks`. The
+    /// message at index 0 is copied within this rank.
     pub peers: [Transfer; MAX_RANKS],
 }
 
@@ -82,10 +86,11 @@ impl Transfers {
             send_bytes: self.field(k, |peer| peer.send_bytes),
             recv: self.field(k, |peer| peer.recv),
             recv_bytes: self.field(k, |peer| peer.recv_bytes),
-            remote: self.field(k, |peer| peer.remote),
             is_direct: self.field(k, |peer| peer.is_direct),
             send_chunk: self.field(k, |peer| peer.send_chunk),
             recv_chunk: self.field(k, |peer| peer.recv_chunk),
+            send_is_offered: self.field(k, |peer| peer.send_is_offered),
+            recv_is_offered: self.field(k, |peer| peer.recv_is_offered),
         }
     }
 

@@ -13,15 +13,18 @@
 //! to itself, so that neither waits for the other. If a result overwrites a message, one block does
 //! both ([`Call::is_combined`]): it pushes a chunk before it copies the chunk that replaces it.
 //!
-//! If the sender knows the address of the receiver's result, there is only one round and no copy:
-//! the receiver raises the flag *open* when it has begun the call, and the sender then stores
-//! directly into the result.
+//! A receiver whose result is mapped on the sender can have a message stored directly there, in one
+//! round and without a copy. Before it raises the flag *open*, it writes the *offer*: the distance
+//! of its result from its area, or 0 for a message through the ring. The sender waits for that flag
+//! and reads the offer before it raises *ready* for the first time; the receiver writes the next
+//! offer only after that.
 
 use super::{Transfer, Transfers, operation};
 use crate::copy::{each, load, one_by_one, store};
 use crate::epoch::pointer;
 use crate::line::{LINE_BYTES, Operand};
 use crate::{Call, MAX_RANKS};
+use core::cell::Cell;
 use peerweave_device::gpu::{Access, Gpu, Sys};
 use peerweave_device::prelude::*;
 
@@ -32,8 +35,10 @@ const FLAG_BYTES: u64 = 512;
 const READY: u64 = 0;
 const CREDIT: u64 = 128;
 const OPEN: u64 = 256;
+/// In the cache line of the flag *open*.
+const OFFER: u64 = 264;
 
-/// Number of words of a block that count rounds: one for each receiver, then one for each sender.
+/// Number of words by which a block counts rounds: one for each receiver, then one for each sender.
 pub const RING_COUNTERS: usize = 2 * MAX_RANKS;
 
 /// Returns the size in bytes of an area for `blocks` blocks: flags, then rings. The ranks share a
@@ -97,6 +102,8 @@ struct Block<'a> {
     index: u64,
     /// Number of lines for which a slot has room for each rank.
     slot_lines: u64,
+    /// One bit for each message to a rank whose receiver has offered its result.
+    accepted: Cell<u32>,
 }
 
 impl Block<'_> {
@@ -113,7 +120,7 @@ impl Block<'_> {
     /// Returns the message to the rank `k` places behind this rank.
     #[inline(always)]
     fn sent(&self, peer: &Transfer, k: u32) -> Message {
-        let is_direct = peer.remote != 0 || k == 0 && peer.is_direct != 0;
+        let is_direct = self.accepted.get() >> k & 1 != 0 || k == 0 && peer.is_direct != 0;
         // SAFETY: the launch guarantees the messages.
         unsafe { self.message(peer.send, peer.send_bytes, peer.send_chunk, is_direct) }
     }
@@ -131,6 +138,26 @@ impl Block<'_> {
     fn flag(&self, area: u64, rank: u32, at: u64) -> *mut u64 {
         let index = self.index * MAX_RANKS as u64 + u64::from(rank);
         pointer(area + index * FLAG_BYTES + at)
+    }
+
+    /// Returns the offer of the rank `k` places behind this rank, for this block.
+    #[inline(always)]
+    fn offer(&self, k: u32) -> u64 {
+        let word = self.flag(self.call.areas[0], self.call.rank_behind(k), OFFER);
+        // SAFETY: a word of this rank's area, which is accessed only atomically.
+        unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
+    }
+
+    /// Accepts the offers of all ranks whose flag *open* this block has seen. Offers of others
+    /// belong to messages of which this block has no chunk.
+    #[inline(always)]
+    fn accept_offers(&self) {
+        let mut accepted = 0;
+        for k in 1..self.call.ranks {
+            let is_offered = self.transfers.field(k, |peer| peer.send_is_offered) != 0;
+            accepted |= u32::from(is_offered && self.offer(k) != 0) << k;
+        }
+        self.accepted.set(accepted);
     }
 
     /// Returns the address of a chunk from rank `rank`, in the area at `area`.
@@ -162,10 +189,12 @@ impl Block<'_> {
             let peer = self.transfers.behind(k);
             let message = self.sent(&peer, k);
             let slot = self.slot(call.area_behind(k), round, call.rank);
+            let is_accepted = self.accepted.get() >> k & 1 != 0;
+            let result = if is_accepted { call.area_behind(k).wrapping_add(self.offer(k)) } else { 0 };
             message.each_range(round, |line, n| {
-                let to = if peer.remote != 0 { peer.remote + line * LINE_BYTES as u64 } else { slot };
-                // SAFETY: the line is in a slot, or in the result of a rank that has begun the
-                // call, and only this rank may write it now.
+                let to = if is_accepted { result + line * LINE_BYTES as u64 } else { slot };
+                // SAFETY: the line is in a slot that only this rank may write now, or in the result
+                // of a rank that has begun the call and has offered it to this rank.
                 let store = |index, value| unsafe { store(to, index, value) };
                 let from = message.operand;
                 if from.is_whole::<u8>(line, n) {
@@ -228,10 +257,10 @@ unsafe fn seen(flag: *mut u64) -> u64 {
     unsafe { <u64 as Access<Sys>>::load_acquire(flag) }
 }
 
-/// Messages among up to 8 ranks through rings. The grid has one dimension. It has
-/// [`Call::max_blocks`] blocks if [`Call::is_combined`] is 1, otherwise this number of pairs of
+/// Sends and receives messages among up to 8 ranks through rings. The grid has one dimension. It
+/// has [`Call::max_blocks`] blocks if [`Call::is_combined`] is 1, otherwise this number of pairs of
 /// blocks.
-#[kernel(max_threads = 512, unchecked)]
+#[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
 pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
     gpu::start_next_kernel();
     let is_call = call.areas[0] != 0 && call.counter != 0 && transfers.has_any::<true>();
@@ -245,7 +274,7 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
     let index = u64::from(if is_pair { number / 2 } else { number });
     let (pushes, copies) = (!is_pair || number & 1 == 0, !is_pair || number & 1 != 0);
     let slot_lines = call.bank_bytes / LINE_BYTES as u64 / u64::from(call.ranks);
-    let block = Block { call: &call, transfers: &transfers, index, slot_lines };
+    let block = Block { call: &call, transfers: &transfers, index, slot_lines, accepted: Cell::new(0) };
     let operation = operation(call.op);
     // Thread `k` handles the flags of the rank `k` places behind this rank.
     let k = gpu::thread_idx().x;
@@ -269,7 +298,10 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
             sent = <u64 as Access<Gpu>>::load_relaxed(counter(k as usize));
             received = <u64 as Access<Gpu>>::load_relaxed(counter(MAX_RANKS + k as usize));
         }
-        if copies && peer.is_direct != 0 && receives(0) {
+        if copies && peer.recv_is_offered != 0 && receives(0) {
+            let offer = if peer.is_direct != 0 { peer.recv.wrapping_sub(call.areas[0]) } else { 0 };
+            // SAFETY: a word of the area of a mapped peer, which is accessed only atomically.
+            unsafe { <u64 as Access<Sys>>::store_relaxed(block.flag(area, call.rank, OFFER), offer) };
             raise(OPEN, received + 1);
         }
     }
@@ -285,14 +317,20 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
             break;
         }
         if any_sent {
+            // A receiver that has begun the call has copied all earlier messages.
+            let is_open = round == 0 && peer.send_is_offered != 0;
             let (flag, wanted) =
-                if peer.remote != 0 { (own(OPEN), sent + 1) } else { (own(CREDIT), sent + (round + 1).saturating_sub(SLOTS)) };
+                if is_open { (own(OPEN), sent + 1) } else { (own(CREDIT), sent + (round + 1).saturating_sub(SLOTS)) };
             // SAFETY: a flag of this rank's area.
             let has_room = || is_reached(unsafe { seen(flag) }, wanted);
             ctx.poll_block(operation, sends(round), has_room, || call.pe_behind(k))?;
+            if round == 0 {
+                block.accept_offers();
+            }
+            let is_sent = sends(round);
             block.push(round);
             gpu::sync_threads();
-            if sends(round) {
+            if is_sent {
                 pushed += 1;
                 raise(READY, sent + pushed);
             }

@@ -2,6 +2,17 @@
 //! reduction and number of ranks; any length and alignment; calls without synchronization between
 //! them; missing ranks.
 
+/// Writes a test for each type, which calls the function.
+macro_rules! types {
+    ($check:ident: $($name:ident: $t:ty;)*) => {$(
+        #[test]
+        fn $name() {
+            $check::<$t>();
+        }
+    )*};
+}
+
+mod combines;
 mod failures;
 mod numbers;
 mod parts;
@@ -15,9 +26,7 @@ use numbers::Numbers;
 use peerweave_collectives::{Algorithm, all_reduce};
 use peerweave_grid::explore;
 use peerweave_types::{DType, ReduceOp, bf16, f16};
-use world::{Given, World};
-
-const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
+use world::{Given, RANKS, World};
 
 /// Checks every algorithm and reduction of a type, with several numbers of ranks.
 fn every_reduction<T: Numbers>() {
@@ -31,16 +40,8 @@ fn every_reduction<T: Numbers>() {
     }
 }
 
-macro_rules! types {
-    ($($name:ident: $t:ty;)*) => {$(
-        #[test]
-        fn $name() {
-            every_reduction::<$t>();
-        }
-    )*};
-}
-
 types! {
+    every_reduction:
     all_reduce_of_i8_is_exact: i8;
     all_reduce_of_u8_is_exact: u8;
     all_reduce_of_i16_is_exact: i16;
@@ -90,7 +91,7 @@ fn lengths_and_alignments_do_not_change_the_result() {
 }
 
 #[test]
-fn data_of_calls_without_pause_between_them_does_not_mix() {
+fn consecutive_calls_do_not_mix_their_data() {
     for ranks in [2, 4] {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);

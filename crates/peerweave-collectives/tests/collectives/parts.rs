@@ -1,13 +1,11 @@
 //! Tests of reduce_scatter, all_gather and all_to_all.
 
 use crate::numbers::Numbers;
-use crate::world::{Given, World, scalar};
+use crate::world::{Given, RANKS, World, scalar};
 use peerweave_collectives::exchange::Exchange;
 use peerweave_collectives::{Call, exchange, reduce_scatter};
 use peerweave_grid::explore;
 use peerweave_types::{ReduceOp, bf16, f16};
-
-const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
 
 /// Writes each rank's input of `parts` parts of `count` elements. Returns the inputs.
 fn inputs<T: Numbers>(world: &mut World, given: &Given, parts: usize) -> Vec<Vec<T>> {

@@ -2,14 +2,11 @@
 //! rank, or symmetric memory; and of barriers.
 
 use crate::numbers::Numbers;
-use crate::world::{Given, World, scalar};
+use crate::world::{Given, MARK, RANKS, World, scalar};
 use peerweave_collectives::{Algorithm, Call, Results, all_reduce, barrier};
 use peerweave_grid::{JobError, explore};
 use peerweave_types::{FailureKind, KernelOp, Pe, ReduceOp, bf16};
 use std::time::Duration;
-
-const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
-const MARK: u8 = 0xa5;
 
 /// Makes one call on each rank, after `change` has changed it. Returns each rank's result memory;
 /// elements that were not written contain a mark.
@@ -90,14 +87,16 @@ fn ring_gives_each_rank_its_own_part() {
 }
 
 #[test]
-fn symmetric_results_need_no_copy() {
+fn results_that_ranks_offer_need_no_copy() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
             for in_place in [false, true] {
                 let given = Given { algorithm: Algorithm::Chunked, count: 6400, in_place, blocks: 3, ..Given::default() };
-                for _ in 0..2 {
-                    let results = results::<f32>(&mut world, &given, true, |_, call| Call { is_symmetric: 1, ..call });
+                // All ranks offer their results, then some, then none.
+                for offers in [!0, 0b1010_0110, 0, 0b0101_1001, !0] {
+                    let offered = |rank: usize, call| Call { is_symmetric: offers >> rank & 1, ..call };
+                    let results = results::<f32>(&mut world, &given, true, offered);
                     let expected = expected::<f32>(&world, &given);
                     for (rank, found) in results.iter().enumerate() {
                         assert!(bits(found) == expected, "{given:?}: rank {rank} of {ranks}");

@@ -1,16 +1,14 @@
 //! Tests of all_reduce with residual and RMSNorm in one kernel.
 
 use crate::numbers::Numbers;
-use crate::world::{Given, World};
+use crate::world::{Given, MARK, RANKS, World};
 use peerweave_collectives::rms_norm::{self, Algorithm, Norm, Output, SMALLEST_SCALED};
 use peerweave_collectives::{Algorithm as Route, Call};
 use peerweave_grid::{JobError, Shape, explore};
 use peerweave_types::{DType, F8E4M3, FailureKind, KernelOp, Pe, ReduceOp, SymSlice, bf16, f16};
 use std::time::Duration;
 
-const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
 const EPSILON: f32 = 1e-5;
-const MARK: u8 = 0xa5;
 
 /// One call.
 #[derive(Clone, Copy, Debug)]

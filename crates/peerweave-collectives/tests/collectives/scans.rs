@@ -2,14 +2,11 @@
 //! between other collectives, and with a missing rank.
 
 use crate::numbers::Numbers;
-use crate::world::{Given, World, scalar};
+use crate::world::{Given, RANKS, World, scalar};
 use peerweave_collectives::{Call, scan};
 use peerweave_grid::{JobError, explore};
 use peerweave_types::{DType, FailureKind, KernelOp, Pe, ReduceOp, bf16, f16};
 use std::time::Duration;
-
-const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
-const MARK: u8 = 0xa5;
 
 fn calls<T: Numbers>(world: &World, given: &Given, exclusive: bool) -> Vec<Call> {
     let call = |rank: usize| {
@@ -19,41 +16,22 @@ fn calls<T: Numbers>(world: &World, given: &Given, exclusive: bool) -> Vec<Call>
     (0..world.members.len()).map(call).collect()
 }
 
-/// Makes a call on all ranks. Checks every element of the results, and that nothing else was
-/// written.
+/// Makes a call on all ranks, and checks it.
 fn check<T: Numbers>(world: &mut World, given: &Given, exclusive: bool) {
-    let n = world.members.len();
-    let inputs: Vec<Vec<T>> = (0..n as u32).map(|rank| (0..given.count).map(|i| T::given(rank, i)).collect()).collect();
-    let from = world.view::<T>(0, given.shift[0], given.count);
-    let to = if given.in_place { from } else { world.view::<T>(1, given.shift[1], given.count) };
-    let around = world.view::<u8>(1, 0, (given.shift[1] + given.count + 16) * size_of::<T>());
-    for (pe, input) in world.members.clone().into_iter().zip(&inputs) {
-        world.job.write(pe, around, &vec![MARK; around.len()]);
-        world.job.write(pe, from, input);
-    }
-    let before: Vec<Vec<u64>> =
-        world.members.iter().map(|pe| world.job.read(*pe, to).into_iter().map(T::bits).collect()).collect();
+    let n = world.members.len() as u32;
+    let inputs = world.inputs::<T>(given);
     let calls = calls::<T>(world, given, exclusive);
-    let kernel = scan::kernel(T::DTYPE, n as u32).expect("a type that can be reduced");
-    world.run(kernel, given, &calls, |_| true).unwrap_or_else(|error| panic!("{given:?} of {}: {error}", T::DTYPE));
-    let scalars: Vec<T> = (0..n as u32).map(scalar::<T>).collect();
-    for (rank, pe) in world.members.clone().into_iter().enumerate() {
+    let kernel = scan::kernel(T::DTYPE, n).expect("a type that can be reduced");
+    let scalars: Vec<T> = (0..n).map(scalar::<T>).collect();
+    let expected = |rank: usize, before: Vec<u64>| {
         let included = if exclusive { rank } else { rank + 1 };
         let element = |i: usize| {
             let each: Vec<T> = inputs[..included].iter().map(|input| input[i]).collect();
             T::expected(given.op, &each, &scalars[..included]).bits()
         };
-        let expected = if included == 0 { before[rank].clone() } else { (0..given.count).map(element).collect() };
-        let found: Vec<u64> = world.job.read(pe, to).into_iter().map(T::bits).collect();
-        assert!(found == expected, "{given:?} of {}, exclusive: {exclusive}, rank {rank} of {n}", T::DTYPE);
-        let whole = world.job.read(pe, around);
-        let written = match given.in_place {
-            true => 0..0,
-            false => given.shift[1] * size_of::<T>()..(given.shift[1] + given.count) * size_of::<T>(),
-        };
-        let untouched = |bytes: &[u8]| bytes.iter().all(|byte| *byte == MARK);
-        assert!(untouched(&whole[..written.start]) && untouched(&whole[written.end..]), "{given:?}: wrote outside");
-    }
+        if included == 0 { before } else { (0..given.count).map(element).collect() }
+    };
+    world.check_launch(given, &inputs, |world| world.run(kernel, given, &calls, |_| true), expected);
 }
 
 /// Checks every reduction of a type.
@@ -68,16 +46,8 @@ fn every_reduction<T: Numbers>() {
     }
 }
 
-macro_rules! types {
-    ($($name:ident: $t:ty;)*) => {$(
-        #[test]
-        fn $name() {
-            every_reduction::<$t>();
-        }
-    )*};
-}
-
 types! {
+    every_reduction:
     scan_of_i8_is_exact: i8;
     scan_of_u8_is_exact: u8;
     scan_of_i16_is_exact: i16;

@@ -1,6 +1,7 @@
 //! Tests of messages between pairs of ranks: by lines, through rings, and stored directly in the
 //! results.
 
+use crate::world::{MARK, RANKS};
 use peerweave_collectives::transfer::{
     self, CHANNELS_ZEROS, Form, LINES_COUNTERS, RING_COUNTERS, Transfer, Transfers, channels_bytes, transfer_ring_bytes,
 };
@@ -13,17 +14,25 @@ const CHANNEL_BYTES: u64 = 2 << 10;
 const SLOT_BYTES: u64 = 2 << 10;
 const MAX_BLOCKS: u32 = 3;
 const SENTINEL: [u64; 2] = [0x5eed_0123_4567_89ab, 0xc0de_fedc_ba98_7655];
-const MARK: u8 = 0xa5;
 const OPERAND_BYTES: usize = 64 << 10;
 /// Distance in bytes between the messages of a rank.
 const APART: usize = 8 << 10;
+
+/// Messages that are stored directly in the results.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Direct {
+    Nothing,
+    All,
+    /// Those of about half of the pairs.
+    Some,
+}
 
 /// Properties that all messages of a launch share.
 #[derive(Clone, Copy, Debug)]
 struct Shared {
     form: Form,
-    /// Whether the ring stores directly into the results.
-    direct: bool,
+    /// Which messages through the ring are stored directly in the results.
+    direct: Direct,
     /// Whether the same block of the ring pushes and copies.
     combined: bool,
     /// Distance in bytes of inputs and results from an aligned address.
@@ -109,6 +118,8 @@ impl World {
         }
         let slot_lines = SLOT_BYTES / LINE_BYTES as u64 / ranks as u64;
         let chunk = |bytes: usize| (bytes.div_ceil(LINE_BYTES) as u64).div_ceil(u64::from(MAX_BLOCKS)).clamp(1, slot_lines);
+        // Both ranks know the length.
+        let is_offered = |bytes: usize| u64::from(shared.form == Form::Ring && bytes > 0 && bytes.is_multiple_of(LINE_BYTES));
         let transfers = |rank: usize| {
             let mut peers = [Transfer::default(); MAX_RANKS];
             for (k, transfer) in peers.iter_mut().enumerate().take(ranks) {
@@ -119,10 +130,15 @@ impl World {
                     send_bytes: sent as u64,
                     recv: self.address(rank, 1, peer, shared.shift[1]),
                     recv_bytes: received as u64,
-                    remote: if shared.direct { self.address(peer, 1, rank, shared.shift[1]) } else { 0 },
-                    is_direct: u64::from(shared.direct),
+                    is_direct: u64::from(match shared.direct {
+                        Direct::Nothing => false,
+                        Direct::All => true,
+                        Direct::Some => (number + rank as u64 + k as u64).is_multiple_of(2),
+                    }),
                     send_chunk: chunk(sent),
                     recv_chunk: chunk(received),
+                    send_is_offered: is_offered(sent),
+                    recv_is_offered: is_offered(received),
                 };
             }
             Transfers { peers }
@@ -160,8 +176,6 @@ impl World {
     }
 }
 
-const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
-
 /// Returns lengths below a limit; about half of the pairs get the length 0.
 fn some_lengths(seed: u64, ranks: usize, below: usize, unit: usize) -> Vec<usize> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -182,7 +196,7 @@ fn messages_of_any_length_arrive_by_lines() {
                 let unit = if call % 3 == 2 { LINE_BYTES } else { 1 };
                 let lengths = some_lengths(call + 100 * seed, n, CHANNEL_BYTES as usize, unit);
                 let shift = if call % 3 == 2 { [16, 32] } else { [[0, 3], [4, 8]][call as usize % 2] };
-                let shared = Shared { form: Form::Lines, direct: false, combined: false, shift, threads: 32 };
+                let shared = Shared { form: Form::Lines, direct: Direct::Nothing, combined: false, shift, threads: 32 };
                 world.check(call, shared, &|from, to| lengths[from * n + to]);
             }
             Ok::<(), String>(())
@@ -196,10 +210,11 @@ fn messages_of_any_length_arrive_through_rings() {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed, Duration::from_secs(20));
             let n = ranks as usize;
-            for call in 0..6 {
-                let direct = call % 3 == 2;
-                let lengths = some_lengths(call + 100 * seed, n, APART - 64, if direct { LINE_BYTES } else { 1 });
-                let shift = if direct { [16, 32] } else { [[0, 0], [5, 16]][call as usize % 2] };
+            for call in 0..8 {
+                let direct = [Direct::Nothing, Direct::Nothing, Direct::All, Direct::Some][call as usize % 4];
+                let unit = if direct == Direct::Nothing { 1 } else { LINE_BYTES };
+                let lengths = some_lengths(call + 100 * seed, n, APART - 64, unit);
+                let shift = if direct == Direct::Nothing { [[0, 0], [5, 16]][call as usize % 2] } else { [16, 32] };
                 let combined = call % 2 == 1;
                 let shared = Shared { form: Form::Ring, direct, combined, shift, threads: 64 };
                 world.check(call, shared, &|from, to| lengths[from * n + to]);
@@ -216,7 +231,7 @@ fn each_pair_counts_its_messages_separately() {
         for call in 0..10 {
             let (from, to) = [(0, 1), (0, 1), (0, 1), (2, 1), (1, 0)][call as usize % 5];
             for form in [Form::Lines, Form::Ring] {
-                let shared = Shared { form, direct: false, combined: seed % 2 == 0, shift: [0, 0], threads: 32 };
+                let shared = Shared { form, direct: Direct::Nothing, combined: seed % 2 == 0, shift: [0, 0], threads: 32 };
                 world.check(call, shared, &|a, b| if (a, b) == (from, to) { 1000 } else { 0 });
             }
         }
@@ -226,13 +241,14 @@ fn each_pair_counts_its_messages_separately() {
 
 #[test]
 fn missing_sender_or_receiver_of_a_message_is_named() {
-    let ring = Shared { form: Form::Ring, direct: false, combined: false, shift: [0, 0], threads: 32 };
+    let ring = Shared { form: Form::Ring, direct: Direct::Nothing, combined: false, shift: [0, 0], threads: 32 };
     let cases = [
         (Shared { form: Form::Lines, ..ring }, 0, 1, 1000),
         (ring, 0, 1, 1000),
         // The receiver is missing and the ring is full.
         (ring, 1, 0, 5 * APART),
-        (Shared { direct: true, ..ring }, 1, 0, 1024),
+        (Shared { direct: Direct::All, ..ring }, 1, 0, 1024),
+        (Shared { direct: Direct::All, ..ring }, 0, 1, 1024),
     ];
     for (shared, missing, waits, bytes) in cases {
         let mut world = World::new(2, 1, Duration::from_millis(200));

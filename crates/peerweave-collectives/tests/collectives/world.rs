@@ -11,6 +11,11 @@ use std::time::Duration;
 const BANK_BYTES: usize = 64 << 10;
 const SLOT_BYTES: usize = 2 << 10;
 const MAX_BLOCKS: u32 = 4;
+/// A byte of memory that no call has written.
+pub(crate) const MARK: u8 = 0xa5;
+
+/// Numbers of ranks of which tests try each.
+pub(crate) const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
 const SENTINEL: [u64; 2] = [0x5eed_0123_4567_89ab, 0xc0de_fedc_ba98_7655];
 
 /// Arguments of a call.
@@ -146,35 +151,52 @@ impl World {
     /// Makes a call on all ranks. Checks that every element has the bits of the reference and that
     /// nothing else is written.
     pub(crate) fn check<T: Numbers>(&mut self, given: &Given) {
-        let n = self.members.len() as u32;
-        let inputs: Vec<Vec<T>> = (0..n).map(|rank| (0..given.count).map(|i| T::given(rank, i)).collect()).collect();
-        self.check_inputs(given, &inputs);
+        self.check_inputs(given, &self.inputs::<T>(given));
+    }
+
+    /// Returns the input of each rank.
+    pub(crate) fn inputs<T: Numbers>(&self, given: &Given) -> Vec<Vec<T>> {
+        let input = |rank| (0..given.count).map(|i| T::given(rank, i)).collect();
+        (0..self.members.len() as u32).map(input).collect()
     }
 
     fn check_inputs<T: Numbers>(&mut self, given: &Given, inputs: &[Vec<T>]) {
-        const MARK: u8 = 0xa5;
-        let n = self.members.len();
-        let [from, to] = if given.in_place { [0, 0] } else { [0, 1] };
-        let shift = if given.in_place { given.shift[0] } else { given.shift[1] };
-        for (rank, pe) in self.members.clone().into_iter().enumerate() {
-            let all = self.operands[1].len();
-            self.job.write(pe, self.operands[1], &vec![MARK; all]);
-            let view = self.view::<T>(from, given.shift[0], given.count);
-            self.job.write(pe, view, &inputs[rank]);
-        }
-        if let Err(error) = self.launch::<T>(given, |_| true) {
-            panic!("{given:?} of {} on {n} ranks: {error}", T::DTYPE);
-        }
-        let scalars: Vec<T> = (0..n as u32).map(scalar::<T>).collect();
+        let scalars: Vec<T> = (0..self.members.len() as u32).map(scalar::<T>).collect();
         let expected: Vec<u64> = (0..given.count)
             .map(|i| T::expected(given.op, &inputs.iter().map(|input| input[i]).collect::<Vec<_>>(), &scalars).bits())
             .collect();
-        for pe in self.members.clone() {
-            let found: Vec<u64> = self.job.read(pe, self.view::<T>(to, shift, given.count)).into_iter().map(T::bits).collect();
+        self.check_launch(given, inputs, |world| world.launch::<T>(given, |_| true), |_, _| expected.clone());
+    }
+
+    /// Writes the inputs, and makes a call on all ranks by `launch`. Checks the bits of every
+    /// element, and that nothing else is written. `expected` gets a rank, and the bits that its
+    /// result had before the call.
+    pub(crate) fn check_launch<T: Numbers>(
+        &mut self,
+        given: &Given,
+        inputs: &[Vec<T>],
+        launch: impl FnOnce(&mut Self) -> Result<(), JobError>,
+        expected: impl Fn(usize, Vec<u64>) -> Vec<u64>,
+    ) {
+        let n = self.members.len();
+        let from = self.view::<T>(0, given.shift[0], given.count);
+        let to = if given.in_place { from } else { self.view::<T>(1, given.shift[1], given.count) };
+        for (pe, input) in self.members.clone().into_iter().zip(inputs) {
+            let all = self.operands[1].len();
+            self.job.write(pe, self.operands[1], &vec![MARK; all]);
+            self.job.write(pe, from, input);
+        }
+        let bits = |world: &Self, pe: u32| -> Vec<u64> { world.job.read(pe, to).into_iter().map(T::bits).collect() };
+        let before: Vec<Vec<u64>> = self.members.iter().map(|pe| bits(self, *pe)).collect();
+        if let Err(error) = launch(self) {
+            panic!("{given:?} of {} on {n} ranks: {error}", T::DTYPE);
+        }
+        for ((rank, pe), before) in self.members.clone().into_iter().enumerate().zip(before) {
+            let (found, expected) = (bits(self, pe), expected(rank, before));
             let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
             assert_eq!(wrong, None, "{given:?} of {} on PE {pe}: {:?}", T::DTYPE, wrong.map(|i| (found[i], expected[i])));
             let whole = self.job.read(pe, self.operands[1]);
-            let bytes = size_of::<T>();
+            let (shift, bytes) = (given.shift[1], size_of::<T>());
             let untouched = |range: &[u8]| range.iter().all(|byte| *byte == MARK);
             let written = if given.in_place { 0..0 } else { shift * bytes..(shift + given.count) * bytes };
             assert!(untouched(&whole[..written.start]) && untouched(&whole[written.end..]), "{given:?}: wrote outside");

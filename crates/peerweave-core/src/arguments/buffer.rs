@@ -77,10 +77,10 @@ impl fmt::Debug for Memory {
 
 /// A handle to ordinary memory of this process that operations can share, or to a range of it.
 ///
-/// A clone is the same memory. A stream with a pending operation on the memory holds it too, so a
-/// buffer can be dropped while it is in use. Reading it while an operation writes it is allowed and
-/// returns a mixture of old and new values: wait for the [`Ticket`](crate::Ticket) of the operation
-/// first.
+/// A clone refers to the same memory. A stream with a pending operation on the memory holds it too,
+/// so a buffer can be dropped while it is in use. Reading it while an operation writes it is
+/// allowed and returns a mixture of old and new values: wait for the [`Ticket`](crate::Ticket) of
+/// the operation first.
 ///
 /// ```
 /// use peerweave::{Buffer, ReduceOp, World};

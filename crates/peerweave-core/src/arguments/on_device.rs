@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 /// A handle to memory of a device that operations can use, or to a range of it, with its owner.
 ///
-/// A clone is the same memory. A stream with a pending operation on the memory holds its owner, so
-/// a handle can be dropped while it is in use. If the backend uses another device
+/// A clone refers to the same memory. A stream with a pending operation on the memory holds its
+/// owner, so a handle can be dropped while it is in use. If the backend uses another device
 /// ([`Caps::device`](crate::Caps::device)), calls return an error before anything is enqueued.
 ///
 /// ```

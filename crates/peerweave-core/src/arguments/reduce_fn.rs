@@ -12,7 +12,7 @@ use std::sync::Arc;
 ///
 /// The function must be associative. It need not be commutative: the element of a lower rank is
 /// always its first argument. It may be called on any thread, and for each element more than once.
-/// A clone is the same function.
+/// A clone refers to the same function.
 ///
 /// # On GPUs
 /// The function is code of the host. The GPU backend gathers the elements of all ranks in pinned
@@ -44,7 +44,7 @@ use std::sync::Arc;
 /// team.all_reduce_with_blocking(&[mine], &mut all, &compose)?;
 /// let expected = (0..team.size() as u64).fold(0, |x, rank| 2 * x + rank);
 /// assert_eq!(all[0] & 0xffff_ffff, expected); // all functions applied to 0, in rank order
-/// world.finalize()?;
+/// assert!(world.finalize()?.is_clean());
 /// # Ok(())
 /// # }
 /// ```

@@ -24,9 +24,17 @@ pub(crate) enum ErasedScale<'a> {
 
 /// An element type of [`Team::all_reduce_rms_norm`](crate::Team::all_reduce_rms_norm): `f16`,
 /// `bf16` or `f32`.
+#[diagnostic::on_unimplemented(
+    message = "a norm is not defined for rows of `{Self}`",
+    note = "rows are of `f16`, `bf16` or `f32`"
+)]
 pub trait NormElement: Number + sealed::Norm {}
 
 /// An element type of a quantised result: [`F8E4M3`] or `i8`.
+#[diagnostic::on_unimplemented(
+    message = "a norm cannot be quantized to `{Self}`",
+    note = "quantized results are of `F8E4M3` or `i8`"
+)]
 pub trait QuantizedElement: Element + sealed::Quantized {}
 
 impl sealed::Norm for f16 {}
@@ -84,9 +92,17 @@ impl<W> RmsNorm<W> {
 
 /// The scale by which a result is divided before it is quantised: an `f32`, the same for all rows,
 /// or [`RowScales`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the scale of a quantized result",
+    note = "pass an `f32` for all rows, or `RowScales(memory)` with memory of `f32` to be written"
+)]
 pub trait OutputScale: sealed::Scale {}
 
 /// An [`OutputScale`] for a stream-ordered operation, whose memory the queue holds.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the scale of a quantized result of a stream-ordered operation",
+    note = "pass an `f32` for all rows, or `RowScales(memory)` with a `&Symmetric<f32>`, `&Buffer<f32>` or `&OnDevice<f32>`, which the queue holds"
+)]
 pub trait StreamOutputScale: OutputScale {}
 
 /// Memory that gets a scale for each row: the largest absolute value of the row, divided by the

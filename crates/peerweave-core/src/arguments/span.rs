@@ -187,6 +187,10 @@ pub trait StreamDest<T: Element>: Dest<T> {}
 /// Memory that an operation reads at the root only: any [`Source`], or an `Option` of one.
 ///
 /// Other ranks may pass an argument, which is ignored, or [`none`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the operand of the root, which is read as elements of type `{T}`",
+    note = "pass memory as to other operations (`&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]` or `&Vec<T>`), an `Option` of it, or `none()` on ranks other than the root"
+)]
 pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
     /// The type of the argument, if there is one.
     type Argument: Source<T>;
@@ -197,6 +201,10 @@ pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
 /// Memory that an operation writes at the root only: any [`Dest`], or an `Option` of one.
 ///
 /// Other ranks may pass an argument, which is ignored, or [`none`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the result of the root, which is written as elements of type `{T}`",
+    note = "pass memory as to other operations (`&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&mut [T]` or `&mut Vec<T>`), an `Option` of it, or `none()` on ranks other than the root"
+)]
 pub trait MaybeDest<T: Element>: sealed::Maybe<T> {
     /// The type of the argument, if there is one.
     type Argument: Dest<T>;

@@ -67,7 +67,7 @@ impl Drop for Region {
 ///
 /// [`World::alloc`](crate::World::alloc), which all PEs call together, allocates it. The methods
 /// here access the copy of this PE; operations of a [`Team`](crate::Team) access those of other
-/// PEs. A clone is the same memory.
+/// PEs. A clone refers to the same memory.
 ///
 /// A peer may write to it at any time, so there is no `&[T]` of it: elements are copied. A copy
 /// that is made during a write is a mixture of old and new elements; a wait for a signal, a barrier
@@ -76,9 +76,9 @@ impl Drop for Region {
 /// **Releasing** is collective and explicit ([`Symmetric::release`]). A buffer that is only dropped
 /// stays allocated until [`World::finalize`](crate::World::finalize), which reports it.
 ///
-/// **After [`World::shrink`](crate::World::shrink)** the methods here go on, so that this PE can
-/// copy what it needs into the new world. Operations and [`Symmetric::release`] fail; the memory is
-/// freed when the last handle of the old world is dropped.
+/// **After [`World::shrink`](crate::World::shrink)** the methods here still work, so that this PE
+/// can copy what it needs into the new world. Operations and [`Symmetric::release`] fail; the
+/// memory is freed when the last handle of the old world is dropped.
 pub struct Symmetric<T> {
     region: Arc<Region>,
     at: SymOffset,
@@ -102,7 +102,14 @@ impl<T: Element> Symmetric<T> {
         // An alignment that is refused is reported as it was given.
         let align = if align.is_power_of_two() { align.max(align_of::<T>()) } else { align };
         let bytes = bounds::allocation(call, elements, size_of::<T>(), align, shared.backend.caps().max_align_bytes)?;
-        let at = shared.backend.allocate(&backend::Allocation { bytes, dtype: T::DTYPE, align, zeroed })?;
+        let at = shared.backend.allocate(&backend::Allocation { bytes, dtype: T::DTYPE, align, zeroed });
+        // The backend does not know which call allocates.
+        let at = at.map_err(|error| match error {
+            Error::OutOfMemory { requested_bytes, available_bytes, what, .. } => {
+                Error::OutOfMemory { call, requested_bytes, available_bytes, what }
+            }
+            error => error,
+        })?;
         let type_name = std::any::type_name::<T>();
         let number = shared.enter(LeakedBuffer { elements, type_name, bytes, allocated_at: location, dropped: false }, at);
         let region = Region { shared: Arc::clone(shared), number, at, bytes, released: AtomicBool::new(false) };

@@ -14,7 +14,26 @@ use std::ops::{Deref, RangeBounds};
 
 /// A range of symmetric memory that borrows a handle: see [`Symmetric::range`].
 ///
-/// `&view` is accepted wherever a `&Symmetric<T>` is.
+/// `&view` is accepted wherever a `&Symmetric<T>` is, if `view` is a variable. For a view that is
+/// made within the call, write `&*x.range(0..2)?`: with `?`, the compiler does not convert
+/// `&x.range(0..2)?` to a `&Symmetric<T>`.
+///
+/// ```
+/// use peerweave::{Rank, World};
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let (team, x) = (world.team(), world.alloc_zeroed::<u32>(4)?);
+/// let view = x.range(2..4)?;
+/// team.put_blocking(&[3, 4], &view, Rank::new(0))?;
+/// team.put_blocking(&[1, 2], &*x.range(0..2)?, Rank::new(0))?;
+/// team.barrier_blocking()?;
+/// assert_eq!(x.to_vec()?, if world.my_pe().get() == 0 { [1, 2, 3, 4] } else { [0; 4] });
+/// x.release()?; // collective, like the allocation
+/// assert!(world.finalize()?.is_clean());
+/// # Ok(())
+/// # }
+/// ```
 pub struct SymmetricRange<'a, T> {
     /// Shares the reference of the borrowed handle to its allocation, so it is never dropped.
     handle: ManuallyDrop<Symmetric<T>>,

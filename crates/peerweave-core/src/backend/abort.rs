@@ -5,7 +5,7 @@ use peerweave_types::Pe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Whether a job was aborted, by which PE and with which exit code. A clone is the same word.
+/// Records whether a job was aborted, by which PE and with which exit code. Clones share the word.
 #[derive(Clone, Debug, Default)]
 pub struct AbortWord(Arc<AtomicU64>);
 

@@ -9,10 +9,11 @@ use std::any::Any;
 const BLOCK: usize = 4096;
 
 /// Combines `count` elements of each of `operands` operands, in the order of the operands. The
-/// function gets copies of elements, because others may access the elements themselves.
+/// function gets copies of elements, because other threads may access the elements themselves.
 ///
-/// `read` copies bytes of an operand: its number, the first byte, and the target. `write` stores
-/// bytes of the result from a byte; all operands of these elements have been read before.
+/// `read(operand, first, into)` copies bytes of an operand, from byte `first`.
+/// `write(first, bytes)` stores bytes of the result, from byte `first`; all operands of these
+/// elements have been read before.
 pub fn combine_in_order(
     function: &dyn Combine,
     operands: usize,

@@ -3,7 +3,7 @@
 //! A message names the call, the team, the value that was found and the value that was expected.
 
 use crate::backend::TeamId;
-use peerweave_types::{DType, FailureKind, KernelOp, Pe, ReduceOp};
+use peerweave_types::{Compare, DType, FailureKind, KernelOp, Pe, ReduceOp, SymOffset};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,8 @@ pub enum Error {
     /// A deadline expired.
     #[error(transparent)]
     Timeout(Box<Timeout>),
-    /// The operation did not run, because an earlier one in its stream had failed.
+    /// The operation did not run, because an earlier one in its stream had failed other than by a
+    /// [`Mismatch`].
     #[error("{call} was skipped: an earlier operation of the stream failed: {because}")]
     Skipped {
         /// The call.
@@ -125,20 +126,22 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// The PEs that caused the error: the peer that died, PEs that missed a deadline, PEs that made
-    /// a different call.
+    /// Returns the PEs of the job that caused the error: the peer that died, PEs that missed a
+    /// deadline, PEs that made a different call.
     pub fn blamed(&self) -> Vec<Pe> {
         match self {
             Self::Peer { pe, .. } => vec![*pe],
             Self::Timeout(timeout) => timeout.missing.clone(),
             Self::Mismatch(mismatch) => vec![mismatch.pe],
             Self::Skipped { because, .. } | Self::Poisoned { because, .. } => because.blamed(),
+            // The kernel has named a PE that the job does not have.
+            Self::Kernel(failure) if failure.kind == Some(FailureKind::NoSuchPeer) => Vec::new(),
             Self::Kernel(failure) => failure.missing.into_iter().collect(),
             _ => Vec::new(),
         }
     }
 
-    /// The kind of misuse; `None` for other errors.
+    /// Returns the kind of misuse; `None` for other errors.
     pub fn misuse(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),
@@ -146,12 +149,12 @@ impl Error {
         }
     }
 
-    /// Makes an error from a failure of the operating system in `call`.
+    /// Returns the error for a failure of the operating system in `call`.
     pub fn system(call: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self::System { call, source: Arc::new(source) }
     }
 
-    /// Makes an error from a failure to start the job in `call`.
+    /// Returns the error for a failure to start the job in `call`.
     pub fn setup(call: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self::Setup { call, source: Arc::new(source) }
     }
@@ -169,10 +172,19 @@ pub struct TeamName {
 impl fmt::Display for TeamName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.id == TeamId::WORLD {
-            write!(f, "the world ({} PEs)", self.size)
+            write!(f, "the world ({})", Count(self.size, "PE"))
         } else {
-            write!(f, "team {} ({} ranks)", self.id.0, self.size)
+            write!(f, "team {} ({})", self.id.0, Count(self.size, "rank"))
         }
+    }
+}
+
+/// Formats a number of things with their name, which gets an "s" unless the number is 1.
+pub(crate) struct Count(pub(crate) usize, pub(crate) &'static str);
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}{}", self.0, self.1, if self.0 == 1 { "" } else { "s" })
     }
 }
 
@@ -207,7 +219,7 @@ impl fmt::Display for PeerCause {
 
 /// A deadline that expired.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} on {team}: timed out after {:.3} s; {}", waited.as_secs_f64(), Awaited { running: *running, missing })]
+#[error("{call} on {team}: timed out after {:.3} s; {}", waited.as_secs_f64(), Awaited { running: *running, missing, holder: *holder, word: *word })]
 pub struct Timeout {
     /// The call.
     pub call: &'static str,
@@ -220,12 +232,50 @@ pub struct Timeout {
     /// The call that a stream of this PE is still running, if the wait was for the streams of this
     /// PE.
     pub running: Option<&'static str>,
+    /// The PE that holds the lock, if the wait was for a lock; it is in `missing` too, unless it is
+    /// this PE.
+    pub holder: Option<Pe>,
+    /// The word for which the call waited, if it waited for words and the backend knows their
+    /// values.
+    pub word: Option<AwaitedWord>,
 }
 
-/// Formats the call or the PEs that a wait waited for.
+/// A word that did not satisfy the comparison of a wait at the deadline: the first one, if there
+/// are several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AwaitedWord {
+    /// The index among the words of the wait; `None` if the wait is for one word.
+    pub index: Option<usize>,
+    /// The place in the symmetric heap.
+    pub offset: SymOffset,
+    /// The type of the word: an integer.
+    pub dtype: DType,
+    /// The bits of the word, zero-extended.
+    pub found: u64,
+    /// The comparison.
+    pub compare: Compare,
+    /// The bits of the value with which the word is compared, zero-extended.
+    pub value: u64,
+}
+
+impl fmt::Display for AwaitedWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.index {
+            Some(index) => write!(f, "word {index} (symmetric offset {})", self.offset.0)?,
+            None => write!(f, "the word at symmetric offset {}", self.offset.0)?,
+        }
+        let sign = Compare::sign_bit(self.dtype);
+        let number = |bits: u64| i128::from(bits & !sign) - i128::from(bits & sign);
+        write!(f, ": found {}, expected {} {}", number(self.found), self.compare, number(self.value))
+    }
+}
+
+/// Formats the call, the word or the PEs that a wait waited for.
 struct Awaited<'a> {
     running: Option<&'static str>,
     missing: &'a [Pe],
+    holder: Option<Pe>,
+    word: Option<AwaitedWord>,
 }
 
 impl fmt::Display for Awaited<'_> {
@@ -237,7 +287,12 @@ impl fmt::Display for Awaited<'_> {
             }
             f.write_str("; ")?;
         }
-        write!(f, "missing: {}", List(self.missing))
+        match (self.word, self.holder) {
+            (Some(word), _) => word.fmt(f),
+            (None, Some(pe)) if self.missing.contains(&pe) => write!(f, "{pe} holds the lock"),
+            (None, Some(_)) => f.write_str("this PE already holds the lock"),
+            (None, None) => write!(f, "missing: {}", List(self.missing)),
+        }
     }
 }
 
@@ -252,8 +307,11 @@ pub struct KernelFailure {
     pub kind: Option<FailureKind>,
     /// The operation that failed.
     pub operation: Option<KernelOp>,
-    /// The PE that did not arrive or cannot be reached.
+    /// The PE that did not arrive or cannot be reached; for [`FailureKind::NoSuchPeer`] the PE that
+    /// the job does not have.
     pub missing: Option<Pe>,
+    /// The code that the kernel has passed to `Context::exit`.
+    pub exit_code: Option<u64>,
     /// A description: the operation with the value expected and found, or the block and thread.
     pub message: String,
 }

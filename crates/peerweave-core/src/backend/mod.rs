@@ -56,20 +56,20 @@ use std::time::Duration;
 /// [`Caps::device`] names a device calls `keep` first, and notifies the [`DeviceOwner`]s in it
 /// before and after it enqueues the operation ([`Keep::device_owners`]).
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
-    /// A short name: `host`, `cuda`, `noop`.
+    /// Returns the short name of the backend: `host`, `cuda`, `noop`.
     fn name(&self) -> &'static str;
 
-    /// The capabilities of the backend.
+    /// Returns the capabilities of the backend.
     fn caps(&self) -> &Caps;
 
-    /// The PEs of the job.
+    /// Returns the PEs of the job.
     fn job(&self) -> &JobShape;
 
     /// Returns how the symmetric heap is mapped in this process; `None` if segments are not at
     /// equal distances, or if some PEs cannot be accessed by address.
     fn geometry(&self) -> Option<HeapGeometry>;
 
-    /// The deadline of every wait for which the caller gives none.
+    /// Returns the deadline of waits for which the caller gives none.
     fn deadline(&self) -> Duration;
 
     /// Allocates symmetric memory. Collective over all PEs: all must make the same request;
@@ -160,11 +160,17 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     fn team_failure(&self, team: TeamId) -> Option<Error>;
 
     /// Returns the error of a call that waits for `pe` and for no other PE, if that PE is known to
-    /// have died or left: [`Error::Peer`], which names it. Returns `None` while it may take part,
-    /// or if the backend does not know. Takes at most microseconds.
+    /// have died or left: [`Error::Peer`], which names it, or the PE whose failure ended it.
+    /// Returns `None` while it may take part, or if the backend does not know.
     fn lost(&self, call: &'static str, pe: Pe) -> Option<Error> {
         let _ = (call, pe);
         None
+    }
+
+    /// Records that a call of this PE fails by the error that [`Backend::lost`] returned, and
+    /// returns that error. Other PEs that later find this one gone can then name the first failure.
+    fn record_loss(&self, error: Error) -> Error {
+        error
     }
 
     /// Makes an ordered queue.
@@ -213,8 +219,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// last call.
     fn finalize(&self) -> Result<(), Error>;
 
-    /// A description of pending operations and of the PEs that they wait for, for `info` and error
-    /// reports.
+    /// Returns a description of pending operations and of the PEs that they wait for, for `info`
+    /// and error reports.
     fn describe(&self) -> String;
 }
 
@@ -277,8 +283,8 @@ pub enum Submitted {
     Complete(Outcome),
     /// The operation is pending; the queue holds its memory.
     Queued(Arc<dyn Pending>),
-    /// The queue is being captured: the operation has not run. A graph contains it, holds its
-    /// memory, and may run it any number of times.
+    /// The operation was captured and has not run. A graph contains it, holds its memory, and may
+    /// run it any number of times.
     Captured,
 }
 
@@ -378,7 +384,7 @@ pub enum SplitCall {
 }
 
 impl SplitCall {
-    /// The name of the call.
+    /// Returns the name of the call.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Colors => "split",
@@ -395,7 +401,7 @@ impl fmt::Display for SplitCall {
         f.write_str(self.name())?;
         match self {
             // The stride of a shape of one rank has no meaning.
-            Self::Strided(TeamShape { start, size: 1, .. }) => write!(f, " into 1 ranks from {start} at stride 1"),
+            Self::Strided(TeamShape { start, size: 1, .. }) => write!(f, " into 1 rank from {start} at stride 1"),
             Self::Strided(TeamShape { start, stride, size }) => {
                 write!(f, " into {size} ranks from {start} at stride {stride}")
             }

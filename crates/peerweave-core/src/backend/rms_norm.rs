@@ -49,7 +49,8 @@ pub enum NormScale {
 }
 
 impl Quantization {
-    /// The smallest largest value by which a row is scaled, so that a row of zeros has a scale.
+    /// The least value from which the scale of a row is computed, if all values of the row are
+    /// smaller. So the scale of a row of zeros is not 0.
     pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
     /// Returns the largest value of the type.
@@ -98,7 +99,8 @@ impl RmsNorm {
     }
 
     /// Computes one row on the calling thread, with elements of type `dtype`: `F16`, `BF16` or
-    /// `F32`. `residual` gets `x`; `output` gets the result. Returns the scale of the row.
+    /// `F32`. Replaces `residual` by `x`, stores the result in `output`, and returns the scale of
+    /// the row.
     ///
     /// # Panics
     /// If a slice has another length than a row needs.
@@ -130,7 +132,7 @@ impl RmsNorm {
                 )
             }
             _ => {
-                assert_eq!(dtype, DType::F32, "peerweave-core bug: {dtype} is not normalised");
+                assert_eq!(dtype, DType::F32, "peerweave-core bug: norm of {dtype} elements, expected f16, bf16 or f32");
                 let of = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                 self.row_by(of, |value, to| to.copy_from_slice(&value.to_le_bytes()), sum, residual, weight, output)
             }
@@ -151,9 +153,13 @@ impl RmsNorm {
         assert_eq!(
             (sum.len(), residual.len(), weight.len()),
             (bytes, bytes, bytes),
-            "peerweave-core bug: a row of another length"
+            "peerweave-core bug: the rows of a norm have different lengths"
         );
-        assert_eq!(output.len(), self.hidden * self.output_bytes(), "peerweave-core bug: a result of another length");
+        assert_eq!(
+            output.len(),
+            self.hidden * self.output_bytes(),
+            "peerweave-core bug: the result of a norm has a wrong length"
+        );
         let (mut squares, mut largest) = (0.0_f64, 0.0_f32);
         for ((sum, residual), weight) in
             sum.chunks_exact(size).zip(residual.chunks_exact_mut(size)).zip(weight.chunks_exact(size))
@@ -222,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn detail_differs_for_each_parameter() {
+    fn encoded_parameters_differ_if_any_parameter_differs() {
         let rows = NormScale::Rows(Place::Private(std::ptr::null_mut()));
         let quantized = |dtype, scale| norm(8, Some(Quantization { dtype, scale })).detail();
         let details = [

@@ -1,5 +1,5 @@
 //! Checks collective operations and converts them to `Op`s: counts and places follow the rules of
-//! `backend/op.rs`.
+//! `backend/op/collective.rs`.
 
 use super::{Prepared, apart, argument, rank, share, team, times_ranks, vector};
 use crate::Result;

@@ -246,7 +246,7 @@ pub(crate) fn members(call: &'static str, shared: &Shared, members: &[Pe]) -> Re
         }
     }
     if !listed[shared.my_pe.index()] {
-        return value(format!("a list without {}", shared.my_pe), "a list with this PE: only members call");
+        return value(format!("a list without {}", shared.my_pe), "a list that contains this PE (only members make the call)");
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! Checks all-gather-v, gather-v and scatter-v, and converts their parts to the counts of
-//! `backend/op.rs`.
+//! `backend/op/collective.rs`.
 
 use super::collective::{CollectiveExtras, at_root, collective, pair, single};
 use super::{Prepared, apart, argument, rank, team, vector};
@@ -82,7 +82,7 @@ pub(crate) fn all_gather_v<'a>(
 ) -> Result<Prepared<'a>> {
     pair(call, of, &send, &recv)?;
     let mine = parts_in(call, of, "recv", parts, recv.len, of.my_rank())?;
-    vector::apart(call, "parts of `recv`", &parts.offsets, &parts.counts)?;
+    vector::apart(call, "the parts of `recv`", &parts.offsets, &parts.counts)?;
     length(call, "send", send.len, mine)?;
     Ok(gathered_by_all(of, &send, &recv, parts))
 }
@@ -115,7 +115,7 @@ pub(crate) fn gather_v<'a>(
     let recv = at_root(call, of, root, "recv", recv)?;
     if let Some(recv) = &recv {
         let mine = parts_in(call, of, "recv", parts, recv.len, root)?;
-        vector::apart(call, "parts of `recv`", &parts.offsets, &parts.counts)?;
+        vector::apart(call, "the parts of `recv`", &parts.offsets, &parts.counts)?;
         length(call, "send", send.len, mine)?;
         apart(call, &["send", "recv"], &send, recv)?;
     }

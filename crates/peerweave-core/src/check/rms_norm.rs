@@ -39,7 +39,7 @@ pub(crate) fn rms_norm<'a>(call: &'static str, of: &Team, given: NormCall<'a>) -
     let hidden = weight.len;
     if hidden == 0 || hidden > RmsNorm::MOST_HIDDEN {
         let found = format!("{hidden} elements");
-        return Err(wrong_value(call, "weight", found, "1 to 16777215 elements (those of a row)"));
+        return Err(wrong_value(call, "weight", found, "1 to 16777215 elements (the length of a row)"));
     }
     if !input.len.is_multiple_of(hidden) {
         let found = format!("{} elements for a weight of {hidden}", input.len);

@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_first_within_few_calls() {
+    fn every_word_is_examined_first_within_few_calls() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_in_turn_do_not_hide_words_from_each_other() {
+    fn alternating_waits_do_not_starve_a_word() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Checks that a scan by this reduction is defined; returns the bits of the scalar.
 fn scannable(call: &'static str, op: ErasedReduction, dtype: DType) -> Result<u64> {
     if op.op == ReduceOp::Avg {
-        return Err(wrong_value(call, "op", op.op, "a reduction that can be continued from rank to rank; average a sum instead"));
+        return Err(wrong_value(call, "op", op.op, "another reduction; for averages, divide the result of a scan with sum"));
     }
     reduction(call, op, dtype)
 }

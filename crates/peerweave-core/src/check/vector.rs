@@ -58,7 +58,7 @@ fn check_counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: 
         let expected = "the count of `send_counts` for this rank, which sends to itself";
         return Err(wrong_value(call, "counts.recv_counts", counts.recv_counts[me], expected));
     }
-    apart(call, "parts of `recv`", &counts.recv_offsets, &counts.recv_counts)
+    apart(call, "the parts of `recv`", &counts.recv_offsets, &counts.recv_counts)
 }
 
 /// Checks that a list has an entry for each rank.

@@ -43,7 +43,8 @@ impl Heap {
 
     pub(super) fn new(n_pes: usize, bytes: usize) -> Self {
         let align = Self::align(bytes);
-        let len = n_pes.checked_mul(bytes).and_then(|all| all.checked_add(align)).expect("a heap that fits") / size_of::<u64>();
+        let len = n_pes.checked_mul(bytes).and_then(|all| all.checked_add(align)).expect("the heaps fit in the address space")
+            / size_of::<u64>();
         let words = Box::into_raw(vec![0u64; len].into_boxed_slice()).cast::<u64>();
         let base = words.cast::<u8>();
         let base = base.wrapping_add(base.align_offset(align));
@@ -287,7 +288,7 @@ fn awaited(noop: &Noop, op: &WaitUntil, index: usize) -> u64 {
             2 => u64::from(AtomicU16::from_ptr(at.cast()).load(SeqCst)),
             4 => u64::from(AtomicU32::from_ptr(at.cast()).load(SeqCst)),
             8 => AtomicU64::from_ptr(at.cast()).load(SeqCst),
-            _ => panic!("peerweave-core bug: a wait for words of {}", op.dtype),
+            _ => panic!("peerweave-core bug: a wait for words of type {}, expected an integer of 2, 4 or 8 bytes", op.dtype),
         }
     }
 }
@@ -310,6 +311,8 @@ fn wait(noop: &Noop, op: &WaitUntil) -> Result<Outcome> {
                 waited: Duration::ZERO,
                 missing: Vec::new(),
                 running: None,
+                holder: None,
+                word: op.unsatisfied(value),
             }))),
         };
     }
@@ -354,7 +357,7 @@ fn atomic(noop: &Noop, op: &Atomic) -> Outcome {
             let element = word(noop, op.pe, op.at);
             element.fetch_update(SeqCst, SeqCst, |old| Some(new(old))).unwrap_or_else(|old| old)
         }
-        other => panic!("peerweave-core bug: {other} has no atomic operations"),
+        other => panic!("peerweave-core bug: {other} elements have no atomic operations"),
     };
     match op.kind {
         AtomicKind::Set | AtomicKind::Add | AtomicKind::Inc | AtomicKind::And | AtomicKind::Or | AtomicKind::Xor => Outcome::Done,

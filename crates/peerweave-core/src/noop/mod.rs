@@ -192,7 +192,7 @@ impl Noop {
         self.recording.store(recording, Ordering::Relaxed);
     }
 
-    /// Sets whether operations do nothing at all, for measurements of the code above a backend.
+    /// Sets whether operations do nothing, to measure the code above a backend.
     pub fn set_inert(&self, inert: bool) {
         self.inert.store(inert, Ordering::Relaxed);
     }
@@ -208,8 +208,7 @@ impl Noop {
         self.state().next_members = Some(members.into_iter().map(Pe::new).collect());
     }
 
-    /// Sets the PEs that are left in the next shrink, this one among them; without this call all
-    /// are.
+    /// Sets the PEs that the next shrink keeps, this one among them. By default it keeps all.
     pub fn set_survivors(&self, pes: impl IntoIterator<Item = u32>) {
         self.state().survivors = Some(pes.into_iter().map(Pe::new).collect());
     }
@@ -287,7 +286,11 @@ impl Noop {
 
     fn members(&self, team: TeamId) -> Vec<Pe> {
         let state = self.state();
-        state.teams.get(team.0 as usize).and_then(Clone::clone).unwrap_or_else(|| panic!("peerweave-core bug: no team {team:?}"))
+        state
+            .teams
+            .get(team.0 as usize)
+            .and_then(Clone::clone)
+            .unwrap_or_else(|| panic!("peerweave-core bug: team {team:?} does not exist"))
     }
 
     /// Panics unless the bytes lie in one live allocation.
@@ -298,7 +301,7 @@ impl Noop {
 
     /// Returns the address of bytes in the segment of a PE; panics unless they are allocated.
     fn at(&self, pe: Pe, at: SymOffset, bytes: usize) -> *mut u8 {
-        assert!(pe.index() < self.job.n_pes, "peerweave-core bug: no {pe}");
+        assert!(pe.index() < self.job.n_pes, "peerweave-core bug: {pe} does not exist");
         if !self.is_inert() {
             self.assert_live(at, bytes);
         }
@@ -480,7 +483,7 @@ unsafe impl Backend for Noop {
     }
 
     fn stream(&self) -> Result<Arc<dyn StreamBackend>> {
-        let backend = self.me.upgrade().expect("a backend that is called is alive");
+        let backend = self.me.upgrade().expect("the backend is alive during its calls");
         Ok(Arc::new(NoopStream::new(backend)))
     }
 
@@ -525,7 +528,7 @@ unsafe impl Backend for Noop {
             return Err(error);
         }
         let former = state.survivors.take().unwrap_or_else(|| (0..self.job.n_pes as u32).map(Pe::new).collect());
-        let me = former.iter().position(|pe| *pe == self.job.my_pe).expect("this PE is left");
+        let me = former.iter().position(|pe| *pe == self.job.my_pe).expect("this PE is one of the survivors");
         Ok(Shrunk { backend: Self::with_caps(me as u32, former.len(), self.caps.clone()), former })
     }
 

@@ -74,7 +74,15 @@ impl Queue {
     pub(super) fn leave_running(&self, keep: Keep) -> Error {
         lock(&self.late).push(keep);
         let team = crate::TeamName { id: TeamId::WORLD, size: 1 };
-        Error::Timeout(Box::new(Timeout { call: "noop", team, waited: Duration::ZERO, missing: Vec::new(), running: None }))
+        Error::Timeout(Box::new(Timeout {
+            call: "noop",
+            team,
+            waited: Duration::ZERO,
+            missing: Vec::new(),
+            running: None,
+            holder: None,
+            word: None,
+        }))
     }
 
     pub(super) fn end_late(&self) {
@@ -148,7 +156,15 @@ impl Pending for Done {
         let (result, _) = waited.unwrap_or_else(PoisonError::into_inner);
         result.clone().unwrap_or_else(|| {
             let team = crate::TeamName { id: TeamId::WORLD, size: 1 };
-            Err(Error::Timeout(Box::new(Timeout { call: "noop", team, waited: within, missing: Vec::new(), running: None })))
+            Err(Error::Timeout(Box::new(Timeout {
+                call: "noop",
+                team,
+                waited: within,
+                missing: Vec::new(),
+                running: None,
+                holder: None,
+                word: None,
+            })))
         })
     }
 }
@@ -282,7 +298,7 @@ impl EventBackend for NoopEvent {
 
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration> {
         let earlier: &dyn Any = earlier;
-        let earlier = earlier.downcast_ref::<Self>().expect("peerweave-core bug: an event of another backend");
+        let earlier = earlier.downcast_ref::<Self>().expect("peerweave-core bug: the event belongs to another backend");
         self.done.at.get()?.checked_sub(*earlier.done.at.get()?)
     }
 }

@@ -275,7 +275,7 @@ impl Stream {
     /// all run at the same time.
     ///
     /// # Panics
-    /// As [`Stream::launch`].
+    /// As for [`Stream::launch`].
     pub fn launch_shaped<A: KernelArgs>(
         &self,
         kernel: &Kernel<A>,

@@ -28,14 +28,13 @@ impl World {
         Ok(cached.insert(team).clone())
     }
 
-    /// Makes a team of these PEs: rank `r` is `members[r]`. Other PEs take no part, and may be
-    /// doing anything. This is `MPI_Comm_create_group`. [`Team::split`] needs every rank of its
-    /// parent instead.
+    /// Makes a team of these PEs: rank `r` is `members[r]`. Other PEs do not take part. This is
+    /// `MPI_Comm_create_group`. [`Team::split`] needs every rank of its parent instead.
     ///
     /// # Collective
     /// All PEs of `members` must call, with the same list; it contains this PE. A PE makes one such
-    /// team at a time: a call of another thread waits. So PEs that make several teams, also by
-    /// several threads, make those that they have in common in the same order.
+    /// team at a time: a call of another thread waits. So PEs that are members of several such
+    /// teams must make them in the same order, also by several threads.
     ///
     /// # Errors
     /// - [`Misuse`](crate::Misuse) for a list that is empty, has a PE twice, has a PE that the job
@@ -45,8 +44,8 @@ impl World {
     /// - [`Error::Peer`](crate::Error::Peer) if a member has died or left.
     /// - [`Error::Mismatch`](crate::Error::Mismatch) if a member calls with another list that
     ///   contains this PE: both get it.
-    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if they have no number
-    ///   of a team free in common.
+    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if no number of a team
+    ///   is free on all of them.
     ///
     /// ```
     /// use peerweave::{Pe, ReduceOp, World};
@@ -61,7 +60,7 @@ impl World {
     ///     assert_eq!(sum[0] as usize, even.len());
     ///     team.destroy()?;
     /// }
-    /// world.finalize()?;
+    /// assert!(world.finalize()?.is_clean());
     /// # Ok(())
     /// # }
     /// ```
@@ -171,7 +170,7 @@ impl Team {
         let axis = |columns, color, key: u64| -> Result<Team> {
             let call = SplitCall::TwoD { x_range: in_row, columns };
             let team = self.split_as(call, Some(SplitPart { color, key: key as i64 }))?;
-            Ok(team.expect("backend bug: no team for a rank that gave a color"))
+            Ok(team.expect("backend bug: a rank that gave a color got no team"))
         };
         Ok((axis(false, y, x)?, axis(true, x, y)?))
     }
@@ -186,7 +185,7 @@ impl Team {
         check::team("local_team", self)?;
         let part = SplitPart { color, key: 0 };
         let record = self.inner.shared.backend.team_split(self.inner.id, SplitCall::Local, Some(part))?;
-        Ok(Team::new(&self.inner.shared, record.expect("backend bug: no team for a rank that gave a color"), true))
+        Ok(Team::new(&self.inner.shared, record.expect("backend bug: a rank that gave a color got no team"), true))
     }
 
     /// Destroys the team. Later calls on clones of this handle fail.

@@ -9,8 +9,8 @@ use std::time::Duration;
 /// An ordered queue of operations of this PE. Each operation starts when the one before it is
 /// complete.
 ///
-/// [`World::stream`](crate::World::stream) creates it. A clone is the same queue. Dropping a stream
-/// neither cancels pending operations nor waits for them.
+/// [`World::stream`](crate::World::stream) creates it. A clone refers to the same queue. Dropping a
+/// stream neither cancels pending operations nor waits for them.
 #[derive(Clone, Debug)]
 pub struct Stream {
     pub(crate) shared: Arc<Shared>,

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// An ordered set of PEs that includes this PE. A clone is the same team.
+/// An ordered set of PEs that includes this PE. A clone refers to the same team.
 ///
 /// Operations take ranks of the team that they are called on. Collective operations of a team run
 /// in the order in which they are called, which must be the same on every rank.

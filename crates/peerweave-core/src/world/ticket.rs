@@ -1,7 +1,7 @@
 //! Handles to enqueued operations. The queue, not the ticket, owns the memory of the operation.
 
 use crate::Result;
-use crate::backend::error::{MisuseKind, misuse};
+use crate::backend::error::{Error, MisuseKind, misuse};
 use crate::backend::{Outcome, Pending, Submitted};
 use crate::shared::Shared;
 use peerweave_fork::ForkGuard;
@@ -65,6 +65,28 @@ enum State {
     Captured,
 }
 
+/// An operation whose failure is passed through a function.
+struct Explained<F> {
+    pending: Arc<dyn Pending>,
+    explain: F,
+}
+
+impl<F> fmt::Debug for Explained<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.pending.fmt(f)
+    }
+}
+
+impl<F: Fn(Error) -> Error + Send + Sync> Pending for Explained<F> {
+    fn is_complete(&self) -> bool {
+        self.pending.is_complete()
+    }
+
+    fn wait(&self, within: Duration) -> Result<Outcome> {
+        self.pending.wait(within).map_err(&self.explain)
+    }
+}
+
 impl<R> Ticket<R> {
     #[inline]
     pub(crate) fn new(submitted: Submitted, shared: &Shared, decode: fn(Outcome) -> R) -> Self {
@@ -79,6 +101,34 @@ impl<R> Ticket<R> {
     /// Returns a ticket for the same operation, whose result `read` returns after its end.
     pub(crate) fn with_result<S>(self, read: impl Fn() -> S + Send + Sync + 'static) -> Ticket<S> {
         Ticket { state: self.state, decode: Decode::Memory(Box::new(read)) }
+    }
+
+    /// Returns a ticket for the same operation that passes its failure through `explain`. A library
+    /// uses it to return errors with the names of its own calls.
+    ///
+    /// [`Stream::synchronize`](crate::Stream::synchronize) returns the failure unchanged.
+    ///
+    /// ```
+    /// use peerweave::{Error, World};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let ticket = world.team().barrier(&world.stream()?)?;
+    /// let ticket = ticket.map_err(|error| Error::system("load the model", std::io::Error::other(error)));
+    /// ticket.wait()?; // has not failed
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn map_err(self, explain: impl Fn(Error) -> Error + Send + Sync + 'static) -> Self {
+        let state = match self.state {
+            State::Queued { pending, deadline, guard } => {
+                State::Queued { pending: Arc::new(Explained { pending, explain }), deadline, guard }
+            }
+            state => state,
+        };
+        Self { state, decode: self.decode }
     }
 
     /// Returns whether the operation was captured into a graph instead of enqueued. Its memory then
@@ -101,7 +151,9 @@ impl<R> Ticket<R> {
     ///
     /// # Errors
     /// The failure of the operation; [`Error::Skipped`](crate::Error::Skipped) if an earlier
-    /// operation of the stream had failed; [`Error::Timeout`](crate::Error::Timeout) if the
+    /// operation of the stream had failed, except by [`Error::Mismatch`](crate::Error::Mismatch),
+    /// after which later operations run, because the mismatch has run nothing and its team stays
+    /// usable; [`Error::Timeout`](crate::Error::Timeout) if the
     /// deadline passed and the operation is still pending; [`Misuse`](crate::Misuse) for an
     /// operation that was captured into a graph, and in a forked child, where operations that were
     /// pending at the fork never complete.
@@ -113,7 +165,7 @@ impl<R> Ticket<R> {
         }
     }
 
-    /// Like [`Ticket::wait`], for no longer than `limit`.
+    /// Like [`Ticket::wait`], for no longer than `limit`. With a limit of zero it polls.
     ///
     /// # Errors
     /// As for [`Ticket::wait`].

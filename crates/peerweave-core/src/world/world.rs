@@ -2,7 +2,7 @@
 //! methods of teams.
 
 use crate::arguments::symmetric::Symmetric;
-use crate::backend::error::{Error, MisuseKind, misuse};
+use crate::backend::error::{Count, Error, MisuseKind, misuse};
 use crate::backend::{Backend, Caps, LocalAddress, Shrunk, StreamBackend, TeamId, TeamRecord};
 use crate::shared::{FinalizeReport, Shared};
 use crate::world::stream::Stream;
@@ -101,9 +101,9 @@ impl World {
     pub fn describe(&self) -> String {
         if self.shared.is_forked() {
             return format!(
-                "this process is a forked child of {} (of {} PEs), and does not belong to the job",
+                "this process is a forked child of {} (of {}), and does not belong to the job",
                 self.my_pe(),
-                self.n_pes()
+                Count(self.n_pes(), "PE")
             );
         }
         self.shared.backend.describe()
@@ -191,8 +191,8 @@ impl World {
     }
 
     /// Like [`World::symmetric_at`], for an address of this PE's heap, such as
-    /// [`Symmetric::as_ptr`] and [`Symmetric::device_address`] return. The address is only
-    /// compared: any value may be passed.
+    /// [`Symmetric::as_ptr`] and [`Symmetric::device_address`] return. Any value may be passed,
+    /// because the address is only compared.
     ///
     /// # Errors
     /// As for [`World::symmetric_at`].
@@ -241,16 +241,15 @@ impl World {
     /// `shmem_global_exit`.
     ///
     /// **PEs as processes:** does not return. Every process of the job exits with the status
-    /// `code`, also one that computes, and one that has not yet returned from
-    /// `World::from_env`. `peerweave run` returns that code. Other
-    /// launchers end the job because a process exits with a status other than 0; their own status
-    /// is their choice. Destructors do not run on any PE: neither of Rust values, nor functions
-    /// registered with `atexit`. Buffered data of Rust's standard output is written before; the
-    /// program's own buffered writers and the streams of C are not flushed. The operating system
-    /// frees shared memory, sockets and GPU contexts. A process that has dropped its world no
-    /// longer belongs to the job, and goes on.
+    /// `code`, also one that computes, and one that has not yet returned from `World::from_env`.
+    /// `peerweave run` returns that code. Other launchers end the job because a process exits with
+    /// a status other than 0; their own status is their choice. Destructors do not run on any PE:
+    /// neither of Rust values, nor functions registered with `atexit`. Buffered data of Rust's
+    /// standard output is written before; the program's own buffered writers and the streams of C
+    /// are not flushed. The operating system frees shared memory, sockets and GPU contexts. A
+    /// process that has dropped its world no longer belongs to the job, and continues.
     ///
-    /// **PEs as threads** (`on_threads`): the process goes on. Calls of all PEs fail within
+    /// **PEs as threads** (`on_threads`): the process continues. Calls of all PEs fail within
     /// milliseconds with [`Error::Aborted`], waits included, and so does `on_threads` itself when
     /// all PEs have returned. The caller gets the error too, to return it from its program:
     /// destructors run as usual.
@@ -299,7 +298,7 @@ impl World {
     /// called, the others can no longer rely on it in this world: operations between PEs that wait
     /// for it fail soon, with an error that names the PE that died, or [`PeerCause::Shrinks`]. So a
     /// PE that waits for another one does not miss that it must call too. If the call succeeds on
-    /// one PE, it succeeds on all members that go on.
+    /// one PE, it succeeds on all members that continue.
     ///
     /// # This world afterwards
     /// If the call succeeds, this world has ended, as after [`World::finalize`], and its calls fail
@@ -316,8 +315,8 @@ impl World {
     ///
     /// # Errors
     /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline of the world names the PEs that
-    ///   have neither called nor ended. After the PEs have agreed, making the new world may take up
-    ///   to 2 s longer.
+    ///   have neither called nor ended, or were stopped during the call. After the PEs have agreed,
+    ///   making the new world may take up to 3 s longer.
     /// - [`Error::Peer`](crate::Error::Peer) if other PEs have made a new world without this one.
     /// - [`Misuse`](crate::Misuse) if this world has ended.
     /// - [`Error::Unsupported`](crate::Error::Unsupported) on a backend without this call.
@@ -331,7 +330,7 @@ impl World {
     /// /// Adds up the squares of all PEs until it succeeds.
     /// fn program(mut world: World) -> peerweave::Result<(usize, u32)> {
     ///     if world.my_pe().get() == 1 {
-    ///         return Ok((0, 0)); // PE 1 leaves: the others go on without it
+    ///         return Ok((0, 0)); // PE 1 leaves: the others continue without it
     ///     }
     ///     let kept = world.my_pe().get().pow(2);
     ///     let mut sum = [0];
@@ -394,8 +393,8 @@ impl World {
     /// # Threads
     /// Calls that other threads have begun when this call begins stay defined: their memory stays
     /// mapped, and each completes, or fails with the error of a finalized world or of a PE that has
-    /// left. A wait for a signal ends soon after the other PEs have finalized. Nothing says whether
-    /// a put that races with this call arrives.
+    /// left. A wait for a signal ends soon after the other PEs have finalized. It is unspecified
+    /// whether a put that races with this call arrives.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if this world was finalized before, by any thread. The first

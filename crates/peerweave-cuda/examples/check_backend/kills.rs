@@ -1,4 +1,4 @@
-//! Kills a process while all processes run collectives. The others go on in a smaller world.
+//! Kills a process while all processes run collectives. The others continue in a smaller world.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::{Arguments, Outcome, ended, lines, start};
 /// Rounds of all collectives in the smaller world.
 const ROUNDS: u64 = 3;
 
-/// Runs random collectives until one fails. Then prints the PE that the error names, goes on with
+/// Runs random collectives until one fails. Then prints the PE that the error names, continues with
 /// the PEs that are left, and compares the results of all collectives.
 pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
     let mut options = CudaOptions::default();

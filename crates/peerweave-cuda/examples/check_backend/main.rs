@@ -4,7 +4,7 @@
 //! `--part graphs` replays every collective, put, signal and wait in CUDA graphs, alternating with
 //! the same calls in streams. `--part kills` kills a process at a random moment during random
 //! collectives; the error of each other process must name the killed PE, and these processes must
-//! go on by `World::shrink`, with right results. Every wait has a time limit.
+//! continue by `World::shrink`, with right results. Every wait has a time limit.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, ExitCode, Stdio};

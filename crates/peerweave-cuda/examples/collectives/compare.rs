@@ -76,10 +76,8 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
             bench.clear(part.min(1 << 20))?;
             gpu.barrier("cleared")?;
             let mut all = Vec::new();
-            all.push(Contender::new("ours", bench.graph(|| bench.ours(operation, part, bench.recv.address(), false))?));
-            if operation.has_symmetric() {
-                let recv = symmetric.address();
-                all.push(Contender::new("ours+", bench.graph(|| bench.ours(operation, part, recv, true))?));
+            for (name, recv) in [("ours", bench.recv.address()), ("ours+", symmetric.address())] {
+                all.push(Contender::new(name, bench.graph(|| bench.ours(operation, part, recv))?));
             }
             let window = |made: &'_ Option<Windowed>| made.as_ref().map(|made| made.communicator.clone());
             // A gather by copy engines did not end with NCCL 2.28.9.

@@ -68,37 +68,27 @@ impl Operation {
             SendRecv => given((me + ranks as u32 - 1) % ranks as u32, index),
         }
     }
-
-    /// Returns whether the operation has a form for symmetric results.
-    pub(crate) fn has_symmetric(self) -> bool {
-        matches!(self, AllReduce | AllGather | AllToAll | Broadcast)
-    }
 }
 
 impl Bench<'_> {
     /// Enqueues one call of this library, with the result at `recv`.
-    pub(crate) fn ours(&self, operation: Operation, part: usize, recv: u64, is_symmetric: bool) -> Outcome {
+    pub(crate) fn ours(&self, operation: Operation, part: usize, recv: u64) -> Outcome {
         let (all, stream, send) = (self.collectives, &self.stream, self.send.address());
         let (count, bytes) = (part as u64, 2 * part as u64);
         let ranks = all.members().len() as u32;
         let (next, previous) = ((all.rank().get() + 1) % ranks, (all.rank().get() + ranks - 1) % ranks);
-        // SAFETY: both are live memory of this device until all graphs have run; memory of the heap
-        // is at the same place on all ranks.
+        // SAFETY: both are live memory of this device until all graphs have run.
         unsafe {
-            match (operation, is_symmetric) {
-                (AllReduce, true) => all.all_reduce_symmetric(stream, send, recv, count, DType::BF16, ReduceOp::Sum)?,
-                (AllReduce, false) => all.all_reduce(stream, send, recv, count, DType::BF16, ReduceOp::Sum)?,
-                (AllGather, true) => all.all_gather_symmetric(stream, send, recv, bytes)?,
-                (AllGather, false) => all.all_gather(stream, send, recv, bytes)?,
-                (AllToAll, true) => all.all_to_all_symmetric(stream, send, recv, bytes)?,
-                (AllToAll, false) => all.all_to_all(stream, send, recv, bytes)?,
-                (Broadcast, true) => all.broadcast_symmetric(stream, send, recv, bytes, ROOT)?,
-                (Broadcast, false) => all.broadcast(stream, send, recv, bytes, ROOT)?,
-                (ReduceScatter, _) => all.reduce_scatter(stream, send, recv, count, DType::BF16, ReduceOp::Sum)?,
-                (Reduce, _) => all.reduce(stream, send, recv, count, DType::BF16, ReduceOp::Sum, ROOT)?,
-                (Gather, _) => all.gather(stream, send, recv, bytes, ROOT)?,
-                (Scatter, _) => all.scatter(stream, send, recv, bytes, ROOT)?,
-                (SendRecv, _) => {
+            match operation {
+                AllReduce => all.all_reduce(stream, send, recv, count, DType::BF16, ReduceOp::Sum)?,
+                AllGather => all.all_gather(stream, send, recv, bytes)?,
+                AllToAll => all.all_to_all(stream, send, recv, bytes)?,
+                Broadcast => all.broadcast(stream, send, recv, bytes, ROOT)?,
+                ReduceScatter => all.reduce_scatter(stream, send, recv, count, DType::BF16, ReduceOp::Sum)?,
+                Reduce => all.reduce(stream, send, recv, count, DType::BF16, ReduceOp::Sum, ROOT)?,
+                Gather => all.gather(stream, send, recv, bytes, ROOT)?,
+                Scatter => all.scatter(stream, send, recv, bytes, ROOT)?,
+                SendRecv => {
                     let messages = [
                         Message::Send { to: Rank::new(next), at: send, bytes },
                         Message::Receive { from: Rank::new(previous), at: recv, bytes },

@@ -9,7 +9,7 @@ use peerweave_types::{DType, Element, ReduceOp, bf16, f16};
 use crate::bench::{Bench, CALLS, Result, median};
 use crate::{Arguments, Outcome};
 
-/// Elements of a row of the measurement, as in issue 14.
+/// Elements of a row of the measurement.
 const HIDDEN: usize = 6144;
 /// Numbers of rows of the measurement.
 const ROWS: [usize; 12] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 138];

@@ -1,5 +1,8 @@
 //! Converts errors of the GPU crates to errors of the portable API.
 
+use std::collections::HashSet;
+use std::sync::Mutex;
+
 use peerweave_bootstrap::{BootstrapError, Loss};
 use peerweave_core::backend::TeamId;
 use peerweave_core::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
@@ -7,17 +10,18 @@ use peerweave_driver::DriverError;
 use peerweave_types::Pe;
 use peerweave_vmm::VmmError;
 
+use super::lock::lock;
 use crate::error::CudaError;
 
 /// Name of the backend.
-pub(super) const NAME: &str = "cuda";
+pub(crate) const NAME: &str = "cuda";
 
 /// Returns the name of the team of all PEs.
-pub(super) fn world(n_pes: usize) -> TeamName {
+pub(crate) fn world(n_pes: usize) -> TeamName {
     TeamName { id: TeamId::WORLD, size: n_pes }
 }
 
-pub(super) fn cause(loss: &Loss) -> PeerCause {
+pub(crate) fn cause(loss: &Loss) -> PeerCause {
     match loss {
         Loss::Left => PeerCause::Left,
         Loss::GaveUp { .. } => PeerCause::Failed,
@@ -25,16 +29,16 @@ pub(super) fn cause(loss: &Loss) -> PeerCause {
     }
 }
 
-pub(super) fn mismatch(team: TeamName, pe: Pe, mine: String, theirs: String) -> Error {
+pub(crate) fn mismatch(team: TeamName, pe: Pe, mine: String, theirs: String) -> Error {
     Error::Mismatch(Box::new(Mismatch { team, pe, mine, theirs }))
 }
 
 fn timeout(call: &'static str, team: TeamName, waited: std::time::Duration, missing: Vec<Pe>) -> Error {
-    Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None }))
+    Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None, holder: None, word: None }))
 }
 
 /// Returns the error of `call` on `team` for a failure of the GPU crates.
-pub(super) fn portable(call: &'static str, team: TeamName, error: CudaError) -> Error {
+pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> Error {
     match error {
         CudaError::PeLost { pe, cause: loss, .. } => Error::Peer { call, team, pe, cause: cause(&loss) },
         CudaError::Kernel { failure, .. } => Error::Kernel(Box::new(KernelFailure {
@@ -42,6 +46,7 @@ pub(super) fn portable(call: &'static str, team: TeamName, error: CudaError) -> 
             kind: failure.kind,
             operation: failure.operation,
             missing: failure.pe,
+            exit_code: (failure.kind == Some(peerweave_types::FailureKind::Exit)).then_some(failure.found),
             message: failure.to_string(),
         })),
         CudaError::Stuck { waited, .. } => timeout(call, team, waited, Vec::new()),
@@ -77,21 +82,35 @@ fn of_rendezvous(call: &'static str, team: TeamName, error: BootstrapError) -> E
 }
 
 /// Returns the error of `call` for a failure of the driver.
-pub(super) fn driver(call: &'static str, error: DriverError) -> Error {
+pub(crate) fn driver(call: &'static str, error: DriverError) -> Error {
     Error::system(call, error)
 }
 
 /// Returns the error of `call` for a request that this backend does not support.
-pub(super) fn unsupported(call: &'static str, why: &'static str) -> Error {
+pub(crate) fn unsupported(call: &'static str, why: &'static str) -> Error {
     Error::Unsupported { call, backend: NAME, why }
 }
 
 /// Returns the error of a call that another thread's finalize has overtaken.
-pub(super) fn finalized(call: &'static str) -> Error {
+pub(crate) fn finalized(call: &'static str) -> Error {
     Misuse { call, kind: MisuseKind::Finalized }.into()
 }
 
 /// Returns the error of a call whose team another thread has destroyed.
-pub(super) fn destroyed(call: &'static str) -> Error {
+pub(crate) fn destroyed(call: &'static str) -> Error {
     Misuse { call, kind: MisuseKind::TeamDestroyed }.into()
+}
+
+/// Returns a text that lives forever. Equal texts are stored once; there are few different ones,
+/// because they name PEs of one job.
+pub(crate) fn interned(text: String) -> &'static str {
+    static TEXTS: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    let mut texts = lock(&TEXTS);
+    let texts = texts.get_or_insert_default();
+    if let Some(known) = texts.get(text.as_str()) {
+        return known;
+    }
+    let text: &'static str = text.leak();
+    texts.insert(text);
+    text
 }

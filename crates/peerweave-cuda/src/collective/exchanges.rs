@@ -29,32 +29,7 @@ impl Collectives {
         const CALL: &str = "all_gather";
         self.check_gather(CALL, send, recv, bytes)?;
         // SAFETY: the caller guarantees it.
-        unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes, false) }
-    }
-
-    /// Like [`all_gather`](Self::all_gather), with the result in symmetric memory. Long parts are
-    /// stored directly at their place.
-    ///
-    /// # Collective
-    /// As for [`all_gather`](Self::all_gather); all ranks call this function.
-    ///
-    /// # Errors
-    /// As for [`all_gather`](Self::all_gather), and for a `recv` that is not on the heap.
-    ///
-    /// # Safety
-    /// As for [`all_gather`](Self::all_gather); `recv` is the same place of the heap on all ranks.
-    pub unsafe fn all_gather_symmetric(
-        &self,
-        stream: &Arc<CudaStream>,
-        send: u64,
-        recv: u64,
-        bytes: u64,
-    ) -> Result<(), CudaError> {
-        const CALL: &str = "all_gather_symmetric";
-        self.check_gather(CALL, send, recv, bytes)?;
-        self.check_symmetric(CALL, recv, bytes.checked_mul(self.staging.limits.ranks.into()))?;
-        // SAFETY: the caller guarantees it.
-        unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes, true) }
+        unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes) }
     }
 
     /// Checks the operands of a rank that gets the parts of all ranks in `recv`. Returns whether
@@ -85,40 +60,11 @@ impl Collectives {
         let operands = if send == recv { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, ranks)] };
         check_parts(CALL, operands, bytes, 1)?;
         // SAFETY: the caller guarantees it.
-        unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes, false) }
-    }
-
-    /// Like [`all_to_all`](Self::all_to_all), with the result in symmetric memory. Long parts are
-    /// stored directly at their place.
-    ///
-    /// # Collective
-    /// As for [`all_to_all`](Self::all_to_all); all ranks call this function.
-    ///
-    /// # Errors
-    /// As for [`all_to_all`](Self::all_to_all), and for a `recv` that is not on the heap or is
-    /// equal to `send`.
-    ///
-    /// # Safety
-    /// As for [`all_to_all`](Self::all_to_all); `recv` is the same place of the heap on all ranks.
-    pub unsafe fn all_to_all_symmetric(
-        &self,
-        stream: &Arc<CudaStream>,
-        send: u64,
-        recv: u64,
-        bytes: u64,
-    ) -> Result<(), CudaError> {
-        const CALL: &str = "all_to_all_symmetric";
-        let ranks = u64::from(self.staging.limits.ranks);
-        check_parts(CALL, [(send, ranks), (recv, ranks)], bytes, 1)?;
-        self.check_symmetric(CALL, recv, bytes.checked_mul(ranks))?;
-        // SAFETY: the caller guarantees it.
-        unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes, true) }
+        unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes) }
     }
 
     /// # Safety
-    /// As for [`all_gather`](Self::all_gather) or [`all_to_all`](Self::all_to_all), or their forms
-    /// for symmetric memory.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of a call, its kind, and the memory")]
+    /// As for [`all_gather`](Self::all_gather) or [`all_to_all`](Self::all_to_all).
     unsafe fn exchange(
         &self,
         name: &'static str,
@@ -127,7 +73,6 @@ impl Collectives {
         send: u64,
         recv: u64,
         bytes: u64,
-        is_symmetric: bool,
     ) -> Result<(), CudaError> {
         let limits = &self.staging.limits;
         let (kind, operation, stride) = match exchange {
@@ -138,7 +83,7 @@ impl Collectives {
             let sent = |rank: u64| send + rank * stride;
             // SAFETY: the caller guarantees it. In place, a block sends its chunk of a part before
             // it writes the chunk that it received.
-            return unsafe { self.exchange_messages(name, operation, stream, sent, recv, bytes, is_symmetric) };
+            return unsafe { self.exchange_messages(name, operation, stream, sent, recv, bytes) };
         };
         if bytes == 0 {
             return Ok(());

@@ -11,7 +11,7 @@ use peerweave_types::{KernelArg, KernelArgs};
 
 use super::Collectives;
 use crate::error::{CudaError, misuse};
-use crate::route::Route;
+use crate::route::{self, Route};
 
 impl Collectives {
     /// Returns a kernel, and loads it at the first call.
@@ -42,6 +42,31 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         // SAFETY: the caller guarantees it.
         unsafe { self.enqueue_with(name, stream, kernel, route, &call, None::<&Transfers>, bytes) }
+    }
+
+    /// Enqueues a call in pieces for which the banks have room on every rank. The count of the call
+    /// is that of a part, in elements of `size` bytes.
+    ///
+    /// # Safety
+    /// As for [`all_reduce`](Self::all_reduce), for the operands of the call.
+    pub(super) unsafe fn enqueue_in_pieces(
+        &self,
+        name: &'static str,
+        stream: &Arc<CudaStream>,
+        kernel: &LoadedKernel,
+        call: &Call,
+        size: u64,
+    ) -> Result<(), CudaError> {
+        let limits = &self.staging.limits;
+        let most = route::most_part_bytes(limits) / size;
+        for start in (0..call.count).step_by(most as usize) {
+            let (skipped, count) = (start * size, most.min(call.count - start));
+            let piece = Call { send: call.send + skipped, recv: call.recv + skipped, count, ..*call };
+            let route = route::parts(count * size, limits);
+            // SAFETY: the caller guarantees it.
+            unsafe { self.enqueue(name, stream, kernel, route, piece, count * size * u64::from(limits.ranks)) }?;
+        }
+        Ok(())
     }
 
     /// # Safety

@@ -28,7 +28,7 @@ mod transfers;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use peerweave_collectives::{Algorithm, rms_norm};
+use peerweave_collectives::{Algorithm, MAX_RANKS, rms_norm};
 use peerweave_driver::CudaStream;
 use peerweave_driver::launch::LoadedKernel;
 use peerweave_types::{DType, Pe, Rank};
@@ -117,10 +117,19 @@ impl Collectives {
         Self::new(gpu, &members, options)
     }
 
-    /// Like [`world`](Self::world), with routes that are the same on all PEs.
-    pub(crate) fn world_by(gpu: &Gpu, options: CollectivesOptions, routes: &Arc<Routes>) -> Result<Self, CudaError> {
-        let members: Vec<Pe> = (0..gpu.n_pes()).map(Pe::new).collect();
-        Self::new_by(gpu, &members, options, Some(routes))
+    /// Sets up the collectives of the PEs on the host of this PE, with routes that are the same on
+    /// all PEs. On a host with more PEs than kernels support, the only member is this PE.
+    ///
+    /// # Collective
+    /// All PEs of the GPU.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub(crate) fn here_by(gpu: &Gpu, options: CollectivesOptions, routes: &Arc<Routes>) -> Result<Self, CudaError> {
+        let hosts = &gpu.0.hosts;
+        let here: Vec<Pe> = hosts.pes(hosts.of(gpu.pe())).collect();
+        let members = if here.len() <= MAX_RANKS { &here[..] } else { &[gpu.pe()] };
+        Self::new_by(gpu, members, options, Some(routes))
     }
 
     /// Sets up the collectives of this PE's team. `members` are its PEs in the order of ranks,
@@ -228,8 +237,8 @@ impl Collectives {
         &self.members
     }
 
-    /// Returns how a call would be carried out by own kernels, and why. The answer is the same on
-    /// all ranks.
+    /// Returns the algorithm by which Peerweave's kernels would carry out a call, and the reason.
+    /// It is the same on all ranks.
     pub fn explain(&self, query: &Query) -> Explanation {
         self.explain_with(query, &Libraries { nccl: Err(Unfit::Off) }, "")
     }

@@ -180,7 +180,7 @@ impl Collectives {
         let limits = &self.staging.limits;
         let route = route::norm(call.rows, row_lines, limits);
         if route.rows == 0 {
-            let expected = format!("rows of which one fits the staging memory: {limits:?}");
+            let expected = format!("rows that fit the staging memory: {limits:?}");
             return Err(misuse(CALL, "hidden", call.hidden, &expected));
         }
         // SAFETY: the caller guarantees it.

@@ -14,13 +14,27 @@ pub(super) struct Operands {
     pub(super) dtype: DType,
     pub(super) op: ReduceOp,
     pub(super) scalar: u64,
-    /// Whether the result is at the same place of the heap on all ranks.
-    pub(super) is_symmetric: bool,
 }
 
 impl Operands {
-    pub(super) fn new(send: u64, recv: u64, count: u64, dtype: DType, op: ReduceOp) -> Self {
-        Self { send, recv, count, dtype, op, scalar: 0, is_symmetric: false }
+    pub(super) fn new(send: u64, recv: u64, count: u64, dtype: DType, op: ReduceOp, scalar: u64) -> Self {
+        Self { send, recv, count, dtype, op, scalar }
+    }
+
+    /// Returns the operands of a call that has no scalar, or an error for a reduction that needs
+    /// one.
+    pub(super) fn without_scalar(
+        call: &'static str,
+        send: u64,
+        recv: u64,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<Self, CudaError> {
+        if op == ReduceOp::PreMulSum {
+            return Err(misuse(call, "op", op, "a reduction without a scalar (use the call whose name ends in _scaled)"));
+        }
+        Ok(Self::new(send, recv, count, dtype, op, 0))
     }
 
     /// Returns whether the kernels for sums of whole lines can run the call.

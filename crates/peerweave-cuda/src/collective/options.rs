@@ -13,7 +13,7 @@ pub struct CollectivesOptions {
     pub bank_bytes: u64,
     /// Size in bytes of a slot of a ring, a multiple of 1024. Each block has six slots.
     pub slot_bytes: u64,
-    /// Maximum number of blocks of a kernel, and so of multiprocessors that it uses.
+    /// Maximum number of blocks of a kernel, and thus of multiprocessors that the kernel uses.
     pub max_blocks: u32,
     /// Whether the kernel of a call up to 1 MiB may begin before the previous kernel in the stream
     /// has ended, if the device supports that (compute capability 9.0 and later).

@@ -11,7 +11,7 @@ use peerweave_types::{DType, Rank, ReduceOp};
 use super::Collectives;
 use super::operands::{Operands, check_parts};
 use crate::error::{CudaError, misuse};
-use crate::route::{self, OwnPath, Route, most_part_bytes};
+use crate::route::{self, OwnPath, Route};
 
 const CALL: &str = "all_reduce";
 
@@ -68,38 +68,7 @@ impl Collectives {
         scalar: u64,
     ) -> Result<(), CudaError> {
         let route = self.all_reduce_route(count, dtype);
-        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum) };
-        // SAFETY: the caller guarantees it.
-        unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
-    }
-
-    /// Like [`all_reduce`](Self::all_reduce), with the result in symmetric memory. Results of long
-    /// calls are stored directly at their place.
-    ///
-    /// # Collective
-    /// As for [`all_reduce`](Self::all_reduce); all ranks call this function.
-    ///
-    /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and for a `recv` that is not on the heap.
-    ///
-    /// # Safety
-    /// As for [`all_reduce`](Self::all_reduce); `recv` is the same place of the heap on all ranks.
-    pub unsafe fn all_reduce_symmetric(
-        &self,
-        stream: &Arc<CudaStream>,
-        send: u64,
-        recv: u64,
-        count: u64,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<(), CudaError> {
-        const CALL: &str = "all_reduce_symmetric";
-        if op == ReduceOp::PreMulSum {
-            return Err(misuse(CALL, "op", op, "a reduction without a scalar (use all_reduce_scaled)"));
-        }
-        self.check_symmetric(CALL, recv, count.checked_mul(dtype.size_bytes() as u64))?;
-        let operands = Operands { send, recv, count, dtype, op, scalar: 0, is_symmetric: true };
-        let route = self.all_reduce_route(count, dtype);
+        let operands = Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum, scalar);
         // SAFETY: the caller guarantees it.
         unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
     }
@@ -127,11 +96,9 @@ impl Collectives {
         root: Rank,
     ) -> Result<(), CudaError> {
         const CALL: &str = "reduce";
-        if op == ReduceOp::PreMulSum {
-            return Err(misuse(CALL, "op", op, "a reduction without a scalar (use reduce_scaled)"));
-        }
+        let operands = Operands::without_scalar(CALL, send, recv, count, dtype, op)?;
         // SAFETY: the caller guarantees it.
-        unsafe { self.reduce_to(CALL, stream, send, recv, root, Operands::new(send, recv, count, dtype, op)) }
+        unsafe { self.reduce_to(CALL, stream, root, operands) }
     }
 
     /// Like [`reduce`](Self::reduce), with the sum of products as in
@@ -153,9 +120,9 @@ impl Collectives {
         scalar: u64,
         root: Rank,
     ) -> Result<(), CudaError> {
-        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum) };
+        let operands = Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum, scalar);
         // SAFETY: the caller guarantees it.
-        unsafe { self.reduce_to("reduce_scaled", stream, send, recv, root, operands) }
+        unsafe { self.reduce_to("reduce_scaled", stream, root, operands) }
     }
 
     /// # Safety
@@ -164,13 +131,11 @@ impl Collectives {
         &self,
         call: &'static str,
         stream: &Arc<CudaStream>,
-        send: u64,
-        recv: u64,
         root: Rank,
         operands: Operands,
     ) -> Result<(), CudaError> {
         let is_root = self.root(call, root)? == self.rank.get() as usize;
-        let operands = Operands { recv: if is_root { recv } else { send }, ..operands };
+        let operands = Operands { recv: if is_root { operands.recv } else { operands.send }, ..operands };
         let route = self.route_of(CollectiveKind::Reduce, operands.count, operands.dtype);
         // SAFETY: the caller guarantees it.
         unsafe { self.reduce_by(call, route, stream, &operands, Results::Root(root.get())) }
@@ -209,11 +174,9 @@ impl Collectives {
         dtype: DType,
         op: ReduceOp,
     ) -> Result<(), CudaError> {
-        if op == ReduceOp::PreMulSum {
-            return Err(misuse(CALL, "op", op, "a reduction without a scalar (use all_reduce_scaled)"));
-        }
+        let operands = Operands::without_scalar(CALL, send, recv, count, dtype, op)?;
         // SAFETY: the caller guarantees it.
-        unsafe { self.reduce_by(CALL, route, stream, &Operands::new(send, recv, count, dtype, op), Results::Every) }
+        unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
     }
 
     /// # Safety
@@ -226,7 +189,7 @@ impl Collectives {
         operands: &Operands,
         results: Results,
     ) -> Result<(), CudaError> {
-        let Operands { send, recv, count, dtype, op, scalar, is_symmetric } = *operands;
+        let Operands { send, recv, count, dtype, op, scalar } = *operands;
         operands.check(name)?;
         let limits = &self.staging.limits;
         let lines = (count * dtype.size_bytes() as u64).div_ceil(LINE_BYTES as u64);
@@ -239,14 +202,15 @@ impl Collectives {
             return Ok(());
         }
         let common = if route.algorithm == Algorithm::Chunked { &self.staging.rings } else { &self.staging.banks };
-        // All ranks compute the same value, because they have the same count and the result at the
-        // same place.
-        let is_symmetric = is_symmetric && (recv | (count * dtype.size_bytes() as u64)).is_multiple_of(LINE_BYTES as u64);
-        let (results, is_symmetric) = (results.code(), u32::from(is_symmetric));
+        let bytes = count * dtype.size_bytes() as u64;
+        // This rank offers its result to the others, if there is one.
+        let can_offer = route.algorithm == Algorithm::Chunked && results != Results::OwnPart;
+        let is_symmetric = u32::from(can_offer && self.can_offer(recv, bytes)?);
+        let results = results.code();
         let call = Call { send, recv, count, scalar, op: op as u32, results, is_symmetric, ..*common };
         let kernel = self.kernel(route.algorithm, dtype, operands.are_plain())?;
         // SAFETY: the caller guarantees the operands; the areas belong to this team.
-        unsafe { self.enqueue(name, stream, kernel, route, call, count * dtype.size_bytes() as u64) }
+        unsafe { self.enqueue(name, stream, kernel, route, call, bytes) }
     }
 
     /// Enqueues a reduce-scatter: rank `r` gets the reduction of part `r` of all inputs. A part has
@@ -271,11 +235,9 @@ impl Collectives {
         op: ReduceOp,
     ) -> Result<(), CudaError> {
         const CALL: &str = "reduce_scatter";
-        if op == ReduceOp::PreMulSum {
-            return Err(misuse(CALL, "op", op, "a reduction without a scalar (use reduce_scatter_scaled)"));
-        }
+        let operands = Operands::without_scalar(CALL, send, recv, count, dtype, op)?;
         // SAFETY: the caller guarantees it.
-        unsafe { self.reduce_scatter_by(CALL, stream, &Operands::new(send, recv, count, dtype, op)) }
+        unsafe { self.reduce_scatter_by(CALL, stream, &operands) }
     }
 
     /// Like [`reduce_scatter`](Self::reduce_scatter), with the sum of products as in
@@ -295,7 +257,7 @@ impl Collectives {
         dtype: DType,
         scalar: u64,
     ) -> Result<(), CudaError> {
-        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum) };
+        let operands = Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum, scalar);
         // SAFETY: the caller guarantees it.
         unsafe { self.reduce_scatter_by("reduce_scatter_scaled", stream, &operands) }
     }
@@ -322,7 +284,6 @@ impl Collectives {
             return Ok(());
         }
         let limits = &self.staging.limits;
-        let common = Call { op: op as u32, scalar, stride: bytes, ..self.staging.banks };
         if let (OwnPath::Reduction(route), _, _) = self.routes.reduce_scatter(dtype, bytes, limits) {
             // The ring has the same parts as this call. It writes this rank's part at its place in
             // a whole result.
@@ -333,17 +294,10 @@ impl Collectives {
             // SAFETY: the caller guarantees the operands; the areas belong to this team.
             return unsafe { self.enqueue(name, stream, kernel, route, call, bytes * ranks) };
         }
-        // The call is made in pieces of parts for which the banks have room on every rank.
-        let most = most_part_bytes(limits) / size;
+        let call = Call { send, recv, count, op: op as u32, scalar, stride: bytes, ..self.staging.banks };
         let kernel = self.scatter_kernel(dtype, is_plain)?;
-        for start in (0..count).step_by(most as usize) {
-            let (at, count) = (start * size, most.min(count - start));
-            let call = Call { send: send + at, recv: recv + at, count, ..common };
-            let route = route::parts(count * size, limits);
-            // SAFETY: the caller guarantees the operands; the areas belong to this team.
-            unsafe { self.enqueue(name, stream, kernel, route, call, count * size * ranks) }?;
-        }
-        Ok(())
+        // SAFETY: the caller guarantees the operands; the areas belong to this team.
+        unsafe { self.enqueue_in_pieces(name, stream, kernel, &call, size) }
     }
 
     /// Returns the kernel of all_reduce for an algorithm and a type.

@@ -9,7 +9,6 @@ use peerweave_types::{DType, ReduceOp};
 use super::Collectives;
 use super::operands::Operands;
 use crate::error::{CudaError, misuse};
-use crate::route::{self, most_part_bytes};
 
 impl Collectives {
     /// Enqueues a scan of `count` elements of every rank: rank `r` gets the reduction of the inputs
@@ -39,7 +38,7 @@ impl Collectives {
         op: ReduceOp,
         scalar: u64,
     ) -> Result<(), CudaError> {
-        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, op) };
+        let operands = Operands::new(send, recv, count, dtype, op, scalar);
         // SAFETY: the caller guarantees it.
         unsafe { self.scan_by("scan", stream, &operands, false) }
     }
@@ -63,7 +62,7 @@ impl Collectives {
         op: ReduceOp,
         scalar: u64,
     ) -> Result<(), CudaError> {
-        let operands = Operands { scalar, ..Operands::new(send, recv, count, dtype, op) };
+        let operands = Operands::new(send, recv, count, dtype, op, scalar);
         // SAFETY: the caller guarantees it.
         unsafe { self.scan_by("exclusive_scan", stream, &operands, true) }
     }
@@ -79,25 +78,17 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let Operands { send, recv, count, dtype, op, scalar, .. } = *operands;
         if op == ReduceOp::Avg {
-            return Err(misuse(name, "op", op, "a reduction that can be continued from rank to rank"));
+            return Err(misuse(name, "op", op, "another reduction; for averages, divide the result of a scan with sum"));
         }
         operands.check(name)?;
         if count == 0 {
             return Ok(());
         }
-        let (size, limits) = (dtype.size_bytes() as u64, &self.staging.limits);
         let slot = &self.scans[dtype as usize];
-        let kernel = self.loaded(slot, name, || scan::kernel(dtype, limits.ranks))?;
-        let common = Call { op: op as u32, scalar, is_exclusive: u32::from(exclusive), ..self.staging.banks };
-        // The call is made in pieces for which the banks have room on every rank.
-        let most = most_part_bytes(limits) / size;
-        for start in (0..count).step_by(most as usize) {
-            let (at, count) = (start * size, most.min(count - start));
-            let call = Call { send: send + at, recv: recv + at, count, ..common };
-            let route = route::parts(count * size, limits);
-            // SAFETY: the caller guarantees the operands; the areas belong to this team.
-            unsafe { self.enqueue(name, stream, kernel, route, call, count * size * u64::from(limits.ranks)) }?;
-        }
-        Ok(())
+        let kernel = self.loaded(slot, name, || scan::kernel(dtype, self.staging.limits.ranks))?;
+        let is_exclusive = u32::from(exclusive);
+        let call = Call { send, recv, count, op: op as u32, scalar, is_exclusive, ..self.staging.banks };
+        // SAFETY: the caller guarantees the operands; the areas belong to this team.
+        unsafe { self.enqueue_in_pieces(name, stream, kernel, &call, dtype.size_bytes() as u64) }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use peerweave_collectives::transfer::{self, Form, Transfers};
+use peerweave_collectives::transfer::{self, Form, Transfer, Transfers};
 use peerweave_collectives::{Call, LINE_BYTES, MAX_RANKS, barrier};
 use peerweave_driver::CudaStream;
 use peerweave_types::{KernelOp, Rank};
@@ -38,6 +38,29 @@ pub enum Message {
 }
 
 impl Message {
+    /// Returns a message to a rank.
+    pub(crate) fn send(to: usize, at: u64, bytes: usize) -> Self {
+        Self::Send { to: Rank::new(to as u32), at, bytes: bytes as u64 }
+    }
+
+    /// Returns a message from a rank.
+    pub(crate) fn receive(from: usize, at: u64, bytes: usize) -> Self {
+        Self::Receive { from: Rank::new(from as u32), at, bytes: bytes as u64 }
+    }
+
+    /// Returns the other rank.
+    pub(crate) fn peer(&self) -> Rank {
+        self.parts().1
+    }
+
+    /// Returns the message with another number of the other rank.
+    pub(crate) fn with_peer(self, peer: Rank) -> Self {
+        match self {
+            Self::Send { at, bytes, .. } => Self::Send { to: peer, at, bytes },
+            Self::Receive { at, bytes, .. } => Self::Receive { from: peer, at, bytes },
+        }
+    }
+
     /// Returns the name and the value of the other rank, the address, and the length in bytes.
     fn parts(&self) -> (&'static str, Rank, u64, u64) {
         match *self {
@@ -53,6 +76,9 @@ pub(super) struct Wave {
     transfers: Transfers,
     /// Whether a result overwrites a message.
     in_place: bool,
+    /// Whether ranks offer their results to the senders; the same on all ranks. One message at a
+    /// time goes faster through the rings: bench-results/2026-11-25-h200.
+    has_offers: bool,
 }
 
 impl Collectives {
@@ -74,14 +100,15 @@ impl Collectives {
         (peer.recv, peer.recv_bytes) = (at, bytes);
     }
 
-    /// Makes the message to a rank and the message from it be stored directly in the results. `at`
-    /// is the place of this rank's message in symmetric memory.
-    pub(super) fn add_symmetric(&self, wave: &mut Wave, rank: usize, at: u64) {
-        let k = self.behind(rank);
-        let areas = &self.staging.banks.areas;
-        let peer = &mut wave.transfers.peers[k];
-        (peer.remote, peer.is_direct) = (areas[k].wrapping_add(at.wrapping_sub(areas[0])), 1);
-        wave.transfers.peers[0].is_direct = 1;
+    /// Makes the receivers of messages of whole lines decide whether these are stored directly in
+    /// the results. This rank offers a result to which that applies, unless it replaces a message.
+    fn offer(&self, peer: &mut Transfer, in_place: bool) -> Result<(), CudaError> {
+        // Both ranks know the length.
+        let is_whole = |bytes: u64| u64::from(bytes > 0 && bytes.is_multiple_of(LINE_BYTES as u64));
+        (peer.send_is_offered, peer.recv_is_offered) = (is_whole(peer.send_bytes), is_whole(peer.recv_bytes));
+        let offers = peer.recv_is_offered != 0 && !in_place && self.can_offer(peer.recv, peer.recv_bytes)?;
+        peer.is_direct = u64::from(offers);
+        Ok(())
     }
 
     /// Enqueues the messages of a wave: messages that fit into a channel by lines, then longer
@@ -121,7 +148,14 @@ impl Collectives {
                 let slot_lines = self.staging.transfer_rings.bank_bytes / LINE_BYTES as u64 / u64::from(limits.ranks);
                 let chunk = |bytes| route::chunk_lines(bytes, slot_lines, limits);
                 (peer.send_chunk, peer.recv_chunk) = (chunk(peer.send_bytes), chunk(peer.recv_bytes));
+                if form == Form::Ring && k > 0 && wave.has_offers {
+                    self.offer(peer, wave.in_place)?;
+                }
             }
+            // A block that copies no arriving chunks copies this rank's own message at once: its
+            // next round begins when the messages of the other ranks have arrived.
+            let [own, others @ ..] = &mut transfers.peers;
+            own.is_direct = u64::from(others.iter().all(|peer| peer.recv_bytes == 0 || peer.is_direct != 0));
             if sum == 0 {
                 continue;
             }
@@ -253,50 +287,12 @@ impl Collectives {
         bytes: u64,
         root: Rank,
     ) -> Result<(), CudaError> {
-        // SAFETY: the caller guarantees it.
-        unsafe { self.broadcast_to(stream, send, recv, bytes, root, false) }
-    }
-
-    /// Like [`broadcast`](Self::broadcast), with the result in symmetric memory. The root stores
-    /// long messages directly at their place.
-    ///
-    /// # Errors
-    /// As for [`broadcast`](Self::broadcast), and for a `recv` that is not on the heap.
-    ///
-    /// # Safety
-    /// As for [`broadcast`](Self::broadcast); `recv` is the same place of the heap on all ranks.
-    pub unsafe fn broadcast_symmetric(
-        &self,
-        stream: &Arc<CudaStream>,
-        send: u64,
-        recv: u64,
-        bytes: u64,
-        root: Rank,
-    ) -> Result<(), CudaError> {
-        self.check_symmetric("broadcast_symmetric", recv, Some(bytes))?;
-        // SAFETY: the caller guarantees it.
-        unsafe { self.broadcast_to(stream, send, recv, bytes, root, true) }
-    }
-
-    /// # Safety
-    /// As for [`broadcast`](Self::broadcast) or [`broadcast_symmetric`](Self::broadcast_symmetric).
-    unsafe fn broadcast_to(
-        &self,
-        stream: &Arc<CudaStream>,
-        send: u64,
-        recv: u64,
-        bytes: u64,
-        root: Rank,
-        is_symmetric: bool,
-    ) -> Result<(), CudaError> {
         const CALL: &str = "broadcast";
         let (ranks, me, root) = (self.members.len(), self.rank.get() as usize, self.root(CALL, root)?);
         let is_root = me == root;
         let from = if is_root { send } else { recv };
         check_parts(CALL, [(from, 1), (recv, u64::from(from != recv))], bytes, 1)?;
         let others = || (0..ranks).filter(move |rank| *rank != me);
-        let whole = (bytes | recv).is_multiple_of(LINE_BYTES as u64);
-        let is_direct = is_symmetric && whole;
         let mut wave = Wave::default();
         if is_root && from != recv {
             self.add_send(&mut wave, me, from, bytes);
@@ -308,9 +304,6 @@ impl Collectives {
             } else {
                 self.add_receive(&mut wave, root, recv, bytes);
             }
-            if is_direct {
-                others().for_each(|rank| self.add_symmetric(&mut wave, rank, recv));
-            }
             // SAFETY: the caller guarantees it.
             return unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) };
         }
@@ -321,15 +314,9 @@ impl Collectives {
         if is_root {
             for rank in others() {
                 self.add_send(&mut wave, rank, from + start(rank), len(rank));
-                if is_direct {
-                    self.add_symmetric(&mut wave, rank, recv + start(rank));
-                }
             }
         } else {
             self.add_receive(&mut wave, root, recv + start(me), len(me));
-            if is_direct {
-                self.add_symmetric(&mut wave, root, recv);
-            }
         }
         // SAFETY: the caller guarantees it.
         unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) }?;
@@ -340,9 +327,6 @@ impl Collectives {
             }
             if !is_root {
                 self.add_receive(&mut wave, rank, recv + start(rank), len(rank));
-            }
-            if is_direct {
-                self.add_symmetric(&mut wave, rank, recv + start(me));
             }
         }
         // SAFETY: the caller guarantees it.
@@ -442,11 +426,10 @@ impl Collectives {
     }
 
     /// Exchanges parts as messages. This rank's part for a rank is at `sent(rank)`. The part from
-    /// rank `r` becomes part `r` of `recv`; with `is_symmetric`, rank `r` stores it there directly.
+    /// rank `r` becomes part `r` of `recv`.
     ///
     /// # Safety
     /// As for [`messages`](Self::messages).
-    #[expect(clippy::too_many_arguments, reason = "those of a call, its kind, and the memory")]
     pub(super) unsafe fn exchange_messages(
         &self,
         name: &'static str,
@@ -455,11 +438,10 @@ impl Collectives {
         sent: impl Fn(u64) -> u64,
         recv: u64,
         bytes: u64,
-        is_symmetric: bool,
     ) -> Result<(), CudaError> {
         let me = u64::from(self.rank.get());
         let in_place = sent(0) == recv && sent(1) == recv + bytes;
-        let mut wave = Wave { in_place, ..Wave::default() };
+        let mut wave = Wave { in_place, has_offers: true, ..Wave::default() };
         for rank in 0..self.members.len() as u64 {
             let (from, to) = (sent(rank), recv + rank * bytes);
             if rank == me && from == to {
@@ -467,9 +449,6 @@ impl Collectives {
             }
             self.add_send(&mut wave, rank as usize, from, bytes);
             self.add_receive(&mut wave, rank as usize, to, bytes);
-            if rank != me && is_symmetric && (recv | bytes).is_multiple_of(LINE_BYTES as u64) {
-                self.add_symmetric(&mut wave, rank as usize, recv + me * bytes);
-            }
         }
         // SAFETY: the caller guarantees it.
         unsafe { self.enqueue_wave(name, operation, stream, &wave) }
@@ -484,15 +463,13 @@ impl Collectives {
         Ok(root.get() as usize)
     }
 
-    /// Checks that a result is on this PE's heap. `bytes` is `None` if its length does not fit in
-    /// the address space.
-    pub(super) fn check_symmetric(&self, call: &'static str, recv: u64, bytes: Option<u64>) -> Result<(), CudaError> {
+    /// Returns whether other ranks can store whole lines directly in a result: it is on this PE's
+    /// heap.
+    pub(super) fn can_offer(&self, recv: u64, bytes: u64) -> Result<bool, CudaError> {
         let inner = &*self.gpu.0;
         let base = inner.base_of(self.gpu.pe())?;
-        let end = bytes.and_then(|bytes| recv.checked_add(bytes));
-        if recv < base || end.is_none_or(|end| end > base.saturating_add(inner.heap.bytes())) {
-            return Err(misuse(call, "recv", format!("{recv:#x}"), "an address of the symmetric heap, the same on all ranks"));
-        }
-        Ok(())
+        let end = base.saturating_add(inner.heap.bytes());
+        let is_on_heap = recv >= base && recv.checked_add(bytes).is_some_and(|last| last <= end);
+        Ok(is_on_heap && (recv | bytes).is_multiple_of(LINE_BYTES as u64))
     }
 }

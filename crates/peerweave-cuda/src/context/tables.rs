@@ -87,7 +87,7 @@ impl Tables {
             abort: contents.abort,
             deadline_ns: contents.deadline_ns,
             multicast: contents.multicast,
-            reserved_words: [0],
+            gone: 0,
         };
         // SAFETY: as above.
         let context = DeviceMemory::from_slice(stream, &unsafe { words(&context) })?;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use peerweave_bootstrap::Rendezvous;
+use peerweave_bootstrap::{Hosts, Rendezvous};
 use peerweave_driver::cudarc::driver::sys::CUdevice_attribute as Attribute;
 use peerweave_driver::{CudaContext, DeviceMemory, Driver, PrivateStream, deadline_after, wait};
 use peerweave_link::Arch;
@@ -62,6 +62,8 @@ pub(crate) struct Inner {
     pub(crate) stream: PrivateStream,
     pub(crate) heap: Heap,
     pub(crate) arch: Arch,
+    /// The host of each PE.
+    pub(crate) hosts: Hosts,
     /// Whether the variant of kernels that calls NVSHMEM is used.
     pub(crate) network: bool,
     pub(crate) report: Report,
@@ -111,7 +113,9 @@ impl Gpu {
             return Err(misuse(CALL, "teams", options.teams, &format!("at most {}", Teams::MOST)));
         }
         let (me, n_pes, n_teams) = (rendezvous.pe(), rendezvous.n_pes(), options.teams + 1);
-        let nodes = nodes(rendezvous)?;
+        let hosts = rendezvous.hosts()?;
+        // The index of each PE on its host.
+        let place = |pe: Pe| hosts.pes(hosts.of(pe)).take_while(|other| *other < pe).count() as u32;
         let stream = PrivateStream::new(context)?;
         let sync_bytes = u64::from(n_teams) * Tables::sync_stride(n_pes, slots);
         let bytes = options.heap_bytes.saturating_add(sync_bytes as usize);
@@ -121,17 +125,16 @@ impl Gpu {
             Transport::Network(settings) => (arena(rendezvous, context, settings, bytes, options.multicast)?, true),
         };
         let sync = heap.alloc(&stream, sync_bytes as usize)?;
-        let entry = |pe: u32| heap.entry(me, Pe::new(pe), nodes[pe as usize].1, forced);
+        let entry = |pe: u32| heap.entry(me, Pe::new(pe), place(Pe::new(pe)), forced);
         let peers = (0..n_pes).map(entry).collect::<Result<Vec<_>, _>>()?;
         let network = peers.iter().any(|entry| entry.transport == PeerEntry::NETWORK);
         let report = Report::new(context)?;
-        let (node, node_pe) = &nodes[me.get() as usize];
         let tables = Tables::new(
             &stream,
             Contents {
                 my_pe: me.get(),
-                node_pe: *node_pe,
-                node_n_pes: nodes.iter().filter(|(other, _)| other == node).count() as u32,
+                node_pe: place(me),
+                node_n_pes: hosts.pes(hosts.of(me)).count() as u32,
                 heap_bytes: heap.bytes(),
                 peers,
                 sync: SymOffset(sync.offset),
@@ -154,6 +157,7 @@ impl Gpu {
             stream,
             heap,
             arch,
+            hosts,
             network,
             report,
             tables: Mutex::new(tables),
@@ -294,15 +298,6 @@ fn arena(
 ) -> Result<Heap, CudaError> {
     let nvshmem = peerweave_nvshmem::Context::from_rendezvous(rendezvous, context, settings)?;
     Ok(Heap::Nvshmem(Arena::new(nvshmem, rendezvous, bytes, multicast)?))
-}
-
-/// Returns the node of each PE and its index on that node. A node is identified by the boot ID of
-/// its operating system.
-fn nodes(rendezvous: &Rendezvous) -> Result<Vec<(Vec<u8>, u32)>, CudaError> {
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let all = rendezvous.exchange("peerweave-cuda/node", &boot)?;
-    let number = |pe: usize| all[..pe].iter().filter(|node| **node == all[pe]).count() as u32;
-    Ok(all.iter().enumerate().map(|(pe, node)| (node.clone(), number(pe))).collect())
 }
 
 impl fmt::Debug for Gpu {

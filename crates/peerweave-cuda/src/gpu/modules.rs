@@ -86,15 +86,16 @@ impl Inner {
     /// Loads all kernels of a crate, one after the other: the driver compiles one at a time in a
     /// process, also if several threads ask for it.
     pub(crate) fn load_all(&self, image: &'static PtxImage) -> Result<(), CudaError> {
-        let all = self.modules.find(self.variant(image, "of the crate", self.network)?)?;
-        let mut parts: Vec<usize> = all.parts.kernels().map(|(_, part)| part).collect();
-        parts.sort_unstable();
-        parts.dedup();
+        let all = self.modules.find(self.variant(image, "the kernels of a crate", self.network)?)?;
+        let mut kernels: Vec<(usize, &'static str)> = all.parts.kernels().map(|(name, part)| (part, name)).collect();
+        kernels.sort_unstable();
         // PEs of one machine begin at different parts, so that each PE finds parts in the caches on
         // disk that other PEs have compiled.
-        let first = self.rendezvous.pe().index() * parts.len() / self.rendezvous.n_pes() as usize;
-        parts.rotate_left(first);
-        parts.into_iter().try_for_each(|part| self.part(&all, part).map(drop))
+        let first = self.rendezvous.pe().index() * kernels.len() / self.rendezvous.n_pes() as usize;
+        kernels.rotate_left(first);
+        // The driver loads a module without its functions. Each function would be loaded by its
+        // first launch, which waits for kernels that run.
+        kernels.into_iter().try_for_each(|(_, name)| self.find(image, name, self.network).map(drop))
     }
 
     fn variant(&self, image: &'static PtxImage, name: &'static str, network: bool) -> Result<&'static PtxVariant, CudaError> {

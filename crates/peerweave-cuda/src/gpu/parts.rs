@@ -215,7 +215,7 @@ mod tests {
     const C: &str = ".visible .entry c(\n)\n{\n\tst [COUNT+0], x; // f\n}\n";
 
     #[test]
-    fn part_has_one_kernel_and_the_functions_that_it_uses() {
+    fn ptx_part_has_one_kernel_and_the_functions_that_it_uses() {
         let comment = "\n//\n\t// .globl\tf\n";
         let text = [HEAD, EXTERN, comment, DECLARED, TABLE, COUNT, F, G, A, A_B, C].concat();
         let parts = Parts::new(&text);

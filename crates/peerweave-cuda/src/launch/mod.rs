@@ -190,7 +190,7 @@ impl Gpu {
     /// Launches like [`launch`](Self::launch), for a kernel whose types are erased.
     ///
     /// # Errors
-    /// As [`launch`](Self::launch).
+    /// As for [`launch`](Self::launch).
     pub(crate) fn launch_bound(
         &self,
         stream: &Arc<CudaStream>,

@@ -63,7 +63,7 @@ impl Gpu {
     pub fn free<T: Plain>(&self, memory: Symmetric<T>) -> Result<(), CudaError> {
         const CALL: &str = "Gpu::free";
         if !Arc::ptr_eq(&memory.gpu.0, &self.0) {
-            return Err(misuse(CALL, "the memory", "of another GPU", "an allocation of this one"));
+            return Err(misuse(CALL, "the memory", "of another GPU", "an allocation of this GPU"));
         }
         let offset = memory.block.offset;
         let block =
@@ -156,9 +156,12 @@ impl<T: Plain> Symmetric<T> {
     fn check(&self, call: &'static str, first: usize, len: usize) -> Result<(), CudaError> {
         match first.checked_add(len).is_some_and(|end| end <= self.len) {
             true => Ok(()),
-            false => {
-                Err(misuse(call, "the range", format!("{len} elements from {first}"), &format!("inside {} elements", self.len)))
-            }
+            false => Err(misuse(
+                call,
+                "the range",
+                format!("{len} elements from {first}"),
+                &format!("a range within {} elements", self.len),
+            )),
         }
     }
 }

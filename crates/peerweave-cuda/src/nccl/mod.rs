@@ -1,23 +1,26 @@
-//! NCCL as an entry of the route table, for the team of all PEs.
+//! NCCL: as an entry of the route table, for the team of all PEs of one host, and between hosts.
 //!
 //! ```text
-//!  mod.rs     set-up that all PEs agree on, ends
-//!   calls.rs  the call of each collective, by addresses
+//!  mod.rs      set-up that all PEs agree on, ends
+//!   calls.rs    the call of each collective, by addresses
+//!   between.rs  messages between PEs of different hosts
 //! ```
 //!
 //! NCCL's kernels have no deadline, and over NVLink they do not notice that a PE has died. So a
 //! communicator is aborted, which ends them, when a PE is lost, when a wait reaches its deadline,
 //! and when work is older than the deadline although no thread waits for it.
 
+mod between;
 mod calls;
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use peerweave_bootstrap::{Loss, Rendezvous};
 use peerweave_driver::{CudaError as DeviceError, CudaStream, DriverError};
 use peerweave_nccl::{Communicator, Nccl, NcclError, ResultCode};
 
+pub(crate) use between::{Between, Remote};
 pub(crate) use calls::Call;
 
 use crate::error::CudaError;
@@ -29,14 +32,18 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Additional time for waits to reach their deadline and name the missing PEs, before late work is
 /// aborted without a wait.
 const LATE: Duration = Duration::from_secs(1);
+/// Time from the deadline of a communicator's creation until its error is returned: the rendezvous
+/// is asked for lost PEs, and a communicator that was created late is ended.
+const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// NCCL of one PE, or the reason why it is not used. The same choice on all PEs.
 pub(crate) struct Entry {
     communicator: Option<Communicator>,
     is_enabled: bool,
     unavailable: String,
-    /// Keeps the thread that looks for lost PEs alive.
-    watched: std::sync::Mutex<Option<Arc<()>>>,
+    watched: Option<Watched>,
+    /// Messages between PEs of different hosts.
+    pub(crate) between: Between,
 }
 
 impl Entry {
@@ -49,32 +56,30 @@ impl Entry {
     /// # Errors
     /// [`CudaError::Bootstrap`] names a PE that is lost or does not arrive.
     pub(crate) fn set_up(gpu: &Gpu, is_enabled: bool) -> Result<Self, CudaError> {
-        let without = |why: String| {
+        let between = Between::set_up(gpu)?;
+        let without = |between, why: String| {
             if is_enabled {
-                tracing::warn!(why, "NCCL is enabled and cannot be used; collectives use own kernels");
+                tracing::warn!(why, "NCCL is enabled but cannot be used: Peerweave's kernels carry out all collectives");
             }
-            Self { communicator: None, is_enabled, unavailable: why, watched: std::sync::Mutex::default() }
+            Self { communicator: None, is_enabled, unavailable: why, watched: None, between }
         };
         if !is_enabled || gpu.n_pes() < 2 {
-            return Ok(without("the job has one PE".to_owned()));
+            return Ok(without(between, "the job has one PE".to_owned()));
         }
-        let (rendezvous, made) = (gpu.rendezvous(), gpu.0.next_collectives());
+        if gpu.0.hosts.len() > 1 {
+            return Ok(without(between, "the PEs are on several hosts".to_owned()));
+        }
+        let rendezvous = gpu.rendezvous();
+        let label = format!("peerweave-cuda/nccl/{}", gpu.0.next_collectives());
         // Every PE takes part in each exchange, also one that has failed.
-        let agreed = |step: &str, failed: Option<String>| -> Result<Option<String>, CudaError> {
-            let label = format!("peerweave-cuda/nccl/{made}/{step}");
-            let all = rendezvous.exchange(&label, failed.unwrap_or_default().as_bytes())?;
-            let first = all.iter().enumerate().find(|(_, text)| !text.is_empty());
-            Ok(first.map(|(pe, text)| format!("PE {pe}: {}", String::from_utf8_lossy(text))))
-        };
+        let agreed = |step: &str, failed: Option<String>| agreed(rendezvous, &format!("{label}/{step}"), failed, limit(gpu));
         let library = Nccl::load();
         let why = agreed("load", library.as_ref().err().map(ToString::to_string))?;
-        let (Ok(library), None) = (library, &why) else { return Ok(without(why.unwrap_or_default())) };
-        let uuid = gpu.context().uuid().map_err(DeviceError::of("cuDeviceGetUuid")).map_err(DriverError::from)?;
-        let devices = rendezvous.exchange(&format!("peerweave-cuda/nccl/{made}/device"), &uuid.bytes.map(|byte| byte as u8))?;
-        if devices.iter().enumerate().any(|(at, one)| devices[..at].contains(one)) {
-            return Ok(without("PEs share a GPU, and NCCL refuses two ranks on one GPU".to_owned()));
+        let (Ok(library), None) = (library, &why) else { return Ok(without(between, why.unwrap_or_default())) };
+        if pes_share_a_gpu(gpu, &label)? {
+            return Ok(without(between, "PEs share a GPU, and NCCL refuses two ranks on one GPU".to_owned()));
         }
-        let created = Communicator::builder().nccl(library).deadline(gpu.deadline()).from_rendezvous(gpu.context(), rendezvous);
+        let created = communicator_of_all(gpu, library);
         let why = agreed("created", created.as_ref().err().map(ToString::to_string))?;
         let communicator = match (created, why) {
             (Ok(communicator), None) => communicator,
@@ -82,14 +87,16 @@ impl Entry {
                 if let Ok(communicator) = created {
                     let _ = communicator.abort(Duration::ZERO);
                 }
-                return Ok(without(why.unwrap_or_default()));
+                return Ok(without(between, why.unwrap_or_default()));
             }
         };
-        communicator.set_work_deadline(gpu.deadline().saturating_add(LATE));
-        let token = Arc::new(());
-        watch(communicator.clone(), Arc::downgrade(rendezvous), Arc::downgrade(&token));
-        let watched = std::sync::Mutex::new(Some(token));
-        Ok(Self { communicator: Some(communicator), is_enabled, unavailable: String::new(), watched })
+        let watched = Some(Watched::new(&communicator, gpu));
+        Ok(Self { communicator: Some(communicator), is_enabled, unavailable: String::new(), watched, between })
+    }
+
+    /// Returns all communicators of this PE.
+    fn communicators(&self) -> impl Iterator<Item = &Communicator> {
+        self.communicator.iter().chain(self.between.communicators())
     }
 
     /// Returns whether calls may be issued.
@@ -122,28 +129,28 @@ impl Entry {
     /// The operands are memory of this device, which stays allocated until the stream has passed
     /// the call; with `capturing`, while the graph lives.
     pub(crate) unsafe fn enqueue(&self, stream: &Arc<CudaStream>, capturing: bool, call: &Call) -> Result<(), NcclError> {
-        let communicator = self.communicator.as_ref().unwrap_or_else(|| panic!("peerweave-cuda bug: no communicator"));
+        let communicator = self.communicator.as_ref().unwrap_or_else(|| panic!("peerweave-cuda bug: NCCL has no communicator"));
         // SAFETY: the caller guarantees it.
         unsafe { call.issue(communicator, stream, capturing) }
     }
 
-    /// Returns whether the communicator has failed or was aborted: results of its work are then
+    /// Returns whether a communicator has failed or was aborted: results of its work are then
     /// unspecified.
     pub(crate) fn has_failed(&self) -> bool {
-        let Some(communicator) = &self.communicator else { return false };
-        !matches!(communicator.async_error(), Ok(None | Some(ResultCode::IN_PROGRESS)))
+        let is_well = |of: &Communicator| matches!(of.async_error(), Ok(None | Some(ResultCode::IN_PROGRESS)));
+        !self.communicators().all(is_well)
     }
 
     /// Ends NCCL's running work, with unspecified results. Does not wait.
     pub(crate) fn abort(&self) {
-        if let Some(communicator) = &self.communicator {
-            // The thread that aborts logs its errors. An error here says that it goes on, or that
+        for communicator in self.communicators() {
+            // The thread that aborts logs its errors. An error here says that it continues, or that
             // the communicator was ended before.
             let _ = communicator.abort(Duration::ZERO);
         }
     }
 
-    /// Ends the communicator: in order, or by force after a failure.
+    /// Ends the communicators: in order, or by force after a failure.
     ///
     /// # Collective
     /// All PEs, unless `has_failed`.
@@ -151,35 +158,79 @@ impl Entry {
     /// # Errors
     /// Those of [`Communicator::finalize`].
     pub(crate) fn end(&self, has_failed: bool, deadline: Duration) -> Result<(), NcclError> {
-        drop(self.watched.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
-        let Some(communicator) = &self.communicator else { return Ok(()) };
+        self.watched.iter().for_each(Watched::end);
+        self.between.end_watches();
         if has_failed || self.has_failed() {
+            self.abort();
             // A communicator that was aborted before is reported by the failure.
-            let _ = communicator.abort(ABORT);
+            self.communicators().for_each(|communicator| drop(communicator.abort(ABORT)));
             return Ok(());
         }
-        communicator.clone().finalize(deadline)
+        // PEs end the communicators of pairs in the same order as they created them.
+        self.communicators().try_for_each(|communicator| communicator.clone().finalize(deadline))
     }
 }
 
 /// Time for which the end of a world waits for an abort.
 const ABORT: Duration = Duration::from_secs(5);
 
-/// Starts a thread that aborts the communicator when a PE is lost. Graphs replay calls for which
-/// neither a ticket nor the watchdog of `peerweave-nccl` waits.
-fn watch(communicator: Communicator, rendezvous: Weak<Rendezvous>, token: Weak<()>) {
-    let look = move || {
-        while token.strong_count() > 0 {
-            let Some(losses) = rendezvous.upgrade().map(|rendezvous| rendezvous.losses()) else { return };
-            // A PE that gave up in a wait still takes part.
-            if losses.iter().any(|(_, loss)| !matches!(loss, Loss::GaveUp { .. } | Loss::Left)) {
-                let _ = communicator.abort(Duration::ZERO);
-                return;
+/// Returns whether two PEs of a host use the same GPU, where NCCL refuses them as ranks of one
+/// communicator. The same on all PEs.
+fn pes_share_a_gpu(gpu: &Gpu, label: &str) -> Result<bool, CudaError> {
+    let uuid = gpu.context().uuid().map_err(DeviceError::of("cuDeviceGetUuid")).map_err(DriverError::from)?;
+    let mut place = gpu.0.hosts.of(gpu.pe()).to_le_bytes().to_vec();
+    place.extend(uuid.bytes.map(|byte| byte as u8));
+    let places = gpu.rendezvous().exchange(&format!("{label}/device"), &place)?;
+    Ok(places.iter().enumerate().any(|(at, one)| places[..at].contains(one)))
+}
+
+/// Creates the communicator of all PEs.
+fn communicator_of_all(gpu: &Gpu, library: Nccl) -> Result<Communicator, NcclError> {
+    Communicator::builder().nccl(library).deadline(gpu.deadline()).from_rendezvous(gpu.context(), gpu.rendezvous())
+}
+
+/// Exchanges whether this PE has failed. Returns the first failure, the same on all PEs.
+fn agreed(rendezvous: &Rendezvous, label: &str, failed: Option<String>, within: Duration) -> Result<Option<String>, CudaError> {
+    let all = rendezvous.exchange_within(label, failed.unwrap_or_default().as_bytes(), within)?;
+    let first = all.iter().enumerate().find(|(_, text)| !text.is_empty());
+    Ok(first.map(|(pe, text)| format!("PE {pe}: {}", String::from_utf8_lossy(text))))
+}
+
+/// Returns the time limit of an agreement on NCCL. A PE that fails at once arrives long before a PE
+/// that waits for it inside NCCL until the deadline.
+fn limit(gpu: &Gpu) -> Duration {
+    gpu.rendezvous().deadline().max(gpu.deadline()) + GIVEN_UP
+}
+
+/// A thread that aborts a communicator when a PE is lost. Graphs replay calls for which neither a
+/// ticket nor the watchdog of `peerweave-nccl` waits.
+struct Watched(Mutex<Option<Arc<()>>>);
+
+impl Watched {
+    /// Watches a communicator, whose late work is aborted too.
+    fn new(communicator: &Communicator, gpu: &Gpu) -> Self {
+        communicator.set_work_deadline(gpu.deadline().saturating_add(LATE));
+        let token = Arc::new(());
+        let (weak, rendezvous) = (Arc::downgrade(&token), Arc::downgrade(gpu.rendezvous()));
+        let communicator = communicator.clone();
+        let look = move || {
+            while weak.strong_count() > 0 {
+                let Some(losses) = rendezvous.upgrade().map(|rendezvous| rendezvous.losses()) else { return };
+                // A PE that gave up in a wait still takes part.
+                if losses.iter().any(|(_, loss)| !matches!(loss, Loss::GaveUp { .. } | Loss::Left)) {
+                    let _ = communicator.abort(Duration::ZERO);
+                    return;
+                }
+                std::thread::sleep(LOOK);
             }
-            std::thread::sleep(LOOK);
+        };
+        if let Err(error) = std::thread::Builder::new().name("peerweave-nccl-watch".into()).spawn(look) {
+            tracing::warn!(%error, "cannot start the thread that detects lost PEs: a graph that contains NCCL's calls waits for a lost PE forever");
         }
-    };
-    if let Err(error) = std::thread::Builder::new().name("peerweave-nccl-watch".into()).spawn(look) {
-        tracing::warn!(%error, "no thread looks for lost PEs; graphs with NCCL wait for them");
+        Self(Mutex::new(Some(token)))
+    }
+
+    fn end(&self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

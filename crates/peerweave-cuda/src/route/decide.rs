@@ -1,4 +1,4 @@
-//! The choice for a call: own kernels by an algorithm, or a library.
+//! The choice for a call: Peerweave's kernels by an algorithm, or a library.
 //!
 //! A choice depends only on what all ranks know to be the same: operation, type, reduction, number
 //! of elements, members of the team, the memory of its collectives, the table, and choices of the
@@ -9,9 +9,9 @@ use peerweave_core::backend::CollectiveKind;
 use peerweave_types::{DType, ReduceOp};
 
 use super::table::OwnRow;
-use super::{Limits, Route, RouteTable, Routes, Way, banks_hold_parts, by_lines, parts, ring};
+use super::{Limits, Method, Route, RouteTable, Routes, banks_hold_parts, by_lines, parts, ring};
 
-/// The kernels by which a call runs.
+/// The library whose kernels carry out a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Provider {
@@ -19,6 +19,8 @@ pub enum Provider {
     Own,
     /// NCCL.
     Nccl,
+    /// NCCL's messages between hosts, and the kernels of this crate within each host.
+    Hosts,
 }
 
 impl Provider {
@@ -27,11 +29,12 @@ impl Provider {
         match self {
             Self::Own => "own",
             Self::Nccl => "nccl",
+            Self::Hosts => "hosts",
         }
     }
 }
 
-/// The operations for which the table has more than one way.
+/// The operations for which the table has more than one method.
 pub(super) const ROUTED: [CollectiveKind; 8] = [
     CollectiveKind::AllReduce,
     CollectiveKind::Reduce,
@@ -48,7 +51,7 @@ pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
     ROUTED.into_iter().find(|kind| kind.name() == name)
 }
 
-/// A call, for which a route is asked: what is the same on all ranks.
+/// The properties of a call that determine its route. They are the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Query {
@@ -58,13 +61,13 @@ pub struct Query {
     pub dtype: DType,
     /// The reduction; `Sum` for operations that do not reduce.
     pub op: ReduceOp,
-    /// The number of elements that the call takes: for all_gather, all_to_all, reduce_scatter,
-    /// gather and scatter those of one part.
+    /// The number of elements; for all_gather, all_to_all, reduce_scatter, gather and scatter that
+    /// of one part.
     pub count: u64,
 }
 
 impl Query {
-    /// Asks for a call with the reduction `Sum`.
+    /// Describes a call with the reduction `Sum`.
     pub const fn new(kind: CollectiveKind, dtype: DType, count: u64) -> Self {
         Self { kind, dtype, op: ReduceOp::Sum, count }
     }
@@ -80,7 +83,7 @@ impl Query {
         self.count.saturating_mul(self.dtype.size_bytes() as u64)
     }
 
-    /// Returns the bytes of the larger buffer of a rank, by which `bench` and the table count.
+    /// Returns the bytes of the larger buffer of a rank, the size that `bench` and the table use.
     pub(super) fn size_bytes(&self, ranks: u32) -> u64 {
         use CollectiveKind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         let parts = if matches!(self.kind, AllGather | AllToAll | Gather | ReduceScatter | Scatter) { ranks } else { 1 };
@@ -88,7 +91,7 @@ impl Query {
     }
 }
 
-/// What own kernels do for a call.
+/// What Peerweave's kernels do for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnPath {
     /// The call has no elements.
@@ -114,9 +117,9 @@ pub(crate) enum OwnPath {
 /// Reason for a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Because {
-    /// There is no other way.
+    /// There is no other method.
     Only,
-    /// A row for own kernels.
+    /// A row for Peerweave's kernels.
     Row(OwnRow),
     /// A threshold, by its index in the names, and its value.
     Threshold(usize, u64),
@@ -125,10 +128,10 @@ pub(crate) enum Because {
     /// A row for a library, by its index.
     Library(usize),
     /// The choice of the caller.
-    Forced(Way),
+    Forced(Method),
 }
 
-/// Reason why a library, or a way that the caller asked for, was not taken.
+/// Reason why a library, or a method that the caller asked for, was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
     /// Libraries are not enabled.
@@ -137,7 +140,7 @@ pub(crate) enum Unfit {
     Unavailable,
     /// The library has no communicator for the team.
     Team,
-    /// The library could give other bits than own kernels.
+    /// The library could give other bits than Peerweave's kernels.
     Bits,
     /// The staging memory has no room, or the call is too short for the algorithm.
     NoRoom,
@@ -153,7 +156,7 @@ pub(crate) struct Libraries {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) provider: Provider,
-    /// What own kernels do, also if a library was chosen.
+    /// What Peerweave's kernels do, also if a library was chosen.
     pub(crate) own: OwnPath,
     pub(crate) because: Because,
     /// What was asked for, by a row or by the caller, and could not be taken.
@@ -171,7 +174,7 @@ impl Routes {
         }
         let size = query.size_bytes(limits.ranks);
         let asked = match forced {
-            Some(Way::Nccl) => Because::Forced(Way::Nccl),
+            Some(Method::Nccl) => Because::Forced(Method::Nccl),
             Some(_) => return decision,
             None => match self.table.library_row(query.kind, limits.ranks, size) {
                 Some(at) => Because::Library(at),
@@ -184,7 +187,7 @@ impl Routes {
         }
     }
 
-    /// Returns what own kernels do, and why.
+    /// Returns what Peerweave's kernels do, and why.
     fn own(&self, query: &Query, limits: &Limits) -> (OwnPath, Because, Option<(Because, Unfit)>) {
         use CollectiveKind::{
             AllGather, AllGatherV, AllReduce, AllReduceRmsNorm, AllToAll, AllToAllV, Barrier, Broadcast, Gather, GatherV, Reduce,
@@ -222,22 +225,22 @@ impl Routes {
         bytes: u64,
         limits: &Limits,
     ) -> (Route, Because, Option<(Because, Unfit)>) {
-        let way = self.forced.get(kind);
+        let method = self.forced.get(kind);
         let mut refused = None;
-        if let Some(way) = way
-            && let Some(algorithm) = way.algorithm()
+        if let Some(method) = method
+            && let Some(algorithm) = method.algorithm()
         {
             match self.table.own_row(bytes, limits, Some(algorithm)) {
-                Some(row) => return (RouteTable::route(row, bytes, limits), Because::Forced(way), None),
-                None => refused = Some((Because::Forced(way), Unfit::NoRoom)),
+                Some(row) => return (RouteTable::route(row, bytes, limits), Because::Forced(method), None),
+                None => refused = Some((Because::Forced(method), Unfit::NoRoom)),
             }
         }
         let row = self.table.own_row(bytes, limits, None);
-        let row = row.unwrap_or_else(|| panic!("peerweave-cuda bug: {} has no row for {limits:?}", self.table.name()));
+        let row = row.unwrap_or_else(|| panic!("peerweave-cuda bug: the table {} has no row for {limits:?}", self.table.name()));
         (RouteTable::route(row, bytes, limits), Because::Row(*row), refused)
     }
 
-    /// Returns how a reduce_scatter of parts of `bytes` bytes is made.
+    /// Returns how a reduce_scatter of parts of `bytes` bytes is carried out.
     pub(crate) fn reduce_scatter(
         &self,
         dtype: DType,
@@ -250,22 +253,23 @@ impl Routes {
         let is_short = banks_hold_parts(bytes, limits);
         let size = dtype.size_bytes() as u64;
         let (by_ring, because, refused) = match self.forced.get(CollectiveKind::ReduceScatter) {
-            Some(Way::Chunked) if is_whole => (true, Because::Forced(Way::Chunked), None),
-            Some(Way::Chunked) => (false, Because::Staging, Some((Because::Forced(Way::Chunked), Unfit::NoRoom))),
-            Some(Way::Lines) => (false, Because::Forced(Way::Lines), None),
+            Some(Method::Chunked) if is_whole => (true, Because::Forced(Method::Chunked), None),
+            Some(Method::Chunked) => (false, Because::Staging, Some((Because::Forced(Method::Chunked), Unfit::NoRoom))),
+            Some(Method::Lines) => (false, Because::Forced(Method::Lines), None),
             _ => (!is_short && is_whole, Because::Staging, None),
         };
         if by_ring {
             let all = bytes.saturating_mul(limits.ranks.into());
             let row = self.table.own_row(all, limits, Some(Algorithm::Chunked));
-            let row = row.unwrap_or_else(|| panic!("peerweave-cuda bug: {} has no ring for {limits:?}", self.table.name()));
+            let row =
+                row.unwrap_or_else(|| panic!("peerweave-cuda bug: the table {} has no ring for {limits:?}", self.table.name()));
             return (OwnPath::Reduction(RouteTable::route(row, all, limits)), because, refused);
         }
         let launches = bytes.div_ceil((most_part_bytes(limits) / size * size).max(size)).max(1);
         (OwnPath::Lines { route: parts(bytes.min(most_part_bytes(limits)), limits), launches }, because, refused)
     }
 
-    /// Returns how an all_gather or an all_to_all of parts of `bytes` bytes is made.
+    /// Returns how an all_gather or an all_to_all of parts of `bytes` bytes is carried out.
     pub(crate) fn exchange(
         &self,
         kind: CollectiveKind,
@@ -277,9 +281,9 @@ impl Routes {
         let threshold = Because::Threshold(1, up_to);
         let is_short = bytes.saturating_mul(limits.ranks.into()) <= up_to;
         let (by_lines, because, refused) = match self.forced.get(kind) {
-            Some(Way::Lines) if fits => (true, Because::Forced(Way::Lines), None),
-            Some(Way::Lines) => (false, Because::Staging, Some((Because::Forced(Way::Lines), Unfit::NoRoom))),
-            Some(Way::Messages) => (false, Because::Forced(Way::Messages), None),
+            Some(Method::Lines) if fits => (true, Because::Forced(Method::Lines), None),
+            Some(Method::Lines) => (false, Because::Staging, Some((Because::Forced(Method::Lines), Unfit::NoRoom))),
+            Some(Method::Messages) => (false, Because::Forced(Method::Messages), None),
             _ if is_short && !fits => (false, Because::Staging, None),
             _ => (is_short, threshold, None),
         };
@@ -315,14 +319,14 @@ fn message(bytes: u64, limits: &Limits) -> Route {
     if by_lines(bytes, limits) { parts(bytes, limits) } else { ring(limits, false) }
 }
 
-/// Fails if NCCL could give other bits than own kernels, which combine elements in the order of
-/// ranks and round 16-bit floats once.
+/// Fails if NCCL could give other bits than Peerweave's kernels, which combine elements in the
+/// order of ranks and round 16-bit floats once.
 ///
 /// Sums, products, minima and maxima of integers do not depend on the order. Of two floats there is
 /// one sum and one product, because both are commutative and every float addition rounds correctly;
 /// a 16-bit result that is computed in `f32` and rounded again is the same, because 24 bits of
 /// precision are at least 2p + 2. Minima and maxima of floats differ for NaN and for zeros of both
-/// signs, averages in where they divide.
+/// signs; averages depend on where the division happens.
 fn same_bits(query: &Query, ranks: u32) -> Result<(), Unfit> {
     let is_float = matches!(query.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
     let is_integer = matches!(query.dtype, DType::I8 | DType::U8 | DType::I32 | DType::U32 | DType::I64 | DType::U64);
@@ -397,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn budget_of_blocks_limits_every_launch() {
+    fn maximum_number_of_blocks_limits_every_launch() {
         let routes = routes();
         for max_blocks in [1, 4, 32] {
             let limits = Limits { max_blocks, ..limits(4) };
@@ -418,9 +422,9 @@ mod tests {
         }
     }
 
-    /// The cells in which own kernels take more than 1.03 of NCCL's time on 2 H200.
+    /// The cells in which Peerweave's kernels take more than 1.03 of NCCL's time on 2 H200.
     #[test]
-    fn nccl_serves_the_sizes_of_its_rows_if_it_may() {
+    fn enabled_nccl_serves_the_sizes_of_its_table_rows() {
         use CollectiveKind::{AllReduce, AllToAll, Reduce};
         let routes = routes();
         let provider = |kind, bytes: u64, ranks: u32, libraries| {
@@ -444,7 +448,7 @@ mod tests {
     #[test]
     fn nccl_is_refused_where_its_bits_could_differ() {
         let routes = routes();
-        routes.forced.set(CollectiveKind::AllReduce, Some(Way::Nccl));
+        routes.forced.set(CollectiveKind::AllReduce, Some(Method::Nccl));
         let decide = |dtype, op, ranks, libraries| {
             let decision =
                 routes.decide(&Query::new(CollectiveKind::AllReduce, dtype, 100).reduction(op), &limits(ranks), libraries);
@@ -468,7 +472,7 @@ mod tests {
         let off = decide(DType::BF16, ReduceOp::Sum, 2, &NONE);
         assert_eq!(off, (Provider::Own, Some(Unfit::Off)), "the caller's choice is not followed, and the reason is known");
         // Data that is only moved has the same bits.
-        routes.forced.set(CollectiveKind::Broadcast, Some(Way::Nccl));
+        routes.forced.set(CollectiveKind::Broadcast, Some(Method::Nccl));
         let moved = routes.decide(&Query::new(CollectiveKind::Broadcast, DType::F8E4M3, 100), &limits(8), &BOTH);
         assert_eq!(moved.provider, Provider::Nccl);
     }
@@ -478,23 +482,26 @@ mod tests {
         let routes = routes();
         let kind = CollectiveKind::AllReduce;
         let decide = |bytes| routes.decide(&Query::new(kind, DType::U8, bytes), &limits(4), &BOTH);
-        for (way, algorithm) in
-            [(Way::OneShot, Algorithm::OneShot), (Way::TwoShot, Algorithm::TwoShot), (Way::Chunked, Algorithm::Chunked)]
+        for (method, algorithm) in
+            [(Method::OneShot, Algorithm::OneShot), (Method::TwoShot, Algorithm::TwoShot), (Method::Chunked, Algorithm::Chunked)]
         {
-            routes.forced.set(kind, Some(way));
+            routes.forced.set(kind, Some(method));
             let OwnPath::Reduction(route) = decide(4 * MIB).own else { panic!() };
-            assert_eq!((route.algorithm, decide(4 * MIB).because), (algorithm, Because::Forced(way)));
+            assert_eq!((route.algorithm, decide(4 * MIB).because), (algorithm, Because::Forced(method)));
         }
         // One step needs the bytes of all ranks in a bank.
-        routes.forced.set(kind, Some(Way::OneShot));
+        routes.forced.set(kind, Some(Method::OneShot));
         let large = decide(64 * MIB);
         let OwnPath::Reduction(route) = large.own else { panic!() };
-        assert_eq!((route.algorithm, large.refused), (Algorithm::Chunked, Some((Because::Forced(Way::OneShot), Unfit::NoRoom))));
+        assert_eq!(
+            (route.algorithm, large.refused),
+            (Algorithm::Chunked, Some((Because::Forced(Method::OneShot), Unfit::NoRoom)))
+        );
         for kind in [CollectiveKind::AllGather, CollectiveKind::AllToAll] {
-            routes.forced.set(kind, Some(Way::Messages));
+            routes.forced.set(kind, Some(Method::Messages));
             let decision = routes.decide(&Query::new(kind, DType::U8, 1024), &limits(4), &NONE);
             assert!(matches!(decision.own, OwnPath::Messages(_)), "{decision:?}");
-            routes.forced.set(kind, Some(Way::Lines));
+            routes.forced.set(kind, Some(Method::Lines));
             let decision = routes.decide(&Query::new(kind, DType::U8, 7 * MIB), &limits(4), &NONE);
             assert!(matches!(decision.own, OwnPath::Lines { .. }), "{decision:?}");
             let decision = routes.decide(&Query::new(kind, DType::U8, 64 * MIB), &limits(4), &NONE);
@@ -503,10 +510,10 @@ mod tests {
     }
 
     #[test]
-    fn teams_of_one_rank_and_empty_calls_use_nothing() {
+    fn teams_of_one_rank_and_empty_calls_run_no_kernel() {
         let routes = routes();
         for kind in CollectiveKind::ALL {
-            routes.forced.set(kind, Some(Way::Nccl));
+            routes.forced.set(kind, Some(Method::Nccl));
             let one = routes.decide(&Query::new(kind, DType::F32, 1 << 30), &limits(1), &BOTH);
             let none = routes.decide(&Query::new(kind, DType::F32, 0), &limits(2), &BOTH);
             assert_eq!((one.provider, none.provider), (Provider::Own, Provider::Own), "{kind:?}");

@@ -8,7 +8,8 @@ use super::decide::{Because, Decision};
 use super::table::{Bytes, Thresholds, name_of};
 use super::{Libraries, Limits, OwnPath, Provider, Query, Route, Routes, Unfit};
 
-/// How a call would be carried out, and why. `Display` prints it in one line.
+/// The method by which a call would be carried out, and the reason. `Display` prints it in one
+/// line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -18,18 +19,35 @@ pub struct Explanation {
     pub ranks: u32,
     /// Bytes of the larger buffer of a rank.
     pub size_bytes: u64,
-    /// Whose kernels run.
+    /// The provider of the kernels.
     pub provider: Provider,
     /// The algorithm and the shape of the launch, such as `two_shot, 128 blocks of 512 threads`.
     pub how: String,
-    /// The algorithm of own kernels; `None` for a library and for calls without a kernel.
+    /// The route of Peerweave's kernels; `None` for a library and for calls without a kernel.
     pub route: Option<Route>,
     /// Reason for the choice, with the threshold that decided.
     pub why: String,
-    /// What was asked for, by the table or by the caller, and was not taken, with the reason.
+    /// A method that the table or the caller asked for and that was not taken, with the reason.
     pub refused: Option<String>,
     /// The table: a file, or the name of a built-in table.
     pub table: String,
+}
+
+impl Explanation {
+    /// Explains a call of a team of `ranks` ranks on several hosts, which has one method.
+    pub(crate) fn between_hosts(query: &Query, ranks: u32, how: &str, hosts: usize, table: &str) -> Self {
+        Self {
+            query: *query,
+            ranks,
+            size_bytes: query.size_bytes(ranks),
+            provider: Provider::Hosts,
+            how: how.to_owned(),
+            route: None,
+            why: format!("the ranks are on {hosts} hosts"),
+            refused: None,
+            table: table.to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for Explanation {
@@ -66,19 +84,19 @@ impl Routes {
     fn reason(&self, because: Because, limits: &Limits) -> String {
         let name = self.table.name();
         match because {
-            Because::Only => "there is no other way".to_owned(),
+            Because::Only => "there is no other method".to_owned(),
             Because::Row(row) => format!("of the row \"{row}\" of {name}"),
             Because::Threshold(at, value) => format!("of \"threshold {} {}\" of {name}", Thresholds::NAMES[at], Bytes(value)),
             Because::Staging => format!("the banks of the team have {} bytes", Bytes(limits.bank_bytes)),
             Because::Library(at) => format!("of the row \"{}\" of {name}", self.table.libraries[at]),
-            Because::Forced(way) => format!("the caller chose {way}"),
+            Because::Forced(method) => format!("the caller chose {method}"),
         }
     }
 
     fn asked(&self, because: Because) -> String {
         match because {
             Because::Library(at) => format!("the row \"{}\"", self.table.libraries[at]),
-            Because::Forced(way) => format!("the caller's choice {way}"),
+            Because::Forced(method) => format!("the caller's choice {method}"),
             _ => "another route".to_owned(),
         }
     }
@@ -94,7 +112,7 @@ impl Routes {
     }
 }
 
-/// Returns the description of a path of own kernels, and its route.
+/// Returns the description of a path of Peerweave's kernels, and its route.
 fn path(own: OwnPath) -> (String, Option<Route>) {
     let shape = |route: Route| {
         let plural = |n: u32, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
@@ -103,14 +121,14 @@ fn path(own: OwnPath) -> (String, Option<Route>) {
     let text = match own {
         OwnPath::Nothing => return ("nothing to do".to_owned(), None),
         OwnPath::Copy => return ("a copy".to_owned(), None),
-        OwnPath::Barrier => return ("own kernel, barrier".to_owned(), None),
-        OwnPath::Norm => return ("own kernel with RMSNorm, whose launch depends on the rows".to_owned(), None),
+        OwnPath::Barrier => return ("Peerweave's kernel, barrier".to_owned(), None),
+        OwnPath::Norm => return ("Peerweave's kernel with RMSNorm, whose launch depends on the rows".to_owned(), None),
         OwnPath::Unsupported => return ("not supported".to_owned(), None),
-        OwnPath::Reduction(route) => format!("own kernel, {}, {}", name_of(route.algorithm), shape(route)),
-        OwnPath::Lines { route, launches: 1 } => format!("own kernel, lines, {}", shape(route)),
-        OwnPath::Lines { route, launches } => format!("own kernels, lines in {launches} launches, {}", shape(route)),
-        OwnPath::Messages(route) => format!("own kernel, messages, {}", shape(route)),
-        OwnPath::Scattered(route) => format!("own kernels, parts that the ranks pass on, {}", shape(route)),
+        OwnPath::Reduction(route) => format!("Peerweave's kernel, {}, {}", name_of(route.algorithm), shape(route)),
+        OwnPath::Lines { route, launches: 1 } => format!("Peerweave's kernel, lines, {}", shape(route)),
+        OwnPath::Lines { route, launches } => format!("Peerweave's kernels, lines in {launches} launches, {}", shape(route)),
+        OwnPath::Messages(route) => format!("Peerweave's kernel, messages, {}", shape(route)),
+        OwnPath::Scattered(route) => format!("Peerweave's kernels, parts that the ranks pass on, {}", shape(route)),
     };
     let (OwnPath::Reduction(route) | OwnPath::Lines { route, .. } | OwnPath::Messages(route) | OwnPath::Scattered(route)) = own
     else {
@@ -121,7 +139,7 @@ fn path(own: OwnPath) -> (String, Option<Route>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{RouteTable, Way};
+    use super::super::{Method, RouteTable};
     use super::*;
     use peerweave_core::backend::CollectiveKind;
     use peerweave_types::DType;
@@ -138,19 +156,19 @@ mod tests {
         let query = Query::new(CollectiveKind::AllReduce, DType::BF16, 512);
         assert_eq!(
             explain(&routes, &query, Err(Unfit::Off)),
-            "all_reduce of 512 bfloat16 (1K bytes) by 2 ranks: own kernel, one_shot, 1 block of 64 threads; \
+            "all_reduce of 512 bfloat16 (1K bytes) by 2 ranks: Peerweave's kernel, one_shot, 1 block of 64 threads; \
              because of the row \"own all_reduce 1-2 8K one_shot 4x128\" of the built-in table sm_90"
         );
         let query = Query::new(CollectiveKind::AllToAll, DType::F32, 8 << 20);
         let text = explain(&routes, &query, Ok(()));
         assert!(text.contains("(64M bytes) by 2 ranks: NCCL; because of the row \"nccl all_to_all 2 48M rest\""), "{text}");
         let text = explain(&routes, &query, Err(Unfit::Unavailable));
-        assert!(text.contains("own kernel, messages, 128 blocks of 256 threads"), "{text}");
+        assert!(text.contains("Peerweave's kernel, messages, 128 blocks of 256 threads"), "{text}");
         assert!(
             text.contains("not taken: the row \"nccl all_to_all 2 48M rest\", because NCCL cannot be used: libnccl.so.2"),
             "{text}"
         );
-        routes.forced.set(CollectiveKind::AllToAll, Some(Way::Messages));
+        routes.forced.set(CollectiveKind::AllToAll, Some(Method::Messages));
         let text = explain(&routes, &query, Ok(()));
         assert!(text.contains("messages") && text.contains("because the caller chose messages"), "{text}");
     }

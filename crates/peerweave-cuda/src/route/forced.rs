@@ -9,28 +9,28 @@ use peerweave_core::backend::CollectiveKind;
 
 use super::decide::ROUTED;
 
-/// A way to carry out a call, which a caller can ask for.
+/// A method by which a call can be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Way {
-    /// Own kernels, with the algorithm of the table.
+pub enum Method {
+    /// Peerweave's kernels, with the algorithm of the table.
     Own,
-    /// Own kernels: every rank pushes all its lines to every rank (all_reduce, reduce).
+    /// Peerweave's kernels: every rank pushes all its lines to every rank (all_reduce, reduce).
     OneShot,
-    /// Own kernels: every rank reduces a part and pushes the result (all_reduce, reduce).
+    /// Peerweave's kernels: every rank reduces a part and pushes the result (all_reduce, reduce).
     TwoShot,
-    /// Own kernels: in chunks through rings (all_reduce, reduce, reduce_scatter).
+    /// Peerweave's kernels: in chunks through rings (all_reduce, reduce, reduce_scatter).
     Chunked,
-    /// Own kernels: parts are pushed as lines (all_gather, all_to_all, reduce_scatter).
+    /// Peerweave's kernels: parts are pushed as lines (all_gather, all_to_all, reduce_scatter).
     Lines,
-    /// Own kernels: parts are sent as messages (all_gather, all_to_all).
+    /// Peerweave's kernels: parts are sent as messages (all_gather, all_to_all).
     Messages,
     /// NCCL, if the backend may use it.
     Nccl,
 }
 
-impl Way {
-    /// Every way.
+impl Method {
+    /// Every method.
     pub const ALL: [Self; 7] = [Self::Own, Self::OneShot, Self::TwoShot, Self::Chunked, Self::Lines, Self::Messages, Self::Nccl];
 
     /// Returns the name in settings.
@@ -46,7 +46,7 @@ impl Way {
         }
     }
 
-    /// Returns whether there is such a way for an operation.
+    /// Returns whether an operation can be carried out by this method.
     pub fn serves(self, kind: CollectiveKind) -> bool {
         use CollectiveKind::{AllGather, AllReduce, AllToAll, Reduce, ReduceScatter};
         match self {
@@ -58,7 +58,7 @@ impl Way {
         }
     }
 
-    /// Returns the algorithm that the way asks for, if it is one of a reduction.
+    /// Returns the algorithm that the method asks for, if it is one of a reduction.
     pub(super) fn algorithm(self) -> Option<Algorithm> {
         match self {
             Self::OneShot => Some(Algorithm::OneShot),
@@ -69,13 +69,13 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// A text that does not describe choices.
+/// The error for a text that does not describe choices.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{found:?} is not a choice of routes (PEERWEAVE_ROUTE): {expected}")]
 pub struct ForcedError {
@@ -85,20 +85,20 @@ pub struct ForcedError {
     pub expected: String,
 }
 
-/// Choices of the caller: a way for each operation, or none. The form as text is
+/// Choices of the caller: a method for each operation, or none. Their text has the form
 /// `all_reduce=two_shot,all_to_all=nccl`; `all=own` is for every operation.
 ///
 /// A choice that a call does not permit, such as an algorithm that has no room in the staging
-/// memory, is not followed: the call takes the route of the table, and its explanation says so.
+/// memory, is ignored: the call takes the route of the table, and its explanation has the reason.
 ///
 /// ```
 /// use peerweave_core::backend::CollectiveKind;
-/// use peerweave_cuda::{Forced, Way};
+/// use peerweave_cuda::{Forced, Method};
 ///
 /// let forced: Forced = "all_reduce=two_shot,all_to_all=nccl".parse()?;
-/// assert_eq!(forced.get(CollectiveKind::AllToAll), Some(Way::Nccl));
+/// assert_eq!(forced.get(CollectiveKind::AllToAll), Some(Method::Nccl));
 /// assert_eq!(forced.get(CollectiveKind::Broadcast), None);
-/// assert!("all_reduce=messages".parse::<Forced>().is_err(), "all_reduce has no such way");
+/// assert!("all_reduce=messages".parse::<Forced>().is_err(), "all_reduce has no such method");
 /// # Ok::<(), peerweave_cuda::ForcedError>(())
 /// ```
 #[derive(Debug, Default)]
@@ -106,18 +106,18 @@ pub struct Forced([AtomicU8; CollectiveKind::ALL.len()]);
 
 impl Forced {
     /// Returns the choice for an operation.
-    pub fn get(&self, kind: CollectiveKind) -> Option<Way> {
+    pub fn get(&self, kind: CollectiveKind) -> Option<Method> {
         let code = self.0[kind as usize].load(Ordering::Relaxed);
-        Way::ALL.get(usize::from(code).wrapping_sub(1)).copied()
+        Method::ALL.get(usize::from(code).wrapping_sub(1)).copied()
     }
 
-    /// Sets the choice for an operation. Returns whether there is such a way for it; otherwise
-    /// nothing changes.
-    pub fn set(&self, kind: CollectiveKind, way: Option<Way>) -> bool {
-        if way.is_some_and(|way| !way.serves(kind)) {
+    /// Sets the choice for an operation. Returns `false`, and changes nothing, if the operation
+    /// cannot be carried out by this method.
+    pub fn set(&self, kind: CollectiveKind, method: Option<Method>) -> bool {
+        if method.is_some_and(|method| !method.serves(kind)) {
             return false;
         }
-        let code = way.and_then(|way| Way::ALL.iter().position(|one| *one == way)).map_or(0, |at| at as u8 + 1);
+        let code = method.and_then(|method| Method::ALL.iter().position(|one| *one == method)).map_or(0, |at| at as u8 + 1);
         self.0[kind as usize].store(code, Ordering::Relaxed);
         true
     }
@@ -150,18 +150,18 @@ impl FromStr for Forced {
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (operation, name) = part
                 .split_once('=')
-                .ok_or_else(|| refused(format!("{part:?} has no =, expected OPERATION=WAY, such as all_reduce=two_shot")))?;
-            let ways = Way::ALL.map(Way::name).join(", ");
-            let way = Way::ALL.into_iter().find(|way| way.name() == name);
-            let way = way.ok_or_else(|| refused(format!("{name:?} is not a way, expected one of {ways}")))?;
+                .ok_or_else(|| refused(format!("{part:?} has no =, expected OPERATION=METHOD, such as all_reduce=two_shot")))?;
+            let methods = Method::ALL.map(Method::name).join(", ");
+            let method = Method::ALL.into_iter().find(|method| method.name() == name);
+            let method = method.ok_or_else(|| refused(format!("{name:?} is not a method, expected one of {methods}")))?;
             let kinds: Vec<CollectiveKind> =
                 ROUTED.into_iter().filter(|kind| operation == "all" || kind.name() == operation).collect();
             if kinds.is_empty() {
                 let names = ROUTED.map(CollectiveKind::name).join(", ");
                 return Err(refused(format!("{operation:?} is not an operation, expected all or one of {names}")));
             }
-            if kinds.iter().filter(|kind| forced.set(**kind, Some(way))).count() == 0 {
-                return Err(refused(format!("{operation} has no way {name}")));
+            if kinds.iter().filter(|kind| forced.set(**kind, Some(method))).count() == 0 {
+                return Err(refused(format!("{operation} has no method {name}")));
             }
         }
         Ok(forced)
@@ -171,8 +171,8 @@ impl FromStr for Forced {
 impl fmt::Display for Forced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let set = ROUTED.into_iter().filter_map(|kind| Some((kind, self.get(kind)?)));
-        for (at, (kind, way)) in set.enumerate() {
-            write!(f, "{}{}={way}", if at == 0 { "" } else { "," }, kind.name())?;
+        for (at, (kind, method)) in set.enumerate() {
+            write!(f, "{}{}={method}", if at == 0 { "" } else { "," }, kind.name())?;
         }
         Ok(())
     }
@@ -185,8 +185,8 @@ mod tests {
     #[test]
     fn choices_are_parsed_and_printed() {
         let forced: Forced = " all=own, all_reduce=chunked,".parse().unwrap();
-        assert_eq!(forced.get(CollectiveKind::AllReduce), Some(Way::Chunked));
-        assert_eq!(forced.get(CollectiveKind::Scatter), Some(Way::Own));
+        assert_eq!(forced.get(CollectiveKind::AllReduce), Some(Method::Chunked));
+        assert_eq!(forced.get(CollectiveKind::Scatter), Some(Method::Own));
         assert_eq!(forced.to_string().parse::<Forced>().unwrap(), forced);
         assert_eq!("".parse::<Forced>().unwrap(), Forced::default());
         let all: Forced = "all=messages".parse().unwrap();
@@ -194,12 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn wrong_choices_are_refused_with_what_is_known() {
+    fn invalid_choices_are_refused_with_the_valid_ones() {
         for (text, expected) in [
             ("all_reduce", "has no ="),
             ("all_reduce=fast", "expected one of own, one_shot"),
             ("barrier=own", "expected all or one of all_reduce"),
-            ("broadcast=two_shot", "broadcast has no way two_shot"),
+            ("broadcast=two_shot", "broadcast has no method two_shot"),
         ] {
             let error = text.parse::<Forced>().unwrap_err().to_string();
             assert!(error.contains(text) && error.contains(expected), "{error}");

@@ -23,7 +23,7 @@ use peerweave_collectives::{Algorithm, LINE_BYTES, all_reduce};
 pub(crate) use decide::{Libraries, OwnPath, Unfit, most_part_bytes};
 pub use decide::{Provider, Query};
 pub use explain::Explanation;
-pub use forced::{Forced, ForcedError, Way};
+pub use forced::{Forced, ForcedError, Method};
 pub(crate) use norm::{NormRoute, norm, norm_by};
 pub use parse::RoutesError;
 pub use table::RouteTable;
@@ -98,7 +98,7 @@ pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
     bytes <= limits.channel_bytes
 }
 
-/// Returns the number of pairs of blocks (of blocks with `is_combined`) that share a message
+/// Returns the number of pairs of blocks (with `is_combined`, of blocks) that share a message
 /// through rings. It is the same for all messages, so that sender and receiver divide a message in
 /// the same way.
 pub(crate) fn ring_pairs(max_blocks: u32) -> u32 {

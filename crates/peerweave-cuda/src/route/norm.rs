@@ -19,8 +19,8 @@ pub(crate) struct NormRoute {
     pub(crate) rows: u64,
 }
 
-/// Maximum size in bytes of an all_reduce with RMSNorm in one step, for up to 2, 4 and 8 ranks: the
-/// sizes up to which the built-in table for all_reduce uses one step.
+/// Size in bytes up to which an all_reduce with RMSNorm takes one step, for up to 2, 4 and 8 ranks.
+/// The built-in table of all_reduce has the same sizes.
 const NORM_IN_ONE_STEP: [u64; 3] = [2 * MIB, 128 * KIB, 64 * KIB];
 
 /// Returns the route of an all_reduce with RMSNorm of rows of `row_lines` lines.

@@ -22,7 +22,7 @@ pub(super) const HEAD: &str = "peerweave-routes 1";
 const FORMAT: &str = "peerweave-routes";
 const VERSION: &str = "1";
 
-/// A file of routes that cannot be used.
+/// The reason why a file of routes cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RoutesError {
@@ -42,8 +42,8 @@ pub enum RoutesError {
         /// The version of the file.
         found: String,
     },
-    /// A line of the file has no meaning, or the file lacks a line.
-    #[error("the route table {file} is damaged, line {line}: {what}; write it again with `peerweave tune`")]
+    /// A line of the file is invalid, or the file lacks a line.
+    #[error("the route table {file} is damaged in line {line}: {what}; write it again with `peerweave tune`")]
     Damaged {
         /// The file.
         file: String,
@@ -109,12 +109,12 @@ impl RouteTable {
                 }
                 ["threshold", name, size] => match Thresholds::NAMES.iter().position(|known| known == name) {
                     Some(index) if values[index].is_none() => bytes(size).map(|value| values[index] = Some(value)),
-                    Some(_) => Err(format!("threshold {name} is there twice")),
+                    Some(_) => Err(format!("threshold {name} occurs twice")),
                     None => Err(format!("{name:?} is not a threshold, expected one of {}", Thresholds::NAMES.join(", "))),
                 },
                 ["own", rest @ ..] => own_row(rest).map(|row| own.push(row)),
                 ["nccl", rest @ ..] => library_row(Provider::Nccl, rest).map(|row| libraries.push(row)),
-                _ => Err(format!("{:?} has no meaning here, expected arch, threshold, own or nccl", words.join(" "))),
+                _ => Err(format!("{:?} is not the start of a line, expected arch, threshold, own or nccl", words.join(" "))),
             };
             outcome.map_err(|what| damaged(at, what))?;
         }
@@ -160,7 +160,7 @@ fn ranks(word: &str) -> Result<(u32, u32), String> {
 fn own_row(words: &[&str]) -> Result<OwnRow, String> {
     let ["all_reduce", of, up_to, algorithm, shape] = words else {
         return Err(format!(
-            "{:?} is not a row of own kernels, expected all_reduce RANKS UP-TO ALGORITHM BLOCKSxTHREADS",
+            "{:?} is not a row of Peerweave's kernels, expected all_reduce RANKS UP-TO ALGORITHM BLOCKSxTHREADS",
             words.join(" ")
         ));
     };
@@ -184,7 +184,7 @@ fn library_row(library: Provider, words: &[&str]) -> Result<LibraryRow, String> 
     let kind = library_kind(operation).ok_or_else(|| format!("{operation:?} is not an operation that NCCL carries out here"))?;
     let bytes = (bytes(from)?, bytes(up_to)?);
     if bytes.0 > bytes.1 {
-        return Err(format!("the sizes {from} to {up_to} contain none, expected a smaller size first"));
+        return Err(format!("the sizes {from} to {up_to} are reversed, expected the smaller one first"));
     }
     Ok(LibraryRow { library, kind, ranks: ranks(of)?, bytes })
 }
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn written_table_is_read_as_the_same() {
+    fn written_route_table_is_read_back_unchanged() {
         for arch in ["sm_90", "sm_100"] {
             let table = RouteTable::builtin(arch);
             let again = RouteTable::parse("file", &table.to_string()).unwrap();
@@ -210,15 +210,15 @@ mod tests {
     }
 
     #[test]
-    fn damaged_file_is_named_with_the_line() {
+    fn damaged_route_table_is_named_with_the_line() {
         for (from, to, line, what) in [
             ("peerweave-routes 1", "something else", 1, "found \"something else\", expected \"peerweave-routes 1\""),
-            ("arch sm_90", "arch H200", 2, "has no meaning"),
+            ("arch sm_90", "arch H200", 2, "is not the start of a line"),
             ("arch sm_90", "# arch", 24, "no line \"arch\""),
             ("16M", "16Q", 4, "\"16Q\" is not a size"),
             ("threshold parts_by_lines_up_to", "threshold parts", 4, "\"parts\" is not a threshold"),
             ("threshold parts_by_lines_up_to 16M\n", "", 23, "threshold parts_by_lines_up_to is missing"),
-            ("threshold parts_by_lines_up_to", "threshold programmatic_up_to", 4, "is there twice"),
+            ("threshold parts_by_lines_up_to", "threshold programmatic_up_to", 4, "occurs twice"),
             ("1-2 8K one_shot", "1-9 8K one_shot", 6, "\"1-9\" is not a number of ranks"),
             ("1-2 8K one_shot", "1-2 8K three_shot", 6, "\"three_shot\" is not an algorithm"),
             ("4x128", "4x100", 6, "\"4x100\" is not a shape"),
@@ -226,7 +226,7 @@ mod tests {
             ("1-2 8K", "1-2 1G", 24, "not in the order of their sizes"),
             ("1-2 rest chunked", "1-2 rest two_shot", 24, "is not \"rest chunked\""),
             ("nccl all_to_all", "nccl barrier", 23, "\"barrier\" is not an operation"),
-            ("nccl all_to_all 2 48M rest", "nccl all_to_all 2 48M 1M", 23, "contain none"),
+            ("nccl all_to_all 2 48M rest", "nccl all_to_all 2 48M 1M", 23, "are reversed"),
             ("nccl all_to_all 2 48M rest", "nccl all_to_all 2 48M", 23, "is not a row of nccl"),
         ] {
             let error = RouteTable::parse("my.routes", &text(from, to)).unwrap_err();

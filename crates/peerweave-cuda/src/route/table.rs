@@ -7,7 +7,7 @@ use peerweave_core::backend::CollectiveKind;
 
 use super::{Limits, Provider, Route, holds, lines_of};
 
-/// A row for own kernels: the algorithm for calls up to a number of bytes.
+/// A row for Peerweave's kernels: the algorithm for calls up to a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OwnRow {
     /// The smallest and the largest number of ranks.
@@ -18,7 +18,7 @@ pub(crate) struct OwnRow {
     pub(super) threads: u32,
 }
 
-/// A row for a library: the sizes for which it is faster than own kernels.
+/// A row for a library: the sizes for which it is faster than Peerweave's kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LibraryRow {
     pub(super) library: Provider,
@@ -55,8 +55,8 @@ impl Thresholds {
     }
 }
 
-/// The table of routes for GPUs of one architecture: which algorithm, or which library, is the
-/// fastest for a call.
+/// The table of routes for GPUs of one architecture: the fastest algorithm or library for each
+/// call.
 ///
 /// [`builtin`](Self::builtin) returns the tables of this crate, which lie in its folder `routes`.
 /// `peerweave tune` measures a table on the GPUs of a machine and writes it to a file, which
@@ -106,14 +106,14 @@ impl RouteTable {
         &self.arch
     }
 
-    /// Returns the text of a file with the rows and thresholds, by which PEs compare their tables.
+    /// Returns the rows and thresholds as text, so that PEs can compare their tables.
     pub fn digest(&self) -> String {
         self.to_string()
     }
 
-    /// Returns the first row of own kernels for calls of `bytes` bytes that fits the staging
-    /// memory. With `algorithm`, only rows with this algorithm: the first that is long enough, or
-    /// the last.
+    /// Returns the first row of Peerweave's kernels for calls of `bytes` bytes that fits the
+    /// staging memory. With `algorithm`, only rows with this algorithm: the first that is long
+    /// enough, or the last.
     pub(super) fn own_row(&self, bytes: u64, limits: &Limits, algorithm: Option<Algorithm>) -> Option<&OwnRow> {
         let is_in = |row: &OwnRow| (row.ranks.0..=row.ranks.1).contains(&limits.ranks);
         let fits = |row: &OwnRow| holds(row.algorithm, lines_of(bytes), limits);

@@ -4,23 +4,23 @@ use peerweave_collectives::Algorithm;
 use peerweave_core::backend::CollectiveKind;
 
 use super::table::{LibraryRow, OwnRow, RouteTable, Thresholds};
-use super::{Provider, Way};
+use super::{Method, Provider};
 
-/// The time of a call of one size by one way.
+/// The time of a call of one size by one method.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     /// The operation.
     pub kind: CollectiveKind,
-    /// The way by which the call was carried out.
-    pub way: Way,
+    /// The method by which the call was carried out.
+    pub method: Method,
     /// Bytes of the larger buffer of a rank.
     pub size_bytes: u64,
     /// Microseconds of a call.
     pub us: f64,
 }
 
-/// A library must take at most this part of the time of own kernels, because of noise and because
-/// it costs more on the host.
+/// A library must take at most this part of the time of Peerweave's kernels, because of noise and
+/// because it costs more on the host.
 const FASTER: f64 = 0.97;
 
 impl RouteTable {
@@ -30,13 +30,14 @@ impl RouteTable {
     ///
     /// An algorithm of all_reduce gets the sizes at which it was the fastest, with the launch
     /// shapes of this table. NCCL gets the sizes at which it takes at most 0.97 of the least time
-    /// of own kernels.
+    /// of Peerweave's kernels.
     ///
     /// ```
-    /// use peerweave_cuda::{CollectiveKind, RouteTable, Timing, Way};
+    /// use peerweave_cuda::{CollectiveKind, Method, RouteTable, Timing};
     ///
-    /// let timing = |way, size_bytes, us| Timing { kind: CollectiveKind::AllReduce, way, size_bytes, us };
-    /// let timings = [timing(Way::OneShot, 1024, 2.0), timing(Way::TwoShot, 1024, 3.0), timing(Way::Nccl, 1024, 6.0)];
+    /// let kind = CollectiveKind::AllReduce;
+    /// let timing = |method, size_bytes, us| Timing { kind, method, size_bytes, us };
+    /// let timings = [timing(Method::OneShot, 1024, 2.0), timing(Method::TwoShot, 1024, 3.0), timing(Method::Nccl, 1024, 6.0)];
     /// let table = RouteTable::builtin("sm_90").tuned("sm_90", 2, &timings);
     /// assert!(table.to_string().contains("own all_reduce 2 1K one_shot"));
     /// ```
@@ -47,8 +48,8 @@ impl RouteTable {
             table.own = self.own.iter().flat_map(|row| without(row.ranks, ranks).map(|ranks| OwnRow { ranks, ..*row })).collect();
             table.own.extend(rows);
         }
-        let kinds = |way: Way| timings.iter().filter(move |timing| timing.way == way).map(|timing| timing.kind);
-        let is_measured = |kind| kinds(Way::Nccl).any(|one| one == kind);
+        let kinds = |method: Method| timings.iter().filter(move |timing| timing.method == method).map(|timing| timing.kind);
+        let is_measured = |kind| kinds(Method::Nccl).any(|one| one == kind);
         table.libraries = Vec::new();
         for row in &self.libraries {
             let kept = if is_measured(row.kind) { without(row.ranks, ranks).collect() } else { vec![row.ranks] };
@@ -60,13 +61,13 @@ impl RouteTable {
         if let Some(up_to) = lines_up_to(timings) {
             table.thresholds = Thresholds { parts_by_lines_up_to: up_to, ..self.thresholds };
         }
-        table.check().unwrap_or_else(|error| panic!("peerweave-cuda bug: a tuned table is wrong: {error}"));
+        table.check().unwrap_or_else(|error| panic!("peerweave-cuda bug: a tuned table is invalid: {error}"));
         table
     }
 
     /// Returns the rows of all_reduce; `None` if it was not measured.
     fn own_rows(&self, ranks: u32, timings: &[Timing]) -> Option<Vec<OwnRow>> {
-        let algorithm_of = |timing: &Timing| timing.way.algorithm().filter(|_| timing.kind == CollectiveKind::AllReduce);
+        let algorithm_of = |timing: &Timing| timing.method.algorithm().filter(|_| timing.kind == CollectiveKind::AllReduce);
         let mut rows: Vec<OwnRow> = Vec::new();
         for size in sizes(timings.iter().filter(|timing| algorithm_of(timing).is_some())) {
             let of_size = timings.iter().filter(|timing| timing.size_bytes == size && algorithm_of(timing).is_some());
@@ -123,9 +124,9 @@ fn sizes<'a>(timings: impl Iterator<Item = &'a Timing>) -> Vec<u64> {
     sizes
 }
 
-/// Returns the least time of a size among the ways that `of` accepts.
-fn least(kind: CollectiveKind, size: u64, timings: &[Timing], of: impl Fn(Way) -> bool) -> Option<f64> {
-    let times = timings.iter().filter(|timing| timing.kind == kind && timing.size_bytes == size && of(timing.way));
+/// Returns the least time of a size among the methods that `of` accepts.
+fn least(kind: CollectiveKind, size: u64, timings: &[Timing], of: impl Fn(Method) -> bool) -> Option<f64> {
+    let times = timings.iter().filter(|timing| timing.kind == kind && timing.size_bytes == size && of(timing.method));
     times.map(|timing| timing.us).min_by(f64::total_cmp)
 }
 
@@ -133,8 +134,8 @@ fn least(kind: CollectiveKind, size: u64, timings: &[Timing], of: impl Fn(Way) -
 fn library_rows(kind: CollectiveKind, ranks: u32, timings: &[Timing]) -> Vec<LibraryRow> {
     let all = sizes(timings.iter().filter(|timing| timing.kind == kind));
     let is_faster = |size: &u64| {
-        let own = least(kind, *size, timings, |way| way != Way::Nccl);
-        let nccl = least(kind, *size, timings, |way| way == Way::Nccl);
+        let own = least(kind, *size, timings, |method| method != Method::Nccl);
+        let nccl = least(kind, *size, timings, |method| method == Method::Nccl);
         own.zip(nccl).is_some_and(|(own, nccl)| nccl <= FASTER * own)
     };
     let flags: Vec<(u64, bool)> = all.iter().map(|size| (*size, is_faster(size))).collect();
@@ -152,8 +153,8 @@ fn library_rows(kind: CollectiveKind, ranks: u32, timings: &[Timing]) -> Vec<Lib
 fn lines_up_to(timings: &[Timing]) -> Option<u64> {
     let kinds = [CollectiveKind::AllGather, CollectiveKind::AllToAll];
     let both = |kind, size| {
-        let of = |way| least(kind, size, timings, |one| one == way);
-        of(Way::Lines).zip(of(Way::Messages))
+        let of = |method| least(kind, size, timings, |one| one == method);
+        of(Method::Lines).zip(of(Method::Messages))
     };
     let measured =
         sizes(timings.iter().filter(|timing| kinds.contains(&timing.kind) && both(timing.kind, timing.size_bytes).is_some()));
@@ -175,8 +176,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const KIB: u64 = 1 << 10;
 
-    fn timing(kind: CollectiveKind, way: Way, size_bytes: u64, us: f64) -> Timing {
-        Timing { kind, way, size_bytes, us }
+    fn timing(kind: CollectiveKind, method: Method, size_bytes: u64, us: f64) -> Timing {
+        Timing { kind, method, size_bytes, us }
     }
 
     /// Two-shot is best at 64 KiB, one-shot below, the ring above; NCCL is best at 256 KiB alone.
@@ -190,8 +191,8 @@ mod tests {
             (256 * KIB, 20.0, 15.0, 12.0, 10.0),
             (MIB, 80.0, 50.0, 30.0, 29.9),
         ] {
-            for (way, us) in [(Way::OneShot, one), (Way::TwoShot, two), (Way::Chunked, ring), (Way::Nccl, nccl)] {
-                all.push(timing(kind, way, size, us));
+            for (method, us) in [(Method::OneShot, one), (Method::TwoShot, two), (Method::Chunked, ring), (Method::Nccl, nccl)] {
+                all.push(timing(kind, method, size, us));
             }
         }
         all
@@ -234,8 +235,8 @@ mod tests {
         // The rows of other operations stay. At 1 MiB NCCL takes more than 0.97.
         assert_eq!(rows, ["nccl all_to_all 2 48M rest", "nccl reduce 2 128M rest", "nccl all_reduce 2 256K 256K"]);
         let kind = CollectiveKind::AllToAll;
-        let own = |size, us| timing(kind, Way::Own, size, us);
-        let nccl = |size, us| timing(kind, Way::Nccl, size, us);
+        let own = |size, us| timing(kind, Method::Own, size, us);
+        let nccl = |size, us| timing(kind, Method::Nccl, size, us);
         let slow = [own(MIB, 5.0), nccl(MIB, 6.0), own(2 * MIB, 9.0), nccl(2 * MIB, 8.0)];
         let again = table.tuned("sm_90", 2, &slow);
         let rows: Vec<String> = again.libraries.iter().map(ToString::to_string).collect();
@@ -245,11 +246,11 @@ mod tests {
     }
 
     #[test]
-    fn threshold_of_lines_weighs_both_operations() {
+    fn threshold_minimises_the_total_time_of_two_operations() {
         let mut all = Vec::new();
         for (kind, factor) in [(CollectiveKind::AllGather, 1.0), (CollectiveKind::AllToAll, 0.8)] {
             for (size, lines, messages) in [(MIB, 4.0, 6.0), (4 * MIB, 9.0, 10.0), (16 * MIB, 40.0, 30.0)] {
-                all.extend([timing(kind, Way::Lines, size, lines * factor), timing(kind, Way::Messages, size, messages)]);
+                all.extend([timing(kind, Method::Lines, size, lines * factor), timing(kind, Method::Messages, size, messages)]);
             }
         }
         let table = RouteTable::builtin("any").tuned("sm_100", 2, &all);

@@ -6,7 +6,8 @@ use std::ffi::c_uint;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, Token};
+use peerweave_bootstrap::{Host, Job, Options, Rendezvous, Server};
+use peerweave_collectives::combine::{self, Combine};
 use peerweave_collectives::rms_norm::{self, Norm};
 use peerweave_collectives::transfer::{self, Transfers};
 use peerweave_collectives::{Call, all_reduce, barrier, exchange, reduce_scatter, scan};
@@ -40,15 +41,22 @@ pub(crate) fn pes_that_may_fail<T: Send>(
     options: GpuOptions,
     body: impl Fn(Result<Gpu, CudaError>) -> T + Sync,
 ) -> Vec<T> {
+    pes_on(&vec!["one"; n as usize], options, body)
+}
+
+/// Like [`pes_that_may_fail`], with one PE on each of these simulated hosts, which may be named
+/// several times.
+pub(crate) fn pes_on<T: Send>(hosts: &[&str], options: GpuOptions, body: impl Fn(Result<Gpu, CudaError>) -> T + Sync) -> Vec<T> {
     register();
-    let (_server, jobs) = Server::on_this_machine(n).expect("a server");
+    let (_server, jobs) = Server::on_this_machine(hosts.len() as u32).expect("a server");
     std::thread::scope(|scope| {
         let threads: Vec<_> = jobs
             .iter()
             .map(|job| {
                 let (body, options) = (&body, options.clone());
                 scope.spawn(move || {
-                    let rendezvous = Rendezvous::join(job, Options { deadline: LONG, ..Options::default() });
+                    let host = Some(Host::named(hosts[job.pe.index()]));
+                    let rendezvous = Rendezvous::join(job, Options { deadline: LONG, host, ..Options::default() });
                     let rendezvous = Arc::new(rendezvous.expect("everybody joins"));
                     let context = peerweave_driver::context(job.pe.index()).expect("the fake has devices");
                     let result = body(Gpu::new(&rendezvous, &context, options));
@@ -113,24 +121,20 @@ impl Drop for ProcessGpu {
 /// Returns the job of this child process, whose PEs are the children. The first PE runs the server.
 pub(crate) fn job_of(child: &peerweave_fakes::Child) -> Job {
     register();
-    if child.rank == 0 {
-        let endpoint = Endpoint::random_unix().expect("random numbers");
-        let token = Token::random().expect("random numbers");
-        child.put_file("job", format!("{endpoint} {}", token.to_hex()).as_bytes());
-    }
-    let text = std::fs::read_to_string(child.file("job")).expect("the file of the job");
-    let (endpoint, token) = text.split_once(' ').expect("two words");
-    let (endpoint, token) = (endpoint.parse().expect("an endpoint"), token.parse().expect("a token"));
-    let job = Job::on_one_machine(child.rank as u32, child.count as u32, endpoint, token);
-    Job { served: Served::ByPe0, ..job }
+    child.job()
 }
 
 /// Returns this child process as a PE of a job whose PEs are processes. The first PE runs the
 /// server.
 pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> ProcessGpu {
+    process_on(child, None, child.rank, options)
+}
+
+/// Like [`process`], on a simulated host and a device.
+pub(crate) fn process_on(child: &peerweave_fakes::Child, host: Option<Host>, device: usize, options: GpuOptions) -> ProcessGpu {
     let job = job_of(child);
-    let rendezvous = Rendezvous::join(&job, Options { deadline: LONG, ..Options::default() }).expect("everybody joins");
-    let context = peerweave_driver::context(child.rank).expect("the fake has devices");
+    let rendezvous = Rendezvous::join(&job, Options { deadline: LONG, host, ..Options::default() }).expect("everybody joins");
+    let context = peerweave_driver::context(device).expect("the fake has devices");
     let rendezvous = Arc::new(rendezvous);
     let gpu = Gpu::new(&rendezvous, &context, options).expect("it is set up");
     ProcessGpu { gpu: Some(gpu), rendezvous: Some(rendezvous) }
@@ -198,6 +202,21 @@ kernels! { register_stream_kernels of peerweave_stream_kernels:
     stream_barrier(1: KernelTeam, 2: DeviceSlice<u64>);
     stream_put_element(1: SymSlice<u8>, 2: u64, 3: u32, 4: u32);
     stream_fill(1: DeviceSlice<u8>, 2: u64, 3: u32, 4: u64);
+}
+
+kernels! { register_combiners of combine:
+    combine_i8(1: Combine);
+    combine_u8(1: Combine);
+    combine_i16(1: Combine);
+    combine_u16(1: Combine);
+    combine_i32(1: Combine);
+    combine_u32(1: Combine);
+    combine_i64(1: Combine);
+    combine_u64(1: Combine);
+    combine_f16(1: Combine);
+    combine_bf16(1: Combine);
+    combine_f32(1: Combine);
+    combine_f64(1: Combine);
 }
 
 /// Registers kernels of collectives, whose only argument after the context is a call.
@@ -429,6 +448,7 @@ pub(crate) fn register() {
     register_tests();
     register_stream_kernels();
     register_collectives();
+    register_combiners();
     register_messages();
     register_norms();
 }

@@ -11,8 +11,8 @@ use crate::gpu::{Access, AcqRel, FloatAdd, Reduce, Relaxed, Release, Rmw, Sys};
 use crate::network::call::Atomic;
 use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Plain, Scalar, bf16, f16};
 
-/// An element that kernels add to atomically: the types of [`KernelAtomic`], `f16` and `bf16`.
-/// Sealed: the number types of `peerweave-types`.
+/// An element that supports atomic additions in kernels: the types of [`KernelAtomic`], `f16` and
+/// `bf16`. Other crates cannot implement it.
 pub trait KernelAdd: Scalar + Plain {
     /// Adds by an atomic instruction. Returns the previous value.
     ///
@@ -36,8 +36,8 @@ pub trait KernelAdd: Scalar + Plain {
     const ONE: Self;
 }
 
-/// An element that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`. Sealed
-/// by [`AtomicElement`].
+/// An element that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`. Other
+/// crates cannot implement it.
 pub trait KernelAtomic: AtomicElement + KernelAdd {
     /// The word that contains the element.
     #[doc(hidden)]
@@ -48,13 +48,13 @@ pub trait KernelAtomic: AtomicElement + KernelAdd {
     fn from_bits(bits: Self::Bits) -> Self;
 }
 
-/// An integer that kernels can wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`. Sealed
-/// by [`AtomicInteger`].
+/// An integer that kernels can wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`. Other
+/// crates cannot implement it.
 pub trait KernelInteger: KernelAtomic + AtomicInteger {
     /// Returns whether the comparison of `word` with `value` holds, as numbers of this type.
     #[doc(hidden)]
     fn holds(compare: Compare, word: Self, value: Self) -> bool;
-    /// Returns the number as it is written to a report.
+    /// Returns the number in the form in which reports contain it.
     #[doc(hidden)]
     fn report(self) -> u64;
 }

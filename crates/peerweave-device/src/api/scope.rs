@@ -6,7 +6,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A scope as a value.
+/// Names one of the scopes, for code that differs between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// [`Thread`].
@@ -19,7 +19,7 @@ pub enum Kind {
 
 /// The threads that make a call together. All of them call it, with the same arguments.
 ///
-/// Sealed: [`Thread`], [`Warp`] and [`Block`].
+/// Implemented by [`Thread`], [`Warp`] and [`Block`]; other crates cannot implement it.
 pub trait Scope: sealed::Sealed + Copy + 'static {
     /// The scope as a value.
     const KIND: Kind;

@@ -91,7 +91,7 @@ impl<T: Plain> SharedSlice<T> {
     #[inline(always)]
     #[track_caller]
     pub fn read(self, index: usize) -> T {
-        assert!(index < self.len, "index lies outside the shared slice");
+        check_index(index, self.len, "shared slice");
         // SAFETY: the index is below the length, and `from_raw` was promised that many aligned
         // elements.
         unsafe { value::load::<T, Generic>(self.pointer.add(index)) }
@@ -104,10 +104,24 @@ impl<T: Plain> SharedSlice<T> {
     #[inline(always)]
     #[track_caller]
     pub fn write(self, index: usize, value: T) {
-        assert!(index < self.len, "index lies outside the shared slice");
+        check_index(index, self.len, "shared slice");
         // SAFETY: as in `read`.
         unsafe { value::store::<T, Generic>(self.pointer.add(index), value) }
     }
+}
+
+/// Panics unless the index is below the length. A trap shows no text, so a kernel on a GPU does not
+/// format one.
+#[inline(always)]
+#[track_caller]
+fn check_index(index: usize, len: usize, slice: &str) {
+    if index < len {
+        return;
+    }
+    if cfg!(target_arch = "nvptx64") {
+        panic!("index lies outside the slice");
+    }
+    panic!("index {index} lies outside the {len} elements of the {slice}");
 }
 
 /// Weak accesses to the elements of a view. An element must not be written concurrently, except by
@@ -130,7 +144,7 @@ impl<T: Plain> Elements<T> for DeviceSlice<T> {
     #[inline(always)]
     #[track_caller]
     fn read(self, index: usize) -> T {
-        assert!(index < self.len(), "index lies outside the device slice");
+        check_index(index, self.len(), "device slice");
         // SAFETY: the index is below the length, and `DeviceSlice::from_raw` was promised that many
         // accessible elements.
         unsafe { value::load::<T, Global>(address::<T>(self.address()).add(index)) }
@@ -139,7 +153,7 @@ impl<T: Plain> Elements<T> for DeviceSlice<T> {
     #[inline(always)]
     #[track_caller]
     fn write(self, index: usize, value: T) {
-        assert!(index < self.len(), "index lies outside the device slice");
+        check_index(index, self.len(), "device slice");
         // SAFETY: as in `read`.
         unsafe { value::store::<T, Global>(address::<T>(self.address()).add(index), value) }
     }
@@ -158,7 +172,8 @@ mod sealed {
 /// The source of a put: symmetric memory of this PE, memory of its GPU, shared memory, or a slice
 /// of the thread.
 ///
-/// Sealed. Only symmetric memory can be sent to a PE that is reached through NVSHMEM.
+/// Other crates cannot implement it. Only symmetric memory can be sent to a PE that is reached
+/// through NVSHMEM.
 pub trait Source<T>: sealed::Sealed {
     /// Whether the elements are known to be in global memory.
     #[doc(hidden)]

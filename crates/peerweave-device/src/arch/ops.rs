@@ -90,27 +90,27 @@ pub unsafe trait Rmw<R, O>: Copy {
     /// # Safety
     /// `word` points to an aligned word in global memory that this thread can access.
     unsafe fn fetch_add(word: *mut Self, value: Self) -> Self;
-    /// Bitwise and.
+    /// Replaces the word by its bitwise and with `value`.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_and(word: *mut Self, value: Self) -> Self;
-    /// Bitwise or.
+    /// Replaces the word by its bitwise or with `value`.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_or(word: *mut Self, value: Self) -> Self;
-    /// Bitwise exclusive or.
+    /// Replaces the word by its bitwise exclusive or with `value`.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_xor(word: *mut Self, value: Self) -> Self;
-    /// Writes the minimum of both; signed for signed types.
+    /// Replaces the word by the minimum of it and `value`; signed for signed types.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_min(word: *mut Self, value: Self) -> Self;
-    /// Writes the maximum of both; signed for signed types.
+    /// Replaces the word by the maximum of it and `value`; signed for signed types.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
@@ -120,7 +120,7 @@ pub unsafe trait Rmw<R, O>: Copy {
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn swap(word: *mut Self, value: Self) -> Self;
-    /// Writes `new` if the word equals `current`; otherwise nothing is released.
+    /// Writes `new` if the word equals `current`; otherwise writes and releases nothing.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
@@ -151,27 +151,27 @@ pub unsafe trait Reduce<R, O>: Copy {
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn add(word: *mut Self, value: Self);
-    /// Bitwise and.
+    /// Replaces the word by its bitwise and with `value`.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn and(word: *mut Self, value: Self);
-    /// Bitwise or.
+    /// Replaces the word by its bitwise or with `value`.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn or(word: *mut Self, value: Self);
-    /// Bitwise exclusive or.
+    /// Replaces the word by its bitwise exclusive or with `value`.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn xor(word: *mut Self, value: Self);
-    /// Writes the minimum of both; signed for signed types.
+    /// Replaces the word by the minimum of it and `value`; signed for signed types.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn min(word: *mut Self, value: Self);
-    /// Writes the maximum of both; signed for signed types.
+    /// Replaces the word by the maximum of it and `value`; signed for signed types.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].

@@ -32,19 +32,19 @@ pub enum Atomic {
     CompareSwap(u64, u64),
     /// Adds, wrapping. Returns the previous value.
     FetchAdd(u64),
-    /// Bitwise and. Returns the previous value.
+    /// Combines by bitwise and. Returns the previous value.
     FetchAnd(u64),
-    /// Bitwise or. Returns the previous value.
+    /// Combines by bitwise or. Returns the previous value.
     FetchOr(u64),
-    /// Bitwise exclusive or. Returns the previous value.
+    /// Combines by bitwise exclusive or. Returns the previous value.
     FetchXor(u64),
     /// Adds, wrapping.
     Add(u64),
-    /// Bitwise and.
+    /// Combines by bitwise and.
     And(u64),
-    /// Bitwise or.
+    /// Combines by bitwise or.
     Or(u64),
-    /// Bitwise exclusive or.
+    /// Combines by bitwise exclusive or.
     Xor(u64),
 }
 

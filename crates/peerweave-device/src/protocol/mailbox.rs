@@ -81,7 +81,7 @@ impl<W: Word> Slot<'_, W> {
     #[inline]
     pub fn publish(&self, number: u64, message: &[u64]) {
         let room = self.payload.len();
-        assert!(message.len() <= room, "a message of {} words for a slot of {room}", message.len());
+        assert!(message.len() <= room, "the message has {} words, expected at most {room} (the length of a slot)", message.len());
         for (word, value) in self.payload.iter().zip(message) {
             word.store_relaxed(*value);
         }
@@ -126,7 +126,7 @@ impl<W: Word> Slot<'_, W> {
     #[inline]
     pub fn read(&self, number: u64, message: &mut [u64]) -> bool {
         let room = self.payload.len();
-        assert!(message.len() <= room, "{} words wanted of a slot of {room}", message.len());
+        assert!(message.len() <= room, "the message has {} words, expected at most {room} (the length of a slot)", message.len());
         if self.number.load_acquire() != number {
             return false;
         }

@@ -21,8 +21,8 @@ pub const fn seal(data: u32, epoch: u32) -> u64 {
     (epoch as u64) << 32 | data as u64
 }
 
-/// Returns the words of a line. A backend that stores them by its own instructions does so after
-/// [`Word::fence_release`].
+/// Returns the words of a line, for a backend that stores them itself, for example by vector
+/// instructions. Such a backend calls [`Word::fence_release`] before it stores them.
 #[inline]
 pub fn seal_line<const N: usize>(data: &[u32; N], epoch: u32) -> [u64; N] {
     data.map(|data| seal(data, epoch))

@@ -1,7 +1,7 @@
 //! Words in host memory that kernels access while they run, for reports and abort requests.
 //!
 //! Invariant: both sides access the words by single accesses of their width, never through a
-//! reference to plain data. Only memory that nobody else accesses meanwhile is copied by bytes.
+//! reference to plain data. Only memory that no other code accesses meanwhile is copied by bytes.
 
 use std::ffi::c_void;
 use std::fmt;

@@ -1,9 +1,9 @@
 //! The end of the process: no thread of this library may be inside the driver when it shuts down.
 //!
-//! The driver shuts down in a function that runs when the process exits, while other threads go on.
-//! A thread that is then in a call of the driver may access memory that is gone. So the threads in
-//! the background enter before they call, and a function that runs before the driver's closes the
-//! entry and waits until they have left.
+//! The driver shuts down in a function that runs when the process exits, while other threads
+//! continue. A thread that is then in a call of the driver may access memory that is gone. So the
+//! threads in the background enter before they call, and a function that runs before the driver's
+//! closes the entry and waits until they have left.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -21,13 +21,14 @@ static INSIDE: AtomicUsize = AtomicUsize::new(0);
 /// Process ID of the process whose threads are counted; a fork has a copy of the count.
 static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// A thread in the background that may call the driver, and that the end of the process waits for.
+/// A thread in the background that may call the driver. The end of the process waits for it.
 #[derive(Debug)]
 #[must_use = "the thread is inside until this is dropped"]
 pub struct BeforeExit(());
 
 impl BeforeExit {
-    /// Enters. Returns `None` if the process is ending: the thread must not call the driver again.
+    /// Makes the end of the process wait for this thread. Returns `None` if the process is already
+    /// ending: the thread must not call the driver again.
     pub fn enter() -> Option<Self> {
         // In this order, so that the thread that closes sees this one, or this one sees the close.
         INSIDE.fetch_add(1, Ordering::SeqCst);
@@ -35,10 +36,11 @@ impl BeforeExit {
         (!CLOSED.load(Ordering::SeqCst)).then_some(inside)
     }
 
-    /// Makes the end of the process wait for threads that are inside, for at most 2 s.
+    /// Makes the end of the process wait for the threads that have [entered](Self::enter), for at
+    /// most 2 s.
     ///
-    /// Functions registered last run first. So call this after the libraries that the threads call
-    /// are initialized; a further call after another library puts it in front of that one's.
+    /// At the end of the process, functions that were registered last run first. So call this after
+    /// the libraries that the threads call are initialised, and again after each later library.
     pub fn register() {
         OF_PROCESS.store(std::process::id(), Ordering::Relaxed);
         // SAFETY: the function lives as long as the process, and does not panic.

@@ -2,12 +2,12 @@
 //! after their completion.
 //!
 //! ```text
-//!  list      the streams that some memory was handed to            fences
-//!  wait      waiting with a deadline        join   one stream waits for another
-//!  capture   streams that are captured, and what their graph keeps
+//!  list      the streams that use some memory           fences   the fences of such a list
+//!  wait      waits with a deadline        join   one stream waits for another
+//!  capture   streams that are being captured, and the values that their graph keeps
 //!  private   streams of a library's own
-//!  reaper    frees what streams have finished with                 free
-//!  exit      threads in the background and the end of the process
+//!  reaper    frees memory when the streams that used it have completed      free   its calls
+//!  exit      ends calls of background threads before the driver shuts down
 //! ```
 
 use std::any::Any;

@@ -19,9 +19,9 @@ use crate::{CudaError, Driver, DriverError, relaxed};
 
 /// A separate stream that is not ordered with any other, not even with the default stream.
 ///
-/// Creating it does not wait. cudarc does not know this stream. Use a slice of cudarc on it only
-/// through [`DeviceBuffer`](crate::DeviceBuffer), which orders the work; and use a slice that was
-/// allocated on it only in the same way.
+/// Creating it does not wait. cudarc does not know this stream. Use slices of cudarc on it only
+/// through [`DeviceBuffer`](crate::DeviceBuffer), which orders the work, also if they were
+/// allocated on it.
 pub struct PrivateStream {
     /// `None` only after `drop` has taken it.
     stream: Option<Arc<CudaStream>>,

@@ -265,7 +265,7 @@ pub(crate) fn is_over() -> bool {
         .is_ok_and(|driver| unsafe { matches!(driver.api().cuCtxGetCurrent(&raw mut context), Ok(CudaCode::DEINITIALIZED)) })
 }
 
-/// Destroys events. A stream may still reach an event that it has not reached yet.
+/// Destroys events. The driver keeps an event until all streams have passed it.
 fn destroy(events: &[Event]) {
     if let Ok(driver) = Driver::get() {
         for event in events {
@@ -316,8 +316,9 @@ pub fn settle(deadline: Instant) -> bool {
     wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
-/// Allocates. If memory `ran_out`, waits until everything retired has been freed, for at most a
-/// second, and allocates again. Do not call it from a function passed to `retire`.
+/// Calls `allocate`. If it fails and memory `ran_out`, waits until everything retired has been
+/// freed, for at most a second, and calls it again. Do not call it from a function passed to
+/// `retire`.
 ///
 /// # Errors
 /// The last error of `allocate`.

@@ -71,7 +71,7 @@ impl Host {
     /// if the job spans machines, or has several PEs on another system than Linux;
     /// [`Error::System`] if the memory cannot be mapped.
     pub fn join(job: &Job, options: &HostOptions) -> Result<Self, Error> {
-        const CALL: &str = "Host::join";
+        const CALL: &str = JOIN;
         if !job.is_on_one_machine() {
             return Err(Error::Unsupported {
                 call: CALL,
@@ -249,7 +249,7 @@ impl Shared {
         caps.private_buffers = match &readable {
             Ok(()) => PrivateBuffers::CrossMemoryAttach,
             Err(why) => {
-                tracing::debug!(why, "private buffers go through staging areas");
+                tracing::debug!(why, "private buffers are copied through staging areas");
                 PrivateBuffers::Staged
             }
         };
@@ -262,7 +262,7 @@ impl Shared {
             caps,
             compare_calls: options.check_calls,
             cross_memory: readable.is_ok(),
-            teams: Teams::new(n_pes, me, MAX_TEAMS),
+            teams: Teams::new(&segments, me, MAX_TEAMS),
             team_calls: Mutex::default(),
             heap: Mutex::new(heap),
             kernels: Kernels::new(options.kernel_seed),
@@ -279,6 +279,9 @@ impl Shared {
 /// Why private memory of other PEs is not read by the operating system.
 const THREADS: &str = "PEs are threads";
 
+/// The call that joins a job, in errors: programs make a world, which calls [`Host::join`].
+const JOIN: &str = "World::from_env";
+
 /// Returns the end of a wait of this length; a wait without a practical limit ends in a year.
 pub(super) fn deadline_after(within: Duration) -> Instant {
     let now = Instant::now();
@@ -291,7 +294,7 @@ pub(super) fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapE
     match error {
         BootstrapError::PeLost { pe, .. } => Error::Peer { call, team, pe, cause: PeerCause::Died },
         BootstrapError::Timeout { waited, missing, .. } if !missing.is_empty() => {
-            Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None }))
+            Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None, holder: None, word: None }))
         }
         error => Error::setup(call, error),
     }
@@ -319,7 +322,7 @@ fn agree_on_heap(rendezvous: &Rendezvous, layout: &Layout, within: Duration) -> 
     let all = rendezvous.exchange_within("peerweave-host heap", &mine.to_le_bytes(), within).map_err(Disagreement::Rendezvous)?;
     let other = all.iter().map(|blob| heap_bytes(blob)).enumerate().find(|&(_, theirs)| theirs != mine);
     other.map_or(Ok(()), |(pe, theirs)| {
-        let call = |bytes| format!("World::from_env with {bytes} bytes of symmetric heap for each PE (PEERWEAVE_HEAP_BYTES)");
+        let call = |bytes| format!("{JOIN} with {bytes} bytes of symmetric heap for each PE (PEERWEAVE_HEAP_BYTES)");
         let team = TeamName { id: TeamId::WORLD, size: layout.n_pes };
         let mismatch = Mismatch { team, pe: Pe::new(pe as u32), mine: call(mine), theirs: call(theirs) };
         Err(Disagreement::Heap(mismatch))
@@ -337,7 +340,7 @@ pub(super) fn announce(mapping: &Mapping, pe: usize) {
 /// Returns the layout of the memory of a job with these options.
 pub(super) fn layout(n_pes: usize, options: &HostOptions) -> Result<Layout, Error> {
     let value = |argument: &'static str, found: String, expected: &'static str| {
-        Error::Misuse(Misuse { call: "Host::join", kind: MisuseKind::Value { argument, found, expected } })
+        Error::Misuse(Misuse { call: JOIN, kind: MisuseKind::Value { argument, found, expected } })
     };
     if n_pes == 0 || n_pes > MAX_PES {
         return Err(value("n_pes", n_pes.to_string(), "1 to 4096 PEs on one machine"));

@@ -8,9 +8,9 @@ pub use join::HostOptions;
 
 use crate::ops;
 use crate::ops::collective::{Purpose, allocation_detail};
-use crate::ops::shared::Shared;
+use crate::ops::shared::{COMPLETION_GRACE, Shared};
 use crate::simd;
-use crate::stream::{COMPLETION_GRACE, HostStream};
+use crate::stream::HostStream;
 use crate::sync::abort::JobAbort;
 use crate::sync::team::slot_of;
 use peerweave_bootstrap::{Rendezvous, end_process};
@@ -62,7 +62,7 @@ impl Host {
                 let missing = shared.teams.missing(&shared.peers);
                 let team = shared.teams.world().name();
                 let running = shared.queues.pending_call();
-                return Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing, running })));
+                return Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing, running, holder: None, word: None })));
             }
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -94,9 +94,9 @@ impl Host {
 
 // SAFETY: [B1] operations access memory that the core has checked. Private memory of other PEs is
 // only read, by the operating system, which fails if it is gone (`platform/linux/cross_memory.rs`),
-// or through staging areas. [B7] no work goes on after an operation has failed. [B2] `Shared` owns
-// the mapping. [B3] Entries, progress, signals and mailboxes are published by releases and read by
-// acquires. [B4] All access to the heap is atomic or by `simd`.
+// or through staging areas. [B7] no work continues after an operation has failed. [B2] `Shared`
+// owns the mapping. [B3] Entries, progress, signals and mailboxes are published by releases and
+// read by acquires. [B4] All access to the heap is atomic or by `simd`.
 unsafe impl Backend for Host {
     fn name(&self) -> &'static str {
         "host"
@@ -223,7 +223,11 @@ unsafe impl Backend for Host {
             return Some(aborted);
         }
         let cause = peers.liveness.gone(pe.index())?;
-        Some(Error::Peer { call, team: self.shared.teams.world().name(), pe, cause })
+        Some(peers.peer_error(call, self.shared.teams.world().name(), pe.index(), cause, 0))
+    }
+
+    fn record_loss(&self, error: Error) -> Error {
+        self.shared.peers.record_outcome(error)
     }
 
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error> {
@@ -270,6 +274,10 @@ unsafe impl Backend for Host {
         let drained = self.drain("finalize");
         let unreported = self.shared.queues.take_unreported();
         let ended = drained.and_then(|()| self.end());
+        if ended.is_err() {
+            // The world has ended nevertheless: a later exit of this process is no death.
+            self.shared.leave();
+        }
         // The first failure is the cause of what failed after it.
         unreported.map_or(ended, Err)
     }
@@ -278,14 +286,20 @@ unsafe impl Backend for Host {
         let shared = &*self.shared;
         let heap = self.heap();
         let mut text = format!(
-            "PE {} of {}; heap {} of {} bytes allocated; {} operations queued; waiting for {:?}",
+            "PE {} of {}; heap {} of {} bytes allocated; {} operations queued",
             shared.peers.me,
             shared.n_pes(),
             heap.allocated_bytes(),
             heap.capacity(),
             shared.queues.queued.load(Ordering::Relaxed),
-            shared.teams.missing(&shared.peers)
         );
+        if let Some(call) = shared.queues.pending_call() {
+            text += &format!("; a stream runs {call}");
+        }
+        let missing = shared.teams.missing(&shared.peers);
+        if !missing.is_empty() {
+            text += &format!("; waiting for {missing:?}");
+        }
         let distant = shared.peers.liveness.distant();
         if !distant.is_empty() {
             text += &format!(

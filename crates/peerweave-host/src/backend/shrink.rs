@@ -7,8 +7,8 @@
 //!
 //! A member may die after the agreement. Then the meeting fails on all members, and they agree
 //! again, without it. The last step of the meeting is one exchange in the new memory, which a
-//! member completes if all others have published their part. So either all members that go on have
-//! the new job, or none has.
+//! member completes if all others have published their part. So either all members that continue
+//! have the new job, or none has.
 
 use super::Host;
 use super::join::{announce, deadline_after, layout, meeting_failed};
@@ -28,6 +28,10 @@ const CALL: &str = "shrink";
 /// The least time for making the new job after the PEs have agreed. A PE that called just before
 /// the deadline of another needs it.
 const SET_UP: Duration = Duration::from_secs(2);
+
+/// Time within which it becomes known why a PE takes no part any more: it has ended, or has given
+/// up.
+const NOTICE: Duration = Duration::from_secs(1);
 
 /// The memory of new jobs of PEs that are threads, by the attempt in which the threads agreed.
 #[derive(Debug, Default)]
@@ -66,14 +70,15 @@ impl Host {
         let peers = &self.shared.peers;
         peers.check_abort()?;
         self.end_operations();
-        let until = deadline_after(peers.deadline);
+        let (started, until) = (Instant::now(), deadline_after(peers.deadline));
         let words = |pe: usize| peers.segments.survivors(pe);
         let has_ended = |pe: usize| peers.liveness.gone(pe).is_some();
         let survivors = Survivors { me: Pe::new(peers.me as u32), n_pes: peers.n_pes(), words: &words, has_ended: &has_ended };
         loop {
             let mut server = None;
             let lead = |attempt: u64, members: &[Pe]| self.prepare(attempt, members.len(), &mut server);
-            let decision = survivors.agree(until, || peers.check_abort(), lead).map_err(|error| self.disagreed(error))?;
+            let decision =
+                survivors.agree(until, || peers.check_abort(), lead).map_err(|error| self.disagreed(started, error))?;
             let limit = until.max(Instant::now() + SET_UP.min(peers.deadline));
             match self.set_up(&survivors, &decision, server, limit) {
                 Ok(backend) => {
@@ -82,11 +87,12 @@ impl Host {
                 }
                 Err(error) => {
                     let again = matches!(error, Error::Peer { .. }) || survivors.is_broken(&decision);
-                    survivors.withdraw(&decision);
+                    let error = self.root_cause_of(&survivors, &decision, started, error);
+                    survivors.withdraw(&decision, error.blamed().first().copied());
                     if !again || Instant::now() >= until {
-                        return Err(self.renumbered(&decision, error));
+                        return Err(error);
                     }
-                    tracing::debug!(%error, "a member was lost while the new job was made: trying again");
+                    tracing::debug!(%error, "a member was lost while the new job was set up: trying again");
                 }
             }
         }
@@ -99,9 +105,12 @@ impl Host {
             (0..peers.n_pes()).filter(|&pe| pe != peers.me).filter_map(|pe| Some((pe, peers.liveness.gone(pe)?))).collect();
         // A PE that died is the cause rather than one that left.
         gone.sort_by_key(|(_, cause)| *cause != PeerCause::Died);
-        let (pe, cause) = gone.into_iter().next().unwrap_or((peers.me, PeerCause::Shrinks));
         let team = self.shared.teams.world().name();
-        self.shared.teams.fail(peers, &Error::Peer { call: CALL, team, pe: Pe::new(pe as u32), cause });
+        let error = match gone.into_iter().next() {
+            Some((pe, cause)) => peers.peer_error(CALL, team, pe, cause, 0),
+            None => Error::Peer { call: CALL, team, pe: Pe::new(peers.me as u32), cause: PeerCause::Shrinks },
+        };
+        self.shared.teams.fail(peers, &error);
     }
 
     /// Prepares a job of `n_pes` PEs, as the first of them: its server, or the memory of threads.
@@ -148,11 +157,28 @@ impl Host {
         Ok(made)
     }
 
-    fn disagreed(&self, error: Disagreement<Error>) -> Error {
+    /// Returns an error of the new job with the numbers that its PEs have in this one. If it names
+    /// a member that has given up because of another one, it names that one.
+    fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
+        let error = self.renumbered(decision, error);
+        let late = |missing| self.disagreed(started, Disagreement::Late { waited: Duration::ZERO, missing });
+        let Some(named) = error.blamed().first().copied() else {
+            let remaining = survivors.remaining(decision, NOTICE);
+            return if remaining.is_empty() { error } else { late(remaining) };
+        };
+        let limit = if matches!(error, Error::Peer { .. }) { NOTICE } else { Duration::ZERO };
+        match survivors.reason_of(decision, named, limit) {
+            Some(pe) if pe != named && pe != survivors.me => late(vec![pe]),
+            _ => error,
+        }
+    }
+
+    fn disagreed(&self, started: Instant, error: Disagreement<Error>) -> Error {
         let team = self.shared.teams.world().name();
         match error {
-            Disagreement::Late { waited, missing } => {
-                Error::Timeout(Box::new(Timeout { call: CALL, team, waited, missing, running: None }))
+            Disagreement::Late { missing, .. } => {
+                let waited = started.elapsed();
+                Error::Timeout(Box::new(Timeout { call: CALL, team, waited, missing, running: None, holder: None, word: None }))
             }
             Disagreement::Left(pe) => Error::Peer { call: CALL, team, pe, cause: PeerCause::Left },
             Disagreement::Failed(error) => error,

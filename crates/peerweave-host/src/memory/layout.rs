@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //! - **\[L1\]** `Segments` is made only by `segment.rs` for a mapping of `n_pes * stride` bytes
-//!   that stays mapped while it lives.
+//!   that stays mapped while it lives, and while a [`TeamBlock`] of it does.
 //! - **\[L2\]** All memory behind a reference to a type of this module is atomic; other memory is
 //!   accessed through raw pointers.
 
@@ -50,9 +50,9 @@ pub(crate) mod state {
     pub(crate) const ALIVE: u64 = 1;
     /// Has finalized, together with all other PEs.
     pub(crate) const FINALIZED: u64 = 2;
-    /// Has dropped its world without finalize.
+    /// Has dropped its world without finalize, or has failed to finalize it.
     pub(crate) const LEFT: u64 = 3;
-    /// Has started to drop its world. If its process ends now, the PE has left.
+    /// Has started to leave. If its process ends now, the PE has left.
     pub(crate) const LEAVING: u64 = 4;
 }
 
@@ -197,13 +197,42 @@ impl Layout {
     /// Returns the offset, in every segment, of the lines by which kernels synchronize in the team
     /// of a slot.
     pub(crate) fn kernel_lines(&self, slot: usize) -> SymOffset {
-        assert!(slot < MAX_TEAMS, "team slot {slot}: outside the layout");
+        assert!(slot < MAX_TEAMS, "team slot {slot} lies outside the layout");
         SymOffset((self.team_blocks + self.team_block_bytes * slot + self.kernel_lines) as u64)
     }
 
     /// Returns the offset of the heap in a segment.
     pub(crate) fn heap_start(&self) -> u64 {
         self.heap_start as u64
+    }
+}
+
+/// The words and staging areas of one member of a team.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TeamBlock(*mut u8);
+
+// SAFETY: the shared data are a part of those of `Segments`: words accessed by atomics [L2], and
+// staging areas accessed by `simd`, which tolerates races. Entry lines and progress words
+// synchronize. The conformance tests on threads, which compare every element, would catch an error.
+unsafe impl Send for TeamBlock {}
+// SAFETY: as for Send: the same memory is shared. `words` returns a reference to atomics only,
+// which synchronize themselves. The same tests.
+unsafe impl Sync for TeamBlock {}
+
+impl TeamBlock {
+    /// Returns the words of the member.
+    #[inline]
+    pub(crate) fn words(&self) -> &TeamWords {
+        // SAFETY: [L1] inside the mapping, aligned to a page, zeros are a valid `TeamWords`, and
+        // [L2] all of it is atomic.
+        unsafe { &*self.0.cast::<TeamWords>() }
+    }
+
+    /// Returns a staging area of the member: [`STAGE_BYTES`] bytes, aligned to a page.
+    #[inline]
+    pub(crate) fn stage(&self, parity: usize) -> *mut u8 {
+        let words = const { size_of::<TeamWords>().next_multiple_of(PAGE) };
+        self.0.wrapping_add(words + STAGE_BYTES * (parity & 1))
     }
 }
 
@@ -226,8 +255,8 @@ unsafe impl Sync for Segments {}
 impl Segments {
     /// # Safety
     /// [L1]: `base` is the start of a mapping of `layout.total_bytes()`, aligned to
-    /// `layout.align()`, zeroed before its first use, that outlives this value and all of its
-    /// copies.
+    /// `layout.align()`, zeroed before its first use, that outlives this value, all of its copies
+    /// and every [`TeamBlock`] of them.
     pub(crate) unsafe fn new(base: *mut u8, layout: Layout) -> Self {
         Self { base, layout }
     }
@@ -270,26 +299,22 @@ impl Segments {
         unsafe { std::slice::from_raw_parts(at, self.layout.n_pes) }
     }
 
-    #[inline]
     fn team_block(&self, pe: usize, slot: usize) -> *mut u8 {
-        assert!(slot < MAX_TEAMS && pe < self.layout.n_pes, "team slot {slot}, PE {pe}: outside the layout");
+        assert!(slot < MAX_TEAMS && pe < self.layout.n_pes, "team slot {slot} of PE {pe} lies outside the layout");
         self.at(pe, self.layout.team_blocks + self.layout.team_block_bytes * slot)
     }
 
+    /// Returns the block of a PE in the team of a slot. A team keeps the blocks of its members, so
+    /// that its operations need not compute their addresses.
+    pub(crate) fn block(&self, pe: usize, slot: usize) -> TeamBlock {
+        TeamBlock(self.team_block(pe, slot))
+    }
+
     /// Returns the words of a PE in the team of a slot.
-    #[inline]
     pub(crate) fn team_words(&self, pe: usize, slot: usize) -> &TeamWords {
         // SAFETY: [L1] inside the mapping (asserted), aligned to a page, zeros are a valid
         // `TeamWords`, and [L2] all of it is atomic.
         unsafe { &*self.team_block(pe, slot).cast::<TeamWords>() }
-    }
-
-    /// Returns a staging area of a PE in the team of a slot: [`STAGE_BYTES`] bytes, aligned to a
-    /// page.
-    #[inline]
-    pub(crate) fn stage(&self, pe: usize, slot: usize, parity: usize) -> *mut u8 {
-        let words = size_of::<TeamWords>().next_multiple_of(PAGE);
-        self.team_block(pe, slot).wrapping_add(words + STAGE_BYTES * (parity & 1))
     }
 
     /// Returns a slot of the mailbox in which `pe` receives from the rank `from` of a team.
@@ -305,7 +330,10 @@ impl Segments {
     }
 
     fn mail_at(&self, pe: usize, slot: usize, from: usize, index: usize) -> *mut u8 {
-        assert!(from < self.layout.n_pes && index < MAILBOX_SLOTS, "mailbox of rank {from}, slot {index}: outside the layout");
+        assert!(
+            from < self.layout.n_pes && index < MAILBOX_SLOTS,
+            "slot {index} of the mailbox of rank {from} lies outside the layout"
+        );
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
         let start = words + 2 * STAGE_BYTES + from * MAILBOX_BYTES + index * MAIL_SLOT_BYTES;
         self.team_block(pe, slot).wrapping_add(start)
@@ -374,10 +402,10 @@ mod tests {
         for pe in 0..5 {
             for slot in 0..MAX_TEAMS {
                 for parity in 0..2 {
-                    assert_eq!(segments.stage(pe, slot, parity) as usize % 4096, 0);
+                    assert_eq!(segments.block(pe, slot).stage(parity) as usize % 4096, 0);
                 }
-                assert_eq!(segments.stage(pe, slot, 1) as usize - segments.stage(pe, slot, 0) as usize, STAGE_BYTES);
-                assert_eq!(segments.mail_at(pe, slot, 0, 0) as usize, segments.stage(pe, slot, 1) as usize + STAGE_BYTES);
+                assert_eq!(segments.block(pe, slot).stage(1) as usize - segments.block(pe, slot).stage(0) as usize, STAGE_BYTES);
+                assert_eq!(segments.mail_at(pe, slot, 0, 0) as usize, segments.block(pe, slot).stage(1) as usize + STAGE_BYTES);
                 for from in 0..5 {
                     for index in 0..MAILBOX_SLOTS {
                         let at = segments.mail_at(pe, slot, from, index) as usize;

@@ -7,11 +7,16 @@
 //! vector store writes the line, and the cache line moves between cores once instead of eight
 //! times.
 
-use peerweave_device::{Word, sealed};
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use peerweave_device::Word;
+use peerweave_device::sealed;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of words of a line.
 pub(crate) const WORDS: usize = 8;
+
+/// The size of a cache line, in bytes.
+pub(crate) const BYTES: usize = 64;
 
 /// The number of bytes of operand in a line.
 pub(crate) const PAYLOAD_BYTES: usize = 24;
@@ -37,40 +42,19 @@ impl Line {
     /// reads it.
     #[inline]
     pub(crate) fn publish(&self, epoch: u32, entry: &Entry) {
-        let half = |i: usize| (entry.payload[i / 2] >> (32 * (i % 2))) as u32;
-        let data: [u32; WORDS] = std::array::from_fn(|i| match i {
-            0 => entry.signature as u32,
-            1..=6 => half(i - 1),
-            _ => (entry.signature >> 32) as u32,
-        });
-        self.store(&sealed::seal_line(&data, epoch));
-    }
-
-    #[inline]
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn store(&self, words: &[u64; WORDS]) {
-        // Only the compiler could reorder earlier stores: on x86-64 stores become visible in
-        // program order.
-        AtomicU64::fence_release();
-        let line = self.words.as_ptr();
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         if has_wide_store() {
-            // SAFETY: `line` is 64 bytes, 64-byte aligned (repr(align)), inside a mapping that
-            // outlives `self`; AVX-512 was found.
-            unsafe { store_wide(line.cast_mut(), words) };
-        } else {
-            for (to, &from) in self.words.iter().zip(words) {
-                to.store(from, Ordering::Relaxed);
-            }
+            // Only the compiler could reorder earlier stores: on x86-64 stores become visible in
+            // program order.
+            AtomicU64::fence_release();
+            // SAFETY: the line is 64 bytes, 64-byte aligned (repr(align)), inside a mapping that
+            // outlives `self`; the processor has the instructions.
+            unsafe { store_wide(self.words.as_ptr(), epoch, entry) };
+            return;
         }
-    }
-
-    #[inline]
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    fn store(&self, words: &[u64; WORDS]) {
-        AtomicU64::fence_release();
-        for (to, &from) in self.words.iter().zip(words) {
-            to.store(from, Ordering::Relaxed);
-        }
+        let word = |i: usize| if i < 2 { entry.signature } else { entry.payload[i / 2 - 1] };
+        let data: [u32; WORDS] = std::array::from_fn(|i| (word(i) >> (32 * (i % 2))) as u32);
+        sealed::publish(&self.words, epoch, &data);
     }
 
     /// Returns the entry that was published under `epoch`; `None` if it was not published. Earlier
@@ -82,8 +66,7 @@ impl Line {
             return None;
         }
         let word = |i: usize| u64::from(data[i]) | u64::from(data[i + 1]) << 32;
-        let signature = u64::from(data[0]) | u64::from(data[7]) << 32;
-        Some(Entry { signature, payload: [word(1), word(3), word(5)] })
+        Some(Entry { signature: word(0), payload: [word(2), word(4), word(6)] })
     }
 
     /// Resets the line, before a team that uses it starts.
@@ -95,9 +78,15 @@ impl Line {
     /// barrier needs no more.
     #[inline]
     pub(crate) fn read_signature(&self, epoch: u32) -> Option<u64> {
-        let (mut low, mut high) = ([0], [0]);
-        let whole = sealed::try_read(&self.words[..1], epoch, &mut low) && sealed::try_read(&self.words[7..], epoch, &mut high);
-        whole.then_some(u64::from(low[0]) | u64::from(high[0]) << 32)
+        let mut halves = [0; 2];
+        let whole = sealed::try_read(&self.words[..2], epoch, &mut halves);
+        whole.then_some(u64::from(halves[0]) | u64::from(halves[1]) << 32)
+    }
+
+    /// Takes the line into the cache of this processor, to be written soon: see [`own`].
+    #[inline]
+    pub(crate) fn own(&self) {
+        own(self.words.as_ptr().cast());
     }
 
     /// Returns whether `epoch` was published.
@@ -107,26 +96,85 @@ impl Line {
     }
 }
 
-/// Writes a line with one store.
+/// Takes a cache line into the cache of this processor, without the copies that other processors
+/// hold. Does not wait for it, and changes no memory; `line` may be any address.
+#[inline]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub(crate) fn own(line: *const u8) {
+    // SAFETY: a hint, which neither faults nor changes anything. A processor that does not know it
+    // executes a no-op.
+    unsafe { std::arch::asm!("prefetchw [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) };
+}
+
+/// Takes a cache line into the cache of this processor, without the copies that other processors
+/// hold. Does not wait for it, and changes no memory; `line` may be any address.
+#[inline]
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+pub(crate) fn own(line: *const u8) {
+    // SAFETY: a hint, which neither faults nor changes anything.
+    unsafe { std::arch::asm!("prfm pstl1keep, [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) };
+}
+
+/// Does nothing: this architecture has no such hint here.
+#[inline]
+#[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+pub(crate) fn own(_line: *const u8) {}
+
+/// Fetches a cache line into the cache of this processor, to be read soon. Does not wait for it;
+/// `line` may be any address.
+#[inline]
+pub(crate) fn fetch(line: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a hint, which neither faults nor changes anything.
+    unsafe {
+        std::arch::asm!("prefetcht0 [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly))
+    };
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: a hint, which neither faults nor changes anything.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly))
+    };
+    let _ = line;
+}
+
+/// Writes a line with one store, from registers. Through memory it would take longer: a load of the
+/// whole line must wait until the stores of its words have left the core.
 ///
-/// Uses a register that SSE code cannot name. If the upper half of one of the first sixteen
-/// registers stays in use, SSE code of the caller runs slowly until the next `vzeroupper`, which
-/// the compiler does not add after assembly.
+/// Uses registers that SSE code cannot name. If the upper half of one of the first sixteen stays in
+/// use, SSE code of the caller runs slowly until the next `vzeroupper`, which the compiler does not
+/// add after assembly.
 ///
 /// # Safety
-/// The processor has AVX-512F; `line` is 64-byte aligned and valid for atomic writes.
-#[target_feature(enable = "avx512f")]
+/// [`has_wide_store`] holds; `line` is 64-byte aligned and valid for atomic writes of [`WORDS`]
+/// words.
+#[inline]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-unsafe fn store_wide(line: *mut AtomicU64, words: &[u64; WORDS]) {
-    // SAFETY: reads `words`, writes `line`. The assembly stands for eight relaxed atomic stores of
-    // aligned words: readers accept them in any order.
+unsafe fn store_wide(line: *const AtomicU64, epoch: u32, entry: &Entry) {
+    let [a, b, c] = entry.payload;
+    // SAFETY: writes `line`. The assembly stands for eight relaxed atomic stores of aligned words,
+    // which are those of `sealed::publish`: readers accept them in any order. The caller guarantees
+    // the instructions.
     unsafe {
         std::arch::asm!(
-            "vmovdqu64 zmm16, [{from}]",
-            "vmovdqa64 [{to}], zmm16",
-            out("zmm16") _,
-            from = in(reg) words.as_ptr(),
-            to = in(reg) line,
+            // The 32 bytes of the entry.
+            "vmovq xmm16, {signature}",
+            "vpinsrq xmm16, xmm16, {a}, 1",
+            "vmovq xmm17, {b}",
+            "vpinsrq xmm17, xmm17, {c}, 1",
+            "vinserti32x4 ymm16, ymm16, xmm17, 1",
+            // Every 32 bits of it become the lower half of a word, and the epoch the upper half.
+            "vpmovzxdq zmm16, ymm16",
+            "vpbroadcastq zmm17, {epoch}",
+            "vporq zmm16, zmm16, zmm17",
+            "vmovdqa64 [{line}], zmm16",
+            signature = in(reg) entry.signature,
+            a = in(reg) a,
+            b = in(reg) b,
+            c = in(reg) c,
+            epoch = in(reg) u64::from(epoch) << 32,
+            line = in(reg) line,
+            out("xmm16") _,
+            out("xmm17") _,
             options(nostack, preserves_flags)
         );
     }
@@ -136,8 +184,10 @@ unsafe fn store_wide(line: *mut AtomicU64, words: &[u64; WORDS]) {
 #[inline]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn has_wide_store() -> bool {
-    // The standard library caches the result in one atomic word.
+    // The standard library caches the results in one atomic word.
     std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("avx512dq")
+        && std::arch::is_x86_feature_detected!("avx512vl")
 }
 
 #[cfg(test)]

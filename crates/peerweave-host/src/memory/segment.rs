@@ -47,7 +47,8 @@ impl Mapping {
 /// Describes the memory in errors.
 fn what(layout: &Layout) -> String {
     let Layout { n_pes, heap_bytes, .. } = layout;
-    format!("{n_pes} PEs with {heap_bytes} bytes of heap each")
+    let plural = if *n_pes == 1 { "" } else { "s" };
+    format!("{n_pes} PE{plural} with {heap_bytes} bytes of heap each")
 }
 
 #[cfg(test)]

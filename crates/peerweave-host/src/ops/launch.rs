@@ -4,13 +4,14 @@
 //! threads.
 
 use crate::memory::layout::{KERNEL_SLOTS, MAX_TEAMS};
-use crate::ops::shared::Shared;
-use peerweave_core::backend::{Launch, Outcome};
-use peerweave_core::{Error, KernelFailure};
+use crate::ops::shared::{COMPLETION_GRACE, Shared};
+use peerweave_core::backend::{Launch, Outcome, TeamId};
+use peerweave_core::{Error, KernelFailure, PeerCause, TeamName};
 use peerweave_grid::{ContextMemory, Epochs, GridError, Options, Report, Shape, TeamTable};
 use peerweave_types::{KernelOp, Pe};
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time that a grid may continue after the deadline of its waits. In this time its threads see the
@@ -27,13 +28,50 @@ pub(crate) struct Kernels {
     launched: AtomicU64,
     /// The epochs of each team slot.
     epochs: Box<[Epochs]>,
+    /// When the kernels started that streams run now.
+    on_streams: Mutex<Vec<Instant>>,
+}
+
+/// A kernel that a stream runs, until the stream has completed its ticket.
+#[derive(Debug)]
+pub(crate) struct OnStream<'a> {
+    kernels: &'a Kernels,
+    started: Instant,
+}
+
+impl Drop for OnStream<'_> {
+    fn drop(&mut self) {
+        let mut all = self.kernels.on_streams();
+        if let Some(at) = all.iter().position(|started| *started == self.started) {
+            all.swap_remove(at);
+        }
+    }
 }
 
 impl Kernels {
     /// Returns the state before the first launch. `seed` is the seed of the options.
     pub(crate) fn new(seed: u64) -> Self {
         let slots = || (0..KERNEL_SLOTS).map(|_| AtomicU64::new(0)).collect::<Epochs>();
-        Self { seed, launched: AtomicU64::new(0), epochs: (0..MAX_TEAMS).map(|_| slots()).collect() }
+        let epochs = (0..MAX_TEAMS).map(|_| slots()).collect();
+        Self { seed, launched: AtomicU64::new(0), epochs, on_streams: Mutex::default() }
+    }
+
+    fn on_streams(&self) -> MutexGuard<'_, Vec<Instant>> {
+        self.on_streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that a stream starts to run a kernel.
+    pub(crate) fn start_on_stream(&self) -> OnStream<'_> {
+        let started = Instant::now();
+        self.on_streams().push(started);
+        OnStream { kernels: self, started }
+    }
+
+    /// Returns whether a stream still runs a kernel that started before `before`, and that ends
+    /// soon by itself, with a report.
+    pub(crate) fn will_report(&self, before: Instant, deadline: Duration) -> bool {
+        let longest = deadline.saturating_add(GRACE + COMPLETION_GRACE);
+        self.on_streams().iter().any(|started| *started <= before && started.elapsed() < longest)
     }
 
     /// Restarts the epochs of a slot, for a new team.
@@ -74,6 +112,9 @@ impl Shared {
             let on_idle = || {
                 if lost.borrow().is_none() && asked.get().elapsed() >= LIVENESS_PERIOD {
                     asked.set(Instant::now());
+                    for pe in (0..self.n_pes()).filter(|&pe| self.peers.liveness.gone(pe) == Some(PeerCause::Left)) {
+                        context.mark_gone(Pe::new(pe as u32));
+                    }
                     if let Err(error) = self.peers.check_signallers(kernel.name()) {
                         *lost.borrow_mut() = Some(error);
                         context.abort();
@@ -93,7 +134,13 @@ impl Shared {
         let error = match lost.into_inner() {
             // A lost PE is the reason, whatever the kernel reported.
             Some(error) => error,
-            None => failure(kernel.name(), report, outcome.err(), self.kernels.seed),
+            None => match report.and_then(|report| report.missing_pe()).filter(|pe| context.is_gone(*pe)) {
+                Some(pe) => {
+                    let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
+                    self.peers.peer_error(kernel.name(), team, pe.index(), PeerCause::Left, 0)
+                }
+                None => failure(kernel.name(), report, outcome.err(), self.kernels.seed),
+            },
         };
         self.peers.record_failure(&error);
         Err(error)
@@ -109,12 +156,13 @@ fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>
             kind: report.kind(),
             operation: KernelOp::from_number(report.0.operation),
             missing: report.missing_pe(),
+            exit_code: report.exit_code(),
             message: report.to_string(),
         },
         (None, grid) => {
             let text = grid.map_or_else(|| "failed".to_string(), |error| error.to_string());
             let message = text.strip_prefix(kernel).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text).to_string();
-            KernelFailure { kernel, kind: None, operation: None, missing: None, message }
+            KernelFailure { kernel, kind: None, operation: None, missing: None, exit_code: None, message }
         }
     };
     if seed != 0 {

@@ -183,7 +183,7 @@ impl Shared {
                 // SAFETY: as above.
                 u64::from(atomic_half(unsafe { &*at.cast::<AtomicU32>() }, atomic))
             }
-            _ => panic!("peerweave-core bug: an atomic operation on {}", atomic.dtype),
+            _ => panic!("peerweave-core bug: {} elements have no atomic operations", atomic.dtype),
         };
         match atomic.kind {
             AtomicKind::Set | AtomicKind::Add | AtomicKind::Inc | AtomicKind::And | AtomicKind::Or | AtomicKind::Xor => {

@@ -182,7 +182,15 @@ impl Transfers {
         missing.sort_unstable();
         missing.dedup();
         let first = self.pending().next().expect("a transfer is pending");
-        Error::Timeout(Box::new(Timeout { call: first.call(), team: first.team.name(), waited, missing, running: None }))
+        Error::Timeout(Box::new(Timeout {
+            call: first.call(),
+            team: first.team.name(),
+            waited,
+            missing,
+            running: None,
+            holder: None,
+            word: None,
+        }))
     }
 }
 

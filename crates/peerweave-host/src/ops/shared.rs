@@ -15,6 +15,10 @@ use peerweave_fork::ForkGuard;
 use peerweave_types::SymOffset;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The time that an operation may take to complete its ticket after its own deadline has passed.
+pub(crate) const COMPLETION_GRACE: Duration = Duration::from_millis(200);
 
 /// The state of one PE.
 #[derive(Debug)]
@@ -38,7 +42,7 @@ pub(crate) struct Shared {
     /// alive.
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
     /// The rendezvous by which the process joined its launcher's job, in a world that was made by
-    /// shrinking that of the launcher. The launcher sees by it that the process goes on.
+    /// shrinking that of the launcher. The launcher sees by it that the process continues.
     pub(crate) launcher: Mutex<Option<Arc<Rendezvous>>>,
     /// The last field, so that it is unmapped last.
     pub(crate) _mapping: Arc<Mapping>,

@@ -160,7 +160,7 @@ impl Shared {
             let epoch = ranks.iter().map(|&rank| requests[rank].last_epoch(slot)).max().unwrap_or(0);
             let members: Vec<usize> = ranks.iter().map(|&rank| parent.members[rank]).collect();
             let rank = members.iter().position(|&pe| pe == self.peers.me).expect("this rank gave that color");
-            TeamState::new(slot, members, rank, epoch)
+            TeamState::new(&self.peers.segments, slot, members, rank, epoch)
         }))
     }
 
@@ -202,7 +202,15 @@ impl Shared {
         let timeout = |waited| {
             let pending = (0..team.size()).filter(|&rank| !all_ended(rank));
             let missing = pending.map(|rank| Pe::new(team.members[rank] as u32)).collect();
-            let late = Error::Timeout(Box::new(Timeout { call: "destroy", team: team.name(), waited, missing, running: None }));
+            let late = Error::Timeout(Box::new(Timeout {
+                call: "destroy",
+                team: team.name(),
+                waited,
+                missing,
+                running: None,
+                holder: None,
+                word: None,
+            }));
             self.peers.record_outcome(late)
         };
         let mut waiter = self.peers.waiter(Limit::Deadline(self.peers.deadline));

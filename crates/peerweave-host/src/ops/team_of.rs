@@ -108,7 +108,7 @@ impl Shared {
         };
         let timeout = |waited| {
             let (team, missing) = (self.teams.world().name(), Vec::new());
-            Error::Timeout(Box::new(Timeout { call: CALL, team, waited, missing, running: Some(CALL) }))
+            Error::Timeout(Box::new(Timeout { call: CALL, team, waited, missing, running: Some(CALL), holder: None, word: None }))
         };
         look().map_or_else(|| waiter.until(look, || Ok(()), timeout), Ok)
     }
@@ -220,7 +220,7 @@ impl<'a> TeamCall<'a> {
         if !teams.claim(slot) {
             return Ok(None);
         }
-        let team = TeamState::new(slot, self.members.to_vec(), self.rank, epoch);
+        let team = TeamState::new(&self.shared.peers.segments, slot, self.members.to_vec(), self.rank, epoch);
         self.shared.reset(&team);
         let asked = |&(pe, seen): &(usize, u64)| {
             self.words(pe).decision.store((slot as u64) << 32 | u64::from(epoch), Ordering::Relaxed);
@@ -288,7 +288,7 @@ impl<'a> TeamCall<'a> {
         }
         let decision = words.decision.load(Ordering::Relaxed);
         let (slot, epoch) = ((decision >> 32) as usize, decision as u32);
-        let team = TeamState::new(slot, self.members.to_vec(), self.rank, epoch);
+        let team = TeamState::new(&self.shared.peers.segments, slot, self.members.to_vec(), self.rank, epoch);
         let asked = state(self.number, phase::ASKED, 0);
         let claimed = teams.claim(slot);
         if claimed {
@@ -400,7 +400,15 @@ impl<'a> TeamCall<'a> {
     }
 
     fn late(&self, waited: Duration, missing: Vec<Pe>) -> Error {
-        Error::Timeout(Box::new(Timeout { call: CALL, team: self.team(), waited, missing, running: None }))
+        Error::Timeout(Box::new(Timeout {
+            call: CALL,
+            team: self.team(),
+            waited,
+            missing,
+            running: None,
+            holder: None,
+            word: None,
+        }))
     }
 
     fn mismatch(&self, pe: usize) -> Error {

@@ -24,7 +24,10 @@ impl Shared {
         }
         let call = wait.call_name();
         let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
-        let timeout = |waited| Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new(), running: None }));
+        let timeout = |waited| {
+            let word = wait.unsatisfied(|i| self.load(wait, i));
+            Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new(), running: None, holder: None, word }))
+        };
         self.peers.waiter(limit).until(|| self.look(wait), || self.peers.check_signallers(call), timeout)
     }
 
@@ -35,7 +38,16 @@ impl Shared {
             8 => look_at(wait, |i| self.awaited::<AtomicU64>(wait, i).load(Ordering::Acquire)),
             4 => look_at(wait, |i| u64::from(self.awaited::<AtomicU32>(wait, i).load(Ordering::Acquire))),
             2 => look_at(wait, |i| u64::from(self.awaited::<AtomicU16>(wait, i).load(Ordering::Acquire))),
-            _ => panic!("peerweave-core bug: a wait for words of {}", wait.dtype),
+            _ => panic!("peerweave-core bug: a wait for words of type {}, expected an integer of 2, 4 or 8 bytes", wait.dtype),
+        }
+    }
+
+    /// Returns the value of the word at an index.
+    fn load(&self, wait: &WaitUntil, index: usize) -> u64 {
+        match wait.dtype.size_bytes() {
+            8 => self.awaited::<AtomicU64>(wait, index).load(Ordering::Acquire),
+            4 => self.awaited::<AtomicU32>(wait, index).load(Ordering::Acquire).into(),
+            _ => self.awaited::<AtomicU16>(wait, index).load(Ordering::Acquire).into(),
         }
     }
 

@@ -3,10 +3,13 @@
 //! Contains no arithmetic. Invariant: a byte of the destination is written only with its final
 //! value, possibly twice, and no other byte is written.
 
-use super::arch::{Arch, Kernel, Vector, word};
+use super::arch::{Arch, Basic, Kernel, Vector, word};
+
+/// The longest copy by words, in bytes.
+pub(super) const INLINE_BYTES: usize = 32;
 
 /// The longest copy that runs inline, without a choice of the instruction set, in bytes.
-pub(super) const INLINE_BYTES: usize = 32;
+pub(super) const SHORT_BYTES: usize = 64;
 
 /// From this size in bytes, a streaming copy uses the string instruction of the processor if it has
 /// one: at 64 MiB, 2.1 ms instead of 3.1 ms.
@@ -84,7 +87,7 @@ pub(super) fn bytes_to_alignment(at: *const u8, alignment_bytes: usize) -> usize
     at.addr().wrapping_neg() & (alignment_bytes - 1)
 }
 
-/// A copy of more than [`INLINE_BYTES`] bytes through the caches.
+/// A copy of more than [`SHORT_BYTES`] bytes through the caches.
 pub(super) struct Copy {
     pub(super) dst: *mut u8,
     pub(super) src: *const u8,
@@ -96,13 +99,11 @@ impl Kernel for Copy {
     unsafe fn run<A: Arch>(self) {
         let Self { dst, src, bytes } = self;
         let vector = A::Vector::BYTES;
-        debug_assert!(bytes > INLINE_BYTES);
+        debug_assert!(bytes > SHORT_BYTES);
         // SAFETY: every access ends at or before `bytes`: by the bound of its branch, or because it
         // is counted from the end.
         unsafe {
-            if bytes <= 64 {
-                short::<A::Narrow>(dst, src, bytes);
-            } else if bytes <= 2 * vector {
+            if bytes <= 2 * vector {
                 let (first, last) = (A::Vector::load(src), A::Vector::load(src.add(bytes - vector)));
                 first.store(dst);
                 last.store(dst.add(bytes - vector));
@@ -133,27 +134,22 @@ impl Kernel for Copy {
     }
 }
 
-/// Copies 33 to 64 bytes.
+/// Copies 33 to 64 bytes by vectors of 16 bytes, which every processor of the architecture has.
 ///
 /// # Safety
-/// As for [`super::copy()`], for 33 to 64 bytes; and the processor has the instruction set of `V`.
+/// As for [`super::copy()`], for 33 to 64 bytes.
 #[inline(always)]
-unsafe fn short<V: Vector>(dst: *mut u8, src: *const u8, bytes: usize) {
-    // SAFETY: 32 < bytes <= 64: both halves lie inside, the second ends at `bytes`.
+pub(super) unsafe fn short(dst: *mut u8, src: *const u8, bytes: usize) {
+    debug_assert!(bytes > INLINE_BYTES && bytes <= SHORT_BYTES);
+    const { assert!(2 * Basic::BYTES == INLINE_BYTES && 4 * Basic::BYTES == SHORT_BYTES) };
+    // SAFETY: the first two vectors end at 32, the others start there or before and end at `bytes`.
     unsafe {
-        let end = bytes - V::BYTES;
-        if V::BYTES == 32 {
-            let (first, last) = (V::load(src), V::load(src.add(end)));
-            first.store(dst);
-            last.store(dst.add(end));
-        } else {
-            let (a, b) = (V::load(src), V::load(src.add(V::BYTES)));
-            let (c, d) = (V::load(src.add(end - V::BYTES)), V::load(src.add(end)));
-            a.store(dst);
-            b.store(dst.add(V::BYTES));
-            c.store(dst.add(end - V::BYTES));
-            d.store(dst.add(end));
-        }
+        let (a, b) = (Basic::load(src), Basic::load(src.add(Basic::BYTES)));
+        let (c, d) = (Basic::load(src.add(bytes - 2 * Basic::BYTES)), Basic::load(src.add(bytes - Basic::BYTES)));
+        a.store(dst);
+        b.store(dst.add(Basic::BYTES));
+        c.store(dst.add(bytes - 2 * Basic::BYTES));
+        d.store(dst.add(bytes - Basic::BYTES));
     }
 }
 

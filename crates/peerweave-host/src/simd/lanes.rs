@@ -67,6 +67,12 @@ pub(super) unsafe trait Storage: Copy + 'static {
     /// Returns the value of the element whose bits are the low bits of `word`.
     fn value_of_word(word: u64) -> Self::Value;
 
+    /// Returns the value of an element.
+    fn value(self) -> Self::Value;
+
+    /// Returns the element of a value, rounded as by [`Storage::encode`].
+    fn of_value(value: Self::Value) -> Self;
+
     /// Returns the values of a register.
     ///
     /// # Safety
@@ -98,6 +104,16 @@ macro_rules! plain {
             #[inline(always)]
             fn value_of_word(word: u64) -> Self {
                 $of_word(word)
+            }
+
+            #[inline(always)]
+            fn value(self) -> Self {
+                self
+            }
+
+            #[inline(always)]
+            fn of_value(value: Self) -> Self {
+                value
             }
 
             #[inline(always)]
@@ -142,7 +158,7 @@ pub(super) struct F16(u16);
 pub(super) struct Bf16(u16);
 
 macro_rules! sixteen_bits {
-    ($($t:ident, $of_bits:path);*) => {$(
+    ($($t:ident, $of_bits:path, $to_bits:path);*) => {$(
         // SAFETY: [T1] transparent over u16; [T2] two bytes each.
         unsafe impl Storage for $t {
             type Value = f32;
@@ -157,6 +173,16 @@ macro_rules! sixteen_bits {
             #[inline(always)]
             fn value_of_word(word: u64) -> f32 {
                 $of_bits(word as u16)
+            }
+
+            #[inline(always)]
+            fn value(self) -> f32 {
+                $of_bits(self.0)
+            }
+
+            #[inline(always)]
+            fn of_value(value: f32) -> Self {
+                Self($to_bits(value))
             }
 
             #[inline(always)]
@@ -178,7 +204,7 @@ macro_rules! sixteen_bits {
     )*};
 }
 
-sixteen_bits!(F16, float16::widen; Bf16, float16::widen_bf16);
+sixteen_bits!(F16, float16::widen, float16::narrow; Bf16, float16::widen_bf16, float16::narrow_bf16);
 
 impl F16 {
     /// Applies [`Arch::widen_f16`] to all lanes.

@@ -60,6 +60,8 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize) {
     unsafe {
         if bytes <= copy::INLINE_BYTES {
             copy::copy_inline(dst, src, bytes);
+        } else if bytes <= copy::SHORT_BYTES {
+            copy::short(dst, src, bytes);
         } else {
             copy_on(Isa::best(), dst, src, bytes);
         }
@@ -69,7 +71,7 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize) {
 /// Like [`copy()`], for sizes above those copied inline, on a given instruction set.
 ///
 /// # Safety
-/// As for [`copy()`]; and `bytes` is more than 32.
+/// As for [`copy()`]; and `bytes` is more than 64.
 unsafe fn copy_on(isa: Isa, dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe { isa.enter(copy::Copy { dst, src, bytes }) };

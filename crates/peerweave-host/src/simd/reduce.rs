@@ -332,8 +332,14 @@ impl Erased<'_> {
     #[inline(always)]
     unsafe fn run<S: Storage, O: Op<S::Value>>(&self, op: O) {
         let &Self { isa, inputs, outputs, bytes, stores } = self;
-        // SAFETY: as required of the caller.
-        unsafe { isa.enter(Reduce::<S, O> { op, inputs, outputs, bytes, stores, storage: PhantomData }) };
+        // SAFETY: as required of the caller; a single element has the bytes of `S`.
+        unsafe {
+            if bytes == size_of::<S>() {
+                single::<S, O>(op, inputs, outputs);
+            } else {
+                isa.enter(Reduce::<S, O> { op, inputs, outputs, bytes, stores, storage: PhantomData });
+            }
+        }
     }
 
     /// Runs an operation on this type.
@@ -368,6 +374,41 @@ impl Erased<'_> {
                 _ => unreachable!("{op} does not depend on the sign or is bitwise"),
             }
         }
+    }
+}
+
+/// Reduces one element, without a vector. The bits are those of [`Reduce`]: both apply the same
+/// operation to the same values.
+///
+/// # Safety
+/// As for [`reduce`], of one element that has the size of `S`.
+#[inline(always)]
+unsafe fn single<S: Storage, O: Op<S::Value>>(op: O, inputs: &[Input], outputs: &[*mut u8]) {
+    // SAFETY: as required of the caller.
+    let value = |input: &Input| unsafe { load_element::<S>(input.at) }.value();
+    let mut state = op.first(value(&inputs[0]), S::value_of_word(inputs[0].scalar));
+    for input in &inputs[1..] {
+        state = op.next(state, value(input), S::value_of_word(input.scalar));
+    }
+    let result = S::of_value(op.last(state));
+    for &output in outputs {
+        // SAFETY: as required of the caller; elements have no padding, [T1].
+        unsafe { super::copy::copy_inline(output, (&raw const result).cast(), size_of::<S>()) };
+    }
+}
+
+/// Reads one element.
+///
+/// # Safety
+/// As for [`super::copy()`], for the size of `S`.
+#[inline(always)]
+unsafe fn load_element<S: Storage>(from: *const u8) -> S {
+    let mut element = core::mem::MaybeUninit::<S>::uninit();
+    // SAFETY: the caller guarantees that `from` is valid; every bit pattern is an element, [T1], of
+    // which the copy writes all bytes.
+    unsafe {
+        super::copy::copy_inline(element.as_mut_ptr().cast(), from, size_of::<S>());
+        element.assume_init()
     }
 }
 

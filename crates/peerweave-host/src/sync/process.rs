@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn process_number_of_another_namespace_is_not_used() {
+    fn process_id_of_another_namespace_is_not_used() {
         let own = Identity::own();
         let other = Identity { namespace: own.namespace ^ 2, ..own };
         assert_eq!(own.number_of(&other), Err(Unreachable::OtherNamespace));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_without_the_random_word_is_not_read() {
+    fn memory_with_a_different_probe_word_is_not_read() {
         let own = Identity::own();
         assert!(own.can_read(&Identity { probe: own.probe ^ 2, ..own }).is_err());
     }

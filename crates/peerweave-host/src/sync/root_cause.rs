@@ -97,8 +97,8 @@ impl Peers {
     }
 
     /// Follows failure words from `pe`, which failed by `cause`, to the PE that failed first.
-    /// `word` is the failure word of `pe` in a team, if it has one. A PE that died is the root
-    /// cause.
+    /// `word` is the failure word of `pe` in a team, if it has one. A process that ended without
+    /// leaving may have reported the failure of another PE before, so its words count too.
     fn root_cause(&self, pe: usize, cause: PeerCause, mut word: Option<u64>) -> (usize, PeerCause) {
         // Memory that cannot be read belongs to a process that is ending: the kernel unmaps it
         // first.
@@ -110,21 +110,25 @@ impl Peers {
         };
         let start = (pe, cause);
         let mut found = start.clone();
+        let mut died = None;
         let mut seen = vec![self.me];
         loop {
-            if found.1 == PeerCause::Died || self.liveness.gone(found.0) == Some(PeerCause::Died) {
-                return (found.0, PeerCause::Died);
-            }
             // A circle, or a chain that ends at this PE, which was late but did not fail: report
-            // the start of the chain.
+            // a PE of the chain that died, or else its start.
             if seen.contains(&found.0) {
-                return start;
+                return died.unwrap_or(start);
+            }
+            if found.1 == PeerCause::Died || self.liveness.gone(found.0) == Some(PeerCause::Died) {
+                found.1 = PeerCause::Died;
+                died.get_or_insert_with(|| found.clone());
             }
             seen.push(found.0);
             let in_team = word.take();
             match decode(in_team.unwrap_or_else(|| self.segments.page(found.0).failure.load(Ordering::Acquire))) {
                 // It shrinks the world although no PE is gone.
-                Some((next, PeerCause::Shrinks)) if next == found.0 => return (next, PeerCause::Shrinks),
+                Some((next, PeerCause::Shrinks)) if next == found.0 && found.1 != PeerCause::Died => {
+                    return (next, PeerCause::Shrinks);
+                }
                 // The word of a page may be old: it counts only if the PE that it names is gone
                 // too.
                 Some((next, cause))
@@ -132,6 +136,10 @@ impl Peers {
                         && next < self.n_pes()
                         && (in_team.is_some() || self.is_gone_within(next, PROCESS_END)) =>
                 {
+                    // It had died before this word was written.
+                    if cause == PeerCause::Died {
+                        died = Some((next, PeerCause::Died));
+                    }
                     found = (next, cause);
                 }
                 _ => return found,
@@ -211,8 +219,15 @@ mod tests {
             assert_eq!(decode(encode(&error, 1)), Some((7, cause)));
         }
         let missing = vec![Pe::new(0), Pe::new(4)];
-        let late =
-            Error::Timeout(Box::new(Timeout { call: "barrier", team, waited: Default::default(), missing, running: None }));
+        let late = Error::Timeout(Box::new(Timeout {
+            call: "barrier",
+            team,
+            waited: Default::default(),
+            missing,
+            running: None,
+            holder: None,
+            word: None,
+        }));
         assert_eq!(decode(encode(&late, 1)), Some((0, PeerCause::Failed)));
         let own = Error::Unsupported { call: "barrier", backend: "host", why: "a test" };
         assert_eq!(decode(encode(&own, 1)), Some((1, PeerCause::Failed)));

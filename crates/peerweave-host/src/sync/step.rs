@@ -6,7 +6,7 @@
 //! flag of [`peerweave_device::flag`]: one rank writes it, and its value only grows, modulo 2^64.
 
 use crate::memory::layout::TeamWords;
-use crate::memory::line::{Entry, Line};
+use crate::memory::line::{self, Entry, Line};
 use crate::sync::peers::Peers;
 use crate::sync::team::TeamState;
 use crate::sync::wait::{Limit, Stop, Waiter};
@@ -19,6 +19,10 @@ use std::time::Duration;
 const FAILED: u64 = 1;
 const LAST_PHASE: u32 = 0xff_ffff;
 
+/// The largest part of a staging area that a rank takes into its cache ahead of time. A processor
+/// asks for a few lines at a time only.
+const OWNED_BYTES: usize = 1024;
+
 fn progress(epoch: u32, phase: u32, status: u64) -> u64 {
     u64::from(epoch) << 32 | u64::from(phase) << 8 | status
 }
@@ -26,6 +30,15 @@ fn progress(epoch: u32, phase: u32, status: u64) -> u64 {
 /// Returns the progress word of a rank that has not entered any operation after `epoch`.
 pub(crate) fn progress_before_next(epoch: u32) -> u64 {
     progress(epoch, LAST_PHASE, 0)
+}
+
+/// What is fetched into the cache together with an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum With {
+    Nothing,
+    /// The first line of the staging area of that rank. Otherwise this rank would ask for that line
+    /// only after the entry has arrived.
+    StagedLine,
 }
 
 /// The part of this rank in one operation of a team.
@@ -40,7 +53,7 @@ pub(crate) struct Step<'a> {
 impl<'a> Step<'a> {
     #[inline]
     pub(crate) fn words(&self, rank: usize) -> &'a TeamWords {
-        self.peers.segments.team_words(self.team.members[rank], self.team.slot)
+        self.team.blocks[rank].words()
     }
 
     /// Returns which of the two entry lines and staging areas the operation uses.
@@ -52,7 +65,7 @@ impl<'a> Step<'a> {
     /// Returns a staging area of a rank.
     #[inline]
     pub(crate) fn stage(&self, rank: usize, parity: usize) -> *mut u8 {
-        self.peers.segments.stage(self.team.members[rank], self.team.slot, parity)
+        self.team.blocks[rank].stage(parity)
     }
 
     /// Publishes that this rank has entered the operation.
@@ -61,11 +74,40 @@ impl<'a> Step<'a> {
         self.words(self.team.rank).entry[self.parity()].publish(self.epoch, entry);
     }
 
+    /// Takes the entry line that this rank writes next into the cache of its processor.
+    ///
+    /// The other ranks hold copies of the line since they read the last entry but one. A store must
+    /// wait until their copies are gone, and a reader waits for the store. So the best time to ask
+    /// for the line is when the entries of this operation have arrived, before their operands are
+    /// used: with two PEs a broadcast of 64 B takes 170 ns instead of 340, with this and
+    /// [`Step::own_next_stage`].
+    #[inline]
+    pub(crate) fn own_next_entry(&self) {
+        self.words(self.team.rank).entry[self.parity() ^ 1].own();
+    }
+
+    /// Like [`Step::own_next_entry`], for `bytes` bytes at `offset` of the staging area that this
+    /// rank writes next, if that operation has operands of the same sizes. Takes at most
+    /// [`OWNED_BYTES`] bytes.
+    #[inline]
+    pub(crate) fn own_next_stage(&self, offset: usize, bytes: usize) {
+        let first = self.stage(self.team.rank, self.parity() ^ 1).wrapping_add(offset);
+        for at in (0..bytes.min(OWNED_BYTES)).step_by(line::BYTES) {
+            line::own(first.wrapping_add(at));
+        }
+    }
+
     /// Waits until `rank` has entered and returns its entry. One waiter serves all ranks, so that
     /// the limit holds for all of them together.
     #[inline]
-    pub(crate) fn entry(&self, rank: usize, waiter: &mut Option<Waiter<'a>>, limit: Limit) -> Result<Entry, Stop> {
-        self.entered(rank, waiter, limit, |line| line.read(self.epoch))
+    pub(crate) fn entry(&self, rank: usize, with: With, waiter: &mut Option<Waiter<'a>>, limit: Limit) -> Result<Entry, Stop> {
+        let stage = self.stage(rank, self.parity());
+        self.entered(rank, waiter, limit, |line| {
+            if with == With::StagedLine {
+                line::fetch(stage);
+            }
+            line.read(self.epoch)
+        })
     }
 
     /// Waits until `rank` has entered and returns the signature of its call.
@@ -88,7 +130,7 @@ impl<'a> Step<'a> {
     }
 
     /// Waits until `look` returns a value for `rank`. `misses` tells for which ranks the wait would
-    /// go on.
+    /// continue.
     ///
     /// `look` stands in one place only, so that it is inlined: it runs between the arrival of a
     /// line and the next step.
@@ -168,6 +210,14 @@ impl<'a> Step<'a> {
 
     fn timeout(&self, waited: Duration, missing: impl Iterator<Item = usize>) -> Error {
         let missing = missing.map(|rank| Pe::new(self.team.members[rank] as u32)).collect();
-        Error::Timeout(Box::new(Timeout { call: self.call, team: self.team.name(), waited, missing, running: None }))
+        Error::Timeout(Box::new(Timeout {
+            call: self.call,
+            team: self.team.name(),
+            waited,
+            missing,
+            running: None,
+            holder: None,
+            word: None,
+        }))
     }
 }

@@ -51,7 +51,7 @@ impl Peers {
     }
 
     /// Fails if a PE has died, for a call that completes the operations on all PEs. A PE that left
-    /// has not failed: others may go on without it.
+    /// has not failed: others may continue without it.
     #[cold]
     pub(crate) fn check_targets(&self, call: &'static str) -> Result<(), Error> {
         let died = |&pe: &usize| pe != self.me && self.liveness.gone(pe) == Some(PeerCause::Died);

@@ -4,6 +4,7 @@
 //! team share these words. So they run one at a time on each PE, in the order in which they were
 //! issued, on any stream.
 
+use crate::memory::layout::{Segments, TeamBlock};
 use crate::sync::peers::Peers;
 use peerweave_core::backend::TeamId;
 use peerweave_core::{Error, Misuse, MisuseKind, TeamName};
@@ -20,6 +21,8 @@ pub(crate) struct TeamState {
     pub(crate) slot: usize,
     /// PE of each rank.
     pub(crate) members: Box<[usize]>,
+    /// The words and staging areas of each rank.
+    pub(crate) blocks: Box<[TeamBlock]>,
     /// This PE's rank.
     pub(crate) rank: usize,
     /// Epoch of the operation that was issued last.
@@ -88,9 +91,10 @@ impl Deref for TeamRef<'_> {
 impl TeamState {
     /// Returns a team whose operations count from `epoch`, which is at least the last epoch of any
     /// member in the slot.
-    pub(crate) fn new(slot: usize, members: Vec<usize>, rank: usize, epoch: u32) -> Self {
+    pub(crate) fn new(segments: &Segments, slot: usize, members: Vec<usize>, rank: usize, epoch: u32) -> Self {
         let channels = members.iter().map(|_| Channels::default()).collect();
         Self {
+            blocks: members.iter().map(|&pe| segments.block(pe, slot)).collect(),
             // The epoch makes the number differ from those of earlier teams in the slot.
             id: TeamId(slot as u32 | epoch << 8),
             slot,
@@ -130,8 +134,9 @@ impl TeamState {
         if next == self.issued.load(Ordering::Acquire).wrapping_add(1) {
             return Vec::new();
         }
-        let entered = |pe: usize| peers.segments.team_words(pe, self.slot).entry[(next & 1) as usize].has(next);
-        self.members.iter().copied().filter(|&pe| pe != peers.me && !entered(pe)).collect()
+        let entered = |block: &TeamBlock| block.words().entry[(next & 1) as usize].has(next);
+        let ranks = self.members.iter().copied().zip(&self.blocks);
+        ranks.filter(|&(pe, block)| pe != peers.me && !entered(block)).map(|(pe, _)| pe).collect()
     }
 
     /// Returns whether the operations before `epoch` are complete on this PE.
@@ -169,7 +174,7 @@ impl TeamState {
     pub(crate) fn fail(&self, peers: &Peers, error: &Error) {
         if self.failure.set(error.clone()).is_ok() {
             let word = peers.record_failure(error);
-            peers.segments.team_words(self.members[self.rank], self.slot).failure.word.store(word, Ordering::Release);
+            self.blocks[self.rank].words().failure.word.store(word, Ordering::Release);
         }
     }
 }
@@ -199,9 +204,10 @@ struct Slots {
 }
 
 impl Teams {
-    pub(crate) fn new(n_pes: usize, me: usize, max_teams: usize) -> Self {
+    pub(crate) fn new(segments: &Segments, me: usize, max_teams: usize) -> Self {
+        let members = (0..segments.layout().n_pes).collect();
         let slots = Slots { states: vec![Slot::Free; max_teams], last_epochs: vec![0; max_teams] };
-        Self { world: Arc::new(TeamState::new(0, (0..n_pes).collect(), me, 0)), slots: RwLock::new(slots) }
+        Self { world: Arc::new(TeamState::new(segments, 0, members, me, 0)), slots: RwLock::new(slots) }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Slots> {

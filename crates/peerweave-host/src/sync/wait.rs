@@ -54,7 +54,7 @@ impl Stop {
     pub(crate) fn into_error(self) -> Error {
         match self {
             Self::Failed(error) => *error,
-            Self::BudgetSpent => unreachable!("an operation that has a deadline has no budget"),
+            Self::BudgetSpent => unreachable!("the wait had a deadline, not a budget"),
         }
     }
 }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn budget_ends_the_wait_without_a_failure() {
+    fn wait_with_a_spent_budget_stops_without_an_error() {
         let mut waiter = Waiter::new(None, true, Limit::Budget(Duration::from_millis(1)));
         let gone = || panic!("liveness is not checked within a millisecond");
         assert!(matches!(expired(&mut waiter, gone, &Default::default()), Stop::BudgetSpent));

@@ -17,7 +17,7 @@ pub fn bench_p(ctx: &Context, to: SymSlice<u64>, pe: u32, iterations: u32, resul
     clock.write(result);
 }
 
-/// Measures one thread: `g` of 8 bytes; each waits for the previous one.
+/// Measures the latency of `g`: one thread gets 8 bytes, and each get waits for the previous one.
 #[kernel(max_threads = 128)]
 pub fn bench_g(ctx: &Context, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
     let mut clock = Clock::new(iterations);

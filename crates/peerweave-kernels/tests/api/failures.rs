@@ -137,7 +137,7 @@ fn exit_code_of_a_kernel_is_reported() {
     let report = report(job.launch_each(&gives_up::KERNEL, shape, |pe| (pe == 1).then_some(())));
     assert_eq!((report.kind(), report.0.operation), (Some(FailureKind::Exit), KernelOp::Exit as u32));
     assert_eq!((report.0.found, report.0.thread), (0x1234, 5));
-    assert_eq!(report.to_string(), "exit: the kernel's own failure; found 4660, expected 0 (block 0, thread 5)");
+    assert_eq!(report.to_string(), "exit: the kernel's own failure, code 4660 (block 0, thread 5)");
 }
 
 #[kernel]
@@ -184,6 +184,6 @@ fn context_of_one_pe() -> peerweave_device::types::KernelContext {
         abort: 0,
         deadline_ns: 0,
         multicast: 0,
-        reserved_words: [0],
+        gone: 0,
     }
 }

@@ -1,4 +1,5 @@
-// What NCCL's headers need of CUDA's to be read by a C++ compiler: two handles and a version. Stands in for the toolkit's file.
+// What NCCL's headers need of CUDA's to be read by a C++ compiler: two handles and a version.
+// Stands in for the toolkit's file.
 #ifndef PEERWEAVE_ABI_CUDA_RUNTIME_H
 #define PEERWEAVE_ABI_CUDA_RUNTIME_H
 #define CUDART_VERSION 13000

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use peerweave_driver::{CudaContext, deadline_after, wait_until};
 
 use crate::Nccl;
-use crate::comm::teardown::spawn_background;
+use crate::comm::teardown::{is_closed, spawn_background};
 use crate::comm::watchdog;
 use crate::library::error::{CommunicatorName, NcclError};
 use crate::member::membership::{Abort, Handle, Inner, set_current};
@@ -74,9 +74,11 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
         .collect();
     let rest = || limit.saturating_sub(start.elapsed());
     let wait = |(inner, abort): (&Arc<Inner>, Option<Receiver<_>>)| {
-        // No thread could be started: this thread aborts, without the limit. Aborted calls wait for
-        // it.
-        let Some(abort) = abort else { return abort_one(inner) };
+        // No thread could be started: this thread aborts, without the limit, because aborted calls
+        // wait for it. At the end of the process NCCL must not be called any more.
+        let Some(abort) = abort else {
+            return if is_closed() { Err(inner.timeout(CALL, start.elapsed())) } else { abort_one(inner) };
+        };
         if inner.graphs.load(Ordering::Acquire) == 0 {
             return abort.recv_timeout(rest()).unwrap_or_else(|_| Err(inner.timeout(CALL, start.elapsed())));
         }

@@ -394,7 +394,7 @@ mod tests {
     use crate::{DeadState, Failure, Rank, ResultCode, Version};
 
     #[test]
-    fn place_that_nccl_may_write_stays_allocated() {
+    fn output_of_an_unfinished_call_stays_allocated() {
         let name = Arc::new(CommunicatorName { name: None, rank: Rank::new(0), ranks: 2, number: 1 });
         let timeout = || {
             let waited = Duration::from_secs(1);

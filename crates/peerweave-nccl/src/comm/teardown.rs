@@ -21,12 +21,21 @@ use crate::{Nccl, Timeout};
 /// Longest time that the end of the process waits for communicators that are being ended.
 pub(crate) const EXIT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Number of communicators that are being ended in the background.
+/// Number of threads that end communicators in the background; [`CLOSED`] is set when no further
+/// thread may start.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
+
+/// The process is ending, and waits for no thread any more.
+const CLOSED: usize = 1 << (usize::BITS - 1);
 
 /// Returns the number of communicators that are being ended in the background.
 pub(crate) fn count() -> usize {
-    ENDING.load(Ordering::Acquire)
+    ENDING.load(Ordering::Acquire) & !CLOSED
+}
+
+/// Returns whether the process is ending, so that NCCL must not be called again.
+pub(super) fn is_closed() -> bool {
+    ENDING.load(Ordering::Acquire) & CLOSED != 0
 }
 
 /// Ends a dropped communicator in the background. Never blocks and never panics. A communicator
@@ -35,7 +44,7 @@ fn teardown_later(inner: &Inner, state: State) {
     if inner.nccl.not_forked("drop").is_err() {
         return;
     }
-    if Teardown::of(inner, state, inner.deadline()).start().is_none() {
+    if Teardown::of(inner, state, inner.deadline()).start().is_none() && !is_closed() {
         tracing::error!(communicator = %inner.name, "leaked, because no thread could be started to end it");
     }
 }
@@ -158,29 +167,42 @@ pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
     )
 }
 
-/// Makes the end of the process wait for the threads that end communicators. NCCL and the driver
-/// free their state at that end, and a thread that is still inside them would use it.
-fn wait_at_exit() {
-    static REGISTERED: Once = Once::new();
-    REGISTERED.call_once(|| {
-        // SAFETY: the function lives as long as the process. It is registered after NCCL and the
-        // driver were loaded, so it runs before what they registered.
+/// Makes the end of the process wait for the threads that end communicators, and start no more of
+/// them. NCCL, its CUDA runtime and the driver free their state at that end, and a thread that is
+/// still inside them would use it.
+///
+/// Functions that were registered last run first. The runtime registers its own when the first
+/// communicator is created, so this is called again after that.
+fn wait_at_exit(registered: &Once) {
+    registered.call_once(|| {
+        // SAFETY: the function lives as long as the process, and does not panic.
         if unsafe { libc::atexit(wait_for_ending) } != 0 {
             tracing::warn!("atexit failed: the end of the process does not wait for dropped communicators");
         }
     });
 }
 
+/// Notes that a communicator was created: see [`wait_at_exit`].
+pub(super) fn created() {
+    static REGISTERED: Once = Once::new();
+    wait_at_exit(&REGISTERED);
+}
+
 extern "C" fn wait_for_ending() {
     // A fork has a copy of the count, but not the threads.
     if loading::not_forked("exit").is_ok() {
-        let ended = || Ok::<_, std::convert::Infallible>(count() == 0);
-        let _ = wait_until(Instant::now() + EXIT_PATIENCE, ended);
+        // The last thread has left and no other can enter, or this function has run before.
+        let closed = || {
+            let last = ENDING.compare_exchange(0, CLOSED, Ordering::SeqCst, Ordering::SeqCst);
+            Ok::<_, std::convert::Infallible>(last.is_ok() || is_closed())
+        };
+        let _ = wait_until(Instant::now() + EXIT_PATIENCE, closed);
+        ENDING.fetch_or(CLOSED, Ordering::SeqCst);
     }
 }
 
 /// Runs `work` on a separate thread, and counts it until it returns. Returns `None` if the system
-/// cannot start a thread.
+/// cannot start a thread, or the process is ending.
 pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
     struct Counted;
     impl Drop for Counted {
@@ -188,8 +210,10 @@ pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce(
             ENDING.fetch_sub(1, Ordering::Release);
         }
     }
-    wait_at_exit();
-    ENDING.fetch_add(1, Ordering::Relaxed);
+    static REGISTERED: Once = Once::new();
+    wait_at_exit(&REGISTERED);
+    let more = |ending: usize| (ending & CLOSED == 0).then_some(ending + 1);
+    ENDING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
     let counted = Counted;
     let (sender, receiver) = channel();
     let body = move || {

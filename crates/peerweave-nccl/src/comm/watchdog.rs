@@ -19,6 +19,7 @@ use peerweave_driver::BeforeExit;
 use crate::Call;
 use crate::comm::abort::abort_together;
 use crate::comm::siblings::{self, LeftOut};
+use crate::comm::teardown;
 use crate::comm::wait::{Watch, expired};
 use crate::comm::work::Work;
 use crate::library::error::NcclError;
@@ -83,6 +84,7 @@ pub(crate) fn watch() -> bool {
     if !thread.is_running {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(BeforeExit::register);
+        teardown::created();
         thread.is_running = std::thread::Builder::new().name("peerweave-watchdog".into()).spawn(run).is_ok();
     }
     CHANGED.notify_all();

@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn value_newer_than_its_field_is_unsupported() {
+    fn value_of_a_newer_version_is_unsupported() {
         let error =
             build(&Config::new().cta_policy(CtaPolicy::Zero), Version::new(2, 27, 7)).expect_err("2.27 has only the field");
         assert_eq!(

@@ -192,7 +192,8 @@ impl DeviceCommRequirements {
         self
     }
 
-    /// Adds a team whose ranks multicast to each other; an error if multicast objects are disabled.
+    /// Adds a team whose ranks multicast to each other. If multicast objects are disabled, creating
+    /// the device communicator fails.
     /// [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle) returns
     /// its handle; teams are numbered in the order in which they were added.
     pub fn multimem_team(mut self, team: DeviceTeam) -> Self {

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn without_excludes_the_ranks_of_the_other_team() {
+    fn team_without_another_has_only_the_remaining_ranks() {
         let world = DeviceTeam::world(8, Rank::new(5));
         let rail = world.outer(4).expect("a divisor");
         assert_eq!(world.without(rail).collect::<Vec<_>>(), [0, 2, 3, 4, 6, 7].map(Rank::new));

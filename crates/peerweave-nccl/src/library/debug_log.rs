@@ -57,7 +57,7 @@ impl Nccl {
                 writer.insert(new)
             }
         };
-        let path = path_of(writer).ok_or_else(|| refused("the system names no pipes by paths: the log needs Linux"))?;
+        let path = path_of(writer).ok_or_else(|| refused("this system has no paths of pipes (the log requires Linux)"))?;
         let level = match level {
             LogLevel::Warn => "WARN",
             LogLevel::Info => "INFO",

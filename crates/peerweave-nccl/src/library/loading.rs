@@ -288,7 +288,7 @@ impl Nccl {
 
     #[cold]
     pub(crate) fn unsupported_function(self, missing: &MissingSymbol) -> NcclError {
-        let since = missing.since.parse().expect("the bindings have versions");
+        let since = missing.since.parse().expect("every binding has a valid version");
         self.unsupported(missing.name, since)
     }
 

@@ -138,9 +138,9 @@ pub enum MisuseKind {
     /// missing ranks, or was the last thread that used them. The communicator is aborted, as after
     /// a deadline.
     #[error(
-        "{} of this process {} not in the group of call {sequence} on {communicator}, and the thread that waits for the call was the last to use {}; issue the calls \
-         of all ranks of a thread in one Nccl::group",
-        Ranks(ranks), if ranks.len() == 1 { "was" } else { "were" }, if ranks.len() == 1 { "that rank" } else { "those ranks" }
+        "call {sequence} on {communicator} was issued without {}, which the waiting thread used last; issue the calls of all ranks of a \
+         thread in one Nccl::group",
+        Ranks(ranks)
     )]
     NotInGroup {
         /// The missing ranks.

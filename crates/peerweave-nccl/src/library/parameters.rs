@@ -133,14 +133,14 @@ impl Nccl {
 
 /// The types that [`Nccl::param_as`] reads: `i8` to `i64`, `u8` to `u64`, `bool`, `String`.
 ///
-/// Sealed: NCCL has a function for each.
+/// Sealed, because NCCL has a function for each type.
 pub trait ParamValue: sealed::Read {}
 
 mod sealed {
     use crate::sys::ncclParamHandle_t;
     use crate::{Nccl, NcclError};
 
-    /// Reading a parameter as a type.
+    /// Reads a parameter as a value of the type.
     pub trait Read: Sized {
         /// Reads the parameter of a handle that `ncclParamBind` returned.
         fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError>;

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn type_of_one_byte_is_read_from_the_first_versions() {
+    fn one_byte_gin_type_of_2_29_2_is_read() {
         let properties = filled_by("2.29.2", |filled| {
             assert_eq!(filled.raw.size, 40);
             // That library writes one byte; unrelated bytes follow it.
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn version_without_properties_has_no_struct() {
+    fn nccl_before_properties_has_no_layout_of_them() {
         assert!(empty(Version::new(2, 28, 9)).is_none());
     }
 }

@@ -495,7 +495,7 @@ impl Inner {
             true if context.cu_ctx() == self.cu_context.0 => return Ok(()),
             true => MisuseKind::Combination {
                 what,
-                why: "found another context than the communicator's, expected the primary context for both",
+                why: "found another context than that of the communicator, expected the primary context for both",
             },
             false => MisuseKind::Device { what, found, expected },
         };

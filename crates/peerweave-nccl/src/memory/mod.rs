@@ -3,4 +3,6 @@
 
 pub(crate) mod mem;
 pub(crate) mod pointers;
+mod register;
+pub(crate) mod registration;
 pub(crate) mod window;

@@ -1,5 +1,4 @@
-//! Registered memory: windows, which all ranks register together and any rank may write to, and
-//! buffers that one rank registers.
+//! Windows: memory that all ranks register together, and to which any rank may write.
 //!
 //! `one_sided.rs` has operations on windows, `pointers.rs` their addresses for kernels, `mem.rs`
 //! memory for them.
@@ -10,7 +9,7 @@
 //! - **[W2]** So a window that is only dropped stays registered as long as the communicator;
 //!   unregistering it earlier is a collective call.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -18,19 +17,18 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
 use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory, Keep, PrivateStream, deadline_after, relaxed};
-use peerweave_dylib::MissingSymbol;
 use peerweave_types::Element;
 
 use crate::comm::communicator::Communicator;
 use crate::comm::complete::{end_group, enter_blocking_all, refuse_group};
-use crate::comm::lifecycle;
 use crate::library::error::{MisuseKind, NcclError};
 use crate::member::enter_all::enter_all;
 use crate::member::membership::Inner;
 use crate::member::spans;
 use crate::member::state::Allowed;
-use crate::sys::{self, Api, ncclComm_t, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
-use crate::{OnExpiry, Rank, Version};
+use crate::memory::register::{Place, Raw, meet, unregister};
+use crate::sys::{self, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
+use crate::{Rank, Version};
 
 /// The first version that finds a peer's window by that window's own length. Older versions use the
 /// length of this rank's window, and silently access a wrong place.
@@ -107,18 +105,6 @@ pub(crate) struct Registered {
     is_deferred: bool,
 }
 
-/// A handle of NCCL.
-struct Raw<P>(*mut P);
-
-// SAFETY: the shared pointer is dereferenced only by NCCL, in calls on its communicator, which the
-// communicator's gate synchronises. A failure would be caught by the test
-// `every_rank_puts_to_every_window`.
-unsafe impl<P> Send for Raw<P> {}
-// SAFETY: the shared pointer is dereferenced only by NCCL, in calls on its communicator, which the
-// communicator's gate synchronises. A failure would be caught by the test
-// `every_rank_puts_to_every_window`.
-unsafe impl<P> Sync for Raw<P> {}
-
 impl Registered {
     /// Returns NCCL's handle, for work of this communicator.
     ///
@@ -137,7 +123,7 @@ impl Registered {
     /// Makes NCCL remove the window, when no stream of this rank uses it.
     fn give_back(&self, call: &'static str, end: Instant) -> Result<(), NcclError> {
         let handle = self.handle.0;
-        give_back(call, &self.communicator, end, |api, comm| {
+        unregister(call, &self.communicator, end, |api, comm| {
             // SAFETY: the handle is live inside the gate, the window is its own, and this is the
             // only deregistration: the value is not used again. No stream of this rank uses it, and
             // no graph will.
@@ -373,175 +359,6 @@ impl<T> fmt::Debug for Window<T> {
     }
 }
 
-/// A buffer that one rank has registered, so that collectives on it need not copy it first.
-///
-/// If it is dropped, the buffer stays registered until the communicator ends, because peers may
-/// still access the memory. [`deregister`](Self::deregister) unregisters it earlier.
-pub struct Registration {
-    communicator: Communicator,
-    handle: Raw<c_void>,
-    keep: Option<Keep>,
-}
-
-impl Communicator {
-    /// Registers a buffer of this rank, and keeps its memory alive. Requires NCCL 2.19.1.
-    ///
-    /// # Errors
-    /// [`NcclError::Misuse`] for memory that is borrowed, empty, or on another device;
-    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors of NCCL.
-    pub fn register<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NcclError> {
-        const CALL: &str = "register";
-        let _span = spans::of(&self.inner, CALL);
-        let place = Place::of(CALL, self, memory)?;
-        let (pointer, len) = (place.pointer(), place.len_bytes as usize);
-        self.inner.registered.add();
-        // After an error the registration stays counted, because NCCL may have made it.
-        let handle = self.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
-            // SAFETY: the handle is live inside the gate; the memory is as long as that and is
-            // kept; the place is live.
-            unsafe { api.ncclCommRegister(comm, pointer, len, place) }
-        })?;
-        Ok(Registration { communicator: self.clone(), handle: Raw(handle), keep: Some(place.keep) })
-    }
-}
-
-impl Registration {
-    /// Unregisters the buffer before the communicator ends. Waits until every rank has called this,
-    /// and has completed its earlier work on `stream`.
-    ///
-    /// # Collective
-    /// All ranks that registered a buffer; these must be all ranks of the communicator.
-    ///
-    /// # Errors
-    /// [`NcclError::Misuse`] while captured graphs use the communicator; [`NcclError::Timeout`];
-    /// [`NcclError::Dead`]; errors of NCCL. After an error the buffer stays registered until the
-    /// communicator ends.
-    pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
-        const CALL: &str = "Registration::deregister";
-        let end = deadline_after(deadline);
-        {
-            let _span = spans::of(&self.communicator.inner, CALL);
-            meet(CALL, &self.communicator, stream, end)?;
-        }
-        self.give_back(CALL, end)
-    }
-
-    /// Unregisters the buffer of this rank only, when this rank's work on the communicator is
-    /// complete. Other ranks need not call it. The memory can be freed afterwards: a collective is
-    /// complete on this rank only when no other rank accesses this rank's buffers any more.
-    ///
-    /// ```no_run
-    /// # use std::time::Duration;
-    /// # use peerweave_nccl::{Communicator, DeviceMemory, NcclError};
-    /// # fn f(communicator: &Communicator, memory: &DeviceMemory<f32>) -> Result<(), NcclError> {
-    /// let registration = communicator.register(memory)?;
-    /// // Collectives on the memory, as many as you like.
-    /// registration.deregister_local(Duration::from_secs(10))?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As for [`deregister`](Self::deregister); [`NcclError::Timeout`] if a stream used with this
-    /// communicator is still busy, even with other work.
-    pub fn deregister_local(self, deadline: Duration) -> Result<(), NcclError> {
-        self.give_back("Registration::deregister_local", deadline_after(deadline))
-    }
-
-    fn give_back(mut self, call: &'static str, end: Instant) -> Result<(), NcclError> {
-        let _span = spans::of(&self.communicator.inner, call);
-        let handle = self.handle.0;
-        give_back(call, &self.communicator, end, |api, comm| {
-            // SAFETY: the handle is live inside the gate, the registration is its own, and this is
-            // the only deregistration: the value is not used again. No stream of this rank uses it,
-            // and no graph will.
-            unsafe { api.ncclCommDeregister(comm, handle) }
-        })?;
-        self.keep = None;
-        Ok(())
-    }
-}
-
-impl fmt::Debug for Registration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Registration of {}", self.communicator.inner.name)
-    }
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        if let Some(keep) = self.keep.take() {
-            self.communicator.inner.defer_free(keep);
-        }
-    }
-}
-
-/// Memory to be registered.
-struct Place {
-    address: u64,
-    len_bytes: u64,
-    keep: Keep,
-}
-
-impl Place {
-    fn of<T: Element>(call: &'static str, communicator: &Communicator, memory: &dyn DeviceBuffer<T>) -> Result<Self, NcclError> {
-        let (found, expected) = (memory.device(), communicator.cuda_device());
-        if found != expected {
-            return Err(NcclError::misuse(call, MisuseKind::Device { what: "the memory", found, expected }));
-        }
-        if memory.is_empty() {
-            let kind = MisuseKind::TooShort { what: "the memory", found: 0, at_least: 1, unit: "elements" };
-            return Err(NcclError::misuse(call, kind));
-        }
-        let Some((address, keep)) = memory.keep() else {
-            let why = "registered memory is accessed after the call; use memory that can be kept alive (NcclMem, DeviceMemory or Raw) instead \
-                       of a borrowed slice";
-            return Err(NcclError::misuse(call, MisuseKind::Context { why }));
-        };
-        Ok(Self { address, len_bytes: (memory.len() * size_of::<T>()) as u64, keep })
-    }
-
-    fn pointer(&self) -> *mut c_void {
-        std::ptr::with_exposed_provenance_mut(self.address as usize)
-    }
-}
-
-/// Makes NCCL unregister memory, when the streams that received work since the registration are
-/// idle. Fails if captured graphs use the communicator, because they may contain addresses in the
-/// memory.
-fn give_back(
-    call: &'static str,
-    communicator: &Communicator,
-    end: Instant,
-    function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
-) -> Result<(), NcclError> {
-    let (inner, start) = (&communicator.inner, Instant::now());
-    let rest = || end.saturating_duration_since(Instant::now());
-    lifecycle::no_graphs(call, [inner], inner.deadline().min(rest()))?;
-    loop {
-        for used in inner.registered.streams() {
-            communicator.wait_with(&used, rest(), OnExpiry::LeaveAlone)?;
-        }
-        let inside = inner.enter_within(call, Allowed::LIVE, rest)?;
-        // A capture, or a call of another thread, may have begun since the first check, but none
-        // begins while this thread is inside the gate.
-        lifecycle::no_graphs(call, [inner], Duration::ZERO)?;
-        let mut idle = true;
-        for used in inner.registered.streams() {
-            idle &= peerweave_driver::wait(&used, Instant::now())?;
-        }
-        if idle {
-            inner.call_inside(call, inside, function)?;
-            inner.registered.remove();
-            return Ok(());
-        }
-        drop(inside);
-        if rest().is_zero() {
-            return Err(inner.timeout(call, start.elapsed()));
-        }
-    }
-}
-
 /// Calls NCCL for each communicator in one group, and waits until NCCL has finished.
 fn together(
     call: &'static str,
@@ -604,22 +421,4 @@ fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64
         all.push(numbers.to_vec(stream)?);
     }
     Ok(all)
-}
-
-/// Waits until every rank has arrived. Each rank has then completed its earlier work on the stream
-/// and on the streams that may use the registered memory.
-fn meet(call: &'static str, communicator: &Communicator, stream: &Arc<CudaStream>, end: Instant) -> Result<(), NcclError> {
-    // Checked before the driver is called, which does not work in a forked process.
-    communicator.nccl().not_forked(call)?;
-    communicator.inner.check_stream(call, stream)?;
-    let rest = || end.saturating_duration_since(Instant::now());
-    // Waits for these streams first: the copy to the device below waits for them too, but beyond
-    // the deadline.
-    let used = communicator.inner.registered.streams();
-    for used in used.iter().filter(|used| !Arc::ptr_eq(used, stream)).chain([stream]) {
-        communicator.wait_with(used, rest(), OnExpiry::LeaveAlone)?;
-    }
-    let mut numbers = DeviceMemory::from_slice(stream, &vec![0u8; communicator.n_ranks()])?;
-    communicator.all_gather_in_place(stream, &mut numbers)?;
-    communicator.wait_with(stream, rest(), OnExpiry::LeaveAlone)
 }

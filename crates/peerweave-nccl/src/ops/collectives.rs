@@ -1,5 +1,5 @@
 //! The calls of a communicator that are issued immediately. `signatures.rs` declares them,
-//! `group.rs` records them in groups, and `configured.rs` adds a configuration.
+//! `group` records them in groups, and `configured.rs` adds a configuration.
 
 use std::sync::Arc;
 

@@ -3,7 +3,6 @@
 //! A call passes through `shapes` and `check` (its checks), the lock of `member`, `issue` (the call
 //! of NCCL) and `complete` of `comm`.
 
-pub(crate) mod agreement;
 pub(crate) mod check;
 pub(crate) mod collectives;
 pub(crate) mod configured;
@@ -15,4 +14,3 @@ pub(crate) mod operation;
 pub(crate) mod reduction;
 pub(crate) mod shapes;
 pub(crate) mod signatures;
-pub(crate) mod sim_info;

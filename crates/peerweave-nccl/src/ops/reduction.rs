@@ -52,7 +52,7 @@ const fn predefined(op: ReduceOp) -> Option<ncclRedOp_t> {
 mod sealed {
     use std::sync::Arc;
 
-    /// Conversion of a reduction for a request.
+    /// Converts a reduction to NCCL's number, for a call.
     pub trait Resolve<T> {
         /// Returns the library's number, if it has one, and the object to which the number belongs.
         fn resolve(&self) -> (Option<crate::sys::ncclRedOp_t>, Option<&Arc<super::Made>>);

@@ -113,14 +113,7 @@ pub(crate) fn broadcast<'a, T: Element>(
     root: Rank,
 ) -> Checked<Prepared> {
     let (count, data_type, raw_root) = (recv.len(), builder.moved::<T>()?, builder.rank("the root", root)?);
-    let send = match send {
-        _ if root != builder.inner.rank => None,
-        None => return Err(builder.missing("the send buffer")),
-        Some(send) => {
-            builder.length("the send buffer", send.len(), count)?;
-            Some(builder.read("the send buffer", send)?)
-        }
-    };
+    let send = builder.sent_by_root(root, send, count)?;
     let recv = builder.write("the receive buffer", recv)?;
     builder.one::<T>(Kind::Broadcast(raw_root), count, data_type, send, Some(recv))
 }
@@ -264,14 +257,7 @@ pub(crate) fn scatter<'a, T: Element>(
     root: Rank,
 ) -> Checked<Prepared> {
     let (count, data_type, raw_root) = (recv.len(), builder.moved::<T>()?, builder.rank("the root", root)?);
-    let send = match send {
-        _ if root != builder.inner.rank => None,
-        None => return Err(builder.missing("the send buffer")),
-        Some(send) => {
-            builder.length("the send buffer", send.len(), builder.of_all(count))?;
-            Some(builder.read("the send buffer", send)?)
-        }
-    };
+    let send = builder.sent_by_root(root, send, builder.of_all(count))?;
     let recv = builder.write("the receive buffer", recv)?;
     builder.one::<T>(Kind::Scatter(raw_root), count, data_type, send, Some(recv))
 }
@@ -369,6 +355,25 @@ impl<'a> CallBuilder<'_, 'a> {
     fn missing(&self, what: &'static str) -> Box<NcclError> {
         NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "missing; this rank is the root and must pass it" })
             .into()
+    }
+
+    /// Returns a buffer that only the root reads.
+    #[inline]
+    fn sent_by_root<T: Element>(
+        &mut self,
+        root: Rank,
+        buffer: Option<&'a dyn DeviceBuffer<T>>,
+        expected: usize,
+    ) -> Checked<Option<Operand>> {
+        const WHAT: &str = "the send buffer";
+        match buffer {
+            _ if root != self.inner.rank => Ok(None),
+            None => Err(self.missing(WHAT)),
+            Some(buffer) => {
+                self.length(WHAT, buffer.len(), expected)?;
+                self.read(WHAT, buffer).map(Some)
+            }
+        }
     }
 
     /// Returns a buffer that only the root writes.

@@ -44,10 +44,10 @@ pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Ra
         }
         for (other_context, other_rank) in &members[..index] {
             if rank == other_rank {
-                return value("the rank", rank.index(), "a rank that the list does not repeat");
+                return value("the rank", rank.index(), "each rank only once");
             }
             if context.ordinal() == other_context.ordinal() {
-                return value("the device", context.ordinal(), "a device that the list does not repeat");
+                return value("the device", context.ordinal(), "each device only once");
             }
         }
     }

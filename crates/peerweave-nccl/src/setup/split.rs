@@ -130,7 +130,7 @@ impl Communicator {
                 NcclError::misuse(CALL, MisuseKind::Value { what: "an excluded rank", found: rank.get().into(), expected })
             };
             if excluded[..index].contains(&rank) {
-                return Err(value("a rank that the list does not repeat"));
+                return Err(value("each rank only once"));
             }
             for member in members {
                 if rank.index() >= member.n_ranks() {

@@ -60,9 +60,9 @@ pub const NCCL_NVLS_HOST_DISABLE: c_int = c_int::MAX;
 pub const NCCL_ENCRYPTION_MODE_NONE: c_int = 0;
 /// Sockets are encrypted with a pre-shared key.
 pub const NCCL_ENCRYPTION_MODE_PSK: c_int = 1;
-/// No fabric operations from kernels. Since 2.31.0.
+/// Kernels use no fabric operations (CFT). Since 2.31.0.
 pub const NCCL_CFT_NONE: c_int = 0;
-/// Fabric operations from kernels.
+/// Kernels use fabric operations.
 pub const NCCL_CFT: c_int = 1;
-/// Fabric multicasts from kernels.
+/// Kernels use multicasts over the fabric.
 pub const NCCL_CFT_MULTIMEM: c_int = 2;

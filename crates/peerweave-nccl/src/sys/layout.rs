@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn first_properties_versions_have_their_own_struct() {
+    fn older_versions_have_smaller_properties_structs() {
         let of = |minor, patch| layout_of("ncclCommProperties_t", Version::new(2, minor, patch)).map(|layout| layout.len_bytes);
         assert_eq!(of(28, 9), None);
         assert_eq!(of(29, 2), Some(40));

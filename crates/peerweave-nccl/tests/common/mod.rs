@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Token};
+use peerweave_bootstrap::{Options, Rendezvous};
 use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::cudarc::driver::sys::{CUcontext, CUdevice, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
@@ -42,11 +42,8 @@ pub(crate) fn device(ordinal: usize) -> Arc<CudaContext> {
 
 /// Returns the rendezvous of the child processes of a test. Each is the PE with its rank.
 pub(crate) fn rendezvous(child: &Child) -> Arc<Rendezvous> {
-    let name = child.directory.to_string_lossy().replace('/', "-");
-    let job =
-        Job::on_one_machine(child.rank as u32, child.count as u32, Endpoint::Unix(name.clone()), Token::derived_from(&name));
-    let job = Job { served: Served::ByPe0, ..job };
-    Arc::new(Rendezvous::join(&job, Options { deadline: DEADLINE, ..Options::default() }).expect("all join"))
+    let options = Options { deadline: DEADLINE, ..Options::default() };
+    Arc::new(Rendezvous::join(&child.job(), options).expect("all join"))
 }
 
 /// Returns all ranks, on this thread.

@@ -1,4 +1,5 @@
-// The little of CUDA's headers that NVSHMEM's need in order to be read by a C++ compiler without CUDA. Sizes of these types are not asked about.
+// The little of CUDA's headers that NVSHMEM's need in order to be read by a C++ compiler without
+// CUDA. Sizes of these types are not asked about.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -3,8 +3,8 @@
 //! ```text
 //!  entry      one call into NVSHMEM at a time, each with a deadline      gate
 //!  agree      PEs compare a collective set-up call before any enters it  identity
-//!  enqueued   what is under way: streams, orders of teams, graphs        order, pending, streams
-//!  deferred   what destructors have to tell NVSHMEM
+//!  enqueued   work that has not completed: streams, teams, graphs        order, pending, streams
+//!  deferred   calls of NVSHMEM that destructors leave for later
 //! ```
 //!
 //! `heap` has symmetric memory; `startup` starts and ends NVSHMEM.

@@ -20,7 +20,7 @@ use crate::ops::enqueue::{Enqueue, by_width, check_apart, check_context, check_l
 use crate::sys::{CType, Families};
 use crate::{SymmetricBuffer, sys};
 
-/// Returns the number of elements that a strided transfer spans.
+/// Checks that a strided transfer of `count` elements spans at most `len` elements.
 fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len: usize) -> Result<(), NvshmemError> {
     if stride == 0 {
         let what = if what == "the target" { "the target's stride" } else { "the source's stride" };

@@ -125,7 +125,7 @@ impl Context {
             ended.mark_dead(DeadState::Finalized);
             result
         })?;
-        let again = matches!(running.arguments.way, "an id" | "a rendezvous");
+        let again = matches!(running.arguments.bootstrap, "an id" | "a rendezvous");
         ending.0 = Some(if again { ProcessState::Idle } else { ProcessState::Over(DeadState::Finalized) });
         drop(ending);
         failed.map_or(Ok(FinalizeReport { leaked, other_handles: 0 }), Err)

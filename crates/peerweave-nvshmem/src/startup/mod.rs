@@ -1,9 +1,11 @@
 //! Start and end of NVSHMEM: initialisation by a rendezvous, an id, MPI or a launcher; checks of
 //! the machine; the report at the end.
 
+mod attempt;
 pub(crate) mod finalize;
 mod interface;
 mod preflight;
+mod ready;
 mod start;
 pub(crate) mod unique_id;
 mod verdict;

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn start_info_written_as_text_parses_to_the_same() {
+    fn encoded_start_info_parses_to_the_same_value() {
         let own = card("ab");
         assert_eq!(StartInfo::from_text(&own.to_text()), Ok(own));
         assert_eq!(StartInfo::from_text("error\tno driver"), Err("no driver".to_owned()));

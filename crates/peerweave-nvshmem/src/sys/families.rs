@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn type_that_a_family_lacks_is_missing() {
+    fn function_of_an_unsupported_type_is_missing() {
         let families = families();
         let missing = families.and_reduce_on_stream(CType::Float).expect_err("bitwise operations are for integers");
         assert_eq!(missing.name, "");

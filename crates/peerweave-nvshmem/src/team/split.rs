@@ -115,7 +115,7 @@ impl Team {
             let mut part = |ranks: Vec<u32>, identity| {
                 let identity = mix(identity, ranks[0].into());
                 let team = self.part(CALL, &mut entered, ranks, identity, config)?;
-                Ok::<_, NvshmemError>(team.expect("this PE is in its row and its column"))
+                Ok::<_, NvshmemError>(team.expect("this PE is a member of its row and of its column"))
             };
             return Ok((part(row, row_identity)?, part(column, column_identity)?));
         }
@@ -167,7 +167,7 @@ impl Team {
         config: TeamConfig,
         identity: u64,
     ) -> Result<Self, NvshmemError> {
-        let rank = members.iter().position(|pe| *pe == comm.pe).expect("the caller has checked it") as c_int;
+        let rank = members.iter().position(|pe| *pe == comm.pe).expect("the caller checked that this PE is a member") as c_int;
         let n_pes = members.len() as c_int;
         let (code, handle) = entered.block(call, move |api, _| {
             let (mut raw, mask) = config.to_raw();
@@ -256,7 +256,7 @@ impl Context {
         for (index, pe) in members.iter().enumerate() {
             self.comm.check_pe(call, "a member", *pe)?;
             if members[..index].contains(pe) {
-                return Err(value("a member", pe, "a PE that the list does not repeat"));
+                return Err(value("a member", pe, "each PE only once"));
             }
         }
         if !members.contains(&self.comm.pe) {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Token};
+use peerweave_bootstrap::{Options, Rendezvous};
 use peerweave_driver::{CudaContext, CudaStream};
 use peerweave_fakes::{Child, Fakes};
 use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, Settings, Signal, SymmetricBuffer};
@@ -33,11 +33,7 @@ pub(crate) fn settings(deadline: Duration) -> Settings {
 
 /// Returns the rendezvous of the child processes of a test. Each is the PE with its rank.
 pub(crate) fn rendezvous(child: &Child, deadline: Duration) -> Arc<Rendezvous> {
-    let name = child.directory.to_string_lossy().replace('/', "-");
-    let job =
-        Job::on_one_machine(child.rank as u32, child.count as u32, Endpoint::Unix(name.clone()), Token::derived_from(&name));
-    let job = Job { served: Served::ByPe0, ..job };
-    Arc::new(Rendezvous::join(&job, Options { deadline, ..Options::default() }).expect("all join"))
+    Arc::new(Rendezvous::join(&child.job(), Options { deadline, ..Options::default() }).expect("all join"))
 }
 
 /// A PE with a running NVSHMEM.

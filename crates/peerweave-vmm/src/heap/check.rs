@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_data_blames_the_tested_path() {
+    fn missing_data_error_names_the_tested_path() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
         let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("it did not arrive");
         let text = "peer access from PE 1 to PE 3 is broken: data written did not arrive by the deadline";

@@ -25,7 +25,7 @@ use crate::memory::streams::wait_for;
 use crate::multicast::{self, MulticastProperties};
 use crate::raw::{self, Attribute};
 use crate::share::history::History;
-use crate::share::identity::{self, ProcessId};
+use crate::share::identity::ProcessId;
 use crate::share::ipc::{Closing, IpcMemory};
 
 /// The state that handles of memory keep alive.
@@ -83,7 +83,7 @@ pub(super) struct Around {
 }
 
 impl Around {
-    pub(super) fn look(context: &Arc<CudaContext>, options: &HeapOptions, n_pes: u32) -> Result<Self, VmmError> {
+    pub(super) fn look(rendezvous: &Rendezvous, context: &Arc<CudaContext>, options: &HeapOptions) -> Result<Self, VmmError> {
         let ordinal = context.ordinal();
         let vmm = raw::has(ordinal, Attribute::Vmm)? && options.sharing != Sharing::Ipc;
         let exportable = if vmm { Exportable::of_device(ordinal)? } else { Exportable::NOWHERE };
@@ -98,7 +98,7 @@ impl Around {
         let granularity = match vmm {
             true => {
                 let own = Granularity::of_device(ordinal, Exportable { fabric, ..exportable })?.recommended;
-                if options.multicast { for_multicast(ordinal, n_pes, own)? } else { own }
+                if options.multicast { for_multicast(ordinal, rendezvous.n_pes(), own)? } else { own }
             }
             false => IpcMemory::STEP_BYTES,
         };
@@ -113,7 +113,7 @@ impl Around {
         }
         Ok(Self {
             random: u64::from_le_bytes(random),
-            machine: identity::machine(),
+            machine: rendezvous.host().number(),
             process: ProcessId::mine(),
             granularity: granularity as u64,
             total_bytes: total_bytes as u64,

@@ -220,12 +220,8 @@ impl SymmetricHeap {
     /// that did not arrive; errors of the driver.
     pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: HeapOptions) -> Result<Self, VmmError> {
         let call = format!("SymmetricHeap::new({options:?})");
-        let around = agree(
-            rendezvous,
-            "peerweave-vmm/new",
-            &call,
-            Around::look(context, &options, rendezvous.n_pes()).map(|mine| mine.encode()),
-        )?;
+        let around =
+            agree(rendezvous, "peerweave-vmm/new", &call, Around::look(rendezvous, context, &options).map(|mine| mine.encode()))?;
         let id = Around::id(&around);
         let read = |(blob, pe): (&Vec<u8>, u32)| Around::decode(blob).ok_or_else(|| unreadable(&call, Pe::new(pe)));
         let around: Result<Vec<Around>, VmmError> = around.iter().zip(0..).map(read).collect();

@@ -236,21 +236,25 @@ fn is_fabric_available(context: &Arc<CudaContext>, granularity: &Granularity) ->
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let handle = self.handle;
-        // The memory has no user any more, but releasing it may take the driver some time.
-        retire(
-            &self.context,
-            [],
-            Box::new(move || {
-                // SAFETY: this value owned the handle, and every mapping of it kept this value
-                // alive.
-                let code = raw::api().map(|api| unsafe { api.cuMemRelease(handle) });
-                if let Err(error) = code.and_then(|code| raw::done("cuMemRelease", code)) {
-                    tracing::warn!(%error, "physical memory was not released");
-                }
-            }),
-        );
+        // SAFETY: this value owned the handle, and every mapping of it kept this value alive.
+        unsafe { release(&self.context, self.handle) };
     }
+}
+
+/// Releases a handle of physical memory or of a multicast object, on the thread that frees memory:
+/// it may take the driver some time.
+///
+/// # Safety
+/// The handle is live, and nothing uses it any more.
+pub(crate) unsafe fn release(context: &Arc<CudaContext>, handle: CUmemGenericAllocationHandle) {
+    let release = move || {
+        // SAFETY: the caller guarantees it.
+        let code = raw::api().map(|api| unsafe { api.cuMemRelease(handle) });
+        if let Err(error) = code.and_then(|code| raw::done("cuMemRelease", code)) {
+            tracing::warn!(%error, "a handle of memory or of a multicast object was not released");
+        }
+    };
+    retire(context, [], Box::new(release));
 }
 
 impl fmt::Debug for PhysicalMemory {

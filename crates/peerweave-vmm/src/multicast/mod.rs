@@ -1,11 +1,11 @@
 //! Multicast objects: one address at which a store reaches the memory of every device of a team.
 //!
 //! ```text
-//!   Building   create or import; add_device       the driver would wait, without end, for who binds before all devices are there
+//!   Building   create or import; add_device       a bind before all devices are added would never return
 //!      |       complete, complete_with
-//!   Team       bind, bind_mapping -> Binding      memory of each device behind the object
+//!   Team       bind, bind_mapping -> Binding      binds memory of each device to the object
 //!      |       bound, bound_with
-//!   Bound      map -> MulticastMapping            an address, once something is behind it on every device
+//!   Bound      map -> MulticastMapping            an address, when every device has bound memory
 //! ```
 //! Each step is a type, so steps in the wrong order do not compile. Each step keeps the previous
 //! ones alive: a mapping keeps its bindings, and a binding keeps its memory and the object. They

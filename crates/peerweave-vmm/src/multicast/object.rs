@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle, CUmulticastObjectProp};
-use peerweave_driver::{CudaContext, multicast_switch, retire};
+use peerweave_driver::{CudaContext, multicast_switch};
 use peerweave_types::Pe;
 
 use super::{MulticastGranularity, MulticastProperties, aligned, check_device, too_old};
@@ -19,9 +19,9 @@ use crate::agree::agree;
 use crate::error::{Misuse, VmmError};
 use crate::memory::buffer::wrong_value;
 use crate::memory::descriptor::Descriptor;
+use crate::memory::physical::release;
 use crate::memory::reservation::range_of;
 use crate::raw;
-use crate::share::identity;
 use crate::share::{
     FabricHandle, check_exportable, export_fabric, export_file_descriptor, import_fabric, import_file_descriptor,
 };
@@ -260,7 +260,8 @@ impl Building {
         // Devices of different objects are not a team, whatever their number.
         let call = format!("Building::complete_with({label}, {id:?}, {properties:?})");
         // A device counts once, whichever PE added it, by whichever ordinal.
-        let name = |device: &usize| raw::pci_address(*device).map(|address| format!("{:016x} {address}\n", identity::machine()));
+        let name =
+            |device: &usize| raw::pci_address(*device).map(|address| format!("{:016x} {address}\n", rendezvous.host().number()));
         let allowed = multicast_switch().map_err(VmmError::from);
         let mine = allowed.and_then(|()| self.devices.iter().map(name).collect::<Result<String, VmmError>>());
         let round = format!("peerweave-vmm/multicast/{label}/complete");
@@ -345,19 +346,8 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        let handle = self.handle;
-        retire(
-            &self.context,
-            [],
-            Box::new(move || {
-                // SAFETY: this value owned the handle, and every binding and mapping kept this
-                // value alive.
-                let code = raw::api().map(|api| unsafe { api.cuMemRelease(handle) });
-                if let Err(error) = code.and_then(|code| raw::done("cuMemRelease", code)) {
-                    tracing::warn!(%error, "a multicast object was not released");
-                }
-            }),
-        );
+        // SAFETY: this value owned the handle, and every binding and mapping kept this value alive.
+        unsafe { release(&self.context, self.handle) };
     }
 }
 

@@ -1,7 +1,6 @@
-//! Identity of this machine, and of this process for PEs that are threads.
+//! Identity of this process, for PEs that are threads.
 //!
-//! Invariant: two PEs with the same process identity share an address space and a registry; two PEs
-//! with the same machine identity can pass descriptors to each other.
+//! Invariant: two PEs with the same process identity share an address space and a registry.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -30,17 +29,6 @@ impl ProcessId {
         id[12..].copy_from_slice(&std::process::id().to_le_bytes());
         Self(id)
     }
-}
-
-/// Returns a number that identifies the boot of this machine and this network namespace, the scope
-/// of abstract sockets.
-pub(crate) fn machine() -> u64 {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let network = std::fs::read_link("/proc/self/ns/net").map(|link| link.to_string_lossy().into_owned()).unwrap_or_default();
-    let text = format!("{}\n{}\n{network}", boot.trim(), if boot.is_empty() { host.trim() } else { "" });
-    let words: Vec<u64> = text.bytes().map(u64::from).collect();
-    super::history::History::default().with(&words).get()
 }
 
 /// A value for the other PEs of this process.
@@ -98,6 +86,5 @@ mod tests {
     fn threads_of_one_process_have_its_identity() {
         let other = std::thread::spawn(ProcessId::mine).join().expect("no panic");
         assert_eq!(other, ProcessId::mine());
-        assert_eq!(machine(), machine());
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, Token};
+use peerweave_bootstrap::{Job, Options, Rendezvous, Server};
 use peerweave_driver::{CudaContext, CudaStream, Driver};
 pub(crate) use peerweave_fakes::driver::fail;
 use peerweave_fakes::{Child, driver};
@@ -75,16 +75,7 @@ pub(crate) fn process(child: &Child) -> Me {
 
 /// Like [`process`], with a deadline for every wait.
 pub(crate) fn process_within(child: &Child, deadline: Duration) -> Me {
-    if child.rank == 0 {
-        let endpoint = Endpoint::random_unix().expect("random numbers");
-        let token = Token::random().expect("random numbers");
-        child.put_file("job", format!("{endpoint} {}", token.to_hex()).as_bytes());
-    }
-    let text = std::fs::read_to_string(child.file("job")).expect("the file of the job");
-    let (endpoint, token) = text.split_once(' ').expect("two words");
-    let (endpoint, token) = (endpoint.parse().expect("an endpoint"), token.parse().expect("a token"));
-    let job = Job::on_one_machine(child.rank as u32, child.count as u32, endpoint, token);
-    Me::join(&Job { served: Served::ByPe0, ..job }, deadline)
+    Me::join(&child.job(), deadline)
 }
 
 /// Blocks a stream of the fake driver, or lets it continue.

@@ -68,7 +68,7 @@ fn misuse_of_mappings_is_refused() {
 }
 
 #[test]
-fn handles_run_out_of_memory_like_allocations() {
+fn handle_beyond_the_free_memory_is_out_of_memory() {
     fakes().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (3 * PIECE).to_string()).run(|| {
         let context = CudaContext::new(0).unwrap();
         let one = create(0, 2 * PIECE).unwrap();
@@ -308,7 +308,7 @@ fn event_can_be_awaited_in_another_process() {
 }
 
 #[test]
-fn processes_with_one_visible_device_share_both_memories() {
+fn processes_that_see_different_devices_share_memory() {
     fakes().run_many(2, |me| {
         // SAFETY: the only thread so far.
         unsafe { std::env::set_var("CUDA_VISIBLE_DEVICES", (me.rank + 4).to_string()) };

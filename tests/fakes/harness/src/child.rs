@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use peerweave_bootstrap::{Endpoint, Job, Served, Token};
+
 const SCENARIO: &str = "PEERWEAVE_FAKES_SCENARIO";
 const RANK: &str = "PEERWEAVE_FAKES_RANK";
 const COUNT: &str = "PEERWEAVE_FAKES_COUNT";
@@ -106,6 +108,15 @@ impl Child {
         let hidden = self.directory.join(format!(".{name}.{}", self.rank));
         std::fs::write(&hidden, bytes).expect("the shared directory");
         std::fs::rename(&hidden, self.directory.join(name)).expect("the shared directory");
+    }
+
+    /// Returns the job whose PEs are the children. The first one runs the server.
+    #[must_use]
+    pub fn job(&self) -> Job {
+        let name = self.directory.to_string_lossy().replace('/', "-");
+        let (endpoint, token) = (Endpoint::Unix(name.clone()), Token::derived_from(&name));
+        let job = Job::on_one_machine(self.rank as u32, self.count as u32, endpoint, token);
+        Job { served: Served::ByPe0, ..job }
     }
 
     /// Notifies the parent that this child has reached its body.

@@ -22,6 +22,7 @@
 
 mod build;
 mod child;
+mod declare;
 pub mod driver;
 mod elf;
 
@@ -165,7 +166,7 @@ impl Fakes {
     /// If the child fails, does not reach the body, exceeds its time limit, or cannot be started;
     /// its output is in the message.
     pub fn run<F: FnOnce()>(&self, body: F) {
-        self.run_scenario(1, &scenario_of::<F>(), |_| body());
+        let _ = self.run_scenario(1, &[], &scenario_of::<F>(), |_| body());
     }
 
     /// Like [`Fakes::run`], in `count` children at the same time, each of which gets its index.
@@ -176,12 +177,21 @@ impl Fakes {
     /// # Panics
     /// If any child fails, exceeds its time limit, or cannot be started.
     pub fn run_many<F: FnOnce(Child)>(&self, count: usize, body: F) {
-        self.run_scenario(count, &scenario_of::<F>(), body);
+        let _ = self.run_scenario(count, &[], &scenario_of::<F>(), body);
     }
 
-    fn run_scenario(&self, count: usize, scenario: &str, body: impl FnOnce(Child)) {
+    /// Like [`Fakes::run_many`], where the children of `victims` may die. Returns the outputs in
+    /// the order of ranks; nothing in a child, or if the scenario does not run.
+    ///
+    /// # Panics
+    /// If another child fails, if any child exceeds its time limit, or if one cannot be started.
+    pub fn run_with_victims<F: FnOnce(Child)>(&self, count: usize, victims: &[usize], body: F) -> Vec<Output> {
+        self.run_scenario(count, victims, &scenario_of::<F>(), body)
+    }
+
+    fn run_scenario(&self, count: usize, victims: &[usize], scenario: &str, body: impl FnOnce(Child)) -> Vec<Output> {
         if !self.can_run(scenario) {
-            return;
+            return Vec::new();
         }
         let call = next_call(scenario);
         if let Some(me) = child().filter(|me| me.scenario == scenario) {
@@ -191,15 +201,18 @@ impl Fakes {
                 me.tell_of_its_body();
                 body(me);
             }
-            return;
+            return Vec::new();
         }
-        for (rank, output) in self.spawn(count, scenario, Some(call)).into_iter().enumerate() {
-            assert!(output.passed(), "{scenario}: child {rank} of {count}: {output}");
+        let outputs = self.spawn(count, scenario, Some(call));
+        for (rank, output) in outputs.iter().enumerate() {
+            let may_fail = victims.contains(&rank) && !output.timed_out;
+            assert!(output.passed() || may_fail, "{scenario}: child {rank} of {count}: {output}");
             assert!(
                 output.came_to_its_body,
                 "{scenario}: child {rank} of {count} did not reach body {call}, so nothing was tested"
             );
         }
+        outputs
     }
 
     /// Starts this test binary again for one test, and returns its result.

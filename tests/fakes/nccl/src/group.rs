@@ -99,8 +99,8 @@ pub(crate) fn submit_job_silently(job: Job) -> Result {
     }
 }
 
-/// Delay of a job of [`submit_job_silently`]: long enough that a caller that relies on the
-/// premature success has used it.
+/// Delay of a job of [`submit_job_silently`], so that a caller that does not wait for its end uses
+/// the result too early.
 const LATE: Duration = Duration::from_millis(5);
 
 /// Adds an operation; outside of a group it is launched immediately.

@@ -10,7 +10,8 @@ use crate::bootstrap::{self, Members};
 use crate::comm::{Comm, CommPtr, Out, not_null, undefined};
 use crate::config::{self, Config};
 use crate::{call, debug, driver, group, mailbox, settings, wire};
-use std::sync::atomic::Ordering;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Applies the injected faults of this rank's initialization.
@@ -34,6 +35,7 @@ pub(crate) fn start(
     rank: i32,
     find: impl FnOnce(&'static Comm) -> Result<Members> + Send + 'static,
 ) -> Result {
+    start_runtime();
     let handle = Out(newcomm);
     handle.set(comm.handle());
     let run = move || {
@@ -86,6 +88,27 @@ fn wait_for_graphs(comm: &Comm) {
     let gone = || comm.persistent.load(Ordering::Acquire) == 0;
     if !mailbox::wait_until(&gone, Some(Duration::from_secs(5))) {
         undefined("a communicator ends while captured graphs still hold its operations: NCCL would wait forever");
+    }
+}
+
+/// Whether the runtime inside NCCL has freed its state, at the end of the process.
+static RUNTIME_GONE: AtomicBool = AtomicBool::new(false);
+
+/// Initializes the runtime inside NCCL, which frees its state by a function at the end of the
+/// process.
+fn start_runtime() {
+    extern "C" fn end() {
+        RUNTIME_GONE.store(true, Ordering::Release);
+    }
+    static STARTED: Once = Once::new();
+    // SAFETY: the function lives as long as the process, which never unloads this library.
+    STARTED.call_once(|| assert_eq!(unsafe { libc::atexit(end) }, 0, "atexit failed"));
+}
+
+/// Ends the process if the runtime inside NCCL has freed its state.
+fn needs_runtime(call: &str) {
+    if RUNTIME_GONE.load(Ordering::Acquire) {
+        undefined(&format!("{call} after the CUDA runtime inside NCCL has freed its state at the end of the process"));
     }
 }
 
@@ -153,6 +176,7 @@ exports! {
 
     /// Waits until all launches are complete; afterwards the communicator can only be destroyed.
     fn ncclCommFinalize(comm: CommPtr) {
+        needs_runtime("ncclCommFinalize");
         let comm = comm.ready()?;
         if comm.revoked.load(Ordering::Acquire) {
             return misuse("a revoked communicator cannot be finalized");
@@ -182,11 +206,13 @@ exports! {
 
     /// Destroys a communicator after all launches are complete.
     fn ncclCommDestroy(comm: CommPtr) {
+        needs_runtime("ncclCommDestroy");
         destroy(comm)
     }
 
     /// Destroys a communicator and everything that runs on it, without waiting.
     fn ncclCommAbort(comm: CommPtr) {
+        needs_runtime("ncclCommAbort");
         if comm.is_null() {
             return Ok(());
         }

@@ -9,6 +9,12 @@ use super::Outcome;
 use super::rows::Rows;
 
 pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
+    // A first launch loads its kernel, which may wait for a kernel that runs: on a GPU that PEs
+    // share, for one that waits for this PE.
+    table.check("load all kernels of the basics", || {
+        gpu.load_crate(ring::KERNEL.ptx())?;
+        Ok(gpu.barrier("basics loaded")?)
+    });
     table.check("kernel writes own memory", || local(gpu));
     table.check("put and signal around the ring, 100 launches", || around(gpu));
     table.check("1000 barriers in one kernel", || meet(gpu, 1000));

@@ -1,11 +1,14 @@
-//! Checks on GPUs that kernels communicate: `check device [--transport T] [--part P] [--kill PE]`.
+//! Checks on GPUs that kernels communicate: `check device [--transport T] [--part P] [--kill PE]
+//! [--threads]`.
 //!
-//! There is one process for each GPU. Without options, the command tests launches, heap, context
-//! and waits by direct access. `--transport nvshmem` and `--transport network` use NVSHMEM's heap;
-//! `network` never uses direct access. `--part checks` tests every function that kernels call; its
-//! kernels are compiled only if `PEERWEAVE_PTX=require` was set for the build, because that takes
-//! minutes. With `--kill PE`, this PE ends itself while kernels of the other PEs wait for it. Every
-//! wait has a deadline. Each check prints a row.
+//! There is one process for each GPU, or, with `--threads`, one thread for each PE, all of them on
+//! the first GPU: their kernels run side by side, so that one GPU is enough. Without options, the
+//! command tests launches, heap, context and waits by direct access. `--transport nvshmem` and
+//! `--transport network` use NVSHMEM's heap; `network` never uses direct access. `--part checks`
+//! tests every function that kernels call; its kernels are compiled only if
+//! `PEERWEAVE_PTX=require` was set for the build, because that takes minutes. With `--kill PE`,
+//! this PE ends itself while kernels of the other PEs wait for it. Every wait has a deadline. Each
+//! check prints a row.
 
 mod basics;
 mod bench;
@@ -17,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use peerweave_bootstrap::{Job, Launcher, Options, Rendezvous};
+use peerweave_bootstrap::{Job, Launcher, Options, Rendezvous, Server};
 use peerweave_cuda::{Gpu, GpuOptions, Transport};
 use peerweave_driver::Driver;
 
@@ -45,6 +48,9 @@ pub(crate) struct Arguments {
     /// Run only the checks whose names contain this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
+    /// Run the PEs as threads of this process that share the first GPU
+    #[arg(long, conflicts_with_all = ["kill", "transport"])]
+    threads: bool,
     /// Time limit of a wait, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     deadline: u64,
@@ -83,7 +89,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     if job.launcher == Launcher::Single {
         return parent(arguments);
     }
-    let (passed, failed) = pe(arguments, &job)?;
+    let (passed, failed) = pe(arguments, &job, job.local_pe as usize)?;
     if failed > 0 { Err(format!("{}: {failed} checks", job.pe).into()) } else { Ok(format!("{}: OK {passed} checks", job.pe)) }
 }
 
@@ -91,8 +97,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
 fn parent(arguments: &Arguments) -> Result<String, Failure> {
     let n_pes = match arguments.pes {
         Some(n_pes) => n_pes,
+        None if arguments.threads => 2,
         None => u32::try_from(Driver::get()?.device_count()?)?,
     };
+    if arguments.threads {
+        return threads(arguments, n_pes);
+    }
     if let Some(victim) = arguments.kill.filter(|victim| *victim >= n_pes) {
         return Err(format!("--kill is {victim}, expected less than {n_pes} (the number of PEs)").into());
     }
@@ -103,11 +113,29 @@ fn parent(arguments: &Arguments) -> Result<String, Failure> {
     if failed.is_empty() { Ok(format!("OK {n_pes} PEs")) } else { Err(failed.join(", ").into()) }
 }
 
-/// Runs one PE. Returns the number of passed checks and the number of failed checks.
-fn pe(arguments: &Arguments, job: &Job) -> Result<(usize, usize), Failure> {
+/// Runs all PEs as threads on the first GPU.
+fn threads(arguments: &Arguments, n_pes: u32) -> Result<String, Failure> {
+    let (_server, jobs) = Server::on_this_machine(n_pes)?;
+    let outcomes: Vec<Result<(usize, usize), Failure>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(move || pe(arguments, job, 0))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a panic".into()))).collect()
+    });
+    let failed: Vec<_> = (0..)
+        .zip(outcomes)
+        .filter_map(|(pe, outcome): (u32, _)| match outcome {
+            Ok((_, 0)) => None,
+            Ok((_, failed)) => Some(format!("PE {pe}: {failed} checks")),
+            Err(error) => Some(format!("PE {pe}: {error}")),
+        })
+        .collect();
+    if failed.is_empty() { Ok(format!("OK {n_pes} PEs as threads")) } else { Err(failed.join(", ").into()) }
+}
+
+/// Runs one PE on a GPU. Returns the number of passed checks and the number of failed checks.
+fn pe(arguments: &Arguments, job: &Job, device: usize) -> Result<(usize, usize), Failure> {
     let start = Instant::now();
     let rendezvous = Arc::new(Rendezvous::join(job, Options::default())?);
-    let context = peerweave_driver::local_context(job.local_pe as usize)?;
+    let context = peerweave_driver::local_context(device)?;
     let settings = peerweave_nvshmem::Settings::default;
     let transport = match arguments.transport {
         Kind::Mapped => Transport::Mapped,

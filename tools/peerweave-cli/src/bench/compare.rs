@@ -1,6 +1,6 @@
 //! The result of a comparison: several libraries measured in one run. Prints a line for each size,
-//! with the median and the 99th percentile of each contender and the ratio of own kernels to it.
-//! Writes JSON and a plot.
+//! with the median and the 99th percentile of each contender and the ratio of Peerweave's kernels
+//! to it. Writes JSON and a plot.
 //!
 //! Invariant: a line is complete when every PE has reported every contender.
 
@@ -12,7 +12,7 @@ use crate::launch::rendezvous::JobRendezvous;
 use crate::launch::{Observer, Output, Source, Target};
 use crate::machine::Machine;
 use crate::workload::config::{Case, Config};
-use crate::workload::record::{Compared, Contenders, Ready, Record};
+use crate::workload::record::{Compared, Contenders, Note, Ready, Record};
 use peerweave_types::ReduceOp;
 
 /// Version of the JSON document.
@@ -55,7 +55,8 @@ impl Line {
         self.cells.iter().find(|cell| cell.contender == contender)?.p50_us
     }
 
-    /// Returns the time of own kernels by the least time of the other libraries.
+    /// Returns the ratio of the time of Peerweave's kernels to the least time of the other
+    /// libraries.
     pub fn ratio_to_best(&self) -> Option<f64> {
         let others = self.cells.iter().filter(|cell| !is_own(&cell.contender)).filter_map(|cell| cell.p50_us);
         let best = others.fold(f64::INFINITY, f64::min);
@@ -76,9 +77,10 @@ pub struct Comparison {
     contenders: Contenders,
     pending: Vec<Compared>,
     lines: Vec<Line>,
+    notes: Vec<Note>,
 }
 
-/// Effect of a record.
+/// The output that follows from a record.
 #[derive(Debug, PartialEq)]
 pub enum News {
     /// Nothing is printed.
@@ -87,8 +89,6 @@ pub enum News {
     Header,
     /// This line is complete.
     Line(Line),
-    /// A text about the next line.
-    Note(String),
 }
 
 impl Comparison {
@@ -96,7 +96,7 @@ impl Comparison {
     pub fn new(config: &Config) -> Self {
         let contenders = Contenders { present: Vec::new(), absent: Vec::new(), arch: String::new() };
         let (pending, lines) = (Vec::new(), Vec::new());
-        Self { cases: config.cases(), config: config.clone(), ready: Vec::new(), contenders, pending, lines }
+        Self { cases: config.cases(), config: config.clone(), ready: Vec::new(), contenders, pending, lines, notes: Vec::new() }
     }
 
     /// Returns the complete lines.
@@ -104,7 +104,7 @@ impl Comparison {
         &self.lines
     }
 
-    /// Adds a contender that was measured by itself.
+    /// Adds the times of contenders that another program has measured.
     pub fn add(&mut self, contenders: Contenders, records: &[Compared]) {
         for (name, _) in &contenders.present {
             let of_row =
@@ -131,6 +131,11 @@ impl Comparison {
         self.lines.iter().flat_map(|line| &line.cells).filter_map(|cell| cell.wrong).sum()
     }
 
+    /// Returns the texts about a line, which belong before it.
+    pub fn notes(&self, row: usize) -> impl Iterator<Item = &str> {
+        self.notes.iter().filter(move |note| note.row == row).map(|note| &*note.text)
+    }
+
     /// Adds a record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
@@ -143,7 +148,10 @@ impl Comparison {
                 self.contenders = contenders;
                 News::Header
             }
-            Record::Note(note) => News::Note(note.text),
+            Record::Note(note) => {
+                self.notes.push(note);
+                News::Nothing
+            }
             Record::Measured(_) => News::Nothing,
             Record::Compared(one) => {
                 let row = one.row;
@@ -194,8 +202,9 @@ impl Comparison {
     pub fn header(&self) -> Vec<String> {
         let Config { op, n_pes, batches, .. } = &self.config;
         let compute = self.compute();
+        let (version, plural) = (env!("CARGO_PKG_VERSION"), if *n_pes == 1 { "" } else { "s" });
         let mut lines = vec![
-            format!("# peerweave version {} compares {}, {n_pes} PEs, {compute}", env!("CARGO_PKG_VERSION"), op.name()),
+            format!("# peerweave version {version} compares {}, {n_pes} PE{plural}, {compute}", op.name()),
             format!("# {}, out of place; {batches} batches of each, alternated; microseconds per call", self.config.calls_name()),
         ];
         lines.extend(self.contenders.present.iter().map(|(name, version)| format!("# {name}: {version}")));
@@ -314,11 +323,8 @@ impl Comparison {
                 plot::add(&mut all, &format!("limit, {limit} GB/s"), (size, limit, in_a_second / limit * 1e6));
             }
         }
-        plot::drawn(
-            &all,
-            &format!("{}, {} PEs, {}", self.config.op.name(), self.config.n_pes, self.config.calls_name()),
-            subtitle,
-        )
+        let (n_pes, plural) = (self.config.n_pes, if self.config.n_pes == 1 { "" } else { "s" });
+        plot::drawn(&all, &format!("{}, {n_pes} PE{plural}, {}", self.config.op.name(), self.config.calls_name()), subtitle)
     }
 }
 
@@ -327,7 +333,7 @@ fn width(contender: &str) -> usize {
     (contender.len() + 4).max(10)
 }
 
-/// Returns a percentile of values by the nearest rank.
+/// Returns a percentile of the values, by the nearest-rank method; `None` without values.
 pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -354,14 +360,15 @@ impl Observer for Reporter {
             return;
         };
         let news = self.comparison.take(record);
-        let is_printed = self.is_printed || matches!(news, News::Note(_));
         let lines = match news {
             News::Nothing => Vec::new(),
             News::Header => self.comparison.header(),
-            News::Note(text) => vec![format!("# {text}")],
-            News::Line(line) => vec![self.comparison.text(&line)],
+            News::Line(line) => {
+                let notes = self.comparison.notes(line.row).map(|note| format!("# {note}"));
+                notes.chain([self.comparison.text(&line)]).collect()
+            }
         };
-        for line in lines.iter().filter(|_| is_printed) {
+        for line in lines.iter().filter(|_| self.is_printed) {
             output.line(Target::Stdout, b"", line.as_bytes());
         }
     }
@@ -412,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn line_has_median_percentile_and_ratio_of_the_slowest_pe() {
+    fn line_shows_the_times_of_the_slowest_pe() {
         let (comparison, line) = filled();
         assert_eq!(line.cells[0].batch_us, [2.0, 3.0, 8.0]);
         assert_eq!((line.cells[0].p50_us, line.cells[0].p99_us, line.cells[0].wrong), (Some(3.0), Some(8.0), Some(1)));
@@ -440,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn contender_measured_by_itself_gets_a_column() {
+    fn separately_measured_contender_gets_a_column() {
         let (mut comparison, _) = filled();
         let one =
             |pe, row, us: f64| Compared { pe, row, contender: "torch".into(), iters: 1, batch_us: vec![us], wrong: Some(0) };

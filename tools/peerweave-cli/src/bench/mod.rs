@@ -87,7 +87,7 @@ fn config_of(args: &BenchArgs) -> Result<Config, (u8, String)> {
     refuse_inside_a_job("bench")?;
     let config = Config::from_args(args).map_err(|message| (exit::USAGE, message))?;
     if !config.compare.is_empty() {
-        cuda::check_ways(&config).map_err(|message| (exit::USAGE, message))?;
+        cuda::check_methods(&config).map_err(|message| (exit::USAGE, message))?;
     }
     if let Some(note) = enough_devices(&config).map_err(|message| (exit::USAGE, message))? {
         tell(&format!("peerweave bench: {note}"));
@@ -119,7 +119,10 @@ fn supervised(launch: &Launch, config: &Config, rendezvous: JobRendezvous) -> Re
         let (contenders, records) = torch::measure(config, launch.timeout);
         comparison.add(contenders, &records);
         comparison.header().iter().for_each(|line| print_line(line));
-        comparison.lines().iter().for_each(|line| print_line(&comparison.text(line)));
+        for line in comparison.lines() {
+            comparison.notes(line.row).for_each(|note| print_line(&format!("# {note}")));
+            print_line(&comparison.text(line));
+        }
     }
     Ok(if code == exit::OK { Ok(comparison) } else { Err(code) })
 }
@@ -273,12 +276,13 @@ impl Observer for Reporter<'_> {
         };
         match self.collector.take(record) {
             News::Nothing => {}
-            News::Note(text) => self.print(&format!("# {text}"), output),
             News::AllReady => {
                 let lines = table::header(self.config, self.args, self.collector.ready(), &self.host);
                 self.print(&lines.join("\n"), output);
             }
             News::Row(row) => {
+                let notes: Vec<String> = self.collector.notes().map(|note| format!("# {note}")).collect();
+                notes.iter().for_each(|note| self.print(note, output));
                 self.print(&table::line(&row), output);
                 self.bar.inc(1);
             }

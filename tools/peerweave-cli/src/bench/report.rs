@@ -5,7 +5,7 @@
 
 use crate::workload::config::{Case, Config};
 use crate::workload::geometry::Placement;
-use crate::workload::record::{Measured, Ready, Record};
+use crate::workload::record::{Measured, Note, Ready, Record};
 
 /// Result of one placement in one line of the table.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,8 +14,8 @@ pub struct Cell {
     pub time_us: f64,
     /// Microseconds per call of the slowest PE, for each batch.
     pub batch_us: Vec<f64>,
-    /// Microseconds per call of PE 0, for each batch, for comparison with tools that measure only
-    /// one PE.
+    /// Microseconds per call of PE 0 for each batch, to compare with tools that measure only one
+    /// PE.
     pub pe0_us: Vec<f64>,
     /// Calls per batch.
     pub iters: u64,
@@ -45,18 +45,16 @@ impl Row {
     }
 }
 
-/// Effect of a record that the collector received.
+/// The output that follows from a record.
 #[derive(Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "the receiver destructures it at once")]
 pub enum News {
-    /// The record completes nothing that is printed.
+    /// The record does not complete a line of the table.
     Nothing,
     /// All PEs have passed their first barrier.
     AllReady,
     /// This line of the table is complete.
     Row(Row),
-    /// A text for the table.
-    Note(String),
 }
 
 /// Records collected so far.
@@ -67,13 +65,17 @@ pub struct Collector {
     ready: Vec<Ready>,
     pending: Vec<Measured>,
     rows: Vec<Row>,
+    /// Texts about lines, which PE 0 sends before other PEs have measured earlier lines.
+    notes: Vec<Note>,
+    /// Index of the line that was completed last.
+    last: usize,
 }
 
 impl Collector {
     /// Creates an empty collector.
     pub fn new(config: Config) -> Self {
         let cases = config.cases();
-        Self { config, cases, ready: Vec::new(), pending: Vec::new(), rows: Vec::new() }
+        Self { config, cases, ready: Vec::new(), pending: Vec::new(), rows: Vec::new(), notes: Vec::new(), last: 0 }
     }
 
     /// Returns the number of lines of the complete table.
@@ -102,10 +104,18 @@ impl Collector {
         if cells.is_empty() { 0.0 } else { cells.iter().map(|cell| cell.bus_bw).sum::<f64>() / cells.len() as f64 }
     }
 
+    /// Returns the texts about the line that was completed last, which belong before it.
+    pub fn notes(&self) -> impl Iterator<Item = &str> {
+        self.notes.iter().filter(|note| note.row == self.last).map(|note| &*note.text)
+    }
+
     /// Adds a record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
-            Record::Note(note) => News::Note(note.text),
+            Record::Note(note) => {
+                self.notes.push(note);
+                News::Nothing
+            }
             // Of a comparison.
             Record::Contenders(_) | Record::Compared(_) => News::Nothing,
             Record::Ready(ready) => {
@@ -123,9 +133,10 @@ impl Collector {
                 let (complete, pending) = std::mem::take(&mut self.pending).into_iter().partition(|measured| measured.row == row);
                 self.pending = pending;
                 match self.row(row, &complete) {
-                    Some(row) => {
-                        self.rows.push(row.clone());
-                        News::Row(row)
+                    Some(complete) => {
+                        self.last = row;
+                        self.rows.push(complete.clone());
+                        News::Row(complete)
                     }
                     None => News::Nothing,
                 }
@@ -210,7 +221,7 @@ mod tests {
     use crate::workload::op::BenchOp;
 
     #[test]
-    fn time_is_the_median_of_the_slowest_and_errors_are_summed() {
+    fn time_is_the_median_of_the_slowest_pe_of_each_batch() {
         let mut collector = Collector::new(config(BenchOp::AllReduce, 2, &[1 << 20]));
         assert_eq!(collector.take(ready(1)), News::Nothing);
         assert_eq!(collector.take(ready(0)), News::AllReady);
@@ -224,6 +235,21 @@ mod tests {
         assert!((row.out_of_place.alg_bw - 34.952_533).abs() < 1e-3, "{}", row.out_of_place.alg_bw);
         assert_eq!(row.out_of_place.bus_bw, row.out_of_place.alg_bw, "2(n-1)/n is 1 for 2 PEs");
         assert_eq!(collector.wrong(), 3);
+    }
+
+    #[test]
+    fn note_belongs_to_its_own_line() {
+        let mut collector = Collector::new(config(BenchOp::Put, 2, &[8, 16]));
+        let note = |row: usize| Record::Note(Note { row, text: format!("line {row}") });
+        // PE 0 is ahead: it explains the second size before PE 1 has measured the first.
+        assert_eq!(collector.take(note(0)), News::Nothing);
+        collector.take(measured(0, 0, Placement::OutOfPlace, &[1.0], 0));
+        assert_eq!(collector.take(note(1)), News::Nothing);
+        collector.take(measured(0, 1, Placement::OutOfPlace, &[1.0], 0));
+        assert!(matches!(collector.take(measured(1, 0, Placement::OutOfPlace, &[], 0)), News::Row(_)));
+        assert_eq!(collector.notes().collect::<Vec<_>>(), ["line 0"]);
+        assert!(matches!(collector.take(measured(1, 1, Placement::OutOfPlace, &[], 0)), News::Row(_)));
+        assert_eq!(collector.notes().collect::<Vec<_>>(), ["line 1"]);
     }
 
     #[test]

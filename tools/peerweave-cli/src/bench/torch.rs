@@ -7,7 +7,7 @@ use peerweave_types::{DType, ReduceOp};
 use serde_json::json;
 
 use crate::exit;
-use crate::launch::{self, Launch, Observer, OnFailure, Output, Source, Stdin};
+use crate::launch::{self, Ending, Launch, Observer, OnFailure, Output, Source, Stdin};
 use crate::workload::config::Config;
 use crate::workload::op::BenchOp;
 use crate::workload::record::{Compared, Contenders, Record};
@@ -59,8 +59,18 @@ pub(super) fn measure(config: &Config, timeout: Option<Duration>) -> (Contenders
     match (ending, records.contenders) {
         (Err(error), _) => absent(error.to_string()),
         (Ok(ending), Some(contenders)) if ending.exit_code() == exit::OK => (contenders, records.compared),
-        (Ok(_), _) => absent(format!("its processes failed: {}", records.last_complaint)),
+        (Ok(ending), _) => absent(format!("its processes failed: {}", why(&ending, &records.last_complaint))),
     }
+}
+
+/// Returns how the processes ended, and their last line that was no record.
+fn why(ending: &Ending, last_complaint: &str) -> String {
+    let how = match &ending.failure {
+        _ if ending.timed_out => "the time limit has passed".to_owned(),
+        Some(failure) => format!("PE {} {}", failure.pe, failure.status),
+        None => "they wrote no results".to_owned(),
+    };
+    if last_complaint.is_empty() { how } else { format!("{how}; the last line is {last_complaint}") }
 }
 
 /// Returns what PyTorch's symmetric memory lacks for a configuration.
@@ -97,5 +107,20 @@ impl Observer for Records {
 
     fn name(&self) -> &'static str {
         "peerweave bench: torch"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::{Failure, Status};
+
+    #[test]
+    fn processes_that_fail_without_a_line_are_explained() {
+        let ended = |status| Ending { failure: Some(Failure { pe: 1, status }), ..Ending::default() };
+        assert_eq!(why(&ended(Status::Code(3)), ""), "PE 1 exited with status 3");
+        assert_eq!(why(&ended(Status::Code(1)), "PE 0: no GPU"), "PE 1 exited with status 1; the last line is PE 0: no GPU");
+        assert_eq!(why(&Ending { timed_out: true, ..Ending::default() }, ""), "the time limit has passed");
+        assert_eq!(why(&Ending::default(), ""), "they wrote no results");
     }
 }

@@ -54,32 +54,32 @@ pub(crate) fn collective_kind(op: BenchOp) -> Option<peerweave::cuda::Collective
     })
 }
 
-/// Returns the way of this name for an operation.
+/// Returns the method of this name for an operation.
 ///
 /// # Errors
-/// The message names the operation and the way.
+/// The message names the operation and the method.
 #[cfg(feature = "cuda")]
-pub(crate) fn way(op: BenchOp, name: &str) -> Result<peerweave::cuda::Way, String> {
-    let way = peerweave::cuda::Way::ALL.into_iter().find(|way| way.name() == name);
-    let way = way.filter(|way| collective_kind(op).is_some_and(|kind| way.serves(kind)));
-    way.ok_or_else(|| format!("--compare own:{name}: {} has no such way", op.name()))
+pub(crate) fn method(op: BenchOp, name: &str) -> Result<peerweave::cuda::Method, String> {
+    let method = peerweave::cuda::Method::ALL.into_iter().find(|method| method.name() == name);
+    let method = method.filter(|method| collective_kind(op).is_some_and(|kind| method.serves(kind)));
+    method.ok_or_else(|| format!("--compare own:{name}: {} has no such method", op.name()))
 }
 
-/// Checks the ways of own contenders.
+/// Checks the methods of own contenders.
 ///
 /// # Errors
-/// The message names a way that the operation does not have, or the missing feature.
+/// The message names a method that the operation does not have, or the missing feature.
 #[cfg(feature = "cuda")]
-pub(crate) fn check_ways(config: &Config) -> Result<(), String> {
+pub(crate) fn check_methods(config: &Config) -> Result<(), String> {
     config.compare.iter().try_for_each(|contender| match contender {
-        Contender::Own(Some(name)) => way(config.op, name).map(drop),
+        Contender::Own(Some(name)) => method(config.op, name).map(drop),
         _ => Ok(()),
     })
 }
 
 /// Returns the error that this command was built without support for GPUs.
 #[cfg(not(feature = "cuda"))]
-pub(crate) fn check_ways(_: &Config) -> Result<(), String> {
+pub(crate) fn check_methods(_: &Config) -> Result<(), String> {
     Err(NOT_BUILT_IN.to_owned())
 }
 

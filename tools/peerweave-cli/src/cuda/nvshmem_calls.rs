@@ -51,7 +51,7 @@ macro_rules! not_reduced {
     ($($t:ty),*) => {$(
         impl Reduced for $t {
             fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError> {
-                unreachable!("{} is not defined for 8-bit floats, expected a pair that ReduceOp::accepts", on.op)
+                unreachable!("peerweave bug: {} of 8-bit floats, which no reduction accepts", on.op)
             }
             fn reduce_scatter(on: On<'_, Self>) -> Result<(), NvshmemError> {
                 Self::reduce(on)
@@ -154,7 +154,7 @@ impl<T: Reduced> Calls<'_, T> {
 
     fn collective(&self) -> Result<(), NvshmemError> {
         let Self { world, stream, view, .. } = self;
-        if view.op.meets() {
+        if view.op.is_synchronization() {
             return if view.op == BenchOp::Sync { world.sync(stream) } else { world.barrier(stream) };
         }
         let target = self.recv.symmetric();

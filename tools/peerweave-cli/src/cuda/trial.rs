@@ -106,7 +106,7 @@ pub(crate) trait Trial<T: Sample> {
         if config.check {
             self.make(1)?;
             wrong += self.check(0)?;
-            if view.op.meets() {
+            if view.op.is_synchronization() {
                 wrong += self.leavers()?;
             }
         }

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_library_has_a_path_or_the_reason_of_its_absence() {
+    fn each_library_has_a_path_or_a_reason_for_its_absence() {
         for library in libraries() {
             assert_eq!(library.path.is_some(), library.why.is_empty(), "{library:?}");
             assert_eq!(library.path.is_some(), library.state == "found", "{library:?}");

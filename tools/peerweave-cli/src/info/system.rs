@@ -116,7 +116,7 @@ fn attach(status: &str, scope: Option<String>) -> Finding {
         Some(_) => "; a seccomp filter is active and may forbid the call",
     };
     let (available, why) = match scope.as_deref().map(str::trim) {
-        None => (true, "the kernel has no Yama: allowed between processes of one user".to_owned()),
+        None => (true, "Linux has no Yama module here: allowed between processes of one user".to_owned()),
         Some("0") => (true, "ptrace_scope is 0: allowed between processes of one user".to_owned()),
         Some(scope @ ("1" | "2")) if privileged => {
             (true, format!("ptrace_scope is {scope}, and this process has CAP_SYS_PTRACE"))

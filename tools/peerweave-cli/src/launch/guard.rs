@@ -3,75 +3,104 @@
 //! If the launcher dies, the kernel kills the PEs (`spawn.rs` requests that); the guard kills the
 //! processes that the PEs started. It reads process groups from standard input, one a line: `+N`
 //! adds a group, `-N` removes it. When the input ends, it kills the remaining groups and exits.
+//!
+//! Invariant: the process of a PE adds its own group before it executes the program. It holds a
+//! copy of the socket until then, so the input cannot end before the guard knows the group, even if
+//! the launcher is killed in between.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
+use rustix::net::{SendFlags, send};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, waitpid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-/// The launcher's end of the pipe. When it closes, for any reason, the guard kills the groups it
+/// The launcher's end of the socket. When it closes, for any reason, the guard kills the groups it
 /// watches.
 #[derive(Debug)]
 pub(super) struct Guard {
-    pipe: Option<ChildStdin>,
+    socket: Option<UnixStream>,
     pub(super) pid: Option<Pid>,
+}
+
+/// The socket of the guard, for the process of a PE between fork and exec.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry(RawFd);
+
+impl Entry {
+    /// Adds the process group of this process, which leads it. Allocates nothing and takes no lock.
+    /// A failure is ignored: the launcher logs it when it removes the group.
+    ///
+    /// # Safety
+    /// The [`Guard`] must not have been stopped before this process was forked.
+    pub(super) unsafe fn watch_this_process(self) {
+        // SAFETY: the caller promises that the descriptor was open at the fork, and this process
+        // has closed none since.
+        let socket = unsafe { BorrowedFd::borrow_raw(self.0) };
+        let mut line = [0; 16];
+        let mut rest = &mut line[..];
+        if writeln!(rest, "+{}", getpid().as_raw_nonzero()).is_ok() {
+            let unused = rest.len();
+            // Without `NOSIGNAL` a guard that has ended would end the PE with SIGPIPE.
+            let _ = send(socket, &line[..line.len() - unused], SendFlags::NOSIGNAL);
+        }
+    }
 }
 
 impl Guard {
     /// Starts the guard. A failure is only logged, because the kernel still kills the PEs
     /// themselves.
     pub(super) fn start() -> Self {
-        let started = std::env::current_exe().and_then(|this| {
+        let started = UnixStream::pair().and_then(|(socket, input)| {
+            let this = std::env::current_exe()?;
             // The guard has its own process group, so that a signal to the launcher's group does
             // not reach it.
-            Command::new(this)
+            let child = Command::new(this)
                 .arg("guard")
-                .stdin(Stdio::piped())
+                .stdin(Stdio::from(OwnedFd::from(input)))
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
                 .process_group(0)
-                .spawn()
+                .spawn()?;
+            Ok((socket, child))
         });
         match started {
-            Ok(mut child) => Self { pipe: child.stdin.take(), pid: Pid::from_raw(child.id() as i32) },
+            Ok((socket, child)) => Self { socket: Some(socket), pid: Pid::from_raw(child.id() as i32) },
             Err(error) => {
                 tracing::warn!(%error, "cannot start the guard: processes started by PEs will survive if this launcher is killed");
-                Self { pipe: None, pid: None }
+                Self { socket: None, pid: None }
             }
         }
     }
 
-    /// Adds a process group that the guard kills if the launcher dies.
-    pub(super) fn watch(&mut self, group: Pid) {
-        self.tell('+', group);
+    /// Returns the socket by which the process of a PE adds its process group, if the guard runs.
+    pub(super) fn entry(&self) -> Option<Entry> {
+        self.socket.as_ref().map(|socket| Entry(socket.as_raw_fd()))
     }
 
     /// Removes a process group that has ended.
     pub(super) fn forget(&mut self, group: Pid) {
-        self.tell('-', group);
+        if let Some(mut socket) = self.socket.as_ref()
+            && let Err(error) = writeln!(socket, "-{}", group.as_raw_nonzero())
+        {
+            tracing::warn!(%error, "the guard has exited unexpectedly");
+            self.socket = None;
+        }
     }
 
-    /// Stops the guard.
+    /// Stops the guard. No group is killed.
     pub(super) fn stop(&mut self) {
-        self.pipe = None;
         if let Some(pid) = self.pid.take() {
             let _ = kill_process(pid, Signal::KILL);
             let _ = waitpid(Some(pid), WaitOptions::empty());
         }
-    }
-
-    fn tell(&mut self, sign: char, group: Pid) {
-        if let Some(pipe) = &mut self.pipe
-            && let Err(error) = pipe.write_all(format!("{sign}{}\n", group.as_raw_nonzero()).as_bytes())
-        {
-            tracing::warn!(%error, "the guard has exited unexpectedly");
-            self.pipe = None;
-        }
+        self.socket = None;
     }
 }
 

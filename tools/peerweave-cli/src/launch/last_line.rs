@@ -89,13 +89,13 @@ mod tests {
     }
 
     #[test]
-    fn last_line_is_the_one_with_text() {
+    fn empty_lines_at_the_end_are_skipped() {
         assert_eq!(last("one\ntwo\n\n  \n"), "two");
         assert_eq!(last(""), "");
     }
 
     #[test]
-    fn panic_is_shown_instead_of_the_note_after_it() {
+    fn panic_message_is_shown_instead_of_the_note_after_it() {
         let panic = "starting\n\nthread 'main' (7) panicked at src/main.rs:2:5:\nassertion `left == right` failed\n  left: 1\n right: 2\n";
         let shown = "thread 'main' (7) panicked at src/main.rs:2:5: assertion `left == right` failed left: 1 right: 2";
         assert_eq!(last(panic), shown);

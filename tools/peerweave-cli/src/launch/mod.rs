@@ -64,7 +64,7 @@ pub enum OnFailure {
     /// They are ended: the job has failed
     #[default]
     Abort,
-    /// They go on: the job succeeds if a PE succeeds
+    /// They continue: the job succeeds if a PE succeeds
     Continue,
 }
 

@@ -41,6 +41,16 @@ fn bind(endpoint: &Endpoint, token: Token, n_pes: u32) -> Result<Server, Bootstr
     listen(Some(Ipv6Addr::UNSPECIFIED.into())).or_else(|_| listen(Some(Ipv4Addr::UNSPECIFIED.into()))).or(own)
 }
 
+/// Returns the secret in the environment, if it is set.
+fn secret(var: &dyn Fn(&str) -> Option<String>) -> Result<Option<Token>, BootstrapError> {
+    let Some(hex) = var(names::TOKEN).filter(|value| !value.trim().is_empty()) else { return Ok(None) };
+    hex.trim().parse().map(Some).map_err(|_| BootstrapError::Environment {
+        variable: names::TOKEN,
+        value: Some(format!("({} characters, hidden)", hex.chars().count())),
+        expected: "64 hexadecimal digits".to_owned(),
+    })
+}
+
 /// Returns the secret of the job: the secret in the environment if set; otherwise a random secret
 /// if this launcher starts all PEs, or a secret that all launchers derive from public values.
 fn token_of(
@@ -50,8 +60,8 @@ fn token_of(
     var: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Token, BootstrapError> {
     let set = |name: &str| var(name).filter(|value| !value.trim().is_empty());
-    match set(names::TOKEN) {
-        Some(hex) => hex.trim().parse(),
+    match secret(var)? {
+        Some(token) => Ok(token),
         None if n_machines == 1 => Token::random(),
         None if set(names::REQUIRE_TOKEN).is_some_and(|value| value.trim() == "1") => Err(BootstrapError::Environment {
             variable: names::TOKEN,
@@ -81,8 +91,11 @@ impl JobRendezvous {
     /// [`BootstrapError`] if the address is invalid or cannot be bound, or if `PEERWEAVE_TOKEN` is
     /// invalid.
     pub fn start(place: &Place, n_local: usize) -> Result<Self, BootstrapError> {
+        let var = |name: &str| std::env::var(name).ok();
         match place {
             Place::ThisMachine => {
+                // A random secret is as good as the one in the environment, unless that is wrong.
+                secret(&var)?;
                 let (endpoint, token) = (Endpoint::random_unix()?, Token::random()?);
                 let server = Server::bind(&endpoint, token, n_local as u32, ServerOptions::default())?;
                 Ok(Self { server: Some(server), endpoint, token })
@@ -90,7 +103,7 @@ impl JobRendezvous {
             Place::Machines { address, n_machines, machine } => {
                 let endpoint: Endpoint = format!("tcp:{address}").parse()?;
                 let n_pes = n_local * n_machines;
-                let token = token_of(&endpoint, n_pes, *n_machines, &|name| std::env::var(name).ok())?;
+                let token = token_of(&endpoint, n_pes, *n_machines, &var)?;
                 if *machine > 0 {
                     return Ok(Self { server: None, endpoint, token });
                 }
@@ -173,6 +186,9 @@ mod tests {
         let hex = "ab".repeat(32);
         let set = [("PEERWEAVE_REQUIRE_TOKEN", "1"), ("PEERWEAVE_TOKEN", &*hex)];
         assert_eq!(token(2, &set).unwrap(), hex.parse().unwrap());
+        let error = token(1, &[("PEERWEAVE_TOKEN", "zz")]).unwrap_err().to_string();
+        assert!(error.contains("PEERWEAVE_TOKEN") && error.contains("64 hexadecimal digits"), "{error}");
+        assert!(!error.contains("zz"), "a token is secret: {error}");
     }
 
     #[test]

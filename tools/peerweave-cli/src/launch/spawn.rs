@@ -1,14 +1,17 @@
 //! Starts the process of one PE; [`super::supervise`] watches it.
 //!
-//! Invariant: a PE leads its own process group and is killed by the kernel when the launcher dies.
-//! Of the launcher's files, the PE inherits only its three standard streams.
+//! Invariant: a PE leads its own process group, which the guard knows before the program of the PE
+//! runs, and is killed by the kernel when the launcher dies. Of the launcher's files, the PE
+//! inherits only its three standard streams.
 
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::io::Errno;
+use rustix::process::{Resource, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal};
 
+use super::guard::Guard;
 use super::{Launch, LaunchError};
 
 /// The three standard streams of a PE.
@@ -18,8 +21,9 @@ pub(super) struct Streams {
     pub(super) stderr: Stdio,
 }
 
-/// Starts the PE with the index `local` on this machine.
-pub(super) fn spawn(launch: &Launch, local: usize, own_group: bool, streams: Streams) -> Result<Child, LaunchError> {
+/// Starts the PE with the index `local` on this machine. `guard` is the guard of its process group;
+/// without one, the PE stays in the process group of the launcher.
+pub(super) fn spawn(launch: &Launch, local: usize, guard: Option<&Guard>, streams: Streams) -> Result<Child, LaunchError> {
     let mut command = Command::new(&launch.program);
     command.args(&launch.args).envs(launch.env.iter().map(|(name, value)| (name, value)));
     command
@@ -39,22 +43,41 @@ pub(super) fn spawn(launch: &Launch, local: usize, own_group: bool, streams: Str
         .stdin(streams.stdin)
         .stdout(streams.stdout)
         .stderr(streams.stderr);
-    if own_group {
+    if guard.is_some() {
         command.process_group(0);
     }
+    let entry = guard.and_then(Guard::entry);
     let launcher = getpid();
     let die_with_launcher = move || {
+        if let Some(entry) = entry {
+            // SAFETY: `guard` is borrowed until this process was forked, so it had not been
+            // stopped.
+            unsafe { entry.watch_this_process() };
+        }
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // The launcher may have died before the line above.
         if getppid() == Some(launcher) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
     // SAFETY: the closure runs between fork and exec of a process that may have had other threads.
-    // It makes two system calls (rustix, no libc state) and takes no lock and allocates nothing:
+    // It makes system calls (rustix, no libc state), takes no lock and allocates nothing:
     // `io::Error` from an errno or an `ErrorKind` is a plain value.
     unsafe { command.pre_exec(die_with_launcher) };
     command.spawn().map_err(|source| LaunchError::Spawn {
         pe: launch.first_pe + local,
         program: launch.program.display().to_string(),
-        source,
+        source: explained(source, launch.n_local),
     })
+}
+
+/// Names the limit, and what a job of `n_local` PEs on this machine needs, if there are too many
+/// open files.
+fn explained(error: io::Error, n_local: usize) -> io::Error {
+    if Errno::from_io_error(&error) != Some(Errno::MFILE) {
+        return error;
+    }
+    let limit = getrlimit(Resource::Nofile).current.map_or("unknown".to_owned(), |limit| limit.to_string());
+    // Of the launcher itself, and two pipes and a connection of each PE.
+    let needed = 24 + 3 * n_local;
+    let pes = if n_local == 1 { "1 PE needs".to_owned() } else { format!("{n_local} PEs need") };
+    io::Error::other(format!("{error}: the limit is {limit}, and {pes} about {needed}: raise it with `ulimit -n`"))
 }

@@ -38,6 +38,8 @@ const SAME_WISH: Duration = Duration::from_millis(100);
 const DRAIN: Duration = Duration::from_millis(250);
 /// Time that the reader of a failed job's output may stall.
 const FLUSH: Duration = Duration::from_millis(400);
+/// Time after the end of a PE until a message names the PEs for which the launcher still waits.
+const WAITING: Duration = Duration::from_secs(5);
 /// Maximum time between the first failure and the exit of the launcher.
 const LAST_MOMENT: Duration = Duration::from_secs(5);
 const _: () = assert!(GRACE.as_millis() + TERM_TO_KILL.as_millis() + 2 * DRAIN.as_millis() <= LAST_MOMENT.as_millis());
@@ -91,9 +93,15 @@ struct Job {
     ending: Ending,
     suspicion: Option<Suspicion>,
     on_failure: OnFailure,
+    /// The PE that ended the job by an abort, and its code, once known.
+    aborted: Option<(usize, u8)>,
     /// Whether an abort of the job was reported.
     abort_reported: bool,
     stopped_by: Option<(i32, Instant)>,
+    /// When to check whether the PEs that still run keep the launcher waiting.
+    waiting_at: Option<Instant>,
+    /// Whether the PEs that keep the launcher waiting were named.
+    waiting_reported: bool,
     term_at: Option<Instant>,
     kill_at: Option<Instant>,
 }
@@ -113,8 +121,11 @@ impl Job {
             ending: Ending::default(),
             suspicion: None,
             on_failure: launch.on_failure,
+            aborted: None,
             abort_reported: false,
             stopped_by: None,
+            waiting_at: None,
+            waiting_reported: false,
             term_at: None,
             kill_at: None,
         }
@@ -128,11 +139,9 @@ impl Job {
                 _ => Stdio::null(),
             };
             let out = || if launch.direct_output { Stdio::inherit() } else { Stdio::piped() };
-            let mut child = spawn(launch, local, self.own_group, Streams { stdin, stdout: out(), stderr: out() })?;
+            let guard = self.own_group.then_some(&self.guard);
+            let mut child = spawn(launch, local, guard, Streams { stdin, stdout: out(), stderr: out() })?;
             let Some(pid) = Pid::from_raw(child.id() as i32) else { continue };
-            if self.own_group {
-                self.guard.watch(pid);
-            }
             if let (Some(relay), Some(pipe)) = (&mut self.relay, child.stdin.take()) {
                 relay.to = Some(nonblocking(pipe.into())?);
             }
@@ -166,6 +175,7 @@ impl Job {
                 self.time_is_up(launch, observer, now);
             }
             if running {
+                self.name_waiting(now, observer);
                 self.escalate(now);
             } else {
                 let pipes_open = self.pes.iter().any(|pe| pe.pipes.iter().any(Option::is_some));
@@ -190,6 +200,7 @@ impl Job {
                 [running.then_some(timeout_at).flatten().filter(|_| !self.ending.timed_out), self.term_at, self.kill_at]
                     .into_iter()
                     .chain([self.suspicion.map(|suspicion| suspicion.until)])
+                    .chain([self.waiting_at.filter(|_| running)])
                     .flatten()
                     .chain((!running).then(|| drain_until.map(|at| if now < at { at } else { at + FLUSH })).flatten())
                     .filter(|at| *at > now)
@@ -300,6 +311,7 @@ impl Job {
                 SIGCHLD => self.reap(observer),
                 SIGTSTP => {
                     self.pass_on(SIGTSTP);
+                    self.waiting_at = None;
                     // Stops this process; returns after SIGCONT, which is then forwarded like other
                     // signals.
                     let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
@@ -334,6 +346,7 @@ impl Job {
                 (None, None) => continue,
             };
             self.pes[at].status = Some(status);
+            self.waiting_at = (!self.waiting_reported).then(|| Instant::now() + WAITING);
             ended.push((at, status));
         }
         // If several PEs have ended since the last look, a PE that was killed failed before the PEs
@@ -399,7 +412,9 @@ impl Job {
         if self.ending.timed_out {
             return;
         }
-        if let Some((by, code)) = observer.aborted().filter(|&(_, code)| status == Status::Code(code.into())) {
+        // The observer may have to wait for the answer, so it is not asked again after an abort.
+        self.aborted = self.aborted.or_else(|| observer.aborted());
+        if let Some((by, code)) = self.aborted.filter(|&(_, code)| status == Status::Code(code.into())) {
             if !std::mem::replace(&mut self.abort_reported, true) {
                 self.say(observer, &format!("PE {by} aborted the job with status {code}"));
             }
@@ -411,6 +426,33 @@ impl Job {
         if !last.is_empty() {
             message += &format!("; its last line on stderr: {last}");
         }
+        self.say(observer, &message);
+    }
+
+    /// Prints once which PEs still run, if some time has passed since the last PE ended.
+    ///
+    /// PEs that run together detect each other's failures, so they are named only if one of them is
+    /// stopped. A last PE is named in any case, if PEs continue after a failure.
+    fn name_waiting(&mut self, now: Instant, observer: &dyn Observer) {
+        if self.waiting_at.is_none_or(|at| now < at) || self.kill_at.is_some() || self.ending.timed_out {
+            return;
+        }
+        let running: Vec<_> = self.pes.iter().filter(|pe| pe.running).map(|pe| (pe.index, pe.pid, is_stopped(pe.pid))).collect();
+        let is_last = running.len() == 1 && self.on_failure == OnFailure::Continue;
+        if !is_last && running.iter().all(|(_, _, stopped)| !stopped) {
+            self.waiting_at = Some(now + WAITING);
+            return;
+        }
+        self.waiting_at = None;
+        self.waiting_reported = true;
+        let named: Vec<_> = running
+            .iter()
+            .map(|(pe, pid, stopped)| {
+                let state = if *stopped { ", stopped" } else { "" };
+                format!("PE {pe} (process {}{state})", pid.as_raw_nonzero())
+            })
+            .collect();
+        let message = format!("the other PEs have ended; still running: {}; --timeout limits the wait", named.join(", "));
         self.say(observer, &message);
     }
 
@@ -491,6 +533,13 @@ impl Job {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// Returns whether a process is stopped, by a signal or a debugger, as far as `/proc` shows that.
+fn is_stopped(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    // The name of the program is in parentheses, and may contain some.
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
 }
 
 /// Returns the children of this process except the guard. After the PEs have ended, these are their

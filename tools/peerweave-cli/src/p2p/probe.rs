@@ -268,7 +268,7 @@ impl Probe {
         match (&self.stations[at].kernels, &self.no_kernels) {
             (Some(kernels), _) => Ok(kernels),
             (None, Some(error)) => Err(error.clone()),
-            (None, None) => unreachable!("a device without kernels has an error"),
+            (None, None) => unreachable!("the error is recorded if kernels cannot be loaded"),
         }
     }
 

@@ -113,6 +113,22 @@ where
                 team.reduce_scatter_in_place_blocking(recv, op)
             )
         }
+        (BenchOp::Scan, Placement::OutOfPlace) => {
+            calls!(setting, |queue| team.scan(queue, send, recv, op), team.scan_blocking(send, recv, op))
+        }
+        (BenchOp::Scan, Placement::InPlace) => {
+            calls!(setting, |queue| team.scan_in_place(queue, recv, op), team.scan_in_place_blocking(recv, op))
+        }
+        (BenchOp::ExclusiveScan, Placement::OutOfPlace) => {
+            calls!(setting, |queue| team.exclusive_scan(queue, send, recv, op), team.exclusive_scan_blocking(send, recv, op))
+        }
+        (BenchOp::ExclusiveScan, Placement::InPlace) => {
+            calls!(
+                setting,
+                |queue| team.exclusive_scan_in_place(queue, recv, op),
+                team.exclusive_scan_in_place_blocking(recv, op)
+            )
+        }
         (other, _) => unreachable!("{} does not reduce, expected an operation for which BenchOp::reduces is true", other.name()),
     }
 }
@@ -178,6 +194,53 @@ where
                     team.all_gather_v_in_place_blocking(recv, parts.clone())
                 ),
             }
+        }
+        (BenchOp::GatherV, placement) => {
+            let parts = Arc::new(gathered_parts(counts.param, n_pes));
+            match placement {
+                Placement::OutOfPlace => {
+                    let recv = is_root.then_some(recv);
+                    calls!(
+                        setting,
+                        |queue| team.gather_v(queue, send, recv, parts.clone(), root),
+                        team.gather_v_blocking(send, recv, parts.clone(), root)
+                    )
+                }
+                Placement::InPlace => {
+                    let both = if is_root { recv } else { send };
+                    calls!(
+                        setting,
+                        |queue| team.gather_v_in_place(queue, both, parts.clone(), root),
+                        team.gather_v_in_place_blocking(both, parts.clone(), root)
+                    )
+                }
+            }
+        }
+        (BenchOp::ScatterV, placement) => {
+            let parts = Arc::new(gathered_parts(counts.param, n_pes));
+            match placement {
+                Placement::OutOfPlace => {
+                    let send = is_root.then_some(send);
+                    calls!(
+                        setting,
+                        |queue| team.scatter_v(queue, send, recv, parts.clone(), root),
+                        team.scatter_v_blocking(send, recv, parts.clone(), root)
+                    )
+                }
+                Placement::InPlace => calls!(
+                    setting,
+                    |queue| team.scatter_v_in_place(queue, recv, parts.clone(), root),
+                    team.scatter_v_in_place_blocking(recv, parts.clone(), root)
+                ),
+            }
+        }
+        (BenchOp::AllToAllStrided, _) => {
+            let strides = every_other(view);
+            calls!(
+                setting,
+                |queue| team.all_to_all_strided(queue, send, recv, strides),
+                team.all_to_all_strided_blocking(send, recv, strides)
+            )
         }
         (BenchOp::Gather, Placement::OutOfPlace) => {
             let recv = is_root.then_some(recv);
@@ -359,7 +422,7 @@ where
     }
 }
 
-/// Returns the strides of a put-strided.
+/// Returns the strides of a put-strided, and of a strided all-to-all.
 fn every_other(view: &View) -> Strides {
     Strides { count: view.counts.param, source: 2, dest: 2 }
 }

@@ -220,7 +220,7 @@ struct Run<'a> {
     world: &'a World,
     queue: &'a Stream,
     cuda: &'a Cuda,
-    /// The ways that the environment asks for.
+    /// The methods that the environment asks for.
     forced: &'a Forced,
     libraries: &'a Libraries,
 }
@@ -244,11 +244,11 @@ impl Run<'_> {
         let nvshmem = self.libraries.nvshmem.as_ref().map(|context| nvshmem::Session::new(context, self.site)).transpose()?;
         let symmetric = nvshmem.as_ref().map(|session| session.memory::<T>(cases)).transpose()?;
         for (row, case) in cases {
-            self.explain(case)?;
+            self.explain(*row, case)?;
             let mut entries: Vec<Entry<'_, T>> = Vec::new();
             for contender in self.config.compare.iter().filter(|contender| self.libraries.has(contender)) {
                 let trial: Option<Box<dyn Trial<T> + '_>> = match contender {
-                    Contender::Own(way) => self.own::<T, W>(case, way.as_deref(), &buffers)?,
+                    Contender::Own(method) => self.own::<T, W>(case, method.as_deref(), &buffers)?,
                     Contender::Nccl => bench_of(nccl.as_ref(), plain.as_ref(), case)?,
                     Contender::NcclWindow => bench_of(nccl.as_ref(), window.as_ref(), case)?,
                     Contender::Nvshmem => match (&nvshmem, &symmetric) {
@@ -277,29 +277,30 @@ impl Run<'_> {
     }
 
     /// Explains the route of the table.
-    fn explain(&self, case: &Case) -> Result<(), Failure> {
+    fn explain(&self, row: usize, case: &Case) -> Result<(), Failure> {
         if let Some(kind) = cuda::collective_kind(self.config.op).filter(|_| self.config.explain) {
             self.cuda.choose(kind, self.forced.get(kind));
             let text = self.cuda.explain(self.world.team(), &self.query(kind, case))?.to_string();
             if self.world.my_pe().index() == 0 {
-                say(&Record::Note(Note { text }));
+                say(&Record::Note(Note { row, text }));
             }
         }
         Ok(())
     }
 
-    /// Returns the measurement of own kernels; `None` if the call does not permit the way.
+    /// Returns the measurement of Peerweave's kernels; `None` if the call does not permit the
+    /// method.
     fn own<'b, T: Sample + Scalar, W: Work<T> + 'b>(
         &'b self,
         case: &Case,
-        way: Option<&str>,
+        method: Option<&str>,
         buffers: &'b Buffers<T, Symmetric<T>>,
     ) -> Result<Option<Box<dyn Trial<T> + 'b>>, Failure> {
         let mut route = None;
         if let Some(kind) = cuda::collective_kind(self.config.op) {
-            let chosen = way.map(|name| cuda::way(self.config.op, name)).transpose()?.or_else(|| self.forced.get(kind));
+            let chosen = method.map(|name| cuda::method(self.config.op, name)).transpose()?.or_else(|| self.forced.get(kind));
             self.cuda.choose(kind, chosen);
-            if way.is_some() && self.cuda.explain(self.world.team(), &self.query(kind, case))?.refused.is_some() {
+            if method.is_some() && self.cuda.explain(self.world.team(), &self.query(kind, case))?.refused.is_some() {
                 return Ok(None);
             }
             route = Some((kind, chosen));

@@ -82,9 +82,9 @@ impl Bench<'_> {
         }
         team.barrier_blocking()?;
         if self.config.check {
-            if self.view().placement == Placement::InPlace {
-                // In place, the calls have overwritten their inputs. Only fresh inputs have a known
-                // result.
+            if self.view().placement == Placement::InPlace || self.view().op == BenchOp::RmsNorm {
+                // The calls have overwritten their inputs, or added to the residual. Only fresh
+                // inputs have a known result.
                 self.prepare(1)?;
                 self.make(calls, 1)?;
                 wrong += self.check(1, Turn::AfterTiming)?;
@@ -186,6 +186,9 @@ impl Bench<'_> {
         let mut wrong = match view.op {
             // Barriers are checked only before timing, because this check is slow.
             BenchOp::Barrier | BenchOp::Sync if turn == Turn::BeforeTiming => self.leavers()?,
+            BenchOp::Lock if turn == Turn::BeforeTiming => {
+                self.operands.count_wrong(self.result_side(), &geometry::input(view), round)?
+            }
             BenchOp::P if view.rank == 1 => u64::from(!self.operands.target_is(self.made.get())?),
             BenchOp::Atomics | BenchOp::PutSignal if view.rank == 1 => {
                 u64::from(self.operands.word().load(0)? != self.made.get())

@@ -50,7 +50,7 @@ macro_rules! memory {
 }
 
 memory!(
-    Symmetric, |memory| memory.as_ptr().expect("--dirty is refused for memory of GPUs, so inputs are rewritten on the host only");
+    Symmetric, |memory| memory.as_ptr().expect("peerweave bug: --dirty was accepted for memory of a GPU");
     Buffer, |memory| memory.as_ptr()
 );
 
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn correct_result_has_no_wrong_elements() {
-        let tile = reduced_tile::<f32>(ReduceOp::Sum, 4, 0);
+        let tile = reduced_tile::<f32>(ReduceOp::Sum, 4, 4, 0);
         let buffer = filled(&tile);
         assert_eq!(count_wrong(&buffer, &PART, &tile).unwrap(), 0);
         assert_eq!(count_unspoiled(&buffer, PART.at + PART.len..buffer.len()).unwrap(), 0);
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn wrong_element_is_counted_at_any_position() {
-        let tile = reduced_tile::<f32>(ReduceOp::Sum, 4, 0);
+        let tile = reduced_tile::<f32>(ReduceOp::Sum, 4, 4, 0);
         for at in [0, 1, 2, 3, PERIOD, PERIOD + 2, 2 * PERIOD, PART.len - 1] {
             let buffer = filled(&tile);
             let element = buffer.slice(PART.at + at..=PART.at + at).unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn write_behind_the_result_is_detected() {
+    fn write_after_the_end_of_the_result_is_detected() {
         let buffer = filled(&moved_tile::<f32>(1, 0));
         let end = PART.at + PART.len;
         buffer.slice(end..end + 1).unwrap().copy_from(&[0.0]).unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn rewriting_changes_no_value() {
+    fn rewritten_buffer_has_the_same_values() {
         let tile = moved_tile::<f32>(1, 0);
         let buffer = filled(&tile);
         rewrite(&buffer);

@@ -5,6 +5,7 @@
 //!   measure.rs     one case: check, time, check
 //!   operands.rs    buffers of one case, by their types
 //!   calls.rs       the calls that are timed
+//!   special.rs     operations with memory and values of their own
 //!   memory.rs      filling and comparing
 //!   compare.rs     a PE that alternates several libraries
 //!   own.rs         the portable API on GPUs as one of them
@@ -20,6 +21,7 @@ pub mod operands;
 #[cfg(feature = "cuda")]
 mod own;
 mod portable;
+mod special;
 
 use crate::cuda::{self, Failure};
 use crate::exit;

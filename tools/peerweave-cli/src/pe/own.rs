@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use peerweave::cuda::{CollectiveKind, Cuda, Way};
+use peerweave::cuda::{CollectiveKind, Cuda, Method};
 use peerweave::{Stream, Symmetric, World};
 use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::{deadline_after, wait};
@@ -24,8 +24,8 @@ pub(super) struct Own<'a, T: Sample, W> {
     site: &'a Site<'a>,
     world: &'a World,
     queue: &'a Stream,
-    /// The operation and the way to carry it out; `None` for an operation without a route.
-    route: Option<(CollectiveKind, Option<Way>)>,
+    /// The operation and the method to carry it out; `None` for an operation without a route.
+    route: Option<(CollectiveKind, Option<Method>)>,
     subject: Subject,
     operands: Typed<'a, T, Symmetric<T>, W>,
     send: Symmetric<T>,
@@ -42,7 +42,7 @@ impl<'a, T: Sample, W: Work<T>> Own<'a, T, W> {
         queue: &'a Stream,
         config: &Config,
         case: &Case,
-        route: Option<(CollectiveKind, Option<Way>)>,
+        route: Option<(CollectiveKind, Option<Method>)>,
         buffers: &'a Buffers<T, Symmetric<T>>,
     ) -> Result<Self, Failure> {
         let operands = Typed::new(world, Some(queue), config, case, Placement::OutOfPlace, buffers)?;
@@ -70,8 +70,8 @@ where
     }
 
     fn enqueue(&mut self, times: u64) -> Result<(), Failure> {
-        if let (Some((kind, way)), Some(cuda)) = (self.route, self.world.backend::<Cuda>()) {
-            cuda.choose(kind, way);
+        if let (Some((kind, method)), Some(cuda)) = (self.route, self.world.backend::<Cuda>()) {
+            cuda.choose(kind, method);
         }
         Ok(self.operands.calls(&self.wrong)(times)?)
     }

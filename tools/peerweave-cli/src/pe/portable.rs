@@ -2,13 +2,14 @@
 
 use peerweave::{Buffer, MaybeDest, MaybeSource, Result, Stream, StreamDest, StreamSource, Symmetric, World, on_threads};
 
-use super::measure::measure;
+use super::measure::{Outcome, measure};
 use super::memory::Memory;
 use super::operands::{Buffers, Moving, Reducing, Typed, Work};
+use super::special;
 use crate::workload::args::Buffers as BufferKind;
 use crate::workload::binding::{Bind, bind};
 use crate::workload::config::{Case, Config};
-use crate::workload::geometry::{self, GUARD, View};
+use crate::workload::geometry::{self, GUARD, Placement, View};
 use crate::workload::pattern::Sample;
 use crate::workload::record::{Measured, Note, Ready, Record, monotonic_ns, say};
 use crate::workload::types::{with_moved_type, with_number_type};
@@ -42,7 +43,9 @@ fn run(world: World, config: &Config) -> Result<()> {
     for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
         let plan = Plan { world: &world, stream: stream.as_ref(), config, cases: of_one_type };
         let dtype = of_one_type[0].1.dtype;
-        if config.op.reduces() {
+        if config.op.is_special() {
+            plan.special_rows()?;
+        } else if config.op.reduces() {
             with_number_type!(dtype, T => plan.run::<T, Reducing>())?;
         } else {
             with_moved_type!(dtype, T => plan.run::<T, Moving>())?;
@@ -125,6 +128,16 @@ impl Plan<'_> {
         }
     }
 
+    fn special_rows(&self) -> Result<()> {
+        for (row, case) in self.cases {
+            let outcome = special::run(self.world, self.stream, self.config, case)?;
+            let (pe, row, placement) = (self.world.my_pe().index(), *row, Placement::OutOfPlace);
+            let Outcome { iters, batch_us, wrong } = outcome;
+            say(&Record::Measured(Measured { pe, row, placement, iters, batch_us, wrong }));
+        }
+        Ok(())
+    }
+
     fn rows<T, M, W>(&self, buffers: &Buffers<T, M>) -> Result<()>
     where
         T: Sample,
@@ -138,7 +151,7 @@ impl Plan<'_> {
             let mut records = Vec::new();
             if self.config.explain && self.world.my_pe().index() == 0 {
                 let text = explained(self.world, self.config, case)?;
-                say(&Record::Note(Note { text }));
+                say(&Record::Note(Note { row: *row, text }));
             }
             for placement in self.config.placements() {
                 let operands = Typed::<T, M, W>::new(self.world, self.stream, self.config, case, placement, buffers)?;

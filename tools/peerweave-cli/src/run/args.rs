@@ -55,7 +55,7 @@ MASTER_ADDR and MASTER_PORT.
 When a PE fails, the others are notified at once. Those still running after 2.5 s get SIGTERM, then SIGKILL. \
 The exit code is the status of the PE that failed first.
 
-With --on-failure=continue the others go on: for programs whose PEs call World::shrink after a failure. Each PE \
+With --on-failure=continue the others continue: for programs whose PEs call World::shrink after a failure. Each PE \
 that fails is reported when it ends. The exit code is 0 if a PE of this machine succeeds, otherwise the status of \
 the one that ended last.
 

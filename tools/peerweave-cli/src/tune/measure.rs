@@ -1,7 +1,7 @@
 //! Measures the operations and writes the table.
 
 use clap::{Parser, ValueEnum};
-use peerweave::cuda::{RouteTable, Timing, Way};
+use peerweave::cuda::{Method, RouteTable, Timing};
 
 use super::TuneArgs;
 use crate::bench::compare::Comparison;
@@ -27,11 +27,11 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
         None => cuda::device_count().map_err(usage)?.unwrap_or(0).clamp(2, 8),
     };
     if !(2..=8).contains(&n_pes) {
-        return Err(usage(format!("-n is {n_pes}, expected 2 to 8 PEs, which own kernels support")));
+        return Err(usage(format!("-n is {n_pes}, expected 2 to 8 PEs (the numbers that Peerweave's kernels support)")));
     }
     let chosen = if args.ops.is_empty() { BenchOp::value_variants() } else { &args.ops };
     if let Some(op) = args.ops.iter().find(|op| !op.has_route()) {
-        return Err(usage(format!("--ops: {} has one way alone", op.name())));
+        return Err(usage(format!("--ops: {} has only one method", op.name())));
     }
     let existed = args.output.exists();
     // A file that cannot be used is reported before the measurement, and not overwritten.
@@ -82,13 +82,13 @@ fn restore(args: &TuneArgs, existed: bool) {
 
 /// Returns the arguments of `bench` for an operation.
 fn words(args: &TuneArgs, op: BenchOp, n_pes: usize) -> Result<BenchArgs, (u8, String)> {
-    let ways = match op {
+    let methods = match op {
         BenchOp::AllReduce => "own:one_shot,own:two_shot,own:chunked,nccl",
         BenchOp::AllGather | BenchOp::AllToAll => "own:lines,own:messages,nccl",
         _ => "nccl",
     };
     let mut words: Vec<String> =
-        ["tune", op.name(), "--backend", "cuda", "-d", "bfloat16", "--compare", ways].map(str::to_owned).into();
+        ["tune", op.name(), "--backend", "cuda", "-d", "bfloat16", "--compare", methods].map(str::to_owned).into();
     for (option, value) in [
         ("-n", n_pes.to_string()),
         ("-b", args.min_bytes.to_string()),
@@ -113,15 +113,15 @@ fn words(args: &TuneArgs, op: BenchOp, n_pes: usize) -> Result<BenchArgs, (u8, S
 /// Returns the medians of a comparison.
 fn timings_of(op: BenchOp, comparison: &Comparison) -> Vec<Timing> {
     let Some(kind) = cuda::collective_kind(op) else { return Vec::new() };
-    let way_of = |contender: &str| match contender {
-        "own" => Some(Way::Own),
-        "nccl" => Some(Way::Nccl),
-        other => other.strip_prefix("own:").and_then(|name| cuda::way(op, name).ok()),
+    let method_of = |contender: &str| match contender {
+        "own" => Some(Method::Own),
+        "nccl" => Some(Method::Nccl),
+        other => other.strip_prefix("own:").and_then(|name| cuda::method(op, name).ok()),
     };
     let of_line = |line: &bench::compare::Line| -> Vec<Timing> {
         let size_bytes = line.case.size_bytes() as u64;
-        let cells = line.cells.iter().filter_map(|cell| Some((way_of(&cell.contender)?, cell.p50_us?)));
-        cells.map(|(way, us)| Timing { kind, way, size_bytes, us }).collect()
+        let cells = line.cells.iter().filter_map(|cell| Some((method_of(&cell.contender)?, cell.p50_us?)));
+        cells.map(|(method, us)| Timing { kind, method, size_bytes, us }).collect()
     };
     comparison.lines().iter().flat_map(of_line).collect()
 }
@@ -136,7 +136,7 @@ fn text(args: &TuneArgs, table: &RouteTable, n_pes: usize, device: &str, timings
     if matches!(cuda::device_count(), Ok(Some(count)) if count < n_pes) {
         text += "# The PEs shared a GPU: the figures are for tests only.\n";
     }
-    if !timings.iter().any(|timing| timing.way == Way::Nccl) {
+    if !timings.iter().any(|timing| timing.method == Method::Nccl) {
         text += "# NCCL was not measured.\n";
     }
     text + rest

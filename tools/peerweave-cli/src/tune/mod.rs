@@ -1,8 +1,9 @@
 //! `peerweave tune`: measures the thresholds of the route table on the GPUs of this machine, and
 //! writes a file that the backend reads (`PEERWEAVE_ROUTE_TABLE`).
 //!
-//! Each operation is a comparison of `bench`: own kernels by each way, and NCCL, alternated, with
-//! checked results. The table follows from the medians by a pure function of `peerweave-cuda`.
+//! Each operation is a comparison of `bench`: Peerweave's kernels by each method, and NCCL, in
+//! turn, with checked results. The table follows from the medians by a pure function of
+//! `peerweave-cuda`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +27,7 @@ pub struct TuneArgs {
     /// Number of PEs, each with its own GPU; default: the number of GPUs
     #[arg(short, long, visible_aliases = ["np"], value_name = "N", value_parser = parse_pes)]
     pub n: Option<usize>,
-    /// Operations to measure; default: all that have more than one way
+    /// Operations to measure; default: all that have more than one method
     #[arg(long, value_enum, value_delimiter = ',', value_name = "OPS")]
     pub ops: Vec<BenchOp>,
     /// Smallest size in bytes
@@ -38,7 +39,7 @@ pub struct TuneArgs {
     /// Factor from one size to the next
     #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=1024))]
     pub step_factor: u32,
-    /// Number of batches of each way, whose median counts
+    /// Number of batches of each method, whose median counts
     #[arg(long, value_name = "B", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub batches: u32,
     /// Calls per batch; default: as many as run in a few milliseconds

@@ -40,9 +40,9 @@ pub struct BenchArgs {
     /// Reduction: sum, prod, min, max, avg, mulsum, and, or, xor, or all
     #[arg(short = 'o', long = "redop", value_name = "REDOP", value_parser = parse_redops, default_value = "sum")]
     pub redop: ReduceOps,
-    /// Root: a rank, or all
-    #[arg(short = 'r', long, value_name = "R", value_parser = parse_root, default_value = "0")]
-    pub root: Root,
+    /// Root of an operation that has one: a rank, or all; default: 0
+    #[arg(short = 'r', long, value_name = "R", value_parser = parse_root)]
+    pub root: Option<Root>,
     /// Calls per batch; default: as many as run in --batch-ms milliseconds, at least 3
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub iters: Option<u64>,
@@ -78,12 +78,13 @@ pub struct BenchArgs {
     #[arg(short = 'G', long, visible_alias = "graphs", value_name = "CALLS", num_args = 0..=1, require_equals = false,
         default_missing_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub graph: Option<u32>,
-    /// Measure other libraries too, alternated with own kernels in one run: nccl, nccl-window,
-    /// nvshmem, torch, or own:WAY for a way of PEERWEAVE_ROUTE; only with --backend cuda
+    /// Measure other libraries too, alternated with Peerweave's kernels in one run: nccl,
+    /// nccl-window, nvshmem, torch, or own:METHOD for a method of PEERWEAVE_ROUTE; only with
+    /// --backend cuda
     #[arg(long, value_name = "CONTENDERS", value_delimiter = ',', value_parser = parse_contender, conflicts_with_all = ["window", "nbi", "each", "dirty", "threads"])]
     pub compare: Vec<Contender>,
     /// Bus bandwidth of the hardware in GB/s, which the plot of a comparison shows as a line
-    #[arg(long, value_name = "GB/S", requires = "compare", value_parser = parse_limit)]
+    #[arg(long, value_name = "GB/S", value_parser = parse_limit)]
     pub limit: Option<f64>,
     /// Register the buffers as symmetric windows, which NCCL's kernels access directly; only with
     /// --backend nccl
@@ -172,7 +173,7 @@ pub enum BackendName {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contender {
-    /// The portable API on GPUs: by the route of the table, or by this way.
+    /// The portable API on GPUs, with this method or with that of the route table.
     Own(Option<String>),
     /// NCCL, with buffers of its allocator.
     Nccl,
@@ -189,7 +190,7 @@ impl Contender {
     pub fn name(&self) -> String {
         match self {
             Self::Own(None) => "own".to_owned(),
-            Self::Own(Some(way)) => format!("own:{way}"),
+            Self::Own(Some(method)) => format!("own:{method}"),
             Self::Nccl => "nccl".to_owned(),
             Self::NcclWindow => "nccl-window".to_owned(),
             Self::Nvshmem => "nvshmem".to_owned(),
@@ -269,9 +270,9 @@ fn parse_factor(text: &str) -> Result<u32, String> {
 }
 
 fn parse_contender(text: &str) -> Result<Contender, String> {
-    let known = "expected nccl, nccl-window, nvshmem, torch, own, or own:WAY";
+    let known = "expected nccl, nccl-window, nvshmem, torch, own, or own:METHOD";
     Ok(match text.split_once(':') {
-        Some(("own", way)) if !way.is_empty() => Contender::Own(Some(way.to_owned())),
+        Some(("own", method)) if !method.is_empty() => Contender::Own(Some(method.to_owned())),
         None if text == "own" => Contender::Own(None),
         None if text == "nccl" => Contender::Nccl,
         None if text == "nccl-window" => Contender::NcclWindow,

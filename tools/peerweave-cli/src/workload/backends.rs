@@ -14,11 +14,14 @@ pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(),
         return Err("--window is supported only with --backend nccl".to_owned());
     }
     check_comparison(args)?;
+    if args.op == BenchOp::Moe && args.buffers == Buffers::Private {
+        return Err("moe requires --buffers symmetric".to_owned());
+    }
     if args.explain && args.backend != BackendName::Cuda {
         return Err("--explain is supported only with --backend cuda".to_owned());
     }
     if args.explain && !args.op.has_route() {
-        return Err(format!("--explain is not supported by {}, which has one way alone", args.op.name()));
+        return Err(format!("--explain is not supported by {}, which has only one method", args.op.name()));
     }
     match args.backend {
         BackendName::Host if args.graph.is_some() => Err("--graph is not supported with --backend host".to_owned()),
@@ -109,7 +112,7 @@ fn check_cuda(args: &BenchArgs) -> Result<(), String> {
 /// with NCCL.
 fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("--backend nccl: {what}"));
-    if args.op.is_one_sided() || args.op.meets() || args.op == BenchOp::AllGatherV {
+    if args.op.is_one_sided() || args.op.is_synchronization() || args.op.is_portable_only() || args.op == BenchOp::AllGatherV {
         return refuse(&format!("NCCL has no operation {}", args.op.name()));
     }
     if let Some(redop) = redops.iter().find(|redop| !has_reduction(args.backend, **redop)) {
@@ -132,6 +135,7 @@ fn check_nvshmem(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("--backend nvshmem: {what}"));
     let op = args.op;
     match op {
+        op if op.is_portable_only() => return refuse(&format!("NVSHMEM has no operation {} on streams", op.name())),
         BenchOp::Reduce
         | BenchOp::AllToAllV
         | BenchOp::AllGatherV

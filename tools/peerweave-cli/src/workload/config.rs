@@ -60,7 +60,7 @@ pub struct Config {
     pub each: bool,
     /// Whether PE 0 explains how each call is carried out.
     pub explain: bool,
-    /// The contenders of a comparison, own kernels first; empty if there is none.
+    /// The contenders of a comparison, Peerweave's kernels first; empty if there is none.
     pub compare: Vec<Contender>,
     /// Clock for the measurement.
     pub clock: Clock,
@@ -77,13 +77,13 @@ pub struct Case {
     pub root: Option<usize>,
     /// Element counts.
     pub counts: Counts,
-    /// Number of elements that the size stands for.
+    /// Number of elements in the printed size.
     pub size_count: usize,
 }
 
 impl Case {
-    /// Returns the size in bytes, as printed: of the larger buffer of a PE, or, if a stride leaves
-    /// elements out, of those that are moved.
+    /// Returns the printed size in bytes: that of the larger buffer of a PE, or, if a stride leaves
+    /// elements out, that of the elements that are moved.
     pub fn size_bytes(&self) -> usize {
         self.size_count * self.dtype.size_bytes()
     }
@@ -133,8 +133,12 @@ impl Config {
         }
         let mut dtypes = if op.has_type() { args.datatype.0.clone() } else { vec![DType::I64] };
         if dtypes.len() > 1 {
-            // `all` means all types of the backend, and of a comparison.
-            dtypes.retain(|dtype| has_type(args.backend, *dtype) && (args.compare.is_empty() || is_compared(op, *dtype)));
+            // `all` means all types of the operation, of the backend, and of a comparison.
+            let is_compared = |dtype| args.compare.is_empty() || is_compared(op, dtype);
+            dtypes.retain(|dtype| op.takes(*dtype) && has_type(args.backend, *dtype) && is_compared(*dtype));
+        }
+        if let Some(dtype) = dtypes.iter().find(|dtype| !op.takes(**dtype)) {
+            return Err(format!("{} of {dtype} is not defined, expected float, half or bfloat16", op.name()));
         }
         if let Some(dtype) = dtypes.iter().find(|dtype| !has_type(args.backend, **dtype)) {
             return Err(format!("{} of {dtype} is not supported by this backend", op.name()));
@@ -142,13 +146,19 @@ impl Config {
         let mut redops = if op.reduces() { args.redop.0.clone() } else { Vec::new() };
         if redops.len() > 1 {
             // `all` means all reductions of the backend.
-            redops.retain(|redop| has_reduction(args.backend, *redop));
+            redops.retain(|redop| has_reduction(args.backend, *redop) && op.accepts(*redop));
+        }
+        if let Some(redop) = redops.iter().find(|redop| !op.accepts(**redop)) {
+            return Err(format!("reduction {redop} is not defined for {}, which continues from rank to rank", op.name()));
         }
         if op.reduces() && !dtypes.iter().any(|dtype| redops.iter().any(|redop| redop.accepts(*dtype))) {
             let (dtype, redop) = (dtypes[0], redops[0]);
             return Err(format!("reduction {redop} is not defined for {dtype}"));
         }
-        let roots = match args.root {
+        let roots = match args.root.unwrap_or(Root::One(0)) {
+            _ if !op.has_root() && args.root.is_some() => {
+                return Err(format!("--root is not supported by {}, which has no root", op.name()));
+            }
             _ if !op.has_root() => Vec::new(),
             Root::All => (0..n_pes).collect(),
             Root::One(root) if root < n_pes => vec![root],
@@ -162,6 +172,9 @@ impl Config {
         }
         if args.stream && !op.has_stream_form() {
             return Err(format!("--stream is not supported by {}, which waits in each call", op.name()));
+        }
+        if args.limit.is_some() && args.compare.is_empty() {
+            return Err("--limit is supported only with --compare: it is a line in the plot of a comparison".to_owned());
         }
         check_backend(args, &redops)?;
         let clock = clock(args)?;
@@ -277,7 +290,7 @@ impl Config {
     }
 }
 
-/// Returns the contenders that the options name, without repetitions, own kernels first.
+/// Returns the contenders that the options name, without repetitions, Peerweave's kernels first.
 fn contenders(args: &BenchArgs) -> Vec<Contender> {
     let mut all = Vec::new();
     let own = (!args.compare.is_empty()).then_some(Contender::Own(None));
@@ -365,7 +378,10 @@ mod tests {
     fn roots_are_ranks_or_all() {
         assert_eq!(config(&["reduce", "-n", "3", "-r", "all"]).unwrap().roots, [0, 1, 2]);
         assert_eq!(config(&["reduce", "-n", "3", "--root", "2"]).unwrap().roots, [2]);
-        assert_eq!(config(&["all-reduce", "-n", "3", "-r", "all"]).unwrap().roots, [0; 0]);
+        assert_eq!(
+            config(&["all-reduce", "-n", "3", "-r", "all"]).unwrap_err(),
+            "--root is not supported by all-reduce, which has no root"
+        );
         assert_eq!(
             config(&["reduce", "-n", "3", "-r", "3"]).unwrap_err(),
             "--root is 3, expected less than 3 (the number of PEs)"

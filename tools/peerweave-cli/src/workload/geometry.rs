@@ -41,6 +41,8 @@ pub enum Tile {
     EveryOther(usize),
     /// The reduction of all inputs.
     Reduced,
+    /// The reduction of the inputs of this many ranks, from the first.
+    Prefix(usize),
 }
 
 /// An operation, its counts, and the rank and placement for which lengths and values are computed.
@@ -64,7 +66,12 @@ pub struct View {
 /// also holds the input if the rank has one buffer for both ([`shares_buffer`]).
 pub fn lengths(view: &View) -> (usize, usize) {
     let Counts { param, send, recv } = view.counts;
-    let send = if view.op == BenchOp::AllGatherV { gathered_count(param, view.rank) } else { send };
+    let own = gathered_count(param, view.rank);
+    let (send, recv) = match view.op {
+        BenchOp::AllGatherV | BenchOp::GatherV => (own, recv),
+        BenchOp::ScatterV => (send, own),
+        _ => (send, recv),
+    };
     match view.placement {
         Placement::OutOfPlace => (send, recv),
         Placement::InPlace if shares_buffer(view) => (0, send.max(recv)),
@@ -75,14 +82,15 @@ pub fn lengths(view: &View) -> (usize, usize) {
 /// Returns whether the in-place form has one buffer for input and result on this rank: true except
 /// for ranks of gather and scatter that are not the root.
 pub fn shares_buffer(view: &View) -> bool {
-    view.placement == Placement::InPlace && (!matches!(view.op, BenchOp::Gather | BenchOp::Scatter) || view.rank == view.root)
+    let at_root = matches!(view.op, BenchOp::Gather | BenchOp::Scatter | BenchOp::GatherV | BenchOp::ScatterV);
+    view.placement == Placement::InPlace && (!at_root || view.rank == view.root)
 }
 
 /// Returns the part with this rank's input. It is in the buffer of the result if input and result
 /// share one buffer, otherwise in the buffer of the input.
 pub fn input(view: &View) -> Part {
     let Counts { param, send, .. } = view.counts;
-    if view.op == BenchOp::AllGatherV {
+    if matches!(view.op, BenchOp::AllGatherV | BenchOp::GatherV) {
         let parts = gathered_parts(param, view.n_pes);
         let at = if shares_buffer(view) { parts.offsets[view.rank] } else { 0 };
         return Part { at, len: parts.counts[view.rank], of: Tile::Input(view.rank), from: 0 };
@@ -101,6 +109,8 @@ pub fn results(view: &View) -> Vec<Part> {
     match op {
         BenchOp::AllReduce => whole(Tile::Reduced),
         BenchOp::Reduce if rank == root => whole(Tile::Reduced),
+        BenchOp::Scan => whole(Tile::Prefix(rank + 1)),
+        BenchOp::ExclusiveScan if rank > 0 => whole(Tile::Prefix(rank)),
         BenchOp::Broadcast => whole(Tile::Input(root)),
         BenchOp::AllGather => gathered(param, n_pes),
         BenchOp::Gather if rank == root => gathered(param, n_pes),
@@ -125,11 +135,25 @@ pub fn results(view: &View) -> Vec<Part> {
             };
             receives.into_iter().enumerate().map(part).collect()
         }
-        BenchOp::AllGatherV => {
+        BenchOp::ScatterV => {
+            let range = gathered_parts(param, n_pes).range(Rank::new(rank as u32));
+            let at = if shares_buffer(view) { range.start } else { 0 };
+            vec![Part { at, len: range.len(), of: Tile::Input(root), from: range.start }]
+        }
+        BenchOp::AllToAllStrided => {
+            let part = |from: usize| {
+                let at = 2 * from * param;
+                Part { at, len: (2 * param).min(recv - at), of: Tile::EveryOther(from), from: 2 * rank * param }
+            };
+            (0..n_pes).map(part).collect()
+        }
+        BenchOp::AllGatherV | BenchOp::GatherV if op == BenchOp::AllGatherV || rank == root => {
             let parts = gathered_parts(param, n_pes);
             let range = |from: usize| (from, parts.range(Rank::new(from as u32)));
             (0..n_pes).map(range).map(|(from, at)| Part { at: at.start, len: at.len(), of: Tile::Input(from), from: 0 }).collect()
         }
+        // Their checks compute the values.
+        BenchOp::RmsNorm | BenchOp::Moe => whole(Tile::Input(rank)),
         BenchOp::SendRecv => whole(Tile::Input((rank + n_pes - 1) % n_pes)),
         BenchOp::Put | BenchOp::PutSignal if rank == 1 => whole(Tile::Input(0)),
         BenchOp::PutStrided if rank == 1 => whole(Tile::EveryOther(0)),
@@ -199,7 +223,9 @@ mod tests {
         for view in views() {
             let total: usize = results(&view).iter().map(|part| part.len).sum();
             let due = match view.op {
-                BenchOp::Reduce | BenchOp::Gather if view.rank != view.root => 0,
+                BenchOp::Reduce | BenchOp::Gather | BenchOp::GatherV if view.rank != view.root => 0,
+                BenchOp::ExclusiveScan if view.rank == 0 => 0,
+                BenchOp::ScatterV => gathered_count(view.counts.param, view.rank),
                 BenchOp::Put | BenchOp::PutSignal | BenchOp::PutStrided if view.rank != 1 => 0,
                 BenchOp::Get if view.rank != 0 => 0,
                 BenchOp::PingPong if view.rank > 1 => 0,

@@ -5,6 +5,7 @@
 //! count of 0, while this module uses a count of at least 1.
 
 use clap::ValueEnum;
+use peerweave_types::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
 
 /// Number of times that each PE arrives late when a barrier is checked. Once is not enough: a PE
@@ -31,6 +32,22 @@ pub enum BenchOp {
     AllToAllV,
     /// All-gather with different counts for different PEs
     AllGatherV,
+    /// Every PE gets the reduction of the inputs up to its own
+    Scan,
+    /// Every PE gets the reduction of the inputs before its own
+    ExclusiveScan,
+    /// Gather with different counts for different PEs
+    GatherV,
+    /// Scatter with different counts for different PEs
+    ScatterV,
+    /// All-to-all of every other element
+    AllToAllStrided,
+    /// All-reduce, the addition of a residual and RMSNorm, of rows of up to 1024 elements
+    RmsNorm,
+    /// Mixture of experts: dispatch and combine of rows of up to 1024 elements, 2 experts for each
+    Moe,
+    /// Every PE takes and frees one lock, for which all contend
+    Lock,
     /// The root gets all inputs
     Gather,
     /// Every PE gets its part of the root's input
@@ -82,6 +99,14 @@ impl BenchOp {
             Self::AllToAll => "all-to-all",
             Self::AllToAllV => "all-to-all-v",
             Self::AllGatherV => "all-gather-v",
+            Self::Scan => "scan",
+            Self::ExclusiveScan => "exclusive-scan",
+            Self::GatherV => "gather-v",
+            Self::ScatterV => "scatter-v",
+            Self::AllToAllStrided => "all-to-all-strided",
+            Self::RmsNorm => "rms-norm",
+            Self::Moe => "moe",
+            Self::Lock => "lock",
             Self::Gather => "gather",
             Self::Scatter => "scatter",
             Self::Barrier => "barrier",
@@ -100,22 +125,22 @@ impl BenchOp {
 
     /// Returns whether the operation reduces.
     pub const fn reduces(self) -> bool {
-        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter | Self::Scan | Self::ExclusiveScan)
     }
 
     /// Returns whether the operation has a root.
     pub const fn has_root(self) -> bool {
-        matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
+        matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter | Self::GatherV | Self::ScatterV)
     }
 
-    /// Returns whether the operation moves no data: barrier and sync.
-    pub const fn meets(self) -> bool {
+    /// Returns whether the operation only synchronises PEs: barrier and sync.
+    pub const fn is_synchronization(self) -> bool {
         matches!(self, Self::Barrier | Self::Sync)
     }
 
     /// Returns whether the operation can have different sizes.
     pub const fn has_size(self) -> bool {
-        !matches!(self, Self::Barrier | Self::Sync | Self::P | Self::G | Self::Atomics)
+        !matches!(self, Self::Barrier | Self::Sync | Self::P | Self::G | Self::Atomics | Self::Lock)
     }
 
     /// Returns whether the operation has an in-place form.
@@ -132,22 +157,48 @@ impl BenchOp {
                 | Self::AllGatherV
                 | Self::Gather
                 | Self::Scatter
+                | Self::Scan
+                | Self::ExclusiveScan
+                | Self::GatherV
+                | Self::ScatterV
         )
     }
 
     /// Returns whether the operation has an element type.
     pub const fn has_type(self) -> bool {
-        !matches!(self, Self::Barrier | Self::Sync | Self::Atomics)
+        !matches!(self, Self::Barrier | Self::Sync | Self::Atomics | Self::Lock)
+    }
+
+    /// Returns whether the operation is defined for an element type, apart from its reduction.
+    pub const fn takes(self, dtype: DType) -> bool {
+        !matches!(self, Self::RmsNorm | Self::Moe) || matches!(dtype, DType::F16 | DType::BF16 | DType::F32)
+    }
+
+    /// Returns whether the operation is defined with a reduction.
+    pub const fn accepts(self, redop: ReduceOp) -> bool {
+        !matches!((self, redop), (Self::Scan | Self::ExclusiveScan, ReduceOp::Avg))
+    }
+
+    /// Returns whether the operation has calls of several kinds, or memory of its own:
+    /// `pe/special` measures it.
+    pub const fn is_special(self) -> bool {
+        matches!(self, Self::RmsNorm | Self::Moe | Self::Lock)
+    }
+
+    /// Returns whether only the portable API has the operation.
+    pub const fn is_portable_only(self) -> bool {
+        self.is_special()
+            || matches!(self, Self::Scan | Self::ExclusiveScan | Self::GatherV | Self::ScatterV | Self::AllToAllStrided)
     }
 
     /// Returns whether the operation has an input, for `--dirty`.
     pub const fn has_input(self) -> bool {
-        !matches!(self, Self::Barrier | Self::Sync | Self::P | Self::G | Self::Atomics | Self::PingPong)
+        !matches!(self, Self::Barrier | Self::Sync | Self::P | Self::G | Self::Atomics | Self::PingPong | Self::Moe | Self::Lock)
     }
 
     /// Returns whether the operation has a stream-ordered form that can be timed in batches.
     pub const fn has_stream_form(self) -> bool {
-        !matches!(self, Self::PingPong)
+        !matches!(self, Self::PingPong | Self::Lock)
     }
 
     /// Returns whether the operation is one-sided.
@@ -164,7 +215,7 @@ impl BenchOp {
         matches!(self, Self::Put | Self::Get | Self::PutSignal | Self::PutStrided | Self::P)
     }
 
-    /// Returns whether the backend for GPUs has more than one way to carry out the operation.
+    /// Returns whether the backend for GPUs has more than one method to carry out the operation.
     pub const fn has_route(self) -> bool {
         matches!(
             self,
@@ -205,17 +256,35 @@ impl BenchOp {
                 let total = (0..n_pes).map(|rank| gathered_count(part, rank)).sum();
                 Counts { param: part, send: part, recv: total }
             }
+            Self::GatherV | Self::ScatterV => {
+                let total = (0..n_pes).map(|rank| gathered_count(part, rank)).sum();
+                let (send, recv) = if self == Self::GatherV { (part, total) } else { (total, part) };
+                Counts { param: part, send, recv }
+            }
+            Self::AllToAllStrided => {
+                let reach = 2 * part * n_pes - 1;
+                Counts { param: part, send: reach, recv: reach }
+            }
+            Self::RmsNorm | Self::Moe => {
+                let hidden = row_len(whole, element_bytes);
+                let all = (whole / hidden).max(1) * hidden;
+                Counts { param: all, send: all, recv: all }
+            }
             Self::PutStrided => Counts { param: whole, send: 2 * whole - 1, recv: 2 * whole - 1 },
-            Self::Barrier | Self::Sync => Counts { param: 0, send: 0, recv: 0 },
+            Self::Barrier | Self::Sync | Self::Lock => Counts { param: 0, send: 0, recv: 0 },
             Self::P | Self::G | Self::Atomics => Counts { param: 1, send: 1, recv: 1 },
             _ => Counts { param: whole, send: whole, recv: whole },
         }
     }
 
-    /// Returns the number of elements that the size stands for: those of the larger buffer of a PE,
-    /// or those that are moved if a stride leaves some out.
+    /// Returns the number of elements in the printed size: the elements of the larger buffer of a
+    /// PE, or, if a stride leaves some out, the elements that are moved.
     pub fn size_count(self, counts: Counts) -> usize {
-        if self == Self::PutStrided { counts.param } else { counts.send.max(counts.recv) }
+        match self {
+            Self::PutStrided => counts.param,
+            Self::AllToAllStrided => counts.recv.div_ceil(2),
+            _ => counts.send.max(counts.recv),
+        }
     }
 
     /// Returns algbw and busbw of nccl-tests in GB/s (10^9 bytes per second).
@@ -229,6 +298,9 @@ impl BenchOp {
             | Self::AllToAll
             | Self::AllToAllV
             | Self::AllGatherV
+            | Self::GatherV
+            | Self::ScatterV
+            | Self::AllToAllStrided
             | Self::Gather
             | Self::Scatter => (n - 1.0) / n,
             _ => 1.0,
@@ -236,6 +308,13 @@ impl BenchOp {
         let algbw = if seconds > 0.0 { base_bytes as f64 / 1e9 / seconds } else { 0.0 };
         (algbw, algbw * factor)
     }
+}
+
+/// Returns the number of elements of a row of `rms-norm` and `moe`: up to 1024, whole lines of 16
+/// bytes, as many as the size has.
+pub fn row_len(count: usize, element_bytes: usize) -> usize {
+    let line = 16 / element_bytes;
+    (count.min(1024) / line).max(1) * line
 }
 
 /// Returns the number of elements that a rank sends in an all-to-all-v to the rank at this distance

@@ -73,8 +73,9 @@ pub fn tile<T: Sample>(of: Tile, redop: Option<ReduceOp>, n_pes: usize, round: u
             (0..2 * PERIOD).map(|i| if i % 2 == 0 { input[i % PERIOD] } else { poison() }).collect()
         }
         (Tile::Input(rank), Some(redop)) => input_tile(redop, n_pes, rank, round),
-        (Tile::Reduced, Some(redop)) => reduced_tile(redop, n_pes, round),
-        (Tile::Reduced, None) => unreachable!("only reductions have a reduced result"),
+        (Tile::Reduced, Some(redop)) => reduced_tile(redop, n_pes, n_pes, round),
+        (Tile::Prefix(ranks), Some(redop)) => reduced_tile(redop, n_pes, ranks, round),
+        (Tile::Reduced | Tile::Prefix(_), None) => unreachable!("only reductions have a reduced result"),
     }
 }
 
@@ -88,11 +89,11 @@ pub fn input_tile<T: Sample>(redop: ReduceOp, n_pes: usize, rank: usize, round: 
     (0..PERIOD).map(|i| T::from_bits64(encode(T::DTYPE, input(T::DTYPE, redop, n_pes, rank, round, i)))).collect()
 }
 
-/// Returns the result of the reduction over `n_pes` ranks in this round.
-pub fn reduced_tile<T: Sample>(redop: ReduceOp, n_pes: usize, round: u64) -> Vec<T> {
+/// Returns the result of the reduction over the first `ranks` of `n_pes` ranks in this round.
+pub fn reduced_tile<T: Sample>(redop: ReduceOp, n_pes: usize, ranks: usize, round: u64) -> Vec<T> {
     (0..PERIOD)
         .map(|i| {
-            let inputs = (0..n_pes).map(|rank| input(T::DTYPE, redop, n_pes, rank, round, i));
+            let inputs = (0..ranks).map(|rank| input(T::DTYPE, redop, n_pes, rank, round, i));
             T::from_bits64(encode(T::DTYPE, reduce(T::DTYPE, redop, inputs)))
         })
         .collect()
@@ -112,6 +113,11 @@ enum Value {
     Whole(i64),
     /// Any number that the type represents.
     Float(f64),
+}
+
+/// Returns the element of a type of floats with this value, which the type represents.
+pub fn float<T: Sample>(value: f64) -> T {
+    T::from_bits64(encode(T::DTYPE, Value::Float(value)))
 }
 
 fn encode(dtype: DType, value: Value) -> u64 {
@@ -251,7 +257,7 @@ fn reduce_integers(dtype: DType, redop: ReduceOp, words: &[u64]) -> Value {
 }
 
 /// Hashes three numbers (the finaliser of splitmix64, twice).
-fn hash(a: u64, b: u64, c: u64) -> u64 {
+pub fn hash(a: u64, b: u64, c: u64) -> u64 {
     let mix = |x: u64| {
         let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -368,7 +374,7 @@ mod tests {
         fn varied<T: Sample>() {
             for redop in ReduceOp::ALL.into_iter().filter(|redop| redop.accepts(T::DTYPE)) {
                 for n in [1, 2, 8] {
-                    let mut bits: Vec<u64> = reduced_tile::<T>(redop, n, 0).into_iter().map(T::bits64).collect();
+                    let mut bits: Vec<u64> = reduced_tile::<T>(redop, n, n, 0).into_iter().map(T::bits64).collect();
                     bits.sort_unstable();
                     bits.dedup();
                     assert!(bits.len() >= 6, "{} {redop}, {n} PEs: {} values", T::DTYPE, bits.len());

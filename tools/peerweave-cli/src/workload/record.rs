@@ -17,7 +17,7 @@ pub enum Record {
     Ready(Ready),
     /// A PE has measured one placement of one line of the table.
     Measured(Measured),
-    /// A text about the lines that follow.
+    /// A text about a line of the table, which is printed before it.
     Note(Note),
     /// The contenders of a comparison that can be measured.
     Contenders(Contenders),
@@ -57,6 +57,8 @@ pub struct Compared {
 /// A text for the table.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Note {
+    /// Index of the line of the table.
+    pub row: usize,
     /// One line.
     pub text: String,
 }

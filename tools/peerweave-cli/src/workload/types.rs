@@ -44,9 +44,17 @@ macro_rules! with_moved_type {
     };
 }
 
+/// Evaluates an expression in which `$T` is the element type of `$dtype`, which must be a float of
+/// 16 or 32 bits.
+macro_rules! with_float_type {
+    ($dtype:expr, $T:ident => $call:expr) => {
+        $crate::workload::types::with_type_of!($dtype, $T => $call; F16 ::peerweave_types::f16, BF16 ::peerweave_types::bf16, F32 f32)
+    };
+}
+
 #[cfg(feature = "cuda")]
 pub(crate) use with_element_type;
-pub(crate) use {with_moved_type, with_number_type, with_type_of};
+pub(crate) use {with_float_type, with_moved_type, with_number_type, with_type_of};
 
 /// Returns the type that replaces `dtype` in operations that only move elements: one type for each
 /// size. With fewer types the command compiles faster.

@@ -18,7 +18,7 @@ pub(crate) const VICTIM: &str = "PEERWEAVE_KILLS_VICTIM";
 pub(crate) const DEATH: &str = "PEERWEAVE_KILLS_DEATH";
 /// Variable with the number of rounds after which all PEs finalise, or 0.
 pub(crate) const ROUNDS: &str = "PEERWEAVE_KILLS_ROUNDS";
-/// Variable that is 1 if the PEs that are left go on in a smaller world.
+/// Variable that is 1 if the PEs that are left continue in a smaller world.
 pub(crate) const GOES_ON: &str = "PEERWEAVE_KILLS_GOES_ON";
 /// Variable with the directory of the PEs' notes.
 pub(crate) const DIRECTORY: &str = "PEERWEAVE_KILLS_DIRECTORY";
@@ -101,7 +101,7 @@ pub(crate) struct Case {
     attach: bool,
     backtrace: bool,
     rounds: u64,
-    /// Whether the PEs that are left go on in a smaller world.
+    /// Whether the PEs that are left continue in a smaller world.
     goes_on: bool,
 }
 

@@ -1,6 +1,6 @@
 //! A campaign of random deaths, with `peerweave run` and with torchrun's variables: every PE ends,
 //! names the PE that died within two seconds, and leaves nothing behind. In half of the jobs the
-//! PEs that are left go on in a smaller world, and compute right results.
+//! PEs that are left continue in a smaller world, and compute right results.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | `PEERWEAVE_KILLS_FIRST` | the number of the first death, default 0; the number and the seed of a failed death repeat it |
 //! | `PEERWEAVE_KILLS_AT_ONCE` | number of jobs at the same time, default 1 |
 //! | `PEERWEAVE_KILLS_TIMES` | how often each death is tried, default 1 |
-//! | `PEERWEAVE_KILLS_ONLY` | words separated by commas: `run` or `torchrun` selects that launcher, `joins` selects kills while the PE joins, `shrinks` deaths after which the others go on in a smaller world; default: all deaths |
+//! | `PEERWEAVE_KILLS_ONLY` | words separated by commas: `run` or `torchrun` selects that launcher, `joins` selects kills while the PE joins, `shrinks` deaths after which the others continue in a smaller world; default: all deaths |
 //! | `PEERWEAVE_KILLS_COMMAND` | the `peerweave` command to test; default: the command that was built with this test |
 //!
 //! A copy of this program is a PE if [`job::SEED`] is set.

@@ -95,7 +95,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Goes on with the PEs that are left. Returns their number.
+/// Continues with the PEs that are left. Returns their number.
 fn go_on(world: World, error: &peerweave::Error) -> Result<usize> {
     note("shrinks now");
     let seed: u64 = var(SEED).parse().expect("a number");

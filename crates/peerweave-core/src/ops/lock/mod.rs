@@ -4,7 +4,7 @@
 //! word, set while it waits. The holder passes the lock on to the next waiting PE, in the order of
 //! PEs after its own, and frees the lock only if none waits. So a PE that waits gets the lock after
 //! at most two turns of each other PE. Only changes of the state decide who holds the lock:
-//! whoever dies between two changes leaves a state that names it.
+//! a PE that dies between two changes leaves a state that names it.
 
 mod gate;
 mod words;
@@ -32,7 +32,8 @@ use words::{State, Words};
 /// # Order of waiters
 /// The holder passes the lock on to the next PE that waits, in the order of PEs after its own: no
 /// PE waits for more than two turns of each other PE. Threads of one PE that wait for the same lock
-/// take turns in any order. A thread that locks what it holds waits until the deadline.
+/// take turns in any order. A thread that locks a lock that it holds waits until the deadline; the
+/// error says that this PE already holds the lock.
 ///
 /// # Death of the holder
 /// If the PE that holds the lock dies, or leaves the job, what the lock protects may be in any
@@ -75,8 +76,7 @@ pub struct Lock {
     me: Pe,
 }
 
-/// The right to what a [`Lock`] protects. Dropping it unlocks; [`LockGuard::unlock`] also returns
-/// errors.
+/// A held [`Lock`]. Dropping it unlocks; [`LockGuard::unlock`] also returns errors.
 ///
 /// Any thread of the PE may drop it. A guard that is forgotten holds the lock forever.
 #[must_use = "dropping the guard unlocks the lock"]
@@ -100,7 +100,8 @@ impl World {
     /// Allocates a lock, which is free.
     ///
     /// # Collective
-    /// As [`World::alloc`]: all PEs must call, in the same order as other allocations and releases.
+    /// As for [`World::alloc`]: all PEs must call, in the same order as other allocations and
+    /// releases.
     ///
     /// # Errors
     /// As for [`World::alloc`].
@@ -118,9 +119,10 @@ impl Lock {
     /// # Errors
     /// [`Error::Peer`](crate::Error::Peer) if the holder has died or left the job: see [Death of
     /// the holder](Lock#death-of-the-holder); [`Error::Timeout`](crate::Error::Timeout) at the
-    /// deadline, which names the holder; [`Misuse`](crate::Misuse) after finalize.
+    /// deadline, which names the holder ([`Timeout::holder`](crate::Timeout::holder)), or the PE to
+    /// which the lock was passed on; [`Misuse`](crate::Misuse) after finalize.
     pub fn lock(&self) -> Result<LockGuard<'_>> {
-        self.lock_within(self.shared().deadline)
+        self.wait("lock", Mode::Wait, self.shared().deadline)
     }
 
     /// Like [`Lock::lock`], for no longer than `limit`.
@@ -128,7 +130,7 @@ impl Lock {
     /// # Errors
     /// As for [`Lock::lock`].
     pub fn lock_within(&self, limit: Duration) -> Result<LockGuard<'_>> {
-        self.acquire("lock", Mode::Wait, limit).map(|guard| guard.expect("a wait ends with a guard or an error"))
+        self.wait("lock_within", Mode::Wait, limit)
     }
 
     /// Locks if no PE and no thread of this PE holds the lock now; otherwise returns `None`.
@@ -146,8 +148,7 @@ impl Lock {
     /// # Errors
     /// As for [`Lock::lock`], except for the death of the holder.
     pub fn take_over(&self) -> Result<LockGuard<'_>> {
-        let guard = self.acquire("take_over", Mode::TakeOver, self.shared().deadline);
-        guard.map(|guard| guard.expect("a wait ends with a guard or an error"))
+        self.wait("take_over", Mode::TakeOver, self.shared().deadline)
     }
 
     /// Returns the PE that holds the lock, or to which the lock was passed on, at this moment; for
@@ -176,13 +177,17 @@ impl Lock {
     /// Frees the memory of the lock.
     ///
     /// # Collective
-    /// As [`Symmetric::release`](crate::Symmetric::release). No PE may hold the lock, or wait for
-    /// it.
+    /// As [`Symmetric::release`](crate::Symmetric::release). A PE that holds the lock cannot call,
+    /// because its guard borrows the lock: the others fail at the deadline and name that PE.
     ///
     /// # Errors
     /// As for [`Symmetric::release`](crate::Symmetric::release).
     pub fn release(self) -> Result<()> {
         self.words.into_memory().release()
+    }
+
+    fn wait(&self, call: &'static str, mode: Mode, limit: Duration) -> Result<LockGuard<'_>> {
+        self.acquire(call, mode, limit).map(|guard| guard.expect("a wait returns a guard or an error"))
     }
 
     fn acquire(&self, call: &'static str, mode: Mode, limit: Duration) -> Result<Option<LockGuard<'_>>> {
@@ -191,7 +196,9 @@ impl Lock {
         // A limit that exceeds the clock is a year.
         let end = start.checked_add(limit).unwrap_or_else(|| start + Duration::from_secs(365 * 24 * 3600));
         if !self.gate.enter(end) {
-            return if mode == Mode::Try { Ok(None) } else { Err(self.timed_out(call, start, Some(self.me))) };
+            // Another thread of this PE holds the lock, or waits for it.
+            let holder = self.words.state(call).ok().and_then(State::pe).or(Some(self.me));
+            return if mode == Mode::Try { Ok(None) } else { Err(self.timed_out(call, start, holder)) };
         }
         let taken = self.take(call, mode, start, end);
         if !matches!(taken, Ok(Some(_))) {
@@ -256,7 +263,9 @@ impl Lock {
                     Some(_) if state == State::Passed(pe) => None,
                     Some(_) if mode == Mode::TakeOver => Some(pe),
                     // It may have unlocked, and left, after the state was read.
-                    Some(error) if self.words.state(call)? == state => return Err(error),
+                    Some(error) if self.words.state(call)? == state => {
+                        return Err(self.shared().backend.record_loss(error));
+                    }
                     Some(_) => return Ok(Err(state)),
                 }
             }
@@ -292,7 +301,9 @@ impl Lock {
 
     fn timed_out(&self, call: &'static str, start: Instant, holder: Option<Pe>) -> Error {
         let (team, waited) = (self.words.team().name(), start.elapsed());
-        Error::Timeout(Box::new(Timeout { call, team, waited, missing: holder.into_iter().collect(), running: None }))
+        // A PE does not miss itself.
+        let missing = holder.into_iter().filter(|&pe| pe != self.me).collect();
+        Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None, holder, word: None }))
     }
 }
 
@@ -328,7 +339,7 @@ impl fmt::Debug for LockGuard<'_> {
     }
 }
 
-/// How a waiter passes the time between two looks: it spins, then yields, then sleeps.
+/// The pauses of a waiter between two reads: it spins, then yields, then sleeps.
 struct Pause {
     pauses: u32,
     started: Instant,

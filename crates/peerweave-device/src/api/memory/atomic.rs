@@ -19,7 +19,7 @@ impl Context {
     /// is ordered after earlier accesses of this thread.
     #[inline(always)]
     fn word<T: Plain>(&self, of: SymSlice<T>, pe: u32, strong: bool) -> Option<Result<*mut T, u64>> {
-        assert!(!of.is_empty(), "an atomic operation is on one element, and the slice is empty");
+        assert!(!of.is_empty(), "the slice of an atomic operation is empty, expected one element");
         match self.reach(KernelOp::Atomic, pe) {
             Ok(Reach::Mapped(base)) => {
                 // Completes the earlier bulk stores of this thread.

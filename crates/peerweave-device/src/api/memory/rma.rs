@@ -231,7 +231,7 @@ impl Context {
     /// If `from` is empty; on a GPU the kernel traps.
     #[inline(always)]
     pub fn g<T: Plain>(&self, from: SymSlice<T>, pe: u32) -> T {
-        assert!(!from.is_empty(), "g of an empty slice");
+        assert!(!from.is_empty(), "the slice is empty, expected an element to get");
         match self.reach(KernelOp::G, pe) {
             // SAFETY: `SymSlice` promises an element in the heap of every PE, and the peer is
             // mapped.

@@ -4,6 +4,10 @@ use crate::api::report::Report;
 use crate::api::{Context, Failed};
 use crate::gpu;
 use crate::pause::until;
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::pause::{Pause, from_fn};
+#[cfg(not(target_arch = "nvptx64"))]
+use core::sync::atomic::{AtomicU64, Ordering};
 use peerweave_types::{FailureKind, KernelOp};
 
 impl Context {
@@ -11,8 +15,9 @@ impl Context {
     /// example one in which the data serves as its own flag. The wait fails at the context's
     /// deadline, or when another wait of this PE has failed.
     ///
-    /// `missing` is called once, after a failure: it returns the PE that did not do its part, and
-    /// the host's error names that PE. Only the reads of `look` determine the memory order.
+    /// `missing` is called after a failure: it returns the PE that did not do its part, and the
+    /// host's error names that PE. On the host it is also called during the wait, which fails soon
+    /// after that PE has left the job. Only the reads of `look` determine the memory order.
     ///
     /// # Errors
     /// [`Failed`], which has been written to the status.
@@ -31,14 +36,54 @@ impl Context {
     /// # fn main() {}
     /// ```
     #[inline(always)]
-    pub fn poll<T>(
-        &self,
-        operation: KernelOp,
-        look: impl FnMut() -> Option<T>,
-        missing: impl FnOnce() -> u32,
-    ) -> Result<T, Failed> {
-        let mut spin = self.spin();
-        until(&mut spin, look).map_err(|kind| self.fail(kind, Report { pe: missing(), ..Report::of(operation) }))
+    pub fn poll<T>(&self, operation: KernelOp, look: impl FnMut() -> Option<T>, missing: impl Fn() -> u32) -> Result<T, Failed> {
+        #[cfg(target_arch = "nvptx64")]
+        let mut pause = self.spin();
+        #[cfg(not(target_arch = "nvptx64"))]
+        let mut pause = self.unless_gone(&missing);
+        until(&mut pause, look).map_err(|kind| self.fail(kind, Report { pe: missing(), ..Report::of(operation) }))
+    }
+
+    /// Returns the pause of a wait for the PE that `missing` returns. It fails if that PE is gone
+    /// and the poll after that has found nothing: the PE may have done its part before it left.
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn unless_gone<'a>(&'a self, missing: &'a impl Fn() -> u32) -> impl Pause<Error = FailureKind> + 'a {
+        let (mut spin, mut last) = (self.spin(), None);
+        from_fn(move || {
+            spin.pause()?;
+            let gone = Some(()).filter(|()| self.has_gone()).map(|()| missing()).filter(|pe| self.is_gone(*pe));
+            if gone.is_some() && gone == last {
+                return Err(FailureKind::Aborted);
+            }
+            last = gone;
+            Ok(())
+        })
+    }
+
+    /// Returns a word of those that say which PEs are gone; 0 if the context has none.
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[inline]
+    fn gone_word(&self, index: usize) -> u64 {
+        let words = core::ptr::with_exposed_provenance::<AtomicU64>(self.raw().gone as usize);
+        if words.is_null() {
+            return 0;
+        }
+        // SAFETY: the host that wrote the address keeps the words, one and one for each 64 PEs,
+        // while the kernel runs, and accesses them atomically. `index` is within them.
+        unsafe { &*words.add(index) }.load(Ordering::Acquire)
+    }
+
+    /// Returns whether any PE is gone.
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[inline]
+    fn has_gone(&self) -> bool {
+        self.gone_word(0) != 0
+    }
+
+    /// Returns whether a PE is gone; `false` for a number that is no PE.
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn is_gone(&self, pe: u32) -> bool {
+        pe < self.raw().n_pes && self.gone_word(1 + pe as usize / 64) >> (pe % 64) & 1 != 0
     }
 
     /// Like [`Self::poll`], for the threads of a block for which `polls` is true. All threads of
@@ -53,7 +98,7 @@ impl Context {
         operation: KernelOp,
         polls: bool,
         look: impl FnMut() -> Option<()>,
-        missing: impl FnOnce() -> u32,
+        missing: impl Fn() -> u32,
     ) -> Result<(), Failed> {
         // All threads take one path to the barrier, and the outcome is not examined after it.
         // Otherwise the compiler would copy the barrier into each path.

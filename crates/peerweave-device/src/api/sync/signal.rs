@@ -18,7 +18,7 @@ impl Context {
     /// Returns this PE's own signal word.
     #[inline(always)]
     fn signal_word(&self, signal: SymSlice<u64>) -> &Word64 {
-        assert!(!signal.is_empty(), "a signal is one word, and the slice is empty");
+        assert!(!signal.is_empty(), "the slice of a signal is empty, expected one word");
         // SAFETY: `SymSlice` promises an aligned word in this PE's heap, which lives as long as the
         // kernel; signal words are accessed by signals and waits alone.
         unsafe { Word64::at(self.my_base() + signal.offset().0) }
@@ -31,7 +31,7 @@ impl Context {
     /// visible to a waiter that acquires the signal.
     #[inline(always)]
     pub fn signal_op(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
-        assert!(!signal.is_empty(), "a signal is one word, and the slice is empty");
+        assert!(!signal.is_empty(), "the slice of a signal is empty, expected one word");
         match self.reach(KernelOp::SignalOp, pe) {
             // SAFETY: the peer is mapped there.
             Ok(Reach::Mapped(base)) => unsafe { self.signal_mapped(base, signal, value, op) },
@@ -144,7 +144,7 @@ impl Context {
         nbi: bool,
     ) -> usize {
         let (word, value, op) = signal;
-        assert!(!word.is_empty(), "a signal is one word, and the slice is empty");
+        assert!(!word.is_empty(), "the slice of a signal is empty, expected one word");
         let count = to.len().min(from.count());
         let (bytes, source) = (count * size_of::<T>(), from.start(self).cast::<u8>());
         match self.reach(KernelOp::PutSignal, pe) {

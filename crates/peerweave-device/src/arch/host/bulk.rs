@@ -17,24 +17,24 @@ pub fn is_global(_pointer: *const u8) -> bool {
     true
 }
 
-/// Never called.
+/// Not available on the host: never called.
 ///
 /// # Safety
-/// Never called.
+/// Not available on the host: never called.
 pub unsafe fn shared_address(_pointer: *const u8) -> u32 {
     0
 }
 
-/// Never called.
+/// Not available on the host: never called.
 ///
 /// # Safety
-/// Never called.
+/// Not available on the host: never called.
 pub unsafe fn init(_barrier: u32) {}
 
-/// Never called.
+/// Not available on the host: never called.
 ///
 /// # Safety
-/// Never called.
+/// Not available on the host: never called.
 pub unsafe fn invalidate(_barrier: u32) {}
 
 /// Orders nothing, because there is no copy unit.
@@ -43,24 +43,24 @@ pub fn fence_shared() {}
 /// Orders nothing, because there is no copy unit.
 pub fn fence_global() {}
 
-/// Never called.
+/// Not available on the host: never called.
 ///
 /// # Safety
-/// Never called.
+/// Not available on the host: never called.
 pub unsafe fn start_load(_to: u32, _from: *const u8, _bytes: u32, _barrier: u32) {}
 
-/// Never called.
+/// Not available on the host: never called.
 ///
 /// # Safety
-/// Never called.
+/// Not available on the host: never called.
 pub unsafe fn test(_barrier: u32, _parity: u32) -> bool {
     true
 }
 
-/// Never called.
+/// Not available on the host: never called.
 ///
 /// # Safety
-/// Never called.
+/// Not available on the host: never called.
 pub unsafe fn start_store(_to: *mut u8, _from: u32, _bytes: u32) {}
 
 /// Does nothing, because no copy is outstanding.

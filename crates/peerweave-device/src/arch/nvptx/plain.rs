@@ -132,7 +132,7 @@ piece!(u64, u64, reg64: "ld.global.b64" "ld.b64" "ld.relaxed.sys.global.b64" "st
 
 /// Reads a word that is not written while the kernel runs. The load may be moved out of loops.
 ///
-/// A weak load, not one through the read-only cache (`.nc`). ptxas moves such a load into loops,
+/// This is a weak load. ptxas would move a load through the read-only cache (`.nc`) into loops,
 /// which saves registers but costs an access to the L2 cache after each fence.
 ///
 /// # Safety

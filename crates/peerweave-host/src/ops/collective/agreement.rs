@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn description_names_every_part_of_the_call() {
+    fn encoded_call_is_described_with_its_arguments() {
         let words = [CollectiveKind::Reduce as u64 | (DType::F32 as u64) << 8 | (ReduceOp::Max as u64) << 16, 3, 17, 0];
         assert_eq!(describe(words), "reduce of 17 elements of f32 by max with root 3");
         assert_eq!(describe([CollectiveKind::Barrier as u64, 0, 0, 0]), "barrier");

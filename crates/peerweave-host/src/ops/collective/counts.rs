@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn balances_of_all_ranks_cancel_exactly_if_counts_agree() {
+    fn count_balances_sum_to_zero_only_if_counts_agree() {
         let mut word = 1u64;
         let mut random = |below: usize| {
             word = digest(1, 2, word as usize);

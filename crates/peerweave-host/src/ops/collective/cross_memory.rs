@@ -119,7 +119,7 @@ impl Run<'_> {
 
     /// Copies from a buffer of `rank`.
     fn fetch(&self, rank: usize, code: u64, offset: usize, to: *mut u8, bytes: usize) -> Result<(), Stop> {
-        assert_ne!(code, NO_BUFFER, "peerweave-core bug: a buffer is missing");
+        assert_ne!(code, NO_BUFFER, "peerweave-core bug: the collective has no operand");
         if let Some(from) = self.mapped(rank, code) {
             let from = from.wrapping_add(offset);
             if !std::ptr::eq(from, to) {

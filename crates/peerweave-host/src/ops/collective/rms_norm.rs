@@ -29,7 +29,7 @@ impl Norm {
     /// Computes the rows from the sum.
     pub(super) fn run(&self, shared: &Shared) {
         let norm = of(&self.op);
-        let result = self.op.recv.unwrap_or_else(|| panic!("peerweave-core bug: a norm without a result"));
+        let result = self.op.recv.unwrap_or_else(|| panic!("peerweave-core bug: all_reduce_rms_norm has no result"));
         let sum = if norm.quantization.is_some() { self.sum.as_ptr().cast::<u8>() } else { shared.address(result).cast_const() };
         let bytes = norm.hidden * norm.element_bytes;
         let [mut weight, mut from, mut x] = [(); 3].map(|()| vec![0; bytes]);
@@ -56,5 +56,5 @@ impl Norm {
 }
 
 fn of(op: &Collective) -> &RmsNorm {
-    op.rms_norm().unwrap_or_else(|| panic!("peerweave-core bug: a norm without parameters"))
+    op.rms_norm().unwrap_or_else(|| panic!("peerweave-core bug: all_reduce_rms_norm has no parameters"))
 }

@@ -21,6 +21,18 @@ use crate::sync::wait::Stop;
 use peerweave_core::backend::CollectiveKind as Kind;
 use std::ops::Range;
 
+/// Copies a part of an operand to its place in a result. In place, it is there already.
+///
+/// # Safety
+/// As for [`simd::copy`], or both addresses are the same.
+#[inline]
+pub(super) unsafe fn copy_part(to: *mut u8, from: *const u8, len: usize) {
+    if to.cast_const() != from {
+        // SAFETY: guaranteed by the caller.
+        unsafe { simd::copy(to, from, len) };
+    }
+}
+
 impl Run<'_> {
     /// Copies elements `block` of each part of the operand of this rank to `to`, one part after the
     /// other.
@@ -74,9 +86,21 @@ impl Run<'_> {
     pub(super) fn consume_staged(&self, entries: &[Entry]) {
         let mut inputs = PerRank::new();
         for (rank, entry) in entries.iter().enumerate() {
-            inputs.push(Input { at: self.step.stage(rank, self.step.parity()), scalar: entry.payload[2] });
+            let staged = || self.step.stage(rank, self.step.parity()).cast_const();
+            let at = if rank == self.me { self.own_operand().unwrap_or_else(staged) } else { staged() };
+            inputs.push(Input { at, scalar: entry.payload[2] });
         }
         self.consume(&inputs, 0..self.op.count);
+    }
+
+    /// Returns the operand of this rank in the buffer of the caller, where it lies as in the
+    /// staging area. A rank does not read its own staging area: that would wait until the stores
+    /// have left the core. The part of it that a result in place overwrites is that of the result.
+    #[inline]
+    fn own_operand(&self) -> Option<*const u8> {
+        let lies_apart = self.op.kind == Kind::AllToAllStrided || self.op.function().is_some();
+        let send = self.op.send.filter(|_| !lies_apart)?;
+        Some(self.shared.address(send).cast_const())
     }
 
     /// Copies the packed operand of the root, or the part of it that is for this rank, to the
@@ -85,19 +109,18 @@ impl Run<'_> {
     pub(super) fn consume_root(&self, algorithm: Algorithm, operand: &Entry) {
         let root = self.op.root.index();
         let Some(recv) = self.op.recv else { return };
-        // In place, the result is where it was.
-        if self.me == root && self.op.send == self.op.recv {
-            return;
-        }
         let part = if self.op.kind == Kind::Scatter { self.me } else { 0 };
         let len = self.op.count * self.element_bytes();
-        let first = match algorithm {
-            Algorithm::InLine => operand.payload.as_ptr().cast(),
-            _ => self.step.stage(root, self.step.parity()).cast_const(),
+        let own = if self.me == root { self.own_operand() } else { None };
+        let first = match (own, algorithm) {
+            (Some(own), _) => own,
+            (None, Algorithm::InLine) => operand.payload.as_ptr().cast(),
+            (None, _) => self.step.stage(root, self.step.parity()).cast_const(),
         };
-        // SAFETY: the root has packed `parts` blocks of `len` bytes. The result has `count`
-        // elements (checked by the core); it overlaps neither a line nor a staging area.
-        unsafe { simd::copy(self.shared.address(recv), first.wrapping_add(part * len), len) };
+        // SAFETY: the root has passed or packed `parts` blocks of `len` bytes. The result has
+        // `count` elements; it is at its place in the operand of this rank or does not overlap it
+        // (checked by the core), and overlaps neither a line nor a staging area.
+        unsafe { copy_part(self.shared.address(recv), first.wrapping_add(part * len), len) };
     }
 
     /// Computes elements `block` (of each part) of the result of this rank from the packed
@@ -112,10 +135,10 @@ impl Run<'_> {
         let part_of = |rank: usize, part: usize| inputs[rank].at.wrapping_add(part * len);
         let stride = self.op.count * size;
         let copy = |to: *mut u8, from: *const u8| {
-            // SAFETY: packed operands hold `parts` blocks of `len` bytes; the result has room for
-            // `count` elements, or `n * count` for kinds that gather (checked by the core); the two
-            // do not overlap.
-            unsafe { simd::copy(to, from, len) }
+            // SAFETY: operands hold `parts` blocks of `len` bytes; the result has room for `count`
+            // elements, or `n * count` for kinds that gather; a part is at its place in the result,
+            // or the two do not overlap (checked by the core).
+            unsafe { copy_part(to, from, len) }
         };
         match self.op.kind {
             Kind::AllReduce | Kind::AllReduceRmsNorm => self.reduce(inputs, &[to], block.len(), Stores::Cached),
@@ -153,10 +176,7 @@ impl Run<'_> {
         let block_len = if fitting < 16 { fitting } else { fitting / 16 * 16 };
         assert!(block_len > 0, "teams of over {} ranks need larger staging areas", STAGE_BYTES / self.element_bytes());
         let count = counts.map_or(self.op.count, Counts::longest);
-        // In place, an all-to-all-v would overwrite elements that it has yet to send: it sends a
-        // copy.
-        let in_place = self.op.kind == Kind::AllToAllV && self.op.send == self.op.recv;
-        let copy = counts.filter(|_| in_place).map(|counts| self.copy_operand(counts));
+        let copy = counts.filter(|_| self.overwrites_operand()).map(|counts| self.copy_operand(counts));
         let mut phase = phases_done;
         for start in (0..count).step_by(block_len) {
             let block = start..count.min(start + block_len);

@@ -5,18 +5,19 @@
 //! rank, in its entry line or its staging area, or not before all ranks have entered. The entry
 //! names the choice, so all ranks know whether a rank has made the last one. If none has, each rank
 //! takes its parts from the slots, and the entries are the only synchronization. Otherwise ranks
-//! exchange all counts, and go on like other collectives with large operands.
+//! exchange all counts, and continue like other collectives with large operands.
 //!
 //! Each entry also holds the balance of the counts of its rank. All ranks add the balances up, so
 //! all of them detect a disagreement; they exchange the counts only to describe it.
 
 use super::Run;
 use super::counts::balance;
+use super::staged::copy_part;
 use crate::memory::line::{Entry, PAYLOAD_BYTES};
 use crate::ops::tuning;
 use crate::simd;
 use crate::sync::wait::Stop;
-use peerweave_core::backend::VectorCounts;
+use peerweave_core::backend::{CollectiveKind, VectorCounts};
 
 /// How the parts of a rank travel, in the lowest bits of the last word of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +63,7 @@ impl Slots {
 impl Run<'_> {
     #[inline]
     fn vector_counts(&self) -> &VectorCounts {
-        self.op.counts.as_ref().expect("peerweave-core bug: a collective without counts")
+        self.op.counts.as_ref().expect("peerweave-core bug: the collective has no counts")
     }
 
     /// Returns the entry of this rank, and packs its parts if they fit slots.
@@ -84,7 +85,7 @@ impl Run<'_> {
         let (slot, Some(send)) = (slots.bytes(self.n), self.op.send) else { return entry };
         let send = self.shared.address(send).cast_const();
         for (rank, (&count, &offset)) in std::iter::zip(&counts.send_counts, &counts.send_offsets).enumerate() {
-            if count > 0 {
+            if count > 0 && (rank != self.me || self.overwrites_operand()) {
                 let from = send.wrapping_add(offset * size);
                 // SAFETY: the part lies in the buffer (checked by the core) and fits its slot; `n`
                 // slots fit the first words of the payload, or follow the counts in a staging area
@@ -113,6 +114,7 @@ impl Run<'_> {
             return self.vector_without_slots(entries);
         }
         let (counts, size) = (self.vector_counts(), self.element_bytes());
+        self.own_next_slots(Slots::of(&entries[self.me]), counts);
         let Some(recv) = self.op.recv else { return Ok(()) };
         let recv = self.shared.address(recv);
         for (rank, (&count, &offset)) in std::iter::zip(&counts.recv_counts, &counts.recv_offsets).enumerate() {
@@ -126,11 +128,39 @@ impl Run<'_> {
             };
             let slot = slots.bytes(self.n);
             let to = recv.wrapping_add(offset * size);
+            let from = match self.op.send {
+                Some(send) if rank == self.me && !self.overwrites_operand() => {
+                    self.shared.address(send).cast_const().wrapping_add(counts.send_offsets[rank] * size)
+                }
+                _ => first.wrapping_add(self.me * slot),
+            };
             // SAFETY: the part lies in the buffer (checked by the core). `rank` has packed as many
-            // elements (the balance of all counts is 0); the bound holds even if it has not.
-            unsafe { simd::copy(to, first.wrapping_add(self.me * slot), (count * size).min(slot)) };
+            // elements (the balance of all counts is 0), and this rank sends itself as many as it
+            // receives (checked by the core); the bound holds even if `rank` has not. A part that
+            // was not packed is at its place in `recv`, or does not overlap it.
+            unsafe { copy_part(to, from, (count * size).min(slot)) };
         }
         Ok(())
+    }
+
+    /// Returns whether results of this rank may overwrite parts of its operand that it has yet to
+    /// read: those of an all-to-all-v in place. Otherwise its own part need not be packed.
+    #[inline]
+    pub(super) fn overwrites_operand(&self) -> bool {
+        self.op.kind == CollectiveKind::AllToAllV && self.op.send == self.op.recv
+    }
+
+    /// Takes the slots of an operation with the same counts into the cache: see
+    /// [`Step::own_next_stage`](crate::sync::step::Step::own_next_stage).
+    #[inline]
+    fn own_next_slots(&self, slots: Slots, counts: &VectorCounts) {
+        if slots != Slots::Staged {
+            return;
+        }
+        let (first, slot, size) = (self.counts_bytes(), slots.bytes(self.n), self.element_bytes());
+        for (rank, &count) in counts.send_counts.iter().enumerate().filter(|&(rank, _)| rank != self.me) {
+            self.step.own_next_stage(first + rank * slot, count * size);
+        }
     }
 
     /// Like [`Run::vector`], if the parts of a rank do not fit slots, or if counts differ.

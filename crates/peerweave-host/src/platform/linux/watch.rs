@@ -40,7 +40,7 @@ impl Watch {
             Err(Errno::NOSYS) => Self::Numbered(process),
             Err(error) => {
                 let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-                tracing::warn!(pe, %error, ?limit, "no descriptor of this PE's process (ulimit -n): it is watched by its number");
+                tracing::warn!(pe, %error, ?limit, "cannot open a descriptor of the process of this PE (raise the limit with `ulimit -n`): its end is detected by its process ID");
                 Self::Numbered(process)
             }
         }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_of_another_file_is_no_evidence_of_an_end() {
+    fn descriptor_of_another_file_reports_no_end_of_a_process() {
         // Stands for a file that the program opened under the number of a closed descriptor. It is
         // always readable.
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();

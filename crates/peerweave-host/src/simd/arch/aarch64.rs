@@ -127,7 +127,6 @@ pub(crate) struct Neon;
 // SAFETY: [A1] both have 16 bytes.
 unsafe impl Arch for Neon {
     type Vector = Quad;
-    type Narrow = Quad;
     type Raw<S: Storage> = S::Raw16;
     type Values<S: Storage> = S::Values16;
 

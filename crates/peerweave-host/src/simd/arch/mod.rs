@@ -29,6 +29,14 @@ pub(super) mod word {
     pub(in super::super) use super::x86_64::word::*;
 }
 
+/// A register of 16 bytes that every processor of this architecture has.
+#[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
+pub(super) use self::aarch64::Quad as Basic;
+#[cfg(any(miri, not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))))]
+pub(super) use self::portable::Sixteen as Basic;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub(super) use self::x86_64::Xmm as Basic;
+
 /// The value of one vector register, as bytes in memory order.
 ///
 /// # Safety
@@ -113,8 +121,6 @@ pub(super) unsafe trait Vector: Copy {
 pub(super) unsafe trait Arch: Copy + 'static {
     /// The register.
     type Vector: Vector;
-    /// A register of at most 32 bytes, for the short copies.
-    type Narrow: Vector;
     /// A register seen as stored elements.
     type Raw<S: Storage>: Lanes<Lane = S>;
     /// The values of those elements.

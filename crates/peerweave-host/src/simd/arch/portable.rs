@@ -101,7 +101,6 @@ pub(crate) struct Portable;
 // SAFETY: [A1] both have 16 bytes.
 unsafe impl Arch for Portable {
     type Vector = Sixteen;
-    type Narrow = Sixteen;
     type Raw<S: Storage> = S::Raw16;
     type Values<S: Storage> = S::Values16;
 

@@ -222,10 +222,6 @@ vector!(
     Xmm, xmm, __m128i, xmm_reg, 16, [16 32 48], "sse2", "movdqu", "movntdq"
 );
 vector!(
-    /// An SSE2 register in AVX encoding, which leaves no stale upper half behind.
-    AvxXmm, avx_xmm, __m128i, xmm_reg, 16, [16 32 48], "avx2", "vmovdqu", "vmovntdq"
-);
-vector!(
     /// An AVX register.
     Ymm, ymm, __m256i, ymm_reg, 32, [32 64 96], "avx2", "vmovdqu", "vmovntdq"
 );
@@ -290,7 +286,6 @@ pub(crate) struct Sse2;
 // SAFETY: [A1] both have 16 bytes.
 unsafe impl Arch for Sse2 {
     type Vector = Xmm;
-    type Narrow = Xmm;
     type Raw<S: Storage> = S::Raw16;
     type Values<S: Storage> = S::Values16;
 
@@ -345,7 +340,6 @@ fn narrow_f16_avx2(from: &[f32], into: &mut [u16]) {
 // SAFETY: [A1] both have 32 bytes.
 unsafe impl Arch for Avx2 {
     type Vector = Ymm;
-    type Narrow = AvxXmm;
     type Raw<S: Storage> = S::Raw32;
     type Values<S: Storage> = S::Values32;
 
@@ -447,7 +441,6 @@ fn low_bits(count: usize) -> u64 {
 // SAFETY: [A1] both have 64 bytes.
 unsafe impl Arch for Avx512 {
     type Vector = Zmm;
-    type Narrow = Ymm;
     type Raw<S: Storage> = S::Raw64;
     type Values<S: Storage> = S::Values64;
 

@@ -1,6 +1,6 @@
 //! Copies and clearing against `slice::copy_from_slice`.
 
-use super::super::copy::{Copy, CopyStreaming, INLINE_BYTES, Zero};
+use super::super::copy::{Copy, CopyStreaming, SHORT_BYTES, Zero};
 use super::super::{Isa, copy, copy_streaming, copy_strided, fill_zero};
 use super::{Guarded, Random};
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn check_copy(len: usize, from: usize, to: usize, random: &mut Random) {
     // SAFETY: as above.
     run("copy_streaming", &|dst, src| unsafe { copy_streaming(dst, src, len) });
     for isa in Isa::available() {
-        if len > INLINE_BYTES {
+        if len > SHORT_BYTES {
             // SAFETY: as above, and longer than what is done in line.
             run(isa.name(), &|dst, src| unsafe { isa.enter(Copy { dst, src, bytes: len }) });
         }

@@ -20,12 +20,12 @@ unsafe impl Sync for Guarded {}
 impl Guarded {
     fn use_it(&self) {
         // SAFETY: a thread that uses the value is inside the gate, exclusively or as a reader.
-        self.1.with(|is_freed| assert!(!unsafe { *is_freed }, "used after it was freed"));
+        self.1.with(|is_freed| assert!(!unsafe { *is_freed }, "the value was used after it was freed"));
     }
 
     /// Aborts, and waits without a limit.
     fn end(&self) {
-        self.0.close(State::Aborted).expect("it was open");
+        self.0.close(State::Aborted).expect("the gate was open");
         while self.0.occupancy() != Occupancy::Empty {
             loom::thread::yield_now();
         }
@@ -97,7 +97,7 @@ fn leave_blocking_after_abort_gave_up_is_safe() {
                 }
             }
         });
-        shared.0.close(State::Aborted).expect("it was open");
+        shared.0.close(State::Aborted).expect("the gate was open");
         while shared.0.occupancy() == Occupancy::Brief {
             loom::thread::yield_now();
         }
@@ -184,6 +184,6 @@ fn calls_exclude_each_other_and_see_earlier_writes() {
         let all = mine + calling.join().expect("no panic");
         // SAFETY: the other thread has ended.
         assert_eq!(shared.1.with(|calls| unsafe { *calls }), all);
-        assert!(all >= 1, "not all of them find another inside");
+        assert!(all >= 1, "both threads found another one inside");
     });
 }

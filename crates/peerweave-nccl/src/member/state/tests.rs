@@ -42,7 +42,7 @@ fn drained_gate_is_empty() {
             (0..200).filter(|_| enter()).count()
         };
         let use_it = |inside: Inside<'_>| {
-            assert!(!is_freed.load(Relaxed), "round {round}: used after it was freed");
+            assert!(!is_freed.load(Relaxed), "round {round}: the value was used after it was freed");
             drop(inside);
             true
         };
@@ -53,7 +53,7 @@ fn drained_gate_is_empty() {
             });
             start.wait();
             (0..round % 64).for_each(|_| std::hint::spin_loop());
-            gate.close(State::Aborted).expect("it was open");
+            gate.close(State::Aborted).expect("the gate was open");
             assert!(gate.drain(LONG));
             is_freed.store(true, Relaxed);
             got_in += entering_blocking.join().expect("no panic");
@@ -84,7 +84,7 @@ fn blocking_entry_succeeds_only_on_live_communicators() {
     }
     let gate = Gate::default();
     let inside = gate.try_enter_blocking().expect("it is live");
-    gate.close(State::Aborted).expect("it was open");
+    gate.close(State::Aborted).expect("the gate was open");
     assert!(!gate.drain(Duration::from_millis(5)), "it may be stuck");
     drop(inside);
     assert!(gate.drain(Duration::ZERO) && gate.try_enter_blocking().is_none());
@@ -92,7 +92,7 @@ fn blocking_entry_succeeds_only_on_live_communicators() {
 
 /// The other thread leaves the gate only briefly before it tries to enter again.
 #[test]
-fn waiter_enters_before_a_repeating_caller() {
+fn waiter_is_not_starved_by_a_caller_in_a_loop() {
     let (gate, taken, done) = (Gate::default(), AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -143,7 +143,7 @@ fn waiter_is_notified_when_the_gate_closes() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| gate.enter(Allowed::LIVE, || LONG).map(drop));
         std::thread::sleep(Duration::from_millis(20));
-        gate.close(State::Aborted).expect("it was open");
+        gate.close(State::Aborted).expect("the gate was open");
         assert_eq!(waiting.join().expect("no panic"), Err(Refused::State(State::Aborted)));
     });
     assert!(inside.enter_blocking().is_err(), "it is closed");
@@ -156,7 +156,7 @@ fn drain_gives_up_stuck_callers_but_awaits_brief_ones() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
     inside.enter_blocking().expect("it is open");
-    gate.close(State::Aborted).expect("it was open");
+    gate.close(State::Aborted).expect("the gate was open");
     assert!(!gate.drain(Duration::from_millis(5)), "it is stuck");
     inside.leave_blocking();
     std::thread::scope(|scope| {
@@ -173,7 +173,7 @@ fn drain_gives_up_a_stuck_reader() {
     let gate = Gate::default();
     let reader = gate.enter_shared(Allowed::OPEN).expect("it is open");
     let drained = reader.enter_blocking(|| {
-        gate.close(State::Aborted).expect("it was open");
+        gate.close(State::Aborted).expect("the gate was open");
         gate.drain(Duration::from_millis(5))
     });
     assert_eq!(drained, Ok(false));

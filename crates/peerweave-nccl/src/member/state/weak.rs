@@ -25,12 +25,12 @@ unsafe impl Sync for Guarded {}
 impl Guarded {
     fn use_it(&self) {
         // SAFETY: a thread that uses the value is inside the gate, exclusively or as a reader.
-        assert!(!unsafe { *self.1.get() }, "used after it was freed");
+        assert!(!unsafe { *self.1.get() }, "the value was used after it was freed");
     }
 
     /// Aborts.
     fn end(&self, patience: Duration) {
-        self.0.close(State::Aborted).expect("it was open");
+        self.0.close(State::Aborted).expect("the gate was open");
         self.0.drain(patience);
         // SAFETY: no thread is inside any more, or it checks the gate before it touches anything.
         unsafe { *self.1.get() = true };

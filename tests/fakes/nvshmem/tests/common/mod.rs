@@ -6,10 +6,9 @@
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ffi::{CStr, CString};
-use std::sync::LazyLock;
 use std::time::Duration;
 
-use peerweave_fakes::{Child, Fakes};
+use peerweave_fakes::{Child, Fakes, library};
 
 /// A handle of a stream, a context or a graph.
 pub type Handle = usize;
@@ -50,25 +49,6 @@ impl TeamConfig {
     pub fn new() -> Self {
         Self { version: (2 << 16) + 64, contexts: -1, id: u64::MAX, padding: [0; 48] }
     }
-}
-
-macro_rules! library {
-    ($table:ident = $file:literal: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
-        static $table: LazyLock<libloading::Library> = LazyLock::new(|| {
-            // SAFETY: the fake library's initialisers do nothing.
-            unsafe { libloading::Library::new($file) }.expect("the fake library in the path")
-        });
-        $(
-            pub fn $name($($arg: $type),*) $(-> $result)? {
-                type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
-                let name = stringify!($name).as_bytes();
-                // SAFETY: the function has this signature.
-                let function = unsafe { $table.get::<Function>(name) }.expect(stringify!($name));
-                // SAFETY: the test passes what the function asks for.
-                unsafe { function($($arg),*) }
-            }
-        )*
-    };
 }
 
 library! { CUDA = "libcuda.so.1":

@@ -1,0 +1,122 @@
+//! Combines operands that lie in the memory of this device. A library has gathered them there, for
+//! example from other hosts.
+//!
+//! Operands are combined in their order, so ranks that combine the same operands get the same bits.
+//! The reduction is that of the other kernels of this crate.
+
+use crate::line::Operand;
+use crate::reduce::{Class, finish, fold_lines, outgoing};
+use crate::wait::position;
+use peerweave_device::prelude::*;
+use peerweave_types::{bf16, f16};
+
+/// The argument of a kernel: operands at equal distances, and where their reduction belongs.
+#[derive(Clone, Copy, Debug, KernelArg)]
+#[repr(C)]
+pub struct Combine {
+    /// Address of the first operand, aligned to its elements.
+    pub send: u64,
+    /// Address of the result, aligned to its elements: that of an operand, or memory that overlaps
+    /// no operand.
+    pub recv: u64,
+    /// Number of elements of an operand.
+    pub count: u64,
+    /// Distance in bytes between the starts of two consecutive operands, a multiple of the element
+    /// size.
+    pub stride: u64,
+    /// Bits of the factor by which `PreMulSum` multiplies every operand, zero-extended.
+    pub scalar: u64,
+    /// Number of operands, at least 1.
+    pub operands: u32,
+    /// Number by which `Avg` divides.
+    pub ranks: u32,
+    /// The reduction: `ReduceOp as u32`.
+    pub op: u32,
+    /// Not used.
+    pub reserved: u32,
+}
+
+/// Number of operands whose lines are read at a time.
+const W: usize = 4;
+
+/// Runs the kernel.
+#[inline(always)]
+fn run<T: Class>(call: &Combine) -> Result<(), Failed> {
+    // SAFETY: the launch guarantees the documented properties of the fields.
+    let operand = |index: u32| unsafe { Operand::<false>::new(call.send + u64::from(index) * call.stride, call.count) };
+    // SAFETY: as above.
+    let recv = unsafe { Operand::<false>::new(call.recv, call.count) };
+    let (lines, (first, step)) = (recv.lines::<T>(), position());
+    let mut line = first;
+    while line < lines {
+        let mut state = T::unpack([0; 2]);
+        let mut base = 0;
+        while base < call.operands {
+            let mut read = [[0; 2]; W];
+            for k in 0..W {
+                if base + (k as u32) < call.operands {
+                    read[k] = outgoing::<T, false>(call.op, call.scalar, operand(base + k as u32).read::<T>(line));
+                }
+            }
+            state = fold_lines::<T, W, false>(call.op, call.operands - base, &read, (base > 0).then_some(state));
+            base += W as u32;
+        }
+        recv.write::<T>(line, finish::<T, false>(call.op, call.ranks, state));
+        line += step;
+    }
+    Ok(())
+}
+
+macro_rules! entries {
+    ($($name:ident: $t:ty;)*) => {$(
+        #[doc = concat!("Combines operands of `", stringify!($t), "`.")]
+        #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
+        pub fn $name(_ctx: &Context, call: Combine) -> Result<(), Failed> {
+            run::<$t>(&call)
+        }
+    )*};
+}
+
+entries! {
+    combine_i8: i8;
+    combine_u8: u8;
+    combine_i16: i16;
+    combine_u16: u16;
+    combine_i32: i32;
+    combine_u32: u32;
+    combine_i64: i64;
+    combine_u64: u64;
+    combine_f16: f16;
+    combine_bf16: bf16;
+    combine_f32: f32;
+    combine_f64: f64;
+}
+
+/// Returns the kernel for an element type; `None` for types that cannot be reduced.
+///
+/// ```
+/// use peerweave_collectives::combine;
+/// use peerweave_types::DType;
+///
+/// assert_eq!(combine::kernel(DType::I16).unwrap().name(), "combine_i16");
+/// assert!(combine::kernel(DType::F8E5M2).is_none());
+/// ```
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn kernel(dtype: peerweave_types::DType) -> Option<&'static peerweave_device::launch::Kernel<(Combine,)>> {
+    use peerweave_types::DType::{BF16, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    Some(match dtype {
+        I8 => &combine_i8::KERNEL,
+        U8 => &combine_u8::KERNEL,
+        I16 => &combine_i16::KERNEL,
+        U16 => &combine_u16::KERNEL,
+        I32 => &combine_i32::KERNEL,
+        U32 => &combine_u32::KERNEL,
+        I64 => &combine_i64::KERNEL,
+        U64 => &combine_u64::KERNEL,
+        F16 => &combine_f16::KERNEL,
+        BF16 => &combine_bf16::KERNEL,
+        F32 => &combine_f32::KERNEL,
+        F64 => &combine_f64::KERNEL,
+        _ => return None,
+    })
+}

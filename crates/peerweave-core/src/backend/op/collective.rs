@@ -1,0 +1,279 @@
+//! Collective operations and their counts.
+//!
+//! `count` is in elements, with the meaning of NCCL: the whole buffer for all-reduce, also with a
+//! norm, reduce, broadcast and scans; the contribution of one rank for all-gather and gather; the
+//! result of one rank for reduce-scatter and scatter; the part from one rank to one rank for
+//! all-to-all and its strided form; the sum of all parts for all-gather-v. It is 0 for
+//! all-to-all-v, gather-v and scatter-v, whose counts not every rank knows: see [`VectorCounts`].
+
+use super::Place;
+use crate::backend::{RmsNorm, TeamId};
+use peerweave_types::{DType, Rank, ReduceOp};
+use std::fmt;
+use std::sync::Arc;
+
+/// The collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names are common; the module head explains the counts")]
+pub enum CollectiveKind {
+    Barrier = 0,
+    Sync = 1,
+    AllReduce = 2,
+    Reduce = 3,
+    Broadcast = 4,
+    AllGather = 5,
+    ReduceScatter = 6,
+    AllToAll = 7,
+    AllToAllV = 8,
+    Gather = 9,
+    Scatter = 10,
+    AllGatherV = 11,
+    GatherV = 12,
+    ScatterV = 13,
+    Scan = 14,
+    ExclusiveScan = 15,
+    AllToAllStrided = 16,
+    AllReduceRmsNorm = 17,
+}
+
+impl CollectiveKind {
+    /// Every collective.
+    pub const ALL: [Self; 18] = [
+        Self::Barrier,
+        Self::Sync,
+        Self::AllReduce,
+        Self::Reduce,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllToAll,
+        Self::AllToAllV,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllGatherV,
+        Self::GatherV,
+        Self::ScatterV,
+        Self::Scan,
+        Self::ExclusiveScan,
+        Self::AllToAllStrided,
+        Self::AllReduceRmsNorm,
+    ];
+
+    /// Returns the name of the call.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Barrier => "barrier",
+            Self::Sync => "sync",
+            Self::AllReduce => "all_reduce",
+            Self::Reduce => "reduce",
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
+            Self::AllToAllV => "all_to_all_v",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllGatherV => "all_gather_v",
+            Self::GatherV => "gather_v",
+            Self::ScatterV => "scatter_v",
+            Self::Scan => "scan",
+            Self::ExclusiveScan => "exclusive_scan",
+            Self::AllToAllStrided => "all_to_all_strided",
+            Self::AllReduceRmsNorm => "all_reduce_rms_norm",
+        }
+    }
+
+    /// Returns the collective whose `as u8` value is `number`.
+    pub const fn from_u8(number: u8) -> Option<Self> {
+        if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
+    }
+
+    /// Returns whether the collective reduces elements by the reduction of the caller.
+    pub const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter | Self::Scan | Self::ExclusiveScan)
+    }
+
+    /// Returns whether rank `r` gets the reduction of the first ranks only: up to `r`, or up to
+    /// `r - 1`. An exclusive scan changes nothing on rank 0.
+    pub const fn is_scan(self) -> bool {
+        matches!(self, Self::Scan | Self::ExclusiveScan)
+    }
+
+    /// Returns whether the collective has a root.
+    pub const fn has_root(self) -> bool {
+        matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter | Self::GatherV | Self::ScatterV)
+    }
+
+    /// Returns whether parts have different lengths, which [`Collective::counts`] holds.
+    pub const fn has_counts(self) -> bool {
+        matches!(self, Self::AllToAllV | Self::AllGatherV | Self::GatherV | Self::ScatterV)
+    }
+}
+
+/// A collective operation of this PE. Fields that a kind does not use hold zeros or `None`.
+///
+/// In place means that `send` and `recv` name the same bytes: the same buffer (all-reduce, reduce,
+/// broadcast, all-to-all, all-to-all-v), or this rank's part of the larger one (all-gather: `send`
+/// is part `rank` of `recv`; reduce-scatter: `recv` is part `rank` of `send`; gather and scatter:
+/// likewise at the root; all-gather-v, gather-v and scatter-v: `counts` gives the part). Otherwise
+/// they do not overlap.
+#[derive(Clone, Debug)]
+pub struct Collective {
+    /// The kind of collective.
+    pub kind: CollectiveKind,
+    /// The team.
+    pub team: TeamId,
+    /// Element type; `U8` for barrier and sync.
+    pub dtype: DType,
+    /// The reduction; `Sum` for collectives that do not reduce.
+    pub op: ReduceOp,
+    /// The bits of the scalar of this PE, for `PreMulSum`.
+    pub scalar: u64,
+    /// The root; rank 0 if there is none.
+    pub root: Rank,
+    /// The number of elements; 0 for barrier and sync. The head of the module lists its meaning for
+    /// each kind.
+    pub count: usize,
+    /// The operand of this PE; `None` if it has none (a barrier, a scatter on ranks other than the
+    /// root, …).
+    pub send: Option<Place>,
+    /// The result of this PE; `None` if it gets none (a reduce on ranks other than the root, …).
+    pub recv: Option<Place>,
+    /// The counts of the parts; `None` unless the collective [has
+    /// counts](CollectiveKind::has_counts).
+    pub counts: Option<Arc<VectorCounts>>,
+    /// Parameters that only few collectives have. A pointer keeps the operations of the others
+    /// small.
+    pub special: Option<Arc<Special>>,
+}
+
+/// Parameters that only few collectives have.
+#[derive(Debug)]
+pub enum Special {
+    /// A function of the caller that combines elements in place of [`Collective::op`], in rank
+    /// order. Only for a backend whose
+    /// [`Caps::reduce_functions`](crate::backend::Caps::reduce_functions) is set.
+    Function(Box<dyn Combine>),
+    /// The strides of a strided all-to-all. It moves the same elements as an all-to-all, in the
+    /// same order.
+    Strides {
+        /// The distances between elements of `send` and of `recv`.
+        distances: [usize; 2],
+        /// The size of an element in bytes, which may consist of several values of the type.
+        element_bytes: usize,
+    },
+    /// The parameters of an all-reduce with RMSNorm.
+    RmsNorm(RmsNorm),
+}
+
+impl Special {
+    /// Returns the size of an element in bytes. [`Collective::count`] is in these elements.
+    pub fn element_bytes(&self) -> usize {
+        match self {
+            Self::Function(function) => function.element_bytes(),
+            Self::Strides { element_bytes, .. } => *element_bytes,
+            Self::RmsNorm(norm) => norm.element_bytes,
+        }
+    }
+}
+
+/// Combines elements in a way that the caller defines. The elements are passed as bytes.
+pub trait Combine: Send + Sync + fmt::Debug {
+    /// Returns the size of an element in bytes, which may consist of several values of the type.
+    fn element_bytes(&self) -> usize;
+
+    /// Replaces each element `a` of `accumulator` by the combination of `a` and the element `b` at
+    /// the same index of `operand`, in this order. Both slices hold whole elements, and as many.
+    fn combine(&self, accumulator: &mut [u8], operand: &[u8]);
+}
+
+impl Collective {
+    /// Returns the function of the caller that combines elements.
+    #[inline]
+    pub fn function(&self) -> Option<&dyn Combine> {
+        match self.special.as_deref()? {
+            Special::Function(function) => Some(&**function),
+            Special::Strides { .. } | Special::RmsNorm(_) => None,
+        }
+    }
+
+    /// Returns the parameters of the norm.
+    #[inline]
+    pub fn rms_norm(&self) -> Option<&RmsNorm> {
+        if let Special::RmsNorm(norm) = self.special.as_deref()? { Some(norm) } else { None }
+    }
+
+    /// Returns the size in bytes of the elements that [`count`](Self::count) counts.
+    #[inline]
+    pub fn element_bytes(&self) -> usize {
+        self.special.as_deref().map_or(self.dtype.size_bytes(), Special::element_bytes)
+    }
+
+    /// Returns the distances between elements of `send` and of `recv`.
+    pub fn strides(&self) -> [usize; 2] {
+        match self.special.as_deref() {
+            Some(Special::Strides { distances, .. }) => *distances,
+            _ => [1; 2],
+        }
+    }
+
+    /// Returns the arguments that must be equal on all ranks of the team.
+    pub fn shape(&self) -> CollectiveShape {
+        let Self { kind, dtype, op, root, count, .. } = *self;
+        CollectiveShape { kind, dtype, op, root, count, detail: self.rms_norm().map_or(0, RmsNorm::detail) }
+    }
+}
+
+/// The arguments of a collective that must be equal on all ranks. `Display` formats the call for a
+/// message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are those of a collective")]
+pub struct CollectiveShape {
+    pub kind: CollectiveKind,
+    pub dtype: DType,
+    pub op: ReduceOp,
+    pub root: Rank,
+    pub count: usize,
+    /// The parameters that few collectives have, as one word: [`RmsNorm::detail`].
+    pub detail: u64,
+}
+
+impl fmt::Display for CollectiveShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, dtype, op, root, count, detail } = self;
+        f.write_str(kind.name())?;
+        if matches!(kind, CollectiveKind::Barrier | CollectiveKind::Sync) {
+            return Ok(());
+        }
+        if !kind.has_counts() || *kind == CollectiveKind::AllGatherV {
+            write!(f, " of {count} elements")?;
+        }
+        write!(f, " of {}", dtype.rust_name())?;
+        if kind.reduces() {
+            write!(f, " by {op}")?;
+        }
+        if kind.has_root() {
+            write!(f, " with root {}", root.get())?;
+        }
+        if *kind == CollectiveKind::AllReduceRmsNorm {
+            RmsNorm::describe(*detail, f)?;
+        }
+        Ok(())
+    }
+}
+
+/// The counts and offsets of an all-to-all-v, in elements. Each list has one entry per rank of the
+/// team.
+///
+/// A backend gets them for all-gather-v, gather-v and scatter-v too: as an all-to-all-v would need
+/// them. In an all-gather-v, the part that a rank sends is the same for every rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names describe the fields, the module head their units")]
+pub struct VectorCounts {
+    pub send_counts: Vec<usize>,
+    pub send_offsets: Vec<usize>,
+    pub recv_counts: Vec<usize>,
+    pub recv_offsets: Vec<usize>,
+}

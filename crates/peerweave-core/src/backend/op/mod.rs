@@ -1,0 +1,147 @@
+//! Operations as plain data, and the location of their memory.
+
+mod collective;
+mod launch;
+mod one_sided;
+mod point_to_point;
+mod wait;
+
+pub use collective::{Collective, CollectiveKind, CollectiveShape, Combine, Special, VectorCounts};
+pub use launch::{BoundKernel, Launch};
+pub use one_sided::{Atomic, AtomicKind, Copy, Fill, Get, GetElement, Put, PutElement, Signal, Strided};
+pub use point_to_point::{Direction, PointToPoint};
+pub use wait::{Until, WaitMode, WaitUntil, WaitValues};
+
+use peerweave_types::SymOffset;
+use std::sync::Arc;
+
+/// The location of memory of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the symmetric segment of this PE.
+    Symmetric(SymOffset),
+    /// Ordinary memory of this process.
+    Private(*mut u8),
+    /// Memory of a device that is not in the symmetric segment. Only for a backend whose
+    /// [`Caps::device`](super::Caps::device) is this device.
+    Device {
+        /// The address for work of the device.
+        address: u64,
+        /// The number of the device in this process.
+        ordinal: u32,
+    },
+}
+
+impl Place {
+    /// Returns the place `bytes` bytes after this one.
+    #[must_use]
+    pub fn plus(self, bytes: usize) -> Self {
+        match self {
+            Self::Symmetric(at) => Self::Symmetric(at.plus(bytes as u64)),
+            Self::Private(at) => Self::Private(at.wrapping_add(bytes)),
+            Self::Device { address, ordinal } => Self::Device { address: address + bytes as u64, ordinal },
+        }
+    }
+}
+
+// SAFETY: a place is only a number; the memory is accessed under the contract of `submit` and
+// `run`, whose callers guarantee that it is valid from any thread (buffers in flight are held by
+// `Keep`, which is Send + Sync). Shared: nothing mutable. Would be caught by: tests/streams.rs,
+// which drops buffers while a worker thread still uses them (under ThreadSanitizer).
+unsafe impl Send for Place {}
+// SAFETY: as for Send: a shared place gives no access by itself.
+unsafe impl Sync for Place {}
+
+/// One operation, without generics. It is plain data: cloning it clones no memory.
+// A tag of its own is read by one instruction; one inside of a field takes five.
+#[repr(u8)]
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// An operation of a whole team.
+    Collective(Collective),
+    /// A send or receive of one rank.
+    PointToPoint(PointToPoint),
+    /// Grouped operations. Sends and receives among them run at the same time, the others in order.
+    Group(Arc<Vec<Op>>),
+    /// A put of contiguous bytes.
+    Put(Put),
+    /// A get of contiguous bytes.
+    Get(Get),
+    /// A put or get of elements at strides.
+    Strided(Strided),
+    /// A put of one element, whose value is in the operation.
+    PutElement(PutElement),
+    /// A get of one element. The outcome is its bits.
+    GetElement(GetElement),
+    /// A copy between two places of this PE.
+    Copy(Copy),
+    /// Sets elements of this PE to one value.
+    Fill(Fill),
+    /// Changes a signal word.
+    Signal(Signal),
+    /// Waits for signal words of this PE.
+    Wait(WaitUntil),
+    /// An atomic operation on one element.
+    Atomic(Atomic),
+    /// Runs a kernel on a grid of threads.
+    Launch(Launch),
+    /// Orders the puts and signals of this PE: a target sees those issued before the fence earlier
+    /// than those issued after it.
+    Fence,
+    /// Completes the puts, gets and signals of this PE at their targets.
+    Quiet,
+}
+
+impl Op {
+    /// Returns whether the operation owns memory of this process that a drop must free. False for
+    /// all that take only nanoseconds.
+    #[inline(always)]
+    pub(crate) fn owns_memory(&self) -> bool {
+        match self {
+            Self::Collective(op) => op.counts.is_some() || op.special.is_some(),
+            Self::Group(_) | Self::Wait(_) | Self::Launch(_) => true,
+            Self::PointToPoint(_)
+            | Self::Put(_)
+            | Self::Get(_)
+            | Self::Strided(_)
+            | Self::PutElement(_)
+            | Self::GetElement(_)
+            | Self::Copy(_)
+            | Self::Fill(_)
+            | Self::Signal(_)
+            | Self::Atomic(_)
+            | Self::Fence
+            | Self::Quiet => false,
+        }
+    }
+
+    /// Returns the name of the call that makes this operation.
+    #[inline]
+    pub fn call_name(&self) -> &'static str {
+        match self {
+            Self::Collective(op) => op.kind.name(),
+            Self::PointToPoint(op) => match op.direction {
+                Direction::Send => "send",
+                Direction::Receive => "recv",
+            },
+            Self::Group(_) => "group",
+            Self::Put(put) if put.signal.is_some() => "put_signal",
+            Self::Put(_) => "put",
+            Self::Get(_) => "get",
+            Self::Strided(op) => match op.direction {
+                Direction::Send => "put_strided",
+                Direction::Receive => "get_strided",
+            },
+            Self::PutElement(_) => "p",
+            Self::GetElement(_) => "g",
+            Self::Copy(_) => "copy",
+            Self::Fill(_) => "fill",
+            Self::Signal(_) => "signal",
+            Self::Wait(wait) => wait.call_name(),
+            Self::Atomic(_) => "atomic",
+            Self::Launch(launch) => launch.kernel.name(),
+            Self::Fence => "fence",
+            Self::Quiet => "quiet",
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Operations on the memory of one PE: puts, gets, copies, signals and atomic operations.
+
+use super::{Direction, Place};
+use peerweave_types::{DType, Pe, SignalOp, SymOffset};
+
+/// A put: `bytes` from `source` of this PE to `target` of `pe`, then its signal.
+#[derive(Clone, Copy, Debug)]
+pub struct Put {
+    /// The target PE.
+    pub pe: Pe,
+    /// The offset in its segment.
+    pub target: SymOffset,
+    /// The source.
+    pub source: Place,
+    /// The number of bytes.
+    pub bytes: usize,
+    /// Element size, in bytes.
+    pub element_bytes: usize,
+    /// A signal word that changes at the target after the data is visible there.
+    pub signal: Option<(SymOffset, u64, SignalOp)>,
+    /// Whether the operation may complete as late as the next quiet.
+    pub nbi: bool,
+}
+
+/// A get: `bytes` from `source` of `pe` to `target` of this PE.
+#[derive(Clone, Copy, Debug)]
+pub struct Get {
+    /// The PE that is read.
+    pub pe: Pe,
+    /// The offset in its segment.
+    pub source: SymOffset,
+    /// The target.
+    pub target: Place,
+    /// The number of bytes.
+    pub bytes: usize,
+    /// Element size, in bytes.
+    pub element_bytes: usize,
+    /// Whether the operation may complete as late as the next quiet.
+    pub nbi: bool,
+}
+
+/// A put (`Send`) or get (`Receive`) of `count` elements at strides, counted in elements.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Strided {
+    pub direction: Direction,
+    pub pe: Pe,
+    pub remote: SymOffset,
+    pub remote_stride: usize,
+    pub local: Place,
+    pub local_stride: usize,
+    pub element_bytes: usize,
+    pub count: usize,
+}
+
+/// A put of one element: its value travels in the operation, so that no memory has to hold it.
+#[derive(Clone, Copy, Debug)]
+pub struct PutElement {
+    /// The target PE.
+    pub pe: Pe,
+    /// The offset in its segment, aligned to the element.
+    pub target: SymOffset,
+    /// The bits: the element is the first `element_bytes` bytes of this word in memory.
+    pub bits: u64,
+    /// Element size, in bytes: 1, 2, 4 or 8.
+    pub element_bytes: usize,
+}
+
+/// A get of one element. The outcome is an [`Outcome::Word`](crate::backend::Outcome::Word) whose
+/// first bytes in memory are the element.
+#[derive(Clone, Copy, Debug)]
+pub struct GetElement {
+    /// The PE that is read.
+    pub pe: Pe,
+    /// The offset in its segment, aligned to the element.
+    pub source: SymOffset,
+    /// Element size, in bytes: 1, 2, 4 or 8.
+    pub element_bytes: usize,
+}
+
+/// A copy of `bytes` between two places of this PE, which do not overlap.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Copy {
+    pub source: Place,
+    pub target: Place,
+    pub bytes: usize,
+}
+
+/// Sets `count` elements of this PE to one value.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill {
+    /// The first element.
+    pub target: Place,
+    /// The bits: the element is the first `element_bytes` bytes of this word in memory.
+    pub bits: u64,
+    /// Element size, in bytes: 1, 2, 4 or 8.
+    pub element_bytes: usize,
+    /// The number of elements.
+    pub count: usize,
+}
+
+/// An update of one signal word.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Signal {
+    pub pe: Pe,
+    pub at: SymOffset,
+    pub value: u64,
+    pub op: SignalOp,
+}
+
+/// An atomic operation on one element of a PE's symmetric memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Atomic {
+    /// The PE that owns the element.
+    pub pe: Pe,
+    /// The offset, aligned to the element.
+    pub at: SymOffset,
+    /// Element type: I32, U32, I64, U64; F32 and F64 for fetch, set and swap.
+    pub dtype: DType,
+    /// The kind of operation.
+    pub kind: AtomicKind,
+    /// The bits of the operand; 0 if there is none.
+    pub operand: u64,
+    /// The bits that compare-swap expects.
+    pub compare: u64,
+}
+
+/// The atomic operations. Those that fetch return the old value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names are OpenSHMEM's")]
+pub enum AtomicKind {
+    Fetch,
+    Set,
+    Swap,
+    CompareSwap,
+    Add,
+    FetchAdd,
+    Inc,
+    FetchInc,
+    And,
+    FetchAnd,
+    Or,
+    FetchOr,
+    Xor,
+    FetchXor,
+}

@@ -1,0 +1,91 @@
+//! Exchanges lengths of parts, for ranks that know only what they send.
+
+use crate::arguments::Parts;
+use crate::arguments::span::{borrowed, borrowed_mut};
+use crate::backend::VectorCounts;
+use crate::world::team::Team;
+use crate::{Result, call, check};
+
+/// Returns lengths of parts as elements of a collective.
+fn words(counts: &[usize]) -> Vec<u64> {
+    counts.iter().map(|&count| count as u64).collect()
+}
+
+fn counts(words: &[u64]) -> Vec<usize> {
+    words.iter().map(|&word| usize::try_from(word).unwrap_or(usize::MAX)).collect()
+}
+
+/// Lengths of parts that only their senders know. Both calls run on the calling thread.
+impl Team {
+    /// Exchanges the lengths of the parts of an all-to-all-v: this rank sends `send_counts[r]`
+    /// elements to rank `r`. Returns the counts of both sides, for parts that lie without gaps, in
+    /// rank order.
+    ///
+    /// Collective, like an [`all_to_all_blocking`](Team::all_to_all_blocking) of one element for
+    /// each rank.
+    ///
+    /// # Errors
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) if `send_counts` does not have an entry
+    /// for each rank.
+    ///
+    /// # Example
+    /// ```
+    /// use peerweave::World;
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let team = world.team();
+    /// let me = team.my_rank().index();
+    /// let sent = vec![me; team.size()]; // this rank sends `me` elements to each rank
+    /// let counts = team.exchange_counts(&sent)?;
+    /// let mine = vec![me as u32; counts.send_end()];
+    /// let mut all = vec![0; counts.recv_end()];
+    /// team.all_to_all_v_blocking(&mine, &mut all, counts)?;
+    /// let expected: Vec<u32> = (0..team.size()).flat_map(|rank| vec![rank as u32; rank]).collect();
+    /// assert_eq!(all, expected);
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn exchange_counts(&self, send_counts: &[usize]) -> Result<VectorCounts> {
+        const CALL: &str = "exchange_counts";
+        check::for_each_rank(CALL, self, "send_counts", send_counts)?;
+        let (sent, mut received) = (words(send_counts), vec![0; self.size()]);
+        let prepared = check::all_to_all(CALL, self, borrowed(&sent), borrowed_mut(&mut received))?;
+        call::run_unit(&self.inner.shared, prepared)?;
+        Ok(VectorCounts::packed(send_counts, counts(&received)))
+    }
+
+    /// Exchanges the lengths of the parts that the ranks contribute to an all-gather-v: this rank
+    /// contributes `count` elements. Returns the part of each rank; they lie without gaps, in rank
+    /// order.
+    ///
+    /// Collective, like an [`all_gather_blocking`](Team::all_gather_blocking) of one element.
+    ///
+    /// # Errors
+    /// As for [`Team::barrier`].
+    ///
+    /// # Example
+    /// ```
+    /// use peerweave::World;
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let team = world.team();
+    /// let text = format!("rank {} of {}; ", team.my_rank().get(), team.size());
+    /// let parts = team.exchange_parts(text.len())?;
+    /// let mut all = vec![0u8; parts.end()];
+    /// team.all_gather_v_blocking(text.as_bytes(), &mut all, parts)?;
+    /// assert_eq!(String::from_utf8_lossy(&all).split("; ").count(), team.size() + 1);
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn exchange_parts(&self, count: usize) -> Result<Parts> {
+        const CALL: &str = "exchange_parts";
+        let (sent, mut received) = ([count as u64], vec![0; self.size()]);
+        let prepared = check::all_gather(CALL, self, borrowed(&sent), borrowed_mut(&mut received))?;
+        call::run_unit(&self.inner.shared, prepared)?;
+        Ok(Parts::packed(counts(&received)))
+    }
+}

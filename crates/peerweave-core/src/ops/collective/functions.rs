@@ -1,0 +1,216 @@
+//! Reductions by a function of the caller.
+
+use crate::arguments::ReduceFn;
+use crate::arguments::span::{Dest, MaybeDest, Source, StreamDest, StreamSource, maybe_span};
+use crate::backend::CollectiveKind;
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
+use crate::{Result, call, check};
+use peerweave_types::{Element, Rank};
+
+/// Reductions by a function of the caller, which combines elements in rank order: `f(f(x0, x1),
+/// x2)` for three ranks.
+///
+/// # Collective
+/// Every rank of the team must call, with the same element type and count, and with a function that
+/// computes the same, in the same order as the other collective calls of this team.
+///
+/// # Panics of the function
+/// The call fails on the PE on which the function panics, with the text of the panic. On the host
+/// backend so does the team, and other ranks get their result, or
+/// [`Error::Peer`](crate::Error::Peer), which names that PE. On GPUs other ranks get their result.
+///
+/// # Cost on GPUs
+/// The function runs on the host: see [`ReduceFn`](ReduceFn#on-gpus).
+impl Team {
+    /// Combines the elements of all ranks by a function, and stores the result on every rank.
+    ///
+    /// # Shapes
+    /// `send: n`, `recv: n` elements, which do not overlap.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce`]; [`Error::Unsupported`](crate::Error::Unsupported) if
+    /// [`Caps::reduce_functions`](crate::Caps::reduce_functions) is `false`;
+    /// [`Error::System`](crate::Error::System) if the function panics.
+    ///
+    /// # Example
+    /// See [`ReduceFn`].
+    pub fn all_reduce_with<T: Element>(
+        &self,
+        stream: &Stream,
+        mut send: impl StreamSource<T>,
+        mut recv: impl StreamDest<T>,
+        function: &ReduceFn<T>,
+    ) -> Result<Ticket> {
+        const CALL: &str = "all_reduce_with";
+        let prepared = check::by_function(CALL, self, CollectiveKind::AllReduce, send.span(), recv.span(), function.erased())?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::all_reduce_with`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_with`].
+    pub fn all_reduce_with_blocking<T: Element>(
+        &self,
+        mut send: impl Source<T>,
+        mut recv: impl Dest<T>,
+        function: &ReduceFn<T>,
+    ) -> Result<()> {
+        const CALL: &str = "all_reduce_with_blocking";
+        let prepared = check::by_function(CALL, self, CollectiveKind::AllReduce, send.span(), recv.span(), function.erased())?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Combines the elements of all ranks by a function, and stores the result on the root.
+    ///
+    /// # Shapes
+    /// `send: n` elements; `recv: n` at the root. Other ranks may pass a buffer, which is ignored,
+    /// or [`none()`](crate::none).
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_with`]; [`Misuse`](crate::Misuse) if the root passes no `recv`.
+    pub fn reduce_with<T: Element>(
+        &self,
+        stream: &Stream,
+        mut send: impl StreamSource<T>,
+        recv: impl MaybeDest<T, Argument: StreamDest<T>>,
+        function: &ReduceFn<T>,
+        root: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "reduce_with";
+        let mut recv = recv.into_option();
+        let prepared = check::reduce_with(CALL, self, send.span(), maybe_span(&mut recv), function.erased(), root)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::reduce_with`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::reduce_with`].
+    pub fn reduce_with_blocking<T: Element>(
+        &self,
+        mut send: impl Source<T>,
+        recv: impl MaybeDest<T>,
+        function: &ReduceFn<T>,
+        root: Rank,
+    ) -> Result<()> {
+        const CALL: &str = "reduce_with_blocking";
+        let mut recv = recv.into_option();
+        let prepared = check::reduce_with(CALL, self, send.span(), maybe_span(&mut recv), function.erased(), root)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Combines the elements of the ranks up to this one by a function: rank `r` gets the
+    /// combination of the elements of ranks 0 to `r`.
+    ///
+    /// # Shapes
+    /// `send: n`, `recv: n` elements, which do not overlap.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_with`].
+    ///
+    /// # Example
+    /// ```
+    /// use peerweave::{ReduceFn, World};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let team = world.team();
+    /// let me = team.my_rank().get();
+    /// let mut divisor = [0u32]; // the greatest common divisor of the ranks so far
+    /// let gcd = ReduceFn::new(|mut a: u32, mut b: u32| {
+    ///     while b != 0 {
+    ///         (a, b) = (b, a % b);
+    ///     }
+    ///     a
+    /// });
+    /// team.scan_with_blocking(&[12 * (me + 1)], &mut divisor, &gcd)?;
+    /// assert_eq!(divisor, [12]);
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scan_with<T: Element>(
+        &self,
+        stream: &Stream,
+        mut send: impl StreamSource<T>,
+        mut recv: impl StreamDest<T>,
+        function: &ReduceFn<T>,
+    ) -> Result<Ticket> {
+        const CALL: &str = "scan_with";
+        let prepared = check::by_function(CALL, self, CollectiveKind::Scan, send.span(), recv.span(), function.erased())?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::scan_with`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::scan_with`].
+    pub fn scan_with_blocking<T: Element>(
+        &self,
+        mut send: impl Source<T>,
+        mut recv: impl Dest<T>,
+        function: &ReduceFn<T>,
+    ) -> Result<()> {
+        const CALL: &str = "scan_with_blocking";
+        let prepared = check::by_function(CALL, self, CollectiveKind::Scan, send.span(), recv.span(), function.erased())?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Combines the elements of the ranks before this one by a function: rank `r` gets the
+    /// combination of the elements of ranks 0 to `r - 1`. On rank 0, `recv` does not change.
+    ///
+    /// # Shapes
+    /// `send: n`, `recv: n` elements, which do not overlap.
+    ///
+    /// # Errors
+    /// As for [`Team::all_reduce_with`].
+    ///
+    /// # Example
+    /// ```
+    /// use peerweave::{ReduceFn, World};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let team = world.team();
+    /// let me = team.my_rank().get();
+    /// // The largest value so far, and the rank that has it.
+    /// let later_or_larger = ReduceFn::new(|a: [u32; 2], b: [u32; 2]| if b[0] >= a[0] { b } else { a });
+    /// let mut before = [[0, u32::MAX]]; // what rank 0 keeps
+    /// team.exclusive_scan_with_blocking(&[[7 * me, me]], &mut before, &later_or_larger)?;
+    /// assert_eq!(before[0][1], me.wrapping_sub(1)); // the rank before this one
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn exclusive_scan_with<T: Element>(
+        &self,
+        stream: &Stream,
+        mut send: impl StreamSource<T>,
+        mut recv: impl StreamDest<T>,
+        function: &ReduceFn<T>,
+    ) -> Result<Ticket> {
+        const CALL: &str = "exclusive_scan_with";
+        let kind = CollectiveKind::ExclusiveScan;
+        let prepared = check::by_function(CALL, self, kind, send.span(), recv.span(), function.erased())?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::exclusive_scan_with`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::exclusive_scan_with`].
+    pub fn exclusive_scan_with_blocking<T: Element>(
+        &self,
+        mut send: impl Source<T>,
+        mut recv: impl Dest<T>,
+        function: &ReduceFn<T>,
+    ) -> Result<()> {
+        const CALL: &str = "exclusive_scan_with_blocking";
+        let kind = CollectiveKind::ExclusiveScan;
+        let prepared = check::by_function(CALL, self, kind, send.span(), recv.span(), function.erased())?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+}

@@ -1,0 +1,314 @@
+//! Collectives with a part of another length for each rank, in both forms.
+
+use crate::arguments::Parts;
+use crate::arguments::span::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
+use crate::{Result, call, check};
+use peerweave_types::{Element, Rank};
+use std::sync::Arc;
+
+/// Collectives with a part of another length for each rank.
+///
+/// [`Parts`] gives the length and the offset of each part. It may be an `Arc`, which saves an
+/// allocation if it is used again.
+///
+/// # Collective
+/// Every rank of the team must call, in the same order as the other collective calls of this team.
+///
+/// # Errors
+/// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for lists of a wrong length, parts outside
+/// their buffer, results that overlap, a buffer whose length is not that of the part of this rank,
+/// a wrong root, and buffers that overlap, belong to another world or were released.
+/// [`Error::Mismatch`](crate::Error::Mismatch) if two ranks disagree about the length of a part and
+/// the backend compares calls.
+impl Team {
+    /// Copies the elements of all ranks to every rank; the number may differ between ranks.
+    ///
+    /// # Shapes
+    /// `send`: as many elements as the part of this rank. `recv` contains all parts, at offsets
+    /// that may differ between ranks. Parts do not overlap, and `recv` does not overlap `send`. The
+    /// counts are the same on all ranks. Elements of `recv` between the parts do not change.
+    ///
+    /// # Errors
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for lists of a wrong length, parts
+    /// outside their buffer, parts of a result that overlap, a buffer of another length than the
+    /// part of this rank, a wrong root, and buffers that overlap, belong to another world or were
+    /// released. [`Error::Mismatch`](crate::Error::Mismatch) if two ranks disagree about the length
+    /// of a part and the backend compares calls.
+    ///
+    /// # Example
+    /// ```
+    /// use peerweave::{Parts, Rank, World};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let (team, stream) = (world.team(), world.stream()?);
+    /// let me = team.my_rank().index();
+    /// let parts = Parts::packed((1..=team.size()).collect::<Vec<_>>()); // rank r has r + 1 elements
+    /// let (mine, all) = (world.alloc::<u64>(team.size())?, world.alloc_zeroed::<u64>(parts.end())?);
+    /// mine.fill(me as u64)?;
+    /// team.all_gather_v(&stream, &mine.slice(..me + 1)?, &all, parts.clone())?.wait()?;
+    /// for rank in (0..team.size() as u32).map(Rank::new) {
+    ///     assert!(all.slice(parts.range(rank))?.to_vec()?.iter().all(|&x| x == u64::from(rank.get())));
+    /// }
+    /// mine.release()?;
+    /// all.release()?;
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_gather_v<T: Element>(
+        &self,
+        stream: &Stream,
+        mut send: impl StreamSource<T>,
+        mut recv: impl StreamDest<T>,
+        parts: impl Into<Arc<Parts>>,
+    ) -> Result<Ticket> {
+        const CALL: &str = "all_gather_v";
+        let prepared = check::all_gather_v(CALL, self, send.span(), recv.span(), &parts.into())?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::all_gather_v`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::all_gather_v`].
+    pub fn all_gather_v_blocking<T: Element>(
+        &self,
+        mut send: impl Source<T>,
+        mut recv: impl Dest<T>,
+        parts: impl Into<Arc<Parts>>,
+    ) -> Result<()> {
+        const CALL: &str = "all_gather_v_blocking";
+        let prepared = check::all_gather_v(CALL, self, send.span(), recv.span(), &parts.into())?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Like [`Team::all_gather_v`], with the elements of this rank already in their part of
+    /// `buffer`.
+    ///
+    /// # Shapes
+    /// `buffer` contains all parts, which do not overlap.
+    ///
+    /// # Errors
+    /// As for [`Team::all_gather_v`].
+    pub fn all_gather_v_in_place<T: Element>(
+        &self,
+        stream: &Stream,
+        mut buffer: impl StreamDest<T>,
+        parts: impl Into<Arc<Parts>>,
+    ) -> Result<Ticket> {
+        const CALL: &str = "all_gather_v_in_place";
+        let prepared = check::all_gather_v_in_place(CALL, self, buffer.span(), &parts.into())?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::all_gather_v_in_place`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::all_gather_v_in_place`].
+    pub fn all_gather_v_in_place_blocking<T: Element>(
+        &self,
+        mut buffer: impl Dest<T>,
+        parts: impl Into<Arc<Parts>>,
+    ) -> Result<()> {
+        const CALL: &str = "all_gather_v_in_place_blocking";
+        let prepared = check::all_gather_v_in_place(CALL, self, buffer.span(), &parts.into())?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Copies the elements of all ranks to the root; the number may differ between ranks.
+    ///
+    /// # Shapes
+    /// `send`: any number of elements. At the root, `recv` contains all parts, which do not
+    /// overlap, and the part of a rank is as long as what it sends. Other ranks may pass a buffer
+    /// and parts, which are ignored, or [`none()`](crate::none) and `Parts::default()`.
+    ///
+    /// # Errors
+    /// As for [`Team::all_gather_v`]; [`Misuse`](crate::Misuse) if the root passes no `recv`.
+    ///
+    /// # Example
+    /// ```
+    /// use peerweave::{Parts, Rank, World, none};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let (team, root) = (world.team(), Rank::new(0));
+    /// let me = team.my_rank().get();
+    /// let words = vec![me; me as usize]; // rank r has r of them
+    /// if team.my_rank() == root {
+    ///     let parts = Parts::packed((0..team.size()).collect::<Vec<_>>());
+    ///     let mut all = vec![0; parts.end()];
+    ///     team.gather_v_blocking(&words, &mut all, parts, root)?;
+    ///     assert!(all.is_sorted());
+    /// } else {
+    ///     team.gather_v_blocking(&words, none(), Parts::default(), root)?;
+    /// }
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn gather_v<T: Element>(
+        &self,
+        stream: &Stream,
+        mut send: impl StreamSource<T>,
+        recv: impl MaybeDest<T, Argument: StreamDest<T>>,
+        parts: impl Into<Arc<Parts>>,
+        root: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "gather_v";
+        let mut recv = recv.into_option();
+        let prepared = check::gather_v(CALL, self, send.span(), maybe_span(&mut recv), &parts.into(), root)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::gather_v`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::gather_v`].
+    pub fn gather_v_blocking<T: Element>(
+        &self,
+        mut send: impl Source<T>,
+        recv: impl MaybeDest<T>,
+        parts: impl Into<Arc<Parts>>,
+        root: Rank,
+    ) -> Result<()> {
+        const CALL: &str = "gather_v_blocking";
+        let mut recv = recv.into_option();
+        let prepared = check::gather_v(CALL, self, send.span(), maybe_span(&mut recv), &parts.into(), root)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Like [`Team::gather_v`], with the elements of the root already in their part of `buffer`.
+    ///
+    /// # Shapes
+    /// At the root, `buffer` contains all parts, which do not overlap. On other ranks it has the
+    /// elements to send, which are only read.
+    ///
+    /// # Errors
+    /// As for [`Team::all_gather_v`].
+    pub fn gather_v_in_place<T: Element>(
+        &self,
+        stream: &Stream,
+        mut buffer: impl StreamDest<T>,
+        parts: impl Into<Arc<Parts>>,
+        root: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "gather_v_in_place";
+        let prepared = check::gather_v_in_place(CALL, self, buffer.span(), &parts.into(), root)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::gather_v_in_place`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::gather_v_in_place`].
+    pub fn gather_v_in_place_blocking<T: Element>(
+        &self,
+        mut buffer: impl Dest<T>,
+        parts: impl Into<Arc<Parts>>,
+        root: Rank,
+    ) -> Result<()> {
+        const CALL: &str = "gather_v_in_place_blocking";
+        let prepared = check::gather_v_in_place(CALL, self, buffer.span(), &parts.into(), root)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Sends one part of the elements of the root to each rank; parts may have different lengths.
+    ///
+    /// # Shapes
+    /// At the root, `send` contains all parts, which may overlap each other, and the part of a rank
+    /// is as long as its `recv`. `send` does not overlap `recv`. Other ranks may pass a buffer and
+    /// parts, which are ignored, or [`none()`](crate::none) and `Parts::default()`.
+    ///
+    /// # Errors
+    /// As for [`Team::all_gather_v`]; [`Misuse`](crate::Misuse) if the root passes no `send`.
+    ///
+    /// # Example
+    /// ```
+    /// use peerweave::{Parts, Rank, World, none};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let (team, root) = (world.team(), Rank::new(0));
+    /// let mut mine = vec![0u32; 1 + team.my_rank().index()];
+    /// if team.my_rank() == root {
+    ///     let parts = Parts::packed((1..=team.size()).collect::<Vec<_>>());
+    ///     let all: Vec<u32> = (0..team.size() as u32).map(Rank::new).flat_map(|rank| vec![rank.get(); 1 + rank.index()]).collect();
+    ///     team.scatter_v_blocking(&all, &mut mine, parts, root)?;
+    /// } else {
+    ///     team.scatter_v_blocking(none(), &mut mine, Parts::default(), root)?;
+    /// }
+    /// assert!(mine.iter().all(|&x| x == team.my_rank().get()));
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scatter_v<T: Element>(
+        &self,
+        stream: &Stream,
+        send: impl MaybeSource<T, Argument: StreamSource<T>>,
+        mut recv: impl StreamDest<T>,
+        parts: impl Into<Arc<Parts>>,
+        root: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "scatter_v";
+        let mut send = send.into_option();
+        let prepared = check::scatter_v(CALL, self, maybe_span(&mut send), recv.span(), &parts.into(), root)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::scatter_v`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::scatter_v`].
+    pub fn scatter_v_blocking<T: Element>(
+        &self,
+        send: impl MaybeSource<T>,
+        mut recv: impl Dest<T>,
+        parts: impl Into<Arc<Parts>>,
+        root: Rank,
+    ) -> Result<()> {
+        const CALL: &str = "scatter_v_blocking";
+        let mut send = send.into_option();
+        let prepared = check::scatter_v(CALL, self, maybe_span(&mut send), recv.span(), &parts.into(), root)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Like [`Team::scatter_v`], with the part of the root staying in its place in `buffer`.
+    ///
+    /// # Shapes
+    /// At the root, `buffer` contains all parts, and is only read. On other ranks it gets the part
+    /// of the rank.
+    ///
+    /// # Errors
+    /// As for [`Team::all_gather_v`].
+    pub fn scatter_v_in_place<T: Element>(
+        &self,
+        stream: &Stream,
+        mut buffer: impl StreamDest<T>,
+        parts: impl Into<Arc<Parts>>,
+        root: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "scatter_v_in_place";
+        let prepared = check::scatter_v_in_place(CALL, self, buffer.span(), &parts.into(), root)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::scatter_v_in_place`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::scatter_v_in_place`].
+    pub fn scatter_v_in_place_blocking<T: Element>(
+        &self,
+        mut buffer: impl Dest<T>,
+        parts: impl Into<Arc<Parts>>,
+        root: Rank,
+    ) -> Result<()> {
+        const CALL: &str = "scatter_v_in_place_blocking";
+        let prepared = check::scatter_v_in_place(CALL, self, buffer.span(), &parts.into(), root)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+}

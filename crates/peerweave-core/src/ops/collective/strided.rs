@@ -1,0 +1,73 @@
+//! The strided all-to-all.
+
+use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
+use crate::{Result, call, check};
+use peerweave_types::{Element, Strides};
+
+/// The strided all-to-all.
+impl Team {
+    /// Like [`Team::all_to_all`], with elements at strides: element `i` of the parts, counted over
+    /// all ranks, is at `i * strides.source` in `send`, and at `i * strides.dest` in `recv`.
+    ///
+    /// # Collective
+    /// `strides.count`, the number of elements between any two ranks, is the same on all ranks. The
+    /// strides may differ.
+    ///
+    /// # Shapes
+    /// `send` and `recv` reach to their last elements: for `n` ranks and `count` elements, at least
+    /// `(n * count - 1) * stride + 1` elements. They do not overlap. Elements of `recv` between the
+    /// strides do not change.
+    ///
+    /// # Errors
+    /// As for [`Team::all_to_all`]; [`Misuse`](crate::Misuse) for a stride of 0.
+    ///
+    /// # Example
+    /// ```
+    /// use peerweave::{Strides, World};
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let team = world.team();
+    /// let n = team.size();
+    /// // The first column of a matrix of two columns becomes the second one of another rank's.
+    /// let mine: Vec<u32> = (0..2 * n as u32).map(|i| 100 * team.my_rank().get() + i).collect();
+    /// let mut columns = vec![0; 2 * n];
+    /// let strides = Strides { count: 1, source: 2, dest: 2 };
+    /// team.all_to_all_strided_blocking(&mine, &mut columns[1..], strides)?;
+    /// for (rank, row) in columns.chunks(2).enumerate() {
+    ///     assert_eq!(row, [0, 100 * rank as u32 + 2 * team.my_rank().get()]);
+    /// }
+    /// assert!(world.finalize()?.is_clean());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn all_to_all_strided<T: Element>(
+        &self,
+        stream: &Stream,
+        mut send: impl StreamSource<T>,
+        mut recv: impl StreamDest<T>,
+        strides: Strides,
+    ) -> Result<Ticket> {
+        const CALL: &str = "all_to_all_strided";
+        let prepared = check::all_to_all_strided(CALL, self, send.span(), recv.span(), strides)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// Like [`Team::all_to_all_strided`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::all_to_all_strided`].
+    pub fn all_to_all_strided_blocking<T: Element>(
+        &self,
+        mut send: impl Source<T>,
+        mut recv: impl Dest<T>,
+        strides: Strides,
+    ) -> Result<()> {
+        const CALL: &str = "all_to_all_strided_blocking";
+        let prepared = check::all_to_all_strided(CALL, self, send.span(), recv.span(), strides)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+}

@@ -1,0 +1,129 @@
+//! Atomic operations on single elements of a rank's symmetric memory.
+
+use super::context::Context;
+use crate::Result;
+use crate::arguments::symmetric::Symmetric;
+use crate::backend::AtomicKind;
+use crate::call;
+use crate::check;
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
+use peerweave_types::{AtomicElement, AtomicInteger, Rank};
+
+macro_rules! atomics {
+    ($($(#[$doc:meta])* $name:ident, $blocking:ident: $kind:ident <$bound:ident> ($($operand:ident),*) [$($words:expr),*] -> $result:ident;)*) => {
+        /// Atomic operations on element `index` of `dest` of a rank. They are atomic with respect
+        /// to each other, on all PEs, and to signals on 64-bit words, but not to puts and local
+        /// stores.
+        ///
+        /// # Ordering
+        /// Stream-ordered forms run after earlier operations of `stream`. They order nothing else.
+        /// Operations without a result are complete at the target after a
+        /// [`quiet`](crate::World::quiet).
+        ///
+        /// # Errors
+        /// [`Misuse`](crate::Misuse) if there is no such element or rank, or if the team, stream or
+        /// buffer belongs to another world or is no longer valid.
+        /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
+        /// [Dead targets](Team#dead-targets).
+        ///
+        /// # Example
+        /// ```
+        /// use peerweave::{Rank, World};
+        ///
+        /// # fn main() -> peerweave::Result<()> {
+        /// let world = World::from_env()?;
+        /// let team = world.team();
+        /// let right = Rank::new((team.my_rank().get() + 1) % team.size() as u32);
+        /// let counter = world.alloc_zeroed::<i64>(1)?; // changed by the left neighbor alone
+        /// assert_eq!(team.atomic_fetch_add_blocking(&counter, 0, 5, right)?, 0);
+        /// assert_eq!(team.atomic_compare_swap_blocking(&counter, 0, 5, -1, right)?, 5);
+        /// assert_eq!(team.atomic_fetch_blocking(&counter, 0, right)?, -1);
+        /// counter.release()?; // collective, like the allocation
+        /// assert!(world.finalize()?.is_clean());
+        /// # Ok(())
+        /// # }
+        /// ```
+        impl Team {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// [`Misuse`](crate::Misuse) if there is no such element or rank, or if the team,
+            /// stream or buffer belongs to another world or is no longer valid.
+            /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
+            /// [Dead targets](Team#dead-targets).
+            ///
+            #[doc = concat!("[`Team::", stringify!($blocking), "`] is the form on the calling thread.")]
+            pub fn $name<T: $bound>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<Ticket<atomics!(@type $result)>> {
+                const CALL: &str = stringify!($name);
+                let prepared = check::atomic(CALL, self, dest.remote(), index, AtomicKind::$kind, [$($words),*], rank)?;
+                call::submit(CALL, self, stream, prepared, atomics!(@decode $result))
+            }
+
+            #[doc = concat!("As [`Team::", stringify!($name), "`], on the calling thread.")]
+            ///
+            /// # Errors
+            #[doc = concat!("As [`Team::", stringify!($name), "`].")]
+            #[inline]
+            pub fn $blocking<T: $bound>(&self, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<atomics!(@type $result)> {
+                const CALL: &str = stringify!($blocking);
+                let prepared = check::atomic(CALL, self, dest.remote(), index, AtomicKind::$kind, [$($words),*], rank)?;
+                call::run(&self.inner.shared, prepared).map(atomics!(@decode $result))
+            }
+        )*}
+
+        /// Atomic operations of a context: those of [`Team`] with the same names. A result is in
+        /// the ticket; operations without one are complete after the next
+        /// [`quiet`](Context::quiet).
+        impl Context {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            #[doc = concat!("As [`Team::", stringify!($name), "`].")]
+            #[inline]
+            pub fn $name<T: $bound>(&self, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<atomics!(@issued $result)> {
+                self.team().$name(self.stream(), dest, index, $($operand,)* rank).map(atomics!(@issue $result))
+            }
+        )*}
+    };
+    (@type old) => { T };
+    (@type nothing) => { () };
+    (@issued old) => { Ticket<T> };
+    (@issued nothing) => { () };
+    (@issue old) => { std::convert::identity };
+    (@issue nothing) => { drop };
+    (@decode old) => { decode::number::<T> };
+    (@decode nothing) => { decode::nothing };
+}
+
+atomics! {
+    /// Returns the element.
+    atomic_fetch, atomic_fetch_blocking: Fetch<AtomicElement> () [0, 0] -> old;
+    /// Sets the element to `value`.
+    atomic_set, atomic_set_blocking: Set<AtomicElement> (value) [value.to_word(), 0] -> nothing;
+    /// Sets the element to `value` and returns the old value.
+    atomic_swap, atomic_swap_blocking: Swap<AtomicElement> (value) [value.to_word(), 0] -> old;
+    /// Sets the element to `value` if it is `expected`, and returns the old value.
+    atomic_compare_swap, atomic_compare_swap_blocking: CompareSwap<AtomicInteger> (expected, value) [value.to_word(), expected.to_word()] -> old;
+    /// Adds `value` to the element, wrapping.
+    atomic_add, atomic_add_blocking: Add<AtomicInteger> (value) [value.to_word(), 0] -> nothing;
+    /// Adds `value` to the element, wrapping, and returns the old value.
+    atomic_fetch_add, atomic_fetch_add_blocking: FetchAdd<AtomicInteger> (value) [value.to_word(), 0] -> old;
+    /// Adds 1 to the element, wrapping.
+    atomic_inc, atomic_inc_blocking: Inc<AtomicInteger> () [0, 0] -> nothing;
+    /// Adds 1 to the element, wrapping, and returns the old value.
+    atomic_fetch_inc, atomic_fetch_inc_blocking: FetchInc<AtomicInteger> () [0, 0] -> old;
+    /// Clears the bits of the element that are not in `mask`.
+    atomic_and, atomic_and_blocking: And<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
+    /// Clears the bits of the element that are not in `mask`, and returns the old value.
+    atomic_fetch_and, atomic_fetch_and_blocking: FetchAnd<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
+    /// Sets the bits of `mask` in the element.
+    atomic_or, atomic_or_blocking: Or<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
+    /// Sets the bits of `mask` in the element, and returns the old value.
+    atomic_fetch_or, atomic_fetch_or_blocking: FetchOr<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
+    /// Inverts the bits of `mask` in the element.
+    atomic_xor, atomic_xor_blocking: Xor<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
+    /// Inverts the bits of `mask` in the element, and returns the old value.
+    atomic_fetch_xor, atomic_fetch_xor_blocking: FetchXor<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
+}

@@ -1,0 +1,69 @@
+//! Updates of signal words. Waits for them are in `wait.rs`; the update that travels with data is
+//! `put_signal`, in `transfers.rs`.
+
+use crate::arguments::{Signal, SignalUpdate};
+use crate::backend::AtomicKind;
+use crate::check;
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
+use crate::{Result, call};
+use peerweave_types::Rank;
+
+/// Signals.
+///
+/// # Example
+/// ```
+/// use peerweave::{Compare, Rank, World};
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let team = world.team();
+/// let words = world.alloc_zeroed::<u64>(2)?;
+/// let (ready, done) = (words.signal(0)?, words.signal(1)?);
+/// let right = Rank::new((team.my_rank().get() + 1) % team.size() as u32);
+/// team.signal_blocking(ready.set(7), right)?;
+/// assert_eq!(team.wait_until_blocking(&ready, Compare::Ge, 7)?, 7);
+/// assert!(!team.test(&done, Compare::Ne, 0)?);
+/// assert_eq!(team.test_any(&words, None, Compare::Gt, 0)?, Some(0));
+/// words.release()?; // collective, like the allocation
+/// assert!(world.finalize()?.is_clean());
+/// # Ok(())
+/// # }
+/// ```
+impl Team {
+    /// Changes a signal word of a rank.
+    ///
+    /// # Ordering
+    /// Runs after earlier operations of `stream`. A rank that waits for the new value sees earlier
+    /// puts of this PE only if a [`fence`](crate::World::fence) or [`quiet`](crate::World::quiet)
+    /// is in between. [`put_signal`](Team::put_signal) needs neither for its own data.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) if the team does not have the rank, or if the team, stream or word
+    /// belongs to another world or is no longer valid.
+    pub fn signal(&self, stream: &Stream, update: SignalUpdate<'_>, rank: Rank) -> Result<Ticket> {
+        const CALL: &str = "signal";
+        call::submit(CALL, self, stream, check::signal(CALL, self, update, rank)?, decode::nothing)
+    }
+
+    /// Like [`Team::signal`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::signal`].
+    #[inline]
+    pub fn signal_blocking(&self, update: SignalUpdate<'_>, rank: Rank) -> Result<()> {
+        call::run_unit(&self.inner.shared, check::signal("signal_blocking", self, update, rank)?)
+    }
+
+    /// Returns the current value of a word of this PE. The call orders nothing: use a wait or test
+    /// if data depends on the word.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) as for [`Team::signal`].
+    pub fn signal_fetch(&self, signal: &Signal<'_>) -> Result<u64> {
+        let me = self.my_rank();
+        let prepared = check::atomic("signal_fetch", self, signal.remote(), 0, AtomicKind::Fetch, [0, 0], me)?;
+        call::run(&self.inner.shared, prepared).map(decode::word)
+    }
+}

@@ -1,0 +1,287 @@
+//! Waits and tests of words of this PE, with one value for all words. Those with a value for each
+//! word are in `wait_vector.rs`.
+
+use crate::arguments::WaitWord;
+use crate::arguments::symmetric::Symmetric;
+use crate::backend::{Until, WaitMode, WaitValues};
+use crate::check::{self, Awaited};
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
+use crate::{Result, call};
+use peerweave_types::{Compare, Scalar as _, WaitElement};
+
+/// Returns the condition of a wait with one value.
+#[inline(always)]
+fn awaited<'a, T: WaitElement>(
+    words: &'a Symmetric<T>,
+    exclude: Option<&'a [bool]>,
+    compare: Compare,
+    value: T,
+    until: Until,
+) -> Awaited<'a> {
+    Awaited { name: "words", words: words.remote(), exclude, compare, values: WaitValues::Same(value.to_word()), until }
+}
+
+/// Waits and tests.
+///
+/// They read words of this PE that other PEs change: signals, or elements of symmetric memory of a
+/// type `T` that is a [`WaitElement`]. Words are compared by the order of `T`: an `i32` of -1 is
+/// less than 0.
+///
+/// If data depends on a word, change the word only by signals, by atomic operations after a
+/// [`fence`](crate::World::fence), or by [`Team::p`] after a fence. A waiter sees a word of `T` as
+/// a whole, never a part of a change by [`Team::p`] or an atomic operation.
+///
+/// # Any of several words
+/// [`Team::wait_until_any`] and [`Team::test_any`] return the index of one word. If several words
+/// satisfy the comparison, they return any of them, and not the same one each time: a program that
+/// repeats the call gets the index of every word that stays satisfied, even if others are always
+/// satisfied too. So no word has to be excluded after it was returned. A wait that was captured
+/// into a graph prefers the same word in each replay.
+///
+/// # Example
+/// ```
+/// use peerweave::{Compare, Rank, World};
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let team = world.team();
+/// let right = Rank::new((team.my_rank().get() + 1) % team.size() as u32);
+/// let temperatures = world.alloc_zeroed::<i32>(3)?;
+/// team.p_blocking(&temperatures, 1, -40, right)?;
+/// assert_eq!(team.wait_until_blocking((&temperatures, 1), Compare::Lt, -10)?, -40);
+/// assert_eq!(team.wait_until_any_blocking(&temperatures, None, Compare::Lt, 0)?, Some(1));
+/// assert_eq!(team.test_some(&temperatures, Some(&[false, false, true]), Compare::Le, 0)?, [0, 1]);
+/// assert!(team.test_all_vector(&temperatures, None, Compare::Eq, &[0, -40, 0])?);
+/// temperatures.release()?; // collective, like the allocation
+/// assert!(world.finalize()?.is_clean());
+/// # Ok(())
+/// # }
+/// ```
+impl Team {
+    /// Waits until the comparison of a word of this PE with `value` holds, and returns the value of
+    /// the word. The word is given as `&Signal` or as `(&Symmetric<T>, index)`.
+    ///
+    /// # Ordering
+    /// Data that was put to this PE before the change that ends the wait is visible afterwards, to
+    /// later operations of `stream` and to a thread that has waited for the ticket.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) if there is no such word, or if the team, stream or memory belongs
+    /// to another world or is no longer valid; [`Error::Timeout`](crate::Error::Timeout), from the
+    /// ticket, after the deadline of the world; [`Error::Peer`](crate::Error::Peer), from the
+    /// ticket, if a PE that could change the word has died.
+    pub fn wait_until<W: WaitWord>(
+        &self,
+        stream: &Stream,
+        word: W,
+        compare: Compare,
+        value: W::Element,
+    ) -> Result<Ticket<W::Element>> {
+        const CALL: &str = "wait_until";
+        let prepared = check::wait_for_one(CALL, self, word.word(), (compare, value.to_word()), WaitMode::Wait)?;
+        call::submit(CALL, self, stream, prepared, decode::integer)
+    }
+
+    /// Like [`Team::wait_until`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::wait_until`], those of the ticket from the call itself.
+    #[inline]
+    pub fn wait_until_blocking<W: WaitWord>(&self, word: W, compare: Compare, value: W::Element) -> Result<W::Element> {
+        const CALL: &str = "wait_until_blocking";
+        let prepared = check::wait_for_one(CALL, self, word.word(), (compare, value.to_word()), WaitMode::Wait)?;
+        call::run(&self.inner.shared, prepared).map(decode::integer)
+    }
+
+    /// Returns whether the comparison of a word of this PE with `value` holds now. Runs on the
+    /// calling thread.
+    ///
+    /// # Ordering
+    /// As for [`Team::wait_until_blocking`], if the result is true.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until`]; [`Error::Peer`](crate::Error::Peer)
+    /// if the comparison does not hold and the word can no longer change: see [Dead
+    /// targets](Team#dead-targets).
+    #[inline]
+    pub fn test<W: WaitWord>(&self, word: W, compare: Compare, value: W::Element) -> Result<bool> {
+        let prepared = check::wait_for_one("test", self, word.word(), (compare, value.to_word()), WaitMode::Test)?;
+        call::run(&self.inner.shared, prepared).map(decode::holds)
+    }
+
+    /// Waits until the comparison with `value` holds for all words of this PE. Words for which
+    /// `exclude` is true are ignored; if all are, the wait returns at once.
+    ///
+    /// # Ordering
+    /// As for [`Team::wait_until`].
+    ///
+    /// # Errors
+    /// As for [`Team::wait_until`]; [`Misuse`](crate::Misuse) if `exclude` does not have one entry
+    /// per word.
+    pub fn wait_until_all<T: WaitElement>(
+        &self,
+        stream: &Stream,
+        words: &Symmetric<T>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: T,
+    ) -> Result<Ticket> {
+        const CALL: &str = "wait_until_all";
+        let awaited = awaited(words, exclude, compare, value, Until::All);
+        call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::nothing)
+    }
+
+    /// Like [`Team::wait_until_all`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::wait_until_all`].
+    pub fn wait_until_all_blocking<T: WaitElement>(
+        &self,
+        words: &Symmetric<T>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: T,
+    ) -> Result<()> {
+        let awaited = awaited(words, exclude, compare, value, Until::All);
+        call::run(&self.inner.shared, check::wait("wait_until_all_blocking", self, awaited, WaitMode::Wait)?).map(decode::nothing)
+    }
+
+    /// Waits until the comparison with `value` holds for a word of this PE, and returns the index
+    /// of such a word: [any of them](Team#any-of-several-words). Words for which `exclude` is true
+    /// are ignored; if all are, the wait returns `None` at once.
+    ///
+    /// # Ordering
+    /// As for [`Team::wait_until`], for the word of the returned index.
+    ///
+    /// # Errors
+    /// As for [`Team::wait_until`]; [`Misuse`](crate::Misuse) if `exclude` does not have one entry
+    /// per word.
+    pub fn wait_until_any<T: WaitElement>(
+        &self,
+        stream: &Stream,
+        words: &Symmetric<T>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: T,
+    ) -> Result<Ticket<Option<usize>>> {
+        const CALL: &str = "wait_until_any";
+        let awaited = awaited(words, exclude, compare, value, Until::Any);
+        call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::first)
+    }
+
+    /// Like [`Team::wait_until_any`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::wait_until_any`].
+    pub fn wait_until_any_blocking<T: WaitElement>(
+        &self,
+        words: &Symmetric<T>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: T,
+    ) -> Result<Option<usize>> {
+        let awaited = awaited(words, exclude, compare, value, Until::Any);
+        call::run(&self.inner.shared, check::wait("wait_until_any_blocking", self, awaited, WaitMode::Wait)?).map(decode::first)
+    }
+
+    /// Waits until the comparison with `value` holds for at least one of the words of this PE, and
+    /// returns the indices of all such words, ascending. Words for which `exclude` is true are
+    /// ignored; if all are, the wait returns no indices at once.
+    ///
+    /// # Ordering
+    /// As for [`Team::wait_until`], for the words of the returned indices.
+    ///
+    /// # Errors
+    /// As for [`Team::wait_until`]; [`Misuse`](crate::Misuse) if `exclude` does not have one entry
+    /// per word.
+    pub fn wait_until_some<T: WaitElement>(
+        &self,
+        stream: &Stream,
+        words: &Symmetric<T>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: T,
+    ) -> Result<Ticket<Vec<usize>>> {
+        const CALL: &str = "wait_until_some";
+        let awaited = awaited(words, exclude, compare, value, Until::Some);
+        call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::indices)
+    }
+
+    /// Like [`Team::wait_until_some`], on the calling thread.
+    ///
+    /// # Errors
+    /// As for [`Team::wait_until_some`].
+    pub fn wait_until_some_blocking<T: WaitElement>(
+        &self,
+        words: &Symmetric<T>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: T,
+    ) -> Result<Vec<usize>> {
+        let awaited = awaited(words, exclude, compare, value, Until::Some);
+        call::run(&self.inner.shared, check::wait("wait_until_some_blocking", self, awaited, WaitMode::Wait)?)
+            .map(decode::indices)
+    }
+
+    /// Returns whether the comparison with `value` holds now for all words that are not excluded;
+    /// true if all are excluded. Runs on the calling thread.
+    ///
+    /// # Ordering
+    /// As for [`Team::wait_until_all_blocking`], if the result is true.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`];
+    /// [`Error::Peer`](crate::Error::Peer) as for [`Team::test`].
+    pub fn test_all<T: WaitElement>(
+        &self,
+        words: &Symmetric<T>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: T,
+    ) -> Result<bool> {
+        let awaited = awaited(words, exclude, compare, value, Until::All);
+        call::run(&self.inner.shared, check::wait("test_all", self, awaited, WaitMode::Test)?).map(decode::holds)
+    }
+
+    /// Returns the index of a word that is not excluded and for which the comparison with `value`
+    /// holds now: [any of them](Team#any-of-several-words). Runs on the calling thread.
+    ///
+    /// # Ordering
+    /// As for [`Team::wait_until_any_blocking`], for the word of the returned index.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`];
+    /// [`Error::Peer`](crate::Error::Peer) as for [`Team::test`].
+    pub fn test_any<T: WaitElement>(
+        &self,
+        words: &Symmetric<T>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: T,
+    ) -> Result<Option<usize>> {
+        let awaited = awaited(words, exclude, compare, value, Until::Any);
+        call::run(&self.inner.shared, check::wait("test_any", self, awaited, WaitMode::Test)?).map(decode::first)
+    }
+
+    /// Returns the indices of all words that are not excluded and for which the comparison with
+    /// `value` holds now, in ascending order. Runs on the calling thread.
+    ///
+    /// # Ordering
+    /// As for [`Team::wait_until_some_blocking`], for the words of the returned indices.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`];
+    /// [`Error::Peer`](crate::Error::Peer) as for [`Team::test`].
+    pub fn test_some<T: WaitElement>(
+        &self,
+        words: &Symmetric<T>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: T,
+    ) -> Result<Vec<usize>> {
+        let awaited = awaited(words, exclude, compare, value, Until::Some);
+        call::run(&self.inner.shared, check::wait("test_some", self, awaited, WaitMode::Test)?).map(decode::indices)
+    }
+}

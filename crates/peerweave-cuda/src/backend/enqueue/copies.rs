@@ -1,0 +1,35 @@
+//! Copies by copy engines.
+
+use peerweave_core::Error;
+use peerweave_driver::{Api, CudaCode, CudaError, Driver, DriverError};
+
+use super::Enqueue;
+use crate::backend::error::driver;
+
+impl Enqueue<'_> {
+    /// Calls a function of the driver that enqueues work on the stream, whose context is current.
+    pub(crate) fn drive(
+        &self,
+        name: &'static str,
+        enqueue: impl FnOnce(&Api) -> Result<CudaCode, DriverError>,
+    ) -> Result<(), Error> {
+        let run = || -> Result<(), DriverError> { Ok(CudaError::check(name, enqueue(Driver::get()?.api())?)?) };
+        run().map_err(|error| driver(self.call, error))
+    }
+
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), Error> {
+        if bytes == 0 || to == from {
+            return Ok(());
+        }
+        // SAFETY: both ranges have that many bytes, and stay allocated until the stream has
+        // completed the copy, because they are recorded or held.
+        self.drive("cuMemcpyAsync", |api| Ok(unsafe { api.cuMemcpyAsync(to, from, bytes, self.stream.cu_stream()) }?))
+    }
+
+    /// Copies memory to memory of the device that the operation holds.
+    pub(crate) fn copied(&mut self, from: u64, bytes: usize) -> Result<u64, Error> {
+        let copy = self.scratch(bytes)?;
+        self.copy(copy, from, bytes)?;
+        Ok(copy)
+    }
+}

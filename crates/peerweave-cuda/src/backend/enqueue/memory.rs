@@ -1,0 +1,122 @@
+//! Memory that an operation uses: symmetric memory, memory of the host, temporary memory.
+
+use std::sync::Arc;
+
+use peerweave_core::Error;
+use peerweave_core::backend::Place;
+use peerweave_driver::{DeviceBuffer as _, DeviceMemory};
+use peerweave_types::{SymOffset, SymSlice};
+
+use super::{Enqueue, Source};
+use crate::backend::error::{driver, unsupported};
+use crate::backend::resources::{Copier, Pinned, Slot, Staged, class_of};
+
+impl Enqueue<'_> {
+    /// During a capture, makes the graph keep symmetric memory alive. Outside of a capture,
+    /// `release` waits for the work of every stream, and each stream keeps the heap alive.
+    pub(crate) fn note(&mut self, at: SymOffset, bytes: usize) {
+        if self.capturing
+            && let Some(block) = self.gpu.0.allocation(at, bytes as u64)
+        {
+            self.keep.extend(block.keep());
+        }
+    }
+
+    fn note_place(&mut self, place: Place, bytes: usize) {
+        if let Place::Symmetric(at) = place {
+            self.note(at, bytes);
+        }
+    }
+
+    pub(crate) fn slot(&mut self, words: usize) -> Result<Slot, Error> {
+        let slot = self.state.slots.take(&self.state.context, words).map_err(|error| driver(self.call, error))?;
+        slot.note(self.stream);
+        Ok(slot)
+    }
+
+    /// Holds the slot of a part of an operation, because the operation reports the outcome of
+    /// another part.
+    pub(crate) fn hold(&mut self, source: Source) {
+        if !matches!(source, Source::Copy | Source::Kernel | Source::Nccl | Source::Hosts) {
+            self.keep.push(Arc::new(source));
+        }
+    }
+
+    /// Returns a view of symmetric memory whose range `peerweave-core` has checked.
+    pub(crate) fn view<T>(&self, at: SymOffset, len: usize) -> SymSlice<T> {
+        // SAFETY: `peerweave-core` has checked that the elements are aligned and lie in one live
+        // allocation; the queue holds the owner of the allocation.
+        unsafe { SymSlice::from_raw(at, len) }
+    }
+
+    /// Returns pinned memory of at least `bytes` bytes for one operation.
+    pub(crate) fn pinned(&mut self, bytes: usize) -> Result<Arc<Pinned>, Error> {
+        let pinned = self.state.pinned(self.call, bytes)?;
+        pinned.words.note(self.stream);
+        self.held_bytes += class_of(bytes);
+        self.keep.push(Arc::<Pinned>::clone(&pinned));
+        Ok(pinned)
+    }
+
+    fn staged(&mut self, at: *mut u8, bytes: usize) -> Result<Staged, Error> {
+        if self.capturing {
+            let why = "an operand is memory of the host, which cannot be captured into a graph; use symmetric memory or memory of the device";
+            return Err(unsupported(self.call, why));
+        }
+        let staged = Staged::new(self.state.pinned(self.call, bytes)?, at, bytes);
+        staged.note(self.stream);
+        self.held_bytes += class_of(bytes);
+        self.staged.push(staged.clone());
+        Ok(staged)
+    }
+
+    /// Returns the device address of memory that work on the stream reads.
+    pub(crate) fn reading(&mut self, place: Place, bytes: usize) -> Result<u64, Error> {
+        self.note_place(place, bytes);
+        let Place::Private(at) = place else { return Ok(self.state.address(place)) };
+        let staged = self.staged(at, bytes)?;
+        match self.copier {
+            // SAFETY: [G3]: the caller of `ops::enqueue` guarantees that the memory is valid for
+            // reads now.
+            Copier::Caller => unsafe { staged.fill() },
+            // SAFETY: [G3]: the memory is valid until the stream has passed the operation.
+            Copier::Stream => unsafe { staged.enqueue_fill(self.stream) }.map_err(|error| driver(self.call, error))?,
+        }
+        Ok(staged.address())
+    }
+
+    /// Returns the device address of memory that work on the stream writes, and the staged memory
+    /// to pass to [`written`](Self::written).
+    pub(crate) fn writing(&mut self, place: Place, bytes: usize) -> Result<(u64, Option<Staged>), Error> {
+        self.note_place(place, bytes);
+        let Place::Private(at) = place else { return Ok((self.state.address(place), None)) };
+        let staged = self.staged(at, bytes)?;
+        Ok((staged.address(), Some(staged)))
+    }
+
+    /// Copies staged results to the caller's memory, or keeps them for the calling thread.
+    pub(crate) fn written(&mut self, staged: Option<Staged>) -> Result<(), Error> {
+        match (staged, self.copier) {
+            (None, _) => {}
+            (Some(staged), Copier::Caller) => self.results.push(staged),
+            (Some(staged), Copier::Stream) => {
+                // SAFETY: [G3]: the memory is valid until the stream has passed the operation.
+                unsafe { staged.enqueue_empty(self.stream) }.map_err(|error| driver(self.call, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns device memory for one operation.
+    pub(crate) fn scratch(&mut self, bytes: usize) -> Result<u64, Error> {
+        let new = || DeviceMemory::<u8>::alloc(&self.state.context, class_of(bytes));
+        // A graph owns the memory that it uses.
+        let memory = if self.capturing { new().map(Arc::new) } else { self.state.scratch.take(bytes, new) };
+        let memory = memory.map_err(|error| driver(self.call, error))?;
+        drop(memory.read(self.stream).map_err(|error| driver(self.call, error))?);
+        let address = memory.address();
+        self.held_bytes += class_of(bytes);
+        self.keep.push(memory);
+        Ok(address)
+    }
+}

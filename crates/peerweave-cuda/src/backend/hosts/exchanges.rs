@@ -1,0 +1,155 @@
+//! Barriers, and collectives that move data, of teams on several hosts.
+
+use peerweave_core::Error;
+use peerweave_core::backend::{Collective, CollectiveKind};
+
+use super::messages::{check, first_of};
+use crate::backend::enqueue::{Enqueue, Source};
+use crate::backend::teams::{Span, TeamOf};
+use crate::collective::Message;
+
+/// Bytes of the message by which the hosts of a team meet.
+const TOKEN: usize = 16;
+
+impl Enqueue<'_> {
+    /// Enqueues a barrier: the ranks of each host meet, then the first ranks of the hosts, then
+    /// those of each host again.
+    pub(crate) fn meet_between(&mut self, team: &TeamOf, span: &Span) -> Result<Source, Error> {
+        check(self, span)?;
+        self.meet_inside(team, span)?;
+        if span.leaders().any(|leader| leader == team.me) {
+            let tokens = self.scratch(TOKEN * (span.n_hosts() + 1))?;
+            let mut messages = Vec::with_capacity(2 * span.n_hosts());
+            for (number, leader) in span.leaders().enumerate().filter(|(_, leader)| *leader != team.me) {
+                messages.push(Message::send(leader, tokens, TOKEN));
+                messages.push(Message::receive(leader, tokens + ((number + 1) * TOKEN) as u64, TOKEN));
+            }
+            // These messages are all between hosts.
+            self.remote_only(team, &messages)?;
+        }
+        self.meet_inside(team, span)?;
+        Ok(Source::Hosts)
+    }
+
+    fn meet_inside(&mut self, team: &TeamOf, span: &Span) -> Result<(), Error> {
+        if span.local().len() > 1 {
+            let enqueued = self.inside(span)?.barrier(self.stream);
+            self.enqueued(team, enqueued)?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues a collective that moves parts of `op.count` elements. `from` and `to` are addresses
+    /// on this device, or unused by this rank.
+    pub(crate) fn exchange_between(
+        &mut self,
+        team: &TeamOf,
+        span: &Span,
+        op: &Collective,
+        from: u64,
+        to: u64,
+    ) -> Result<Source, Error> {
+        let (root, part) = (op.root.index(), op.count * op.dtype.size_bytes());
+        match op.kind {
+            CollectiveKind::Broadcast => self.broadcast_between(team, span, from, to, part, root),
+            CollectiveKind::AllGather => self.all_gather_between(team, span, from, to, part),
+            CollectiveKind::AllToAll => self.all_to_all_between(team, span, from, to, part),
+            CollectiveKind::Gather if team.me == root => {
+                let at = |rank: usize| to + (rank * part) as u64;
+                let is_there = from == at(team.me);
+                let ranks = (0..team.members.len()).filter(|rank| !(is_there && *rank == team.me));
+                let mut messages: Vec<Message> = ranks.map(|rank| Message::receive(rank, at(rank), part)).collect();
+                if !is_there {
+                    messages.push(Message::send(root, from, part));
+                }
+                self.messages_between(team, span, &messages)
+            }
+            CollectiveKind::Scatter if team.me == root => {
+                let at = |rank: usize| from + (rank * part) as u64;
+                let is_there = to == at(team.me);
+                let ranks = (0..team.members.len()).filter(|rank| !(is_there && *rank == team.me));
+                let mut messages: Vec<Message> = ranks.map(|rank| Message::send(rank, at(rank), part)).collect();
+                if !is_there {
+                    messages.push(Message::receive(root, to, part));
+                }
+                self.messages_between(team, span, &messages)
+            }
+            CollectiveKind::Gather => self.messages_between(team, span, &[Message::send(root, from, part)]),
+            kind => {
+                assert_eq!(kind, CollectiveKind::Scatter, "peerweave-cuda bug: expected a collective that moves data");
+                self.messages_between(team, span, &[Message::receive(root, to, part)])
+            }
+        }
+    }
+
+    /// Enqueues a broadcast: from the root to a rank of each other host, then within each host.
+    fn broadcast_between(
+        &mut self,
+        team: &TeamOf,
+        span: &Span,
+        from: u64,
+        to: u64,
+        bytes: usize,
+        root: usize,
+    ) -> Result<Source, Error> {
+        let mine = first_of(span.local(), root);
+        if team.me == root {
+            let messages: Vec<Message> = span.others().map(|(_, ranks)| Message::send(ranks[0], from, bytes)).collect();
+            self.remote_only(team, &messages)?;
+        } else if team.me == mine {
+            self.remote_only(team, &[Message::receive(root, to, bytes)])?;
+        }
+        let own = if team.me == root { from } else { to };
+        match span.inside_rank(mine) {
+            Some(inside_root) if span.local().len() > 1 => {
+                // SAFETY: the ranges stay allocated until the stream has passed the call: they are
+                // noted or held.
+                let enqueued = unsafe { self.inside(span)?.broadcast(self.stream, own, to, bytes as u64, inside_root) };
+                self.enqueued(team, enqueued)?;
+            }
+            _ => self.copy(to, own, bytes)?,
+        }
+        Ok(Source::Hosts)
+    }
+
+    /// Enqueues an all_gather of parts of `part` bytes.
+    pub(crate) fn all_gather_between(
+        &mut self,
+        team: &TeamOf,
+        span: &Span,
+        from: u64,
+        to: u64,
+        part: usize,
+    ) -> Result<Source, Error> {
+        let at = |rank: usize| to + (rank * part) as u64;
+        if span.rails().is_some() {
+            self.all_gather_by_rails(team, span, from, to, part)?;
+            return Ok(Source::Hosts);
+        }
+        let is_there = from == at(team.me);
+        let ranks = || (0..team.members.len()).filter(|rank| !(is_there && *rank == team.me));
+        let sends = ranks().map(|rank| Message::send(rank, from, part));
+        let receives = ranks().map(|rank| Message::receive(rank, at(rank), part));
+        let messages: Vec<Message> = sends.chain(receives).collect();
+        self.messages_between(team, span, &messages)
+    }
+
+    /// Enqueues an all_to_all of parts of `part` bytes.
+    pub(crate) fn all_to_all_between(
+        &mut self,
+        team: &TeamOf,
+        span: &Span,
+        from: u64,
+        to: u64,
+        part: usize,
+    ) -> Result<Source, Error> {
+        let n = team.members.len();
+        // A part that arrives would overwrite one that was not sent yet.
+        let from = if from == to { self.copied(from, n * part)? } else { from };
+        let at = |rank: usize| (rank * part) as u64;
+        let sends = (0..n).map(|rank| Message::send(rank, from + at(rank), part));
+        let receives = (0..n).map(|rank| Message::receive(rank, to + at(rank), part));
+        let messages: Vec<Message> = sends.chain(receives).collect();
+        self.messages_between(team, span, &messages)
+    }
+}

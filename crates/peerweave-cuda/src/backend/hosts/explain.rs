@@ -1,0 +1,46 @@
+//! How calls of teams on several hosts are carried out, for explanations and capabilities.
+
+use peerweave_core::backend::{AccumulatorType, CollectiveKind, ReductionCaps, ReductionOrder};
+
+use super::combine::is_gathered;
+use crate::backend::teams::Span;
+use crate::route::Query;
+
+/// Returns how a call of a team on several hosts is carried out.
+pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
+    use CollectiveKind::{AllGather, AllReduce, Barrier, Broadcast, ReduceScatter, Sync};
+    let has_several = span.shares_hosts();
+    let is_short = is_gathered(query.dtype, query.count as usize);
+    match query.kind {
+        Barrier | Sync => "barriers within each host, and messages of NCCL between one rank of each",
+        Broadcast => "a message of NCCL to one rank of each host, then Peerweave's kernels within each host",
+        AllReduce if is_short && has_several => {
+            "Peerweave's kernels within each host, then messages of NCCL with the results of the hosts, which every rank combines"
+        }
+        AllReduce | ReduceScatter | AllGather if span.rails().is_some() => {
+            "Peerweave's kernels within each host, and messages of NCCL between the ranks at one position of the hosts"
+        }
+        CollectiveKind::Reduce if has_several => {
+            "Peerweave's kernels within each host, then messages of NCCL with the results of the hosts, which the root combines"
+        }
+        AllReduce if is_short => {
+            "Peerweave's kernels within hosts and messages of NCCL between hosts gather the operands, which every rank combines"
+        }
+        AllReduce => {
+            "Peerweave's kernels within hosts and messages of NCCL between hosts move parts, each combined by one rank, and the results"
+        }
+        kind if kind.reduces() => {
+            "Peerweave's kernels within hosts and messages of NCCL between hosts move the operands to the ranks that combine them"
+        }
+        _ => "Peerweave's kernels within hosts, messages of NCCL between hosts",
+    }
+}
+
+/// Describes reductions that combine the operands of each host first.
+pub(crate) fn describe(reductions: &mut [ReductionCaps]) {
+    use CollectiveKind::{AllReduce, Reduce, ReduceScatter};
+    let is_by_host = |caps: &ReductionCaps| matches!(caps.kind, AllReduce | Reduce | ReduceScatter) && !caps.dtype.is_integer();
+    for caps in reductions.iter_mut().filter(|caps| is_by_host(caps)) {
+        (caps.order, caps.accumulator) = (ReductionOrder::Unspecified, AccumulatorType::Element);
+    }
+}

@@ -1,0 +1,121 @@
+//! Messages among ranks of a team on several hosts: kernels within the host, NCCL between hosts.
+
+use std::sync::Arc;
+
+use peerweave_core::Error;
+use peerweave_driver::{CudaStream, PrivateStream, join};
+
+use crate::backend::enqueue::{Enqueue, Source};
+use crate::backend::error::{driver, interned, unsupported};
+use crate::backend::lock::lock;
+use crate::backend::resources;
+use crate::backend::teams::{Span, TeamOf};
+use crate::collective::{Collectives, Message};
+use crate::nccl::Remote;
+
+/// Reason why the members of one host have no collectives.
+const NO_KERNELS_INSIDE: &str =
+    "a host has more than 8 members of the team, or the heap has no room for the staging memory of its members";
+
+/// Returns the rank of a host that has the data of a rooted collective first, or last: the root on
+/// its own host.
+pub(super) fn first_of(ranks: &[usize], root: usize) -> usize {
+    if ranks.contains(&root) { root } else { ranks[0] }
+}
+
+/// Fails if the members of a team on several hosts cannot communicate, before anything is
+/// enqueued.
+pub(crate) fn check(on: &Enqueue<'_>, span: &Span) -> Result<(), Error> {
+    if !on.state.nccl.between.is_ready() {
+        return Err(unsupported(on.call, interned(on.state.nccl.between.unavailable().to_owned())));
+    }
+    if span.local().len() > 1 { on.inside(span).map(drop) } else { Ok(()) }
+}
+
+impl Enqueue<'_> {
+    /// Returns the kernels of the members on this host.
+    pub(crate) fn inside<'t>(&self, span: &'t Span) -> Result<&'t Collectives, Error> {
+        span.inside.as_ref().ok_or_else(|| unsupported(self.call, NO_KERNELS_INSIDE))
+    }
+
+    /// Enqueues sends and receives of the caller. Those within the host and those between hosts run
+    /// at the same time, on two streams, because other ranks may make them in several calls.
+    pub(crate) fn transfers_between(&mut self, team: &TeamOf, span: &Span, messages: &[Message]) -> Result<Source, Error> {
+        let is_local = |message: &Message| span.inside_rank(message.peer().index()).is_some();
+        let (local, remote): (Vec<Message>, Vec<Message>) = messages.iter().copied().partition(is_local);
+        // A captured call could only use the second stream in the graph's own capture.
+        if local.is_empty() || remote.is_empty() || self.capturing {
+            return self.messages_between(team, span, messages);
+        }
+        let call = self.call;
+        let failed = |error| driver(call, error);
+        let mut side = lock(&self.state.between_hosts);
+        let side = match &mut *side {
+            Some(side) => side,
+            none => {
+                let made = none.insert(PrivateStream::new(&self.state.context).map_err(failed)?);
+                resources::note(self.gpu, made);
+                made
+            }
+        };
+        let (stream, beside): (&Arc<CudaStream>, &Arc<CudaStream>) = (self.stream, side);
+        join(beside, stream).map_err(failed)?;
+        let sent = self.enqueue_remote(team, beside, &remote);
+        let moved = sent.and_then(|()| self.messages_between(team, span, &local));
+        // After an error, too, the memory is used until the other stream has passed its part.
+        join(stream, beside).map_err(failed)?;
+        moved
+    }
+
+    /// Enqueues messages among ranks of a team on several hosts.
+    pub(crate) fn messages_between(&mut self, team: &TeamOf, span: &Span, messages: &[Message]) -> Result<Source, Error> {
+        let (mut local, mut remote) = (Vec::new(), Vec::new());
+        for message in messages {
+            match span.inside_rank(message.peer().index()) {
+                Some(inside) => local.push(message.with_peer(inside)),
+                None => remote.push(*message),
+            }
+        }
+        if !local.iter().all(|message: &Message| message.peer().index() == span.place()) {
+            // SAFETY: the ranges stay allocated until the stream has passed the call: they are
+            // noted or held. The core has checked that results overlap nothing.
+            let enqueued = unsafe { self.inside(span)?.messages(self.stream, &local) };
+            self.enqueued(team, enqueued)?;
+        } else {
+            self.copy_own(&local)?;
+        }
+        self.enqueue_remote(team, self.stream, &remote)?;
+        Ok(Source::Hosts)
+    }
+
+    /// Copies the messages of a rank to itself.
+    fn copy_own(&self, messages: &[Message]) -> Result<(), Error> {
+        let sent = messages.iter().filter_map(|message| match *message {
+            Message::Send { at, bytes, .. } => Some((at, bytes)),
+            Message::Receive { .. } => None,
+        });
+        let received = messages.iter().filter_map(|message| match *message {
+            Message::Receive { at, .. } => Some(at),
+            Message::Send { .. } => None,
+        });
+        sent.zip(received).try_for_each(|((from, bytes), to)| self.copy(to, from, bytes as usize))
+    }
+
+    /// Enqueues messages to and from ranks of other hosts.
+    pub(super) fn remote_only(&mut self, team: &TeamOf, messages: &[Message]) -> Result<(), Error> {
+        self.enqueue_remote(team, self.stream, messages)
+    }
+
+    /// Like [`remote_only`](Self::remote_only), on another stream.
+    fn enqueue_remote(&self, team: &TeamOf, stream: &Arc<CudaStream>, messages: &[Message]) -> Result<(), Error> {
+        let remote = |message: &Message| match *message {
+            Message::Send { to, at, bytes } => Remote { pe: team.members[to.index()], is_send: true, at, bytes },
+            Message::Receive { from, at, bytes } => Remote { pe: team.members[from.index()], is_send: false, at, bytes },
+        };
+        let remote: Vec<Remote> = messages.iter().map(remote).collect();
+        // SAFETY: the ranges stay allocated until the stream has passed the call: they are noted or
+        // held, and the stream of the operation waits for another one.
+        let enqueued = unsafe { self.state.nccl.between.enqueue(stream, self.capturing, &remote) };
+        enqueued.map_err(|error| self.state.nccl_refused(self.call, team, error))
+    }
+}

@@ -1,0 +1,131 @@
+//! Collectives by the kernels of `collective`.
+
+use peerweave_core::Error;
+use peerweave_core::backend::{Collective, CollectiveKind};
+use peerweave_types::ReduceOp;
+
+use crate::backend::enqueue::{Enqueue, Source};
+use crate::backend::error::unsupported;
+use crate::backend::hosts;
+use crate::backend::teams::{Span, TeamOf};
+use crate::collective::Collectives;
+
+/// Reason why a team has no collectives.
+pub(crate) const NO_KERNELS: &str = "it needs 2 to 8 members on one machine, and free memory in the heap for staging";
+
+/// How the members of a team of several ranks communicate.
+pub(super) enum Path<'t> {
+    /// By kernels, because all are on one host.
+    Kernels(&'t Collectives),
+    /// By kernels within each host and messages between hosts.
+    Hosts(&'t Span),
+}
+
+impl Enqueue<'_> {
+    /// Returns how the members of a team of several ranks communicate.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if they cannot.
+    pub(super) fn kernels_of<'t>(&self, team: &'t TeamOf) -> Result<Path<'t>, Error> {
+        match &team.span {
+            Some(span) => hosts::check(self, span).map(|()| Path::Hosts(span)),
+            None => self.collectives(team).map(Path::Kernels),
+        }
+    }
+
+    /// The kernels of a team of several ranks on one host.
+    pub(super) fn collectives<'t>(&self, team: &'t TeamOf) -> Result<&'t Collectives, Error> {
+        team.collectives.as_ref().ok_or_else(|| unsupported(self.call, NO_KERNELS))
+    }
+
+    /// Enqueues a barrier.
+    pub(super) fn meet(&mut self, team: &TeamOf) -> Result<Source, Error> {
+        let enqueued = self.collectives(team)?.barrier(self.stream);
+        self.enqueued(team, enqueued)
+    }
+
+    /// Enqueues a collective that moves data among the ranks of a team.
+    pub(super) fn exchange(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
+        use CollectiveKind::{AllGather, AllToAll, Gather, Scatter};
+        let n = team.members.len();
+        let kernels = self.kernels_of(team)?;
+        let bytes = op.count * op.dtype.size_bytes();
+        let sent = if matches!(op.kind, AllToAll | Scatter) { n * bytes } else { bytes };
+        let received = if matches!(op.kind, AllGather | AllToAll | Gather) { n * bytes } else { bytes };
+        let from = op.send.map_or(Ok(0), |send| self.reading(send, sent))?;
+        let (to, staged) = op.recv.map_or(Ok((0, None)), |recv| self.writing(recv, received))?;
+        // In place the operand is part of the result, which memory of the host has copies of.
+        let collectives = match kernels {
+            Path::Kernels(collectives) => collectives,
+            Path::Hosts(span) => {
+                let source = self.exchange_between(team, span, op, from, to)?;
+                self.written(staged)?;
+                return Ok(source);
+            }
+        };
+        let (stream, bytes, root) = (self.stream, bytes as u64, op.root);
+        // SAFETY: the ranges have a part, or a part of each rank, which stay allocated until the
+        // stream has passed the call: they are noted or held. The core has checked that they do not
+        // overlap but for forms in place. A rank that has no operand, or no result, is none that
+        // accesses it.
+        let enqueued = unsafe {
+            match op.kind {
+                AllGather => collectives.all_gather(stream, from, to, bytes),
+                AllToAll => collectives.all_to_all(stream, from, to, bytes),
+                Gather => collectives.gather(stream, from, to, bytes, root),
+                Scatter => collectives.scatter(stream, from, to, bytes, root),
+                kind => {
+                    assert_eq!(kind, CollectiveKind::Broadcast, "peerweave-cuda bug: expected a collective that moves data");
+                    collectives.broadcast(stream, from, to, bytes, root)
+                }
+            }
+        };
+        let source = self.enqueued(team, enqueued)?;
+        self.written(staged)?;
+        Ok(source)
+    }
+
+    /// Enqueues a reduction.
+    pub(super) fn reduce(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
+        use CollectiveKind::{ExclusiveScan, Reduce, ReduceScatter, Scan};
+        let n = team.members.len();
+        let kernels = self.kernels_of(team)?;
+        let part = op.count * op.dtype.size_bytes();
+        let bytes = if op.kind == ReduceScatter { n * part } else { part };
+        let send = op.send.unwrap_or_else(|| panic!("peerweave-core bug: {} has no operand", self.call));
+        let from = self.reading(send, bytes)?;
+        // An exclusive scan has no result on rank 0, whose kernel writes nothing.
+        let (to, staged) = match op.recv {
+            Some(recv) if op.kind != ExclusiveScan || team.me != 0 => self.writing(recv, part)?,
+            _ => (from, None),
+        };
+        let collectives = match kernels {
+            Path::Kernels(collectives) => collectives,
+            Path::Hosts(span) => {
+                let source = self.reduce_between(team, span, op, from, to)?;
+                self.written(staged)?;
+                return Ok(source);
+            }
+        };
+        let (stream, count, dtype, scalar) = (self.stream, op.count as u64, op.dtype, op.scalar);
+        let is_scaled = op.op == ReduceOp::PreMulSum;
+        // SAFETY: the ranges have so many elements, and for a reduce_scatter a part of each rank;
+        // they stay allocated until the stream has passed the call: they are noted or held. The
+        // core has checked that they do not overlap but for forms in place.
+        let enqueued = unsafe {
+            match (op.kind, is_scaled) {
+                (Reduce, false) => collectives.reduce(stream, from, to, count, dtype, op.op, op.root),
+                (Reduce, true) => collectives.reduce_scaled(stream, from, to, count, dtype, scalar, op.root),
+                (ReduceScatter, false) => collectives.reduce_scatter(stream, from, to, count, dtype, op.op),
+                (ReduceScatter, true) => collectives.reduce_scatter_scaled(stream, from, to, count, dtype, scalar),
+                (Scan, _) => collectives.scan(stream, from, to, count, dtype, op.op, scalar),
+                (ExclusiveScan, _) => collectives.exclusive_scan(stream, from, to, count, dtype, op.op, scalar),
+                (_, false) => collectives.all_reduce(stream, from, to, count, dtype, op.op),
+                (_, true) => collectives.all_reduce_scaled(stream, from, to, count, dtype, scalar),
+            }
+        };
+        let source = self.enqueued(team, enqueued)?;
+        self.written(staged)?;
+        Ok(source)
+    }
+}

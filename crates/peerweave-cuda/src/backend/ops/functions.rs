@@ -1,0 +1,116 @@
+//! Reductions by a function of the caller, which runs on the host: the operands of all ranks are
+//! gathered in pinned memory of each PE, a thread of the driver combines them in stream order, and
+//! the result is copied to its place.
+//!
+//! Invariant **\[G4\]**: the device accesses the pinned memory of a call only in the work of that
+//! call, which its stream runs before or after the function.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+use peerweave_core::Error;
+use peerweave_core::backend::{Collective, CollectiveKind, Special, combine_in_order, function_panicked};
+
+use super::collectives::Path;
+use crate::backend::enqueue::{Enqueue, Source};
+use crate::backend::error::{driver, unsupported};
+use crate::backend::resources::{Pinned, call_in_order};
+use crate::backend::teams::TeamOf;
+
+/// Maximum number of bytes of the operands that are gathered at a time.
+const PIECE: usize = 4 << 20;
+
+/// The function of a call and the operands that it combines.
+struct Combination {
+    call: &'static str,
+    special: Arc<Special>,
+    /// The operands of the ranks, one after the other. The first one becomes the result.
+    gathered: Arc<Pinned>,
+    /// Number of operands that are combined.
+    operands: usize,
+    /// The error of the first panic of the function.
+    panicked: Arc<OnceLock<Error>>,
+}
+
+impl Combination {
+    /// Combines the operands, each `bytes` bytes long.
+    fn run(&self, bytes: usize) {
+        let Special::Function(function) = &*self.special else { unreachable!("a combination has a function") };
+        if self.panicked.get().is_some() {
+            return;
+        }
+        let count = bytes / function.element_bytes();
+        let read = |number: usize, at: usize, into: &mut [u8]| {
+            // SAFETY: by [G4] only this thread accesses the words now.
+            unsafe { self.gathered.words.read_bytes(number * bytes + at, into) };
+        };
+        // SAFETY: as above.
+        let write = |at: usize, from: &[u8]| unsafe { self.gathered.words.write_bytes(at, from) };
+        let combine = || combine_in_order(&**function, self.operands, count, read, write);
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(combine)) {
+            self.panicked.get_or_init(|| function_panicked(self.call, &*payload));
+        }
+    }
+}
+
+impl Enqueue<'_> {
+    /// Enqueues a reduction or a scan by a function of the caller.
+    pub(super) fn by_function(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
+        if self.capturing {
+            let why = "a function of the host cannot be captured into a graph; use a `ReduceOp`, or combine in a kernel";
+            return Err(unsupported(self.call, why));
+        }
+        let special = op.special.as_ref().unwrap_or_else(|| panic!("peerweave-core bug: {} has no function", self.call));
+        let (kernels, n, width) = (self.kernels_of(team)?, team.members.len(), op.element_bytes());
+        let operands = match op.kind {
+            CollectiveKind::Reduce if op.root.index() != team.me => 0,
+            CollectiveKind::Scan => team.me + 1,
+            CollectiveKind::ExclusiveScan => team.me,
+            _ => n,
+        };
+        let bytes = op.count * width;
+        let send = op.send.unwrap_or_else(|| panic!("peerweave-core bug: {} has no operand", self.call));
+        let from = self.reading(send, bytes)?;
+        let (to, staged) = match op.recv {
+            Some(recv) if operands > 0 => self.writing(recv, bytes)?,
+            _ => (0, None),
+        };
+        let piece = (PIECE / (n * width)).max(1) * width;
+        let gathered = self.pinned(n * piece.min(bytes))?;
+        // The caller's function is dropped by the queue, not by the thread that runs it.
+        self.keep.push(Arc::<Special>::clone(special));
+        let panicked = Arc::new(OnceLock::new());
+        let combination = Arc::new(Combination {
+            call: self.call,
+            special: Arc::clone(special),
+            gathered: Arc::clone(&gathered),
+            operands,
+            panicked: Arc::clone(&panicked),
+        });
+        for start in (0..bytes).step_by(piece) {
+            let bytes = piece.min(bytes - start);
+            let at = gathered.words.device_address(0);
+            match kernels {
+                Path::Kernels(collectives) => {
+                    // SAFETY: both ranges are as long, and stay allocated until the stream has
+                    // passed the call: they are noted or held.
+                    let enqueued = unsafe { collectives.all_gather(self.stream, from + start as u64, at, bytes as u64) };
+                    self.enqueued(team, enqueued)?;
+                }
+                Path::Hosts(span) => {
+                    self.all_gather_between(team, span, from + start as u64, at, bytes)?;
+                }
+            }
+            if operands > 1 {
+                let combination = Arc::clone(&combination);
+                let run = Box::new(move || combination.run(bytes));
+                call_in_order(self.stream, run).map_err(|error| driver(self.call, error))?;
+            }
+            if operands > 0 {
+                self.copy(to + start as u64, at, bytes)?;
+            }
+        }
+        self.written(staged)?;
+        Ok(Source::Function(panicked))
+    }
+}

@@ -1,0 +1,115 @@
+//! Sends and receives, and collectives with parts of different lengths.
+
+use peerweave_core::Error;
+use peerweave_core::backend::{Collective, CollectiveKind, Direction, Op, Place, PointToPoint};
+use peerweave_types::Rank;
+
+use super::collectives::Path;
+use super::order::order;
+use crate::backend::enqueue::{Enqueue, Source};
+use crate::backend::teams::TeamOf;
+use crate::collective::Message;
+
+impl Enqueue<'_> {
+    /// Enqueues sends and receives that run at the same time, those of each team by one call.
+    pub(super) fn transfers<'o>(&mut self, ops: impl Iterator<Item = &'o PointToPoint> + Clone) -> Result<Source, Error> {
+        let mut source = Source::Copy;
+        for (number, first) in ops.clone().enumerate() {
+            if ops.clone().take(number).any(|earlier| earlier.team == first.team) {
+                continue;
+            }
+            let team = &*self.state.team(self.call, first.team)?;
+            self.state.poisoned(self.call, team.name())?;
+            self.kernels_of(team).map(drop)?;
+            let _order = order(&team.order, self.call, self.stream, self.capturing)?;
+            let (mut messages, mut results) = self.state.take_lists();
+            for op in ops.clone().filter(|op| op.team == first.team) {
+                let bytes = op.count * op.dtype.size_bytes();
+                messages.push(match op.direction {
+                    Direction::Send => Message::Send { to: op.peer, at: self.reading(op.at, bytes)?, bytes: bytes as u64 },
+                    Direction::Receive => {
+                        let (at, staged) = self.writing(op.at, bytes)?;
+                        results.extend(staged);
+                        Message::Receive { from: op.peer, at, bytes: bytes as u64 }
+                    }
+                });
+            }
+            source = match &team.span {
+                Some(span) => self.transfers_between(team, span, &messages)?,
+                None => self.messages(team, &messages)?,
+            };
+            results.drain(..).try_for_each(|staged| self.written(Some(staged)))?;
+            self.state.give_back_lists(messages, results);
+        }
+        Ok(source)
+    }
+
+    fn messages(&mut self, team: &TeamOf, messages: &[Message]) -> Result<Source, Error> {
+        let collectives = match self.kernels_of(team)? {
+            Path::Kernels(collectives) => collectives,
+            Path::Hosts(span) => return self.messages_between(team, span, messages),
+        };
+        // SAFETY: the ranges stay allocated until the stream has passed the call: they are noted or
+        // held. The core has checked that results overlap nothing.
+        let enqueued = unsafe { collectives.messages(self.stream, messages) };
+        self.enqueued(team, enqueued)
+    }
+
+    /// Enqueues a collective with parts of different lengths: a send and a receive for each part.
+    pub(super) fn vector(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
+        let counts = op.counts.as_ref().unwrap_or_else(|| panic!("peerweave-core bug: {} has no counts", self.call));
+        let size = op.dtype.size_bytes();
+        let bytes = |offsets: &[usize], counts: &[usize]| {
+            let parts = offsets.iter().zip(counts).filter(|(_, count)| **count > 0);
+            size * parts.map(|(offset, count)| offset + count).max().unwrap_or(0)
+        };
+        let sent = bytes(&counts.send_offsets, &counts.send_counts);
+        let mut from = op.send.map_or(Ok(0), |send| self.reading(send, sent))?;
+        if op.kind == CollectiveKind::AllToAllV && op.send == op.recv {
+            // A part that arrives would overwrite one that was not sent yet.
+            let scratch = self.scratch(sent)?;
+            self.copy(scratch, from, sent)?;
+            from = scratch;
+        }
+        let received = bytes(&counts.recv_offsets, &counts.recv_counts);
+        // What lies between the parts of a result in memory of the host stays.
+        let before = match op.recv {
+            Some(recv @ Place::Private(_)) => Some(self.reading(recv, received)?),
+            _ => None,
+        };
+        let (to, staged) = op.recv.map_or(Ok((0, None)), |recv| self.writing(recv, received))?;
+        if let Some(before) = before {
+            self.copy(to, before, received)?;
+        }
+        let part =
+            |offset: usize, count: usize| if count == 0 { (0, 0) } else { ((offset * size) as u64, (count * size) as u64) };
+        let sent_to = |rank: usize| part(counts.send_offsets[rank], counts.send_counts[rank]);
+        let received_from = |rank: usize| part(counts.recv_offsets[rank], counts.recv_counts[rank]);
+        // In place, the part of this rank is where it belongs.
+        let is_there = from + sent_to(team.me).0 == to + received_from(team.me).0;
+        let is_message =
+            |rank: usize, bytes: u64| op.kind == CollectiveKind::AllToAllV || (bytes > 0 && !(is_there && rank == team.me));
+        let (mut messages, results) = self.state.take_lists();
+        for rank in 0..team.members.len() {
+            let ((at, bytes), to) = (sent_to(rank), Rank::new(rank as u32));
+            if is_message(rank, bytes) {
+                messages.push(Message::Send { to, at: from + at, bytes });
+            }
+        }
+        for rank in 0..team.members.len() {
+            let ((at, bytes), from) = (received_from(rank), Rank::new(rank as u32));
+            if is_message(rank, bytes) {
+                messages.push(Message::Receive { from, at: to + at, bytes });
+            }
+        }
+        let source = self.messages(team, &messages)?;
+        self.state.give_back_lists(messages, results);
+        self.written(staged)?;
+        Ok(source)
+    }
+}
+
+/// The sends and receives of a group.
+pub(super) fn transfers_of(ops: &[Op]) -> impl Iterator<Item = &PointToPoint> + Clone {
+    ops.iter().filter_map(|op| if let Op::PointToPoint(op) = op { Some(op) } else { None })
+}

@@ -1,0 +1,93 @@
+//! Events of streams, which tickets and users wait for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_driver::cudarc::driver::sys::CUevent;
+use peerweave_driver::{CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, bind, relaxed};
+
+/// A recorded event.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    event: Handle,
+    context: Arc<CudaContext>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Handle(CUevent);
+
+// SAFETY: shared: a handle of the driver, which synchronises calls with it from any thread. A
+// failure would be caught by the test `tickets_can_be_waited_for_on_another_thread`.
+unsafe impl Send for Handle {}
+// SAFETY: shared: the same handle, and the driver synchronises calls with it. A failure would be
+// caught by the test `tickets_can_be_waited_for_on_another_thread`.
+unsafe impl Sync for Handle {}
+
+impl Recorded {
+    /// Records an event behind the present work of a stream that is not being captured.
+    pub(crate) fn new(stream: &Arc<CudaStream>, timed: bool) -> Result<Self, DriverError> {
+        /// `CU_EVENT_DISABLE_TIMING`, for events with the lowest cost.
+        const DISABLE_TIMING: u32 = 2;
+        let api = Driver::get()?.api();
+        bind(stream.context())?;
+        let mut event: CUevent = std::ptr::null_mut();
+        let flags = if timed { 0 } else { DISABLE_TIMING };
+        // SAFETY: the pointer is to a live handle.
+        CudaError::check("cuEventCreate", relaxed(|| unsafe { api.cuEventCreate(&raw mut event, flags) })?)?;
+        let recorded = Self { event: Handle(event), context: Arc::clone(stream.context()) };
+        recorded.again(stream)?;
+        Ok(recorded)
+    }
+
+    /// Records the event again, behind the present work of a stream whose context is current.
+    /// Streams that already wait for the event still wait for its earlier recording.
+    pub(crate) fn again(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
+        let api = Driver::get()?.api();
+        // SAFETY: the event and the stream are live, and the stream's context is current.
+        Ok(CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(self.event.0, stream.cu_stream()) }?)?)
+    }
+
+    /// Returns whether the stream has passed the event.
+    pub(crate) fn is_complete(&self) -> Result<bool, DriverError> {
+        let api = Driver::get()?.api();
+        bind(&self.context)?;
+        // SAFETY: the event is live.
+        match relaxed(|| unsafe { api.cuEventQuery(self.event.0) })? {
+            CudaCode::SUCCESS => Ok(true),
+            CudaCode::NOT_READY => Ok(false),
+            code => Err(CudaError::new("cuEventQuery", code).into()),
+        }
+    }
+
+    /// Makes a stream wait for the event, on the device.
+    pub(crate) fn hold_back(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
+        let api = Driver::get()?.api();
+        bind(stream.context())?;
+        // SAFETY: the event and the stream are live, and the stream's context is current.
+        CudaError::check("cuStreamWaitEvent", unsafe { api.cuStreamWaitEvent(stream.cu_stream(), self.event.0, 0) }?)?;
+        Ok(())
+    }
+
+    /// Returns the time from `earlier` to this event; `None` if an event is not complete, or this
+    /// event was first.
+    pub(crate) fn elapsed_since(&self, earlier: &Self) -> Option<Duration> {
+        let api = Driver::get().ok()?.api();
+        bind(&self.context).ok()?;
+        let mut milliseconds = 0.0f32;
+        // SAFETY: both events are live and record times, and the pointer is to a live number.
+        let code = unsafe { api.cuEventElapsedTime(&raw mut milliseconds, earlier.event.0, self.event.0) };
+        let elapsed = (code == Ok(CudaCode::SUCCESS)).then(|| Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3))?;
+        elapsed.ok()
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if let Ok(driver) = Driver::get()
+            && bind(&self.context).is_ok()
+        {
+            // SAFETY: the event has no other user; streams that wait for it continue to wait.
+            let _ = relaxed(|| unsafe { driver.api().cuEventDestroy_v2(self.event.0) });
+        }
+    }
+}

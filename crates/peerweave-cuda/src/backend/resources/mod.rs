@@ -1,0 +1,13 @@
+//! What operations use and give back: memory, words for outcomes, events, loaded kernels.
+
+mod event;
+mod kernels;
+mod pools;
+mod slots;
+mod staging;
+
+pub(crate) use event::Recorded;
+pub(crate) use kernels::{Combiners, Kernels, note};
+pub(crate) use pools::{Few, Pieces, class_of};
+pub(crate) use slots::{Pool, Slot};
+pub(crate) use staging::{Copier, Pinned, Staged, call_in_order};

@@ -1,0 +1,217 @@
+//! Memory of the host as operands. The data is copied through pinned memory that the device can
+//! access.
+//!
+//! Invariants: **\[G1\]** the device accesses only the pinned memory, never the caller's memory.
+//! **\[G2\]** The memory of a blocking call is accessed only by the calling thread. The memory of a
+//! queued call is accessed by a function that runs in stream order, while the queue holds the
+//! memory.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+
+use peerweave_driver::launch::MappedWords;
+use peerweave_driver::{CudaError, CudaStream, Driver, DriverError, bind};
+
+/// The thread that copies between the caller's memory and pinned memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copier {
+    /// The calling thread: before the operation is enqueued, and after it has ended.
+    Caller,
+    /// A thread of the driver, in stream order.
+    Stream,
+}
+
+/// Pinned memory of a pool, and the memory of the caller that it replaces while an operation uses
+/// it.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    pub(crate) words: MappedWords,
+    /// Address of the caller's memory. It is used under [G2] alone.
+    caller: AtomicPtr<u8>,
+    bytes: AtomicUsize,
+}
+
+impl Pinned {
+    pub(crate) fn new(words: MappedWords) -> Self {
+        Self { words, caller: AtomicPtr::default(), bytes: AtomicUsize::new(0) }
+    }
+}
+
+/// Pinned memory that replaces memory of the caller.
+#[derive(Clone, Debug)]
+pub(crate) struct Staged(Arc<Pinned>);
+
+impl Staged {
+    /// Uses pinned memory of at least `bytes` bytes, which no other operation uses, in place of the
+    /// caller's memory at `at`.
+    pub(crate) fn new(pinned: Arc<Pinned>, at: *mut u8, bytes: usize) -> Self {
+        pinned.caller.store(at, Ordering::Relaxed);
+        pinned.bytes.store(bytes, Ordering::Release);
+        Self(pinned)
+    }
+
+    /// Returns the device address of the pinned memory.
+    pub(crate) fn address(&self) -> u64 {
+        self.0.words.device_address(0)
+    }
+
+    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
+        self.0.words.note(stream);
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.bytes.load(Ordering::Acquire)
+    }
+
+    fn caller(&self) -> *mut u8 {
+        self.0.caller.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of whole words in the caller's memory, and their address if it is
+    /// aligned.
+    fn words(&self) -> (usize, Option<*mut u32>) {
+        let at = self.caller().cast::<u32>();
+        (self.bytes() / size_of::<u32>(), at.is_aligned().then_some(at))
+    }
+
+    /// Returns the range of the caller's bytes that a word of pinned memory holds.
+    fn bytes_of(&self, word: usize) -> std::ops::Range<usize> {
+        word * size_of::<u32>()..self.bytes().min((word + 1) * size_of::<u32>())
+    }
+
+    /// Copies from the caller's memory.
+    ///
+    /// # Safety
+    /// The caller's memory is valid for reads.
+    pub(crate) unsafe fn fill(&self) {
+        let (words, aligned) = self.words();
+        // The memory may be a shared slice, which must not be accessed through an atomic reference,
+        // or a buffer that another thread writes. A volatile read is allowed for both and returns
+        // some value.
+        for word in 0..self.bytes().div_ceil(size_of::<u32>()) {
+            let value = match aligned {
+                // SAFETY: the word is below `bytes`, aligned, and valid for reads.
+                Some(at) if word < words => unsafe { at.add(word).read_volatile() },
+                _ => {
+                    let mut value = [0u8; size_of::<u32>()];
+                    for (byte, at) in value.iter_mut().zip(self.bytes_of(word)) {
+                        // SAFETY: `at` is below `bytes`.
+                        *byte = unsafe { self.caller().add(at).read_volatile() };
+                    }
+                    u32::from_ne_bytes(value)
+                }
+            };
+            self.0.words.word(word).store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies to the caller's memory.
+    ///
+    /// # Safety
+    /// The caller's memory is valid for writes, by atomic accesses if other threads use it.
+    pub(crate) unsafe fn empty(&self) {
+        let (words, aligned) = self.words();
+        for word in 0..self.bytes().div_ceil(size_of::<u32>()) {
+            let value = self.0.words.word(word).load(Ordering::Relaxed);
+            match aligned {
+                // SAFETY: the word is below `bytes` and aligned; the caller guarantees the rest.
+                Some(at) if word < words => unsafe { AtomicU32::from_ptr(at.add(word)) }.store(value, Ordering::Relaxed),
+                _ => {
+                    for (byte, at) in value.to_ne_bytes().into_iter().zip(self.bytes_of(word)) {
+                        // SAFETY: `at` is below `bytes`; the caller guarantees the rest.
+                        unsafe { AtomicU8::from_ptr(self.caller().add(at)) }.store(byte, Ordering::Relaxed);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Enqueues the copy from the caller's memory.
+    ///
+    /// # Safety
+    /// As for [`fill`](Self::fill), until the stream has run it.
+    pub(crate) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
+        /// # Safety
+        /// `data` is from `Arc::into_raw` of a [`Pinned`], whose caller's memory is as for
+        /// [`Staged::fill`].
+        unsafe extern "C" fn run(data: *mut c_void) {
+            // SAFETY: the caller guarantees both.
+            unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).fill() };
+        }
+        // SAFETY: the caller guarantees the memory until the stream has run the function.
+        unsafe { self.enqueue(stream, run) }
+    }
+
+    /// Enqueues the copy to the caller's memory.
+    ///
+    /// # Safety
+    /// As for [`empty`](Self::empty), until the stream has run it.
+    pub(crate) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
+        /// # Safety
+        /// `data` is from `Arc::into_raw` of a [`Pinned`], whose caller's memory is as for
+        /// [`Staged::empty`].
+        unsafe extern "C" fn run(data: *mut c_void) {
+            // SAFETY: the caller guarantees both.
+            unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).empty() };
+        }
+        // SAFETY: the caller guarantees the memory until the stream has run the function.
+        unsafe { self.enqueue(stream, run) }
+    }
+
+    /// Enqueues a copy, which drops the handle that it gets. The queue has another one, so no
+    /// memory is freed there.
+    ///
+    /// # Safety
+    /// `run` takes over a raw handle of the pinned memory, and may run until the stream has passed
+    /// the call.
+    unsafe fn enqueue(&self, stream: &Arc<CudaStream>, run: unsafe extern "C" fn(*mut c_void)) -> Result<(), DriverError> {
+        let data = Arc::into_raw(Arc::clone(&self.0));
+        // SAFETY: the caller guarantees that the function takes over the handle.
+        let enqueued = unsafe { launch_host(stream, run, data.cast_mut().cast()) };
+        if enqueued.is_err() {
+            // SAFETY: the driver did not take the function, so this handle is still owned here.
+            drop(unsafe { Arc::from_raw(data) });
+        }
+        enqueued
+    }
+}
+
+/// Calls a function of the host in the order of a stream that is not being captured.
+///
+/// # Safety
+/// The function may run once with `data`, until the stream has passed the call, and must not call
+/// the driver. If this call fails, it does not run.
+unsafe fn launch_host(
+    stream: &Arc<CudaStream>,
+    run: unsafe extern "C" fn(*mut c_void),
+    data: *mut c_void,
+) -> Result<(), DriverError> {
+    bind(stream.context())?;
+    // SAFETY: the stream is live; the caller guarantees the function and its argument.
+    let code = unsafe { Driver::get()?.api().cuLaunchHostFunc(stream.cu_stream(), Some(run), data) }?;
+    Ok(CudaError::check("cuLaunchHostFunc", code)?)
+}
+
+pub(crate) type Function = Box<dyn FnOnce() + Send>;
+
+/// Calls a function of the host in the order of a stream that is not being captured. The function
+/// must not call the driver. Its captured values are dropped on the same thread.
+pub(crate) fn call_in_order(stream: &Arc<CudaStream>, function: Function) -> Result<(), DriverError> {
+    /// # Safety
+    /// `data` is a box of a [`Function`] that is not used again.
+    unsafe extern "C" fn run(data: *mut c_void) {
+        // SAFETY: the caller guarantees it.
+        let function = unsafe { Box::from_raw(data.cast::<Function>()) };
+        // A panic must not unwind into the driver; copies do not panic.
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(function));
+    }
+    let data: *mut c_void = Box::into_raw(Box::new(function)).cast();
+    // SAFETY: the stream runs the function once, with the box.
+    let enqueued = unsafe { launch_host(stream, run, data) };
+    if enqueued.is_err() {
+        // SAFETY: the driver did not take the function.
+        drop(unsafe { Box::from_raw(data.cast::<Function>()) });
+    }
+    enqueued
+}

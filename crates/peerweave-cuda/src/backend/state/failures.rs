@@ -1,0 +1,100 @@
+//! The first failure of a PE, and its reason.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use peerweave_core::{Error, PeerCause, TeamName};
+use peerweave_types::Pe;
+
+use super::State;
+use crate::backend::error::{NAME, cause, mismatch, portable};
+use crate::backend::lock::lock;
+use crate::backend::teams::TeamOf;
+
+impl State {
+    /// Returns the first failure of a kernel of this PE. After a failure, teams run no operation.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        lock(&self.failure).clone()
+    }
+
+    /// Records the first failure of a kernel.
+    pub(crate) fn record(&self, error: Error) -> Error {
+        lock(&self.failure).get_or_insert_with(|| error.clone());
+        self.has_failure.store(true, Ordering::Release);
+        error
+    }
+
+    /// Returns an error for an operation that needs kernels if a kernel has failed.
+    pub(crate) fn poisoned(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
+        if !self.has_failure.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match self.failure() {
+            Some(because) => Err(Error::Poisoned { call, team, because: Arc::new(because) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Compares the collectives that the ranks of a team have begun, as far as they are recorded.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if they differ; the error is then also recorded as a failure of this PE.
+    pub(crate) fn compare(&self, team: &TeamOf) -> Result<(), Error> {
+        let found = self.calls.as_ref().and_then(|calls| calls.difference(team));
+        found.map_or(Ok(()), |(pe, mine, theirs)| Err(self.record(mismatch(team.name(), pe, mine, theirs))))
+    }
+
+    /// Like [`compare`](Self::compare), for all teams.
+    pub(crate) fn compare_all(&self) -> Result<(), Error> {
+        if self.calls.is_none() {
+            return Ok(());
+        }
+        self.teams.try_each(|team| self.compare(team))
+    }
+
+    /// Returns the reason why a kernel failed.
+    pub(crate) fn kernel_failure(&self, call: &'static str, team: TeamName) -> Error {
+        let reported = self.gpu(call).and_then(|gpu| gpu.0.ended(call).map_err(|error| portable(call, team, error)));
+        // The wait may have timed out because ranks wait for each other in different calls.
+        if let Err(error) = self.compare_all() {
+            return error;
+        }
+        match (reported, self.shrinks()) {
+            // Nobody has died, but a PE that the kernel waited for runs no more operations.
+            (Err(Error::Kernel(_)), Some(pe)) => self.record(Error::Peer { call, team, pe, cause: PeerCause::Shrinks }),
+            (reported, _) => self.failure_of(call, team, reported),
+        }
+    }
+
+    fn failure_of(&self, call: &'static str, team: TeamName, reported: Result<(), Error>) -> Error {
+        match reported {
+            Err(error) => self.record(error),
+            // An earlier failure has used the report.
+            Ok(()) => match self.failure() {
+                Some(because) => Error::Poisoned { call, team, because: Arc::new(because) },
+                None => Error::system(call, std::io::Error::other("the kernel ended without an outcome or a report")),
+            },
+        }
+    }
+
+    /// Returns another PE that has called shrink, and runs no more operations of this world.
+    pub(crate) fn shrinks(&self) -> Option<Pe> {
+        let calls = self.calls.as_ref()?;
+        let others = (0..self.job.n_pes).filter(|pe| *pe != self.me());
+        others.into_iter().find(|pe| calls.survivors(*pe).has_begun()).map(|pe| Pe::new(pe as u32))
+    }
+
+    /// Fails if a PE is known to have died. Kernels may still run: only work that waits for that PE
+    /// fails.
+    pub(crate) fn check_targets(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
+        // After finalize the outcome of an earlier operation does not change.
+        let losses = self.gpu(call).map_or_else(|_| Vec::new(), |gpu| gpu.rendezvous().losses());
+        let died = losses.into_iter().find(|(_, loss)| cause(loss) == PeerCause::Died);
+        died.map_or(Ok(()), |(pe, _)| Err(Error::Peer { call, team, pe, cause: PeerCause::Died }))
+    }
+
+    /// Returns whether a kernel of this GPU has reported a failure.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.gpu(NAME).is_ok_and(|gpu| gpu.0.report.failure().is_some())
+    }
+}

@@ -1,0 +1,68 @@
+//! Streams and memory that no operation uses, for later operations.
+
+use std::sync::Arc;
+
+use peerweave_core::Error;
+use peerweave_driver::PrivateStream;
+use peerweave_driver::launch::MappedWords;
+
+use super::State;
+use crate::backend::error::driver;
+use crate::backend::lock::lock;
+use crate::backend::resources::{self, Pinned, Recorded, Staged, class_of};
+use crate::collective::Message;
+use crate::gpu::Gpu;
+
+/// The messages of an operation, and those of their results that are staged.
+pub(crate) type Lists = (Vec<Message>, Vec<Staged>);
+
+/// A stream for operations on calling threads, with an event for the end of each.
+pub(crate) struct Lane {
+    pub(crate) stream: PrivateStream,
+    pub(crate) event: Recorded,
+}
+
+impl State {
+    /// Returns pinned memory of at least `bytes` bytes that no operation uses.
+    pub(crate) fn pinned(&self, call: &'static str, bytes: usize) -> Result<Arc<Pinned>, Error> {
+        let new = || MappedWords::new(&self.context, class_of(bytes) / size_of::<u32>()).map(Pinned::new);
+        self.pinned.take(bytes, new).map_err(|error| driver(call, error))
+    }
+
+    /// Returns empty lists for the messages of an operation and their staged results.
+    pub(crate) fn take_lists(&self) -> Lists {
+        lock(&self.lists).pop().unwrap_or_default()
+    }
+
+    /// Makes lists available to later operations.
+    pub(crate) fn give_back_lists(&self, mut messages: Vec<Message>, mut results: Vec<Staged>) {
+        const MOST: usize = 16;
+        messages.clear();
+        results.clear();
+        let mut lists = lock(&self.lists);
+        if lists.len() < MOST {
+            lists.push((messages, results));
+        }
+    }
+
+    /// Takes a stream that no other operation uses, with its event.
+    pub(crate) fn take_lane(&self, call: &'static str, gpu: &Gpu) -> Result<Lane, Error> {
+        let idle = lock(&self.idle).pop();
+        if let Some(lane) = idle {
+            return Ok(lane);
+        }
+        let made = || {
+            let stream = PrivateStream::new(&self.context)?;
+            let event = Recorded::new(&stream, false)?;
+            Ok(Lane { stream, event })
+        };
+        let lane = made().map_err(|error| driver(call, error))?;
+        resources::note(gpu, &lane.stream);
+        Ok(lane)
+    }
+
+    /// Returns a stream without work to the free streams.
+    pub(crate) fn give_back(&self, lane: Lane) {
+        lock(&self.idle).push(lane);
+    }
+}

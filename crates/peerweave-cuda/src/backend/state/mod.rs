@@ -1,0 +1,304 @@
+//! The state that the backend of one PE shares with its streams and tickets.
+//!
+//! ```text
+//!  waits.rs       waits for events, which end early after a failure
+//!  failures.rs    the first failure of a PE, and its reason      nccl.rs   failures of NCCL
+//!  free.rs        streams and memory for later operations
+//!  processes.rs   whether the processes of other PEs have ended
+//! ```
+
+mod failures;
+mod free;
+mod nccl;
+mod processes;
+mod waits;
+
+pub(crate) use free::Lane;
+pub(crate) use processes::Processes;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use peerweave_bootstrap::{Hosts, Rendezvous};
+use peerweave_collectives::MAX_RANKS;
+use peerweave_core::backend::{Caps, JobShape, Place, TeamId};
+use peerweave_core::{Error, TeamName};
+use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, PrivateStream, deadline_after, wait_until};
+use peerweave_types::{KernelTeam, Pe, SymOffset};
+
+use self::free::Lists;
+use crate::backend::error::{destroyed, finalized, interned, portable, unsupported, world};
+use crate::backend::lock::lock;
+use crate::backend::resources::{Combiners, Kernels, Pieces, Pinned, Pool};
+use crate::backend::teams::{self, Calls, Span, TeamOf, Teams};
+use crate::collective::{Collectives, CollectivesOptions, Room};
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+use crate::memory::Symmetric;
+use crate::nccl::Entry;
+use crate::route::Routes;
+
+/// Additional time for work to end after its own waits have reached their deadline.
+pub(crate) const GRACE: Duration = Duration::from_millis(500);
+
+/// The GPU until finalize, and the kernels of this backend, which are unloaded with it.
+#[derive(Clone)]
+pub(crate) struct Live {
+    gpu: Gpu,
+    pub(crate) kernels: Arc<Kernels>,
+}
+
+impl Deref for Live {
+    type Target = Gpu;
+
+    fn deref(&self) -> &Gpu {
+        &self.gpu
+    }
+}
+
+/// Symmetric memory through which collectives move data.
+pub(crate) struct Memory {
+    /// Staging memory of the other teams; `None` if the heap has no room for it, or other PEs are
+    /// not mapped.
+    pub(crate) rooms: Option<Symmetric<u8>>,
+    pub(crate) rooms_options: CollectivesOptions,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) nccl: Entry,
+    /// Record of collective calls; `None` for a job of one PE, and if PEs are on several machines.
+    pub(crate) calls: Option<Calls>,
+    /// The processes of the other PEs, where there is a record.
+    pub(crate) processes: Option<Processes>,
+}
+
+/// The state of one PE.
+pub(crate) struct State {
+    /// The GPU; `None` after finalize.
+    gpu: RwLock<Option<Live>>,
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
+    /// The rendezvous by which the process joined its launcher's job, in a world that was made by
+    /// shrinking that of the launcher. The launcher sees by it that the process continues.
+    pub(crate) launcher: Mutex<Option<Arc<Rendezvous>>>,
+    pub(crate) job: JobShape,
+    pub(crate) caps: Caps,
+    pub(crate) deadline: Duration,
+    /// Address of each PE's heap on this device; 0 for a PE that is not mapped.
+    pub(crate) bases: Box<[u64]>,
+    pub(crate) heap_bytes: u64,
+    pub(crate) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
+    pub(crate) teams: Teams,
+    /// Number of teams created by the PEs of any team of this PE. It distinguishes teams that reuse
+    /// a number.
+    pub(crate) splits: Mutex<u32>,
+    /// Locked while this PE makes a team with other PEs by their list.
+    pub(crate) making: Mutex<()>,
+    /// Record of the collectives that each PE has begun.
+    pub(crate) calls: Option<Calls>,
+    /// The processes of the other PEs.
+    pub(crate) processes: Option<Processes>,
+    /// How collectives are carried out.
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) nccl: Entry,
+    /// The host of each PE.
+    pub(crate) hosts: Hosts,
+    /// Stream for messages between hosts that run beside others.
+    pub(crate) between_hosts: Mutex<Option<PrivateStream>>,
+    /// Kernels for teams on several hosts.
+    pub(crate) combiners: Combiners,
+    /// Staging memory of all teams except the team of all PEs, one after the other.
+    rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
+    /// Options for each team's part of `rooms`.
+    rooms_options: CollectivesOptions,
+    /// Stream for accesses of the host to symmetric memory, one at a time.
+    pub(crate) access: Mutex<Option<PrivateStream>>,
+    /// Free streams for blocking operations; each operation takes one.
+    idle: Mutex<Vec<Lane>>,
+    pub(crate) slots: Arc<Pool>,
+    /// Pinned memory that replaces memory of the caller.
+    pinned: Pieces<Pinned>,
+    /// Empty lists for the messages of an operation and their results.
+    lists: Mutex<Vec<Lists>>,
+    /// Temporary device memory of operations.
+    pub(crate) scratch: Pieces<DeviceMemory<u8>>,
+    /// Whether `failure` is set; can be read without the lock.
+    has_failure: AtomicBool,
+    /// The first failure of a kernel.
+    failure: Mutex<Option<Error>>,
+}
+
+impl State {
+    /// Creates the state of a PE. `world` is the team of all PEs, `memory` the memory of the
+    /// collectives.
+    pub(crate) fn new(gpu: Gpu, caps: Caps, bases: Box<[u64]>, world: TeamOf, memory: Memory, kernels: Kernels) -> Self {
+        let hosts = gpu.0.hosts.clone();
+        let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
+        let mapped = (0..).zip(&bases).filter(|(_, base)| **base != 0).map(|(pe, _)| Pe::new(pe));
+        let job = JobShape { my_pe: gpu.pe(), n_pes: bases.len(), local: mapped.collect() };
+        let Memory { rooms, rooms_options, routes, nccl, calls, processes } = memory;
+        Self {
+            deadline: gpu.deadline(),
+            context,
+            rendezvous: Mutex::new(Some(rendezvous)),
+            launcher: Mutex::default(),
+            processes,
+            job,
+            bases,
+            heap_bytes: gpu.0.heap.bytes(),
+            allocations: Mutex::default(),
+            teams: Teams::new(world),
+            splits: Mutex::default(),
+            making: Mutex::default(),
+            calls,
+            routes,
+            nccl,
+            hosts,
+            between_hosts: Mutex::default(),
+            combiners: Combiners::default(),
+            rooms: Mutex::new(rooms.map(Arc::new)),
+            rooms_options,
+            caps,
+            access: Mutex::default(),
+            idle: Mutex::default(),
+            slots: Arc::default(),
+            pinned: Pieces::default(),
+            lists: Mutex::default(),
+            scratch: Pieces::default(),
+            has_failure: AtomicBool::new(false),
+            failure: Mutex::default(),
+            gpu: RwLock::new(Some(Live { gpu, kernels: Arc::new(kernels) })),
+        }
+    }
+
+    /// Returns the GPU; an error after finalize.
+    pub(crate) fn gpu(&self, call: &'static str) -> Result<Live, Error> {
+        let gpu = self.gpu.read().unwrap_or_else(PoisonError::into_inner);
+        gpu.clone().ok_or_else(|| finalized(call))
+    }
+
+    /// Takes the GPU out of the state, to end it, when no call of another thread uses it any more.
+    /// Such a call holds a clone of [`Live`] until it returns, at the latest after its deadline.
+    /// Returns `None` if calls still use it after `within`, or if it was taken before.
+    pub(crate) fn take_gpu(&self, within: Duration) -> Option<Gpu> {
+        let is_unused = |live: &Live| Arc::strong_count(&live.kernels) == 1;
+        let deadline = deadline_after(within);
+        // The GPU stays in the state meanwhile, so that waits end early if a PE is lost.
+        let is_idle = || self.gpu.read().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(is_unused);
+        let _ = wait_until(deadline, || Ok::<_, Error>(is_idle()));
+        let live = self.gpu.write().unwrap_or_else(PoisonError::into_inner).take()?;
+        // A call may have taken a clone since.
+        let unused = wait_until(deadline, || Ok::<_, Error>(is_unused(&live)));
+        unused.is_ok_and(|unused| unused).then_some(live.gpu)
+    }
+
+    pub(crate) fn me(&self) -> usize {
+        self.job.my_pe.index()
+    }
+
+    pub(crate) fn world(&self) -> TeamName {
+        world(self.job.n_pes)
+    }
+
+    /// Returns a live team of this PE.
+    pub(crate) fn team(&self, call: &'static str, team: TeamId) -> Result<Arc<TeamOf>, Error> {
+        self.teams.find(team).ok_or_else(|| if team == TeamId::WORLD { finalized(call) } else { destroyed(call) })
+    }
+
+    pub(crate) fn team_name(&self, team: TeamId) -> TeamName {
+        if team == TeamId::WORLD {
+            self.world()
+        } else {
+            self.teams.find(team).map_or(TeamName { id: team, size: 0 }, |team| team.name())
+        }
+    }
+
+    /// Returns the device address of memory of this PE.
+    pub(crate) fn address(&self, place: Place) -> u64 {
+        match place {
+            Place::Symmetric(at) => self.bases[self.me()] + at.0,
+            Place::Device { address, .. } => address,
+            Place::Private(_) => panic!("peerweave-cuda bug: memory of the host was not staged"),
+        }
+    }
+
+    /// Returns the address on this device of symmetric memory of a PE.
+    pub(crate) fn remote(&self, call: &'static str, pe: Pe, at: SymOffset) -> Result<u64, Error> {
+        match self.bases[pe.index()] {
+            0 => Err(self.out_of_reach(call, pe)),
+            base => Ok(base + at.0),
+        }
+    }
+
+    /// Returns the error of a call that needs access to the memory of a PE of another host.
+    pub(crate) fn out_of_reach(&self, call: &'static str, pe: Pe) -> Error {
+        let (theirs, mine) = (self.hosts.name_of(pe), self.hosts.name_of(self.job.my_pe));
+        let why = format!(
+            "{pe} is on host {theirs}, this PE on host {mine}, and its memory is not mapped here: one-sided operations \
+             between hosts need a transport of NVSHMEM, which the portable API does not use yet; \
+             use collectives, or send and receive"
+        );
+        unsupported(call, interned(why))
+    }
+
+    pub(crate) fn portable(&self, call: &'static str) -> impl Fn(CudaError) -> Error {
+        let team = self.world();
+        move |error| portable(call, team, error)
+    }
+
+    /// Returns the members of a team that are on the host of this PE, in the order of ranks.
+    pub(crate) fn members_here(&self, members: &[Pe]) -> Vec<Pe> {
+        let me = self.job.my_pe;
+        members.iter().copied().filter(|pe| self.hosts.of(*pe) == self.hosts.of(me)).collect()
+    }
+
+    /// Creates the kernels of a new team, with the sentinel of its first member on this host.
+    pub(crate) fn kernels_of(
+        &self,
+        gpu: &Gpu,
+        number: KernelTeam,
+        members: &[Pe],
+        sentinel: [u64; 2],
+    ) -> Result<teams::Kernels, CudaError> {
+        let is_mapped = |pe: &Pe| self.bases[pe.index()] != 0;
+        let is_one = members.iter().all(is_mapped);
+        let here = if is_one { members.to_vec() } else { self.members_here(members) };
+        let is_served = here.len() <= MAX_RANKS && here.iter().all(is_mapped);
+        let rooms = lock(&self.rooms).clone().filter(|_| is_served);
+        let collectives = rooms.map(|memory| {
+            let start = (number.index() as usize - 1) * self.rooms_options.heap_bytes() as usize;
+            Collectives::in_room(gpu, &here, self.rooms_options, sentinel, Room { memory, start }, &self.routes)
+        });
+        let collectives = collectives.transpose()?;
+        if is_one {
+            return Ok(teams::Kernels::OneHost(collectives));
+        }
+        let me = members.iter().position(|pe| *pe == self.job.my_pe);
+        let me = me.unwrap_or_else(|| panic!("peerweave-cuda bug: a team without this PE"));
+        Ok(teams::Kernels::Hosts(Span::new(members, me, |pe| self.hosts.of(pe), collectives)))
+    }
+
+    /// Makes the release of symmetric memory wait for work on a stream for which no ticket waits.
+    pub(crate) fn note_allocations(&self, stream: &Arc<CudaStream>) {
+        lock(&self.allocations).values().for_each(|memory| memory.note(stream));
+    }
+
+    /// Drops the streams without work, and the memory of collectives.
+    pub(crate) fn drop_streams(&self) {
+        lock(&self.idle).clear();
+        self.teams.clear();
+        drop(lock(&self.rooms).take());
+        self.pinned.clear();
+        self.scratch.clear();
+        *lock(&self.access) = None;
+        *lock(&self.between_hosts) = None;
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "State({} of {}, {})", self.job.my_pe, self.job.n_pes, self.caps.compute)
+    }
+}

@@ -1,0 +1,76 @@
+//! Failures of NCCL, and their reasons.
+
+use std::time::Duration;
+
+use peerweave_core::{Error, PeerCause, TeamName, Timeout};
+use peerweave_nccl::NcclError;
+use peerweave_types::Pe;
+
+use super::State;
+use crate::backend::error::{cause, portable};
+use crate::backend::teams::TeamOf;
+use crate::error::CudaError;
+
+impl State {
+    /// Returns the error of a call that NCCL did not enqueue on this PE, and fails the teams of
+    /// this PE: other ranks may wait for the call.
+    pub(crate) fn nccl_refused(&self, call: &'static str, team: &TeamOf, error: NcclError) -> Error {
+        self.nccl.abort();
+        let name = team.name();
+        let error = match error {
+            NcclError::PeerLost(lost) if !lost.ranks.is_empty() => {
+                let pe = Pe::new(lost.ranks[0].get());
+                let known = self.loss_of(call, pe);
+                Error::Peer { call, team: name, pe, cause: known.unwrap_or(PeerCause::Died) }
+            }
+            NcclError::Timeout(timeout) => {
+                let missing = timeout.missing.iter().map(|rank| Pe::new(rank.get())).collect();
+                Error::Timeout(Box::new(Timeout {
+                    call,
+                    team: name,
+                    waited: timeout.waited,
+                    missing,
+                    running: None,
+                    holder: None,
+                    word: None,
+                }))
+            }
+            NcclError::Bootstrap { source, .. } => portable(call, name, CudaError::Bootstrap((*source).clone())),
+            NcclError::Dead { .. } => return self.nccl_failure(call, name, self.deadline),
+            error => Error::system(call, error),
+        };
+        self.record(error)
+    }
+
+    /// Returns the cause of the loss of a PE, if the rendezvous knows it.
+    fn loss_of(&self, call: &'static str, pe: Pe) -> Option<PeerCause> {
+        let losses = self.gpu(call).ok()?.rendezvous().losses();
+        losses.iter().find(|(lost, _)| *lost == pe).map(|(_, loss)| cause(loss))
+    }
+
+    /// Returns the reason why work of NCCL failed or was aborted: a lost PE, ranks that made other
+    /// calls, or ranks that have not made the call.
+    pub(crate) fn nccl_failure(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
+        if let Some(because) = self.failure() {
+            return because;
+        }
+        let lost = self.gpu(call).ok().and_then(|gpu| gpu.0.lost());
+        if let Some((pe, loss)) = lost {
+            return self.record(Error::Peer { call, team, pe, cause: cause(&loss) });
+        }
+        if let Err(error) = self.compare_all() {
+            return error;
+        }
+        let of = self.teams.find(team.id);
+        let missing = of.zip(self.calls.as_ref()).map_or_else(Vec::new, |(team, calls)| calls.behind(&team));
+        self.record(Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None, holder: None, word: None })))
+    }
+
+    /// Ends the work of NCCL that a wait of `waited` has not seen end, and returns the reason.
+    pub(crate) fn nccl_is_late(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
+        // The ranks that have not arrived are known before the work ends.
+        let error = self.nccl_failure(call, team, waited);
+        self.nccl.abort();
+        error
+    }
+}

@@ -1,0 +1,47 @@
+//! Waits for events, which end early after a failure.
+
+use std::time::{Duration, Instant};
+
+use peerweave_core::{Error, TeamName, Timeout};
+use peerweave_driver::{DriverError, deadline_after, wait_until};
+
+use super::State;
+use crate::backend::error::NAME;
+use crate::backend::resources::Recorded;
+
+/// Interval at which a wait for an event queries the rendezvous for lost PEs.
+const LOOK: Duration = Duration::from_millis(5);
+
+impl State {
+    /// Waits until a stream has passed an event, at most for `within`. Returns whether the stream
+    /// has passed it. If a PE is lost or a kernel fails during the wait, ends kernels that wait.
+    pub(crate) fn wait_for(&self, event: &Recorded, within: Duration) -> Result<bool, DriverError> {
+        let mut looked = Instant::now();
+        let mut aborted = false;
+        wait_until(deadline_after(within), || {
+            if event.is_complete()? {
+                return Ok(true);
+            }
+            if !aborted && looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                // After a failure, later kernels would wait for ranks that do not arrive.
+                if let Ok(gpu) = self.gpu(NAME)
+                    && (gpu.0.lost().is_some()
+                        || self.shrinks().is_some()
+                        || gpu.0.report.failure().is_some()
+                        || self.compare_all().is_err())
+                {
+                    gpu.0.report.abort();
+                    self.nccl.abort();
+                    aborted = true;
+                }
+            }
+            Ok(false)
+        })
+    }
+
+    /// Returns the error of a wait that has reached its deadline.
+    pub(crate) fn timed_out(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
+        Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new(), running: None, holder: None, word: None }))
+    }
+}

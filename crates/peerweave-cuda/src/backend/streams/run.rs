@@ -1,0 +1,60 @@
+//! Operations on the calling thread.
+
+use std::sync::{Arc, OnceLock};
+
+use peerweave_core::Error;
+use peerweave_core::backend::{Keep, Op, Outcome, Pending};
+use peerweave_driver::bind;
+
+use super::in_flight::{hold_back, is_collective, team_of, uses_of};
+use super::ticket::Ticket;
+use crate::backend::enqueue::{Enqueue, Source};
+use crate::backend::error::driver;
+use crate::backend::ops;
+use crate::backend::resources::Copier;
+use crate::backend::state::{Lane, State};
+
+/// Runs an operation on a separate stream and waits on the calling thread until it is complete.
+///
+/// # Safety
+/// As for `Backend::run`.
+pub(crate) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
+    let call = op.call_name();
+    let gpu = state.gpu(call)?;
+    let kept = keep();
+    kept.device_owners(&mut |owner| owner.before(None))?;
+    let Lane { stream, event } = state.take_lane(call, &gpu)?;
+    bind(stream.context()).map_err(|error| driver(call, error))?;
+    let mut enqueue = Enqueue::new(state, &gpu, &stream, call, Copier::Caller, false);
+    // SAFETY: the memory of the host is valid until this returns, and only this thread accesses it.
+    let enqueued = unsafe { ops::enqueue(&mut enqueue, op) };
+    let (uses, results) = (uses_of(&mut enqueue), std::mem::take(&mut enqueue.results));
+    let source = match (enqueued, event.again(&stream)) {
+        (Ok(source), Ok(())) => source,
+        (Ok(source), Err(error)) => {
+            hold_back(state, &stream, (kept, uses, source));
+            return Err(driver(call, error));
+        }
+        (Err(error), _) => {
+            hold_back(state, &stream, (kept, uses, Source::Copy));
+            return Err(error);
+        }
+    };
+    let (team, is_collective) = (team_of(state, op), is_collective(op));
+    let ticket = Ticket { state: Arc::clone(state), call, team, is_collective, event, source, outcome: OnceLock::new() };
+    let outcome = ticket.wait(state.deadline);
+    if !ticket.is_complete() {
+        // The work continues, so its memory is held and its stream is not reused.
+        hold_back(state, &stream, (kept, uses, ticket.source));
+        return outcome;
+    }
+    if outcome.is_ok() {
+        for staged in results.into_iter() {
+            // SAFETY: the caller's memory is valid until this returns, and the work has ended.
+            unsafe { staged.empty() };
+        }
+    }
+    drop((kept, uses));
+    state.give_back(Lane { stream, event: ticket.event });
+    outcome
+}

@@ -1,0 +1,89 @@
+//! Tickets: enqueued operations and the ways to read their outcome.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use peerweave_core::backend::{Outcome, Pending};
+use peerweave_core::{Error, TeamName};
+
+use crate::backend::enqueue::Source;
+use crate::backend::error::driver;
+use crate::backend::resources::Recorded;
+use crate::backend::state::{GRACE, State};
+
+/// An operation in a stream.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    pub(super) state: Arc<State>,
+    pub(super) call: &'static str,
+    pub(super) team: TeamName,
+    /// Whether the operation is a collective call, which all ranks of a team make.
+    pub(super) is_collective: bool,
+    pub(super) event: Recorded,
+    pub(super) source: Source,
+    pub(super) outcome: OnceLock<Result<Outcome, Error>>,
+}
+
+impl Ticket {
+    /// The outcome of an operation whose event the stream has passed.
+    pub(super) fn resolve(&self) -> Result<Outcome, Error> {
+        self.read().clone()
+    }
+
+    /// Like [`resolve`](Self::resolve), but returns a reference.
+    pub(super) fn read(&self) -> &Result<Outcome, Error> {
+        self.outcome.get_or_init(|| self.source.read(&self.state, self.call, self.team))
+    }
+
+    /// Reads the outcome if it is available now. Returns whether the outcome is known.
+    pub(super) fn poll(&self) -> bool {
+        if self.outcome.get().is_some() {
+            return true;
+        }
+        match self.event.is_complete() {
+            Ok(false) => false,
+            Ok(true) => {
+                let _ = self.read();
+                true
+            }
+            Err(error) => {
+                self.outcome.get_or_init(|| Err(driver(self.call, error)));
+                true
+            }
+        }
+    }
+}
+
+impl Pending for Ticket {
+    fn is_complete(&self) -> bool {
+        self.outcome.get().is_some() || !matches!(self.event.is_complete(), Ok(false))
+    }
+
+    fn wait(&self, within: Duration) -> Result<Outcome, Error> {
+        if let Some(outcome) = self.outcome.get() {
+            return outcome.clone();
+        }
+        let start = Instant::now();
+        // Kernels end by themselves at the deadline of their waits, and report which signal or PE
+        // was missing.
+        let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
+        match self.state.wait_for(&self.event, within) {
+            Ok(true) => {
+                // Ranks that exchanged data with this rank have begun a call, which may be a
+                // different call.
+                if self.is_collective
+                    && let Some(team) = self.state.teams.find(self.team.id)
+                    && let Err(error) = self.state.compare(&team)
+                {
+                    self.outcome.get_or_init(|| Err(error));
+                }
+                self.resolve()
+            }
+            Ok(false) if self.source.waits_for_nccl(&self.state) && within >= self.state.deadline => {
+                Err(self.state.nccl_is_late(self.call, self.team, start.elapsed()))
+            }
+            Ok(false) => Err(self.state.timed_out(self.call, self.team, start.elapsed())),
+            Err(error) => self.outcome.get_or_init(|| Err(driver(self.call, error))).clone(),
+        }
+    }
+}

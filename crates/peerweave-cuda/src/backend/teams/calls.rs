@@ -1,0 +1,204 @@
+//! A record of the collectives that each PE of a machine has begun, in memory that all its PEs can
+//! read. If ranks make different calls, each rank gets an error with both calls.
+//!
+//! For each call, a rank writes a few words to its own memory before it enqueues the call. No rank
+//! waits for these words; they are compared when a caller waits for the result. When a rank's
+//! kernel has ended, the other ranks have begun their calls, because they have sent data to it.
+//!
+//! Invariants: only a PE itself writes its words, one thread at a time. The word `chain` of a call
+//! depends on all calls of the team up to this call, so that one comparison covers all of them.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_bootstrap::survivors::SurvivorWords;
+use peerweave_core::Error;
+use peerweave_core::backend::{Collective, CollectiveKind, CollectiveShape};
+use peerweave_types::{DType, KernelTeam, Pe, Rank, ReduceOp};
+
+use super::pages::Pages;
+use crate::backend::teams::TeamOf;
+
+/// Number of calls of a team that are recorded; older ones are overwritten.
+const CALLS: u64 = 64;
+/// Number of words of one call: its number, starting with 1, or 0 while the call is written; kind,
+/// type, reduction, root, and whether a function of the caller reduces; number of elements;
+/// parameters of few collectives; chain.
+const CALL_WORDS: usize = 5;
+/// Number of words before the calls of a team: the team, the number of its calls, whether a graph
+/// has captured calls.
+const HEAD_WORDS: usize = 8;
+const TEAM_WORDS: usize = HEAD_WORDS + CALLS as usize * CALL_WORDS;
+
+/// The records of all PEs.
+pub(crate) struct Calls {
+    /// Mapped words of each PE.
+    pages: Box<[Pages]>,
+    me: usize,
+    teams: usize,
+}
+
+/// A call as three words, which contain all values that must be the same on all ranks.
+type Words = [u64; 3];
+
+impl Calls {
+    /// Maps the words of all PEs, each with room for `teams` teams. Collective over all PEs, which
+    /// must be on one machine.
+    pub(crate) fn new(rendezvous: &Rendezvous, teams: usize) -> Result<Self, Error> {
+        let bytes = Self::survivors_at(teams) * size_of::<u64>() + size_of::<SurvivorWords>();
+        let pages = Pages::of_all("Cuda::new", rendezvous, bytes)?;
+        Ok(Self { pages, me: rendezvous.pe().index(), teams })
+    }
+
+    /// Returns the index of the words by which survivors agree, behind the calls of all teams.
+    const fn survivors_at(teams: usize) -> usize {
+        (teams * TEAM_WORDS).next_multiple_of(8)
+    }
+
+    /// Returns the words of a PE by which the PEs that are left agree on a new job.
+    pub(crate) fn survivors(&self, pe: usize) -> &SurvivorWords {
+        self.pages[pe].survivors(Self::survivors_at(self.teams))
+    }
+
+    /// Returns word `index` of a PE's words for a team.
+    fn word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
+        let team = team.index() as usize;
+        assert!(team < self.teams && index < TEAM_WORDS, "peerweave-cuda bug: word {index} of team {team} does not exist");
+        self.pages[pe].word(team * TEAM_WORDS + index)
+    }
+
+    /// Returns the index of the first word of a call.
+    const fn at(number: u64) -> usize {
+        HEAD_WORDS + (number % CALLS) as usize * CALL_WORDS
+    }
+
+    /// Deletes the calls of an earlier team with the same number. No member of the new team may
+    /// have made a call yet.
+    pub(crate) fn begin(&self, team: &TeamOf) {
+        let word = |index| self.word(self.me, team.number(), index);
+        word(1).store(0, Ordering::Relaxed);
+        word(2).store(0, Ordering::Relaxed);
+        (0..CALLS).for_each(|number| word(Self::at(number)).store(0, Ordering::Relaxed));
+        word(0).store(team.tag, Ordering::Release);
+    }
+
+    /// Writes a call of this PE that is about to be enqueued. The caller holds the lock of the
+    /// team's order.
+    pub(crate) fn write(&self, team: &TeamOf, op: &Collective) {
+        let word = |index| self.word(self.me, team.number(), index);
+        let number = word(1).load(Ordering::Relaxed);
+        let chain = if number == 0 { 0 } else { word(Self::at(number - 1) + 4).load(Ordering::Relaxed) };
+        let [what, count, detail] = words_of(op.shape(), op.function().is_some());
+        let (at, chain) = (Self::at(number), mix(mix(mix(chain ^ what) ^ count) ^ detail));
+        word(at).store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (index, value) in [what, count, detail, chain].into_iter().enumerate() {
+            word(at + 1 + index).store(value, Ordering::Relaxed);
+        }
+        word(at).store(number + 1, Ordering::Release);
+        word(1).store(number + 1, Ordering::Release);
+    }
+
+    /// Ends comparisons of a team, because a graph has captured some of its calls and may run them
+    /// in an order that the host does not know.
+    pub(crate) fn end(&self, team: &TeamOf) {
+        self.word(self.me, team.number(), 2).store(1, Ordering::Release);
+    }
+
+    /// Returns a call of a rank and its chain; `None` if the call was overwritten.
+    fn read(&self, pe: usize, team: KernelTeam, number: u64) -> Option<(Words, u64)> {
+        let (word, at) = (|index| self.word(pe, team, index), Self::at(number));
+        let is_it = |order| word(at).load(order) == number + 1;
+        let found = is_it(Ordering::Acquire).then(|| [1, 2, 3, 4].map(|index| word(at + index).load(Ordering::Relaxed)));
+        fence(Ordering::Acquire);
+        found.filter(|_| is_it(Ordering::Relaxed)).map(|[what, count, detail, chain]| ([what, count, detail], chain))
+    }
+
+    /// Returns the ranks that have begun fewer calls than this rank, as far as that is known.
+    pub(crate) fn behind(&self, team: &TeamOf) -> Vec<Pe> {
+        let number = team.number();
+        let head = |pe: usize, index| self.word(pe, number, index).load(Ordering::Acquire);
+        let mine = head(self.me, 1);
+        let is_known = |pe: usize| head(pe, 0) == team.tag && head(pe, 2) == 0;
+        let is_behind = |pe: &Pe| pe.index() != self.me && is_known(pe.index()) && head(pe.index(), 1) < mine;
+        if is_known(self.me) { team.members.iter().copied().filter(is_behind).collect() } else { Vec::new() }
+    }
+
+    /// Returns the first rank whose calls are known to differ from the calls of this rank, with the
+    /// call of each.
+    pub(crate) fn difference(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
+        let number = team.number();
+        let head = |pe: usize, index| self.word(pe, number, index).load(Ordering::Acquire);
+        let mine = head(self.me, 1);
+        if head(self.me, 2) != 0 {
+            return None;
+        }
+        team.members.iter().find_map(|pe| {
+            let index = pe.index();
+            if index == self.me || head(index, 0) != team.tag || head(index, 2) != 0 {
+                return None;
+            }
+            let both = mine.min(head(index, 1));
+            let calls = |call| Some((self.read(self.me, number, call)?, self.read(index, number, call)?));
+            let ((_, my_chain), (_, their_chain)) = calls(both.checked_sub(1)?)?;
+            if my_chain == their_chain {
+                return None;
+            }
+            // Finds the first different call that is still recorded.
+            (both.saturating_sub(CALLS)..both)
+                .filter_map(calls)
+                .find(|((mine, _), (theirs, _))| mine != theirs)
+                .map(|((mine, _), (theirs, _))| (*pe, describe(mine), describe(theirs)))
+        })
+    }
+}
+
+/// Marks a reduction by a function of the caller.
+const BY_FUNCTION: u64 = 1 << 24;
+
+fn words_of(shape: CollectiveShape, by_function: bool) -> Words {
+    let CollectiveShape { kind, dtype, op, root, count, detail } = shape;
+    let what = kind as u64 | (dtype as u64) << 8 | (op as u64) << 16 | u64::from(root.get()) << 32;
+    [what | if by_function { BY_FUNCTION } else { 0 }, count as u64, detail]
+}
+
+fn describe([what, count, detail]: Words) -> String {
+    let (kind, dtype, op) = (what as u8, (what >> 8) as u8, (what >> 16) as u8);
+    let known = (CollectiveKind::from_u8(kind), DType::from_u8(dtype), ReduceOp::from_u8(op));
+    let (Some(kind), Some(dtype), Some(op)) = known else { return format!("an unknown operation ({what:#x})") };
+    let shape = CollectiveShape { kind, dtype, op, root: Rank::new((what >> 32) as u32), count: count as usize, detail };
+    if what & BY_FUNCTION == 0 { shape.to_string() } else { format!("{shape}, by a function") }
+}
+
+/// Mixes the bits of a word. Different words have different results.
+const fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (word ^ (word >> 29)).wrapping_mul(0xd6e8_feb8_6659_fd93)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoded_call_is_described_with_its_arguments() {
+        let shape = CollectiveShape {
+            kind: CollectiveKind::Reduce,
+            dtype: DType::F32,
+            op: ReduceOp::Max,
+            root: Rank::new(3),
+            count: 17,
+            detail: 0,
+        };
+        assert_eq!(describe(words_of(shape, false)), "reduce of 17 elements of f32 by max with root 3");
+        assert!(describe(words_of(shape, true)).ends_with(", by a function"));
+        assert_eq!(describe([255, 0, 0]), "an unknown operation (0xff)");
+    }
+
+    #[test]
+    fn hash_of_calls_depends_on_their_order() {
+        let chain = |calls: &[u64]| calls.iter().fold(0, |chain, call| mix(mix(chain ^ call) ^ 1));
+        assert_ne!(chain(&[1, 2]), chain(&[2, 1]));
+        assert_ne!(chain(&[1]), chain(&[1, 1]));
+    }
+}

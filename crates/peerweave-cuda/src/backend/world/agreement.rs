@@ -1,0 +1,136 @@
+//! Calls that the members of a team make together on the host: allocations, releases, splits.
+//!
+//! Before such a call has any effect, the members exchange a description of their calls. So a
+//! difference is an error on every member, and no call is half done.
+
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{BootstrapError, Rendezvous};
+use peerweave_core::Error;
+use peerweave_core::backend::TeamId;
+
+use crate::backend::error::{mismatch, portable};
+use crate::backend::lock::lock;
+use crate::backend::state::State;
+use crate::backend::teams::TeamOf;
+use crate::error::CudaError;
+
+/// Interval between requests for a member's value after a PE outside of the team is lost.
+const ASK_AGAIN: Duration = Duration::from_millis(1);
+
+impl State {
+    /// Compares the calls of all members of a team; `mine` describes the call of this PE.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] with the first member whose call differs; errors of the rendezvous.
+    pub(super) fn agree(&self, rendezvous: &Rendezvous, team: &TeamOf, call: &'static str, mine: &str) -> Result<(), Error> {
+        self.agree_and_tell(rendezvous, team, call, mine, &[]).map(drop)
+    }
+
+    /// Like [`agree`](Self::agree), but each member also passes bytes. Returns the bytes of all
+    /// members.
+    pub(super) fn agree_and_tell(
+        &self,
+        rendezvous: &Rendezvous,
+        team: &TeamOf,
+        call: &'static str,
+        mine: &str,
+        told: &[u8],
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        let mut agreements = lock(&team.agreements);
+        let label = format!("peerweave/{}/{agreements}", team.path);
+        *agreements += 1;
+        let mut blob = (mine.len() as u32).to_le_bytes().to_vec();
+        blob.extend_from_slice(mine.as_bytes());
+        blob.extend_from_slice(told);
+        let all = exchange(rendezvous, team, &label, &blob).map_err(|error| portable(call, team.name(), error.into()))?;
+        let parts = |blob: &[u8]| {
+            let (len, rest) = blob.split_first_chunk()?;
+            let (text, told) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+            Some((String::from_utf8_lossy(text).into_owned(), told.to_vec()))
+        };
+        let mut everything = Vec::with_capacity(all.len());
+        for (rank, blob) in all.iter().enumerate() {
+            let (theirs, told) = parts(blob).unwrap_or_default();
+            if theirs != mine {
+                return Err(mismatch(team.name(), team.members[rank], mine.to_owned(), theirs));
+            }
+            everything.push(told);
+        }
+        Ok(everything)
+    }
+}
+
+/// Exchanges bytes among the members of a team under `label`, which no other exchange uses.
+pub(super) fn exchange(rendezvous: &Rendezvous, team: &TeamOf, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    // Another team of all PEs has its own order of ranks, and of calls.
+    if team.id == TeamId::WORLD {
+        return rendezvous.exchange(label, blob);
+    }
+    exchange_by_keys(rendezvous, team, label, blob)
+}
+
+/// Like [`exchange`], without the rounds of the rendezvous, in which all PEs must take part in the
+/// same order.
+pub(super) fn exchange_by_keys(
+    rendezvous: &Rendezvous,
+    team: &TeamOf,
+    label: &str,
+    blob: &[u8],
+) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    if let [_] = *team.members {
+        return Ok(vec![blob.to_vec()]);
+    }
+    let key = |rank: usize| format!("{label}/{rank}");
+    rendezvous.put(&key(team.me), blob)?;
+    let all = (0..team.members.len())
+        .map(|rank| if rank == team.me { Ok(blob.to_vec()) } else { value_of(rendezvous, team, &key(rank), rank) })
+        .collect::<Result<Vec<_>, _>>()?;
+    // All members have stored their values of this exchange, so all have read the values of the
+    // exchange before.
+    let mut stored = lock(&team.stored);
+    stored.push_back(key(team.me));
+    if stored.len() > 1
+        && let Some(read) = stored.pop_front()
+    {
+        rendezvous.remove(&read)?;
+    }
+    Ok(all)
+}
+
+/// Returns the value of a member; waits until the member has stored it. Ignores the loss of PEs
+/// that are not members.
+fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> Result<Vec<u8>, BootstrapError> {
+    let start = Instant::now();
+    loop {
+        match rendezvous.get(key) {
+            Err(BootstrapError::PeLost { pe, .. }) if !team.members.contains(&pe) => {}
+            Err(BootstrapError::Timeout { call, waited, .. }) => {
+                return Err(BootstrapError::Timeout { call, waited, missing: vec![team.members[rank]] });
+            }
+            // The rendezvous reports later losses with the first lost PE, which is known to be a
+            // member or not.
+            other => return other,
+        }
+        if let Some(value) = rendezvous.try_get(key)? {
+            return Ok(value);
+        }
+        if let Some((pe, cause)) = rendezvous.losses().into_iter().find(|(pe, _)| team.members.contains(pe)) {
+            return Err(BootstrapError::PeLost { call: format!("get({key:?})"), pe, cause });
+        }
+        if start.elapsed() >= rendezvous.deadline() {
+            let missing = vec![team.members[rank]];
+            return Err(BootstrapError::Timeout { call: format!("get({key:?})"), waited: start.elapsed(), missing });
+        }
+        std::thread::sleep(ASK_AGAIN);
+    }
+}
+
+/// Returns [`exchange`] as a closure for functions of the GPU crates.
+pub(super) fn exchange_of<'a>(
+    rendezvous: &'a Rendezvous,
+    team: &'a TeamOf,
+    label: String,
+) -> impl Fn(&str, &[u8]) -> Result<Vec<Vec<u8>>, CudaError> + 'a {
+    move |step, blob| Ok(exchange(rendezvous, team, &format!("{label}{step}"), blob)?)
+}

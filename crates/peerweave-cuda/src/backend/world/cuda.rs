@@ -1,0 +1,94 @@
+//! The backend of one PE.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
+
+use peerweave_core::Error;
+use peerweave_core::backend::StreamBackend;
+use peerweave_driver::{CudaContext, CudaStream};
+
+use super::CudaOptions;
+use crate::backend::error::{driver, unsupported};
+use crate::backend::lock::lock;
+use crate::backend::state::State;
+use crate::backend::streams::{CudaQueue, Queue};
+
+/// The backend for GPUs, as one PE uses it: `World::new(Cuda::new(gpu)?)`.
+///
+/// A PE has one GPU. PEs are processes, or threads with one GPU each. A table in the
+/// README of this crate lists the implemented operations.
+pub struct Cuda {
+    pub(super) state: Arc<State>,
+    pub(super) options: CudaOptions,
+    /// The streams of the user.
+    queues: Mutex<Vec<Weak<Queue>>>,
+}
+
+impl Cuda {
+    /// Creates the backend of a PE with this state.
+    pub(super) fn of(state: State, options: CudaOptions) -> Arc<Self> {
+        Arc::new(Self { state: Arc::new(state), options, queues: Mutex::default() })
+    }
+
+    /// Returns the context of this PE's GPU, for streams and memory of cudarc.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.state.context
+    }
+
+    /// Returns a stream of cudarc as a stream of this backend, for
+    /// [`World::adopt_stream`](peerweave_core::World::adopt_stream). Work of the application and
+    /// operations of Peerweave on the stream run in the order in which they were enqueued.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a stream of another device's context, and for a per-thread
+    /// stream.
+    ///
+    /// ```no_run
+    /// # fn f(world: &peerweave_core::World, stream: std::sync::Arc<peerweave_driver::CudaStream>) -> peerweave_core::Result<()> {
+    /// let cuda = world.backend::<peerweave_cuda::Cuda>().expect("the world runs on GPUs");
+    /// let stream = world.adopt_stream(cuda.wrap_stream(stream)?)?;
+    /// world.team().barrier(&stream)?.wait()
+    /// # }
+    /// ```
+    pub fn wrap_stream(&self, stream: Arc<CudaStream>) -> Result<Arc<dyn StreamBackend>, Error> {
+        const CALL: &str = "wrap_stream";
+        if stream.context().cu_ctx() != self.state.context.cu_ctx() {
+            return Err(unsupported(CALL, "the stream belongs to another context, expected the context of this PE's GPU"));
+        }
+        peerweave_driver::refuse_per_thread(CALL, &stream).map_err(|error| driver(CALL, error))?;
+        Ok(self.adopt(CudaQueue::wrap(&self.state, stream)?))
+    }
+
+    /// Records a stream of the user, so that calls that end work wait for it.
+    pub(super) fn adopt(&self, queue: CudaQueue) -> Arc<dyn StreamBackend> {
+        lock(&self.queues).push(Arc::downgrade(&queue.0));
+        Arc::new(queue)
+    }
+
+    /// Returns the streams of the user that still exist.
+    pub(super) fn live_queues(&self) -> Vec<Arc<Queue>> {
+        let mut queues = lock(&self.queues);
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Waits until the streams of this PE have completed their work.
+    pub(super) fn drain(&self, call: &'static str) -> Result<(), Error> {
+        let start = Instant::now();
+        for queue in self.live_queues() {
+            let rest = self.state.deadline.saturating_sub(start.elapsed());
+            // Failures of the work are ignored here, because the streams report them.
+            if let Err(Error::Timeout(_)) = queue.synchronize(rest) {
+                return Err(self.state.timed_out(call, self.state.world(), start.elapsed()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cuda({:?})", self.state)
+    }
+}

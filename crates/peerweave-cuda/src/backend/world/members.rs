@@ -1,0 +1,204 @@
+//! Makes a team by its members alone.
+//!
+//! The members find each other by values in the store of the rendezvous: a PE that calls stores its
+//! list. A PE makes one such call at a time. So if a member has stored another list that contains
+//! this PE, neither call can complete, and the PE that detects it stores a refusal for the other
+//! one. Then the members are the ranks of a parent team, and split it. Each call has a random
+//! number, and the numbers of the members make the names of their exchanges, so values of an
+//! earlier call that failed are not read.
+
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{BootstrapError, Rendezvous};
+use peerweave_core::Error;
+use peerweave_core::backend::{SplitPart, TeamId, TeamRecord};
+use peerweave_types::Pe;
+
+use super::Cuda;
+use super::agreement::exchange_by_keys;
+use super::split::Made;
+use crate::backend::error::mismatch;
+use crate::backend::lock::lock;
+use crate::backend::state::State;
+use crate::backend::teams::{Kernels, TeamOf, digest};
+use crate::collective::random;
+
+const CALL: &str = "team_of";
+
+/// The number of PEs of a list that errors show.
+const SHOWN: usize = 16;
+
+/// The shortest and the longest time between two reads of the members' values.
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+
+/// A list of PEs with a number: a call with its members, or a refusal, whose number is the PE that
+/// calls with that list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Listed {
+    number: u64,
+    members: Vec<Pe>,
+}
+
+impl Listed {
+    fn to_bytes(&self) -> Vec<u8> {
+        let members = self.members.iter().flat_map(|pe| pe.get().to_le_bytes());
+        self.number.to_le_bytes().into_iter().chain(members).collect()
+    }
+
+    /// Returns `None` for bytes that no PE stores.
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (number, members) = bytes.split_first_chunk()?;
+        let (members, rest) = members.as_chunks();
+        let members = members.iter().map(|pe| Pe::new(u32::from_le_bytes(*pe))).collect();
+        rest.is_empty().then_some(Self { number: u64::from_le_bytes(*number), members })
+    }
+}
+
+/// Returns the description of a call for messages.
+fn describe(members: &[Pe]) -> String {
+    let shown: Vec<String> = members.iter().take(SHOWN).map(|pe| pe.get().to_string()).collect();
+    let rest = if members.len() > SHOWN { format!(", ... ({} PEs)", members.len()) } else { String::new() };
+    format!("{CALL} of PEs [{}{rest}]", shown.join(", "))
+}
+
+fn call_key(pe: Pe) -> String {
+    format!("peerweave/team_of/{}", pe.get())
+}
+
+fn refusal_key(pe: Pe, number: u64) -> String {
+    format!("peerweave/team_of/{}/{number:016x}", pe.get())
+}
+
+impl Cuda {
+    /// Makes a team of PEs, this one among them, in this order. Collective over them.
+    pub(super) fn team_of_members(&self, members: &[Pe]) -> Result<TeamRecord, Error> {
+        let state = &*self.state;
+        let gpu = state.gpu(CALL)?;
+        let rendezvous = gpu.rendezvous();
+        // One call at a time.
+        let _making = lock(&state.making);
+        let [a, b, c, d, e, f, g, h, ..] = random().map_err(state.portable(CALL))?;
+        let number = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        let mine = Listed { number, members: members.to_vec() };
+        let made = state.find_members(rendezvous, &mine).and_then(|numbers| self.split_members(rendezvous, members, &numbers));
+        // No member needs it any more.
+        let removed = rendezvous.remove(&call_key(state.job.my_pe));
+        let record = made?;
+        removed.map_err(|error| state.portable(CALL)(error.into()))?;
+        Ok(record)
+    }
+
+    /// Makes the team after all members have called, with these numbers.
+    fn split_members(&self, rendezvous: &Rendezvous, members: &[Pe], numbers: &[u64]) -> Result<TeamRecord, Error> {
+        let state = &*self.state;
+        let gpu = state.gpu(CALL)?;
+        let me = members.iter().position(|pe| *pe == state.job.my_pe).expect("the core has checked that this PE is a member");
+        let label = format!("{:016x}", digest((CALL, numbers)));
+        let parent = TeamOf::new(TeamId::WORLD, members, me, label.clone(), Kernels::OneHost(None), None);
+        let exchange =
+            |step: &str, blob: &[u8]| Ok(exchange_by_keys(rendezvous, &parent, &format!("peerweave/{label}{step}"), blob)?);
+        let mut splits = lock(&state.splits);
+        let sentinel = random().map_err(state.portable(CALL))?;
+        let told: Vec<u8> = splits.to_le_bytes().into_iter().chain(sentinel).collect();
+        let told = exchange("/told", &told).map_err(state.portable(CALL))?;
+        // All members have found each other.
+        rendezvous.remove(&call_key(state.job.my_pe)).map_err(|error| state.portable(CALL)(error.into()))?;
+        let made = Made { call: CALL, name: state.world(), path: format!("{:016x}", digest((&label, "team"))) };
+        let part = Some(SplitPart { color: 0, key: 0 });
+        let record = self.split_parent(&gpu, &parent, &exchange, made, &mut splits, &told, part)?;
+        let record = record.unwrap_or_else(|| panic!("peerweave-cuda bug: a PE that gave a color got no team"));
+        if let Some(team) = state.teams.find(record.id) {
+            // The values of the last exchange are removed in the first exchange of the team.
+            std::mem::swap(&mut *lock(&team.stored), &mut *lock(&parent.stored));
+        }
+        Ok(record)
+    }
+}
+
+impl State {
+    /// Waits until all members have called with the same list. Returns the numbers of their calls.
+    fn find_members(&self, rendezvous: &Rendezvous, mine: &Listed) -> Result<Vec<u64>, Error> {
+        let me = self.job.my_pe;
+        let failed = |error: BootstrapError| self.portable(CALL)(error.into());
+        let differ = |pe, theirs: &[Pe]| mismatch(self.world(), pe, describe(&mine.members), describe(theirs));
+        let read = |key: &str| rendezvous.try_get(key).map(|value| value.and_then(|bytes| Listed::from_bytes(&bytes)));
+        rendezvous.put(&call_key(me), &mine.to_bytes()).map_err(failed)?;
+        let (start, mut pause) = (Instant::now(), PAUSES[0]);
+        let mut seen = vec![false; mine.members.len()];
+        loop {
+            // A PE that died may have left its value.
+            if let Some((pe, cause)) = rendezvous.losses().into_iter().find(|(pe, _)| mine.members.contains(pe)) {
+                return Err(failed(BootstrapError::PeLost { call: CALL.to_owned(), pe, cause }));
+            }
+            // A member may have failed since the last look, and called again: all must wait now.
+            let mut numbers = Vec::with_capacity(mine.members.len());
+            let mut waits = vec![false; mine.members.len()];
+            for (rank, &pe) in mine.members.iter().enumerate() {
+                let Some(theirs) = read(&call_key(pe)).map_err(failed)? else { continue };
+                if theirs.members == mine.members {
+                    numbers.push(theirs.number);
+                    (seen[rank], waits[rank]) = (true, true);
+                } else if theirs.members.contains(&me) {
+                    self.refuse(rendezvous, mine, pe, &theirs).map_err(failed)?;
+                    return Err(differ(pe, &theirs.members));
+                }
+            }
+            if numbers.len() == mine.members.len() {
+                return Ok(numbers);
+            }
+            let refusal = refusal_key(me, mine.number);
+            if let Some(theirs) = read(&refusal).map_err(failed)? {
+                rendezvous.remove(&refusal).map_err(failed)?;
+                rendezvous.remove(&call_key(me)).map_err(failed)?;
+                self.spread(rendezvous, mine, &theirs).map_err(failed)?;
+                return Err(differ(Pe::new(theirs.number as u32), &theirs.members));
+            }
+            if start.elapsed() >= self.deadline {
+                // A member that has called has failed because of the members that have not.
+                let all_called = !seen.contains(&false);
+                let missing = mine.members.iter().zip(seen.iter().zip(&waits));
+                let missing = missing.filter(|(_, (seen, waits))| if all_called { !**waits } else { !**seen });
+                let missing = missing.map(|(pe, _)| *pe).collect();
+                return Err(failed(BootstrapError::Timeout { call: CALL.to_owned(), waited: start.elapsed(), missing }));
+            }
+            std::thread::sleep(pause.min(self.deadline.saturating_sub(start.elapsed())));
+            pause = (pause * 2).min(PAUSES[1]);
+        }
+    }
+
+    /// Ends this call, and the calls that wait for it, because `pe` calls with another list.
+    fn refuse(&self, rendezvous: &Rendezvous, mine: &Listed, pe: Pe, theirs: &Listed) -> Result<(), BootstrapError> {
+        let me = self.job.my_pe;
+        rendezvous.remove(&call_key(me))?;
+        let own = Listed { number: me.get().into(), members: mine.members.clone() };
+        rendezvous.put(&refusal_key(pe, theirs.number), &own.to_bytes())?;
+        self.spread(rendezvous, mine, &Listed { number: pe.get().into(), members: theirs.members.clone() })
+    }
+
+    /// Refuses the calls that wait for this one, which cannot complete, with the same `refusal`.
+    fn spread(&self, rendezvous: &Rendezvous, mine: &Listed, refusal: &Listed) -> Result<(), BootstrapError> {
+        let others = mine.members.iter().copied().filter(|pe| *pe != self.job.my_pe && u64::from(pe.get()) != refusal.number);
+        for pe in others {
+            let waits = rendezvous.try_get(&call_key(pe))?.and_then(|bytes| Listed::from_bytes(&bytes));
+            if let Some(waits) = waits.filter(|waits| waits.members == mine.members) {
+                rendezvous.put(&refusal_key(pe, waits.number), &refusal.to_bytes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_member_list_is_read_back() {
+        for members in [vec![], vec![Pe::new(7)], vec![Pe::new(4095), Pe::new(0)]] {
+            let listed = Listed { number: 1 << 40 | 3, members };
+            assert_eq!(Listed::from_bytes(&listed.to_bytes()), Some(listed));
+        }
+        assert_eq!(Listed::from_bytes(&[0; 11]), None);
+        assert_eq!(Listed::from_bytes(&[0; 7]), None);
+    }
+}

@@ -1,0 +1,137 @@
+//! The routes of a backend: one table and the same choices on all PEs, and explanations of them.
+
+use std::sync::Arc;
+
+use peerweave_core::backend::{CollectiveKind, TeamId};
+use peerweave_core::{Error, Team};
+
+use super::{Cuda, CudaOptions};
+use crate::backend::error::{interned, unsupported};
+use crate::backend::{hosts, ops};
+use crate::error::{CudaError, misuse};
+use crate::gpu::Gpu;
+use crate::route::{Explanation, Limits, Method, Query, RouteTable, Routes};
+
+/// Returns the routes that the options ask for, after all PEs have compared them. Without a file,
+/// GPUs of different architectures use the table for any architecture.
+///
+/// # Errors
+/// [`CudaError::Routes`] for a file that cannot be used; [`CudaError::PeFailed`] if that is so on
+/// another PE; [`CudaError::Misuse`] if PEs differ; errors of the rendezvous.
+pub(super) fn agreed(gpu: &Gpu, options: &CudaOptions) -> Result<Arc<Routes>, CudaError> {
+    const CALL: &str = "Cuda::new";
+    let arch = gpu.arch().to_string();
+    let table = match &options.route_table {
+        Some(path) => RouteTable::read(path, &arch),
+        None => Ok(RouteTable::builtin(&arch)),
+    };
+    // A PE without a table still takes part in the exchange, so that no other PE waits for it.
+    let mine = match &table {
+        Ok(table) => {
+            let (is_file, nccl) = (options.route_table.is_some(), if options.nccl { "auto" } else { "off" });
+            format!("ok {is_file} nccl={nccl} {}\n{}", options.forced, table.digest())
+        }
+        Err(error) => format!("error {error}"),
+    };
+    let label = format!("peerweave-cuda/routes/{}", gpu.0.next_collectives());
+    let all = gpu.rendezvous().exchange(&label, mine.as_bytes())?;
+    let table = table?;
+    let head = |text: &str| text.lines().next().unwrap_or("").to_owned();
+    let mut is_one = true;
+    for (pe, theirs) in (0..).map(peerweave_types::Pe::new).zip(&all) {
+        let theirs = String::from_utf8_lossy(theirs);
+        if let Some(message) = theirs.strip_prefix("error ") {
+            return Err(CudaError::PeFailed { call: CALL, pe, message: message.to_owned() });
+        }
+        is_one &= theirs == mine;
+        let is_file = |text: &str| text.starts_with("ok true");
+        if head(&theirs) != head(&mine) || (theirs != mine && is_file(&mine)) {
+            let show = |text: &str| {
+                let choices =
+                    head(text).split_once(' ').and_then(|(_, rest)| rest.split_once(' ').map(|(_, rest)| rest.to_owned()));
+                format!(
+                    "choices {:?}, {}",
+                    choices.unwrap_or_default(),
+                    if is_file(text) { "a table of a file" } else { "the built-in table" }
+                )
+            };
+            let expected = format!("those of {pe}: {}, with the same rows", show(&theirs));
+            return Err(misuse(CALL, "the routes", show(&mine), &expected));
+        }
+    }
+    let table = if is_one { table } else { RouteTable::builtin("any") };
+    Ok(Arc::new(Routes { table, forced: options.forced.clone() }))
+}
+
+impl Cuda {
+    /// Returns the method by which a collective of a team would be carried out, and the reason. The
+    /// method is an algorithm of Peerweave's kernels, or a library. It is the same on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a call that this backend does not have; [`Error::Misuse`] for a
+    /// team that was destroyed, and after finalize.
+    ///
+    /// ```no_run
+    /// use peerweave_core::backend::CollectiveKind;
+    /// use peerweave_cuda::{Cuda, Query};
+    /// # use peerweave_types::DType;
+    ///
+    /// # fn f(world: &peerweave_core::World) -> peerweave_core::Result<()> {
+    /// let cuda = world.backend::<Cuda>().expect("the world runs on GPUs");
+    /// println!("{}", cuda.explain(world.team(), &Query::new(CollectiveKind::AllReduce, DType::BF16, 1 << 20))?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn explain(&self, team: &Team, query: &Query) -> Result<Explanation, Error> {
+        const CALL: &str = "explain";
+        let (state, kind) = (&*self.state, query.kind);
+        let team = state.team(CALL, team.name().id)?;
+        let refuse = |why| Err(unsupported(kind.name(), why));
+        if kind.is_scan() || kind == CollectiveKind::AllToAllStrided {
+            return refuse("the operation has only one method");
+        }
+        if kind.reduces() && !query.op.accepts(query.dtype) {
+            return refuse("the reduction is not defined for the type");
+        }
+        if let Some(span) = &team.span {
+            if !state.nccl.between.is_ready() {
+                return Err(unsupported(kind.name(), interned(state.nccl.between.unavailable().to_owned())));
+            }
+            let how = hosts::how(span, query);
+            let ranks = team.members.len() as u32;
+            return Ok(Explanation::between_hosts(query, ranks, how, span.n_hosts(), state.routes.table.name()));
+        }
+        let libraries = state.nccl.libraries(team.id == TeamId::WORLD);
+        match &team.collectives {
+            Some(collectives) => Ok(collectives.explain_with(query, &libraries, state.nccl.unavailable())),
+            None if team.members.len() == 1 => {
+                let limits = Limits { ranks: 1, bank_bytes: 0, channel_bytes: 0, max_blocks: 1 };
+                Ok(state.routes.explain(query, &limits, &libraries, ""))
+            }
+            None => refuse(ops::NO_KERNELS),
+        }
+    }
+
+    /// Sets the method by which an operation is carried out from now on, for all teams of this PE;
+    /// `None` restores the route of the table. Returns `false`, and changes nothing, if the
+    /// operation has no such method. A graph keeps the route with which it was captured.
+    ///
+    /// # Collective
+    /// All PEs, between the same calls.
+    pub fn choose(&self, kind: CollectiveKind, method: Option<Method>) -> bool {
+        self.state.routes.forced.set(kind, method)
+    }
+
+    /// Returns the architecture of this PE's GPU, such as `sm_90`.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] after finalize.
+    pub fn arch(&self) -> Result<String, Error> {
+        Ok(self.state.gpu("arch")?.arch().to_string())
+    }
+
+    /// Returns the route table.
+    pub fn route_table(&self) -> &RouteTable {
+        &self.state.routes.table
+    }
+}

@@ -1,0 +1,152 @@
+//! Sets up the backend of one PE.
+
+use std::sync::Arc;
+
+use peerweave_bootstrap::{Job, Options, Rendezvous, end_process};
+use peerweave_core::Error;
+use peerweave_core::backend::{AccumulatorType, AfterFailure, Caps, NanRule, PrivateBuffers, ReductionOrder, TeamId};
+use peerweave_driver::CudaContext;
+use peerweave_types::{DType, Pe};
+
+use super::memory::{options_of_others, options_of_world, teams_memory, within};
+use super::options::DEFAULT_HEAP_BYTES;
+use super::{Cuda, CudaOptions, routes};
+use crate::backend::hosts;
+use crate::backend::resources::Kernels;
+use crate::backend::state::{Memory, Processes, State};
+use crate::backend::teams::{Calls, Kernels as TeamKernels, Span, TeamOf};
+use crate::collective::CollectivesOptions;
+use crate::error::CudaError;
+use crate::gpu::{Gpu, GpuOptions};
+use crate::nccl::Entry;
+
+impl Cuda {
+    /// Joins a job. Without [`CudaOptions::device`] the PEs of a machine use its GPUs in order: PE
+    /// `i` of the machine uses device `i` of the devices that its process sees, or device 0 if its
+    /// process sees only one.
+    ///
+    /// # Collective
+    /// All PEs of the job, with the same options.
+    ///
+    /// # Errors
+    /// [`Error::Setup`] without a driver or a device, or if the GPUs cannot access each other;
+    /// errors of the rendezvous, which name the missing PEs.
+    pub fn join(job: &Job, options: &CudaOptions) -> Result<Arc<Self>, Error> {
+        const CALL: &str = "Cuda::join";
+        let setup = |error: CudaError| Error::setup(CALL, error);
+        let context = match options.device {
+            Some(ordinal) => peerweave_driver::context(ordinal),
+            None => peerweave_driver::local_context(job.local_pe as usize),
+        };
+        let context = context.map_err(|error| setup(error.into()))?;
+        let within = Options { deadline: options.deadline, ..Options::default() };
+        let rendezvous = Arc::new(Rendezvous::join(job, within).map_err(|error| setup(error.into()))?);
+        Self::join_by(&rendezvous, &context, options)
+    }
+
+    /// Joins like [`join`](Self::join), as the PEs of a rendezvous, which the caller may use for
+    /// other purposes too. [`CudaOptions::device`] is not used.
+    ///
+    /// # Collective
+    /// All PEs of the rendezvous, with the same options.
+    ///
+    /// # Errors
+    /// As for [`join`](Self::join).
+    pub fn join_by(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: &CudaOptions) -> Result<Arc<Self>, Error> {
+        let setup = |error: CudaError| Error::setup("Cuda::join", error);
+        let given = options;
+        let heap_bytes = options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES);
+        let options = GpuOptions::new(heap_bytes).deadline(options.deadline);
+        let world = CollectivesOptions::default().heap_bytes() as usize;
+        // Of the whole heap, which is at most a third larger than the rest of it.
+        let most = (heap_bytes + world) as u64 / 3 * 4;
+        let others = options_of_others(most, options.teams.into()).heap_bytes() as usize;
+        let heap_bytes = heap_bytes + world + others * options.teams as usize;
+        let options = GpuOptions { heap_bytes, ..options };
+        Self::with(Gpu::new(rendezvous, context, options).map_err(setup)?, given)
+    }
+
+    /// Creates the backend on a GPU of a job. The world ends the GPU. Loads the backend's kernels
+    /// now, because a later load may wait for work of the device, such as a kernel that waits for
+    /// another PE.
+    ///
+    /// # Collective
+    /// All PEs of the GPU.
+    ///
+    /// # Errors
+    /// [`Error::Setup`] if the kernels cannot be loaded, or the heap has no room for the staging
+    /// memory of collectives.
+    pub fn new(gpu: Gpu) -> Result<Arc<Self>, Error> {
+        Self::with(gpu, &CudaOptions::default())
+    }
+
+    /// Creates the backend like [`new`](Self::new), with options for its routes. Memory, deadline
+    /// and device are those of the GPU.
+    ///
+    /// # Collective
+    /// All PEs of the GPU, with the same options.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), and [`Error::Setup`] for a route table that cannot be used.
+    pub fn with(gpu: Gpu, options: &CudaOptions) -> Result<Arc<Self>, Error> {
+        let setup = |error| Error::setup("Cuda::new", error);
+        let watched = gpu.rendezvous().when_aborted(|aborted| end_process(aborted.code));
+        watched.map_err(|error| setup(error.into()))?;
+        let kernels = Kernels::load(&gpu).map_err(setup)?;
+        gpu.barrier("backend/loaded").map_err(setup)?;
+        let (inner, me) = (&*gpu.0, gpu.pe());
+        let base = |pe| inner.heap.entry(me, Pe::new(pe), 0, false).map(|entry| entry.base);
+        let bases = (0..gpu.n_pes()).map(base).collect::<Result<Box<[u64]>, _>>().map_err(setup)?;
+        let heap_bytes = inner.heap.bytes();
+        let max_teams = inner.teams.numbers().len();
+        let mut caps = Caps::new(heap_bytes as usize, max_teams, format!("device {}, {}", gpu.context().ordinal(), gpu.arch()));
+        caps.device = Some(gpu.context().ordinal() as u32);
+        caps.private_buffers = PrivateBuffers::Staged;
+        caps.after_failure = AfterFailure::PoisonsTeam;
+        caps.reduce_functions = true;
+        caps.max_align_bytes = inner.heap.max_alignment_bytes();
+        caps.reductions = Caps::reductions_with(|reduction| {
+            reduction.order = ReductionOrder::Rank;
+            reduction.same_bits = true;
+            reduction.nan = NanRule::IgnoredByMinMax;
+            if matches!(reduction.dtype, DType::F16 | DType::BF16) {
+                reduction.accumulator = AccumulatorType::F32RoundedOnce;
+            }
+        });
+        let is_mapped = !bases.contains(&0);
+        if !is_mapped && gpu.0.hosts.len() < bases.len() {
+            hosts::describe(&mut caps.reductions);
+        }
+        let routes = routes::agreed(&gpu, options).map_err(setup)?;
+        // PEs of one host map each other, but for those of NVSHMEM's heap.
+        let (made, rooms, rooms_options) = match is_mapped || gpu.0.heap.nvshmem().is_none() {
+            true => teams_memory(&gpu, heap_bytes, max_teams as u64 - 1, &routes, options.max_blocks).map_err(setup)?,
+            false => (None, None, CollectivesOptions::default()),
+        };
+        let of_world = within(options_of_world(heap_bytes), options.max_blocks);
+        let taken = made.as_ref().map_or(0, |_| of_world.heap_bytes());
+        let taken = taken + rooms.as_ref().map_or(0, |rooms| rooms.len() as u64);
+        caps.heap_bytes -= taken as usize;
+        let all: Vec<Pe> = (0..gpu.n_pes()).map(Pe::new).collect();
+        let by_hosts = match is_mapped {
+            true => TeamKernels::OneHost(made),
+            false => {
+                let here = gpu.0.hosts.pes(gpu.0.hosts.of(me)).count();
+                let inside = made.filter(|made| made.members().len() == here);
+                TeamKernels::Hosts(Span::new(&all, me.index(), |pe| gpu.0.hosts.of(pe), inside))
+            }
+        };
+        let world = TeamOf::new(TeamId::WORLD, &all, me.index(), "all".to_owned(), by_hosts, None);
+        let is_compared = is_mapped && all.len() > 1 && gpu.0.heap.nvshmem().is_none();
+        let calls = is_compared.then(|| Calls::new(gpu.rendezvous(), max_teams)).transpose()?;
+        if let Some(calls) = &calls {
+            calls.begin(&world);
+            gpu.barrier("backend/calls").map_err(setup)?;
+        }
+        let nccl = Entry::set_up(&gpu, options.nccl).map_err(setup)?;
+        let processes = calls.is_some().then(|| Processes::of_all(gpu.rendezvous())).transpose().map_err(setup)?;
+        let memory = Memory { rooms, rooms_options, routes, nccl, calls, processes };
+        let state = State::new(gpu, caps, bases, world, memory, kernels);
+        Ok(Self::of(state, options.clone()))
+    }
+}

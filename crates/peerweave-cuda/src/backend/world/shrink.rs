@@ -1,0 +1,175 @@
+//! Makes a backend of the PEs that are left after a failure, on the same GPUs.
+//!
+//! The PEs agree by words in memory of the host that all of them map (`calls`), as those of the
+//! host backend do. So it does not matter which PE has died. Then they meet at a new rendezvous,
+//! and set up their GPUs as at the start of a job. A last agreement makes sure that either all
+//! members that continue have the new job, or none has.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::survivors::{Decision, Disagreement, SurvivorWords, Survivors, Ticket};
+use peerweave_bootstrap::{BootstrapError, Server};
+use peerweave_core::backend::Shrunk;
+use peerweave_core::{Error, PeerCause, Timeout};
+use peerweave_driver::deadline_after;
+use peerweave_types::Pe;
+
+use super::Cuda;
+use crate::backend::error::{cause, unsupported};
+use crate::backend::lock::lock;
+use crate::error::CudaError;
+use crate::gpu::{Gpu, GpuOptions};
+
+const CALL: &str = "shrink";
+
+/// The least time for setting up the GPUs after the PEs have agreed: kernels are loaded again.
+const SET_UP: Duration = Duration::from_secs(10);
+
+/// Time within which the end of a PE becomes known that has made the set-up fail.
+const NOTICE: Duration = Duration::from_secs(1);
+
+impl Cuda {
+    /// Makes a backend of the PEs that have neither died nor left. Collective over them.
+    pub(super) fn shrink_to_survivors(&self) -> Result<Shrunk, Error> {
+        let state = &*self.state;
+        let options = state.gpu(CALL)?.0.options.clone();
+        let alone = SurvivorWords::default();
+        if state.calls.is_none() && state.job.n_pes > 1 {
+            return Err(unsupported(
+                CALL,
+                "PEs on several machines, or on NVSHMEM's heap, share no memory in which they could agree",
+            ));
+        }
+        let words = |pe: usize| state.calls.as_ref().map_or(&alone, |calls| calls.survivors(pe));
+        let has_ended = |pe: usize| self.end_of(pe).is_some();
+        let survivors = Survivors { me: state.job.my_pe, n_pes: state.job.n_pes, words: &words, has_ended: &has_ended };
+        let (started, until) = (Instant::now(), deadline_after(state.deadline));
+        self.end_operations();
+        loop {
+            let mut server = None;
+            let lead = |_: u64, members: &[Pe]| prepare(members.len() as u32, &mut server);
+            let decision = survivors.agree(until, || Ok(()), lead).map_err(|error| self.disagreed(started, error))?;
+            let limit = until.max(deadline_after(SET_UP.min(state.deadline)));
+            let made = self.set_up(&survivors, &decision, server, &options, limit).and_then(|made| {
+                let committed = survivors.commit(&decision, limit);
+                committed.map(|()| made).map_err(|error| match error {
+                    Disagreement::Failed(never) => match never {},
+                    Disagreement::Late { waited, missing } => self.disagreed(started, Disagreement::Late { waited, missing }),
+                    Disagreement::Left(pe) => self.disagreed(started, Disagreement::Left(pe)),
+                })
+            });
+            let error = match made {
+                Ok(made) => {
+                    // The process stays in the job of its launcher.
+                    let launcher = lock(&state.launcher).take().or_else(|| lock(&state.rendezvous).take());
+                    *lock(&made.state.launcher) = launcher;
+                    return Ok(Shrunk { backend: made, former: decision.members });
+                }
+                Err(error) => error,
+            };
+            let broken = is_broken_soon(&survivors, &decision);
+            let error = self.root_cause_of(&survivors, &decision, started, error);
+            survivors.withdraw(&decision, error.blamed().first().copied());
+            if !broken || Instant::now() >= until {
+                return Err(error);
+            }
+            tracing::debug!(%error, "a member was lost while the new job was set up: trying again");
+        }
+    }
+
+    /// Returns why a PE takes no part any more; `None` while it may.
+    fn end_of(&self, pe: usize) -> Option<PeerCause> {
+        let rendezvous = lock(&self.state.rendezvous).clone();
+        let losses = rendezvous.map_or_else(Vec::new, |rendezvous| rendezvous.losses());
+        let lost = losses.iter().find(|(lost, _)| lost.index() == pe).map(|(_, loss)| cause(loss));
+        let watched = self.state.processes.as_ref().is_some_and(|processes| processes.has_ended(pe));
+        lost.or_else(|| watched.then_some(PeerCause::Died))
+    }
+
+    /// Ends the operations of this PE: kernels that wait for others end, and later ones are
+    /// refused.
+    fn end_operations(&self) {
+        let state = &*self.state;
+        let me = state.me();
+        let gone = (0..state.job.n_pes).filter(|pe| *pe != me).find_map(|pe| Some((pe, self.end_of(pe)?)));
+        let (pe, cause) = gone.unwrap_or((me, PeerCause::Shrinks));
+        state.record(Error::Peer { call: CALL, team: state.world(), pe: Pe::new(pe as u32), cause });
+        if let Ok(gpu) = state.gpu(CALL) {
+            gpu.0.report.abort();
+        }
+        if let Err(error) = state.nccl.end(true, state.deadline) {
+            tracing::debug!(%error, "aborted NCCL's communicator");
+        }
+        // What still runs at the deadline keeps its memory, which stays mapped.
+        if let Err(error) = self.drain(CALL) {
+            tracing::warn!(%error, "work of the old world still runs");
+        }
+    }
+
+    /// Sets up the GPU of this PE in the new job. Collective over its members.
+    fn set_up(
+        &self,
+        survivors: &Survivors<'_>,
+        decision: &Decision,
+        server: Option<Server>,
+        options: &GpuOptions,
+        until: Instant,
+    ) -> Result<Arc<Self>, Error> {
+        let setup = |error: CudaError| Error::setup(CALL, error);
+        let rendezvous = survivors.join(decision, server, until, options.deadline).map_err(|error| setup(error.into()))?;
+        let gpu = Gpu::new(&Arc::new(rendezvous), &self.state.context, options.clone()).map_err(setup)?;
+        Self::with(gpu, &self.options)
+    }
+
+    /// Returns an error that names the member because of which the named one has given up, if that
+    /// is the reason.
+    fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
+        let late = |missing| self.disagreed(started, Disagreement::Late { waited: Duration::ZERO, missing });
+        let Some(named) = error.blamed().first().copied() else {
+            let remaining = survivors.remaining(decision, NOTICE);
+            return if remaining.is_empty() { error } else { late(remaining) };
+        };
+        match survivors.reason_of(decision, named, Duration::ZERO) {
+            Some(pe) if pe != named && pe != survivors.me => late(vec![pe]),
+            _ => error,
+        }
+    }
+
+    fn disagreed(&self, started: Instant, error: Disagreement<Error>) -> Error {
+        let team = self.state.world();
+        match error {
+            Disagreement::Late { missing, .. } => {
+                let waited = started.elapsed();
+                Error::Timeout(Box::new(Timeout { call: CALL, team, waited, missing, running: None, holder: None, word: None }))
+            }
+            Disagreement::Left(pe) => Error::Peer { call: CALL, team, pe, cause: PeerCause::Left },
+            Disagreement::Failed(error) => error,
+        }
+    }
+}
+
+/// Prepares the rendezvous of a job of `n_pes` PEs, as the first of them.
+fn prepare(n_pes: u32, server: &mut Option<Server>) -> Result<Ticket, Error> {
+    let mut served = || -> Result<Ticket, BootstrapError> {
+        let ticket = Ticket::random()?;
+        *server = if n_pes > 1 { Some(ticket.serve(n_pes)?) } else { None };
+        Ok(ticket)
+    };
+    served().map_err(|error| Error::setup(CALL, error))
+}
+
+/// Returns whether a member has ended or given up. Waits for up to [`NOTICE`], because this PE may
+/// detect the failure that the member caused before the end of the member.
+fn is_broken_soon(survivors: &Survivors<'_>, decision: &Decision) -> bool {
+    let until = Instant::now() + NOTICE;
+    loop {
+        if survivors.is_broken(decision) {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,106 @@
+//! Makes a team from the ranks of another one.
+
+use peerweave_core::backend::{SplitPart, TeamRecord};
+use peerweave_core::{Error, TeamName};
+
+use super::Cuda;
+use crate::backend::error::portable;
+use crate::backend::teams::{self, TeamOf};
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+use crate::team::{Exchange, Parent, Team};
+
+/// Parses the bytes that a rank sends in a split: the number of teams that the rank has seen
+/// created, and a sentinel.
+fn split_told(told: &[u8]) -> (u32, [u64; 2]) {
+    let word = |at: usize| told.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
+    (word(0) as u32, [word(4), word(12)])
+}
+
+/// Returns the name on the host of the team of `color`, created by the split of `parent` after
+/// `calls` calls of the parent. The length of the name does not grow with the depth of splits.
+pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
+    format!("{:016x}", teams::digest((parent, calls, color)))
+}
+
+/// The call that makes a team, and the names that it uses.
+pub(super) struct Made {
+    pub(super) call: &'static str,
+    /// The team that errors name.
+    pub(super) name: TeamName,
+    /// Name of the new team on the host.
+    pub(super) path: String,
+}
+
+impl Cuda {
+    /// Creates the state that operations of a new team need. The team is number `count` of the
+    /// teams that its members have created. `sentinel` is the sentinel of its first member on the
+    /// host of this PE.
+    fn state_of(
+        &self,
+        call: &'static str,
+        gpu: &Gpu,
+        team: Team,
+        path: String,
+        count: u32,
+        sentinel: [u64; 2],
+    ) -> Result<TeamOf, Error> {
+        let number = team.kernel_team();
+        let kernels = self.state.kernels_of(gpu, number, team.members(), sentinel).map_err(self.state.portable(call))?;
+        let (members, me) = (team.members().to_vec(), team.rank().index());
+        let made = TeamOf::new(teams::id(number, count), &members, me, path, kernels, Some(team));
+        if let Some(calls) = &self.state.calls {
+            calls.begin(&made);
+        }
+        Ok(made)
+    }
+
+    /// Splits `parent` after its ranks have agreed on the call. `told` is what each rank sent then:
+    /// see [`split_told`]. `splits` is the number of teams that this PE has seen created.
+    #[expect(clippy::too_many_arguments, reason = "the two calls that make teams have nothing else in common")]
+    pub(super) fn split_parent(
+        &self,
+        gpu: &Gpu,
+        parent: &TeamOf,
+        exchange: &Exchange<'_>,
+        made: Made,
+        splits: &mut u32,
+        told: &[Vec<u8>],
+        part: Option<SplitPart>,
+    ) -> Result<Option<TeamRecord>, Error> {
+        let (state, Made { call, name, path }) = (&*self.state, made);
+        let told: Vec<(u32, [u64; 2])> = told.iter().map(|told| split_told(told)).collect();
+        *splits = told.iter().map(|(count, _)| count + 1).max().unwrap_or(1);
+        let sentinel_of = |team: &Team| {
+            let here = state.members_here(team.members());
+            let first = parent.members.iter().position(|pe| Some(pe) == here.first());
+            told[first.unwrap_or(parent.me)].1
+        };
+        let of = Parent { pes: &parent.members, exchange };
+        let split = gpu.split_among(&of, call, "", part.map(|part| part.color), part.map_or(0, |part| part.key));
+        let split = split.map_err(|error| match error {
+            CudaError::Misuse { what: "the number of teams", .. } => {
+                Error::TooManyTeams { call, max_teams: state.caps.max_teams }
+            }
+            error => portable(call, name, error),
+        })?;
+        let team = split.map(|team| {
+            let sentinel = sentinel_of(&team);
+            self.state_of(call, gpu, team, path, *splits, sentinel)
+        });
+        let team = team.transpose();
+        // No member calls an operation of the team before the memory of all members is ready.
+        let failed = team.as_ref().err().map(Error::to_string).unwrap_or_default();
+        let all = exchange("/ready", failed.as_bytes()).map_err(|error| portable(call, name, error))?;
+        let team = team?;
+        if let Some(rank) = all.iter().position(|text| !text.is_empty()) {
+            let message = String::from_utf8_lossy(&all[rank]).into_owned();
+            return Err(portable(call, name, CudaError::PeFailed { call, pe: parent.members[rank], message }));
+        }
+        Ok(team.map(|team| {
+            let record = TeamRecord { id: team.id, members: team.members.to_vec() };
+            state.teams.add(team);
+            record
+        }))
+    }
+}

@@ -1,0 +1,211 @@
+//! Messages between PEs of different hosts, by NCCL's sends and receives.
+//!
+//! A job on several hosts has one communicator of all PEs. NCCL refuses two ranks of one host on
+//! one GPU; where PEs of a host share a GPU, each two PEs of different hosts have a communicator of
+//! their own instead. That is for tests on machines with few GPUs.
+//!
+//! Invariant: every PE enqueues the parts of a call in ascending order of the pairs of PEs, so that
+//! the communicators of pairs cannot wait for each other in a circle.
+
+use std::sync::Arc;
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::{CudaStream, DeviceBuffer as _, DeviceMemory, Keep, Raw};
+use peerweave_nccl::{Communicator, Nccl, NcclError, UniqueId};
+use peerweave_types::{Pe, Rank};
+
+use super::{Watched, agreed, communicator_of_all, limit, pes_share_a_gpu};
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+
+/// A message between this PE and a PE of another host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remote {
+    pub(crate) pe: Pe,
+    pub(crate) is_send: bool,
+    /// Address on this device.
+    pub(crate) at: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A communicator, and the PEs that it reaches.
+struct Link {
+    communicator: Communicator,
+    /// The other PE of a pair; `None` if the ranks are all PEs.
+    other: Option<Pe>,
+}
+
+/// The communicators of one PE of a job on several hosts, or the reason why there are none. The
+/// same choice on all PEs.
+#[derive(Default)]
+pub(crate) struct Between {
+    links: Box<[Link]>,
+    unavailable: String,
+    watched: Vec<Watched>,
+}
+
+/// Bytes of the first message between two PEs, which connects them.
+const GREETING: u64 = 16;
+
+impl Between {
+    /// Connects the PEs of several hosts. A library that is missing or fails on any PE is not used
+    /// by any.
+    ///
+    /// # Collective
+    /// All PEs of the GPU.
+    ///
+    /// # Errors
+    /// [`CudaError::Bootstrap`] names a PE that is lost or does not arrive; errors of the driver.
+    pub(crate) fn set_up(gpu: &Gpu) -> Result<Self, CudaError> {
+        let rendezvous = gpu.rendezvous();
+        if gpu.0.hosts.len() < 2 {
+            return Ok(Self::default());
+        }
+        let without = |why: String| {
+            tracing::warn!(why, "NCCL cannot be used between hosts; PEs of different hosts cannot communicate");
+            Self { unavailable: format!("NCCL cannot be used between hosts: {why}"), ..Self::default() }
+        };
+        let label = format!("peerweave-cuda/between/{}", gpu.0.next_collectives());
+        let agreed = |step: &str, failed: Option<String>| agreed(rendezvous, &format!("{label}/{step}"), failed, limit(gpu));
+        let library = Nccl::load();
+        let why = agreed("load", library.as_ref().err().map(ToString::to_string))?;
+        let (Ok(library), None) = (library, &why) else { return Ok(without(why.unwrap_or_default())) };
+        let created = match pes_share_a_gpu(gpu, &label)? {
+            false => communicator_of_all(gpu, library).map(|communicator| vec![Link { communicator, other: None }]),
+            true => pairs(gpu, library, &label),
+        };
+        let connected = created.and_then(|links| {
+            let between = Self { links: links.into(), ..Self::default() };
+            between.greet(gpu).map(|()| between)
+        });
+        let why = agreed("created", connected.as_ref().err().map(ToString::to_string))?;
+        let mut between = match (connected, why) {
+            (Ok(between), None) => between,
+            (created, why) => {
+                created.iter().for_each(Self::abort);
+                return Ok(without(why.unwrap_or_default()));
+            }
+        };
+        between.watched = between.communicators().map(|communicator| Watched::new(communicator, gpu)).collect();
+        Ok(between)
+    }
+
+    /// Returns whether messages may be enqueued.
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.links.is_empty()
+    }
+
+    /// Returns the reason why there are no communicators.
+    pub(crate) fn unavailable(&self) -> &str {
+        &self.unavailable
+    }
+
+    /// Returns all communicators of this PE.
+    pub(super) fn communicators(&self) -> impl Iterator<Item = &Communicator> {
+        self.links.iter().map(|link| &link.communicator)
+    }
+
+    /// Ends the threads that look for lost PEs.
+    pub(super) fn end_watches(&self) {
+        self.watched.iter().for_each(Watched::end);
+    }
+
+    fn abort(&self) {
+        // A communicator that was aborted before stays as it is.
+        self.communicators().for_each(|communicator| drop(communicator.abort(std::time::Duration::ZERO)));
+    }
+
+    /// Sends a message to each PE of another host, and waits for theirs. Later calls then do not
+    /// wait on the host until a peer makes its first call.
+    fn greet(&self, gpu: &Gpu) -> Result<(), NcclError> {
+        let (others, stream): (Vec<Pe>, _) = (pes_elsewhere(gpu).collect(), &gpu.0.stream);
+        let memory = DeviceMemory::<u8>::alloc(gpu.context(), others.len() * 2 * GREETING as usize)?;
+        let at = |index: usize| memory.address() + index as u64 * GREETING;
+        let sends = others.iter().enumerate().map(|(index, pe)| (*pe, true, at(2 * index)));
+        let receives = others.iter().enumerate().map(|(index, pe)| (*pe, false, at(2 * index + 1)));
+        let messages: Vec<Remote> =
+            sends.chain(receives).map(|(pe, is_send, at)| Remote { pe, is_send, at, bytes: GREETING }).collect();
+        drop(memory.read(stream)?);
+        // SAFETY: the memory is freed when the stream has passed the messages, because it knows the
+        // stream.
+        unsafe { self.enqueue(stream, false, &messages) }?;
+        self.communicators().try_for_each(|communicator| communicator.wait(stream, gpu.deadline()))
+    }
+
+    /// Enqueues messages. Those between two PEs arrive in the order of the list.
+    ///
+    /// # Errors
+    /// Those of NCCL. A part of the messages may be enqueued, so the caller must fail the team.
+    ///
+    /// # Panics
+    /// If there are no communicators, or a PE is on the host of this PE.
+    ///
+    /// # Safety
+    /// The ranges are memory of this device, which stays allocated until the stream has passed the
+    /// call; with `capturing`, while the graph lives.
+    pub(crate) unsafe fn enqueue(&self, stream: &Arc<CudaStream>, capturing: bool, messages: &[Remote]) -> Result<(), NcclError> {
+        // The graph holds the memory by itself.
+        let keep: Option<Keep> = if capturing { Some(Arc::new(())) } else { None };
+        for Link { communicator, other } in &self.links {
+            let is_here = |message: &&Remote| message.bytes > 0 && other.is_none_or(|other| other == message.pe);
+            let here = || messages.iter().filter(is_here);
+            if here().next().is_none() {
+                continue;
+            }
+            let device = communicator.cuda_device();
+            // SAFETY: the caller guarantees it.
+            let raw = |message: &Remote| unsafe { Raw::<u8>::new(message.at, message.bytes as usize, device, keep.clone()) };
+            let mut ranges: Vec<(Raw<u8>, Rank, bool)> = here()
+                .map(|message| {
+                    let rank = match other {
+                        Some(_) => Rank::new(1 - communicator.rank().get()),
+                        None => Rank::new(message.pe.get()),
+                    };
+                    (raw(message), rank, message.is_send)
+                })
+                .collect();
+            communicator.nccl().group(|group| {
+                ranges.iter_mut().try_for_each(|(range, rank, is_send)| match is_send {
+                    true => group.send(communicator, stream, &*range, *rank),
+                    false => group.recv(communicator, stream, range, *rank),
+                })
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the PEs of other hosts in ascending order.
+fn pes_elsewhere(gpu: &Gpu) -> impl Iterator<Item = Pe> + '_ {
+    let (hosts, here) = (&gpu.0.hosts, gpu.0.hosts.of(gpu.pe()));
+    (0..gpu.n_pes()).map(Pe::new).filter(move |pe| hosts.of(*pe) != here)
+}
+
+/// Creates a communicator with each PE of another host, in ascending order of the pairs.
+fn pairs(gpu: &Gpu, library: Nccl, label: &str) -> Result<Vec<Link>, NcclError> {
+    let (me, rendezvous) = (gpu.pe(), gpu.rendezvous());
+    // The pair of PEs `a < b` comes before all pairs with a larger first PE, so no PE waits for one
+    // that waits for it.
+    let made = pes_elsewhere(gpu).map(|other| {
+        let (first, second) = (me.min(other), me.max(other));
+        let key = format!("{label}/{}-{}", first.get(), second.get());
+        let id = id_of_pair(rendezvous, library, &key, me == first)?;
+        let builder = Communicator::builder().nccl(library).deadline(gpu.deadline());
+        let communicator = builder.init_rank(gpu.context(), 2, &id, Rank::new(u32::from(me == second)))?;
+        Ok(Link { communicator, other: Some(other) })
+    });
+    made.collect()
+}
+
+/// Returns the id of a pair's communicator, which the first PE makes.
+fn id_of_pair(rendezvous: &Rendezvous, library: Nccl, key: &str, is_first: bool) -> Result<UniqueId, NcclError> {
+    let failed = |source| NcclError::Bootstrap { call: "Cuda::new", source: Arc::new(source) };
+    if is_first {
+        let id = library.unique_id()?;
+        rendezvous.put(key, id.as_bytes()).map_err(failed)?;
+        return Ok(id);
+    }
+    let id = rendezvous.get(key).map_err(failed)?;
+    rendezvous.remove(key).map_err(failed)?;
+    id.as_slice().try_into()
+}

@@ -1,0 +1,108 @@
+//! A kernel thread: a coroutine with its own stack.
+//!
+//! Invariant: a fiber is created, resumed and dropped on one thread of the host.
+
+use super::{Current, SuspendReason};
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use std::any::Any;
+use std::cell::Cell;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::thread::LocalKey;
+
+/// The handle by which a kernel thread suspends itself.
+pub(crate) type Suspend = Yielder<(), SuspendReason>;
+
+/// The thread-local variable with the running kernel thread.
+type CurrentKey = LocalKey<Cell<*const Current>>;
+
+/// Result of resuming a thread.
+pub(crate) enum Step {
+    Suspended(SuspendReason),
+    Returned,
+    Panicked(String),
+}
+
+/// A kernel thread.
+pub(crate) struct Fiber {
+    coroutine: Coroutine<(), SuspendReason, (), DefaultStack>,
+    /// Description of the thread, shared with the coroutine. `CURRENT` holds its address while the
+    /// thread runs.
+    current: Rc<Current>,
+}
+
+/// Free stacks of ended threads, for reuse.
+pub(crate) struct Stacks {
+    bytes: usize,
+    free: Vec<DefaultStack>,
+}
+
+impl Stacks {
+    /// Creates a pool of stacks of `bytes` bytes each, allocated on demand.
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self { bytes, free: Vec::new() }
+    }
+
+    fn take(&mut self) -> io::Result<DefaultStack> {
+        self.free.pop().map_or_else(|| DefaultStack::new(self.bytes), Ok)
+    }
+
+    /// Returns the stack of an ended thread to the pool.
+    pub(crate) fn give(&mut self, fiber: Fiber) {
+        self.free.push(fiber.coroutine.into_stack());
+    }
+}
+
+impl Fiber {
+    /// Creates a thread that calls `body` when it is first resumed.
+    ///
+    /// # Safety
+    /// The fiber is dropped, ended or passed to [`Stacks::give`] before `body` is dropped.
+    pub(crate) unsafe fn new(stacks: &mut Stacks, body: &dyn Fn(), current: Current) -> io::Result<Self> {
+        let current = Rc::new(current);
+        let own = current.clone();
+        let stack = stacks.take()?;
+        let main = move |suspend: &Suspend, ()| {
+            own.suspend.set(suspend);
+            body();
+        };
+        // SAFETY: the coroutine does not outlive `body`, which the caller guarantees; all else that
+        // it holds is owned.
+        let coroutine = unsafe { Coroutine::with_stack_unchecked(stack, main) };
+        Ok(Self { coroutine, current })
+    }
+
+    /// Returns the thread's description.
+    pub(crate) fn current(&self) -> &Current {
+        &self.current
+    }
+
+    /// Runs the thread until it suspends itself, returns or panics.
+    pub(crate) fn resume(&mut self, key: &'static CurrentKey) -> Step {
+        key.set(Rc::as_ptr(&self.current));
+        let result = catch_unwind(AssertUnwindSafe(|| self.coroutine.resume(())));
+        key.set(std::ptr::null());
+        match result {
+            Ok(CoroutineResult::Yield(why)) => Step::Suspended(why),
+            Ok(CoroutineResult::Return(())) => Step::Returned,
+            Err(panic) => Step::Panicked(message(&*panic)),
+        }
+    }
+
+    /// Unwinds the frames of the thread, so that its destructors run.
+    pub(crate) fn end(mut self, key: &'static CurrentKey) {
+        key.set(Rc::as_ptr(&self.current));
+        // A panic of a destructor is ignored, because the run has already failed.
+        let unwound = catch_unwind(AssertUnwindSafe(|| self.coroutine.force_unwind()));
+        key.set(std::ptr::null());
+        drop(unwound);
+    }
+}
+
+/// Returns the message of a panic.
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a value that is not text".to_string())
+}

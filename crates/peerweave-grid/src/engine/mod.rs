@@ -1,0 +1,474 @@
+//! Runs the threads of grids as coroutines, one at a time, on the calling thread.
+//!
+//! Invariants: **\[G1\]** all coroutines of a run are resumed and dropped on the thread that called
+//! `run`, so their state never moves to another thread; **\[G2\]** no coroutine of a run exists
+//! when `run` returns, so everything borrowed by the body is alive while it is used; **\[G3\]** no
+//! `RefCell` of the run is borrowed while a coroutine is resumed or suspended.
+
+mod block;
+mod fiber;
+
+use crate::error::{GridError, ThreadId};
+use crate::options::{Launch, Options};
+use crate::schedule::{Random, Schedule, mix};
+use block::{Arrival, Block, WARP};
+use fiber::{Fiber, Stacks, Step, Suspend};
+use peerweave_types::Dim3;
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
+
+thread_local! {
+    /// The kernel thread that is running on this host thread; null outside of kernels.
+    static CURRENT: Cell<*const Current> = const { Cell::new(std::ptr::null()) };
+}
+
+/// The state of a kernel thread and its run.
+pub(crate) struct Current {
+    pub(crate) thread_idx: Dim3,
+    pub(crate) block_idx: Dim3,
+    pub(crate) block_dim: Dim3,
+    pub(crate) grid_dim: Dim3,
+    /// Index of the thread in its block.
+    linear: u32,
+    slot: usize,
+    run: *const Run,
+    /// Function that suspends the thread; set when the thread starts.
+    pub(crate) suspend: Cell<*const Suspend>,
+    /// Number of steps until the next preemption.
+    budget: Cell<u32>,
+}
+
+/// The state that a run shares with its threads.
+struct Run {
+    slots: RefCell<Vec<Slot>>,
+    schedule: RefCell<Schedule>,
+    /// Description of a divergence, if a thread has diverged.
+    divergence: RefCell<Option<String>>,
+    started: Instant,
+}
+
+/// A running block and its launch.
+struct Slot {
+    block: Block,
+    launch: usize,
+    index: Dim3,
+    block_dim: Dim3,
+    fibers: Vec<Option<Fiber>>,
+}
+
+/// The reason why a thread stopped running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SuspendReason {
+    /// The thread was preempted, and can continue.
+    Switch,
+    /// The thread waits for a change of memory.
+    Pause,
+    /// The thread waits at a barrier or in a warp operation. The thread that completes the
+    /// operation makes it runnable.
+    Block,
+    /// The run has failed.
+    Fail,
+}
+
+/// Returns the kernel thread that is running on this host thread; `None` outside of kernels.
+#[inline]
+pub(crate) fn current() -> Option<&'static Current> {
+    let current = CURRENT.get();
+    // SAFETY: not null only while the coroutine that owns the `Current` runs, on this thread
+    // ([G1]). The callers in this crate use the reference for one call from that coroutine, whose
+    // frame outlives it.
+    unsafe { current.as_ref() }
+}
+
+impl Current {
+    fn run(&self) -> &Run {
+        // SAFETY: the run outlives its coroutines ([G2]).
+        unsafe { &*self.run }
+    }
+
+    fn suspend(&self, why: SuspendReason) {
+        // A destructor that runs while a kernel is unwound must not leave the frame.
+        if std::thread::panicking() {
+            return;
+        }
+        // SAFETY: the suspender is that of this coroutine, and lives as long as its frame.
+        let suspend = unsafe { &*self.suspend.get() };
+        suspend.suspend(why);
+    }
+
+    /// Counts a step of the thread, at which it may be preempted.
+    #[inline]
+    pub(crate) fn step(&self) {
+        match self.budget.get() {
+            0 => self.suspend(SuspendReason::Switch),
+            left => self.budget.set(left - 1),
+        }
+    }
+
+    /// Waits for a change of memory.
+    pub(crate) fn pause(&self) {
+        self.suspend(SuspendReason::Pause);
+    }
+
+    fn diverge(&self, what: String) -> ! {
+        self.run().divergence.borrow_mut().get_or_insert(what);
+        // The engine unwinds this frame; it does not resume it.
+        self.suspend(SuspendReason::Fail);
+        unreachable!("a thread that has failed was resumed")
+    }
+
+    /// Calls `with` with the block of the thread.
+    pub(crate) fn block<R>(&self, with: impl FnOnce(&mut Block) -> R) -> R {
+        with(&mut self.run().slots.borrow_mut()[self.slot].block)
+    }
+
+    fn meet(&self, arrival: Result<Arrival, String>) {
+        match arrival {
+            Err(what) => self.diverge(what),
+            Ok(Arrival::Waits) => self.suspend(SuspendReason::Block),
+            Ok(Arrival::Complete(released)) => {
+                let mut schedule = self.run().schedule.borrow_mut();
+                for thread in released.into_iter().filter(|&thread| thread != self.linear) {
+                    schedule.add(number(self.slot, thread));
+                }
+                drop(schedule);
+                // The schedule chooses which of the released threads continues first.
+                self.suspend(SuspendReason::Switch);
+            }
+        }
+    }
+
+    /// Waits at the barrier of the block; returns whether any thread passed `true`.
+    pub(crate) fn sync_threads_or(&self, value: bool) -> bool {
+        if std::thread::panicking() {
+            return value;
+        }
+        let arrival = self.block(|block| block.arrive(self.linear, value));
+        self.meet(arrival);
+        self.block(|block| block.barrier_result())
+    }
+
+    /// Passes a value to the lanes in `mask`, and returns the value of each of them.
+    pub(crate) fn exchange(&self, mask: u32, value: u64) -> [u64; WARP as usize] {
+        if std::thread::panicking() {
+            return [value; WARP as usize];
+        }
+        let arrival = self.block(|block| block.arrive_warp(self.linear, mask, value));
+        self.meet(arrival);
+        self.block(|block| block.taken(self.linear))
+    }
+}
+
+/// Returns a number of a thread that is unique over all slots: a slot has at most 1024 threads.
+fn number(slot: usize, thread: u32) -> u32 {
+    (slot as u32) << 10 | thread
+}
+
+fn slot_of(number: u32) -> (usize, u32) {
+    ((number >> 10) as usize, number & 1023)
+}
+
+/// Blocks that have not started, in the order in which they start.
+struct Waiting {
+    /// For each launch: the next block, and the number of blocks.
+    next: Vec<(u64, u64)>,
+    turn: usize,
+}
+
+impl Waiting {
+    /// Takes the next block; launches alternate.
+    fn take(&mut self) -> Option<(usize, u64)> {
+        for _ in 0..self.next.len() {
+            let launch = self.turn;
+            self.turn = (self.turn + 1) % self.next.len();
+            if let Some(block) = self.take_of(launch) {
+                return Some((launch, block));
+            }
+        }
+        None
+    }
+
+    /// Takes the next block of a launch.
+    fn take_of(&mut self, launch: usize) -> Option<u64> {
+        let (next, count) = &mut self.next[launch];
+        if next == count {
+            return None;
+        }
+        *next += 1;
+        Some(*next - 1)
+    }
+}
+
+/// One run of one or several grids.
+struct Engine<'a> {
+    launches: &'a [Launch<'a>],
+    options: &'a Options<'a>,
+    run: &'a Run,
+    stacks: Stacks,
+    waiting: Waiting,
+    free_slots: Vec<usize>,
+    live_threads: usize,
+    /// Launches of which a block has ended since new blocks were last started.
+    ended: Vec<usize>,
+    /// Number of consecutive turns without progress.
+    idle: usize,
+    /// Number of consecutive pauses of the whole run.
+    rests: u32,
+    turns: u64,
+    fills: Random,
+}
+
+/// Runs the grids until they end. One schedule orders their threads; the caller has checked their
+/// shapes.
+pub(crate) fn run(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), GridError> {
+    if !CURRENT.get().is_null() {
+        panic!("a grid was started from inside a kernel");
+    }
+    let run = Run {
+        slots: RefCell::default(),
+        schedule: RefCell::new(Schedule::new(options.seed)),
+        divergence: RefCell::default(),
+        started: Instant::now(),
+    };
+    let mut engine = Engine {
+        launches,
+        options,
+        run: &run,
+        stacks: Stacks::new(options.stack_bytes),
+        waiting: Waiting { next: launches.iter().map(|launch| (0, launch.shape.grid.count())).collect(), turn: 0 },
+        free_slots: Vec::new(),
+        live_threads: 0,
+        ended: Vec::new(),
+        idle: 0,
+        rests: 0,
+        turns: 0,
+        fills: Random::new(mix(options.seed)),
+    };
+    let outcome = engine.drive();
+    // [G2]: remaining threads are unwound here, whatever the outcome. Their destructors may use the
+    // executor, so slots must stay in place.
+    engine.unwind();
+    outcome
+}
+
+impl Engine<'_> {
+    fn drive(&mut self) -> Result<(), GridError> {
+        self.begin_first()?;
+        loop {
+            self.admit()?;
+            let next = self.run.schedule.borrow_mut().take();
+            let Some(number) = next else { return Ok(()) };
+            self.turn(number)?;
+            self.turns += 1;
+            if self.turns.is_multiple_of(256) {
+                self.check_deadline()?;
+            }
+        }
+    }
+
+    /// Starts the blocks that must run from the beginning: all blocks of a cooperative grid, and
+    /// one of each other grid.
+    fn begin_first(&mut self) -> Result<(), GridError> {
+        for (index, launch) in self.launches.iter().enumerate() {
+            let first = if launch.shape.cooperative { launch.shape.grid.count() } else { 1 };
+            self.waiting.next[index].0 = first;
+            (0..first).try_for_each(|block| self.begin(index, block))?;
+        }
+        Ok(())
+    }
+
+    /// Starts blocks while the limit of resident threads allows it. Also starts a block of every
+    /// grid that has no running block.
+    fn admit(&mut self) -> Result<(), GridError> {
+        for launch in std::mem::take(&mut self.ended) {
+            if let Some(block) = self.waiting.take_of(launch) {
+                self.begin(launch, block)?;
+            }
+        }
+        while self.live_threads < self.options.resident_threads {
+            let Some((launch, block)) = self.waiting.take() else { return Ok(()) };
+            self.begin(launch, block)?;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, launch: usize, linear: u64) -> Result<(), GridError> {
+        let Launch { name, shape, body } = self.launches[launch];
+        let threads = shape.block.count() as u32;
+        let grid = shape.grid;
+        let index = Dim3 {
+            x: (linear % u64::from(grid.x)) as u32,
+            y: (linear / u64::from(grid.x) % u64::from(grid.y)) as u32,
+            z: (linear / u64::from(grid.x) / u64::from(grid.y)) as u32,
+        };
+        let slot = self.free_slots.pop().unwrap_or_else(|| self.run.slots.borrow().len());
+        let mut fibers = Vec::with_capacity(threads as usize);
+        for thread in 0..threads {
+            let current = Current {
+                thread_idx: shape.block.index(thread),
+                block_idx: index,
+                block_dim: shape.block,
+                grid_dim: grid,
+                linear: thread,
+                slot,
+                run: self.run,
+                suspend: Cell::new(std::ptr::null()),
+                budget: Cell::new(0),
+            };
+            // SAFETY: [G2]: the engine drops the fiber before `run` returns, and with it the borrow
+            // of the body.
+            let fiber = unsafe { Fiber::new(&mut self.stacks, body, current) };
+            fibers.push(Some(fiber.map_err(|cause| GridError::Stack {
+                kernel: name.to_string(),
+                at: ThreadId { block: index, thread: shape.block.index(thread) },
+                cause: cause.to_string(),
+            })?));
+        }
+        let block = Block::new(threads, shape.shared_bytes, self.fills.next() as u8);
+        let entry = Slot { block, launch, index, block_dim: shape.block, fibers };
+        let mut slots = self.run.slots.borrow_mut();
+        if slot == slots.len() {
+            slots.push(entry)
+        } else {
+            slots[slot] = entry
+        }
+        let mut schedule = self.run.schedule.borrow_mut();
+        (0..threads).for_each(|thread| schedule.add(number(slot, thread)));
+        self.live_threads += threads as usize;
+        Ok(())
+    }
+
+    /// Runs one thread until it stops.
+    fn turn(&mut self, number: u32) -> Result<(), GridError> {
+        let (slot, thread) = slot_of(number);
+        let fiber = self.run.slots.borrow_mut()[slot].fibers[thread as usize].take();
+        let mut fiber = fiber.expect("a thread that has returned is not scheduled");
+        fiber.current().budget.set(self.run.schedule.borrow_mut().quantum());
+        let step = fiber.resume(&CURRENT);
+        let divergence = self.run.divergence.borrow_mut().take();
+        let outcome = match step {
+            Step::Suspended(why) => {
+                self.run.slots.borrow_mut()[slot].fibers[thread as usize] = Some(fiber);
+                self.suspended(number, why)
+            }
+            Step::Returned => {
+                self.stacks.give(fiber);
+                self.returned(slot, thread)
+            }
+            Step::Panicked(message) => {
+                self.stacks.give(fiber);
+                // The other threads of the block are not waited for: they no longer run.
+                Err(GridError::Panicked { kernel: self.name(slot), at: self.id(slot, thread), message, seed: self.options.seed })
+            }
+        };
+        match divergence {
+            Some(what) => Err(self.divergent(slot, thread, what)),
+            None => outcome,
+        }
+    }
+
+    fn suspended(&mut self, number: u32, why: SuspendReason) -> Result<(), GridError> {
+        let (slot, _) = slot_of(number);
+        match why {
+            SuspendReason::Pause => {
+                let mut schedule = self.run.schedule.borrow_mut();
+                schedule.add_spinning(number);
+                let waiting = schedule.len();
+                drop(schedule);
+                self.idle += 1;
+                // Every runnable thread has polled without success, twice: another PE must make
+                // progress first.
+                if self.idle > 2 * waiting {
+                    self.rest()?;
+                }
+                return Ok(());
+            }
+            SuspendReason::Switch => self.run.schedule.borrow_mut().add(number),
+            SuspendReason::Block => {
+                let stuck = self.run.slots.borrow()[slot].block.stuck();
+                if let Some((thread, what)) = stuck {
+                    return Err(self.divergent(slot, thread, what));
+                }
+            }
+            SuspendReason::Fail => {}
+        }
+        self.idle = 0;
+        self.rests = 0;
+        Ok(())
+    }
+
+    fn returned(&mut self, slot: usize, thread: u32) -> Result<(), GridError> {
+        self.idle = 0;
+        self.live_threads -= 1;
+        let mut slots = self.run.slots.borrow_mut();
+        let left = slots[slot].block.leave(thread);
+        let over = slots[slot].block.is_over();
+        if over {
+            self.ended.push(slots[slot].launch);
+            self.free_slots.push(slot);
+        }
+        drop(slots);
+        left.map_err(|what| self.divergent(slot, thread, what))
+    }
+
+    /// Pauses the run, because all threads wait for other PEs.
+    fn rest(&mut self) -> Result<(), GridError> {
+        self.idle = 0;
+        self.rests += 1;
+        if let Some(on_idle) = self.options.on_idle {
+            on_idle();
+        }
+        // At first the other PE is probably running; later it needs the processor.
+        if self.rests < 64 {
+            std::thread::yield_now()
+        } else {
+            std::thread::sleep(Duration::from_micros(50))
+        }
+        self.check_deadline()
+    }
+
+    fn check_deadline(&self) -> Result<(), GridError> {
+        let waited = self.run.started.elapsed();
+        if waited < self.options.deadline {
+            return Ok(());
+        }
+        let slots = self.run.slots.borrow();
+        let under_way: Vec<&Slot> = slots.iter().filter(|slot| !slot.block.is_over()).collect();
+        let Some(first) = under_way.first() else { return Ok(()) };
+        let block = first.index;
+        let more = if under_way.len() > 1 { format!("; {} more running blocks", under_way.len() - 1) } else { String::new() };
+        Err(GridError::Deadline {
+            kernel: self.launches[first.launch].name.to_string(),
+            waited,
+            state: format!("block {block}: {}{more}", first.block.summary()),
+            seed: self.options.seed,
+        })
+    }
+
+    fn name(&self, slot: usize) -> String {
+        self.launches[self.run.slots.borrow()[slot].launch].name.to_string()
+    }
+
+    fn id(&self, slot: usize, thread: u32) -> ThreadId {
+        let slots = self.run.slots.borrow();
+        ThreadId { block: slots[slot].index, thread: slots[slot].block_dim.index(thread) }
+    }
+
+    fn divergent(&self, slot: usize, thread: u32, what: String) -> GridError {
+        GridError::Divergent { kernel: self.name(slot), at: self.id(slot, thread), what, seed: self.options.seed }
+    }
+
+    /// Unwinds the frames of all remaining threads.
+    fn unwind(&mut self) {
+        let slots = self.run.slots.borrow().len();
+        for slot in 0..slots {
+            let threads = self.run.slots.borrow()[slot].fibers.len();
+            for thread in 0..threads {
+                let fiber = self.run.slots.borrow_mut()[slot].fibers[thread].take();
+                if let Some(fiber) = fiber {
+                    fiber.end(&CURRENT);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Errors of the kernels in the words of the calls.
+
+use crate::layout::{NO_SUCH_EXPERT, NOT_MAPPED, REPEATED_EXPERT};
+use peerweave_core::Error;
+use peerweave_types::Pe;
+
+/// What messages need of an exchange.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words {
+    pub(crate) experts: usize,
+    pub(crate) pe: Pe,
+}
+
+impl Words {
+    /// Returns the failure of a kernel of an exchange as that of `call`, with the meaning of its
+    /// code; other errors unchanged. What was skipped because of such a failure has failed by it.
+    pub(crate) fn explain(self, call: Option<&'static str>, error: Error) -> Error {
+        match error {
+            Error::Skipped { because, .. } if is_of_an_exchange(&because) => self.explain(call, Error::clone(&because)),
+            Error::Peer { call: kernel, team, pe, cause } if is_kernel(kernel) => {
+                Error::Peer { call: call.unwrap_or(kernel), team, pe, cause }
+            }
+            Error::Kernel(mut failure) if is_kernel(failure.kernel) => {
+                failure.kernel = call.unwrap_or(failure.kernel);
+                if let Some(message) = failure.exit_code.and_then(|code| self.meaning(code)) {
+                    failure.message = message;
+                }
+                Error::Kernel(failure)
+            }
+            error => error,
+        }
+    }
+
+    fn meaning(self, code: u64) -> Option<String> {
+        let Self { experts, pe } = self;
+        let expert = code as u32 as i32;
+        match code & !u64::from(u32::MAX) {
+            NO_SUCH_EXPERT => Some(format!(
+                "a token of {pe} has expert {expert}, expected one below {experts} (the experts of the shape), or -1 for none"
+            )),
+            REPEATED_EXPERT => {
+                Some(format!("a token of {pe} has expert {expert} twice, expected distinct ones of the {experts} experts"))
+            }
+            NOT_MAPPED => Some(format!("the memory of a rank is not mapped on {pe}, expected ranks on one machine")),
+            _ => None,
+        }
+    }
+}
+
+fn is_kernel(name: &str) -> bool {
+    name.starts_with("moe_")
+}
+
+fn is_of_an_exchange(error: &Error) -> bool {
+    match error {
+        Error::Kernel(failure) => is_kernel(failure.kernel),
+        Error::Peer { call, .. } => is_kernel(call),
+        Error::Skipped { because, .. } => is_of_an_exchange(because),
+        _ => false,
+    }
+}

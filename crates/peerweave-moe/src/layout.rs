@@ -1,0 +1,144 @@
+//! The argument of every kernel, the layout of its memory, and the limits and codes of kernels.
+
+use peerweave_device::prelude::*;
+
+/// Maximum number of ranks. A word of a token has one bit for each rank.
+pub const MAX_RANKS: usize = 64;
+
+/// Maximum number of experts of a token. A word of a token has one bit for each of them.
+pub const MAX_TOP_K: usize = 32;
+
+/// Maximum number of experts of a rank.
+pub const MAX_LOCAL_EXPERTS: usize = 512;
+
+/// Marks an entry without an expert, or without a row.
+pub const NOTHING: u32 = u32::MAX;
+
+/// The sizes of an exchange.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, KernelArg)]
+pub struct Layout {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Rank of this PE in the team.
+    pub rank: u32,
+    /// Number of experts of each rank.
+    pub local_experts: u32,
+    /// Number of experts of a token.
+    pub top_k: u32,
+    /// Maximum number of tokens of a rank.
+    pub max_tokens: u32,
+    /// Number of lines of a token.
+    pub token_lines: u32,
+    /// Number of lines of the scales of a token.
+    pub scale_lines: u32,
+    /// Number of lines of a result.
+    pub result_lines: u32,
+}
+
+/// The memory and the sizes of a dispatch and of its combination.
+///
+/// All memory is symmetric. On other ranks, a rank accesses only [`inbox`](Self::inbox) and
+/// [`returns`](Self::returns). A rank has `max_tokens * top_k` entries: one for each expert of each
+/// token.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, KernelArg)]
+pub struct Exchange {
+    /// Two banks for arriving tokens. A bank has, for each rank, a routing table and rows.
+    pub inbox: SymSlice<u128>,
+    /// Memory for arriving results: rows for each rank.
+    pub returns: SymSlice<u128>,
+    /// The entries of each rank. The lower half of an entry is the index of the expert on this rank
+    /// or [`NOTHING`], the upper half has the bits of the weight.
+    pub entries: SymSlice<u64>,
+    /// For each rank and entry, the row of the token for that expert, or [`NOTHING`].
+    pub places: SymSlice<u32>,
+    /// For each entry of this rank, the rank of the expert, or [`NOTHING`].
+    pub routes: SymSlice<u32>,
+    /// For each rank, the number of its tokens.
+    pub counts: SymSlice<u32>,
+    /// One word: the number of dispatches that this rank has received.
+    pub counter: SymSlice<u64>,
+    /// The content of a line that has not arrived.
+    pub sentinel: u128,
+    /// The sizes.
+    pub layout: Layout,
+}
+
+impl core::ops::Deref for Exchange {
+    type Target = Layout;
+
+    #[inline(always)]
+    fn deref(&self) -> &Layout {
+        &self.layout
+    }
+}
+
+/// Returns the number of lines of a table with this number of entries. The first line holds the
+/// number of tokens, each other line two entries.
+pub const fn table_lines(entries: u64) -> u64 {
+    1 + entries.div_ceil(2)
+}
+
+impl Layout {
+    /// Returns the number of entries of a rank.
+    #[inline(always)]
+    pub fn entries_per_rank(&self) -> u64 {
+        u64::from(self.max_tokens) * u64::from(self.top_k)
+    }
+
+    /// Returns the number of lines of the row of a token: the token, then its scales.
+    #[inline(always)]
+    pub fn row_lines(&self) -> u64 {
+        u64::from(self.token_lines) + u64::from(self.scale_lines)
+    }
+
+    /// Returns the number of lines of one rank in a bank.
+    #[inline(always)]
+    fn lines_per_rank(&self) -> u64 {
+        table_lines(self.entries_per_rank()) + u64::from(self.max_tokens) * self.row_lines()
+    }
+
+    /// Returns the number of lines of the inbox.
+    pub fn inbox_lines(&self) -> u64 {
+        2 * u64::from(self.ranks) * self.lines_per_rank()
+    }
+
+    /// Returns the number of lines of the returns.
+    pub fn returns_lines(&self) -> u64 {
+        u64::from(self.ranks) * u64::from(self.max_tokens) * u64::from(self.result_lines)
+    }
+
+    /// Returns the index in the inbox of the table of a rank.
+    #[inline(always)]
+    pub(crate) fn table(&self, bank: u64, rank: u32) -> u64 {
+        ((bank & 1) * u64::from(self.ranks) + u64::from(rank)) * self.lines_per_rank()
+    }
+
+    /// Returns the index in the inbox of the row of a token of a rank.
+    #[inline(always)]
+    pub(crate) fn row(&self, bank: u64, rank: u32, token: u64) -> u64 {
+        self.table(bank, rank) + table_lines(self.entries_per_rank()) + token * self.row_lines()
+    }
+
+    /// Returns the index in the returns of the row that a rank sends for a token.
+    #[inline(always)]
+    pub(crate) fn result(&self, rank: u32, token: u64) -> u64 {
+        (u64::from(rank) * u64::from(self.max_tokens) + token) * u64::from(self.result_lines)
+    }
+
+    /// Returns the index of the first entry of a token of a rank.
+    #[inline(always)]
+    pub(crate) fn entry(&self, rank: u32, token: u64) -> usize {
+        (u64::from(rank) * self.entries_per_rank() + token * u64::from(self.top_k)) as usize
+    }
+}
+
+/// Failure code: the memory of a rank is not mapped.
+pub const NOT_MAPPED: u64 = 1 << 32;
+
+/// Failure code: an expert of a token does not exist. The lower half has the bits of its number.
+pub const NO_SUCH_EXPERT: u64 = 2 << 32;
+
+/// Failure code: an expert occurs twice in one token. The lower half has its number.
+pub const REPEATED_EXPERT: u64 = 3 << 32;

@@ -1,0 +1,183 @@
+//! Pieces of memory on the host: consecutive lines that are moved together, without a turn for
+//! other threads between them.
+//!
+//! Other PEs may access the memory at the same time. So every half of a line is read and written by
+//! one relaxed atomic access, or by an instruction that has the effects of such accesses.
+
+use peerweave_device::gpu::Vector;
+
+/// Size of a line in bytes.
+const LINE: u64 = size_of::<Vector>() as u64;
+
+#[inline(always)]
+fn pointer(address: u64) -> *mut Vector {
+    core::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Reads consecutive lines.
+///
+/// # Safety
+/// At the address, aligned to 16, there are as many lines, which this thread can access, and which
+/// others access by relaxed atomic accesses of their halves.
+#[inline(always)]
+pub(crate) unsafe fn load(from: u64, into: &mut [Vector]) {
+    for (index, line) in into.iter_mut().enumerate() {
+        // SAFETY: a line that the caller guarantees.
+        *line = unsafe { access::load(pointer(from + LINE * index as u64)) };
+    }
+}
+
+/// Writes consecutive lines.
+///
+/// # Safety
+/// As for [`load`].
+#[inline(always)]
+pub(crate) unsafe fn store(to: u64, lines: &[Vector]) {
+    for (index, line) in lines.iter().enumerate() {
+        // SAFETY: a line that the caller guarantees.
+        unsafe { access::store(pointer(to + LINE * index as u64), *line) };
+    }
+}
+
+/// Like [`store`], past the caches where the processor can: it does not read the memory first.
+/// [`end_streaming`] orders the writes before later ones.
+///
+/// # Safety
+/// As for [`load`].
+#[inline(always)]
+pub(crate) unsafe fn store_streaming(to: u64, lines: &[Vector]) {
+    for (index, line) in lines.iter().enumerate() {
+        // SAFETY: a line that the caller guarantees.
+        unsafe { access::store_streaming(pointer(to + LINE * index as u64), *line) };
+    }
+}
+
+/// Orders the writes of [`store_streaming`] before later writes of this thread.
+#[inline(always)]
+pub(crate) fn end_streaming() {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: every processor of this architecture has the instruction.
+    unsafe {
+        core::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// Requests consecutive lines that will be read soon.
+#[inline(always)]
+pub(crate) fn prefetch(from: u64, lines: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for at in (from..from + LINE * lines as u64).step_by(64) {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: has no effect but on the caches, at any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::with_exposed_provenance(at as usize)) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (from, lines);
+}
+
+/// Calls `with`, whose loops are compiled for the widest vectors that this processor is known to
+/// have.
+#[inline(always)]
+pub(crate) fn vectorised<R>(with: impl FnOnce() -> R) -> R {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        #[target_feature(enable = "avx2")]
+        fn by_avx2<R>(with: impl FnOnce() -> R) -> R {
+            with()
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has the instructions.
+            return unsafe { by_avx2(with) };
+        }
+    }
+    with()
+}
+
+/// Accesses of one line by a vector register that every processor of this architecture has.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod access {
+    use core::arch::asm;
+    use core::arch::x86_64::__m128i;
+    use peerweave_device::gpu::Vector;
+
+    /// Reads a line.
+    ///
+    /// # Safety
+    /// As for [`super::load`], for one line.
+    #[inline(always)]
+    pub(super) unsafe fn load(from: *const Vector) -> Vector {
+        let value: __m128i;
+        // SAFETY: reads exactly the line that the caller guarantees. Other threads cannot
+        // distinguish it from relaxed loads of two halves. The value is two plain numbers.
+        unsafe {
+            asm!("movdqa {value}, xmmword ptr [{from}]", from = in(reg) from, value = out(xmm_reg) value,
+                options(readonly, nostack, preserves_flags));
+            core::mem::transmute(value)
+        }
+    }
+
+    macro_rules! stores {
+        ($($name:ident $what:literal $instruction:literal;)*) => {$(
+            #[doc = concat!("Writes a line ", $what, ".")]
+            ///
+            /// # Safety
+            /// As for [`super::store`], for one line.
+            #[inline(always)]
+            pub(super) unsafe fn $name(to: *mut Vector, value: Vector) {
+                // SAFETY: writes exactly the line that the caller guarantees. Other threads cannot
+                // distinguish it from relaxed stores of two halves, which may become visible late.
+                unsafe {
+                    let value: __m128i = core::mem::transmute(value);
+                    asm!($instruction, to = in(reg) to, value = in(xmm_reg) value, options(nostack, preserves_flags));
+                }
+            }
+        )*};
+    }
+
+    stores! {
+        store "through the caches" "movdqa xmmword ptr [{to}], {value}";
+        store_streaming "past the caches" "movntdq xmmword ptr [{to}], {value}";
+    }
+}
+
+/// Accesses of one line by those of the language.
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+mod access {
+    use core::sync::atomic::{AtomicU64, Ordering};
+    use peerweave_device::gpu::Vector;
+
+    /// Returns the halves of a line.
+    ///
+    /// # Safety
+    /// As for [`super::load`], for one line, which is accessible for `'a`.
+    #[inline(always)]
+    unsafe fn halves<'a>(line: *const Vector) -> [&'a AtomicU64; 2] {
+        let low = line.cast::<u64>().cast_mut();
+        // SAFETY: the caller guarantees an aligned line.
+        unsafe { [AtomicU64::from_ptr(low), AtomicU64::from_ptr(low.add(1))] }
+    }
+
+    /// Reads a line.
+    ///
+    /// # Safety
+    /// As for [`super::load`], for one line.
+    #[inline(always)]
+    pub(super) unsafe fn load(from: *const Vector) -> Vector {
+        // SAFETY: guaranteed by the caller.
+        unsafe { halves(from) }.map(|half| half.load(Ordering::Relaxed))
+    }
+
+    /// Writes a line.
+    ///
+    /// # Safety
+    /// As for [`super::store`], for one line.
+    #[inline(always)]
+    pub(super) unsafe fn store(to: *mut Vector, value: Vector) {
+        // SAFETY: guaranteed by the caller.
+        let [low, high] = unsafe { halves(to) };
+        low.store(value[0], Ordering::Relaxed);
+        high.store(value[1], Ordering::Relaxed);
+    }
+
+    pub(super) use store as store_streaming;
+}

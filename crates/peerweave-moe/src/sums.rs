@@ -1,0 +1,219 @@
+//! Sums of lines in `f32`, for each type of results.
+//!
+//! A GPU thread has a few lines in registers and adds them up by words. On the host, a batch of
+//! consecutive lines is an array of elements, whose loops the compiler vectorises. Both add the
+//! same numbers in the same order, and round them in the same way.
+
+use crate::line::{BATCH, Batch};
+use core::marker::PhantomData;
+use peerweave_device::gpu::{self, Vector};
+
+/// Maximum number of elements of a line.
+const MOST: usize = 8;
+
+/// A type of results.
+pub(crate) trait Class {
+    /// The bits of an element.
+    #[cfg(not(target_arch = "nvptx64"))]
+    type Bits: Copy;
+
+    /// Converts the elements of a line. Those behind the last one are 0.
+    fn unpack(line: Vector) -> [f32; MOST];
+    /// Converts back, rounded to nearest even.
+    fn pack(values: [f32; MOST]) -> Vector;
+
+    /// Converts an element.
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn widen(bits: Self::Bits) -> f32;
+    /// Converts back, rounded to nearest even.
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn narrow(value: f32) -> Self::Bits;
+}
+
+/// Applies a conversion to the four words of a line.
+#[inline(always)]
+fn words(line: Vector, values: impl Fn(u32) -> [f32; 2]) -> [f32; MOST] {
+    let [a, b] = values(line[0] as u32);
+    let [c, d] = values((line[0] >> 32) as u32);
+    let [e, f] = values(line[1] as u32);
+    let [g, h] = values((line[1] >> 32) as u32);
+    [a, b, c, d, e, f, g, h]
+}
+
+/// The inverse of [`words`].
+#[inline(always)]
+fn line([a, b, c, d, e, f, g, h]: [f32; MOST], pair: impl Fn([f32; 2]) -> u32) -> Vector {
+    let half = |low: u32, high: u32| u64::from(low) | (u64::from(high) << 32);
+    [half(pair([a, b]), pair([c, d])), half(pair([e, f]), pair([g, h]))]
+}
+
+pub(crate) struct BFloat16;
+pub(crate) struct Float16;
+pub(crate) struct Float32;
+
+impl Class for BFloat16 {
+    #[cfg(not(target_arch = "nvptx64"))]
+    type Bits = u16;
+
+    #[inline(always)]
+    fn unpack(from: Vector) -> [f32; MOST] {
+        words(from, |pair| [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)])
+    }
+    #[inline(always)]
+    fn pack(values: [f32; MOST]) -> Vector {
+        line(values, gpu::bf16_pair)
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[inline(always)]
+    fn widen(bits: u16) -> f32 {
+        f32::from_bits(u32::from(bits) << 16)
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[inline(always)]
+    fn narrow(value: f32) -> u16 {
+        let bits = value.to_bits();
+        // The carry of the rounding must not make another value of a NaN.
+        let quiet = (bits >> 16) | 0x40;
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        (if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded }) as u16
+    }
+}
+
+impl Class for Float16 {
+    #[cfg(not(target_arch = "nvptx64"))]
+    type Bits = u16;
+
+    #[inline(always)]
+    fn unpack(from: Vector) -> [f32; MOST] {
+        words(from, gpu::f16_values)
+    }
+    #[inline(always)]
+    fn pack(values: [f32; MOST]) -> Vector {
+        line(values, gpu::f16_pair)
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[inline(always)]
+    fn widen(bits: u16) -> f32 {
+        peerweave_types::f16::from_bits(bits).to_f32()
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[inline(always)]
+    fn narrow(value: f32) -> u16 {
+        peerweave_types::f16::from_f32(value).to_bits()
+    }
+}
+
+impl Class for Float32 {
+    #[cfg(not(target_arch = "nvptx64"))]
+    type Bits = u32;
+
+    #[inline(always)]
+    fn unpack(line: Vector) -> [f32; MOST] {
+        let value = |bits: u64| f32::from_bits(bits as u32);
+        [value(line[0]), value(line[0] >> 32), value(line[1]), value(line[1] >> 32), 0.0, 0.0, 0.0, 0.0]
+    }
+    #[inline(always)]
+    fn pack(values: [f32; MOST]) -> Vector {
+        let bits = |index: usize| u64::from(values[index].to_bits());
+        [bits(0) | (bits(1) << 32), bits(2) | (bits(3) << 32)]
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[inline(always)]
+    fn widen(bits: u32) -> f32 {
+        f32::from_bits(bits)
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[inline(always)]
+    fn narrow(value: f32) -> u32 {
+        value.to_bits()
+    }
+}
+
+/// The sums of the elements of a batch.
+pub(crate) struct Sums<C> {
+    /// The sums of each line; on the host, for a piece of memory, those of all elements in turn.
+    values: [[f32; MOST]; BATCH],
+    class: PhantomData<C>,
+}
+
+impl<C: Class> Sums<C> {
+    /// Returns sums of nothing.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self { values: [[0.0; MOST]; BATCH], class: PhantomData }
+    }
+
+    /// Adds lines to the sums, after `scaled` was applied to each element.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, batch: Batch, lines: &[Vector; BATCH], scaled: impl Fn(f32) -> f32) {
+        #[cfg(not(target_arch = "nvptx64"))]
+        if batch.is_piece() {
+            return host::add::<C>(self.values.as_flattened_mut(), batch.piece(lines), scaled);
+        }
+        batch.each(|index| {
+            let values = C::unpack(lines[index]);
+            for element in 0..MOST {
+                self.values[index][element] += scaled(values[element]);
+            }
+        });
+    }
+
+    /// Writes the sums to lines, rounded.
+    #[inline(always)]
+    pub(crate) fn round(&self, batch: Batch, lines: &mut [Vector; BATCH]) {
+        #[cfg(not(target_arch = "nvptx64"))]
+        if batch.is_piece() {
+            return host::round::<C>(self.values.as_flattened(), batch.piece_mut(lines));
+        }
+        batch.each(|index| lines[index] = C::pack(self.values[index]));
+    }
+}
+
+/// Sums of consecutive lines, by loops over elements that the compiler vectorises.
+#[cfg(not(target_arch = "nvptx64"))]
+mod host {
+    use super::{Class, Vector};
+    use crate::piece::vectorised;
+
+    /// Number of elements of type `B` in a line.
+    const fn per_line<B>() -> usize {
+        const { assert!(align_of::<B>() <= align_of::<Vector>() && size_of::<Vector>().is_multiple_of(size_of::<B>())) };
+        size_of::<Vector>() / size_of::<B>()
+    }
+
+    #[inline(always)]
+    fn add_all<C: Class>(sums: &mut [f32], lines: &[Vector], scaled: impl Fn(f32) -> f32) {
+        // SAFETY: the same bytes, of which every value is valid; `per_line` has checked the
+        // alignment.
+        let elements: &[C::Bits] =
+            unsafe { core::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * per_line::<C::Bits>()) };
+        for (sum, element) in sums.iter_mut().zip(elements) {
+            *sum += scaled(C::widen(*element));
+        }
+    }
+
+    #[inline(always)]
+    fn round_all<C: Class>(sums: &[f32], lines: &mut [Vector]) {
+        // SAFETY: as in `add_all`.
+        let elements: &mut [C::Bits] =
+            unsafe { core::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * per_line::<C::Bits>()) };
+        for (element, sum) in elements.iter_mut().zip(sums) {
+            *element = C::narrow(*sum);
+        }
+    }
+
+    /// Adds the elements of lines to the sums.
+    #[inline(always)]
+    pub(super) fn add<C: Class>(sums: &mut [f32], lines: &[Vector], scaled: impl Fn(f32) -> f32) {
+        vectorised(|| add_all::<C>(sums, lines, scaled));
+    }
+
+    /// Writes the sums to lines, rounded.
+    #[inline(always)]
+    pub(super) fn round<C: Class>(sums: &[f32], lines: &mut [Vector]) {
+        vectorised(|| round_all::<C>(sums, lines));
+    }
+}

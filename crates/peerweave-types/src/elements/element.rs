@@ -1,0 +1,343 @@
+//! Traits of the Rust types that can be elements.
+//!
+//! A backend sees values of a [`DType`] only. An element consists of one or several of them; the
+//! portable API counts elements, and multiplies counts where it erases types.
+
+use crate::{Bool, DType, F8E4M3, F8E5M2, ReduceOp};
+use core::fmt::Debug;
+use half::{bf16, f16};
+
+/// A type whose values Peerweave transfers between PEs.
+///
+/// | type | reductions |
+/// |---|---|
+/// | `i8` to `i64`, `u8` to `u64`, `isize`, `usize` | all |
+/// | `f16`, `bf16`, `f32`, `f64` | all that are not bitwise |
+/// | [`Bool`], for `bool` | `And`, `Or`, `Xor`, `Min`, `Max` |
+/// | `i128`, `u128` | `And`, `Or`, `Xor` |
+/// | [`F8E4M3`], [`F8E5M2`] | none |
+/// | `num_complex::Complex<f32>` and `Complex<f64>`, with the feature `num-complex` | `Sum`, `Avg` |
+/// | `[T; N]` of elements | those of `T`, on each element of the array, without `PreMulSum` |
+/// | a struct with `#[derive(Element)]` | with `#[element(reduce)]` those that every field has, field by field |
+///
+/// Atomic operations take the integers of 32 and 64 bits, and, to fetch, set and swap, `f32` and
+/// `f64` ([`AtomicElement`], [`AtomicInteger`]). Waits take integers from 16 bits
+/// ([`WaitElement`]).
+///
+/// `bool` itself is none, since a peer could write a byte that is neither 0 nor 1. The derive is
+/// exported by the crate `peerweave`. It needs `#[repr(C)]` or `#[repr(transparent)]`, fields that
+/// are elements, and no padding.
+///
+/// ```
+/// use peerweave_types::{DType, Element};
+///
+/// assert_eq!((<[f32; 3]>::DTYPE, <[f32; 3]>::PARTS), (DType::F32, 3));
+/// assert_eq!(i16::zeroed(), 0);
+/// ```
+///
+/// # Safety
+/// An implementation guarantees: **\[E1\]** every bit pattern of `size_of::<Self>()` bytes is a
+/// valid value, so memory that a peer may write at any time can be read without undefined
+/// behaviour; **\[E2\]** the type has no padding; **\[E3\]** it consists of [`Self::PARTS`] values
+/// of [`Self::DTYPE`], at least 1, which are its size in bytes; for a [`Number`] they also have the
+/// meaning of that type; **\[E4\]** it contains no pointer; **\[E5\]** its alignment is at most
+/// 64.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an element type",
+    label = "Peerweave does not transfer values of this type",
+    note = "elements are integers, floats, `Bool`, complex numbers (feature `num-complex`), arrays of elements, and structs with `#[derive(Element)]` and `#[repr(C)]`",
+    note = "`bool` and `char` are not elements, because some bit patterns are not valid for them: use `Bool` and `u32`"
+)]
+pub unsafe trait Element: Copy + PartialEq + Send + Sync + Debug + 'static {
+    /// The run-time name of the values that the type consists of.
+    const DTYPE: DType;
+    /// The number of values of [`Self::DTYPE`] of which one element consists.
+    const PARTS: usize;
+
+    /// Returns the element whose bytes are all zero.
+    #[inline]
+    fn zeroed() -> Self {
+        // SAFETY: [E1]: zeros are a value.
+        unsafe { core::mem::zeroed() }
+    }
+}
+
+/// An element whose single value is a buffer of length 1: `&x` where an operation reads, `&mut x`
+/// where it writes. All elements are, except arrays, which are buffers of their own elements.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be passed as a single element",
+    note = "arrays are buffers of their own elements, so `&x` is a buffer of one element only if `x` is no array: pass a slice, such as `std::slice::from_ref(&x)`"
+)]
+pub trait SingleElement: Element {}
+
+/// An element on which reductions are defined.
+#[diagnostic::on_unimplemented(
+    message = "reductions are not defined for `{Self}`",
+    note = "they are defined for integers, floats of 16 bits and more, `Bool`, complex numbers, arrays of these, and structs with `#[derive(Element)]` and `#[element(reduce)]`"
+)]
+pub trait Number: Element {
+    /// Returns whether the reduction is defined for this type. A reduction combines the values that
+    /// an element consists of separately.
+    fn accepts(op: ReduceOp) -> bool {
+        op.accepts(Self::DTYPE)
+    }
+}
+
+/// A number that is a single value: not made of others.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a single integer or float",
+    note = "pass an integer of at most 64 bits, `f16`, `bf16`, `f32` or `f64`"
+)]
+pub trait Scalar: Number + Default {
+    /// Returns the bits of the value, zero-extended: the form of scalars in a type-erased
+    /// operation.
+    fn to_word(self) -> u64;
+    /// Returns the value whose bits are the low bits of `word`.
+    fn from_word(word: u64) -> Self;
+}
+
+/// An integer element, which also supports bitwise reductions.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an integer element",
+    note = "integer elements are those of 8 to 64 bits, `isize` and `usize`"
+)]
+pub trait Integer: Scalar {}
+
+/// An element that can be fetched, set and swapped atomically: `i32`, `u32`, `i64`, `u64`, `isize`,
+/// `usize`, `f32` and `f64`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no atomic operations",
+    note = "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have all; `f32` and `f64` can be fetched, set and swapped"
+)]
+pub trait AtomicElement: Scalar {}
+
+/// An integer element with all atomic operations: `i32`, `u32`, `i64`, `u64`, `isize` and `usize`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no atomic arithmetic",
+    note = "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have it; `f32` and `f64` can only be fetched, set and swapped"
+)]
+pub trait AtomicInteger: AtomicElement + Integer {}
+
+/// An integer element that a PE can wait for: it is read at once, and compared by the order of its
+/// type.
+#[diagnostic::on_unimplemented(
+    message = "a PE cannot wait for elements of type `{Self}`",
+    note = "waits and tests take words of `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` and `usize`"
+)]
+pub trait WaitElement: Integer {}
+
+macro_rules! element {
+    ($($t:ty => $dtype:ident * $parts:literal),* $(,)?) => {$(
+        // SAFETY: [E1], [E2], [E4], [E5]: a primitive number, or a transparent wrapper of one.
+        // [E3]: its size is checked by the constant below.
+        unsafe impl Element for $t {
+            const DTYPE: DType = DType::$dtype;
+            const PARTS: usize = $parts;
+        }
+        impl SingleElement for $t {}
+        const _: () = assert!(size_of::<$t>() == $parts * DType::$dtype.size_bytes());
+    )*};
+}
+
+element!(i8 => I8 * 1, u8 => U8 * 1, i16 => I16 * 1, u16 => U16 * 1, i32 => I32 * 1, u32 => U32 * 1, i64 => I64 * 1,
+    u64 => U64 * 1, f16 => F16 * 1, bf16 => BF16 * 1, f32 => F32 * 1, f64 => F64 * 1, F8E4M3 => F8E4M3 * 1,
+    F8E5M2 => F8E5M2 * 1, Bool => U8 * 1, i128 => U64 * 2, u128 => U64 * 2);
+#[cfg(target_pointer_width = "64")]
+element!(isize => I64 * 1, usize => U64 * 1);
+
+// SAFETY: an array has the layout of its elements one after the other, so it has their guarantees.
+unsafe impl<T: Element, const N: usize> Element for [T; N] {
+    const DTYPE: DType = T::DTYPE;
+    const PARTS: usize = {
+        assert!(N > 0, "an array of length 0 has no values, expected at least one");
+        N * T::PARTS
+    };
+}
+
+impl<T: Number, const N: usize> Number for [T; N] {
+    fn accepts(op: ReduceOp) -> bool {
+        // The scalar of a premultiplied sum would be an array.
+        !matches!(op, ReduceOp::PreMulSum) && T::accepts(op)
+    }
+}
+
+macro_rules! bitwise {
+    ($($t:ty),*) => {$(
+        impl Number for $t {
+            fn accepts(op: ReduceOp) -> bool {
+                op.is_bitwise()
+            }
+        }
+    )*};
+}
+
+// The bits do not depend on how an integer is divided.
+bitwise!(i128, u128);
+
+impl Number for Bool {
+    fn accepts(op: ReduceOp) -> bool {
+        op.is_bitwise() || matches!(op, ReduceOp::Min | ReduceOp::Max)
+    }
+}
+
+#[cfg(feature = "num-complex")]
+macro_rules! complex {
+    ($($t:ty => $dtype:ident),*) => {$(
+        // SAFETY: the crate documents the layout of `[T; 2]`, `repr(C)`, for this version: two
+        // values of this type.
+        unsafe impl Element for num_complex::Complex<$t> {
+            const DTYPE: DType = DType::$dtype;
+            const PARTS: usize = 2;
+        }
+        impl SingleElement for num_complex::Complex<$t> {}
+        impl Number for num_complex::Complex<$t> {
+            fn accepts(op: ReduceOp) -> bool {
+                // Products mix the two values, and complex numbers have no order.
+                matches!(op, ReduceOp::Sum | ReduceOp::Avg)
+            }
+        }
+        const _: () = assert!(size_of::<num_complex::Complex<$t>>() == 2 * size_of::<$t>());
+    )*};
+}
+
+#[cfg(feature = "num-complex")]
+complex!(f32 => F32, f64 => F64);
+
+macro_rules! integer {
+    ($($t:ty as $unsigned:ty),*) => {$(
+        impl Number for $t {}
+        impl Scalar for $t {
+            #[inline]
+            fn to_word(self) -> u64 {
+                self as $unsigned as u64
+            }
+            #[inline]
+            fn from_word(word: u64) -> Self {
+                word as $unsigned as $t
+            }
+        }
+        impl Integer for $t {}
+    )*};
+}
+
+integer!(i8 as u8, u8 as u8, i16 as u16, u16 as u16, i32 as u32, u32 as u32, i64 as u64, u64 as u64);
+#[cfg(target_pointer_width = "64")]
+integer!(isize as usize, usize as usize);
+
+macro_rules! float {
+    ($($t:ty as $bits:ty),*) => {$(
+        impl Number for $t {}
+        impl Scalar for $t {
+            #[inline]
+            fn to_word(self) -> u64 {
+                u64::from(self.to_bits())
+            }
+            #[inline]
+            fn from_word(word: u64) -> Self {
+                Self::from_bits(word as $bits)
+            }
+        }
+    )*};
+}
+
+float!(f16 as u16, bf16 as u16, f32 as u32, f64 as u64);
+
+macro_rules! atomic {
+    ($($t:ty: $($kind:ident)*;)*) => {$($(impl $kind for $t {})*)*};
+}
+
+atomic! {
+    i16: WaitElement;
+    u16: WaitElement;
+    i32: AtomicElement AtomicInteger WaitElement;
+    u32: AtomicElement AtomicInteger WaitElement;
+    i64: AtomicElement AtomicInteger WaitElement;
+    u64: AtomicElement AtomicInteger WaitElement;
+    f32: AtomicElement;
+    f64: AtomicElement;
+}
+#[cfg(target_pointer_width = "64")]
+atomic! {
+    isize: AtomicElement AtomicInteger WaitElement;
+    usize: AtomicElement AtomicInteger WaitElement;
+}
+
+/// Checks of `#[derive(Element)]`, which calls them in constants.
+#[doc(hidden)]
+pub mod derived {
+    use crate::DType;
+
+    /// Returns the type of the values of a struct whose fields have these types: the common one, or
+    /// else the unsigned integer of its alignment.
+    pub const fn dtype(fields: &[DType], align: usize) -> DType {
+        if is_uniform(fields) {
+            return fields[0];
+        }
+        match align {
+            1 => DType::U8,
+            2 => DType::U16,
+            4 => DType::U32,
+            _ => DType::U64,
+        }
+    }
+
+    /// Returns whether all fields have one type.
+    pub const fn is_uniform(fields: &[DType]) -> bool {
+        let mut index = 1;
+        while index < fields.len() {
+            if fields[index] as u8 != fields[0] as u8 {
+                return false;
+            }
+            index += 1;
+        }
+        !fields.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversion_to_words_keeps_sign_and_bits() {
+        assert_eq!(i8::from_word((-3i8).to_word()), -3);
+        assert_eq!(i32::from_word(i32::MIN.to_word()), i32::MIN);
+        assert_eq!(u64::from_word(u64::MAX.to_word()), u64::MAX);
+        assert_eq!(f32::from_word((-0.0f32).to_word()).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(bf16::from_word(bf16::from_f32(1.5).to_word()), bf16::from_f32(1.5));
+        assert_eq!(i16::from_word((-3i16).to_word()), -3);
+        assert_eq!(isize::from_word((-3isize).to_word()), -3);
+        assert_eq!((-1i32).to_word(), 0xffff_ffff, "zero-extended, not sign-extended");
+    }
+
+    #[test]
+    fn composed_elements_have_the_size_of_their_parts() {
+        fn fits<T: Element>(parts: usize) {
+            assert_eq!((T::PARTS, size_of::<T>()), (parts, parts * T::DTYPE.size_bytes()));
+        }
+        fits::<usize>(1);
+        fits::<Bool>(1);
+        fits::<u128>(2);
+        fits::<[[f32; 3]; 5]>(15);
+        assert_eq!(<[[f32; 3]; 5]>::DTYPE, DType::F32);
+        assert_eq!(<[u16; 2]>::zeroed(), [0; 2]);
+    }
+
+    #[test]
+    fn composed_elements_have_the_reductions_of_their_values() {
+        assert!(<[f32; 2]>::accepts(ReduceOp::Prod) && !<[f32; 2]>::accepts(ReduceOp::PreMulSum));
+        assert!(!<[f32; 2]>::accepts(ReduceOp::Xor) && <[u16; 2]>::accepts(ReduceOp::Xor));
+        assert!(u128::accepts(ReduceOp::Or) && !u128::accepts(ReduceOp::Sum));
+        assert!(Bool::accepts(ReduceOp::And) && Bool::accepts(ReduceOp::Max) && !Bool::accepts(ReduceOp::Sum));
+        assert!(f32::accepts(ReduceOp::PreMulSum));
+    }
+
+    #[test]
+    fn struct_of_several_types_moves_as_integers() {
+        assert_eq!(derived::dtype(&[DType::F32, DType::F32], 4), DType::F32);
+        assert_eq!(derived::dtype(&[DType::F32, DType::U32], 4), DType::U32);
+        assert_eq!(derived::dtype(&[DType::U8, DType::I8], 1), DType::U8);
+        assert_eq!(derived::dtype(&[DType::F64, DType::U64], 16), DType::U64);
+        assert!(!derived::is_uniform(&[]));
+    }
+}

@@ -1,0 +1,62 @@
+//! Strided subsets of a team, as in OpenSHMEM and NVSHMEM.
+
+/// A team of `size` ranks of its parent: `start`, `start + stride`, and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct TeamShape {
+    /// The first rank.
+    pub start: u32,
+    /// Distance between members. It can be negative or larger than the team, but not 0 with two or
+    /// more members.
+    pub stride: i32,
+    /// Number of members.
+    pub size: u32,
+}
+
+impl TeamShape {
+    /// Returns the rank of member `index` in the parent team; `None` if it is negative or
+    /// overflows, or if `index >= size`.
+    pub const fn member(&self, index: u32) -> Option<u32> {
+        if index >= self.size {
+            return None;
+        }
+        let rank = self.start as i64 + self.stride as i64 * index as i64;
+        if rank < 0 || rank > u32::MAX as i64 { None } else { Some(rank as u32) }
+    }
+
+    /// Returns whether all members are distinct ranks of a parent of `parent_size` ranks.
+    pub const fn fits(&self, parent_size: u32) -> bool {
+        if self.size == 0 || self.start >= parent_size || (self.stride == 0 && self.size > 1) {
+            return false;
+        }
+        match self.member(self.size - 1) {
+            Some(last) => last < parent_size,
+            None => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_computed_for_both_signs_of_the_stride() {
+        let odd = TeamShape { start: 1, stride: 2, size: 3 };
+        assert!(odd.fits(6) && !odd.fits(5));
+        assert_eq!([odd.member(0), odd.member(2), odd.member(3)], [Some(1), Some(5), None]);
+        let back = TeamShape { start: 3, stride: -1, size: 4 };
+        assert!(back.fits(4));
+        assert_eq!(back.member(3), Some(0));
+        assert!(!TeamShape { start: 3, stride: -1, size: 5 }.fits(8));
+    }
+
+    #[test]
+    fn empty_or_overlapping_shapes_do_not_fit() {
+        assert!(!TeamShape { start: 0, stride: 1, size: 0 }.fits(4));
+        assert!(!TeamShape { start: 0, stride: 0, size: 2 }.fits(4));
+        assert!(TeamShape { start: 3, stride: 0, size: 1 }.fits(4));
+        assert!(!TeamShape { start: 4, stride: 1, size: 1 }.fits(4));
+        assert!(!TeamShape { start: u32::MAX, stride: i32::MAX, size: u32::MAX }.fits(u32::MAX));
+    }
+}

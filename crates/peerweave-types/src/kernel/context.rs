@@ -1,0 +1,352 @@
+//! The context that a kernel receives: tables for accessing peers, and words for reporting
+//! failures.
+//!
+//! Plain data with a fixed layout: the host writes it to device memory, and the kernel reads it
+//! there. Addresses are 64-bit numbers; this module dereferences no pointer. Invariant:
+//! [`KernelContext::version`] changes with every layout in this file, and both sides compare it.
+
+use crate::{Pe, SymOffset};
+
+/// The context of a kernel: its PE, the tables of peers and teams, its deadline, and the words for
+/// reporting failures.
+///
+/// The context lies in device memory, so a replayed graph reads its current content. All addresses
+/// are valid in kernels on that device. Kernels must not write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct KernelContext {
+    /// [`Self::VERSION`] of the code that wrote the context. The launch and the kernel's entry
+    /// compare it.
+    pub version: u32,
+    /// This PE.
+    pub my_pe: u32,
+    /// Number of PEs of the job.
+    pub n_pes: u32,
+    /// Index of this PE on its node.
+    pub node_pe: u32,
+    /// Number of PEs on this PE's node.
+    pub node_n_pes: u32,
+    /// Number of entries at [`Self::teams`].
+    pub n_teams: u32,
+    /// Capabilities of the device and the job: the sum of `KernelContext::CAN_*`.
+    pub capabilities: u32,
+    /// Unused; 0.
+    pub reserved: u32,
+    /// Size of the symmetric heap of each PE, in bytes.
+    pub heap_bytes: u64,
+    /// Address of the [`PeerEntry`]s, one for each PE of the job.
+    pub peers: u64,
+    /// Address of the [`TeamEntry`]s. Entry 0 is the team of all PEs.
+    pub teams: u64,
+    /// Address of the [`KernelStatus`], which kernels write and the host reads.
+    pub status: u64,
+    /// Address of a 32-bit word. Waits fail when it is not 0; the host or a failed kernel of this
+    /// PE sets it.
+    pub abort: u64,
+    /// Maximum duration of a wait, in nanoseconds of the device's global timer.
+    pub deadline_ns: u64,
+    /// Address of the heap's multicast mapping, through which one store reaches the heaps of all
+    /// PEs; 0 without one.
+    pub multicast: u64,
+    /// Address of words that say which PEs take no part any more; 0 without them. The first has
+    /// their number, and the next ones have a bit for each PE. Only kernels on the host read them.
+    pub gone: u64,
+}
+
+impl KernelContext {
+    /// The version of the layouts in this file.
+    pub const VERSION: u32 = 0x7077_0001;
+
+    /// Bytes between the signal words of neighbouring ranks: two cache lines, because prefetchers
+    /// load pairs of lines.
+    pub const SIGNAL_LINE_BYTES: u64 = 128;
+
+    /// [`Self::capabilities`]: NVSHMEM's device library is linked into the kernels of this context.
+    pub const CAN_NETWORK: u32 = 1;
+}
+
+/// The access of a kernel to a PE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct PeerEntry {
+    /// Address of the PE's symmetric heap on this device; 0 if it is not mapped. Never 0 for this
+    /// PE itself.
+    pub base: u64,
+    /// Index of the PE on its node.
+    pub node_pe: u32,
+    /// `PeerEntry::MAPPED`, `PeerEntry::NETWORK` or `PeerEntry::UNREACHABLE`.
+    pub transport: u32,
+}
+
+impl PeerEntry {
+    /// [`Self::transport`]: the PE cannot be reached.
+    pub const UNREACHABLE: u32 = 0;
+    /// [`Self::transport`]: the PE is accessed by loads and stores at [`Self::base`].
+    pub const MAPPED: u32 = 1;
+    /// [`Self::transport`]: the PE is accessed through NVSHMEM's device library.
+    pub const NETWORK: u32 = 2;
+}
+
+/// A team in the context of a kernel.
+///
+/// `sync` is the offset, in every member's heap, of `slots * size` lines of
+/// [`KernelContext::SIGNAL_LINE_BYTES`]. In slot `s`, rank `r` writes line `r`, and the owner of
+/// the heap waits for that line. Block `s` of each member uses slot `s`. The words are initially
+/// zero.
+///
+/// `epochs` is the address of `slots` words in private memory of this device: for each slot, the
+/// number of completed synchronisations. They are initially zero, and the host never writes them
+/// between launches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct TeamEntry {
+    /// The rank of this PE, or [`Self::NOT_A_MEMBER`].
+    pub my_rank: u32,
+    /// Number of members.
+    pub size: u32,
+    /// Address of the members' PEs, as `u32`, by rank.
+    pub members: u64,
+    /// Offset of the team's lines in every heap.
+    pub sync: SymOffset,
+    /// Address of the epochs, one `u64` for each slot.
+    pub epochs: u64,
+    /// Number of slots, which is the maximum number of blocks that can synchronise.
+    pub slots: u32,
+    /// NVSHMEM's handle of the team, or [`Self::NO_HANDLE`].
+    pub nvshmem_team: i32,
+    /// 1 if every member is mapped, else 0.
+    pub all_mapped: u32,
+    /// Unused; 0.
+    pub reserved: u32,
+}
+
+impl TeamEntry {
+    /// [`Self::my_rank`] if this PE is not a member.
+    pub const NOT_A_MEMBER: u32 = u32::MAX;
+    /// [`Self::nvshmem_team`] if NVSHMEM has no such team.
+    pub const NO_HANDLE: i32 = -1;
+
+    /// Returns the size of the lines of a team in the heap, in bytes.
+    #[inline]
+    pub const fn sync_bytes(size: u32, slots: u32) -> u64 {
+        size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
+    }
+
+    /// Returns the offset, in a member's heap, of the line that `rank` writes for `slot`.
+    #[inline]
+    pub const fn line(&self, slot: u32, rank: u32) -> SymOffset {
+        SymOffset(self.sync.0 + (slot as u64 * self.size as u64 + rank as u64) * KernelContext::SIGNAL_LINE_BYTES)
+    }
+}
+
+/// Report of a kernel's first failure. The host can read it while the kernel runs.
+///
+/// The first thread that fails swaps `claimed` from 0 to 1, writes the other fields, and stores
+/// `kind` last with release order. After reading the report, the host clears all fields, `claimed`
+/// last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct KernelStatus {
+    /// The [`FailureKind`] as a number; 0 while no thread has failed.
+    pub kind: u32,
+    /// The [`KernelOp`] that failed, as a number.
+    pub operation: u32,
+    /// The PE that is missing or unreachable, or `u32::MAX`.
+    pub pe: u32,
+    /// The number of the team, or `u32::MAX`.
+    pub team: u32,
+    /// The expected value: of a signal, an epoch, or a number of bytes.
+    pub expected: u64,
+    /// The value found.
+    pub found: u64,
+    /// Linear index of the block that failed first (x fastest, then y, then z).
+    pub block: u32,
+    /// Linear index of the thread in that block.
+    pub thread: u32,
+    /// Not 0 once a thread has started to write the report.
+    pub claimed: u32,
+    /// Unused; 0.
+    pub reserved: u32,
+}
+
+impl KernelStatus {
+    /// [`Self::pe`] or [`Self::team`] if the report names none.
+    pub const NONE: u32 = u32::MAX;
+
+    /// Returns the PE that the report names.
+    #[inline]
+    pub const fn missing_pe(&self) -> Option<Pe> {
+        if self.pe == Self::NONE { None } else { Some(Pe::new(self.pe)) }
+    }
+}
+
+/// Declares an enum whose values kernels write as 32-bit numbers, starting at 1, and the conversion
+/// from a number.
+macro_rules! numbered {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        #[non_exhaustive]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant = $number,)*
+        }
+
+        impl $name {
+            /// Every value.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// Returns the value with this number, as written by a kernel.
+            pub const fn from_number(number: u32) -> Option<Self> {
+                match number {
+                    $($number => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str(match self {
+                    $(Self::$variant => $text,)*
+                })
+            }
+        }
+    };
+}
+
+numbered! {
+    /// The reason why an operation of a kernel failed.
+    FailureKind {
+        /// A wait lasted longer than the context's deadline.
+        Deadline = 1, "deadline passed";
+        /// The host, or a failed thread of this PE, ended the wait.
+        Aborted = 2, "aborted";
+        /// The PE is neither mapped nor reachable through NVSHMEM in this kernel.
+        Unreachable = 3, "PE is not reachable";
+        /// There is no such PE, team or member.
+        NoSuchPeer = 4, "no such PE or team";
+        /// An offset lies outside the symmetric heap.
+        OutOfRange = 5, "offset is outside the symmetric heap";
+        /// The block has no slot in the team's synchronisation words.
+        NoSlot = 6, "block has no slot in the team";
+        /// The context was written by another version of the library.
+        Version = 7, "context has another version";
+        /// Lengths of a checked call differ.
+        LengthMismatch = 8, "lengths differ";
+        /// The kernel called `Context::exit` with a code.
+        Exit = 9, "the kernel's own failure";
+    }
+}
+
+numbered! {
+    /// The operation that failed, for reports.
+    KernelOp {
+        /// The entry of the kernel.
+        Entry = 1, "entry";
+        /// The operation `p`.
+        P = 2, "p";
+        /// The operation `g`.
+        G = 3, "g";
+        /// The operation `put` in any form.
+        Put = 4, "put";
+        /// The operation `get` in any form.
+        Get = 5, "get";
+        /// The operation `put_signal` in any form.
+        PutSignal = 6, "put_signal";
+        /// The operation `iput`.
+        Iput = 7, "iput";
+        /// The operation `iget`.
+        Iget = 8, "iget";
+        /// The operation `signal_op`.
+        SignalOp = 9, "signal_op";
+        /// The operation `signal_wait_until`.
+        SignalWaitUntil = 10, "signal_wait_until";
+        /// The operation `wait_until`.
+        WaitUntil = 11, "wait_until";
+        /// The operation `wait_until_any`.
+        WaitUntilAny = 12, "wait_until_any";
+        /// The operation `wait_until_all`.
+        WaitUntilAll = 13, "wait_until_all";
+        /// The operation `wait_until_some`.
+        WaitUntilSome = 14, "wait_until_some";
+        /// An atomic operation.
+        Atomic = 15, "atomic operation";
+        /// The operation `sync` in any form.
+        Sync = 16, "sync";
+        /// The operation `barrier` in any form.
+        Barrier = 17, "barrier";
+        /// The operation `broadcast`.
+        Broadcast = 18, "broadcast";
+        /// The operation `fcollect`.
+        Fcollect = 19, "fcollect";
+        /// The operation `alltoall`.
+        Alltoall = 20, "alltoall";
+        /// The operation `reduce`.
+        Reduce = 21, "reduce";
+        /// The operation `reducescatter`.
+        ReduceScatter = 22, "reducescatter";
+        /// A bulk copy through shared memory.
+        BulkCopy = 23, "bulk copy";
+        /// An access to the kernel's own view of symmetric memory.
+        Local = 24, "access to local memory";
+        /// The operation `exit`.
+        Exit = 25, "exit";
+        /// The collective kernel `all_reduce`.
+        AllReduce = 26, "all_reduce";
+        /// The collective kernel `all_gather`.
+        AllGather = 27, "all_gather";
+        /// The collective kernel `all_to_all`.
+        AllToAll = 28, "all_to_all";
+        /// A collective kernel: gather.
+        Gather = 29, "gather";
+        /// A collective kernel: scatter.
+        Scatter = 30, "scatter";
+        /// A collective kernel: a message between two PEs.
+        SendRecv = 31, "send and receive";
+        /// The collective kernels `scan` and `exclusive_scan`.
+        Scan = 32, "scan";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::mem::{align_of, offset_of};
+
+    #[test]
+    fn struct_layouts_are_unchanged() {
+        assert_eq!((size_of::<KernelContext>(), align_of::<KernelContext>()), (96, 16));
+        assert_eq!(offset_of!(KernelContext, version), 0);
+        assert_eq!(offset_of!(KernelContext, heap_bytes), 32);
+        assert_eq!(offset_of!(KernelContext, multicast), 80);
+        assert_eq!((size_of::<PeerEntry>(), offset_of!(PeerEntry, transport)), (16, 12));
+        assert_eq!((size_of::<TeamEntry>(), offset_of!(TeamEntry, nvshmem_team)), (48, 36));
+        assert_eq!((size_of::<KernelStatus>(), offset_of!(KernelStatus, claimed)), (48, 40));
+    }
+
+    #[test]
+    fn report_numbers_convert_back_to_their_value() {
+        for kind in FailureKind::ALL {
+            assert_eq!(FailureKind::from_number(*kind as u32), Some(*kind));
+        }
+        for op in KernelOp::ALL {
+            assert_eq!(KernelOp::from_number(*op as u32), Some(*op));
+        }
+        assert_eq!(FailureKind::from_number(0), None);
+        assert_eq!(KernelOp::from_number(0), None);
+    }
+
+    #[test]
+    fn signal_lines_of_a_team_do_not_overlap() {
+        let team = TeamEntry { size: 3, slots: 2, sync: SymOffset(4096), ..TeamEntry::default() };
+        let mut next = 4096;
+        for slot in 0..2 {
+            for rank in 0..3 {
+                assert_eq!(team.line(slot, rank).0, next);
+                next += 128;
+            }
+        }
+        assert_eq!(next - 4096, TeamEntry::sync_bytes(3, 2));
+    }
+}

@@ -1,0 +1,323 @@
+//! Shape of the grid and arguments of a kernel launch.
+
+use crate::{DeviceSlice, Plain, SymOffset, SymSlice};
+
+/// Three dimensions of a grid or block, or a position in a grid or block.
+///
+/// ```
+/// use peerweave_types::Dim3;
+///
+/// assert_eq!(Dim3::from(32), Dim3 { x: 32, y: 1, z: 1 });
+/// assert_eq!(Dim3::from((8, 4)).count(), 32);
+/// assert_eq!(Dim3::from((8, 4)).linear(Dim3 { x: 3, y: 2, z: 0 }), 19);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Dim3 {
+    /// The dimension that varies fastest.
+    pub x: u32,
+    /// The second dimension.
+    pub y: u32,
+    /// The third dimension.
+    pub z: u32,
+}
+
+impl Dim3 {
+    /// The first position of any shape.
+    pub const ZERO: Self = Self { x: 0, y: 0, z: 0 };
+    /// A shape of one element.
+    pub const ONE: Self = Self { x: 1, y: 1, z: 1 };
+
+    /// Returns whether this is a valid grid of a GPU: 1 to (2³¹ - 1, 65535, 65535) blocks.
+    #[inline]
+    pub const fn is_grid(self) -> bool {
+        self.count() > 0 && self.x <= i32::MAX as u32 && self.y <= 65535 && self.z <= 65535
+    }
+
+    /// Returns whether this is a valid block of a GPU: 1 to (1024, 1024, 64) threads, at most 1024
+    /// in total.
+    #[inline]
+    pub const fn is_block(self) -> bool {
+        self.count() > 0 && self.x <= 1024 && self.y <= 1024 && self.z <= 64 && self.count() <= 1024
+    }
+
+    /// Returns the number of elements of this shape.
+    #[inline]
+    pub const fn count(self) -> u64 {
+        self.x as u64 * self.y as u64 * self.z as u64
+    }
+
+    /// Returns the linear index of position `index` in this shape (x fastest, then y, then z).
+    #[inline]
+    pub const fn linear(self, index: Self) -> u32 {
+        index.x + self.x * (index.y + self.y * index.z)
+    }
+
+    /// Returns the position with this linear index, the inverse of [`Self::linear`].
+    #[inline]
+    pub const fn index(self, linear: u32) -> Self {
+        Self { x: linear % self.x, y: linear / self.x % self.y, z: linear / self.x / self.y }
+    }
+}
+
+impl core::fmt::Display for Dim3 {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "({}, {}, {})", self.x, self.y, self.z)
+    }
+}
+
+impl From<u32> for Dim3 {
+    #[inline]
+    fn from(x: u32) -> Self {
+        Self { x, y: 1, z: 1 }
+    }
+}
+
+impl From<(u32, u32)> for Dim3 {
+    #[inline]
+    fn from((x, y): (u32, u32)) -> Self {
+        Self { x, y, z: 1 }
+    }
+}
+
+impl From<(u32, u32, u32)> for Dim3 {
+    #[inline]
+    fn from((x, y, z): (u32, u32, u32)) -> Self {
+        Self { x, y, z }
+    }
+}
+
+/// A team as a kernel argument: its number in the context's table. [`KernelTeam::WORLD`] always
+/// exists. `peerweave_core::Team::kernel_team` and `peerweave_cuda::Team::kernel_team` return the
+/// number of another team.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct KernelTeam(u32);
+
+impl KernelTeam {
+    /// The team of all PEs.
+    pub const WORLD: Self = Self(0);
+
+    /// Returns the team with this number in the table of
+    /// [`KernelContext::teams`](crate::KernelContext).
+    #[inline]
+    pub const fn new(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// Returns the number in the table.
+    #[inline]
+    pub const fn index(self) -> u32 {
+        self.0
+    }
+}
+
+/// Visits the memory and the teams that a kernel's argument refers to, before the launch is
+/// enqueued.
+pub trait ArgVisitor {
+    /// Visits a range of every PE's symmetric heap.
+    fn symmetric(&mut self, offset: SymOffset, bytes: u64);
+
+    /// Visits memory at an address that the device can access.
+    fn device(&mut self, address: u64, bytes: u64);
+
+    /// Visits a team.
+    fn team(&mut self, team: KernelTeam) {
+        let _ = team;
+    }
+}
+
+/// A type that a kernel takes as an argument, by value.
+///
+/// `#[derive(KernelArg)]` of `peerweave-macros` implements it for a `#[repr(C)]` struct of such
+/// types.
+///
+/// # Safety
+/// The layout of the type is the same on the host and in the kernel (`repr(C)` or a primitive
+/// number). The type contains no reference and no pointer of the host. Its alignment is at most 16
+/// bytes. [`Self::visit`] reports every view of memory and every team in it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be an argument of a kernel",
+    note = "arguments are numbers, `SymSlice<T>`, `DeviceSlice<T>`, `KernelTeam`, arrays of these, and structs with `#[derive(KernelArg)]` and `#[repr(C)]`"
+)]
+pub unsafe trait KernelArg: Copy + Send + Sync + 'static {
+    /// Passes each view of memory and each team in this argument to the visitor, in order.
+    fn visit(&self, visitor: &mut dyn ArgVisitor) {
+        let _ = visitor;
+    }
+}
+
+macro_rules! number_args {
+    ($($t:ty),* $(,)?) => {$(
+        // SAFETY: a primitive number or a transparent wrapper of one: one layout everywhere, and no
+        // memory is named.
+        unsafe impl KernelArg for $t {}
+    )*};
+}
+
+number_args!(
+    i8,
+    u8,
+    i16,
+    u16,
+    i32,
+    u32,
+    i64,
+    u64,
+    i128,
+    u128,
+    f32,
+    f64,
+    bool,
+    crate::f16,
+    crate::bf16,
+    crate::F8E4M3,
+    crate::F8E5M2,
+    crate::Pe,
+    crate::Rank,
+    SymOffset,
+);
+
+// SAFETY: a transparent wrapper of a number: one layout everywhere, and no memory is named; the
+// team is visited.
+unsafe impl KernelArg for KernelTeam {
+    fn visit(&self, visitor: &mut dyn ArgVisitor) {
+        visitor.team(*self);
+    }
+}
+
+// SAFETY: an array of elements with one layout has one layout, and each element is visited.
+unsafe impl<T: KernelArg, const N: usize> KernelArg for [T; N] {
+    fn visit(&self, visitor: &mut dyn ArgVisitor) {
+        for element in self {
+            element.visit(visitor);
+        }
+    }
+}
+
+// SAFETY: `repr(C)`, two numbers of 64 bits; the view is visited.
+unsafe impl<T: Plain> KernelArg for SymSlice<T> {
+    fn visit(&self, visitor: &mut dyn ArgVisitor) {
+        visitor.symmetric(self.offset(), self.size_bytes());
+    }
+}
+
+// SAFETY: `repr(C)`, two numbers of 64 bits; the view is visited.
+unsafe impl<T: Plain> KernelArg for DeviceSlice<T> {
+    fn visit(&self, visitor: &mut dyn ArgVisitor) {
+        visitor.device(self.address(), self.size_bytes());
+    }
+}
+
+/// All arguments of a kernel: a tuple of up to 16 [`KernelArg`]s.
+///
+/// # Safety
+/// Implemented only for tuples. [`Self::each`] passes every element once, in order, with its
+/// address, size and alignment.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a tuple of arguments of a kernel",
+    note = "a kernel has at most 16 arguments: pass more in a struct with `#[derive(KernelArg)]` and `#[repr(C)]`"
+)]
+pub unsafe trait KernelArgs: Copy + Send + Sync + 'static {
+    /// Number of arguments.
+    const COUNT: usize;
+
+    /// Calls `with` for each argument in order: its address, its size and its alignment in bytes.
+    /// The addresses are valid while `self` is borrowed.
+    fn each(&self, with: &mut dyn FnMut(*const u8, usize, usize));
+
+    /// Passes each view of memory and each team in the arguments to the visitor, in order.
+    fn visit(&self, visitor: &mut dyn ArgVisitor);
+}
+
+macro_rules! tuple_args {
+    ($($name:ident $index:tt),*) => {
+        // SAFETY: each element of the tuple is given once, in order.
+        unsafe impl<$($name: KernelArg),*> KernelArgs for ($($name,)*) {
+            const COUNT: usize = [$($index),*].len();
+
+            fn each(&self, with: &mut dyn FnMut(*const u8, usize, usize)) {
+                let _ = &with;
+                $(with(core::ptr::from_ref(&self.$index).cast(), size_of::<$name>(), align_of::<$name>());)*
+            }
+
+            fn visit(&self, visitor: &mut dyn ArgVisitor) {
+                let _ = &visitor;
+                $(self.$index.visit(visitor);)*
+            }
+        }
+    };
+}
+
+// SAFETY: there is no argument.
+unsafe impl KernelArgs for () {
+    const COUNT: usize = 0;
+
+    fn each(&self, _with: &mut dyn FnMut(*const u8, usize, usize)) {}
+
+    fn visit(&self, _visitor: &mut dyn ArgVisitor) {}
+}
+
+tuple_args!(A0 0);
+tuple_args!(A0 0, A1 1);
+tuple_args!(A0 0, A1 1, A2 2);
+tuple_args!(A0 0, A1 1, A2 2, A3 3);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, A11 11);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, A11 11, A12 12);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, A11 11, A12 12, A13 13);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, A11 11, A12 12, A13 13, A14 14);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, A11 11, A12 12, A13 13, A14 14, A15 15);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Records the visited values.
+    #[derive(Default)]
+    struct Seen([(bool, u64, u64); 4], usize);
+
+    impl ArgVisitor for Seen {
+        fn symmetric(&mut self, offset: SymOffset, bytes: u64) {
+            self.0[self.1] = (true, offset.0, bytes);
+            self.1 += 1;
+        }
+
+        fn device(&mut self, address: u64, bytes: u64) {
+            self.0[self.1] = (false, address, bytes);
+            self.1 += 1;
+        }
+    }
+
+    #[test]
+    fn arguments_are_visited_in_order_with_their_memory() {
+        // SAFETY: never handed to a kernel.
+        let (sym, device) = unsafe { (SymSlice::<i32>::from_raw(SymOffset(8), 3), DeviceSlice::<u8>::from_raw(16, 5)) };
+        let args = (1u8, sym, [device; 2], 2.5f64);
+        let mut shapes = [(0, 0); 4];
+        let mut n = 0;
+        args.each(&mut |address, size, align| {
+            assert_eq!(address as usize % align, 0);
+            shapes[n] = (size, align);
+            n += 1;
+        });
+        assert_eq!((n, shapes), (4, [(1, 1), (16, 8), (32, 8), (8, 8)]));
+        let mut seen = Seen::default();
+        KernelArgs::visit(&args, &mut seen);
+        assert_eq!((seen.0, seen.1), ([(true, 8, 12), (false, 16, 5), (false, 16, 5), (false, 0, 0)], 3));
+    }
+
+    #[test]
+    fn linear_indices_convert_back_to_positions() {
+        let shape = Dim3::from((3, 4, 5));
+        for linear in 0..60 {
+            assert_eq!(shape.linear(shape.index(linear)), linear);
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Views of memory shared by host and kernels: position and number of elements.
+//!
+//! A view is plain data and keeps no memory alive. A launch checks that the memory exists, and
+//! keeps it alive until the kernel has ended. `peerweave-device` reads and writes elements.
+
+use crate::SymOffset;
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::{Bound, RangeBounds};
+
+/// A type whose values can be transferred between PEs as bytes.
+///
+/// # Safety
+/// Every bit pattern of `size_of::<Self>()` bytes is a valid value. The type has no padding, and
+/// contains no pointer or reference.
+#[diagnostic::on_unimplemented(
+    message = "values of `{Self}` cannot be transferred between PEs as bytes",
+    note = "views of kernels are of integers, floats, `Bool`, complex numbers (feature `num-complex`), arrays of these, and structs with `#[derive(Element)]` and `#[repr(C)]`"
+)]
+pub unsafe trait Plain: Copy + Send + Sync + 'static {}
+
+macro_rules! plain {
+    ($($t:ty),* $(,)?) => {$(
+        // SAFETY: a number, or a transparent wrapper of one: every bit pattern is valid and there
+        // is no padding.
+        unsafe impl Plain for $t {}
+    )*};
+}
+
+plain!(i8, u8, i16, u16, i32, u32, i64, u64, i128, u128, isize, usize, f32, f64);
+plain!(crate::f16, crate::bf16, crate::F8E4M3, crate::F8E5M2, crate::Bool);
+
+// SAFETY: the crate documents the layout of `[f32; 2]`, `repr(C)`, for this version.
+#[cfg(feature = "num-complex")]
+unsafe impl Plain for num_complex::Complex<f32> {}
+// SAFETY: as above, for `[f64; 2]`.
+#[cfg(feature = "num-complex")]
+unsafe impl Plain for num_complex::Complex<f64> {}
+
+// SAFETY: an array has no padding between elements, and each element is plain.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// `len` elements at the same offset of every PE's symmetric heap.
+///
+/// A kernel takes it as an argument and passes it to `put`, `get` and other calls. Slicing is plain
+/// arithmetic.
+///
+/// ```
+/// use peerweave_types::{SymOffset, SymSlice};
+///
+/// // SAFETY: never handed to a kernel.
+/// let all = unsafe { SymSlice::<f32>::from_raw(SymOffset(4096), 1024) };
+/// let second_half = all.slice(512..);
+/// assert_eq!((second_half.offset(), second_half.len()), (SymOffset(4096 + 2048), 512));
+/// assert!(all.get(1000..1025).is_none());
+/// ```
+#[repr(C)]
+pub struct SymSlice<T> {
+    offset: SymOffset,
+    len: u64,
+    element: PhantomData<fn() -> T>,
+}
+
+/// `len` elements at an address that this device can access: its own memory, or mapped memory of a
+/// peer.
+///
+/// ```
+/// use peerweave_types::DeviceSlice;
+///
+/// // SAFETY: never handed to a kernel.
+/// let all = unsafe { DeviceSlice::<u64>::from_raw(0x7000, 8) };
+/// assert_eq!((all.slice(2..4).address(), all.slice(2..4).len()), (0x7010, 2));
+/// ```
+#[repr(C)]
+pub struct DeviceSlice<T> {
+    address: u64,
+    len: u64,
+    element: PhantomData<fn() -> T>,
+}
+
+/// Formats a range of indices as in source code.
+struct Shown((Bound<usize>, Bound<usize>));
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.0 {
+            Bound::Included(start) => write!(f, "{start}..")?,
+            Bound::Excluded(before) => write!(f, "{}..", before as u128 + 1)?,
+            Bound::Unbounded => f.write_str("..")?,
+        }
+        match self.0.1 {
+            Bound::Included(last) => write!(f, "={last}"),
+            Bound::Excluded(end) => write!(f, "{end}"),
+            Bound::Unbounded => Ok(()),
+        }
+    }
+}
+
+/// Defines the methods of both kinds of view. `$start` is the field with the position.
+macro_rules! view {
+    ($name:ident, $word:literal) => {
+        impl<T> $name<T> {
+            /// Returns the number of elements.
+            #[inline]
+            pub const fn len(self) -> usize {
+                self.len as usize
+            }
+
+            /// Returns whether there are no elements.
+            #[inline]
+            pub const fn is_empty(self) -> bool {
+                self.len == 0
+            }
+
+            /// Returns the size in bytes.
+            #[inline]
+            pub const fn size_bytes(self) -> u64 {
+                self.len * size_of::<T>() as u64
+            }
+
+            /// Returns a view of a range of indices.
+            ///
+            /// # Panics
+            /// If the range ends before it starts, or exceeds the view. In a kernel on a GPU, a
+            /// panic is a trap; [`Self::get`] does not panic.
+            #[inline]
+            #[track_caller]
+            pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
+                // A trap on a GPU shows no text, so only the host formats the range.
+                if cfg!(not(target_arch = "nvptx64")) {
+                    let range = (range.start_bound().cloned(), range.end_bound().cloned());
+                    if self.get(range).is_none() {
+                        panic!(concat!("range {} of a ", $word, " lies outside its {} elements"), Shown(range), self.len);
+                    }
+                }
+                match self.get(range) {
+                    Some(part) => part,
+                    None => panic!(concat!("range of a ", $word, " lies outside its {} elements"), self.len),
+                }
+            }
+
+            /// Returns a view of a range of indices; `None` if the range ends before it starts, or
+            /// exceeds the view.
+            #[inline]
+            pub fn get(self, range: impl RangeBounds<usize>) -> Option<Self> {
+                let start = match range.start_bound() {
+                    Bound::Included(&start) => start as u64,
+                    Bound::Excluded(&before) => (before as u64).checked_add(1)?,
+                    Bound::Unbounded => 0,
+                };
+                let end = match range.end_bound() {
+                    Bound::Included(&last) => (last as u64).checked_add(1)?,
+                    Bound::Excluded(&end) => end as u64,
+                    Bound::Unbounded => self.len,
+                };
+                if start > end || end > self.len {
+                    return None;
+                }
+                Some(self.part(start, end - start))
+            }
+
+            /// Returns a view of one element.
+            ///
+            /// # Panics
+            /// As for [`Self::slice`].
+            #[inline]
+            #[track_caller]
+            pub fn at(self, index: usize) -> Self {
+                if cfg!(not(target_arch = "nvptx64")) && index as u64 >= self.len {
+                    panic!(concat!("index {} of a ", $word, " lies outside its {} elements"), index, self.len);
+                }
+                self.slice(index..index + 1)
+            }
+
+            /// Returns a view of the first `len` elements, or of all if there are fewer.
+            #[inline]
+            pub fn truncate(self, len: usize) -> Self {
+                self.part(0, self.len.min(len as u64))
+            }
+
+            /// Returns part `index` of `parts` parts of equal length. The remainder is in no part.
+            ///
+            /// # Panics
+            /// If `index >= parts`.
+            #[inline]
+            #[track_caller]
+            pub fn chunk(self, index: usize, parts: usize) -> Self {
+                assert!(index < parts, "chunk: index is out of range, expected less than the number of parts");
+                let each = self.len / parts as u64;
+                self.part(index as u64 * each, each)
+            }
+        }
+
+        impl<T> Clone for $name<T> {
+            #[inline]
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<T> Copy for $name<T> {}
+
+        impl<T> PartialEq for $name<T> {
+            fn eq(&self, other: &Self) -> bool {
+                self.start() == other.start() && self.len == other.len
+            }
+        }
+
+        impl<T> Eq for $name<T> {}
+
+        impl<T> fmt::Debug for $name<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name)).field("start", &self.start()).field("len", &self.len).finish()
+            }
+        }
+    };
+}
+
+view!(SymSlice, "symmetric slice");
+view!(DeviceSlice, "device slice");
+
+impl<T> SymSlice<T> {
+    /// Creates a view of `len` elements at an offset.
+    ///
+    /// # Safety
+    /// If the view is passed to a kernel: the elements lie within the symmetric heap of every PE,
+    /// belong to the caller, and stay allocated until the kernel has ended. The offset is a
+    /// multiple of the alignment of `T`.
+    #[inline]
+    pub const unsafe fn from_raw(offset: SymOffset, len: usize) -> Self {
+        Self { offset, len: len as u64, element: PhantomData }
+    }
+
+    /// Returns the offset of the elements in every PE's heap.
+    #[inline]
+    pub const fn offset(self) -> SymOffset {
+        self.offset
+    }
+
+    #[inline]
+    const fn start(&self) -> u64 {
+        self.offset.0
+    }
+
+    #[inline]
+    const fn part(self, start: u64, len: u64) -> Self {
+        Self { offset: self.offset.plus(start * size_of::<T>() as u64), len, element: PhantomData }
+    }
+
+    /// Returns the same memory as elements of another type, whose alignment must not be larger. A
+    /// remainder at the end is dropped.
+    #[inline]
+    pub fn cast<U: Plain>(self) -> SymSlice<U>
+    where
+        T: Plain,
+    {
+        const { assert!(align_of::<U>() <= align_of::<T>(), "cast: the alignment of the new type must not be larger") };
+        SymSlice { offset: self.offset, len: self.size_bytes() / size_of::<U>() as u64, element: PhantomData }
+    }
+}
+
+impl<T> DeviceSlice<T> {
+    /// Creates a view of `len` elements at an address.
+    ///
+    /// # Safety
+    /// If the view is passed to a kernel: the elements lie in memory that the device can access at
+    /// this address, belong to the caller, and stay allocated until the kernel has ended. Until
+    /// then all other accesses to them are atomic or volatile. The address is a multiple of the
+    /// alignment of `T`.
+    #[inline]
+    pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
+        Self { address, len: len as u64, element: PhantomData }
+    }
+
+    /// Returns the address of the elements.
+    #[inline]
+    pub const fn address(self) -> u64 {
+        self.address
+    }
+
+    #[inline]
+    const fn start(&self) -> u64 {
+        self.address
+    }
+
+    #[inline]
+    const fn part(self, start: u64, len: u64) -> Self {
+        Self { address: self.address + start * size_of::<T>() as u64, len, element: PhantomData }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sym(len: usize) -> SymSlice<u32> {
+        // SAFETY: never handed to a kernel.
+        unsafe { SymSlice::from_raw(SymOffset(64), len) }
+    }
+
+    #[test]
+    fn view_has_the_size_of_two_words() {
+        assert_eq!((size_of::<SymSlice<u8>>(), align_of::<SymSlice<u8>>()), (16, 8));
+        assert_eq!((size_of::<DeviceSlice<u8>>(), align_of::<DeviceSlice<u8>>()), (16, 8));
+    }
+
+    #[test]
+    fn valid_ranges_select_the_same_elements_as_slices() {
+        let ten = sym(10);
+        assert_eq!(ten.slice(..), ten);
+        assert_eq!(ten.slice(2..=4), ten.slice(2..5));
+        assert_eq!(ten.slice(2..5).offset(), SymOffset(72));
+        assert_eq!(ten.slice(10..).len(), 0);
+        assert_eq!(ten.get(11..), None);
+        #[expect(clippy::reversed_empty_ranges, reason = "the test checks this")]
+        let reversed = ten.get(3..2);
+        assert_eq!(reversed, None);
+        assert_eq!(ten.get(0..=usize::MAX), None);
+        assert_eq!(ten.chunk(2, 3), ten.slice(6..9));
+        assert_eq!(ten.truncate(99), ten);
+        assert_eq!(ten.cast::<u8>().len(), 40);
+        assert_eq!(ten.cast::<[u8; 3]>().len(), 13);
+    }
+
+    #[test]
+    #[should_panic(expected = "range 5..11 of a symmetric slice lies outside its 10 elements")]
+    fn range_beyond_the_view_panics() {
+        let _ = sym(10).slice(5..11);
+    }
+
+    #[test]
+    #[should_panic(expected = "index 10 of a symmetric slice lies outside its 10 elements")]
+    fn index_beyond_the_view_panics_with_the_index() {
+        let _ = sym(10).at(10);
+    }
+}

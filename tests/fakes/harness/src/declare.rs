@@ -1,0 +1,26 @@
+//! Functions of a fake library, as tests call them.
+
+/// Declares functions of a library in the search path, as a C program would. The library is loaded
+/// at the first call. The crate that calls the macro depends on `libloading`.
+///
+/// The functions are safe for the compiler only: every pointer that a test passes must be valid for
+/// the call.
+#[macro_export]
+macro_rules! library {
+    ($table:ident = $file:literal: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        static $table: std::sync::LazyLock<libloading::Library> = std::sync::LazyLock::new(|| {
+            // SAFETY: the fake library's initialisers do nothing.
+            unsafe { libloading::Library::new($file) }.expect("the fake library in the path")
+        });
+        $(
+            pub fn $name($($arg: $type),*) $(-> $result)? {
+                type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
+                let name = stringify!($name).as_bytes();
+                // SAFETY: the function has this signature.
+                let function = unsafe { $table.get::<Function>(name) }.expect(stringify!($name));
+                // SAFETY: the test passes what the function asks for.
+                unsafe { function($($arg),*) }
+            }
+        )*
+    };
+}

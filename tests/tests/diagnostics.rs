@@ -1,0 +1,277 @@
+//! Wrong programs that do not compile, with the text that the compiler prints: what is wrong, and
+//! what to do.
+//!
+//! Each program is compiled against the library that Cargo has built for this test.
+#![cfg(target_os = "linux")]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// A wrong body of a function with these parameters, and what the compiler says.
+struct Wrong {
+    body: &'static str,
+    says: &'static [&'static str],
+}
+
+/// What each body can use.
+const BEFORE: &str = "
+#![allow(unused)]
+use peerweave::*;
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Own;
+#[derive(Clone, Copy, PartialEq, Debug, Element)]
+#[repr(C)]
+struct Moved(u32, [f32; 2]);
+mod kernels {
+    use peerweave_device::prelude::*;
+    #[kernel]
+    pub fn fill(ctx: &Context, x: SymSlice<u64>, value: u64) {}
+}
+fn wrong(world: &World, team: &Team, stream: &Stream, context: &Context, x: &Symmetric<f32>, words: &Symmetric<u64>, rank: Rank) {
+";
+
+/// A body that is right.
+const RIGHT: &str = "team.put_blocking(&1.5f32, x, rank); stream.launch(&kernels::fill::KERNEL, 1, 1, (words, 1));";
+
+const BUFFERS: &[Wrong] = &[
+    Wrong {
+        body: "team.put_blocking(1.5f32, x, rank);",
+        says: &["`f32` cannot be read by an operation on elements of type", "help: consider borrowing here"],
+    },
+    Wrong {
+        body: "team.put_blocking(Some([1.5f32]), x, rank);",
+        says: &[
+            "`Option<[f32; 1]>` cannot be read by an operation on elements of type",
+            "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]`, `&Vec<T>`, `&[T; N]` or `&T`",
+        ],
+    },
+    Wrong {
+        body: "team.get_blocking(x, &[0f32; 4], rank);",
+        says: &[
+            "`&[f32; 4]` cannot be written by an operation on elements of type `f32`",
+            "`&mut [T]`, `&mut Vec<T>`, `&mut [T; N]` or `&mut T`",
+        ],
+    },
+    Wrong {
+        body: "team.put(stream, &[1.5f32], x, rank);",
+        says: &[
+            "`&[f32; 1]` cannot be read by a stream-ordered operation on elements of type",
+            "a queue holds its arguments: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form",
+        ],
+    },
+    Wrong {
+        body: "context.get(x, &mut vec![0f32], rank);",
+        says: &[
+            "`&mut Vec<f32>` cannot be written by a stream-ordered operation on elements of type `f32`",
+            "a queue holds its arguments: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form",
+        ],
+    },
+    Wrong {
+        body: "team.scatter_blocking((), x, rank);",
+        says: &[
+            "`()` cannot be the operand of the root, which is read as elements of type",
+            "`&[T]` or `&Vec<T>`), an `Option` of it, or `none()` on ranks other than the root",
+        ],
+    },
+    Wrong {
+        body: "team.gather_blocking(x, &[0f32; 4], rank);",
+        says: &[
+            "`&[f32; 4]` cannot be the result of the root, which is written as elements of type `f32`",
+            "`&mut [T]` or `&mut Vec<T>`), an `Option` of it, or `none()` on ranks other than the root",
+        ],
+    },
+    Wrong {
+        body: "team.wait_until_blocking(words, Compare::Eq, 1);",
+        says: &[
+            "a PE cannot wait for `&Symmetric<u64>`",
+            "pass a `&Signal`, or `(&symmetric, index)` for an element of an integer type of at least 16 bits",
+        ],
+    },
+];
+
+const ELEMENTS: &[Wrong] = &[
+    Wrong {
+        body: "world.alloc::<bool>(1);",
+        says: &[
+            "`bool` is not an element type",
+            "structs with `#[derive(Element)]` and `#[repr(C)]`",
+            "`bool` and `char` are not elements, because some bit patterns are not valid for them: use `Bool` and `u32`",
+        ],
+    },
+    Wrong {
+        body: "world.alloc::<Own>(1);",
+        says: &[
+            "`Own` is not an element type",
+            "Peerweave does not transfer values of this type",
+            "elements are integers, floats, `Bool`, complex numbers (feature `num-complex`), arrays of elements, and structs with `#[derive(Element)]` and `#[repr(C)]`",
+        ],
+    },
+    Wrong {
+        body: "fn one<T: Element>(team: &Team, y: &T, x: &Symmetric<T>) { team.put_blocking(y, x, Rank::new(0)); }",
+        says: &[
+            "`&T` cannot be read by an operation on elements of type `T`",
+            "the trait `SingleElement` is not implemented for `T`",
+        ],
+    },
+    Wrong {
+        body: "fn one<T: SingleElement>() {} one::<[f32; 2]>();",
+        says: &["`[f32; 2]` cannot be passed as a single element", "pass a slice, such as `std::slice::from_ref(&x)`"],
+    },
+    Wrong {
+        body: "team.all_reduce_in_place_blocking(&mut [F8E4M3::from_bits(0)], ReduceOp::Sum);",
+        says: &[
+            "reductions are not defined for `F8E4M3`",
+            "they are defined for integers, floats of 16 bits and more, `Bool`, complex numbers, arrays of these, and structs with `#[derive(Element)]` and `#[element(reduce)]`",
+        ],
+    },
+    Wrong {
+        body: "team.all_reduce_in_place_blocking(&mut [Moved(1, [0.0; 2])][..], ReduceOp::Sum);",
+        says: &["reductions are not defined for `Moved`", "and structs with `#[derive(Element)]` and `#[element(reduce)]`"],
+    },
+    Wrong {
+        body: "Reduction::pre_mul_sum([1f32; 2]);",
+        says: &[
+            "`[f32; 2]` is not a single integer or float",
+            "pass an integer of at most 64 bits, `f16`, `bf16`, `f32` or `f64`",
+        ],
+    },
+    Wrong {
+        body: "team.atomic_add_blocking(x, 0, 1.0, rank);",
+        says: &[
+            "`f32` has no atomic arithmetic",
+            "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have it; `f32` and `f64` can only be fetched, set and swapped",
+        ],
+    },
+    Wrong {
+        body: "team.atomic_set_blocking(&world.alloc::<u8>(1).unwrap(), 0, 1, rank);",
+        says: &[
+            "`u8` has no atomic operations",
+            "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have all; `f32` and `f64` can be fetched, set and swapped",
+        ],
+    },
+    Wrong {
+        body: "team.wait_until_any_blocking(x, None, Compare::Eq, 1.0);",
+        says: &[
+            "a PE cannot wait for elements of type `f32`",
+            "waits and tests take words of `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` and `usize`",
+        ],
+    },
+    Wrong {
+        body: "team.all_reduce_rms_norm_blocking(words, words, words, RmsNorm::new(words));",
+        says: &["a norm is not defined for rows of `u64`", "rows are of `f16`, `bf16` or `f32`"],
+    },
+];
+
+const KERNELS: &[Wrong] = &[
+    Wrong {
+        body: "stream.launch(&kernels::fill::KERNEL, 1, 1, (words, 1u32));",
+        says: &[
+            "`u32` cannot be passed to a kernel's parameter of type `u64`",
+            "pass a value of the parameter's own type, `&Symmetric<T>` for a `SymSlice<T>`, or `&Team` for a `KernelTeam`",
+        ],
+    },
+    Wrong {
+        body: "stream.launch(&kernels::fill::KERNEL, 1, 1, words);",
+        says: &[
+            "`&Symmetric<u64>` is not a tuple of arguments for a kernel with the parameters `(SymSlice<u64>, u64)`",
+            "pass one argument for each parameter, in a tuple: `(&x, 5)`, `(&x,)` for one, `()` for none",
+        ],
+    },
+    Wrong {
+        body: "mod more { use peerweave_device::prelude::*; #[kernel] pub fn name(ctx: &Context, name: String) {} }",
+        says: &[
+            "`String` cannot be an argument of a kernel",
+            "arguments are numbers, `SymSlice<T>`, `DeviceSlice<T>`, `KernelTeam`, arrays of these, and structs with `#[derive(KernelArg)]` and `#[repr(C)]`",
+        ],
+    },
+];
+
+/// The folder of this test, which has the libraries that Cargo has built.
+fn folder() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    test.parent().expect("it lies in a folder").to_owned()
+}
+
+/// Returns the libraries of a crate, the newest first. Cargo may have built several, for other
+/// tests: the newest has the present source.
+fn libraries(name: &str) -> Vec<PathBuf> {
+    let start = format!("lib{name}-");
+    let files = std::fs::read_dir(folder()).expect("the folder of this test").map(|file| file.expect("a file"));
+    let mut found: Vec<_> = files
+        .filter(|file| file.file_name().to_str().is_some_and(|name| name.starts_with(&start) && name.ends_with(".rlib")))
+        .map(|file| (file.metadata().and_then(|data| data.modified()).expect("it has a time"), file.path()))
+        .collect();
+    found.sort();
+    found.into_iter().rev().map(|(_, path)| path).collect()
+}
+
+/// Compiles a body with the libraries of `peerweave` and `peerweave-device`. Returns what the
+/// compiler prints if it fails, with single spaces and short names.
+fn compile(body: &str, [peerweave, device]: [&Path; 2]) -> Result<(), String> {
+    let mut child = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
+        .args(["--edition=2024", "--crate-type=lib", "--crate-name=wrong", "--emit=metadata", "--color=never"])
+        .args(["--out-dir", env!("CARGO_TARGET_TMPDIR")])
+        .args(["-L", &format!("dependency={}", folder().display())])
+        .args(["--extern", &format!("peerweave={}", peerweave.display())])
+        .args(["--extern", &format!("peerweave_device={}", device.display())])
+        .arg("-")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a compiler");
+    let program = format!("{BEFORE}{body}\n}}");
+    child.stdin.take().expect("a pipe").write_all(program.as_bytes()).expect("the compiler reads");
+    let output = child.wait_with_output().expect("the compiler ends");
+    let text = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(text.split_whitespace().collect::<Vec<_>>().join(" ").replace("peerweave::", ""))
+    }
+}
+
+/// Returns the libraries with which [`RIGHT`] compiles: that of `peerweave`, and of
+/// `peerweave-device` the one that it was built with.
+fn fitting() -> &'static [PathBuf; 2] {
+    static FITTING: OnceLock<[PathBuf; 2]> = OnceLock::new();
+    FITTING.get_or_init(|| {
+        let peerweave = libraries("peerweave").into_iter().next().expect("Cargo has built it for this test");
+        let mut printed = String::new();
+        for device in libraries("peerweave_device") {
+            match compile(RIGHT, [&peerweave, &device]) {
+                Ok(()) => return [peerweave, device],
+                Err(text) => printed = text,
+            }
+        }
+        panic!("the right body does not compile: {printed}");
+    })
+}
+
+/// Compiles each body, which must fail with the texts.
+fn check(table: &[Wrong]) {
+    let [peerweave, device] = fitting();
+    for Wrong { body, says } in table {
+        let printed = compile(body, [peerweave, device]).expect_err(body);
+        for expected in *says {
+            assert!(printed.contains(expected), "{body}\nexpected: {expected}\nfound: {printed}");
+        }
+    }
+}
+
+#[test]
+fn wrong_buffer_says_what_to_pass() {
+    check(BUFFERS);
+}
+
+#[test]
+fn wrong_element_type_says_which_types_there_are() {
+    check(ELEMENTS);
+}
+
+#[test]
+fn wrong_argument_of_a_kernel_says_what_to_pass() {
+    check(KERNELS);
+}

@@ -1,0 +1,475 @@
+//! PEs that are killed, stopped, panic or leave: every other PE gets an error that names the PE
+//! soon, and nothing is left behind.
+//!
+//! `PEERWEAVE_KILLS` is the number of random kills (default 20).
+
+mod operations;
+
+use operations::act;
+use peerweave::host::{HostOptions, on_threads};
+use peerweave::{Error, PeerCause, ReduceOp, Result, World};
+use peerweave_tests::calls::Form;
+use peerweave_tests::child::Running;
+use peerweave_tests::death::{die, die_in};
+use peerweave_tests::job::{say, say_outcome};
+use peerweave_tests::leftovers::Before;
+use peerweave_tests::sample::hash;
+use peerweave_tests::workload::Workload;
+use peerweave_tests::{Job, Seat, named};
+use rustix::process::Signal;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+fn main() -> ExitCode {
+    peerweave_tests::main(
+        named![absent, joining, stage, finalizing, leaving, mixture],
+        named![
+            pe_killed_before_it_joins_is_named,
+            pe_killed_while_it_joins_is_named,
+            pe_killed_before_or_in_a_collective_is_named,
+            pe_killed_in_strided_exchanges_and_functions_is_named,
+            pe_killed_in_allocation_split_or_stream_is_named,
+            pe_killed_while_others_wait_for_its_signal_is_named,
+            pe_killed_while_kernels_wait_for_it_is_named,
+            pe_killed_while_others_access_its_memory_is_named,
+            pe_killed_in_sends_and_receives_is_named,
+            pe_killed_in_finalize_is_named_if_it_is_needed,
+            pe_that_leaves_in_any_way_is_named,
+            thread_that_panics_is_named,
+            stopped_pe_is_named_at_the_deadline,
+            pe_that_resumes_before_the_deadline_is_awaited,
+            randomly_killed_pes_are_named,
+            more_pes_than_processors_complete_without_errors,
+        ],
+    )
+}
+
+/// Time within which every PE must detect a loss on a machine whose processors are all busy; much
+/// less than the deadline.
+const SOON: Duration = Duration::from_secs(8);
+
+/// The deadline of jobs in which a PE is stopped; the job must also be set up within this time.
+const STOPPED: Duration = Duration::from_millis(2500);
+
+/// Waits until every PE except the victim has reported the loss of the victim soon after `since`,
+/// and has succeeded.
+fn all_lose(running: &mut Running, n_pes: usize, victim: usize, since: Instant, within: Duration) {
+    let others = || (0..n_pes).filter(|&pe| pe != victim);
+    for pe in others() {
+        let (at, line) = running.timed_line(pe);
+        let late = at.saturating_duration_since(since);
+        assert!(line.starts_with(&format!("lost {victim} |")), "PE {pe}, where {victim} is the victim: {line}");
+        assert!(late < within, "PE {pe} reported it after {late:?}: {line}");
+    }
+    running.succeed(others());
+}
+
+/// Runs `kill`, which returns when the victim has died, on a job, and asserts that all other PEs
+/// name the victim and leave nothing behind.
+fn victim_is_named(job: &Job, n_pes: usize, victim: usize, kill: impl FnOnce(&mut Running) -> Instant) {
+    let before = Before::now();
+    let mut running = job.start();
+    let since = kill(&mut running);
+    all_lose(&mut running, n_pes, victim, since, SOON);
+    let (socket, mark) = (running.socket.clone(), running.mark.clone());
+    drop(running);
+    before.assert_nothing_new(&socket, &mark);
+}
+
+/// Makes the victim kill itself when all PEs are ready.
+fn by_itself(running: &mut Running, n_pes: usize, victim: usize) -> Instant {
+    running.all_say(0..n_pes, "ready");
+    let status = running.reap(victim);
+    assert_eq!(status.signal(), Some(9), "{status}");
+    Instant::now()
+}
+
+// ---- before and during the rendezvous ----
+
+/// Argument: the PE that never joins.
+fn absent(seat: &Seat) {
+    let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
+    if me == seat.arg::<usize>(0) {
+        say("absent");
+        sleep(Duration::from_secs(60));
+    }
+    say_outcome(seat.try_join().map(drop));
+}
+
+fn pe_killed_before_it_joins_is_named() {
+    for victim in [0, 1, 3] {
+        let job = Job::new("absent", 4).args(victim.to_string());
+        victim_is_named(&job, 4, victim, |running| {
+            assert_eq!(running.line(victim), "absent");
+            sleep(Duration::from_millis(20));
+            running.kill(victim)
+        });
+    }
+}
+
+/// Arguments: the victim, and the microseconds after which it dies.
+fn joining(seat: &Seat) {
+    let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
+    if me == seat.arg::<usize>(0) {
+        die_in(seat.arg(1));
+    }
+    say_outcome(seat.try_join().and_then(|world| {
+        loop {
+            world.team().barrier_blocking()?;
+        }
+    }));
+}
+
+fn pe_killed_while_it_joins_is_named() {
+    for i in 0..24u64 {
+        let victim = (i % 3) as usize;
+        let job = Job::new("joining", 3).args(format!("{victim} {}", i * 250));
+        victim_is_named(&job, 3, victim, |running| {
+            running.reap(victim);
+            Instant::now()
+        });
+    }
+}
+
+// ---- in the middle of something ----
+
+/// Arguments: the operation, the victim, and the microseconds after which it dies, or `before`.
+fn stage(seat: &Seat) {
+    let (name, victim, when): (String, usize, String) = (seat.arg(0), seat.arg(1), seat.arg(2));
+    let run = |world: &World| -> Result<()> {
+        let mut act = act(world, &name)?;
+        (0..3).try_for_each(|_| act())?;
+        world.team().barrier_blocking()?;
+        say("ready");
+        if world.my_pe().index() == victim {
+            match when.as_str() {
+                "before" => die(),
+                "never" => {}
+                microseconds => die_in(microseconds.parse().expect("microseconds")),
+            }
+        }
+        loop {
+            act()?;
+        }
+    };
+    say_outcome(seat.try_join().and_then(|world| run(&world)));
+}
+
+/// Kills a PE before the operation `name`, and at several times during it.
+fn killed_around(name: &str, seed: u64, insides: u64) {
+    for i in 0..=insides {
+        let victim = (hash(&[seed, i]) % 3) as usize;
+        let when = if i == 0 { "before".to_owned() } else { (hash(&[seed, i, 1]) % 1500).to_string() };
+        let job = Job::new("stage", 3).args(format!("{name} {victim} {when}"));
+        let job = if seed % 4 == 3 { job.without_attach() } else { job };
+        let mut who = format!("{name}, victim {victim}, {when} µs");
+        let guard = Context(&mut who);
+        victim_is_named(&job, 3, victim, |running| by_itself(running, 3, victim));
+        drop(guard);
+    }
+}
+
+/// Records the location of a panic.
+struct Context<'a>(&'a mut String);
+
+impl Drop for Context<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("    at: {}", self.0);
+        }
+    }
+}
+
+fn pe_killed_before_or_in_a_collective_is_named() {
+    let sizes = [(8, "private"), (1500, "private"), (100_000, "symmetric"), (100_000, "private"), (1_500_000, "private")];
+    let mut seed = 0;
+    for form in ["barrier", "sync"] {
+        killed_around(form, seed, 4);
+        seed += 1;
+    }
+    for form in Form::REDUCING.into_iter().chain(Form::MOVING) {
+        for (bytes, place) in sizes {
+            // In-place forms run only with large buffers, so that more kills happen where more can
+            // be interrupted.
+            if form.is_in_place() && bytes < 10_000 {
+                continue;
+            }
+            killed_around(&format!("{form:?}:{bytes}:{place}"), seed, 1);
+            seed += 1;
+        }
+    }
+}
+
+fn pe_killed_in_strided_exchanges_and_functions_is_named() {
+    let names = [
+        "strided:60",
+        "strided:30000:symmetric",
+        "strided:1500000",
+        "functions:8",
+        "functions:30000",
+        "functions:1500000",
+        "exchange_counts",
+        "lock",
+    ];
+    for (seed, name) in (700..).zip(names) {
+        killed_around(name, seed, 3);
+    }
+}
+
+fn pe_killed_in_allocation_split_or_stream_is_named() {
+    for (seed, name) in (1000..).zip(["alloc:100", "alloc:3000000", "split", "stream:8", "stream:300000", "wait_on_stream"]) {
+        killed_around(name, seed, 4);
+    }
+}
+
+fn pe_killed_while_others_wait_for_its_signal_is_named() {
+    killed_around("wait", 2000, 8);
+    for (seed, name) in (2010..).zip(["wait16", "wait_vector"]) {
+        killed_around(name, seed, 3);
+    }
+}
+
+fn pe_killed_while_kernels_wait_for_it_is_named() {
+    for (seed, name) in (2100..).zip(["kernel_barrier", "kernel_signal:4096", "moe"]) {
+        killed_around(name, seed, 6);
+    }
+}
+
+fn pe_killed_while_others_access_its_memory_is_named() {
+    for (seed, name) in (2200..).zip(["atomics", "quiet", "test", "context"]) {
+        killed_around(name, seed, 2);
+    }
+}
+
+fn pe_killed_in_sends_and_receives_is_named() {
+    for (seed, name) in (3000..).zip(["ring:100", "ring:30000", "ring:2000000"]) {
+        killed_around(name, seed, 4);
+    }
+    for (seed, bytes) in (3100..).zip([100, 30_000, 2_000_000]) {
+        for when in ["before".to_owned(), (hash(&[seed]) % 1000).to_string()] {
+            let job = Job::new("stage", 3).args(format!("star:{bytes} 1 {when}"));
+            victim_is_named(&job, 3, 1, |running| by_itself(running, 3, 1));
+        }
+    }
+}
+
+/// Arguments: the victim, and the microseconds after which it dies, or `before`.
+fn finalizing(seat: &Seat) {
+    let (victim, when): (usize, String) = (seat.arg(0), seat.arg(1));
+    let world = seat.join();
+    world.team().barrier_blocking().expect("nobody is dead yet");
+    say("ready");
+    if world.my_pe().index() == victim {
+        match when.as_str() {
+            "before" => die(),
+            microseconds => die_in(microseconds.parse().expect("microseconds")),
+        }
+    }
+    say_outcome(world.finalize().map(drop));
+    if std::env::var("PEERWEAVE_PE").is_ok_and(|pe| pe == victim.to_string()) {
+        sleep(Duration::from_secs(60));
+    }
+}
+
+fn pe_killed_in_finalize_is_named_if_it_is_needed() {
+    for i in 0..8u64 {
+        let victim = (i % 3) as usize;
+        let when = if i < 3 { "before".to_owned() } else { (i * 20).to_string() };
+        let mut running = Job::new("finalizing", 3).args(format!("{victim} {when}")).start();
+        let since = by_itself(&mut running, 3, victim);
+        for pe in (0..3).filter(|&pe| pe != victim) {
+            let (at, line) = running.timed_line(pe);
+            // A PE that arrived before the victim died has taken part completely.
+            assert!(line.starts_with(&format!("lost {victim} |")) || (line == "fine" && i >= 3), "PE {pe}: {line}");
+            assert!(at.saturating_duration_since(since) < SOON, "{line}");
+        }
+        running.succeed((0..3).filter(|&pe| pe != victim));
+    }
+}
+
+// ---- going without being killed ----
+
+/// Arguments: the PE that leaves, and the way in which it leaves.
+#[expect(clippy::zombie_processes, reason = "a child that outlives its parent is what is tested")]
+fn leaving(seat: &Seat) {
+    let (victim, how): (usize, String) = (seat.arg(0), seat.arg(1));
+    let world = seat.join();
+    let run = |world: &World| -> Result<()> {
+        let mut act = act(world, "AllReduce:20000:private")?;
+        (0..5).try_for_each(|_| act())?;
+        say("ready");
+        if world.my_pe().index() == victim {
+            match how.as_str() {
+                "panic" => panic!("on purpose"),
+                "return" => return Ok(()),
+                "exit" => std::process::exit(0),
+                "abort" => std::process::abort(),
+                "orphan" => {
+                    // The child outlives the PE, with everything that it has inherited.
+                    let mut child = std::process::Command::new("sleep");
+                    child.arg("3").env_clear().stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+                    let _outlives = child.spawn().expect("a child");
+                    die()
+                }
+                other => panic!("{other}?"),
+            }
+        }
+        loop {
+            act()?;
+        }
+    };
+    let outcome = run(&world);
+    let me = world.my_pe().index();
+    drop(world);
+    if me != victim {
+        say_outcome(outcome);
+    } else if how == "return" {
+        // The process continues without a world.
+        sleep(Duration::from_millis(300));
+    }
+}
+
+fn pe_that_leaves_in_any_way_is_named() {
+    for (i, how) in ["panic", "return", "exit", "abort", "orphan"].into_iter().enumerate() {
+        for victim in [0, 1 + i % 2] {
+            let job = Job::new("leaving", 3).args(format!("{victim} {how}"));
+            let mut running = job.start();
+            running.all_say(0..3, "ready");
+            let mut who = format!("{how}, victim {victim}");
+            let context = Context(&mut who);
+            all_lose(&mut running, 3, victim, Instant::now(), SOON);
+            running.reap(victim);
+            drop(context);
+        }
+    }
+}
+
+fn thread_that_panics_is_named() {
+    let told = Mutex::new(Vec::new());
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        on_threads(3, &HostOptions::default(), |world| {
+            let mut sum = [0u64];
+            for round in 0.. {
+                if round == 100 && world.my_pe().get() == 1 {
+                    panic!("on purpose");
+                }
+                if let Err(error) = world.team().all_reduce_blocking(&[1u64], &mut sum, ReduceOp::Sum) {
+                    told.lock().unwrap().push(error);
+                    return;
+                }
+            }
+        })
+    }));
+    assert!(panicked.is_err(), "the panic goes on");
+    let told = told.into_inner().unwrap();
+    assert_eq!(told.len(), 2);
+    for error in told {
+        assert!(matches!(&error, Error::Peer { pe, cause: PeerCause::Left, .. } if pe.get() == 1), "{error}");
+    }
+}
+
+fn stopped_pe_is_named_at_the_deadline() {
+    for (victim, name) in
+        [(0, "barrier"), (1, "AllReduce:20000:private"), (2, "AllReduce:200000:symmetric"), (1, "alloc:100"), (0, "stream:8")]
+    {
+        let before = Before::now();
+        let job = Job::new("stage", 3).args(format!("{name} {victim} never")).deadline(STOPPED);
+        let mut running = job.start();
+        running.all_say(0..3, "ready");
+        running.signal(victim, Signal::STOP);
+        let mut guard = format!("{name}, victim {victim}");
+        let context = Context(&mut guard);
+        all_lose(&mut running, 3, victim, Instant::now(), STOPPED + SOON);
+        drop(context);
+        running.signal(victim, Signal::CONT);
+        // The victim finds that the others are gone, and reports it.
+        let line = running.line(victim);
+        assert!(line.starts_with("lost "), "{line}");
+        running.succeed([victim]);
+        let (socket, mark) = (running.socket.clone(), running.mark.clone());
+        drop(running);
+        before.assert_nothing_new(&socket, &mark);
+    }
+}
+
+fn pe_that_resumes_before_the_deadline_is_awaited() {
+    let mut running = Job::new("mixture", 3).args("3000").start();
+    running.all_say(0..3, "ready");
+    for i in 0..6 {
+        let pe = i % 3;
+        sleep(Duration::from_millis(15));
+        // It may have ended by now.
+        running.signal(pe, Signal::STOP);
+        sleep(Duration::from_millis(40));
+        running.signal(pe, Signal::CONT);
+    }
+    running.all_say(0..3, "fine");
+    running.succeed(0..3);
+}
+
+// ---- a mixture of everything ----
+
+/// Argument: the number of rounds; `0` means no limit.
+fn mixture(seat: &Seat) {
+    let rounds: u64 = seat.arg(0);
+    let run = |world: World| -> Result<()> {
+        let mut workload = Workload::new(&world);
+        say("ready");
+        let mut round = 0;
+        while rounds == 0 || round < rounds {
+            workload.step()?;
+            round += 1;
+        }
+        drop(workload);
+        world.finalize().map(drop)
+    };
+    say_outcome(seat.try_join().and_then(run));
+}
+
+fn randomly_killed_pes_are_named() {
+    let kills: u64 = std::env::var("PEERWEAVE_KILLS").map_or(20, |kills| kills.parse().expect("PEERWEAVE_KILLS is a number"));
+    let mut slowest = Duration::ZERO;
+    let mut wrong = Vec::new();
+    for i in 0..kills {
+        let n_pes = 2 + (hash(&[i, 1]) % 4) as usize;
+        let victim = (hash(&[i, 2]) % n_pes as u64) as usize;
+        let delay = Duration::from_micros(hash(&[i, 3]) % 60_000);
+        let job = Job::new("mixture", n_pes).args("0");
+        let job = if i % 3 == 0 { job.without_attach() } else { job };
+        let before = Before::now();
+        let mut running = job.start();
+        // From before the rendezvous to far into the mixture.
+        sleep(delay);
+        let since = running.kill(victim);
+        for pe in (0..n_pes).filter(|&pe| pe != victim) {
+            let (mut at, mut line) = running.timed_line(pe);
+            if line == "ready" {
+                (at, line) = running.timed_line(pe);
+            }
+            let late = at.saturating_duration_since(since);
+            slowest = slowest.max(late);
+            if !line.starts_with(&format!("lost {victim} |")) || late >= SOON {
+                wrong.push(format!("kill {i}, of PE {victim} of {n_pes} after {delay:?}: PE {pe} after {late:?}: {line}"));
+            }
+        }
+        running.succeed((0..n_pes).filter(|&pe| pe != victim));
+        let (socket, mark) = (running.socket.clone(), running.mark.clone());
+        drop(running);
+        before.assert_nothing_new(&socket, &mark);
+    }
+    println!("    {kills} kills; the slowest was reported by all PEs after {slowest:?}");
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+fn more_pes_than_processors_complete_without_errors() {
+    for (n_pes, rounds) in [(8, 300), (16, 60)] {
+        let job = Job::new("mixture", n_pes).args(rounds.to_string());
+        let mut running = job.start();
+        running.all_say(0..n_pes, "ready");
+        running.all_say(0..n_pes, "fine");
+        running.succeed(0..n_pes);
+    }
+}

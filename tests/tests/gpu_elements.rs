@@ -1,0 +1,80 @@
+//! Element types that consist of several values, on GPUs of the fake driver: every operation that
+//! moves them, reductions of their values, functions, and what is refused.
+#![cfg(target_os = "linux")]
+
+#[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
+mod common;
+
+use peerweave::World;
+use peerweave_cuda::{Cuda, GpuOptions};
+use peerweave_fakes::Fakes;
+use peerweave_tests::conformance::team_of;
+use peerweave_tests::elements;
+use std::time::Duration;
+
+/// Kernels run on the CPU, a coroutine for each of their threads, so buffers are short.
+const COUNTS: [usize; 3] = [1, 7, 300];
+
+/// Runs a check with a PE on each of these simulated hosts. No memory is left afterwards.
+fn check_on(hosts: &[&str], check: impl Fn(&World) + Sync) {
+    let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
+    common::pes_on(hosts, options, |gpu| {
+        let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
+        let world = World::from(peerweave_core::World::new(backend).expect("a world"));
+        check(&world);
+        assert!(world.finalize().expect("all finalize").is_clean());
+    });
+}
+
+/// Runs a check with this number of PEs on one host.
+fn check(n_pes: usize, check: impl Fn(&World) + Sync) {
+    check_on(&vec!["one"; n_pes], check);
+}
+
+/// Runs a check with each team of three PEs that has all of them.
+fn check_teams(run: impl Fn(&World, &peerweave::Team) + Sync) {
+    for n_pes in [1, 2] {
+        check(n_pes, |world| run(world, world.team()));
+    }
+    check(3, |world| {
+        let reversed = team_of(world, "reversed").expect("it has all PEs");
+        run(world, &reversed);
+        reversed.destroy().expect("all destroy");
+    });
+}
+
+#[test]
+fn composed_elements_move_by_one_sided_operations() {
+    Fakes::new().cuda().run(|| check_teams(|world, team| elements::move_one_sided(world, team, &COUNTS)));
+}
+
+#[test]
+fn composed_elements_move_by_collectives() {
+    Fakes::new().cuda().run(|| check_teams(|world, team| elements::move_by_collectives(world, team, &COUNTS)));
+}
+
+#[test]
+fn composed_elements_reduce_as_their_values() {
+    Fakes::new().cuda().run(|| check_teams(|world, team| elements::reduce(world, team, &[1, 33, 700])));
+}
+
+#[test]
+fn functions_and_strides_apply_to_composed_elements() {
+    Fakes::new().cuda().run(|| check_teams(|world, team| elements::combine_and_stride(world, team, &[1, 5, 700])));
+}
+
+#[test]
+fn collectives_of_composed_elements_cross_hosts() {
+    let fakes = Fakes::new().cuda().nccl().env("NCCL_NVLS_ENABLE", "0").limit(Duration::from_secs(240));
+    fakes.run(|| {
+        check_on(&["a", "b", "a"], |world| {
+            elements::move_by_collectives(world, world.team(), &[1, 70]);
+            elements::combine_and_stride(world, world.team(), &[1, 70]);
+        });
+    });
+}
+
+#[test]
+fn wrong_use_of_composed_elements_is_refused() {
+    Fakes::new().cuda().run(|| check(2, elements::refuse));
+}

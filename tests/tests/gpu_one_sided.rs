@@ -1,0 +1,61 @@
+//! Puts, gets and views of symmetric memory on GPUs of the fake driver: every type, buffers of
+//! every kind, ranges, casts, and handles by offset and address.
+#![cfg(target_os = "linux")]
+
+#[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
+mod common;
+
+use peerweave::World;
+use peerweave_cuda::{Cuda, GpuOptions};
+use peerweave_fakes::Fakes;
+use peerweave_tests::conformance::team_of;
+use peerweave_tests::{one_sided, views};
+use std::time::Duration;
+
+/// Runs a check on GPUs. No memory is left afterwards.
+fn check(n_pes: u32, check: impl Fn(&World) + Sync) {
+    let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
+    common::pes_that_may_fail(n_pes, options, |gpu| {
+        let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
+        let world = World::from(peerweave_core::World::new(backend).expect("a world"));
+        check(&world);
+        assert!(world.finalize().expect("all finalize").is_clean());
+    });
+}
+
+#[test]
+fn puts_and_gets_are_right_for_all_types_and_sizes() {
+    Fakes::new().cuda().run(|| {
+        let lens = [0, 1, 3, 8, 65, usize::MAX];
+        for (n_pes, shape) in [(1, "world"), (2, "world"), (3, "reversed"), (3, "all_but_one")] {
+            check(n_pes, |world| {
+                let team = team_of(world, shape);
+                one_sided::every_type(world, team.as_ref(), &lens, 9001);
+                team.filter(|_| shape != "world").map_or(Ok(()), peerweave::Team::destroy).expect("all destroy");
+            });
+        }
+    });
+}
+
+#[test]
+fn views_name_the_same_bytes_on_every_rank() {
+    Fakes::new().cuda().run(|| {
+        for n_pes in [1, 2, 3] {
+            check(n_pes, |world| views::name_the_same_bytes(world, world.team()));
+        }
+        check(3, |world| {
+            let reversed = team_of(world, "reversed").expect("it has all PEs");
+            views::name_the_same_bytes(world, &reversed);
+            reversed.destroy().expect("all destroy");
+        });
+    });
+}
+
+#[test]
+fn handles_by_offset_and_address_name_the_elements_there() {
+    Fakes::new().cuda().run(|| {
+        for n_pes in [1, 3] {
+            check(n_pes, views::are_found_by_offset_and_address);
+        }
+    });
+}
