@@ -27,7 +27,7 @@ impl Old {
     /// Runs `body` as a PE.
     fn pe<T>(&self, me: usize, body: impl FnOnce(&Survivors<'_>) -> T) -> T {
         let (words, has_ended) = (|pe: usize| &self.words[pe], |pe: usize| self.ended[pe].load(Ordering::Acquire));
-        body(&Survivors { me: Pe::new(me as u32), n_pes: self.words.len(), words: &words, has_ended: &has_ended })
+        body(&Survivors::new(Pe::new(me as u32), self.words.len(), &words, &has_ended))
     }
 
     /// Runs `body` as each of some PEs, on threads.
@@ -119,7 +119,7 @@ fn decision_of_a_leader_that_has_died_stays_valid() {
 #[test]
 fn pe_that_does_not_call_is_named_and_may_call_later() {
     let old = Old::new(4, &[1]);
-    let late = old.pes(&[0, 2], |survivors| agree(survivors, soon(100 + 50 * u64::from(survivors.me.get()))));
+    let late = old.pes(&[0, 2], |survivors| agree(survivors, soon(100 + 50 * u64::from(survivors.me().get()))));
     for outcome in late {
         let Err(Disagreement::Late { waited, missing }) = outcome else { panic!("{outcome:?}") };
         assert_eq!(missing, pes(&[3]), "PE 0 gave up because of PE 3");
@@ -155,6 +155,38 @@ fn stopped_leader_is_named_by_each_pe_that_gives_up() {
 }
 
 #[test]
+fn stopped_leader_is_named_by_pes_that_call_again_at_different_times() {
+    let old = Old::new(3, &[]);
+    let over = AtomicBool::new(false);
+    let stop = || {
+        while !over.load(Ordering::Acquire) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Err(())
+    };
+    let again = |pe: usize, first: u64| {
+        let old = &old;
+        move || {
+            let twice = [first, 300].map(|time| old.pe(pe, |survivors| agree(survivors, soon(time))));
+            // The last to give up does not find that this PE has ended.
+            thread::sleep(Duration::from_millis(300));
+            twice
+        }
+    };
+    let outcomes = thread::scope(|scope| {
+        scope.spawn(|| old.pe(0, |survivors| survivors.agree(soon(20_000), stop, |_, _| Ok(Ticket::NONE))));
+        let threads = [scope.spawn(again(1, 300)), scope.spawn(again(2, 450))];
+        let outcomes = threads.map(|thread| thread.join().expect("no panic"));
+        over.store(true, Ordering::Release);
+        outcomes
+    });
+    for outcome in outcomes.into_iter().flatten() {
+        let Err(Disagreement::Late { missing, .. }) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(missing, pes(&[0]));
+    }
+}
+
+#[test]
 fn pe_left_out_of_the_new_job_gets_an_error() {
     let old = Old::new(2, &[1]);
     old.pe(0, |survivors| {
@@ -187,7 +219,7 @@ fn members_meet_at_the_new_rendezvous() {
         let (rendezvous, decision) = joined(survivors, &old, &Mutex::default());
         let rendezvous = rendezvous.expect("it joins");
         survivors.complete(&decision);
-        let numbers = rendezvous.exchange("numbers", &[survivors.me.get() as u8]).expect("all are there");
+        let numbers = rendezvous.exchange("numbers", &[survivors.me().get() as u8]).expect("all are there");
         rendezvous.leave().expect("all leave");
         numbers
     });
@@ -208,9 +240,9 @@ fn joined(
     };
     let decision = survivors.agree(soon(20_000), || Ok(()), lead).expect("they agree");
     let server: Option<Server> = server;
-    if dying.lock().unwrap().contains(&survivors.me.index()) {
+    if dying.lock().unwrap().contains(&survivors.me().index()) {
         drop(server);
-        old.end(survivors.me.index());
+        old.end(survivors.me().index());
         return (
             Err(BootstrapError::Protocol { call: "test", source: peerweave_bootstrap::proto::ProtocolError::Magic }),
             decision,

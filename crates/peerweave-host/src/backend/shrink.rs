@@ -73,14 +73,14 @@ impl Host {
         let (started, until) = (Instant::now(), deadline_after(peers.deadline));
         let words = |pe: usize| peers.segments.survivors(pe);
         let has_ended = |pe: usize| peers.liveness.gone(pe).is_some();
-        let survivors = Survivors { me: Pe::new(peers.me as u32), n_pes: peers.n_pes(), words: &words, has_ended: &has_ended };
+        let survivors = Survivors::new(Pe::new(peers.me as u32), peers.n_pes(), &words, &has_ended);
         loop {
             let mut server = None;
             let lead = |attempt: u64, members: &[Pe]| self.prepare(attempt, members.len(), &mut server);
             let decision =
                 survivors.agree(until, || peers.check_abort(), lead).map_err(|error| self.disagreed(started, error))?;
             let limit = until.max(Instant::now() + SET_UP.min(peers.deadline));
-            match self.set_up(&survivors, &decision, server, limit) {
+            match survivors.beating(|| self.set_up(&survivors, &decision, server, limit)) {
                 Ok(backend) => {
                     survivors.complete(&decision);
                     return Ok(Shrunk { backend: Arc::new(backend), former: decision.members });
@@ -139,7 +139,7 @@ impl Host {
         let n_pes = decision.members.len();
         if let (Some(next), JobAbort::OfThreads(word)) = (&self.next, &self.shared.peers.job_abort) {
             let (mapping, next) = next.take(decision.attempt());
-            let me = decision.new_pe(survivors.me).map_or(0, |pe| pe.index());
+            let me = decision.new_pe(survivors.me()).map_or(0, |pe| pe.index());
             return Self::of_thread(me, mapping, &self.options, (word.clone(), next), until);
         }
         let made = if n_pes == 1 {
@@ -162,13 +162,17 @@ impl Host {
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
         let error = self.renumbered(decision, error);
         let late = |missing| self.disagreed(started, Disagreement::Late { waited: Duration::ZERO, missing });
+        let stopped = survivors.stopped(decision);
+        if !stopped.is_empty() && !matches!(error, Error::Peer { .. }) {
+            return late(stopped);
+        }
         let Some(named) = error.blamed().first().copied() else {
             let remaining = survivors.remaining(decision, NOTICE);
             return if remaining.is_empty() { error } else { late(remaining) };
         };
         let limit = if matches!(error, Error::Peer { .. }) { NOTICE } else { Duration::ZERO };
         match survivors.reason_of(decision, named, limit) {
-            Some(pe) if pe != named && pe != survivors.me => late(vec![pe]),
+            Some(pe) if pe != named && pe != survivors.me() => late(vec![pe]),
             _ => error,
         }
     }

@@ -43,7 +43,7 @@ impl Cuda {
         }
         let words = |pe: usize| state.calls.as_ref().map_or(&alone, |calls| calls.survivors(pe));
         let has_ended = |pe: usize| self.end_of(pe).is_some();
-        let survivors = Survivors { me: state.job.my_pe, n_pes: state.job.n_pes, words: &words, has_ended: &has_ended };
+        let survivors = Survivors::new(state.job.my_pe, state.job.n_pes, &words, &has_ended);
         let (started, until) = (Instant::now(), deadline_after(state.deadline));
         self.end_operations();
         loop {
@@ -51,7 +51,8 @@ impl Cuda {
             let lead = |_: u64, members: &[Pe]| prepare(members.len() as u32, &mut server);
             let decision = survivors.agree(until, || Ok(()), lead).map_err(|error| self.disagreed(started, error))?;
             let limit = until.max(deadline_after(SET_UP.min(state.deadline)));
-            let made = self.set_up(&survivors, &decision, server, &options, limit).and_then(|made| {
+            let made = survivors.beating(|| {
+                let made = self.set_up(&survivors, &decision, server, &options, limit)?;
                 let committed = survivors.commit(&decision, limit);
                 committed.map(|()| made).map_err(|error| match error {
                     Disagreement::Failed(never) => match never {},
@@ -126,12 +127,16 @@ impl Cuda {
     /// is the reason.
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
         let late = |missing| self.disagreed(started, Disagreement::Late { waited: Duration::ZERO, missing });
+        let stopped = survivors.stopped(decision);
+        if !stopped.is_empty() && !matches!(error, Error::Peer { .. }) {
+            return late(stopped);
+        }
         let Some(named) = error.blamed().first().copied() else {
             let remaining = survivors.remaining(decision, NOTICE);
             return if remaining.is_empty() { error } else { late(remaining) };
         };
         match survivors.reason_of(decision, named, Duration::ZERO) {
-            Some(pe) if pe != named && pe != survivors.me => late(vec![pe]),
+            Some(pe) if pe != named && pe != survivors.me() => late(vec![pe]),
             _ => error,
         }
     }

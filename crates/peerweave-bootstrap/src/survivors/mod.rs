@@ -17,12 +17,16 @@
 //! on some PEs end on all. **\[3\]** Every wait ends: with the agreement, at the deadline, or when
 //! `check` fails.
 
+mod beats;
+
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use peerweave_types::Pe;
 
+use self::beats::Beats;
 use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
 use crate::job::{Job, Served};
@@ -63,6 +67,8 @@ pub struct SurvivorWords {
     /// The number, plus 1, of the PE because of which this PE has withdrawn; 0 for none. Written
     /// before the state.
     blamed: AtomicU64,
+    /// Counts the looks of this PE while it takes part, so that the others see that it runs.
+    beat: AtomicU64,
     /// The attempt for which this PE has published a decision; 0 while it writes one.
     decided: AtomicU64,
     /// The decision: the ticket, and one bit for each member.
@@ -76,6 +82,7 @@ impl Default for SurvivorWords {
         Self {
             state: zeros(),
             blamed: zeros(),
+            beat: zeros(),
             decided: zeros(),
             ticket: std::array::from_fn(|_| zeros()),
             members: std::array::from_fn(|_| zeros()),
@@ -92,7 +99,12 @@ impl SurvivorWords {
     }
 
     fn is_at(&self, attempt: u64, phase: u64) -> bool {
-        self.state.load(Ordering::Acquire) == attempt << 8 | phase
+        self.attempt_and_phase() == (attempt, phase)
+    }
+
+    fn attempt_and_phase(&self) -> (u64, u64) {
+        let state = self.state.load(Ordering::Acquire);
+        (state >> 8, state & 0xff)
     }
 
     fn enter(&self, attempt: u64, phase: u64) {
@@ -233,18 +245,67 @@ enum Look {
 
 /// The PEs of the old job, as one of them sees them.
 pub struct Survivors<'a> {
-    /// This PE.
-    pub me: Pe,
-    /// The number of PEs of the old job.
-    pub n_pes: usize,
-    /// Returns the words of a PE.
-    pub words: &'a dyn Fn(usize) -> &'a SurvivorWords,
-    /// Returns whether a PE has ended or has left the old job, so that it writes no more words. It
-    /// must not return `true` for a PE that continues. It may notice an end some time later.
-    pub has_ended: &'a dyn Fn(usize) -> bool,
+    me: Pe,
+    n_pes: usize,
+    words: &'a (dyn Fn(usize) -> &'a SurvivorWords + Sync),
+    has_ended: &'a dyn Fn(usize) -> bool,
+    beats: Beats,
 }
 
 impl<'a> Survivors<'a> {
+    /// Returns what PE `me` of a job of `n_pes` PEs needs for one call. `words` returns the words of
+    /// a PE. `has_ended` returns whether a PE has ended or has left the old job, so that it writes
+    /// no more words: it must not return `true` for a PE that continues, and may notice an end some
+    /// time later.
+    ///
+    /// # Panics
+    /// If the job has more than [`MAX_SURVIVORS`] PEs.
+    pub fn new(
+        me: Pe,
+        n_pes: usize,
+        words: &'a (dyn Fn(usize) -> &'a SurvivorWords + Sync),
+        has_ended: &'a dyn Fn(usize) -> bool,
+    ) -> Self {
+        assert!(n_pes <= MAX_SURVIVORS, "the job has {n_pes} PEs, expected at most {MAX_SURVIVORS}");
+        Self { me, n_pes, words, has_ended, beats: Beats::new(n_pes, words) }
+    }
+
+    /// Returns the number of this PE.
+    pub fn me(&self) -> Pe {
+        self.me
+    }
+
+    fn beat(&self) {
+        self.beats.beat(self.me.index(), self.words);
+    }
+
+    /// Runs `work`, which the other members wait for, and shows them meanwhile that this PE runs.
+    pub fn beating<T>(&self, work: impl FnOnce() -> T) -> T {
+        let (beats, me, words) = (&self.beats, self.me.index(), self.words);
+        let (done, ends) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                while let Err(RecvTimeoutError::Timeout) = ends.recv_timeout(beats::PAUSE) {
+                    beats.beat(me, words);
+                }
+            });
+            // The thread ends when this is dropped.
+            let _done = done;
+            work()
+        })
+    }
+
+    /// Returns the members that still take part in the attempt of a decision, but do not run.
+    pub fn stopped(&self, decision: &Decision) -> Vec<Pe> {
+        self.beat();
+        let is_stopped = |pe: &Pe| {
+            let old = pe.index();
+            let is_left = *pe != self.me && !(self.has_ended)(old) && !self.has_given_up(decision, old);
+            is_left && self.beats.has_stopped(old)
+        };
+        decision.members.iter().copied().filter(is_stopped).collect()
+    }
+
     fn own(&self) -> &'a SurvivorWords {
         (self.words)(self.me.index())
     }
@@ -263,12 +324,12 @@ impl<'a> Survivors<'a> {
         mut check: impl FnMut() -> Result<(), E>,
         lead: impl FnOnce(u64, &[Pe]) -> Result<Ticket, E>,
     ) -> Result<Decision, Disagreement<E>> {
-        assert!(self.n_pes <= MAX_SURVIVORS, "the job has {} PEs, expected at most {MAX_SURVIVORS}", self.n_pes);
         let (start, own) = (Instant::now(), self.own());
         let first = (own.state.load(Ordering::Relaxed) >> 8) + 1;
         let mut attempt = first;
         let mut pause = SHORTEST_PAUSE;
         loop {
+            self.beat();
             attempt = self.highest_attempt(attempt);
             if !own.is_at(attempt, phase::ARRIVED) {
                 own.enter(attempt, phase::ARRIVED);
@@ -367,37 +428,30 @@ impl<'a> Survivors<'a> {
     }
 
     /// Returns the PEs for which this PE has waited until the deadline, in attempts from `first` to
-    /// `last`.
+    /// `last`; ascending.
     fn missing(&self, first: u64, last: u64) -> Vec<Pe> {
-        let others = (0..self.n_pes).filter(|&pe| pe != self.me.index() && !(self.has_ended)(pe));
-        let awaited: Vec<usize> = others.clone().filter(|&pe| !(self.words)(pe).is_at(last, phase::ARRIVED)).collect();
-        // A PE that takes part, or has given up, has waited for the others.
-        let has_called = |pe: usize| {
-            let state = (self.words)(pe).state.load(Ordering::Acquire);
-            state >> 8 >= first || state & 0xff == phase::ARRIVED
+        let words = |pe: usize| (self.words)(pe);
+        let others = || (0..self.n_pes).filter(|&pe| pe != self.me.index() && !(self.has_ended)(pe));
+        let has_given_up = |pe: usize| words(pe).attempt_and_phase().1 == phase::WITHDRAWN;
+        // A PE that has not called, or that was stopped in the call, in this attempt or before.
+        let is_absent = |pe: usize| match words(pe).attempt_and_phase() {
+            (_, phase::ARRIVED | phase::READY) => self.beats.has_stopped(pe),
+            (attempt, _) => attempt < first && !self.beats.has_run(pe),
         };
-        let mut missing: Vec<usize> = awaited.iter().copied().filter(|&pe| !has_called(pe)).collect();
-        // A PE that was stopped in an earlier attempt, rather than one that has given up in this.
+        let mut missing: Vec<usize> = others().filter(|&pe| is_absent(pe)).collect();
+        // The PE because of which the first of the others has given up.
         if missing.is_empty() {
-            let is_behind = |pe: usize| (self.words)(pe).state.load(Ordering::Acquire) >> 8 < first;
-            missing = awaited.iter().copied().filter(|&pe| is_behind(pe)).collect();
-        }
-        // All others have given up in this attempt: the PE for which the first of them waited.
-        if missing.is_empty() {
-            let blamed = |pe: &usize| (self.words)(*pe).blamed();
+            let blamed = others().filter(|&pe| has_given_up(pe)).filter_map(|pe| words(pe).blamed());
             let is_other = |pe: &Pe| *pe != self.me && !(self.has_ended)(pe.index());
-            missing = awaited.iter().filter_map(blamed).find(is_other).map(Pe::index).into_iter().collect();
+            missing = blamed.filter(is_other).map(Pe::index).take(1).collect();
         }
-        // They gave up without a name, since a leader did not answer: a PE that still takes part.
-        if missing.is_empty() && awaited.iter().all(|pe| (self.words)(*pe).blamed().is_none()) {
-            missing.extend(others.clone().find(|&pe| (self.words)(pe).is_at(last, phase::ARRIVED)));
-        }
+        // PEs that have given up for a reason of their own.
         if missing.is_empty() {
-            missing = awaited;
+            missing = others().filter(|&pe| !words(pe).is_at(last, phase::ARRIVED)).collect();
         }
-        // All are there: the leader was stopped.
+        // All are there: the leader has just been stopped.
         if missing.is_empty() {
-            missing.extend(others.take(1));
+            missing = others().take(1).collect();
         }
         missing.into_iter().map(|pe| Pe::new(pe as u32)).collect()
     }
