@@ -155,7 +155,7 @@ fn stopped_leader_is_named_by_each_pe_that_gives_up() {
 }
 
 #[test]
-fn stopped_leader_is_named_by_pes_that_call_again_at_different_times() {
+fn stopped_leader_is_named_by_pes_that_call_again() {
     let old = Old::new(3, &[]);
     let over = AtomicBool::new(false);
     let stop = || {

@@ -253,10 +253,11 @@ pub struct Survivors<'a> {
 }
 
 impl<'a> Survivors<'a> {
-    /// Returns what PE `me` of a job of `n_pes` PEs needs for one call. `words` returns the words of
-    /// a PE. `has_ended` returns whether a PE has ended or has left the old job, so that it writes
-    /// no more words: it must not return `true` for a PE that continues, and may notice an end some
-    /// time later.
+    /// Returns what PE `me` of a job of `n_pes` PEs needs for one call.
+    ///
+    /// `words` returns the words of a PE. `has_ended` returns whether a PE has ended or has left
+    /// the old job, so that it writes no more words: it must not return `true` for a PE that
+    /// continues, and may notice an end some time later.
     ///
     /// # Panics
     /// If the job has more than [`MAX_SURVIVORS`] PEs.
