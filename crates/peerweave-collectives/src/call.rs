@@ -111,11 +111,20 @@ pub struct Call {
 /// would move the argument to the thread's local memory.
 #[inline(always)]
 pub(crate) fn select<T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
+    select_of::<MAX_RANKS, T>(k, value)
+}
+
+/// Like [`select`], for `k` below `W`, which is 2, 4 or 8.
+#[inline(always)]
+pub(crate) fn select_of<const W: usize, T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
     let either = |bit: u32, low: T, high: T| if k & bit == 0 { low } else { high };
-    let all: [T; MAX_RANKS] = [value(0), value(1), value(2), value(3), value(4), value(5), value(6), value(7)];
-    let low = either(2, either(1, all[0], all[1]), either(1, all[2], all[3]));
-    let high = either(2, either(1, all[4], all[5]), either(1, all[6], all[7]));
-    either(4, low, high)
+    let of_two = |first: usize| either(1, value(first), value(first + 1));
+    let of_four = |first: usize| either(2, of_two(first), of_two(first + 2));
+    match W {
+        2 => of_two(0),
+        4 => of_four(0),
+        _ => either(4, of_four(0), of_four(4)),
+    }
 }
 
 impl Call {
@@ -142,6 +151,12 @@ impl Call {
     #[inline(always)]
     pub(crate) fn area_behind(&self, k: u32) -> u64 {
         select(k, |index| self.areas[index])
+    }
+
+    /// Like [`Self::area_behind`], for `k` below `W`, which is 2, 4 or 8.
+    #[inline(always)]
+    pub(crate) fn area_of<const W: usize>(&self, k: u32) -> u64 {
+        select_of::<W, u64>(k, |index| self.areas[index])
     }
 
     /// Returns whether the rank `k` places behind this rank gets results that other ranks reduce.

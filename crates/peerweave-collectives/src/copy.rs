@@ -8,21 +8,47 @@ use peerweave_device::gpu::{self, Vector};
 /// indices; each thread makes up to four loads before as many stores.
 #[inline(always)]
 pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
-    const BATCH: usize = 4;
-    let threads = u64::from(gpu::block_dim().x);
-    let mut index = u64::from(gpu::thread_idx().x);
-    while index + (BATCH as u64 - 1) * threads < n {
-        let values: [Vector; BATCH] = core::array::from_fn(|k| load(index + k as u64 * threads));
-        for k in 0..BATCH {
-            store(index + k as u64 * threads, values[k]);
-        }
-        index += BATCH as u64 * threads;
+    each_of_share(Share::ALL, n, load, store);
+}
+
+/// One of several blocks that share indices. Neighbouring blocks handle neighbouring indices.
+#[derive(Clone, Copy)]
+pub(crate) struct Share {
+    /// Number of the block, below `of`.
+    pub(crate) index: u64,
+    /// Number of blocks.
+    pub(crate) of: u64,
+}
+
+impl Share {
+    /// The share of a block that handles all indices.
+    pub(crate) const ALL: Self = Self { index: 0, of: 1 };
+
+    /// Returns the first index of this thread, and the distance to its next index.
+    #[inline(always)]
+    fn position(self) -> (u64, u64) {
+        let threads = u64::from(gpu::block_dim().x);
+        (self.index * threads + u64::from(gpu::thread_idx().x), self.of * threads)
     }
-    if index + threads < n {
-        let values = [load(index), load(index + threads)];
+}
+
+/// Like [`each`], for the indices of a block that shares them with other blocks.
+#[inline(always)]
+pub(crate) fn each_of_share(share: Share, n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
+    const BATCH: usize = 4;
+    let (mut index, step) = share.position();
+    while index + (BATCH as u64 - 1) * step < n {
+        let values: [Vector; BATCH] = core::array::from_fn(|k| load(index + k as u64 * step));
+        for k in 0..BATCH {
+            store(index + k as u64 * step, values[k]);
+        }
+        index += BATCH as u64 * step;
+    }
+    if index + step < n {
+        let values = [load(index), load(index + step)];
         store(index, values[0]);
-        store(index + threads, values[1]);
-        index += 2 * threads;
+        store(index + step, values[1]);
+        index += 2 * step;
     }
     if index < n {
         store(index, load(index));
@@ -48,10 +74,16 @@ pub(crate) fn two_by_two<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl F
 /// Like [`each`], but a thread handles one index at a time.
 #[inline(always)]
 pub(crate) fn one_by_one<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
-    let mut index = u64::from(gpu::thread_idx().x);
+    one_by_one_of_share(Share::ALL, n, load, store);
+}
+
+/// Like [`one_by_one`], for the indices of a block that shares them with other blocks.
+#[inline(always)]
+pub(crate) fn one_by_one_of_share<V: Copy>(share: Share, n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
+    let (mut index, step) = share.position();
     while index < n {
         store(index, load(index));
-        index += u64::from(gpu::block_dim().x);
+        index += step;
     }
 }
 

@@ -18,8 +18,8 @@ const ARRIVED: &str = "ld.relaxed.sys.global.v2.b64";
 const RELEASE: &str = "st.release.sys.global.b64";
 const ACQUIRE: &str = "ld.acquire.sys.global.b64";
 
-/// Barriers that return a value. The source of a kernel with rings has two, and the compiler must
-/// not copy one into the paths of a branch.
+/// Barriers that return a value. The source of a chunked kernel has two and that of a kernel of
+/// rings three. The compiler must not copy one into the paths of a branch.
 const BARRIER: &str = "bar.red.or.pred";
 
 /// Reads thread-local memory: a vector that the compiler has not kept in registers. Only reductions
@@ -75,7 +75,11 @@ pub(super) fn check(ptx: &str, _: Variant) -> Outcome {
             }
         }
         let barriers = count(body, BARRIER);
-        let wanted = if kernel.contains("_chunked_") || kernel.contains("_ring_") { 2 } else { 0 };
+        let wanted = match kernel {
+            _ if kernel.contains("_chunked_") => 2,
+            _ if kernel.contains("_ring_") => 3,
+            _ => 0,
+        };
         if barriers != wanted {
             outcome.faults.push(format!("{kernel} has {barriers} `{BARRIER}`, expected {wanted}"));
         }

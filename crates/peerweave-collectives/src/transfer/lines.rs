@@ -6,13 +6,12 @@
 //! The sender waits for `m - 1` before it pushes message `m`, whose bank held message `m - 2`. So a
 //! send waits until the receiver has begun the previous receive.
 
-use super::{Form, Transfers, operation};
-use crate::Call;
+use super::{Transfers, operation};
 use crate::epoch::{self, pointer};
 use crate::line::{LINE_BYTES, Lines, Operand, has_arrived};
 use crate::push::push_lines;
 use crate::wait::position;
-use crate::{MAX_RANKS, transfer};
+use crate::{Call, MAX_RANKS};
 use peerweave_device::gpu::{Access, Sys};
 use peerweave_device::prelude::*;
 
@@ -52,7 +51,8 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     transfers: &Transfers,
 ) -> Result<(), Failed> {
     gpu::start_next_kernel();
-    let is_call = call.areas[0] != 0 && call.counter != 0 && transfers.has_any::<MORE>();
+    let has_any = if MORE { transfers.has_any::<MAX_RANKS>() } else { transfers.has_any::<W>() };
+    let is_call = call.areas[0] != 0 && call.counter != 0 && has_any;
     gpu::wait_for_previous_kernel();
     if !is_call {
         return Ok(());
@@ -194,20 +194,4 @@ entries! {
     transfer_4: <4, false, false>;
     transfer_plain_8: <4, true, true>;
     transfer_8: <4, true, false>;
-}
-
-/// Returns the kernel for a number of ranks; `None` for more than [`MAX_RANKS`]. `is_whole`: all
-/// addresses and lengths are multiples of [`LINE_BYTES`].
-#[cfg(not(target_arch = "nvptx64"))]
-pub fn kernel(form: Form, ranks: u32, is_whole: bool) -> Option<&'static peerweave_device::launch::Kernel<(Call, Transfers)>> {
-    if ranks == 0 || ranks as usize > MAX_RANKS {
-        return None;
-    }
-    Some(match (form, ranks, is_whole) {
-        (Form::Lines, ..=4, true) => &transfer_plain_4::KERNEL,
-        (Form::Lines, ..=4, false) => &transfer_4::KERNEL,
-        (Form::Lines, _, true) => &transfer_plain_8::KERNEL,
-        (Form::Lines, _, false) => &transfer_8::KERNEL,
-        (Form::Ring, _, _) => &transfer::transfer_ring_8::KERNEL,
-    })
 }

@@ -16,7 +16,7 @@ mod lines;
 mod ring;
 
 use crate::MAX_RANKS;
-use crate::call::select;
+use crate::call::select_of;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
@@ -47,7 +47,7 @@ pub struct Transfer {
     /// [`Form::Ring`]: 1 if this rank offers `recv` to the sender of the message from the rank,
     /// which then stores the message directly there. `recv` is then mapped on that rank, at the
     /// same distance from the area of this rank, and aligned to lines, and it replaces no message.
-    /// For this rank itself, 1 if it has a message to itself that is copied in one round.
+    /// For this rank itself, 1 if this rank offers the results of all messages from other ranks.
     pub is_direct: u64,
     /// [`Form::Ring`]: number of lines of a chunk of the message to the rank: at least 1, and at
     /// most the number for which a slot has room.
@@ -75,32 +75,37 @@ impl Transfers {
     /// Returns a field of the messages at index `k`.
     #[inline(always)]
     fn field(&self, k: u32, field: impl Fn(&Transfer) -> u64) -> u64 {
-        select(k, |index| field(&self.peers[index]))
+        self.field_of::<MAX_RANKS>(k, field)
     }
 
-    /// Returns the messages at index `k`.
+    /// Like [`Self::field`], for `k` below `W`, which is 2, 4 or 8.
     #[inline(always)]
-    fn behind(&self, k: u32) -> Transfer {
+    fn field_of<const W: usize>(&self, k: u32, field: impl Fn(&Transfer) -> u64) -> u64 {
+        select_of::<W, u64>(k, |index| field(&self.peers[index]))
+    }
+
+    /// Returns the messages at index `k`, which is below `W`.
+    #[inline(always)]
+    fn behind<const W: usize>(&self, k: u32) -> Transfer {
         Transfer {
-            send: self.field(k, |peer| peer.send),
-            send_bytes: self.field(k, |peer| peer.send_bytes),
-            recv: self.field(k, |peer| peer.recv),
-            recv_bytes: self.field(k, |peer| peer.recv_bytes),
-            is_direct: self.field(k, |peer| peer.is_direct),
-            send_chunk: self.field(k, |peer| peer.send_chunk),
-            recv_chunk: self.field(k, |peer| peer.recv_chunk),
-            send_is_offered: self.field(k, |peer| peer.send_is_offered),
-            recv_is_offered: self.field(k, |peer| peer.recv_is_offered),
+            send: self.field_of::<W>(k, |peer| peer.send),
+            send_bytes: self.field_of::<W>(k, |peer| peer.send_bytes),
+            recv: self.field_of::<W>(k, |peer| peer.recv),
+            recv_bytes: self.field_of::<W>(k, |peer| peer.recv_bytes),
+            is_direct: self.field_of::<W>(k, |peer| peer.is_direct),
+            send_chunk: self.field_of::<W>(k, |peer| peer.send_chunk),
+            recv_chunk: self.field_of::<W>(k, |peer| peer.recv_chunk),
+            send_is_offered: self.field_of::<W>(k, |peer| peer.send_is_offered),
+            recv_is_offered: self.field_of::<W>(k, |peer| peer.recv_is_offered),
         }
     }
 
-    /// Returns whether there is a message; without `ALL`, only among the first four ranks. Reads
-    /// every part of the argument, so that the argument is in the constant cache afterwards.
+    /// Returns whether there is a message among the first `W` ranks. Reads every part of the
+    /// argument for these, so that it is in the constant cache afterwards.
     #[inline(always)]
-    fn has_any<const ALL: bool>(&self) -> bool {
+    fn has_any<const W: usize>(&self) -> bool {
         let any = |index: usize| self.peers[index].send_bytes | self.peers[index].recv_bytes;
-        let first = any(0) | any(1) | any(2) | any(3);
-        (if ALL { first | any(4) | any(5) | any(6) | any(7) } else { first }) != 0
+        (0..W).fold(0, |found, index| found | any(index)) != 0
     }
 }
 
@@ -121,4 +126,29 @@ fn operation(op: u32) -> KernelOp {
         ALL_TO_ALL => KernelOp::AllToAll,
         _ => KernelOp::SendRecv,
     }
+}
+
+/// Returns the kernel for a number of ranks; `None` for more than [`MAX_RANKS`]. `is_whole`: all
+/// addresses and lengths are multiples of [`LINE_BYTES`].
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn kernel(
+    form: Form,
+    ranks: u32,
+    is_whole: bool,
+) -> Option<&'static peerweave_device::launch::Kernel<(crate::Call, Transfers)>> {
+    if ranks == 0 || ranks as usize > MAX_RANKS {
+        return None;
+    }
+    Some(match (form, ranks, is_whole) {
+        (Form::Lines, ..=4, true) => &lines::transfer_plain_4::KERNEL,
+        (Form::Lines, ..=4, false) => &lines::transfer_4::KERNEL,
+        (Form::Lines, _, true) => &lines::transfer_plain_8::KERNEL,
+        (Form::Lines, _, false) => &lines::transfer_8::KERNEL,
+        (Form::Ring, ..=2, true) => &ring::transfer_ring_plain_2::KERNEL,
+        (Form::Ring, ..=2, false) => &ring::transfer_ring_2::KERNEL,
+        (Form::Ring, ..=4, true) => &ring::transfer_ring_plain_4::KERNEL,
+        (Form::Ring, ..=4, false) => &ring::transfer_ring_4::KERNEL,
+        (Form::Ring, _, true) => &ring::transfer_ring_plain_8::KERNEL,
+        (Form::Ring, _, false) => &ring::transfer_ring_8::KERNEL,
+    })
 }

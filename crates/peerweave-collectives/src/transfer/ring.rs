@@ -17,10 +17,18 @@
 //! round and without a copy. Before it raises the flag *open*, it writes the *offer*: the distance
 //! of its result from its area, or 0 for a message through the ring. The sender waits for that flag
 //! and reads the offer before it raises *ready* for the first time; the receiver writes the next
-//! offer only after that.
+//! offer only after that. The blocks of the sender share the lines of such a message evenly, line by
+//! line, because nothing ties a block to a slot.
+//!
+//! A rank that offers all its results has no chunks to copy. Then both blocks of a pair push, and
+//! both copy this rank's message to itself. For each offered message the second block raises the
+//! flag *second*, as the first block raises *ready*. A rank whose second blocks do not push raises
+//! both flags by the first block, so that the receiver does not need to know. A second block with
+//! chunks to copy must not wait for another rank's offer: that rank may itself wait for these
+//! copies.
 
 use super::{Transfer, Transfers, operation};
-use crate::copy::{each, load, one_by_one, store};
+use crate::copy::{Share, each, each_of_share, load, one_by_one, one_by_one_of_share, store};
 use crate::epoch::pointer;
 use crate::line::{LINE_BYTES, Operand};
 use crate::{Call, MAX_RANKS};
@@ -37,9 +45,26 @@ const CREDIT: u64 = 128;
 const OPEN: u64 = 256;
 /// In the cache line of the flag *open*.
 const OFFER: u64 = 264;
+const SECOND: u64 = 384;
 
-/// Number of words by which a block counts rounds: one for each receiver, then one for each sender.
-pub const RING_COUNTERS: usize = 2 * MAX_RANKS;
+/// Number of words by which a pair of blocks counts: one for each [`Count`] and each rank.
+pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
+
+/// What a pair of blocks counts from launch to launch. Each word has one block that reads and writes
+/// it.
+#[derive(Clone, Copy)]
+enum Count {
+    /// Rounds pushed to a rank, by the first block.
+    Sent,
+    /// Rounds copied from a rank, by the second block.
+    Received,
+    /// Offered messages to a rank, by the first block.
+    FirstOffers,
+    /// Offered messages to a rank, by the second block.
+    SecondOffers,
+    /// Offered messages from a rank, by the second block.
+    OffersHere,
+}
 
 /// Returns the size in bytes of an area for `blocks` blocks: flags, then rings. The ranks share a
 /// slot's `slot_bytes` bytes.
@@ -49,19 +74,19 @@ pub const fn transfer_ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
 
 /// The lines of a message that this block handles.
 #[derive(Clone, Copy)]
-struct Message {
-    operand: Operand<false>,
+struct Message<const WHOLE: bool> {
+    operand: Operand<WHOLE>,
     lines: u64,
     /// Number of lines of a chunk.
     chunk: u64,
     /// Number of this block's first chunk, then the distance to its next chunk.
     first: u64,
     step: u64,
-    /// Whether all chunks are handled in the first round.
+    /// Whether all lines are handled in the first round.
     at_once: bool,
 }
 
-impl Message {
+impl<const WHOLE: bool> Message<WHOLE> {
     /// Returns the first line and the number of lines of a chunk of this block; no lines behind the
     /// last chunk.
     #[inline(always)]
@@ -70,56 +95,56 @@ impl Message {
         (line, self.lines.saturating_sub(line).min(self.chunk))
     }
 
-    /// Returns whether there are chunks for a round.
+    /// Returns whether this block has lines in a round.
     #[inline(always)]
     fn has(&self, round: u64) -> bool {
         (round == 0 || !self.at_once) && self.range(round).1 > 0
     }
 
-    /// Calls `with` with the ranges of a round.
+    /// Returns the number of blocks, or of pairs of blocks, that have a chunk.
     #[inline(always)]
-    fn each_range(&self, round: u64, with: impl Fn(u64, u64)) {
-        let mut index = round;
-        while self.has(round) {
-            let (line, n) = self.range(index);
-            if n == 0 {
-                break;
-            }
-            with(line, n);
-            index += 1;
-            if !self.at_once {
-                break;
-            }
-        }
+    fn blocks(&self) -> u64 {
+        self.lines.div_ceil(self.chunk.max(1)).min(self.step)
     }
 }
 
-/// State of a block in a launch.
-struct Block<'a> {
+/// State of a block in a launch of up to `W` ranks.
+struct Block<'a, const W: usize, const WHOLE: bool> {
     call: &'a Call,
     transfers: &'a Transfers,
     /// Number of this block, or number of its pair of blocks.
     index: u64,
+    /// Number of this block in its pair, below `halves`; 0 if the block is alone.
+    half: u64,
+    /// Number of blocks that share the lines of this block or pair in messages without a ring.
+    halves: u64,
     /// Number of lines for which a slot has room for each rank.
     slot_lines: u64,
     /// One bit for each message to a rank whose receiver has offered its result.
     accepted: Cell<u32>,
 }
 
-impl Block<'_> {
+impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     /// # Safety
     /// As for [`Operand::new`], with `bytes` elements.
     #[inline(always)]
-    unsafe fn message(&self, address: u64, bytes: u64, chunk: u64, at_once: bool) -> Message {
+    unsafe fn message(&self, address: u64, bytes: u64, chunk: u64, at_once: bool) -> Message<WHOLE> {
         // SAFETY: the caller guarantees the bytes.
         let operand = unsafe { Operand::new(address, bytes) };
         let (lines, step) = (bytes.div_ceil(LINE_BYTES as u64), u64::from(self.call.max_blocks));
         Message { operand, lines, chunk, first: self.index, step, at_once }
     }
 
+    /// Returns a number that is at least the number of ranks: a constant for two ranks. Ranks that
+    /// the team does not have get and send no message.
+    #[inline(always)]
+    fn ranks(&self) -> u32 {
+        if W == 2 { 2 } else { self.call.ranks }
+    }
+
     /// Returns the message to the rank `k` places behind this rank.
     #[inline(always)]
-    fn sent(&self, peer: &Transfer, k: u32) -> Message {
+    fn sent(&self, peer: &Transfer, k: u32) -> Message<WHOLE> {
         let is_direct = self.accepted.get() >> k & 1 != 0 || k == 0 && peer.is_direct != 0;
         // SAFETY: the launch guarantees the messages.
         unsafe { self.message(peer.send, peer.send_bytes, peer.send_chunk, is_direct) }
@@ -127,10 +152,16 @@ impl Block<'_> {
 
     /// Returns the message from the rank `k` places behind this rank; empty for this rank itself.
     #[inline(always)]
-    fn received(&self, peer: &Transfer, k: u32) -> Message {
+    fn received(&self, peer: &Transfer, k: u32) -> Message<WHOLE> {
         let bytes = if k == 0 { 0 } else { peer.recv_bytes };
         // SAFETY: as above.
         unsafe { self.message(peer.recv, bytes, peer.recv_chunk, peer.is_direct != 0) }
+    }
+
+    /// Returns the share of this block in a message of which its pair has a chunk.
+    #[inline(always)]
+    fn share(&self, message: &Message<WHOLE>) -> Share {
+        Share { index: self.index * self.halves + self.half, of: message.blocks() * self.halves }
     }
 
     /// Returns the flag that rank `rank` raises for this block, in the area at `area`.
@@ -153,8 +184,8 @@ impl Block<'_> {
     #[inline(always)]
     fn accept_offers(&self) {
         let mut accepted = 0;
-        for k in 1..self.call.ranks {
-            let is_offered = self.transfers.field(k, |peer| peer.send_is_offered) != 0;
+        for k in 1..self.ranks() {
+            let is_offered = self.transfers.field_of::<W>(k, |peer| peer.send_is_offered) != 0;
             accepted |= u32::from(is_offered && self.offer(k) != 0) << k;
         }
         self.accepted.set(accepted);
@@ -173,36 +204,57 @@ impl Block<'_> {
     #[inline(always)]
     fn has(&self, round: u64) -> (bool, bool) {
         let (mut sends, mut receives) = (false, false);
-        for k in 1..self.call.ranks {
-            let peer = self.transfers.behind(k);
+        for k in 1..self.ranks() {
+            let peer = self.transfers.behind::<W>(k);
             sends |= self.sent(&peer, k).has(round);
             receives |= self.received(&peer, k).has(round);
         }
         (sends, receives)
     }
 
-    /// Pushes a round of all messages to other ranks.
+    /// Pushes a round of all messages to other ranks that go through rings.
     #[inline(always)]
     fn push(&self, round: u64) {
         let call = self.call;
-        for k in 1..call.ranks {
-            let peer = self.transfers.behind(k);
+        for k in 1..self.ranks() {
+            let peer = self.transfers.behind::<W>(k);
             let message = self.sent(&peer, k);
-            let slot = self.slot(call.area_behind(k), round, call.rank);
-            let is_accepted = self.accepted.get() >> k & 1 != 0;
-            let result = if is_accepted { call.area_behind(k).wrapping_add(self.offer(k)) } else { 0 };
-            message.each_range(round, |line, n| {
-                let to = if is_accepted { result + line * LINE_BYTES as u64 } else { slot };
-                // SAFETY: the line is in a slot that only this rank may write now, or in the result
-                // of a rank that has begun the call and has offered it to this rank.
-                let store = |index, value| unsafe { store(to, index, value) };
-                let from = message.operand;
-                if from.is_whole::<u8>(line, n) {
-                    each(n, |index| from.read_whole(line + index), store);
-                } else {
-                    one_by_one(n, |index| from.read::<u8>(line + index), store);
-                }
-            });
+            if message.at_once || !message.has(round) {
+                continue;
+            }
+            let (line, n) = message.range(round);
+            let to = self.slot(call.area_of::<W>(k), round, call.rank);
+            // SAFETY: the line is in a slot that only this rank may write now.
+            let store = |index, value| unsafe { store(to, index, value) };
+            let from = message.operand;
+            if from.is_whole::<u8>(line, n) {
+                each(n, |index| from.read_whole(line + index), store);
+            } else {
+                one_by_one(n, |index| from.read::<u8>(line + index), store);
+            }
+        }
+    }
+
+    /// Stores this block's lines of the messages to other ranks that have offered their results.
+    #[inline(always)]
+    fn store_direct(&self) {
+        let call = self.call;
+        for k in 1..self.ranks() {
+            let peer = self.transfers.behind::<W>(k);
+            let message = self.sent(&peer, k);
+            if !(message.at_once && message.has(0)) {
+                continue;
+            }
+            let to = call.area_of::<W>(k).wrapping_add(self.offer(k));
+            // SAFETY: the line is in the result of a rank that has begun the call and has offered
+            // it to this rank.
+            let store = |line, value| unsafe { store(to, line, value) };
+            let (from, share) = (message.operand, self.share(&message));
+            if from.is_whole::<u8>(0, message.lines) {
+                each_of_share(share, message.lines, |line| from.read_whole(line), store);
+            } else {
+                one_by_one_of_share(share, message.lines, |line| from.read::<u8>(line), store);
+            }
         }
     }
 
@@ -211,24 +263,33 @@ impl Block<'_> {
     fn copy_own(&self, round: u64) {
         let peer = &self.transfers.peers[0];
         let message = self.sent(peer, 0);
+        if !message.has(round) {
+            return;
+        }
         let from = message.operand;
-        // SAFETY: as above; `recv` has room for the message of the rank to itself.
-        let to = unsafe { Operand::<false>::new(peer.recv, peer.send_bytes) };
-        message.each_range(round, |line, n| {
-            if from.is_whole::<u8>(line, n) && to.is_whole::<u8>(line, n) {
-                each(n, |index| from.read_whole(line + index), |index, value| to.write_whole(line + index, value));
-            } else {
-                one_by_one(n, |index| from.read::<u8>(line + index), |index, value| to.write::<u8>(line + index, value));
-            }
-        });
+        // SAFETY: the launch guarantees room for the message of the rank to itself.
+        let to = unsafe { Operand::<WHOLE>::new(peer.recv, peer.send_bytes) };
+        let at_once = message.at_once;
+        let (line, n) = if at_once { (0, message.lines) } else { message.range(round) };
+        let share = if at_once { Share { index: self.index, of: message.blocks() } } else { Share::ALL };
+        if from.is_whole::<u8>(line, n) && to.is_whole::<u8>(line, n) {
+            each_of_share(share, n, |index| from.read_whole(line + index), |index, value| to.write_whole(line + index, value));
+        } else {
+            one_by_one_of_share(
+                share,
+                n,
+                |index| from.read::<u8>(line + index),
+                |index, value| to.write::<u8>(line + index, value),
+            );
+        }
     }
 
     /// Copies a round of all messages that arrive through the ring.
     #[inline(always)]
     fn copy(&self, round: u64) {
         let call = self.call;
-        for k in 1..call.ranks {
-            let peer = self.transfers.behind(k);
+        for k in 1..self.ranks() {
+            let peer = self.transfers.behind::<W>(k);
             let message = self.received(&peer, k);
             let (line, n) = message.range(round);
             if peer.is_direct != 0 {
@@ -257,13 +318,12 @@ unsafe fn seen(flag: *mut u64) -> u64 {
     unsafe { <u64 as Access<Sys>>::load_acquire(flag) }
 }
 
-/// Sends and receives messages among up to 8 ranks through rings. The grid has one dimension. It
-/// has [`Call::max_blocks`] blocks if [`Call::is_combined`] is 1, otherwise this number of pairs of
-/// blocks.
-#[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
-pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
+/// Runs the kernel for up to `W` ranks. With `WHOLE`, all addresses and lengths are multiples of
+/// [`LINE_BYTES`].
+#[inline(always)]
+fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers: &Transfers) -> Result<(), Failed> {
     gpu::start_next_kernel();
-    let is_call = call.areas[0] != 0 && call.counter != 0 && transfers.has_any::<true>();
+    let is_call = call.areas[0] != 0 && call.counter != 0 && transfers.has_any::<W>();
     gpu::wait_for_previous_kernel();
     if !is_call {
         return Ok(());
@@ -272,37 +332,58 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
     let is_pair = call.is_combined == 0;
     let number = gpu::block_idx().x;
     let index = u64::from(if is_pair { number / 2 } else { number });
-    let (pushes, copies) = (!is_pair || number & 1 == 0, !is_pair || number & 1 != 0);
+    let (is_first, is_second) = (!is_pair || number & 1 == 0, !is_pair || number & 1 != 0);
+    // Whether the second block of a pair pushes too.
+    let both_push = is_pair && transfers.peers[0].is_direct != 0;
+    let (half, halves) = if both_push { (u64::from(number & 1), 2) } else { (0, 1) };
     let slot_lines = call.bank_bytes / LINE_BYTES as u64 / u64::from(call.ranks);
-    let block = Block { call: &call, transfers: &transfers, index, slot_lines, accepted: Cell::new(0) };
+    let block = Block::<W, WHOLE> { call, transfers, index, half, halves, slot_lines, accepted: Cell::new(0) };
     let operation = operation(call.op);
     // Thread `k` handles the flags of the rank `k` places behind this rank.
     let k = gpu::thread_idx().x;
     let has_peer = k > 0 && k < call.ranks;
-    let peer = transfers.behind(if has_peer { k } else { 0 });
-    let (rank, area) = (call.rank_behind(if has_peer { k } else { 0 }), call.area_behind(if has_peer { k } else { 0 }));
+    let peer = transfers.behind::<W>(if has_peer { k } else { 0 });
+    let (rank, area) = (call.rank_behind(if has_peer { k } else { 0 }), call.area_of::<W>(if has_peer { k } else { 0 }));
     let sends = |round| has_peer && block.sent(&peer, k).has(round);
     let receives = |round| has_peer && block.received(&peer, k).has(round);
     let own = |at| block.flag(call.areas[0], rank, at);
-    let counter = |of: usize| pointer::<u64>(call.counter).wrapping_add(index as usize * RING_COUNTERS + of);
+    let counter = |of: Count| {
+        let word = index as usize * RING_COUNTERS + of as usize * MAX_RANKS + k as usize;
+        pointer::<u64>(call.counter).wrapping_add(word)
+    };
     let raise = |at, value| {
         let flag = block.flag(area, call.rank, at);
         // SAFETY: a word of the area of a mapped peer, which is accessed only atomically.
         unsafe { <u64 as Access<Sys>>::store_release(flag, value) };
     };
-    let is_reached = |value: u64, wanted: u64| (value.wrapping_sub(wanted).cast_signed() >= 0).then_some(());
-    let (mut sent, mut received) = (0, 0);
+    // SAFETY: a flag of this rank's area.
+    let is_reached = |at, wanted: u64| (unsafe { seen(own(at)) }.wrapping_sub(wanted).cast_signed() >= 0).then_some(());
+    let (mut sent, mut received, mut offers, mut offers_here) = (0, 0, 0, 0);
+    let is_offered = sends(0) && peer.send_is_offered != 0;
+    let is_offered_here = receives(0) && peer.recv_is_offered != 0;
     if has_peer {
         // SAFETY: the launch guarantees the counters, which belong to this block.
         unsafe {
-            sent = <u64 as Access<Gpu>>::load_relaxed(counter(k as usize));
-            received = <u64 as Access<Gpu>>::load_relaxed(counter(MAX_RANKS + k as usize));
+            sent = <u64 as Access<Gpu>>::load_relaxed(counter(Count::Sent));
+            received = <u64 as Access<Gpu>>::load_relaxed(counter(Count::Received));
+            offers = <u64 as Access<Gpu>>::load_relaxed(counter(if is_first { Count::FirstOffers } else { Count::SecondOffers }));
+            offers_here = <u64 as Access<Gpu>>::load_relaxed(counter(Count::OffersHere));
         }
-        if copies && peer.recv_is_offered != 0 && receives(0) {
+        if is_second && is_offered_here {
             let offer = if peer.is_direct != 0 { peer.recv.wrapping_sub(call.areas[0]) } else { 0 };
             // SAFETY: a word of the area of a mapped peer, which is accessed only atomically.
             unsafe { <u64 as Access<Sys>>::store_relaxed(block.flag(area, call.rank, OFFER), offer) };
-            raise(OPEN, received + 1);
+            raise(OPEN, offers_here + 1);
+        }
+    }
+    if both_push && is_second {
+        block.copy_own(0);
+        ctx.poll_block(operation, is_offered, || is_reached(OPEN, offers + 1), || call.pe_behind(k))?;
+        block.accept_offers();
+        block.store_direct();
+        gpu::sync_threads();
+        if is_offered {
+            raise(SECOND, offers + 1);
         }
     }
     // Number of rounds of this launch that were pushed and copied.
@@ -310,22 +391,20 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
     let mut round = 0;
     loop {
         let (any_sent, any_received) = block.has(round);
-        let any_arrives = copies && round > 0 && block.has(round - 1).1;
-        let any_sent = pushes && any_sent;
-        let any_copied = copies && (any_received || block.sent(&transfers.peers[0], 0).has(round));
+        let any_arrives = is_second && round > 0 && block.has(round - 1).1;
+        let any_sent = is_first && any_sent;
+        let any_copied = is_second && (any_received || block.sent(&transfers.peers[0], 0).has(round));
         if !(any_sent || any_copied || any_arrives) {
             break;
         }
         if any_sent {
             // A receiver that has begun the call has copied all earlier messages.
-            let is_open = round == 0 && peer.send_is_offered != 0;
             let (flag, wanted) =
-                if is_open { (own(OPEN), sent + 1) } else { (own(CREDIT), sent + (round + 1).saturating_sub(SLOTS)) };
-            // SAFETY: a flag of this rank's area.
-            let has_room = || is_reached(unsafe { seen(flag) }, wanted);
-            ctx.poll_block(operation, sends(round), has_room, || call.pe_behind(k))?;
+                if round == 0 && is_offered { (OPEN, offers + 1) } else { (CREDIT, sent + (round + 1).saturating_sub(SLOTS)) };
+            ctx.poll_block(operation, sends(round), || is_reached(flag, wanted), || call.pe_behind(k))?;
             if round == 0 {
                 block.accept_offers();
+                block.store_direct();
             }
             let is_sent = sends(round);
             block.push(round);
@@ -334,11 +413,15 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
                 pushed += 1;
                 raise(READY, sent + pushed);
             }
+            if round == 0 && is_offered && !both_push {
+                raise(SECOND, offers + 1);
+            }
         }
         if any_arrives {
-            let flag = own(READY);
-            // SAFETY: as above.
-            let is_ready = || is_reached(unsafe { seen(flag) }, received + round);
+            let is_ready = || {
+                let has_second = !is_offered_here || is_reached(SECOND, offers_here + 1).is_some();
+                is_reached(READY, received + round).filter(|()| has_second)
+            };
             ctx.poll_block(operation, receives(round - 1), is_ready, || call.pe_behind(k))?;
             block.copy(round - 1);
             gpu::sync_threads();
@@ -347,20 +430,43 @@ pub fn transfer_ring_8(ctx: &Context, call: Call, transfers: Transfers) -> Resul
                 raise(CREDIT, received + copied);
             }
         }
-        if copies {
+        if is_second && !both_push {
             block.copy_own(round);
         }
         round += 1;
     }
-    // SAFETY: as above; in a pair, the block that pushes writes the counters of sent rounds, and
-    // the other block writes the other counters.
+    // SAFETY: as above; in a pair, each block writes its own counters.
     unsafe {
-        if has_peer && pushes {
-            <u64 as Access<Gpu>>::store_relaxed(counter(k as usize), sent + pushed);
+        if has_peer && is_first {
+            <u64 as Access<Gpu>>::store_relaxed(counter(Count::Sent), sent + pushed);
+            <u64 as Access<Gpu>>::store_relaxed(counter(Count::FirstOffers), offers + u64::from(is_offered));
         }
-        if has_peer && copies {
-            <u64 as Access<Gpu>>::store_relaxed(counter(MAX_RANKS + k as usize), received + copied);
+        if has_peer && is_second {
+            <u64 as Access<Gpu>>::store_relaxed(counter(Count::Received), received + copied);
+            <u64 as Access<Gpu>>::store_relaxed(counter(Count::SecondOffers), offers + u64::from(is_offered));
+            <u64 as Access<Gpu>>::store_relaxed(counter(Count::OffersHere), offers_here + u64::from(is_offered_here));
         }
     }
     Ok(())
+}
+
+macro_rules! entries {
+    ($($name:ident: <$w:literal, $whole:literal>;)*) => {$(
+        /// Sends and receives messages through rings. The name ends with the maximum number of
+        /// ranks. The grid has one dimension. It has [`Call::max_blocks`] blocks if
+        /// [`Call::is_combined`] is 1, otherwise this number of pairs of blocks.
+        #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
+        pub fn $name(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
+            run::<$w, $whole>(ctx, &call, &transfers)
+        }
+    )*};
+}
+
+entries! {
+    transfer_ring_plain_2: <2, true>;
+    transfer_ring_2: <2, false>;
+    transfer_ring_plain_4: <4, true>;
+    transfer_ring_4: <4, false>;
+    transfer_ring_plain_8: <8, true>;
+    transfer_ring_8: <8, false>;
 }

@@ -141,6 +141,8 @@ impl World {
                     recv_is_offered: is_offered(received),
                 };
             }
+            let [own, others @ ..] = &mut peers;
+            own.is_direct = u64::from(others.iter().all(|peer| peer.recv_bytes == 0 || peer.is_direct != 0));
             Transfers { peers }
         };
         let has_any = |rank: usize| (0..ranks).any(|peer| bytes(rank, peer) + bytes(peer, rank) > 0);
