@@ -52,10 +52,11 @@ pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
     end
 }
 
-/// Returns the maximum length in bytes of a message by lines. The channels of all ranks together
-/// take half a bank.
-fn channel_bytes(options: &CollectivesOptions) -> u64 {
-    (options.bank_bytes / 32).next_multiple_of(128)
+/// Returns the maximum length in bytes of a message by lines in a team of `ranks` ranks. The
+/// channels of all ranks together take half a bank.
+fn channel_bytes(options: &CollectivesOptions, ranks: usize) -> u64 {
+    let of_most = (options.bank_bytes / 32).next_multiple_of(128);
+    of_most * (MAX_RANKS / ranks.next_power_of_two().clamp(2, MAX_RANKS)) as u64
 }
 
 /// Returns the size in bytes of a slot in the rings of messages. These rings have half as many
@@ -75,7 +76,7 @@ struct Offsets {
 impl Offsets {
     fn new(options: &CollectivesOptions) -> Self {
         let channels = 2 * options.bank_bytes.next_multiple_of(ALIGNMENT);
-        let all_channels = transfer::channels_bytes(MAX_RANKS as u32, channel_bytes(options));
+        let all_channels = transfer::channels_bytes(MAX_RANKS as u32, channel_bytes(options, MAX_RANKS));
         let rings = (channels + all_channels).next_multiple_of(ALIGNMENT);
         let transfer_rings = rings + all_reduce::ring_bytes(options.max_blocks, options.slot_bytes);
         let end = transfer_rings + transfer::transfer_ring_bytes(ring_pairs(options.max_blocks), transfer_slot_bytes(options));
@@ -126,12 +127,12 @@ impl Staging {
         }
         let offsets = Offsets::new(options);
         let rings = part_of(&banks, offsets.rings, 1, options.slot_bytes);
-        let channels = part_of(&banks, offsets.channels, 1 + blocks, channel_bytes(options));
+        let channel_bytes = channel_bytes(options, ranks);
+        let channels = part_of(&banks, offsets.channels, 1 + blocks, channel_bytes);
         let slot_bytes = transfer_slot_bytes(options);
         let transfer_rings = part_of(&banks, offsets.transfer_rings, 1 + blocks + LINES_COUNTERS, slot_bytes);
         let transfer_rings = Call { max_blocks: ring_pairs(options.max_blocks), ..transfer_rings };
-        let limits =
-            Limits { ranks: ranks as u32, bank_bytes, channel_bytes: channel_bytes(options), max_blocks: options.max_blocks };
+        let limits = Limits { ranks: ranks as u32, bank_bytes, channel_bytes, max_blocks: options.max_blocks };
         let bytes = area_bytes(options) as usize;
         let staging = Self { room, counters, banks, rings, channels, transfer_rings, limits, bytes };
         staging.fill(gpu)?;

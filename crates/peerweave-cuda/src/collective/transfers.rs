@@ -76,8 +76,9 @@ pub(super) struct Wave {
     transfers: Transfers,
     /// Whether a result overwrites a message.
     in_place: bool,
-    /// Whether ranks offer their results to the senders; the same on all ranks. One message at a
-    /// time goes faster through the rings: bench-results/2026-11-25-h200.
+    /// Whether ranks offer their results to the senders; the same on all ranks. Messages of which
+    /// only one rank is the sender or the receiver go faster through the rings:
+    /// bench-results/2026-11-26-h100.
     has_offers: bool,
 }
 
@@ -218,7 +219,7 @@ impl Collectives {
         }
         // Wave `n` has message `n` to each rank and from each rank.
         for number in 0.. {
-            let mut wave = Wave::default();
+            let mut wave = Wave { has_offers: true, ..Wave::default() };
             let mut counts = [[0; MAX_RANKS]; 2];
             let mut is_empty = true;
             for message in messages {
