@@ -7,8 +7,9 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use peerweave_bootstrap::{Options, Rendezvous};
 use peerweave_core::{Compare, Error, FailureKind, KernelOp, Parts, Pe, PeerCause, Rank, ReduceFn, ReduceOp, Strides, World};
-use peerweave_cuda::{Cuda, CudaError, GpuOptions};
+use peerweave_cuda::{Cuda, CudaError, CudaOptions, GpuOptions};
 use peerweave_fakes::Fakes;
 
 use common::worlds;
@@ -80,6 +81,41 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     let (ended, took) = gpu.end();
     assert!(matches!(ended, Err(CudaError::PeLost { pe, .. }) if pe == Pe::new(2)), "{ended:?}");
     assert!(took < Duration::from_secs(5), "the dead PE is not waited for: {took:?}");
+}
+
+#[test]
+fn pe_killed_while_others_join_is_named() {
+    let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed_in_the_join(&child));
+}
+
+fn one_is_killed_in_the_join(child: &peerweave_fakes::Child) {
+    let rendezvous = Rendezvous::join(&common::job_of(child), Options::default()).unwrap();
+    if child.rank == 2 {
+        std::thread::sleep(Duration::from_millis(100));
+        std::process::abort();
+    }
+    let context = peerweave_driver::context(child.rank).unwrap();
+    let start = Instant::now();
+    let error = Cuda::join_by(&Arc::new(rendezvous), &context, &CudaOptions::default()).map(drop).unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{error}");
+    assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
+}
+
+#[test]
+fn pe_that_does_not_join_is_named_at_the_deadline() {
+    let _ = Fakes::new().cuda().run_with_victims(2, &[1], |child| one_does_not_join(&child));
+}
+
+fn one_does_not_join(child: &peerweave_fakes::Child) {
+    if child.rank == 1 {
+        std::process::abort();
+    }
+    let mut options = CudaOptions::default();
+    options.deadline = Duration::from_secs(1);
+    let error = Cuda::join(&common::job_of(child), &options).map(drop).unwrap_err();
+    assert!(matches!(error, Error::Timeout(_)), "{error}");
+    assert_eq!(error.blamed(), [Pe::new(1)], "{error}");
 }
 
 #[test]

@@ -141,6 +141,24 @@ impl Error {
         }
     }
 
+    /// Returns an error of setting up a new job as an error of `call` on `team` of the old job, for
+    /// backends. `old` returns the numbers that PEs of the new job have in the old one.
+    pub fn renumbered(self, call: &'static str, team: TeamName, old: impl Fn(&[Pe]) -> Vec<Pe>) -> Self {
+        let one = |pe: Pe| old(&[pe]).first().copied().unwrap_or(pe);
+        match self {
+            Self::Peer { pe, cause, .. } => Self::Peer { call, team, pe: one(pe), cause },
+            Self::Timeout(timeout) => {
+                let missing = old(&timeout.missing);
+                Self::Timeout(Box::new(Timeout { call, team, missing, ..*timeout }))
+            }
+            Self::Mismatch(mismatch) => {
+                let pe = one(mismatch.pe);
+                Self::Mismatch(Box::new(Mismatch { team, pe, ..*mismatch }))
+            }
+            error => error,
+        }
+    }
+
     /// Returns the kind of misuse; `None` for other errors.
     pub fn misuse(&self) -> Option<&MisuseKind> {
         match self {

@@ -71,6 +71,26 @@ pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> 
     }
 }
 
+/// Returns the error of `call`, by which a job of `n_pes` PEs is set up, for a failure of the GPU
+/// crates. It names the PE that caused the failure, if that is known.
+pub(crate) fn of_set_up(call: &'static str, n_pes: usize, error: impl Into<CudaError>) -> Error {
+    let error = error.into();
+    let is_named = match &error {
+        CudaError::Bootstrap(error) | CudaError::Vmm(VmmError::Bootstrap(error)) => names_a_pe(error),
+        CudaError::Vmm(VmmError::Timeout { missing, .. }) => !missing.is_empty(),
+        error => error.pe().is_some(),
+    };
+    if is_named { portable(call, world(n_pes), error) } else { Error::setup(call, error) }
+}
+
+fn names_a_pe(error: &BootstrapError) -> bool {
+    match error {
+        BootstrapError::PeLost { .. } | BootstrapError::PeFailed { .. } | BootstrapError::Mismatch { .. } => true,
+        BootstrapError::Timeout { missing, .. } => !missing.is_empty(),
+        _ => false,
+    }
+}
+
 fn of_rendezvous(call: &'static str, team: TeamName, error: BootstrapError) -> Error {
     match error {
         BootstrapError::Timeout { waited, missing, .. } => timeout(call, team, waited, missing),

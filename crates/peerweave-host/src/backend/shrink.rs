@@ -160,7 +160,7 @@ impl Host {
     /// Returns an error of the new job with the numbers that its PEs have in this one. If it names
     /// a member that has given up because of another one, it names that one.
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
-        let error = self.renumbered(decision, error);
+        let error = error.renumbered(CALL, self.shared.teams.world().name(), |pes| decision.old_pes(pes));
         let late = |missing| self.disagreed(started, Disagreement::Late { waited: Duration::ZERO, missing });
         let stopped = survivors.stopped(decision);
         if !stopped.is_empty() && !matches!(error, Error::Peer { .. }) {
@@ -186,23 +186,6 @@ impl Host {
             }
             Disagreement::Left(pe) => Error::Peer { call: CALL, team, pe, cause: PeerCause::Left },
             Disagreement::Failed(error) => error,
-        }
-    }
-
-    /// Returns an error of the new job with the numbers that its PEs have in this one.
-    fn renumbered(&self, decision: &Decision, error: Error) -> Error {
-        let team = self.shared.teams.world().name();
-        let old = |pes: &[Pe]| decision.old_pes(pes);
-        match error {
-            Error::Peer { pe, cause, .. } => {
-                let pe = old(&[pe]).first().copied().unwrap_or(pe);
-                Error::Peer { call: CALL, team, pe, cause }
-            }
-            Error::Timeout(timeout) => {
-                let missing = old(&timeout.missing);
-                Error::Timeout(Box::new(Timeout { call: CALL, team, missing, ..*timeout }))
-            }
-            error => error,
         }
     }
 }

@@ -11,6 +11,8 @@ use peerweave_types::Pe;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::backend::error::of_set_up;
+
 /// Creates a file of zeros in memory, whose size cannot change.
 fn file(bytes: usize) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("peerweave-calls", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -38,7 +40,7 @@ impl Pages {
     pub(super) fn of_all(call: &'static str, rendezvous: &Rendezvous, bytes: usize) -> Result<Box<[Self]>, Error> {
         let members: Vec<Pe> = (0..rendezvous.n_pes()).map(Pe::new).collect();
         let own = file(bytes).map_err(|error| Error::setup(call, error))?;
-        let files = rendezvous.exchange_descriptors(&members, own).map_err(|error| Error::setup(call, error))?;
+        let files = rendezvous.exchange_descriptors(&members, own).map_err(|error| of_set_up(call, members.len(), error))?;
         let pages = files.into_iter().map(|file| Self::map(&file, bytes)).collect::<Result<_, _>>();
         pages.map_err(|error| Error::setup(call, error))
     }

@@ -11,6 +11,7 @@ use peerweave_types::{DType, Pe};
 use super::memory::{options_of_others, options_of_world, teams_memory, within};
 use super::options::DEFAULT_HEAP_BYTES;
 use super::{Cuda, CudaOptions, routes};
+use crate::backend::error::of_set_up;
 use crate::backend::hosts;
 use crate::backend::resources::Kernels;
 use crate::backend::state::{Memory, Processes, State};
@@ -33,7 +34,7 @@ impl Cuda {
     /// errors of the rendezvous, which name the missing PEs.
     pub fn join(job: &Job, options: &CudaOptions) -> Result<Arc<Self>, Error> {
         const CALL: &str = "Cuda::join";
-        let setup = |error: CudaError| Error::setup(CALL, error);
+        let setup = |error: CudaError| of_set_up(CALL, job.n_pes as usize, error);
         let context = match options.device {
             Some(ordinal) => peerweave_driver::context(ordinal),
             None => peerweave_driver::local_context(job.local_pe as usize),
@@ -53,7 +54,7 @@ impl Cuda {
     /// # Errors
     /// As for [`join`](Self::join).
     pub fn join_by(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: &CudaOptions) -> Result<Arc<Self>, Error> {
-        let setup = |error: CudaError| Error::setup("Cuda::join", error);
+        let setup = |error: CudaError| of_set_up("Cuda::join", rendezvous.n_pes() as usize, error);
         let given = options;
         let heap_bytes = options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES);
         let options = GpuOptions::new(heap_bytes).deadline(options.deadline);
@@ -89,7 +90,8 @@ impl Cuda {
     /// # Errors
     /// As for [`new`](Self::new), and [`Error::Setup`] for a route table that cannot be used.
     pub fn with(gpu: Gpu, options: &CudaOptions) -> Result<Arc<Self>, Error> {
-        let setup = |error| Error::setup("Cuda::new", error);
+        let n_pes = gpu.n_pes() as usize;
+        let setup = |error: CudaError| of_set_up("Cuda::new", n_pes, error);
         let watched = gpu.rendezvous().when_aborted(|aborted| end_process(aborted.code));
         watched.map_err(|error| setup(error.into()))?;
         let kernels = Kernels::load(&gpu).map_err(setup)?;

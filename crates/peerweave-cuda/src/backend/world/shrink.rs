@@ -16,7 +16,7 @@ use peerweave_driver::deadline_after;
 use peerweave_types::Pe;
 
 use super::Cuda;
-use crate::backend::error::{cause, unsupported};
+use crate::backend::error::{cause, of_set_up, unsupported};
 use crate::backend::lock::lock;
 use crate::error::CudaError;
 use crate::gpu::{Gpu, GpuOptions};
@@ -117,15 +117,16 @@ impl Cuda {
         options: &GpuOptions,
         until: Instant,
     ) -> Result<Arc<Self>, Error> {
-        let setup = |error: CudaError| Error::setup(CALL, error);
+        let setup = |error: CudaError| of_set_up(CALL, decision.members.len(), error);
         let rendezvous = survivors.join(decision, server, until, options.deadline).map_err(|error| setup(error.into()))?;
         let gpu = Gpu::new(&Arc::new(rendezvous), &self.state.context, options.clone()).map_err(setup)?;
         Self::with(gpu, &self.options)
     }
 
-    /// Returns an error that names the member because of which the named one has given up, if that
-    /// is the reason.
+    /// Returns an error of the new job with the numbers that its PEs have in this one. If it names
+    /// a member that has given up because of another one, it names that one.
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
+        let error = error.renumbered(CALL, self.state.world(), |pes| decision.old_pes(pes));
         let late = |missing| self.disagreed(started, Disagreement::Late { waited: Duration::ZERO, missing });
         let stopped = survivors.stopped(decision);
         if !stopped.is_empty() && !matches!(error, Error::Peer { .. }) {
