@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{Code, Result};
 use crate::driver::Driver;
-use crate::handles::lock;
 use crate::physical::Physical;
+use crate::sync::lock;
 
 /// One live range of addresses.
 pub(crate) struct Range {

@@ -9,12 +9,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
 use crate::abi::{Code, CuGraph, CuGraphNode, CuStream, In, Out, Result};
+use crate::calls::exports;
 use crate::context::{self, Context};
 use crate::driver::driver;
 use crate::graph::{self, Graph, Node};
-use crate::handles::{self, lock};
 use crate::memory::GraphMemory;
 use crate::stream::{self, Kind, Stream};
+use crate::sync::lock;
+use crate::table;
 use crate::work::Work;
 
 const GLOBAL: c_int = 0;
@@ -378,7 +380,7 @@ exports! {
     10000 fn cuStreamIsCapturing(stream: CuStream, status: Out<c_int>) {
         // Returns this thread's last answer while no state has changed. So the query is as cheap as
         // that of the real driver, and does not dominate measurements.
-        let asked = (handles::changes(), stream.0, context::current_handle());
+        let asked = (table::changes(), stream.0, context::current_handle());
         if ACTIVE.load(Ordering::Acquire) == 0 && NOT_CAPTURING.get() == Some(asked) {
             return status.set(0);
         }

@@ -10,10 +10,12 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::ThreadId;
 
 use crate::abi::{Code, CuContext, CuDevice, Out, Result};
+use crate::calls::{exports, functions};
 use crate::device::Device;
 use crate::driver::driver;
-use crate::handles::{changed, lock};
 use crate::stream::Stream;
+use crate::sync::lock;
+use crate::table::changed;
 
 /// One context.
 pub(crate) struct Context {
@@ -313,18 +315,17 @@ exports! {
     }
 }
 
-/// Fake only: fails the device of the current context, as an illegal address in a kernel does. The
-/// code is sticky.
-///
-/// Drops queued work; every later call that uses the context returns the code. The code 0 is
-/// refused.
-#[unsafe(no_mangle)]
-extern "C" fn peerweave_fake_context_fail(code: c_int) -> c_int {
-    crate::faults::call("peerweave_fake_context_fail", || {
+functions! {
+    /// Fake only: fails the device of the current context, as an illegal address in a kernel does. The
+    /// code is sticky.
+    ///
+    /// Drops queued work; every later call that uses the context returns the code. The code 0 is
+    /// refused.
+    fn peerweave_fake_context_fail(code: c_int) {
         if code <= 0 {
             return Err(Code::INVALID_VALUE);
         }
         current()?.fail(Code(code));
         Ok(())
-    })
+    }
 }

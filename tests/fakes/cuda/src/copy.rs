@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::abi::{Code, Copy2d, CuContext, CuHost, CuPtr, CuStream, In, Result};
 use crate::address::Need;
+use crate::calls::exports;
 use crate::capture;
 use crate::context;
 use crate::stream::{self, Run, Stream};

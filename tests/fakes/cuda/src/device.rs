@@ -6,10 +6,12 @@ use std::sync::Mutex;
 
 use crate::abi::{Code, CuContext, CuDevice, CuPool, In, Out, Result, Uuid};
 use crate::arena::Arena;
+use crate::calls::exports;
+use crate::calls::settings::{self, variable};
 use crate::driver::driver;
-use crate::faults::{self, variable};
-use crate::handles::{Table, lock};
 use crate::pool::Pool;
+use crate::sync::lock;
+use crate::table::Table;
 
 /// One simulated H200.
 pub(crate) struct Device {
@@ -35,7 +37,7 @@ pub(crate) struct Primary {
 
 impl Device {
     pub(crate) fn new(ordinal: usize, slot: usize, pools: &Table<Pool>) -> Device {
-        let total_bytes = faults::number(variable::MEMORY_BYTES).unwrap_or(4 << 30);
+        let total_bytes = settings::number(variable::MEMORY_BYTES).unwrap_or(4 << 30);
         let default_pool = pools.add(Pool::new(ordinal, true));
         Device {
             ordinal,
@@ -160,29 +162,29 @@ fn last_attribute(version: c_int) -> c_int {
 
 /// Returns the compute capability of the devices: that of an H200 unless a test sets another.
 fn capability() -> (c_int, c_int) {
-    let text = faults::setting(variable::CAPABILITY).unwrap_or_else(|| "9.0".to_owned());
+    let text = settings::setting(variable::CAPABILITY).unwrap_or_else(|| "9.0".to_owned());
     let numbers = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
     numbers.unwrap_or_else(|| panic!("{}={text:?}: expected major.minor", variable::CAPABILITY))
 }
 
 /// Returns whether the devices have memory pools, and with them stream-ordered allocation.
 pub(crate) fn has_pools() -> bool {
-    !faults::switch(variable::NO_POOLS) && crate::driver::version() >= 11020
+    !settings::switch(variable::NO_POOLS) && crate::driver::version() >= 11020
 }
 
 /// Returns whether the devices have virtual memory management.
 pub(crate) fn has_vmm() -> bool {
-    !faults::switch(variable::NO_VMM) && crate::driver::version() >= 10020
+    !settings::switch(variable::NO_VMM) && crate::driver::version() >= 10020
 }
 
 /// Returns whether the devices have multicast objects.
 pub(crate) fn has_multicast() -> bool {
-    !faults::switch(variable::NO_MULTICAST) && crate::driver::version() >= 12010
+    !settings::switch(variable::NO_MULTICAST) && crate::driver::version() >= 12010
 }
 
 /// Returns whether fabric handles are supported.
 pub(crate) fn fabric_supported() -> bool {
-    faults::setting(variable::FABRIC_DIR).is_some()
+    settings::setting(variable::FABRIC_DIR).is_some()
 }
 
 fn set_text(out: &Out<c_char>, capacity: c_int, text: &str) -> Result {

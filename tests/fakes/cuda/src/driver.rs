@@ -5,17 +5,17 @@ use std::sync::{Mutex, OnceLock, RwLock};
 
 use crate::abi::{Code, Result};
 use crate::address::AddressMap;
+use crate::calls::settings::{self, variable};
 use crate::capture::Captures;
 use crate::context::Context;
 use crate::device::Device;
 use crate::event::Event;
-use crate::faults::{self, variable};
 use crate::graph::{Exec, Graph};
-use crate::handles::Table;
 use crate::modules::{Function, Module};
 use crate::physical::Physical;
 use crate::pool::Pool;
 use crate::stream::Stream;
+use crate::table::Table;
 use crate::user_object::UserObject;
 
 /// All state that lives as long as the process.
@@ -42,7 +42,7 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 
 /// Returns the version that the driver reports.
 pub(crate) fn version() -> i32 {
-    faults::number(variable::VERSION).map_or(13000, |value| value as i32)
+    settings::number(variable::VERSION).map_or(13000, |value| value as i32)
 }
 
 /// Creates the state at the first call.
@@ -55,8 +55,8 @@ pub(crate) fn init() -> Result<&'static Driver> {
         let pools = Table::new(0x57);
         Driver {
             devices: slots.iter().enumerate().map(|(ordinal, slot)| Device::new(ordinal, *slot, &pools)).collect(),
-            broken_peers: faults::pairs(variable::BROKEN_PEER),
-            unreachable_peers: faults::pairs(variable::NO_PEER),
+            broken_peers: settings::pairs(variable::BROKEN_PEER),
+            unreachable_peers: settings::pairs(variable::NO_PEER),
             map: RwLock::new(AddressMap::default()),
             contexts: Table::new(0x51),
             streams: Table::new(0x52),
@@ -109,7 +109,7 @@ impl Driver {
 /// Returns the devices of the machine that this process sees, in order: all, or those of
 /// `CUDA_VISIBLE_DEVICES` up to the first invalid one.
 fn visible_slots() -> Vec<usize> {
-    let count = faults::number(variable::DEVICES).unwrap_or(8) as usize;
+    let count = settings::number(variable::DEVICES).unwrap_or(8) as usize;
     match std::env::var("CUDA_VISIBLE_DEVICES") {
         Err(_) => (0..count).collect(),
         Ok(list) => list.split(',').map_while(|slot| slot.trim().parse::<usize>().ok().filter(|slot| *slot < count)).collect(),

@@ -5,16 +5,9 @@
 use core::ffi::{c_char, c_int, c_uint};
 
 use crate::abi::{CODES, Code, In, Out, Result};
+use crate::calls::settings::{setting, variable};
+use crate::calls::{Symbol, exports};
 use crate::driver::{self, driver};
-use crate::faults::{setting, variable};
-
-/// An exported function.
-pub(crate) struct Symbol {
-    pub(crate) name: &'static str,
-    /// The version of the driver that introduced it.
-    pub(crate) since: c_int,
-    pub(crate) address: fn() -> *const (),
-}
 
 const ALL: &[&[Symbol]] = &[
     SYMBOLS,

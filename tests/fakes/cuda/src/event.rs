@@ -7,12 +7,13 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::abi::{Code, CuEvent, CuStream, Out, Result};
+use crate::calls::exports;
 use crate::capture;
 use crate::context::{Context, current};
 use crate::driver::driver;
-use crate::handles::lock;
 use crate::ipc::SharedEvent;
 use crate::stream::{self, Run, Stream};
+use crate::sync::lock;
 use crate::work::Work;
 
 const DISABLE_TIMING: c_uint = 2;

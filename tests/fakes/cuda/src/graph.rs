@@ -7,10 +7,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use crate::abi::{Code, CuGraph, CuGraphExec, CuGraphNode, CuStream, HostNodeParams, In, Out, Result};
+use crate::calls::exports;
 use crate::context::Context;
 use crate::driver::driver;
-use crate::handles::lock;
 use crate::stream;
+use crate::sync::lock;
 use crate::user_object::Held;
 use crate::work::Work;
 

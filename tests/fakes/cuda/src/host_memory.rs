@@ -7,6 +7,7 @@ use core::ffi::{c_uint, c_void};
 use crate::abi::{Code, CuHost, CuPtr, Out, Result};
 use crate::address::{HostRange, Kind, Range, next_id};
 use crate::arena::PAGE_BYTES;
+use crate::calls::exports;
 use crate::driver::driver;
 use crate::memory::change;
 use crate::share;

@@ -11,13 +11,14 @@ use std::time::Duration;
 use crate::abi::{Code, CuEvent, CuPtr, Handle64, Out, Result};
 use crate::address::{Kind, Range, next_id};
 use crate::arena::PAGE_BYTES;
+use crate::calls::exports;
 use crate::context::current;
 use crate::driver::driver;
 use crate::event::{self, Event};
-use crate::handles::lock;
 use crate::memory::change;
 use crate::share;
 use crate::stream::outside_capture;
+use crate::sync::lock;
 
 const MEMORY: u64 = 0x706d_656d;
 const EVENT: u64 = 0x7065_7674;

@@ -44,28 +44,10 @@
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]
 
-/// Defines exported functions, and the list of them that `cuGetProcAddress` reads.
-///
-/// The number before a function is the version of the driver that introduced it.
-macro_rules! exports {
-    ($($(#[$doc:meta])* $since:literal fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
-        $(
-            $(#[$doc])*
-            #[unsafe(no_mangle)]
-            extern "C" fn $name($($arg: $type),*) -> core::ffi::c_int {
-                $crate::faults::call(stringify!($name), move || -> $crate::abi::Result { $body })
-            }
-        )*
-        /// The exports of this module.
-        pub(crate) const SYMBOLS: &[$crate::entry::Symbol] = &[
-            $($crate::entry::Symbol { name: stringify!($name), since: $since, address: || $name as *const () },)*
-        ];
-    };
-}
-
 mod abi;
 mod address;
 mod arena;
+mod calls;
 mod capture;
 mod context;
 mod copy;
@@ -74,9 +56,7 @@ mod driver;
 mod entries;
 mod entry;
 mod event;
-mod faults;
 mod graph;
-mod handles;
 mod host_memory;
 mod ipc;
 mod memory;
@@ -88,6 +68,8 @@ mod pointer;
 mod pool;
 mod share;
 mod stream;
+mod sync;
+mod table;
 mod transfer;
 mod unified;
 mod user_object;

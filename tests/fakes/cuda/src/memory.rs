@@ -8,12 +8,13 @@ use std::sync::{Arc, PoisonError, RwLockWriteGuard};
 use crate::abi::{Code, CuPool, CuPtr, CuStream, Out, Result};
 use crate::address::{AddressMap, DeviceRange, Kind, Range, next_id};
 use crate::arena::PAGE_BYTES;
+use crate::calls::exports;
 use crate::capture;
 use crate::context;
 use crate::device::has_pools;
 use crate::driver::{Driver, driver};
-use crate::handles::lock;
 use crate::stream::{self, outside_capture};
+use crate::sync::lock;
 use crate::work::Work;
 
 /// Locks the map exclusively, so that no copy runs while it changes.

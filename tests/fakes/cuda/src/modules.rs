@@ -8,13 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::abi::{Code, CuStream, In, Out, Result};
+use crate::abi::{Code, CuStream, In, LaunchConfig, Out, Result};
+use crate::calls;
+use crate::calls::{exports, functions};
 use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::entries::{self, Parameter};
-use crate::faults;
-use crate::handles::lock;
 use crate::stream;
+use crate::sync::lock;
 use crate::work::Work;
 
 /// The arguments of a registered function: the shape of the grid, and the addresses of the
@@ -33,14 +34,13 @@ type HostKernel = unsafe extern "C" fn(*const FakeLaunch);
 
 static REGISTERED: Mutex<BTreeMap<String, HostKernel>> = Mutex::new(BTreeMap::new());
 
-/// Fake only: registers a function for kernels of this name in images that are loaded later; it
-/// runs once for each launch, on the stream's thread.
-#[unsafe(no_mangle)]
-extern "C" fn peerweave_fake_kernel(name: In<c_char>, function: Option<HostKernel>) -> c_int {
-    faults::call("peerweave_fake_kernel", || {
+functions! {
+    /// Fake only: registers a function for kernels of this name in images that are loaded later; it
+    /// runs once for each launch, on the stream's thread.
+    fn peerweave_fake_kernel(name: In<c_char>, function: Option<HostKernel>) {
         lock(&REGISTERED).insert(name.text()?, function.ok_or(Code::INVALID_VALUE)?);
         Ok(())
-    })
+    }
 }
 
 /// A loaded image.
@@ -63,7 +63,9 @@ pub(crate) struct Function {
 /// A kernel with its arguments, which can run any number of times.
 pub(crate) struct Launched {
     function: Arc<Function>,
-    config: Config,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
     arguments: Vec<Vec<u8>>,
 }
 
@@ -75,34 +77,6 @@ const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
 const SHARED_BYTES_PER_MULTIPROCESSOR: u32 = 233_472;
 const MULTIPROCESSORS: u64 = 132;
-
-/// `CUlaunchConfig`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Config {
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    shared_bytes: c_uint,
-    stream: CuStream,
-    attributes: *const Attribute,
-    n_attributes: c_uint,
-}
-
-// SAFETY: shared is a pointer into the caller's memory, which only the call reads that the
-// configuration was given to; synchronised by not being read later. Would be caught by the test
-// `kernel_is_launched_from_several_threads`.
-unsafe impl Send for Config {}
-// SAFETY: shared is the same pointer, synchronised as above. Would be caught by the test
-// `kernel_is_launched_from_several_threads`.
-unsafe impl Sync for Config {}
-
-/// `CUlaunchAttribute`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Attribute {
-    id: c_uint,
-    value: [u64; 8],
-}
 
 const COOPERATIVE: c_uint = 2;
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
@@ -150,7 +124,7 @@ fn resident(threads: u32, shared_bytes: u32) -> u32 {
     (THREADS_PER_MULTIPROCESSOR / threads.next_multiple_of(32)).min(BLOCKS_PER_MULTIPROCESSOR).min(by_shared)
 }
 
-fn launch(config: Config, handle: usize, parameters: &In<usize>) -> Result {
+fn launch(config: LaunchConfig, handle: usize, parameters: &In<usize>) -> Result {
     let function = function(handle)?;
     let stream = stream::resolve(config.stream)?;
     if !Arc::ptr_eq(&stream.context, &function.context) {
@@ -188,7 +162,13 @@ fn launch(config: Config, handle: usize, parameters: &In<usize>) -> Result {
         .zip(&function.parameters)
         .map(|(place, parameter)| In::<u8>::from_address(*place as *const u8).array(parameter.bytes));
     let arguments = arguments.collect::<Result<Vec<_>>>()?;
-    stream.submit(Work::Kernel(Arc::new(Launched { function, config, arguments })))
+    stream.submit(Work::Kernel(Arc::new(Launched {
+        function,
+        grid: config.grid,
+        block: config.block,
+        shared_bytes: config.shared_bytes,
+        arguments,
+    })))
 }
 
 impl Launched {
@@ -200,9 +180,9 @@ impl Launched {
         let aligned: Vec<Vec<u128>> = self.arguments.iter().map(|bytes| aligned(bytes)).collect();
         let places: Vec<*const c_void> = aligned.iter().map(|argument| argument.as_ptr().cast()).collect();
         let launch = FakeLaunch {
-            grid: self.config.grid,
-            block: self.config.block,
-            shared_bytes: self.config.shared_bytes,
+            grid: self.grid,
+            block: self.block,
+            shared_bytes: self.shared_bytes,
             n_parameters: places.len() as c_uint,
             parameters: places.as_ptr(),
             device: context.device as c_int,
@@ -210,7 +190,7 @@ impl Launched {
         let kernel = self.function.kernel;
         // SAFETY: who registered the function promised that it may be called with what this
         // kernel's launches have.
-        faults::as_host_function(|| unsafe { kernel(&raw const launch) });
+        calls::as_host_function(|| unsafe { kernel(&raw const launch) });
         Ok(())
     }
 }
@@ -269,7 +249,7 @@ exports! {
         offset.set(parameter.offset)
     }
 
-    11060 fn cuLaunchKernelEx(config: In<Config>, handle: usize, parameters: In<usize>, extra: usize) {
+    11060 fn cuLaunchKernelEx(config: In<LaunchConfig>, handle: usize, parameters: In<usize>, extra: usize) {
         if extra != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
@@ -284,7 +264,7 @@ exports! {
             return Err(Code::NOT_SUPPORTED);
         }
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        let config = Config { grid, block, shared_bytes, stream, attributes: core::ptr::null(), n_attributes: 0 };
+        let config = LaunchConfig { grid, block, shared_bytes, stream, attributes: core::ptr::null(), n_attributes: 0 };
         launch(config, handle, &parameters)
     }
 
@@ -318,6 +298,7 @@ exports! {
 /// Functions that no test calls.
 mod refused {
     use crate::abi::Code;
+    use crate::calls::exports;
     use crate::driver::driver;
 
     macro_rules! refused {
@@ -351,20 +332,4 @@ mod refused {
 }
 
 /// The exports of the inner module.
-pub(crate) const REFUSED: &[crate::entry::Symbol] = refused::SYMBOLS;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use core::mem::{offset_of, size_of};
-    use cudarc::driver::sys;
-
-    #[test]
-    fn structures_have_the_layout_of_the_vendors_header() {
-        assert_eq!(size_of::<Config>(), size_of::<sys::CUlaunchConfig>());
-        assert_eq!(offset_of!(Config, stream), offset_of!(sys::CUlaunchConfig, hStream));
-        assert_eq!(offset_of!(Config, n_attributes), offset_of!(sys::CUlaunchConfig, numAttrs));
-        assert_eq!(size_of::<Attribute>(), size_of::<sys::CUlaunchAttribute>());
-        assert_eq!(offset_of!(Attribute, value), offset_of!(sys::CUlaunchAttribute, value));
-    }
-}
+pub(crate) const REFUSED: &[crate::calls::Symbol] = refused::SYMBOLS;

@@ -12,14 +12,15 @@ use std::time::{Duration, Instant};
 
 use crate::abi::{Code, CuDevice, CuMemHandle, CuPtr, In, MulticastProp, Out, Result};
 use crate::address::{Access, Kind, Need, Place};
+use crate::calls;
+use crate::calls::{exports, functions};
 use crate::context;
 use crate::device::has_multicast;
 use crate::driver::{Driver, driver};
-use crate::faults;
-use crate::handles::lock;
 use crate::memory::change;
 use crate::physical::{GRANULARITY, Physical};
 use crate::share;
+use crate::sync::lock;
 use crate::vmm::{aligned, available, check_handle_types, find, new_number, publish};
 
 /// The recommended granularity: larger than the minimum, so that tests detect a confusion of the
@@ -29,7 +30,7 @@ const RECOMMENDED_BYTES: u64 = 16 << 20;
 /// Returns how long binding and mapping wait for devices that other processes must still add. A
 /// real driver waits forever.
 fn wait_for_team() -> Duration {
-    Duration::from_millis(faults::number(faults::variable::TEAM_WAIT_MS).unwrap_or(2000))
+    Duration::from_millis(calls::settings::number(calls::settings::variable::TEAM_WAIT_MS).unwrap_or(2000))
 }
 
 /// The size of the table: a header of words, then bindings.
@@ -430,15 +431,14 @@ exports! {
     }
 }
 
-/// Fake only: has the effect of a kernel's store to a multicast address on the current context's
-/// device, immediately.
-///
-/// `CUDA_ERROR_INVALID_VALUE` if the bytes are not inside one multicast mapping that the device may
-/// write; `CUDA_ERROR_ILLEGAL_ADDRESS` if a device of the team has bound nothing there, or its
-/// process has ended.
-#[unsafe(no_mangle)]
-extern "C" fn peerweave_fake_multicast_store(address: CuPtr, bytes: *const c_void, length_bytes: usize) -> c_int {
-    faults::call("peerweave_fake_multicast_store", || {
+functions! {
+    /// Fake only: has the effect of a kernel's store to a multicast address on the current context's
+    /// device, immediately.
+    ///
+    /// `CUDA_ERROR_INVALID_VALUE` if the bytes are not inside one multicast mapping that the device may
+    /// write; `CUDA_ERROR_ILLEGAL_ADDRESS` if a device of the team has bound nothing there, or its
+    /// process has ended.
+    fn peerweave_fake_multicast_store(address: CuPtr, bytes: *const c_void, length_bytes: usize) {
         let context = context::current()?;
         let driver = driver()?;
         if bytes.is_null() || length_bytes == 0 {
@@ -449,5 +449,5 @@ extern "C" fn peerweave_fake_multicast_store(address: CuPtr, bytes: *const c_voi
         let Place::Multicast { physical, offset } = place else { return Err(Code::INVALID_VALUE) };
         // SAFETY: the caller promised this many readable bytes.
         physical.replicate(offset, unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), length_bytes) })
-    })
+    }
 }

@@ -4,9 +4,10 @@
 use core::ffi::{c_int, c_uint};
 
 use crate::abi::{Code, CuContext, CuDevice, Out};
+use crate::calls::exports;
 use crate::context::{by_handle, current};
 use crate::driver::driver;
-use crate::handles::lock;
+use crate::sync::lock;
 
 exports! {
     4000 fn cuDeviceCanAccessPeer(can: Out<c_int>, device: CuDevice, peer: CuDevice) {

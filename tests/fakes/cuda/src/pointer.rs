@@ -5,6 +5,7 @@ use core::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{Code, CuContext, CuPool, CuPtr, In, Out, Result};
 use crate::address::{Kind, Range};
+use crate::calls::exports;
 use crate::context;
 use crate::driver::{Driver, driver};
 use crate::memory::change;

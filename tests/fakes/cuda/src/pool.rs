@@ -5,8 +5,9 @@ use core::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
 use crate::abi::{Code, CuPool, In, Location, Out, PoolProps};
+use crate::calls::exports;
 use crate::driver::driver;
-use crate::handles::lock;
+use crate::sync::lock;
 
 /// One pool.
 pub(crate) struct Pool {

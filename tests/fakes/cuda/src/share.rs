@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use crate::abi::{Code, Result};
 use crate::arena::POISON;
-use crate::faults::{self, variable};
+use crate::calls::settings::{self, variable};
 
 /// Prefix of the names of this library's files, by which an import recognizes them.
 pub(crate) const PREFIX: &str = "peerweave-fake-cuda:";
@@ -118,7 +118,7 @@ pub(crate) fn discard(file: &OwnedFd, offset: u64, length_bytes: u64) {
 
 /// Fills new memory with the poison value: all of a small piece, both ends of a large one.
 pub(crate) fn poison(address: u64, length_bytes: u64) {
-    if faults::switch(variable::NO_POISON) {
+    if settings::switch(variable::NO_POISON) {
         return;
     }
     const WHOLE: u64 = 16 << 20;

@@ -9,11 +9,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use crate::abi::{Code, CuContext, CuDevice, CuStream, HostFn, Out, Result, StreamCallback};
+use crate::calls;
+use crate::calls::{exports, functions};
 use crate::capture;
 use crate::context::{self, Context, current};
 use crate::driver::driver;
-use crate::faults;
-use crate::handles::lock;
+use crate::sync::lock;
 use crate::work::Work;
 
 /// The greatest priority; lower numbers are more urgent.
@@ -290,7 +291,7 @@ exports! {
         stream.push(Run::Always(Box::new(move |error| {
             // SAFETY: the caller promised that the callback may be called once, on any thread, with
             // this data.
-            faults::as_host_function(|| unsafe { callback(given, error, data as *mut c_void) });
+            calls::as_host_function(|| unsafe { callback(given, error, data as *mut c_void) });
         })));
         Ok(())
     }
@@ -360,11 +361,10 @@ fn write_value(stream: CuStream, address: u64, value: u64, bytes: u64, flags: c_
     stream.submit(Work::Write { address, value, bytes })
 }
 
-/// Fake only: blocks the stream at this point until [`peerweave_fake_stream_unblock`], like a
-/// kernel that never ends.
-#[unsafe(no_mangle)]
-extern "C" fn peerweave_fake_stream_block(stream: CuStream) -> c_int {
-    faults::call("peerweave_fake_stream_block", || {
+functions! {
+    /// Fake only: blocks the stream at this point until [`peerweave_fake_stream_unblock`], like a
+    /// kernel that never ends.
+    fn peerweave_fake_stream_block(stream: CuStream) {
         let stream = resolve(stream)?;
         let gate = Arc::new(Gate::default());
         lock(&stream.gates).push(Arc::clone(&gate));
@@ -375,19 +375,18 @@ extern "C" fn peerweave_fake_stream_block(stream: CuStream) -> c_int {
             }
         })));
         Ok(())
-    })
+    }
 }
 
-/// Fake only: unblocks the stream.
-#[unsafe(no_mangle)]
-extern "C" fn peerweave_fake_stream_unblock(stream: CuStream) -> c_int {
-    faults::call("peerweave_fake_stream_unblock", || {
+functions! {
+    /// Fake only: unblocks the stream.
+    fn peerweave_fake_stream_unblock(stream: CuStream) {
         for gate in lock(&resolve(stream)?.gates).drain(..) {
             *lock(&gate.open) = true;
             gate.opened.notify_all();
         }
         Ok(())
-    })
+    }
 }
 
 /// Returns the context for a call that has no stream argument and is not allowed during a capture.

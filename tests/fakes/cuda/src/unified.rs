@@ -6,6 +6,7 @@ use core::ffi::{c_int, c_uint};
 
 use crate::abi::{Code, CuDevice, CuPtr, CuStream, Location, Result};
 use crate::address::Kind;
+use crate::calls::exports;
 use crate::context;
 use crate::driver::driver;
 use crate::memory::change;

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::abi::{Code, CuGraph, CuUserObject, HostFn, Out, Result};
+use crate::calls;
+use crate::calls::exports;
 use crate::driver::driver;
-use crate::faults;
 use crate::graph;
-use crate::handles::lock;
+use crate::sync::lock;
 
 /// One user object of a graph.
 pub(crate) struct UserObject {
@@ -49,7 +50,7 @@ impl UserObject {
         let run = move || {
             // SAFETY: the caller promised that the destructor may be called with this data on any
             // thread; the count makes it once.
-            faults::as_host_function(|| unsafe { destroy(data as *mut c_void) });
+            calls::as_host_function(|| unsafe { destroy(data as *mut c_void) });
         };
         // The releasing call does not run the destructor itself: the driver does not guarantee that
         // order either.

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::abi::Result;
+use crate::calls;
 use crate::context::Context;
 use crate::event::Event;
-use crate::faults;
 use crate::graph::Plan;
 use crate::memory::GraphMemory;
 use crate::modules::Launched;
@@ -64,7 +64,7 @@ impl Work {
             Work::Host { function, data } => {
                 // SAFETY: the caller promised that the function may be called with this data on any
                 // thread, once per launch.
-                faults::as_host_function(|| unsafe { function(*data as *mut c_void) });
+                calls::as_host_function(|| unsafe { function(*data as *mut c_void) });
                 Ok(())
             }
             Work::WaitValue { address, value, bytes, condition } => {
