@@ -1,6 +1,6 @@
 //! Physical memory of a device, which has no address until it is mapped.
 //!
-//! `share.rs` exports and imports it, `reservation.rs` has addresses. Invariant: the driver's
+//! The folder `share` exports and imports it, `reservation.rs` has addresses. Invariant: the driver's
 //! handle is released when the last user is dropped; a mapping is a user.
 
 use std::fmt;

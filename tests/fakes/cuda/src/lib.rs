@@ -45,33 +45,12 @@
 #![cfg(target_os = "linux")]
 
 mod abi;
-mod address;
-mod arena;
+mod api;
 mod calls;
-mod capture;
-mod context;
-mod copy;
-mod device;
-mod driver;
-mod entries;
-mod entry;
-mod event;
-mod graph;
-mod host_memory;
-mod ipc;
+mod machine;
 mod memory;
-mod modules;
-mod multicast;
-mod peer;
-mod physical;
-mod pointer;
-mod pool;
-mod share;
-mod stream;
+mod os;
+mod streams;
 mod sync;
 mod table;
-mod transfer;
-mod unified;
-mod user_object;
-mod vmm;
 mod work;

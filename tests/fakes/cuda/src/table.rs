@@ -1,10 +1,11 @@
 //! Tables of live objects by handle. Other modules define the objects. Invariant: a handle is never
 //! reused, so that the handle of a destroyed object finds nothing.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::abi::{Code, Result};
 use crate::sync::lock;
 
 /// Number of changes of any state; cached results are valid until it changes.
@@ -23,13 +24,15 @@ pub(crate) fn changed() {
 /// The objects of one kind.
 pub(crate) struct Table<T> {
     next: AtomicUsize,
-    live: Mutex<HashMap<usize, Arc<T>>>,
+    live: Mutex<BTreeMap<usize, Arc<T>>>,
+    /// The error for a handle that is not of a live object.
+    unknown: Code,
 }
 
 impl<T> Table<T> {
     /// Creates a table whose handles differ from those of every table with another `kind`.
-    pub(crate) fn new(kind: usize) -> Table<T> {
-        Table { next: AtomicUsize::new((kind << 36) | 0x100), live: Mutex::new(HashMap::new()) }
+    pub(crate) const fn new(kind: usize, unknown: Code) -> Table<T> {
+        Table { next: AtomicUsize::new((kind << 36) | 0x100), live: Mutex::new(BTreeMap::new()), unknown }
     }
 
     /// Returns a handle for an object that will be inserted.
@@ -50,6 +53,11 @@ impl<T> Table<T> {
 
     pub(crate) fn get(&self, handle: usize) -> Option<Arc<T>> {
         lock(&self.live).get(&handle).cloned()
+    }
+
+    /// Returns the object, or the error for an unknown handle.
+    pub(crate) fn find(&self, handle: usize) -> Result<Arc<T>> {
+        self.get(handle).ok_or(self.unknown)
     }
 
     pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {

@@ -13,6 +13,5 @@ pub(crate) use handles::{
 };
 pub(crate) use pointers::{In, Out};
 pub(crate) use structures::{
-    AccessDesc, AllocationProp, Copy2d, Handle64, HostNodeParams, LaunchAttribute, LaunchConfig, Location, MulticastProp,
-    PoolProps, Uuid,
+    AccessDesc, AllocationProp, Copy2d, Handle64, HostNodeParams, LaunchConfig, Location, MulticastProp, PoolProps, Uuid,
 };
