@@ -1,4 +1,5 @@
-//! Mappings of files and of reserved addresses.
+//! Mappings of files and of reserved addresses. Invariant: a mapping replaces only addresses that
+//! this library reserved or that the kernel chose.
 
 use core::ffi::c_void;
 use std::os::fd::{AsRawFd, OwnedFd};

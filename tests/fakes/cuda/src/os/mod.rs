@@ -1,6 +1,5 @@
 //! Memory of the operating system: files without a name, mappings, files of other processes, and
-//! the addresses of a device's allocations. Invariant: a mapping replaces only addresses that this
-//! library reserved or that the kernel chose.
+//! the addresses of a device's allocations.
 
 pub(crate) mod arena;
 pub(crate) mod files;

@@ -51,7 +51,7 @@ pub(crate) struct Stream {
     pub(crate) priority: c_int,
     pub(crate) id: u64,
     /// All streams of the context, this one included.
-    family: Arc<ContextStreams>,
+    siblings: Arc<ContextStreams>,
     queue: Mutex<Queue>,
     changed: Condvar,
     gates: Mutex<Vec<Arc<Gate>>>,
@@ -115,26 +115,26 @@ impl Stream {
     pub(crate) fn make(context: &Arc<Context>, kind: Kind, priority: c_int) -> Arc<Stream> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let handle = STREAMS.reserve();
-        let family = ContextStreams::of(context);
+        let siblings = ContextStreams::of(context);
         let stream = Arc::new(Stream {
             handle,
             context: Arc::clone(context),
             kind,
             priority,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            family: Arc::clone(&family),
+            siblings: Arc::clone(&siblings),
             queue: Mutex::default(),
             changed: Condvar::new(),
             gates: Mutex::default(),
         });
         STREAMS.insert(handle, Arc::clone(&stream));
-        lock(&family.streams).push(Arc::downgrade(&stream));
+        lock(&siblings.streams).push(Arc::downgrade(&stream));
         stream
     }
 
     /// Returns the other streams of the context, and this one.
     pub(crate) fn live_of_context(&self) -> Vec<Arc<Stream>> {
-        self.family.live()
+        self.siblings.live()
     }
 
     pub(crate) fn submitted(&self) -> u64 {
@@ -153,11 +153,11 @@ impl Stream {
 
     /// Enqueues work even during a capture, and returns its number.
     pub(crate) fn push(self: &Arc<Stream>, run: Run) -> u64 {
-        let _order = lock(&self.family.submission);
+        let _order = lock(&self.siblings.submission);
         let others: Vec<Arc<Stream>> = match self.kind {
             Kind::NonBlocking => Vec::new(),
-            Kind::Legacy => self.family.live().into_iter().filter(|other| other.kind == Kind::Blocking).collect(),
-            Kind::Blocking => self.family.live().into_iter().filter(|other| other.kind == Kind::Legacy).collect(),
+            Kind::Legacy => self.siblings.live().into_iter().filter(|other| other.kind == Kind::Blocking).collect(),
+            Kind::Blocking => self.siblings.live().into_iter().filter(|other| other.kind == Kind::Legacy).collect(),
         };
         let after =
             others.into_iter().filter(|other| !other.is_idle()).map(|other| (Arc::clone(&other), other.submitted())).collect();
@@ -230,8 +230,8 @@ pub(crate) fn resolve(handle: CuStream) -> Result<Arc<Stream>> {
         other => return STREAMS.find(other),
     };
     let context = current()?;
-    let family = ContextStreams::of(&context);
-    let mut implicit = lock(&family.implicit);
+    let siblings = ContextStreams::of(&context);
+    let mut implicit = lock(&siblings.implicit);
     if let Some(stream) = implicit.get(&thread).and_then(|handle| STREAMS.get(*handle)) {
         return Ok(stream);
     }

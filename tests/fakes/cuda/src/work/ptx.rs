@@ -59,7 +59,7 @@ fn parameter(declaration: &str) -> Option<(usize, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::entries;
 
     #[test]
     fn parameters_are_laid_out_as_in_a_struct() {
@@ -72,11 +72,11 @@ mod tests {
             ) { ret; }
             .entry second() .maxntid 32 { ret; }
             .visible .entry third { ret; }";
-        let entries = super::entries(text).expect("the text is PTX");
-        assert_eq!(entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["first", "second", "third"]);
-        let places: Vec<_> = entries[0].parameters.iter().map(|parameter| (parameter.offset, parameter.bytes)).collect();
+        let found = entries(text).expect("the text is PTX");
+        assert_eq!(found.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["first", "second", "third"]);
+        let places: Vec<_> = found[0].parameters.iter().map(|parameter| (parameter.offset, parameter.bytes)).collect();
         assert_eq!(places, [(0, 8), (8, 16), (24, 1), (28, 4)]);
-        assert!(entries[1].parameters.is_empty() && entries[2].parameters.is_empty());
-        assert_eq!(super::entries("no invalid text is accepted"), None);
+        assert!(found[1].parameters.is_empty() && found[2].parameters.is_empty());
+        assert_eq!(entries("no invalid text is accepted"), None);
     }
 }
