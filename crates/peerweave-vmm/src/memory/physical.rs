@@ -1,7 +1,7 @@
 //! Physical memory of a device, which has no address until it is mapped.
 //!
-//! `share.rs` exports and imports it, `reservation.rs` has addresses. Invariant: the driver's
-//! handle is released when the last user is dropped; a mapping is a user.
+//! The folder `share` exports and imports it, `reservation.rs` has addresses. Invariant: the
+//! driver's handle is released when the last user is dropped; a mapping is a user.
 
 use std::fmt;
 use std::sync::Arc;

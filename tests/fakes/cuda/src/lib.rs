@@ -44,52 +44,13 @@
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]
 
-/// Defines exported functions, and the list of them that `cuGetProcAddress` reads.
-///
-/// The number before a function is the version of the driver that introduced it.
-macro_rules! exports {
-    ($($(#[$doc:meta])* $since:literal fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
-        $(
-            $(#[$doc])*
-            #[unsafe(no_mangle)]
-            extern "C" fn $name($($arg: $type),*) -> core::ffi::c_int {
-                $crate::faults::call(stringify!($name), move || -> $crate::abi::Result { $body })
-            }
-        )*
-        /// The exports of this module.
-        pub(crate) const SYMBOLS: &[$crate::entry::Symbol] = &[
-            $($crate::entry::Symbol { name: stringify!($name), since: $since, address: || $name as *const () },)*
-        ];
-    };
-}
-
 mod abi;
-mod address;
-mod arena;
-mod capture;
-mod context;
-mod copy;
-mod device;
-mod driver;
-mod entries;
-mod entry;
-mod event;
-mod faults;
-mod graph;
-mod handles;
-mod host_memory;
-mod ipc;
+mod api;
+mod calls;
+mod machine;
 mod memory;
-mod modules;
-mod multicast;
-mod peer;
-mod physical;
-mod pointer;
-mod pool;
-mod share;
-mod stream;
-mod transfer;
-mod unified;
-mod user_object;
-mod vmm;
+mod os;
+mod streams;
+mod sync;
+mod table;
 mod work;

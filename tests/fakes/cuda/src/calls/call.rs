@@ -1,0 +1,46 @@
+//! Wraps every exported function.
+
+use core::cell::Cell;
+use core::ffi::c_int;
+
+use super::faults::{Fate, ordered};
+use super::log::log;
+use crate::abi::{Code, Result};
+
+thread_local! {
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function of the caller that must not call the driver: calls from it get
+/// `CUDA_ERROR_NOT_PERMITTED`.
+pub(crate) fn as_host_function<T>(run: impl FnOnce() -> T) -> T {
+    let before = IN_HOST_FUNCTION.replace(true);
+    let value = run();
+    IN_HOST_FUNCTION.set(before);
+    value
+}
+
+/// Wraps the body of every exported function.
+pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> c_int {
+    log(name);
+    let code = match ordered(name) {
+        Some(Fate::Fails(code)) => Some(code),
+        Some(Fate::Late(time)) => {
+            std::thread::sleep(time);
+            None
+        }
+        None => None,
+    };
+    let result = match code {
+        Some(code) => Err(code),
+        None if IN_HOST_FUNCTION.get() && !name.starts_with("cuGetError") => Err(Code::NOT_PERMITTED),
+        None => body(),
+    };
+    match result {
+        Ok(()) => 0,
+        Err(Code(code)) => {
+            log(&format!("{name} = {code}"));
+            code
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Work: what a stream runs and a graph replays, and the objects that it uses.
+
+pub(crate) mod event;
+pub(crate) mod kernel;
+pub(crate) mod piece;
+mod ptx;
+pub(crate) mod shared_event;
+pub(crate) mod user_object;
