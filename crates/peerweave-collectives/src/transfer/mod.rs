@@ -129,7 +129,7 @@ fn operation(op: u32) -> KernelOp {
 }
 
 /// Returns the kernel for a number of ranks; `None` for more than [`MAX_RANKS`]. `is_whole`: all
-/// addresses and lengths are multiples of [`LINE_BYTES`].
+/// addresses and lengths are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     form: Form,

@@ -17,15 +17,15 @@
 //! round and without a copy. Before it raises the flag *open*, it writes the *offer*: the distance
 //! of its result from its area, or 0 for a message through the ring. The sender waits for that flag
 //! and reads the offer before it raises *ready* for the first time; the receiver writes the next
-//! offer only after that. The blocks of the sender share the lines of such a message evenly, line by
-//! line, because nothing ties a block to a slot.
+//! offer only after that. The blocks of the sender share the lines of such a message evenly, line
+//! by line, because nothing ties a block to a slot.
 //!
-//! A rank that offers all its results has no chunks to copy. Then both blocks of a pair push, and
-//! both copy this rank's message to itself. For each offered message the second block raises the
-//! flag *second*, as the first block raises *ready*. A rank whose second blocks do not push raises
-//! both flags by the first block, so that the receiver does not need to know. A second block with
-//! chunks to copy must not wait for another rank's offer: that rank may itself wait for these
-//! copies.
+//! A rank that offers all its results has no chunks to copy. Then both blocks of a pair push: the
+//! second block first copies this rank's message to itself. For each offered message the second
+//! block raises the flag *second*, as the first block raises *ready*. A rank whose second blocks do
+//! not push raises both flags by the first block, so that the receiver does not need to know. A
+//! second block with chunks to copy must not wait for another rank's offer: that rank may itself
+//! wait for these copies.
 
 use super::{Transfer, Transfers, operation};
 use crate::copy::{Share, each, each_of_share, load, one_by_one, one_by_one_of_share, store};
@@ -47,11 +47,10 @@ const OPEN: u64 = 256;
 const OFFER: u64 = 264;
 const SECOND: u64 = 384;
 
-/// Number of words by which a pair of blocks counts: one for each [`Count`] and each rank.
+/// Number of words by which a pair of blocks counts: five for each rank.
 pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 
-/// What a pair of blocks counts from launch to launch. Each word has one block that reads and writes
-/// it.
+/// What a pair of blocks counts from launch to launch. One block reads and writes each word.
 #[derive(Clone, Copy)]
 enum Count {
     /// Rounds pushed to a rank, by the first block.
