@@ -98,7 +98,7 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
 }
 
 /// The pause of a wait. Most polls only count; every [`Spin::INTERVAL`] polls the clock is read,
-/// and every [`Spin::abort_ns`] nanoseconds the abort word.
+/// and every [`Spin::ABORT_NS`] nanoseconds the abort word.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
@@ -111,22 +111,9 @@ impl Spin<'_> {
     /// Number of polls between two readings of the clock. Polling a word takes about half a
     /// microsecond on a GPU, polling a bulk copy a tenth of that.
     const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
-    /// Returns the time in nanoseconds between two readings of the abort word by this thread.
-    ///
-    /// The word may be in host memory, where a reading takes about 10 ns of the link for each
-    /// thread. Readings by all threads of a large grid would therefore delay the wait by more than
-    /// a short interval, and then this PE would keep the others waiting in the same way. So one
-    /// thread of each warp reads the word often, and the others read it rarely.
-    #[inline(always)]
-    fn abort_ns() -> u64 {
-        if cfg!(not(target_arch = "nvptx64")) {
-            1
-        } else if gpu::thread_rank().is_multiple_of(32) {
-            100_000
-        } else {
-            2_000_000
-        }
-    }
+    /// Time between two readings of the abort word. The word may be in host memory, and many
+    /// threads that read it delay each other and the data that they wait for.
+    const ABORT_NS: u64 = if cfg!(target_arch = "nvptx64") { 100_000 } else { 1 };
 
     #[cold]
     #[inline]
@@ -137,7 +124,7 @@ impl Spin<'_> {
             self.asked = now;
         }
         let raw = self.context.raw();
-        if now.wrapping_sub(self.asked) < Self::abort_ns() {
+        if now.wrapping_sub(self.asked) < Self::ABORT_NS {
             return Ok(());
         }
         self.asked = now;
