@@ -76,6 +76,7 @@
 #![cfg(target_os = "linux")]
 
 mod abi;
+mod arithmetic;
 mod call;
 mod collectives;
 mod job;

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::values::{Arguments, Outcome};
 use super::{faults, log, running};
-use crate::abi::error::Code;
-use crate::abi::version;
+use crate::abi::{Code, version};
 use crate::settings;
 
 /// Defines one exported function. Its name can be composed of parts.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use peerweave_fake_common::{Rule, hit};
 
-use super::log;
-use crate::abi::error::Code;
+use super::log::undefined;
+use crate::abi::Code;
 use crate::settings;
 
 /// Injected effect on a call, in stream order or immediately.
@@ -44,7 +44,7 @@ impl Effect {
 pub(crate) fn next(function: &str, pe: Option<i32>) -> (Effect, Option<Code>) {
     let settings = settings::get();
     if hit(&settings.abort, function, pe).is_some() {
-        log::undefined(&format!("{function}: an injected end of the process"));
+        undefined(&format!("{function}: an injected end of the process"));
     }
     let slow = hit(&settings.slow, function, pe).and_then(|rule| rule.number).and_then(|number| number.try_into().ok());
     let effect = Effect {

@@ -10,19 +10,10 @@ use crate::settings;
 
 static LOG: Log = Log::new(|| settings::get().log.clone());
 
-/// Writes a line that begins with the process ID.
-pub(crate) fn line(text: &str) {
-    LOG.line(text);
-}
-
 /// Logs a call: `process function(name=value, ...) = result`.
-pub(crate) fn call(function: &str, arguments: Arguments<'_>, result: &str) {
-    let shown = arguments.iter().map(|(name, argument)| {
-        let mut value = String::new();
-        argument.show(&mut value);
-        (*name, value)
-    });
-    line(&call_line(function, shown, result));
+pub(super) fn call(function: &str, arguments: Arguments<'_>, result: &str) {
+    let shown = arguments.iter().map(|(name, argument)| (*name, argument.text()));
+    LOG.line(&call_line(function, shown, result));
 }
 
 /// Prints a line to standard error.
@@ -34,6 +25,6 @@ pub(crate) fn complain(text: &str) {
 /// too.
 pub(crate) fn undefined(text: &str) -> ! {
     complain(text);
-    line(&format!("abort {text}"));
+    LOG.line(&format!("abort {text}"));
     std::process::abort();
 }

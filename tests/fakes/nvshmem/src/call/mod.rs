@@ -5,11 +5,12 @@
 
 pub(crate) mod entry;
 pub(crate) mod faults;
-pub(crate) mod log;
-pub(crate) mod outcome;
-pub(crate) mod running;
-pub(crate) mod values;
+mod log;
+mod outcome;
+mod running;
+mod values;
 
 pub(crate) use entry::{export, exports, rules};
+pub(crate) use log::{complain, undefined};
 pub(crate) use outcome::{code, or_abort};
-pub(crate) use running::{function, take_effect};
+pub(crate) use running::{function, set_own_pe, take_effect};

@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use super::log;
 use super::running::function;
-use crate::abi::error::Result;
+use crate::abi::Result;
 
 /// Returns the code of a body that can fail; prints the text of a failure, as NVSHMEM does.
 pub(crate) fn code(body: impl FnOnce() -> Result) -> c_int {

@@ -10,15 +10,10 @@ use std::sync::atomic::Ordering;
 use peerweave_fake_common::driver;
 
 use super::begin::{self, team_of};
-use crate::abi::error::Result;
-use crate::call;
-use crate::call::exports;
-use crate::job::stream::on_stream;
-use crate::job::world::World;
-use crate::job::{counters, live};
-use crate::peers::exchange::record_of;
-use crate::peers::flight::Flight;
-use crate::peers::team::Team;
+use crate::abi::Result;
+use crate::call::{self, exports};
+use crate::job::{World, counters, live, on_stream};
+use crate::peers::{Flight, Team, record_of};
 
 fn arrive(world: &World, team: &Team, flight: &mut Flight<'_>, function: &'static str, quiet: bool) {
     // Detects the end of the job like every other operation.

@@ -7,12 +7,9 @@ use std::sync::Arc;
 
 use peerweave_fake_common::driver;
 
-use crate::abi::error::{Result, invalid};
-use crate::job::live;
-use crate::job::stream::on_stream;
-use crate::job::world::World;
-use crate::peers::flight::Flight;
-use crate::peers::team::Team;
+use crate::abi::{Result, invalid};
+use crate::job::{World, live, on_stream};
+use crate::peers::{Flight, Team};
 use crate::settings;
 
 /// Returns the job, and the team with a handle.

@@ -9,15 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::begin::{in_order, team_of};
-use super::compute::Combine;
-use crate::abi::error::{Result, invalid};
+use crate::abi::{Result, invalid};
+use crate::arithmetic::Combine;
 use crate::call;
-use crate::job::counters;
 use crate::job::memory::Place;
-use crate::job::world::World;
-use crate::peers::exchange::record_of;
-use crate::peers::flight::Flight;
-use crate::peers::team::Team;
+use crate::job::{World, counters};
+use crate::peers::{Flight, Team, record_of};
 
 /// Kind of collective.
 #[derive(Clone, Copy)]

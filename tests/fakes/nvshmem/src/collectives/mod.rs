@@ -5,5 +5,4 @@
 mod barriers;
 mod begin;
 mod collective;
-mod compute;
 mod typed;

@@ -1,58 +1,59 @@
 //! Collectives by type and by size in bytes, from the host and on streams.
 //!
-//! `collective` implements them. Invariant: counts are in elements.
+//! `collective` implements them. Invariant: counts are in elements, or in bytes.
 
 use core::ffi::{c_int, c_void};
 
 use super::collective::{Collective, Kind};
-use super::compute;
 use crate::abi::types::{each_bitwise, each_reduce, each_rma};
-use crate::call::{export, exports};
+use crate::arithmetic;
+use crate::call::export;
+
+/// Defines a collective without a root; `$stem` is the middle of its names, `$count` the name of
+/// its number of elements in the log.
+macro_rules! rootless {
+    ([$($stem:tt)*] $kind:ty, $count:ident, $which:expr) => {
+        export! { ["nvshmem_", $($stem)*] (team: c_int, target: *mut c_void, source: *const c_void, $count: usize) -> c_int {
+            Collective::new($which, target, source, $count * size_of::<$kind>()).on_host(team)
+        } }
+        export! { ["nvshmemx_", $($stem)*, "_on_stream"]
+            (team: c_int, target: *mut c_void, source: *const c_void, $count: usize, stream: *mut c_void) -> c_int {
+            Collective::new($which, target, source, $count * size_of::<$kind>()).on_stream(team, stream)
+        } }
+    };
+}
+
+/// Defines a broadcast.
+macro_rules! broadcast {
+    ([$($stem:tt)*] $kind:ty, $count:ident) => {
+        export! { ["nvshmem_", $($stem)*]
+            (team: c_int, target: *mut c_void, source: *const c_void, $count: usize, root: c_int) -> c_int {
+            Collective::new(Kind::Broadcast { root }, target, source, $count * size_of::<$kind>()).on_host(team)
+        } }
+        export! { ["nvshmemx_", $($stem)*, "_on_stream"]
+            (team: c_int, target: *mut c_void, source: *const c_void, $count: usize, root: c_int, stream: *mut c_void) -> c_int {
+            Collective::new(Kind::Broadcast { root }, target, source, $count * size_of::<$kind>()).on_stream(team, stream)
+        } }
+    };
+}
 
 macro_rules! moves {
     ($name:literal $kind:ty) => {
-        moves! { $name $kind; "_alltoall" AllToAll "_fcollect" Fcollect }
-        export! { ["nvshmem_", $name, "_broadcast"]
-            (team: c_int, target: *mut $kind, source: *const $kind, count: usize, root: c_int) -> c_int {
-            Collective::new(Kind::Broadcast { root }, target.cast(), source.cast(), count * size_of::<$kind>()).on_host(team)
-        } }
-        export! { ["nvshmemx_", $name, "_broadcast_on_stream"]
-            (team: c_int, target: *mut $kind, source: *const $kind, count: usize, root: c_int, stream: *mut c_void) -> c_int {
-            let kind = Kind::Broadcast { root };
-            Collective::new(kind, target.cast(), source.cast(), count * size_of::<$kind>()).on_stream(team, stream)
-        } }
+        rootless! { [$name, "_alltoall"] $kind, count, Kind::AllToAll }
+        rootless! { [$name, "_fcollect"] $kind, count, Kind::Fcollect }
+        broadcast! { [$name, "_broadcast"] $kind, count }
     };
-    ($name:literal $kind:ty; $($tail:literal $which:ident)*) => {$(
-        export! { ["nvshmem_", $name, $tail] (team: c_int, target: *mut $kind, source: *const $kind, count: usize) -> c_int {
-            Collective::new(Kind::$which, target.cast(), source.cast(), count * size_of::<$kind>()).on_host(team)
-        } }
-        export! { ["nvshmemx_", $name, $tail, "_on_stream"]
-            (team: c_int, target: *mut $kind, source: *const $kind, count: usize, stream: *mut c_void) -> c_int {
-            Collective::new(Kind::$which, target.cast(), source.cast(), count * size_of::<$kind>()).on_stream(team, stream)
-        } }
-    )*};
 }
 each_rma!(moves);
+rootless! { ["alltoallmem"] u8, bytes, Kind::AllToAll }
+rootless! { ["fcollectmem"] u8, bytes, Kind::Fcollect }
+broadcast! { ["broadcastmem"] u8, bytes }
 
 macro_rules! reductions {
     ($name:literal $kind:ty; $($operator:literal $function:ident)*) => {$(
-        reduction! { $name $kind; $operator $function "_reduce" Reduce }
-        reduction! { $name $kind; $operator $function "_reducescatter" ReduceScatter }
+        rootless! { [$name, $operator, "_reduce"] $kind, count, Kind::Reduce(arithmetic::$function::<$kind>) }
+        rootless! { [$name, $operator, "_reducescatter"] $kind, count, Kind::ReduceScatter(arithmetic::$function::<$kind>) }
     )*};
-}
-macro_rules! reduction {
-    ($name:literal $kind:ty; $operator:literal $function:ident $tail:literal $which:ident) => {
-        export! { ["nvshmem_", $name, $operator, $tail]
-            (team: c_int, target: *mut $kind, source: *const $kind, count: usize) -> c_int {
-            let kind = Kind::$which(compute::$function::<$kind>);
-            Collective::new(kind, target.cast(), source.cast(), count * size_of::<$kind>()).on_host(team)
-        } }
-        export! { ["nvshmemx_", $name, $operator, $tail, "_on_stream"]
-            (team: c_int, target: *mut $kind, source: *const $kind, count: usize, stream: *mut c_void) -> c_int {
-            let kind = Kind::$which(compute::$function::<$kind>);
-            Collective::new(kind, target.cast(), source.cast(), count * size_of::<$kind>()).on_stream(team, stream)
-        } }
-    };
 }
 macro_rules! arithmetic {
     ($name:literal $kind:ty) => {
@@ -66,28 +67,3 @@ macro_rules! bitwise {
 }
 each_reduce!(arithmetic);
 each_bitwise!(bitwise);
-
-macro_rules! bytes {
-    ($($name:literal $which:ident;)*) => {$(
-        export! { ["nvshmem_", $name] (team: c_int, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int {
-            Collective::new(Kind::$which, target, source, bytes).on_host(team)
-        } }
-        export! { ["nvshmemx_", $name, "_on_stream"]
-            (team: c_int, target: *mut c_void, source: *const c_void, bytes: usize, stream: *mut c_void) -> c_int {
-            Collective::new(Kind::$which, target, source, bytes).on_stream(team, stream)
-        } }
-    )*};
-}
-bytes! { "alltoallmem" AllToAll; "fcollectmem" Fcollect; }
-
-exports! {
-    fn nvshmem_broadcastmem(team: c_int, target: *mut c_void, source: *const c_void, bytes: usize, root: c_int) -> c_int {
-        Collective::new(Kind::Broadcast { root }, target, source, bytes).on_host(team)
-    }
-
-    fn nvshmemx_broadcastmem_on_stream(
-        team: c_int, target: *mut c_void, source: *const c_void, bytes: usize, root: c_int, stream: *mut c_void,
-    ) -> c_int {
-        Collective::new(Kind::Broadcast { root }, target, source, bytes).on_stream(team, stream)
-    }
-}

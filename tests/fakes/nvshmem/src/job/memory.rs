@@ -1,14 +1,14 @@
 //! Symmetric memory: the heap and registered memory, and the live allocations.
 //!
-//! `resources` has the functions that allocate. Invariant: memory that is live here is live on every
-//! PE at the same offset; bytes are accessed only while this is locked.
+//! `resources` has the functions that allocate. Invariant: memory that is live here is live on
+//! every PE at the same offset; bytes are accessed only while this is locked.
 
 use std::collections::BTreeMap;
 
 use peerweave_fake_common::driver;
 
 use super::region::Region;
-use crate::call::log::undefined;
+use crate::call::undefined;
 
 /// A symmetric address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,3 +13,5 @@ pub(crate) mod teams;
 pub(crate) mod world;
 
 pub(crate) use state::live;
+pub(crate) use stream::on_stream;
+pub(crate) use world::World;

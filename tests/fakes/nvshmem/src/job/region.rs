@@ -6,9 +6,10 @@ use std::os::fd::AsRawFd;
 
 use peerweave_fake_common::driver;
 
-use crate::abi::error::{Code, Fail, Result, fail};
-use crate::peers::exchange::{Turn, record};
+use crate::abi::{Code, Fail, Result, fail};
+use crate::peers::exchange::Turn;
 use crate::peers::mapping::{map_bytes, open_of_process, unmap_bytes};
+use crate::peers::record;
 
 /// A region that every PE has.
 pub(crate) struct Region {

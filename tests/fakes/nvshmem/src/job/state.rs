@@ -5,9 +5,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::world::World;
-use crate::call;
-use crate::call::log::undefined;
-use crate::call::running::set_own_pe;
+use crate::call::{self, undefined};
 
 /// The state of NVSHMEM.
 pub(crate) enum State {
@@ -29,7 +27,7 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
 /// Changes the state.
 pub(crate) fn set_state(new: State) {
     let mut state = state();
-    set_own_pe(if let State::Live(world, _) = &new { Some(world.pe) } else { None });
+    call::set_own_pe(if let State::Live(world, _) = &new { Some(world.pe) } else { None });
     *state = new;
 }
 

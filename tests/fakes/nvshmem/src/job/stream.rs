@@ -10,10 +10,10 @@ use peerweave_fake_common::driver;
 
 use super::state::live;
 use super::world::World;
-use crate::abi::error::{Result, invalid};
+use crate::abi::{Result, invalid};
 use crate::call::faults::Effect;
-use crate::call::log::undefined;
-use crate::{call, settings};
+use crate::call::{self, undefined};
+use crate::settings;
 
 struct Launch {
     effect: Effect,

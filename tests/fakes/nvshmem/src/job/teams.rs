@@ -8,10 +8,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::{Memory, Place};
-use crate::call;
-use crate::call::log::undefined;
+use crate::call::{self, undefined};
+use crate::peers::Team;
 use crate::peers::control::FIRST_MADE;
-use crate::peers::team::Team;
 
 /// The teams of this PE.
 pub(crate) struct Teams {

@@ -8,10 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use super::memory::Memory;
 use super::pending::Pending;
 use super::teams::Teams;
-use crate::call;
-use crate::call::log::undefined;
-use crate::peers::control::Control;
-use crate::peers::team::Team;
+use crate::call::{self, undefined};
+use crate::peers::{Control, Team};
 
 /// The state of a job.
 pub(crate) struct World {

@@ -1,8 +1,8 @@
 //! The memory that all PEs of a job share besides their heaps: their data, and a slot for the
 //! exchanges of each team.
 //!
-//! `exchange` implements the exchanges. Invariant: zeroed memory is a valid initial state, and it stays
-//! mapped as long as the process lives.
+//! `exchange` implements the exchanges. Invariant: zeroed memory is a valid initial state, and it
+//! stays mapped as long as the process lives.
 
 use core::cell::UnsafeCell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};

@@ -10,8 +10,7 @@ use std::sync::{MutexGuard, TryLockError};
 use super::control::{Member, Record};
 use super::team::Team;
 use super::wait::wait_for;
-use crate::call;
-use crate::call::log::undefined;
+use crate::call::{self, undefined};
 
 /// Purpose of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

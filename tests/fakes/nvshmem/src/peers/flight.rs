@@ -9,8 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::exchange::{Channel, Turn};
 use super::team::Team;
-use crate::call;
-use crate::call::log::undefined;
+use crate::call::{self, undefined};
 
 /// A running collective; it ends when this is dropped.
 pub(crate) struct Flight<'a> {

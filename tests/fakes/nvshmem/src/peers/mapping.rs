@@ -6,7 +6,7 @@ use core::ffi::c_void;
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use crate::abi::error::{Code, Result, fail};
+use crate::abi::{Code, Result, fail};
 
 /// Returns the last error of the system.
 pub(crate) fn system<T>(what: &str) -> Result<T> {

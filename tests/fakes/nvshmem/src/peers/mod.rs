@@ -5,7 +5,13 @@
 
 pub(crate) mod control;
 pub(crate) mod exchange;
-pub(crate) mod flight;
+mod flight;
 pub(crate) mod mapping;
-pub(crate) mod team;
-pub(crate) mod wait;
+mod team;
+mod wait;
+
+pub(crate) use control::Control;
+pub(crate) use exchange::{record, record_of};
+pub(crate) use flight::Flight;
+pub(crate) use team::Team;
+pub(crate) use wait::wait_for;

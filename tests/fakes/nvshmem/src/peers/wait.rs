@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::control::Control;
-use crate::call::log::undefined;
+use crate::call::undefined;
 use crate::settings;
 
 /// Waits until a condition holds; ends the process at the time limit, or when a PE has called

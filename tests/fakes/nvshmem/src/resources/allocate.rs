@@ -1,17 +1,15 @@
 //! Allocates and frees symmetric memory.
 //!
-//! `job` records the allocations. Invariant: if PEs allocate differently, the process ends and names
-//! both calls.
+//! `job` records the allocations. Invariant: if PEs allocate differently, the process ends and
+//! names both calls.
 
 use core::ffi::c_void;
 
 use peerweave_fake_common::driver;
 
-use crate::call;
-use crate::call::exports;
-use crate::call::log::{complain, undefined};
+use crate::call::{self, complain, exports, undefined};
 use crate::job::live;
-use crate::peers::exchange::record;
+use crate::peers::record;
 
 /// Content of memory that was never written.
 const POISON: u8 = 0xC3;

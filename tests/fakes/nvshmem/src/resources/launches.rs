@@ -7,9 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::abi::error::{Code, fail, invalid};
-use crate::call;
-use crate::call::exports;
+use crate::abi::{Code, fail, invalid};
+use crate::call::{self, exports};
 use crate::job::live;
 
 static NEXT_REGION: AtomicU64 = AtomicU64::new(1);

@@ -8,10 +8,10 @@ use std::ffi::CStr;
 
 use peerweave_fake_common::driver;
 
-use crate::abi::error::{Code, Result, fail, invalid};
-use crate::call::exports;
+use crate::abi::{Code, Result, fail, invalid};
+use crate::call::{self, exports};
 use crate::job::live;
-use crate::{call, settings};
+use crate::settings;
 
 /// The variable in which a module stores the version of NVSHMEM with which it was linked.
 const VERSION: &CStr = c"nvshmemi_device_lib_version_d";

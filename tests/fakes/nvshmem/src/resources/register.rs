@@ -1,19 +1,18 @@
 //! Registers other memory: for this PE, or as symmetric memory.
 //!
-//! `job` records the registrations. Invariant: symmetric memory is registered on all PEs or on none.
+//! `job` records the registrations. Invariant: symmetric memory is registered on all PEs or on
+//! none.
 
 use core::ffi::{c_int, c_void};
 
 use peerweave_fake_common::driver;
 
-use crate::abi::error::{Result, invalid};
-use crate::call;
-use crate::call::exports;
-use crate::call::log::complain;
-use crate::job::live;
+use crate::abi::{Result, invalid};
+use crate::call::{self, complain, exports};
 use crate::job::region::Region;
-use crate::job::world::{Growth, World};
-use crate::peers::exchange::record;
+use crate::job::world::Growth;
+use crate::job::{World, live};
+use crate::peers::record;
 
 fn register_symmetric(address: usize, bytes: usize, wish: usize) -> Result<usize> {
     let world = live();

@@ -8,13 +8,11 @@ use std::sync::atomic::Ordering;
 use peerweave_fake_common::random_word;
 
 use super::teams::{INVALID, config, enlist, give, no_slot};
-use crate::abi::error::{Result, invalid};
 use crate::abi::structs::TeamConfig;
-use crate::call;
-use crate::call::exports;
-use crate::call::log::undefined;
+use crate::abi::{Result, invalid};
+use crate::call::{self, exports, undefined};
 use crate::job::live;
-use crate::peers::wait::wait_for;
+use crate::peers::wait_for;
 
 /// Joins a team that is created by an id: waits for the other members, and returns the handle of
 /// the team.

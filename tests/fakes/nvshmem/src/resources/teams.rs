@@ -6,16 +6,12 @@
 use core::ffi::{c_int, c_long};
 use std::sync::atomic::Ordering;
 
-use crate::abi::error::{Code, Result, fail, invalid};
 use crate::abi::structs::{MASK_CONTEXTS, MASK_ID, TeamConfig, word};
-use crate::call;
-use crate::call::exports;
-use crate::call::log::complain;
-use crate::job::live;
-use crate::job::world::World;
+use crate::abi::{Code, Result, fail, invalid};
+use crate::call::{self, complain, exports};
+use crate::job::{World, live};
 use crate::peers::control::FIRST_MADE;
-use crate::peers::exchange::record;
-use crate::peers::team::Team;
+use crate::peers::{Team, record};
 
 /// The handle of no team.
 pub(super) const INVALID: c_int = -1;

@@ -5,11 +5,11 @@
 use core::ffi::{c_int, c_void};
 
 use super::{id, options};
-use crate::abi::error::{Result, invalid};
 use crate::abi::structs::{InitArgs, InitAttr, UniqueId, UniqueIdArgs, word};
 use crate::abi::version::INIT_LAYOUT_2;
-use crate::call::exports;
-use crate::{call, settings};
+use crate::abi::{Result, invalid};
+use crate::call::{self, exports};
+use crate::settings;
 
 /// Checks the version words of attributes.
 pub(super) fn check_words(attr: &InitAttr) -> Result {

@@ -10,18 +10,16 @@ use peerweave_fake_common::driver;
 
 use super::connect::join;
 use super::options::{bytes_of, is_on, option};
-use crate::abi::error::{Code, Fail, Result, fail, invalid};
 use crate::abi::structs::{InitArgs, InitAttr, word};
-use crate::job::counters;
+use crate::abi::{Code, Fail, Result, fail, invalid};
 use crate::job::memory::Memory;
 use crate::job::pending::Pending;
 use crate::job::region::Region;
 use crate::job::teams::Teams;
-use crate::job::world::{Growth, World};
-use crate::peers::control::Control;
-use crate::peers::exchange::record;
+use crate::job::world::Growth;
+use crate::job::{World, counters};
 use crate::peers::mapping::reserve;
-use crate::peers::team::Team;
+use crate::peers::{Control, Team, record};
 use crate::settings;
 
 fn heap_bytes() -> Result<usize> {

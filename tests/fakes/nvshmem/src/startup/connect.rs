@@ -3,17 +3,17 @@
 //! Invariant: PEs that disagree are not connected.
 
 use core::ffi::c_int;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerweave_fake_common::driver;
 
 use super::id;
 use super::options::algorithms;
-use crate::abi::error::{Code, Result, fail, invalid};
 use crate::abi::structs::{InitAttr, UniqueId, UniqueIdArgs, WITH_ID, WITH_MPI, WITH_SHMEM, word};
-use crate::call::log::undefined;
-use crate::peers::control::{Card, Control, MAX_PES};
-use crate::peers::wait::wait_for;
+use crate::abi::{Code, Result, fail, invalid};
+use crate::call::undefined;
+use crate::peers::control::{Card, MAX_PES};
+use crate::peers::{Control, wait_for};
 use crate::settings;
 
 /// Determines the PEs' shared memory, this PE, and the number of PEs.
@@ -73,23 +73,20 @@ pub(super) fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c
     for (other, card) in cards.iter().enumerate() {
         wait_for(control, || card.state.load(Ordering::Acquire) == 2, || format!("PE {other} to initialise NVSHMEM"));
     }
-    let heap = |card: &Card| card.heap_bytes.load(Ordering::Relaxed);
-    if let Some(other) = cards.iter().position(|card| heap(card) != heap(&cards[0])) {
-        return fail(
-            Code::SYMMETRY,
-            format!("PE {other} has a heap of {} bytes, PE 0 has one of {} bytes", heap(&cards[other]), heap(&cards[0])),
-        );
+    let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
+    let differs = |of: fn(&Card) -> &AtomicU64| cards.iter().position(|card| read(of(card)) != read(of(&cards[0])));
+    if let Some(other) = differs(|card| &card.heap_bytes) {
+        let [theirs, first] = [other, 0].map(|pe| read(&cards[pe].heap_bytes));
+        return fail(Code::SYMMETRY, format!("PE {other} has a heap of {theirs} bytes, PE 0 has one of {first} bytes"));
     }
-    let version = |card: &Card| card.version.load(Ordering::Relaxed);
-    if let Some(other) = cards.iter().position(|card| version(card) != version(&cards[0])) {
+    if let Some(other) = differs(|card| &card.version) {
         return fail(Code::INTERNAL, format!("PE {other} has another version of NVSHMEM than PE 0"));
     }
-    let algorithm = |card: &Card| card.algorithms.load(Ordering::Relaxed);
-    if let Some(other) = cards.iter().position(|card| algorithm(card) != algorithm(&cards[0])) {
+    if let Some(other) = differs(|card| &card.algorithms) {
         // NVSHMEM does not see it: the first collective never ends.
         undefined(&format!("PE {other} has different settings for collectives or for the number of teams than PE 0"));
     }
-    let uuid = |card: &Card| [0, 1].map(|half: usize| card.uuid[half].load(Ordering::Relaxed));
+    let uuid = |card: &Card| card.uuid.each_ref().map(read);
     let shared = (0..cards.len()).find(|other| cards[..*other].iter().any(|card| uuid(card) == uuid(&cards[*other])));
     if let Some(other) = shared
         && !settings::get().share_gpu

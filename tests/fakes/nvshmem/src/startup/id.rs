@@ -8,9 +8,9 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use peerweave_fake_common::random_word;
 
-use crate::abi::error::{Code, Result, fail, invalid};
 use crate::abi::structs::{UniqueId, word};
-use crate::peers::control::Control;
+use crate::abi::{Code, Result, fail, invalid};
+use crate::peers::Control;
 use crate::peers::mapping::{map_bytes, open_of_process, system};
 
 const PREFIX: &str = "peerweave-fake-nvshmem:";

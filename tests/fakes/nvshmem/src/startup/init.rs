@@ -10,13 +10,12 @@ use super::attributes::check_words;
 use super::begin::{begin, end};
 use super::connect::bootstrap;
 use super::options;
-use crate::abi::error::{fail, invalid};
 use crate::abi::structs::InitAttr;
-use crate::call::exports;
-use crate::call::log::{complain, undefined};
+use crate::abi::{fail, invalid};
+use crate::call::{self, complain, exports, undefined};
 use crate::job::live;
 use crate::job::state::{State, peek, set_state, state};
-use crate::{call, settings};
+use crate::settings;
 
 exports! {
     fn nvshmemx_hostlib_init_attr(flags: u32, attr: *mut InitAttr) -> c_int {

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use crate::abi::error::{Result, invalid};
+use crate::abi::{Result, invalid};
 
 /// NVSHMEM's own variables, read once: when an id is created or when NVSHMEM starts, whichever is
 /// first.

@@ -10,23 +10,23 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use half::f16;
 
 use crate::abi::types::{each_atomic, each_atomic_bitwise};
-use crate::call::{export, log};
+use crate::arithmetic::Number;
+use crate::call::{self, complain, export, undefined};
 use crate::job::{counters, live};
-use crate::{call, settings};
+use crate::settings;
 
 /// A value whose bits can be changed atomically.
-trait Atomic: Copy + PartialEq {
+trait Atomic: Number + PartialEq {
     /// Changes the value and returns the previous one.
     ///
     /// # Safety
     /// The address is that of a live, aligned value.
     unsafe fn change(address: *mut u8, change: impl FnMut(Self) -> Option<Self>) -> Self;
-    fn sum(self, other: Self) -> Self;
     fn one() -> Self;
 }
 
 macro_rules! atomics {
-    ($($kind:ty, $word:ty, $atomic:ident, $to:expr, $from:expr, $sum:expr, $one:expr;)*) => {$(
+    ($($kind:ty, $word:ty, $atomic:ident, $to:expr, $from:expr, $one:expr;)*) => {$(
         impl Atomic for $kind {
             unsafe fn change(address: *mut u8, mut change: impl FnMut(Self) -> Option<Self>) -> Self {
                 // SAFETY: guaranteed by the caller.
@@ -34,9 +34,6 @@ macro_rules! atomics {
                 let step = |word: $word| change($from(word)).map($to);
                 let found = atomic.fetch_update(Ordering::AcqRel, Ordering::Acquire, step);
                 $from(found.unwrap_or_else(|word| word))
-            }
-            fn sum(self, other: Self) -> Self {
-                $sum(self, other)
             }
             fn one() -> Self {
                 $one
@@ -46,16 +43,16 @@ macro_rules! atomics {
 }
 macro_rules! integers {
     ($($kind:ty, $word:ty, $atomic:ident;)*) => {
-        atomics! { $($kind, $word, $atomic, |value: $kind| value as $word, |word: $word| word as $kind, <$kind>::wrapping_add, 1;)* }
+        atomics! { $($kind, $word, $atomic, |value: $kind| value as $word, |word: $word| word as $kind, 1;)* }
     };
 }
 integers! {
     i32, u32, AtomicU32; u32, u32, AtomicU32; i64, u64, AtomicU64; u64, u64, AtomicU64; isize, u64, AtomicU64; usize, u64, AtomicU64;
 }
 atomics! {
-    f16, u16, AtomicU16, f16::to_bits, f16::from_bits, |left: f16, right: f16| left + right, f16::ONE;
-    f32, u32, AtomicU32, f32::to_bits, f32::from_bits, |left, right| left + right, 1.0;
-    f64, u64, AtomicU64, f64::to_bits, f64::from_bits, |left, right| left + right, 1.0;
+    f16, u16, AtomicU16, f16::to_bits, f16::from_bits, f16::ONE;
+    f32, u32, AtomicU32, f32::to_bits, f32::from_bits, 1.0;
+    f64, u64, AtomicU64, f64::to_bits, f64::from_bits, 1.0;
 }
 
 /// Changes a value of a PE; returns the previous one, or zero if atomics are disabled.
@@ -63,12 +60,12 @@ fn act<T: Atomic + Default>(target: *const T, pe: c_int, change: impl FnMut(T) -
     let (world, function) = (live(), call::function());
     world.check_pe(pe);
     if !settings::get().atomics {
-        log::complain(&format!("{function} not implemented"));
+        complain(&format!("{function} not implemented"));
         return T::default();
     }
     counters::TRANSFERS.fetch_add(1, Ordering::Relaxed);
     if !target.addr().is_multiple_of(size_of::<T>()) {
-        log::undefined(&format!("{function}: the word at {:#x} is not aligned", target.addr()));
+        undefined(&format!("{function}: the word at {:#x} is not aligned", target.addr()));
     }
     let memory = world.memory();
     let place = memory.symmetric(function, "the word", target.addr(), size_of::<T>());

@@ -6,12 +6,8 @@ use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::structs::{SIGNAL_ADD, SIGNAL_SET};
-use crate::call;
-use crate::call::exports;
-use crate::call::log::undefined;
-use crate::job::stream::on_stream;
-use crate::job::world::World;
-use crate::job::{counters, live};
+use crate::call::{self, exports, undefined};
+use crate::job::{World, counters, live, on_stream};
 
 /// An update of a word of a PE.
 #[derive(Clone, Copy, Debug)]

@@ -1,19 +1,16 @@
 //! One-sided transfers: implements puts and gets, immediately, later, or in stream order.
 //!
-//! `puts` and `values` export them. Invariant: the remote side is symmetric memory that is live when
-//! the bytes are copied.
+//! `puts` and `values` export them. Invariant: the remote side is symmetric memory that is live
+//! when the bytes are copied.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::signal::{self, Signal};
-use crate::call;
-use crate::call::log::undefined;
+use crate::call::{self, undefined};
 use crate::job::memory::{Memory, Place};
-use crate::job::stream::on_stream;
-use crate::job::world::World;
-use crate::job::{counters, live};
+use crate::job::{World, counters, live, on_stream};
 
 /// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::transfer::{Local, Transfer, Way, When};
 use crate::abi::types::each_rma;
-use crate::call;
-use crate::call::export;
-use crate::job::stream::{on_stream, through_stream};
-use crate::job::world::World;
+use crate::call::{self, export};
+use crate::job::stream::through_stream;
+use crate::job::{World, on_stream};
 
 fn value_put<T>(target: *mut T, value: &T, pe: c_int) -> Transfer {
     let transfer = Transfer::flat(Way::Put, target.cast(), std::ptr::from_ref(value).cast(), size_of::<T>(), pe);

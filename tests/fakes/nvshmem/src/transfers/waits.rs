@@ -7,13 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::abi::types::each_wait;
-use crate::call;
-use crate::call::log::undefined;
-use crate::call::{export, exports};
-use crate::job::live;
-use crate::job::stream::on_stream;
-use crate::job::world::World;
-use crate::peers::wait::wait_for;
+use crate::call::{self, export, exports, undefined};
+use crate::job::{World, live, on_stream};
+use crate::peers::wait_for;
 
 /// A type of words that can be waited for.
 trait Word: Copy + PartialOrd + Send + Sync + 'static {

@@ -1,17 +1,17 @@
-//! The arithmetic of reductions, for every type and operator of NVSHMEM.
+//! The arithmetic of reductions and atomics, for every type and operator of NVSHMEM.
 //!
-//! `collective` chooses the contributions. Invariant: contributions are combined in rank order and
-//! rounded to the type after each, so that every PE computes the same bits.
+//! `collectives` chooses the contributions, in rank order. Invariant: each result is rounded to the
+//! type, so that every PE computes the same bits.
 
 use core::ops::{BitAnd, BitOr, BitXor};
 
 use half::{bf16, f16};
 
 /// Combines elements: adds a PE's values to the total.
-pub(super) type Combine = fn(&mut [u8], &[u8]);
+pub(crate) type Combine = fn(&mut [u8], &[u8]);
 
 /// An element that can be added, multiplied and compared.
-pub(super) trait Number: Copy {
+pub(crate) trait Number: Copy {
     fn sum(self, other: Self) -> Self;
     fn prod(self, other: Self) -> Self;
     fn least(self, other: Self) -> Self;
@@ -69,30 +69,30 @@ fn each<T: Copy>(total: &mut [u8], next: &[u8], combine: impl Fn(T, T) -> T) {
     }
 }
 
-pub(super) fn sum<T: Number>(total: &mut [u8], next: &[u8]) {
+pub(crate) fn sum<T: Number>(total: &mut [u8], next: &[u8]) {
     each(total, next, T::sum);
 }
 
-pub(super) fn prod<T: Number>(total: &mut [u8], next: &[u8]) {
+pub(crate) fn prod<T: Number>(total: &mut [u8], next: &[u8]) {
     each(total, next, T::prod);
 }
 
-pub(super) fn min<T: Number>(total: &mut [u8], next: &[u8]) {
+pub(crate) fn min<T: Number>(total: &mut [u8], next: &[u8]) {
     each(total, next, T::least);
 }
 
-pub(super) fn max<T: Number>(total: &mut [u8], next: &[u8]) {
+pub(crate) fn max<T: Number>(total: &mut [u8], next: &[u8]) {
     each(total, next, T::most);
 }
 
-pub(super) fn and<T: Copy + BitAnd<Output = T>>(total: &mut [u8], next: &[u8]) {
+pub(crate) fn and<T: Copy + BitAnd<Output = T>>(total: &mut [u8], next: &[u8]) {
     each(total, next, |left: T, right: T| left & right);
 }
 
-pub(super) fn or<T: Copy + BitOr<Output = T>>(total: &mut [u8], next: &[u8]) {
+pub(crate) fn or<T: Copy + BitOr<Output = T>>(total: &mut [u8], next: &[u8]) {
     each(total, next, |left: T, right: T| left | right);
 }
 
-pub(super) fn xor<T: Copy + BitXor<Output = T>>(total: &mut [u8], next: &[u8]) {
+pub(crate) fn xor<T: Copy + BitXor<Output = T>>(total: &mut [u8], next: &[u8]) {
     each(total, next, |left: T, right: T| left ^ right);
 }
