@@ -28,18 +28,18 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
         let mut memory = world.change_memory();
         // The heap of this PE alone could not grow: NVSHMEM then returns null here and memory on
         // the other PEs.
-        let found = if effect.full { None } else { memory.find_room(bytes, alignment) };
-        if let Some(offset) = found {
+        let offset = if effect.full { None } else { memory.find_room(bytes, alignment) };
+        offset.map(|offset| {
             memory.allocations.insert(offset, bytes);
-            let base = memory.regions[0].as_ref().expect("the heap lives as long as the job").base;
+            let address = memory.regions[0].as_ref().expect("the heap lives as long as the job").base + offset;
             // SAFETY: nobody has these bytes yet, and they are mapped.
-            unsafe { std::ptr::write_bytes((base + offset) as *mut u8, POISON, bytes.min(POISONED)) };
+            unsafe { std::ptr::write_bytes(address as *mut u8, POISON, bytes.min(POISONED)) };
             if zero {
                 // Like NVSHMEM, which does not wait for this work on the default stream.
-                call::or_abort(driver::with_context(world.context, || Ok(driver::zero(base + offset, bytes)?)));
+                call::or_abort(driver::with_context(world.context, || Ok(driver::zero(address, bytes)?)));
             }
-        }
-        found.map(|offset| (offset, memory.regions[0].as_ref().map_or(0, |heap| heap.base) + offset))
+            (offset, address)
+        })
     };
     // Nobody writes here before all have prepared it.
     let all = turn.meet(record(&[bytes as u64, alignment as u64], &[found.map_or(u64::MAX, |(offset, _)| offset as u64)]));
@@ -48,18 +48,13 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
     if let Some((other, _)) = got.find(|(_, theirs)| theirs.own[0] != first) {
         undefined(&format!("{}: the heaps of PE 0 and PE {other} differ", call::function()));
     }
-    match found {
-        Some((_, address)) => address as *mut c_void,
-        None => {
-            world.torn(&format!("{bytes} bytes do not fit into the symmetric heap"));
-            complain(&format!("{}: {bytes} bytes do not fit into the symmetric heap", call::function()));
-            std::ptr::null_mut()
-        }
-    }
-}
-
-fn ended(call: &str, address: usize) -> ! {
-    undefined(&format!("{call}: nothing is allocated at {address:#x}"))
+    let Some((_, address)) = found else {
+        let why = format!("{bytes} bytes do not fit into the symmetric heap");
+        world.torn(&why);
+        complain(&format!("{}: {why}", call::function()));
+        return std::ptr::null_mut();
+    };
+    address as *mut c_void
 }
 
 fn free(address: usize) {
@@ -75,7 +70,7 @@ fn free(address: usize) {
         let place = memory.find(address, 0).filter(|place| place.region == 0);
         match place.filter(|place| memory.allocations.contains_key(&place.offset)) {
             Some(place) => place.offset,
-            None => ended(call::function(), address),
+            None => undefined(&format!("{}: nothing is allocated at {address:#x}", call::function())),
         }
     };
     let mut turn = world.team.begin_setup();

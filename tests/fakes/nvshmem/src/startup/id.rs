@@ -33,7 +33,7 @@ fn set_length(file: &OwnedFd) -> Result {
 }
 
 /// Creates an id for memory of this process, which must live until all PEs have connected.
-pub(crate) fn new_id() -> Result<UniqueId> {
+pub(super) fn new_id() -> Result<UniqueId> {
     let random = random_word();
     let name = CString::new(format!("{PREFIX}{random:016x}")).expect("the text contains no zero byte");
     // SAFETY: the name is a C string.
@@ -61,7 +61,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 /// Returns the shared memory of the job with a unique id.
-pub(crate) fn of_id(id: &UniqueId) -> Result<&'static Control> {
+pub(super) fn of_id(id: &UniqueId) -> Result<&'static Control> {
     let bytes = &id.internal;
     if &bytes[..8] != MAGIC {
         return invalid("the unique id was not created by nvshmemx_get_uniqueid");
@@ -82,7 +82,7 @@ pub(crate) fn of_id(id: &UniqueId) -> Result<&'static Control> {
 }
 
 /// Returns the memory of a job that a launcher started, from a directory that its processes share.
-pub(crate) fn of_directory(directory: &str) -> Result<&'static Control> {
+pub(super) fn of_directory(directory: &str) -> Result<&'static Control> {
     let path = std::path::Path::new(directory).join("peerweave-fake-nvshmem");
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
     let file = file.map(OwnedFd::from).or_else(|error| fail(Code::INTERNAL, format!("{}: {error}", path.display())))?;

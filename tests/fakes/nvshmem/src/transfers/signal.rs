@@ -48,7 +48,8 @@ fn own_word<T>(word: *mut u64, access: impl FnOnce(&AtomicU64) -> T) -> T {
     let world = live();
     let memory = world.memory();
     memory.symmetric(call::function(), "the signal", word.addr(), 8);
-    // SAFETY: the word was found live and stays so while the memory is held.
+    // SAFETY: the word was found live and stays so while the memory is held; the caller of the
+    // exported function guarantees its alignment.
     access(unsafe { AtomicU64::from_ptr(word) })
 }
 
