@@ -8,10 +8,12 @@
 pub mod driver;
 mod faults;
 mod log;
+mod random;
 mod settings;
 mod since;
 
 pub use faults::hit;
 pub use log::{Log, call_line};
+pub use random::random_word;
 pub use settings::{Rule, Rules, Variables};
 pub use since::since;

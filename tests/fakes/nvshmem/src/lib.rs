@@ -75,36 +75,13 @@
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]
 
-#[macro_use]
-mod call;
-#[macro_use]
-mod types;
-
 mod abi;
-mod atomics;
+mod arithmetic;
+mod call;
 mod collectives;
-mod compute;
-mod control;
-mod counters;
-mod driver;
-mod enqueue;
-mod faults;
-mod flight;
-mod heap;
-mod init;
-mod log;
-mod meet;
-mod memory;
-mod modules;
-mod order;
-mod pending;
-mod rma;
+mod job;
+mod peers;
+mod resources;
 mod settings;
-mod signal;
-mod teams;
-mod transfer;
-mod typed_collectives;
-mod version;
-mod waits;
-mod widths;
-mod world;
+mod startup;
+mod transfers;

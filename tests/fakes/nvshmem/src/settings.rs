@@ -1,6 +1,6 @@
 //! The settings of the library, read once from the environment.
 //!
-//! `faults` counts the calls; `init` reads NVSHMEM's own variables at the start. Invariant: an
+//! `call` applies the rules; `startup` reads NVSHMEM's own variables at the start. Invariant: an
 //! invalid setting ends the process with its text, so that a test cannot pass because its fault was
 //! misspelled.
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use peerweave_fake_common::{Rules, Variables};
 
-use crate::version::Version;
+use crate::abi::version::{self, Version};
 
 /// All settings of the environment.
 pub(crate) struct Settings {
@@ -52,12 +52,12 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn read() -> Settings {
-    let rules = |name| VARIABLES.rules(name, crate::version::known);
+    let rules = |name| VARIABLES.rules(name, version::known);
     let flag = |name| VARIABLES.flag(name);
     let (fail, stuck, abort, slow, full) = (rules("FAIL"), rules("STUCK"), rules("ABORT"), rules("SLOW"), rules("FULL"));
     let milliseconds = |name, or| Duration::from_millis(variable(name).map_or(or, |text| VARIABLES.number(name, &text)));
     Settings {
-        version: variable("VERSION").map_or(crate::version::NEWEST, |text| VARIABLES.number("VERSION", &text)),
+        version: variable("VERSION").map_or(version::NEWEST, |text| VARIABLES.number("VERSION", &text)),
         any_rule: [&fail, &stuck, &abort, &slow, &full].iter().any(|rules| !rules.is_empty()),
         fail,
         stuck,

@@ -1,0 +1,16 @@
+//! A call of an exported function: injects faults, logs it, handles its failure.
+//!
+//! The bodies of the functions are in the rooms above. Invariant: no panic leaves an exported
+//! function; a panic ends the process with its message.
+
+pub(crate) mod entry;
+pub(crate) mod faults;
+mod log;
+mod outcome;
+mod running;
+mod values;
+
+pub(crate) use entry::{export, exports, rules};
+pub(crate) use log::{complain, undefined};
+pub(crate) use outcome::{code, or_abort};
+pub(crate) use running::{function, set_own_pe, take_effect};

@@ -1,0 +1,65 @@
+//! Pending collectives of a team in this process: at most one is allowed, because NVSHMEM has one
+//! set of counters for each team.
+//!
+//! `exchange` exchanges data with other PEs. Invariant: a collective begins after all earlier calls
+//! on its team are complete; a collective that begins earlier, or on an internal stream of NVSHMEM
+//! while one is pending, ends the process.
+
+use std::sync::atomic::Ordering;
+
+use super::exchange::{Channel, Turn};
+use super::team::Team;
+use crate::call::{self, undefined};
+
+/// A running collective; it ends when this is dropped.
+pub(crate) struct Flight<'a> {
+    pub(crate) turn: Turn<'a>,
+    team: &'a Team,
+    place: Option<u64>,
+}
+
+impl Team {
+    /// Begins a collective. A collective of a graph has no position among the calls.
+    pub(crate) fn begin(&self, function: &str, place: Option<u64>) -> Flight<'_> {
+        if self.gone.load(Ordering::Acquire) {
+            undefined(&format!("{function} reached its stream after team {} was destroyed", self.handle));
+        }
+        if place.is_some_and(|place| self.flights.done() != place) {
+            undefined(&format!(
+                "{function} began before the last collective of team {} was complete; nothing orders them",
+                self.handle
+            ));
+        }
+        let Some(turn) = self.try_turn(Channel::Data) else {
+            undefined(&format!("{function} began while another collective of team {} was pending", self.handle));
+        };
+        Flight { turn, team: self, place }
+    }
+
+    /// Ends the process if a collective is pending, because the running call uses the team's
+    /// counters on an internal stream of NVSHMEM.
+    pub(crate) fn idle(&self) {
+        if self.flights.is_pending() || self.try_turn(Channel::Data).is_none() {
+            undefined(&format!("{} was called while a collective of team {} was pending", call::function(), self.handle));
+        }
+    }
+
+    /// Begins a setup call, which uses the team's counters too.
+    pub(crate) fn begin_setup(&self) -> Turn<'_> {
+        self.idle();
+        self.turn(Channel::Setup)
+    }
+
+    /// Begins a collective for which the host waits.
+    pub(crate) fn begin_on_host(&self) -> Flight<'_> {
+        self.begin(call::function(), Some(self.flights.call()))
+    }
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            self.team.flights.complete(place);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Maps memory of files that other processes may have opened.
+//!
+//! Invariant: an address is unmapped only after everyone who uses it has been waited for.
+
+use core::ffi::c_void;
+use std::fs::OpenOptions;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use crate::abi::{Code, Result, fail};
+
+/// Returns the last error of the system.
+pub(crate) fn system<T>(what: &str) -> Result<T> {
+    fail(Code::INTERNAL, format!("{what}: {}", std::io::Error::last_os_error()))
+}
+
+/// Opens a file of a process, which may be another one.
+pub(crate) fn open_of_process(process: u32, fd: i32) -> Result<OwnedFd> {
+    let path = format!("/proc/{process}/fd/{fd}");
+    let opened = OpenOptions::new().read(true).write(true).open(&path);
+    opened.map(OwnedFd::from).or_else(|error| fail(Code::INTERNAL, format!("{path}: {error}")))
+}
+
+/// Maps bytes of a file for this process, and returns the address.
+pub(crate) fn map_bytes(file: &OwnedFd, bytes: usize) -> Result<usize> {
+    // SAFETY: the kernel chooses free addresses.
+    let address = unsafe {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_raw_fd(), 0)
+    };
+    if address == libc::MAP_FAILED { system("mapping shared memory") } else { Ok(address.addr()) }
+}
+
+/// Unmaps bytes that [`map_bytes`] mapped.
+pub(crate) fn unmap_bytes(address: usize, bytes: usize) {
+    // SAFETY: the bytes were mapped by `map_bytes`, and whoever used them has been waited for.
+    unsafe { libc::munmap(address as *mut c_void, bytes) };
+}
+
+/// Reserves addresses that fault when they are accessed, instead of multicast memory.
+pub(crate) fn reserve(bytes: usize) -> Result<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: the kernel chooses free addresses.
+    let address = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
+    if address == libc::MAP_FAILED { system("reserving addresses") } else { Ok(address.addr()) }
+}

@@ -1,0 +1,17 @@
+//! What the PEs of a job share: the control memory, and exchanges among the members of a team.
+//!
+//! Invariant: every wait for another PE ends within the limit of the settings, by ending the
+//! process.
+
+pub(crate) mod control;
+pub(crate) mod exchange;
+mod flight;
+pub(crate) mod mapping;
+mod team;
+mod wait;
+
+pub(crate) use control::Control;
+pub(crate) use exchange::{record, record_of};
+pub(crate) use flight::Flight;
+pub(crate) use team::Team;
+pub(crate) use wait::wait_for;

@@ -1,0 +1,14 @@
+//! What a program creates and destroys: symmetric memory, registrations, teams, modules; and
+//! queries about them.
+//!
+//! `job` keeps them. Invariant: a setup call of a team has an effect only after all members have
+//! called it with equal arguments.
+
+mod addresses;
+mod allocate;
+mod launches;
+mod modules;
+mod register;
+mod team_by_id;
+mod team_queries;
+mod teams;
