@@ -47,7 +47,14 @@ macro_rules! register_transfers {
 }
 
 fn register() {
-    register_transfers!(transfer_4, transfer_plain_4, transfer_ring_8);
+    register_transfers!(
+        transfer_4,
+        transfer_plain_4,
+        transfer_ring_2,
+        transfer_ring_4,
+        transfer_ring_plain_2,
+        transfer_ring_plain_4
+    );
     register!(
         all_reduce: all_reduce_plain_one_shot_f32_2,
         all_reduce_plain_one_shot_f32_4,

@@ -301,7 +301,18 @@ norms! {
     rms_norm_plain_f32_1,
 }
 
-messages! { transfer_4, transfer_8, transfer_plain_4, transfer_plain_8, transfer_ring_8 }
+messages! {
+    transfer_4,
+    transfer_8,
+    transfer_plain_4,
+    transfer_plain_8,
+    transfer_ring_2,
+    transfer_ring_4,
+    transfer_ring_8,
+    transfer_ring_plain_2,
+    transfer_ring_plain_4,
+    transfer_ring_plain_8,
+}
 
 collectives! {
     barrier:
