@@ -72,20 +72,23 @@ pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> 
 }
 
 /// Returns the error of `call`, by which a job of `n_pes` PEs is set up, for a failure of the GPU
-/// crates. It names the PE that caused the failure, if that is known.
+/// crates. It names the PE that was lost, missing or different. If the call failed on another PE,
+/// the error has the text of that PE, which says why.
 pub(crate) fn of_set_up(call: &'static str, n_pes: usize, error: impl Into<CudaError>) -> Error {
     let error = error.into();
     let is_named = match &error {
+        CudaError::PeLost { .. } => true,
         CudaError::Bootstrap(error) | CudaError::Vmm(VmmError::Bootstrap(error)) => names_a_pe(error),
         CudaError::Vmm(VmmError::Timeout { missing, .. }) => !missing.is_empty(),
-        error => error.pe().is_some(),
+        CudaError::Vmm(VmmError::Peer { cause, .. }) => matches!(cause, peerweave_vmm::PeerCause::Lost(_)),
+        _ => false,
     };
     if is_named { portable(call, world(n_pes), error) } else { Error::setup(call, error) }
 }
 
 fn names_a_pe(error: &BootstrapError) -> bool {
     match error {
-        BootstrapError::PeLost { .. } | BootstrapError::PeFailed { .. } | BootstrapError::Mismatch { .. } => true,
+        BootstrapError::PeLost { .. } | BootstrapError::Mismatch { .. } => true,
         BootstrapError::Timeout { missing, .. } => !missing.is_empty(),
         _ => false,
     }
