@@ -76,7 +76,8 @@ pub struct Unsupported {
     pub product: &'static str,
     /// The vendor's name of the function or option.
     pub what: &'static str,
-    /// Version of the library that introduced it; `None` if no known release has it.
+    /// First version of the library that has the function or option; `None` if no known release has
+    /// it.
     pub since: Option<Version>,
     /// Version of the loaded library.
     pub found: Version,

@@ -114,8 +114,8 @@ impl ContextMemory {
         self.words.abort.store(1, Ordering::Release);
     }
 
-    /// Makes the waits for a PE fail with [`FailureKind::Aborted`], because it takes no part any
-    /// more. Call it after all writes of that PE: what it has sent before is still received.
+    /// Marks a PE as gone: waits for that PE fail with [`FailureKind::Aborted`]. Call it only after
+    /// the last write of the PE, so that waits for data that the PE has written still succeed.
     pub fn mark_gone(&self, pe: Pe) {
         let bit = 1 << (pe.index() % 64);
         if self.gone[1 + pe.index() / 64].fetch_or(bit, Ordering::Release) & bit == 0 {

@@ -228,9 +228,9 @@ impl Server {
         self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), fault.loss())))
     }
 
-    /// Returns which PE was first to end the job by
-    /// [`Rendezvous::abort`](crate::Rendezvous::abort), and its code; `None` while none has. Waits
-    /// for the server's thread for up to 200 ms.
+    /// Returns the PE that called [`Rendezvous::abort`](crate::Rendezvous::abort) first, and the
+    /// exit code that it passed; `None` if no PE has called `abort`. Waits for the server's thread
+    /// for up to 200 ms.
     pub fn aborted(&self) -> Option<(Pe, u8)> {
         self.sync();
         self.shared.board().aborted().map(|(pe, code)| (Pe::new(pe), code))

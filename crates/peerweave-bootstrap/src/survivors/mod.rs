@@ -280,7 +280,8 @@ impl<'a> Survivors<'a> {
         self.beats.beat(self.me.index(), self.words);
     }
 
-    /// Runs `work`, which the other members wait for, and shows them meanwhile that this PE runs.
+    /// Runs `work`, and counts at short intervals while it runs, so that members that wait for this
+    /// PE do not consider it stopped.
     pub fn beating<T>(&self, work: impl FnOnce() -> T) -> T {
         let (beats, me, words) = (&self.beats, self.me.index(), self.words);
         let (done, ends) = mpsc::channel::<()>();
@@ -457,16 +458,16 @@ impl<'a> Survivors<'a> {
         missing.into_iter().map(|pe| Pe::new(pe as u32)).collect()
     }
 
-    /// Joins the rendezvous of the new job, and waits for the other members, but not beyond
-    /// `until`. The first member passes the server that it has started. `deadline` is the maximum
-    /// time for each later call.
+    /// Joins the rendezvous of the new job, and waits for the other members until `until` at the
+    /// latest. The first member passes the server that it has started as `server`; other members
+    /// pass `None`. `deadline` is the maximum time for each later call of the rendezvous.
     ///
     /// # Collective
     /// All members.
     ///
     /// # Errors
-    /// As for [`Rendezvous::join`], with numbers of PEs of the new job. A member that has ended, or
-    /// that has given up, is reported as lost at once.
+    /// As for [`Rendezvous::join`]; errors name PEs by their numbers in the new job. A member that
+    /// has ended, or that has given up, is reported as lost at once.
     pub fn join(
         &self,
         decision: &Decision,

@@ -10,14 +10,14 @@ use crate::LINE_BYTES;
 pub use chunked::{FLAG_BYTES, ring_bytes};
 pub use entries::*;
 
-/// Returns the size in bytes of a bank for `lines` lines by
-/// [`Algorithm::OneShot`](crate::Algorithm::OneShot).
+/// Returns the size in bytes of each bank that [`Algorithm::OneShot`](crate::Algorithm::OneShot)
+/// needs for `lines` lines.
 pub const fn one_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
     lines * ranks as u64 * LINE_BYTES as u64
 }
 
-/// Returns the size in bytes of a bank for `lines` lines by
-/// [`Algorithm::TwoShot`](crate::Algorithm::TwoShot).
+/// Returns the size in bytes of each bank that [`Algorithm::TwoShot`](crate::Algorithm::TwoShot)
+/// needs for `lines` lines.
 pub const fn two_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
     2 * lines.div_ceil(ranks as u64) * ranks as u64 * LINE_BYTES as u64
 }

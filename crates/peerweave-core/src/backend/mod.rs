@@ -281,7 +281,7 @@ pub trait Pending: Send + Sync + fmt::Debug {
 pub enum Submitted {
     /// The operation is complete.
     Complete(Outcome),
-    /// The operation is pending; the queue holds its memory.
+    /// The operation is pending; the queue keeps the operation's memory alive.
     Queued(Arc<dyn Pending>),
     /// The operation was captured and has not run. A graph contains it, holds its memory, and may
     /// run it any number of times.

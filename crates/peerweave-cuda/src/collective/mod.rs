@@ -237,8 +237,8 @@ impl Collectives {
         &self.members
     }
 
-    /// Returns the algorithm by which Peerweave's kernels would carry out a call, and the reason.
-    /// It is the same on all ranks.
+    /// Returns the algorithm that Peerweave's kernels would use for a call, and the reason. All
+    /// ranks get the same explanation.
     pub fn explain(&self, query: &Query) -> Explanation {
         self.explain_with(query, &Libraries { nccl: Err(Unfit::Off) }, "")
     }

@@ -133,12 +133,13 @@ impl Gpu {
         Ok(Stream { gpu: self.clone(), stream: PrivateStream::new(self.context())? })
     }
 
-    /// Loads a kernel; otherwise the first launch does so. Other kernels of its crate are compiled
-    /// only if they use the same `static`.
+    /// Loads a kernel, so that its first launch does not have to. Compiles the kernel, and those
+    /// kernels of its crate that use the same `static`.
     ///
-    /// The first compilation of a kernel's PTX takes up to seconds, for which kernels of other PEs
-    /// would wait. Loading may also wait for kernels that run on this device. So call `load` on all
-    /// PEs, then call [`barrier`](Self::barrier), then launch.
+    /// The first compilation of a kernel's PTX can take seconds. If a launch compiles the kernel,
+    /// kernels of other PEs that wait for it are delayed by that time. Loading may also wait for
+    /// kernels that run on this device. So call `load` on all PEs, then call
+    /// [`barrier`](Self::barrier), then launch.
     ///
     /// # Errors
     /// [`CudaError::NoPtx`]; errors of loading and linking.

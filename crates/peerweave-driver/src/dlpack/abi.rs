@@ -102,7 +102,7 @@ pub struct DLTensor {
     pub byte_offset: u64,
 }
 
-/// A tensor with its deleter, up to version 0.8.
+/// A tensor with its deleter, as exchanged up to DLPack 0.8.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLManagedTensor {
@@ -115,7 +115,7 @@ pub struct DLManagedTensor {
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
 }
 
-/// A tensor with its deleter, since version 1.0.
+/// A tensor with its deleter, as exchanged since DLPack 1.0.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLManagedTensorVersioned {

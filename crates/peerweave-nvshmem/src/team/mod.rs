@@ -98,7 +98,7 @@ const PREDEFINED: u64 = 1;
 const BY_ID: u64 = 2;
 const CHILD: u64 = 3;
 
-/// Origin of a team.
+/// Kind of a team: one of NVSHMEM's predefined teams, or created by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TeamKind {
@@ -239,7 +239,7 @@ impl Team {
         &self.core.members
     }
 
-    /// Returns the origin of the team.
+    /// Returns the kind of the team.
     pub fn kind(&self) -> TeamKind {
         self.core.kind
     }

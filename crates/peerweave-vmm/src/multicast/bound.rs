@@ -233,8 +233,8 @@ impl MulticastMapping {
     }
 
     /// Returns the address for work that is about to be enqueued on `stream`. The memory stays
-    /// mapped until the stream has completed that work. For work that is captured into a graph, the
-    /// graph must also hold [`keep`](Self::keep).
+    /// mapped until the stream has completed that work. If the work is captured into a graph, the
+    /// graph must also hold the owner that [`keep`](Self::keep) returns.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.mapping.note(stream);
         Access::new(self.address())

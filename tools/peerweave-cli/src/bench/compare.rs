@@ -68,7 +68,7 @@ fn is_own(contender: &str) -> bool {
     contender == "own" || contender.starts_with("own:")
 }
 
-/// Records of a comparison so far.
+/// A comparison in progress: its settings, and the records received so far.
 #[derive(Debug)]
 pub struct Comparison {
     config: Config,

@@ -17,7 +17,7 @@ pub(crate) struct Library {
     pub lacks: Vec<Function>,
     /// Number of devices; only for the driver.
     pub devices: Option<usize>,
-    /// Other files of this library that are mapped in this process, which should not happen.
+    /// Paths of other copies of this library that are mapped in this process; normally empty.
     pub others: Vec<String>,
     /// The reason why the library was not found, with every path tried.
     pub why: Vec<String>,

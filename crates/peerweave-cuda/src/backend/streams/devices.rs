@@ -23,16 +23,17 @@ impl fmt::Debug for Kept {
     }
 }
 
-/// Returns the elements of a device buffer as an operand. The operation keeps the owner of the
-/// buffer alive, so `buffer` must have one: a [`DeviceMemory`](peerweave_driver::DeviceMemory), a
-/// tensor of DLPack with its owner, memory of `peerweave-vmm`.
+/// Returns the elements of a device buffer as an operand. Operations keep the owner of the buffer
+/// alive, so `buffer` must have an owner. Examples are a
+/// [`DeviceMemory`](peerweave_driver::DeviceMemory), a DLPack tensor with its owner, and memory of
+/// `peerweave-vmm`.
 ///
 /// The caller must order other work on the memory: the stream of an operation does not wait for
 /// work of other streams.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a buffer that is only borrowed: for a slice of cudarc use
-/// [`of_cudarc`].
+/// [`Error::Unsupported`] for a buffer without an owner, such as a borrowed slice of cudarc. Pass a
+/// slice of cudarc to [`of_cudarc`] instead.
 ///
 /// ```no_run
 /// # use peerweave_driver::DeviceMemory;
