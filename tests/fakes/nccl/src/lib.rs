@@ -72,36 +72,12 @@
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]
 
-#[macro_use]
-mod call;
-
 mod abi;
-mod bootstrap;
-mod collectives;
+mod api;
+mod arithmetic;
+mod call;
 mod comm;
-mod compute;
-mod config;
-mod counters;
-mod debug;
-mod derive;
-mod device_comm;
-mod driver;
-mod errors;
-mod execute;
-mod faults;
-mod fp8;
-mod group;
-mod lifecycle;
-mod log;
-mod mailbox;
-mod memory;
-mod params;
-mod post;
-mod query;
-mod random;
-mod redop;
+mod groups;
+mod messages;
+mod report;
 mod settings;
-mod teams;
-mod version;
-mod window;
-mod wire;

@@ -1,11 +1,13 @@
 //! The settings of the library, read once from the environment.
 //!
-//! `faults` counts the calls. Invariant: an invalid setting ends the process with its text, so that
+//! `call` counts the calls. Invariant: an invalid setting ends the process with its text, so that
 //! a test cannot pass because its fault was misspelled.
 
 use std::sync::LazyLock;
 
 use peerweave_fake_common::{Rules, Variables};
+
+use crate::abi::version::{self, NEWEST};
 
 /// Whether collectives have an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +41,6 @@ pub(crate) struct Settings {
     pub(crate) log: Option<String>,
 }
 
-/// The version whose interface this library implements.
-pub(crate) const NEWEST: i32 = 23203;
-
 static SETTINGS: LazyLock<Settings> = LazyLock::new(read);
 
 /// Returns the settings of this process.
@@ -57,7 +56,7 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn read() -> Settings {
-    let rules = |name| VARIABLES.rules(name, crate::version::known);
+    let rules = |name| VARIABLES.rules(name, version::known);
     let flag = |name| VARIABLES.flag(name);
     let (fail, stuck, async_error, slow) = (rules("FAIL"), rules("STUCK"), rules("ASYNC_ERROR"), rules("SLOW"));
     Settings {

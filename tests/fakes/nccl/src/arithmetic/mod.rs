@@ -1,0 +1,11 @@
+//! Reductions: the types of elements, the operators, the arithmetic.
+//!
+//! The rooms above choose the contributions. Invariant: every rank computes the same bits.
+
+pub(crate) mod compute;
+mod fp8;
+mod operator;
+mod types;
+
+pub(crate) use operator::{Op, Scalar, read_value};
+pub(crate) use types::DType;

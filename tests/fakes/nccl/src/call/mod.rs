@@ -1,0 +1,13 @@
+//! A call of an exported function: injects faults, logs it, handles its failure.
+//!
+//! The bodies of the functions are in `api`. Invariant: no panic leaves an exported function; a
+//! panic ends the process with its message.
+
+mod alone;
+pub(crate) mod entry;
+mod faults;
+mod kinds;
+mod values;
+
+pub(crate) use entry::exports;
+pub(crate) use faults::take_effect;
