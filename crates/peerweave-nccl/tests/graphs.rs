@@ -124,7 +124,7 @@ fn borrowed_memory_is_refused_in_a_capture() {
             let error = comm.all_reduce_in_place(&stream, &mut slice, ReduceOp::Sum).expect_err("it is borrowed").to_string();
             assert!(
                 error.starts_with(
-                    "all_reduce_in_place: the stream is being captured, and its graph accesses memory after the call"
+                    "all_reduce_in_place: the stream is being captured, and the graph accesses memory after the call"
                 ),
                 "{error}"
             );

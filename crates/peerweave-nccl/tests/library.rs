@@ -153,7 +153,7 @@ fn param_as_reads_the_type_of_the_parameter() {
         assert_eq!(error.code(), Some(ResultCode::INVALID_ARGUMENT), "{error}");
         assert_eq!(
             nccl.param_as::<bool>("NCCL_DEBUG_LEVELS").expect_err("it is text").to_string(),
-            "Nccl::param_as: the parameter: its value is neither true nor false; read it as a String"
+            "Nccl::param_as: the parameter: the value is neither true nor false; read the parameter as a String"
         );
         assert!(nccl.param_as::<u8>("a\0b").expect_err("no such name can be").misuse_kind().is_some());
     });

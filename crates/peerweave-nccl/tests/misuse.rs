@@ -56,7 +56,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.broadcast(stream, None, &mut six_out, Rank::new(0)),
-            "broadcast: the send buffer: missing; this rank is the root and must pass it",
+            "broadcast: the send buffer: missing; this rank is the root and must pass the buffer",
         );
         says(
             comm.broadcast_in_place(stream, &mut six_out, Rank::new(3)),
@@ -64,7 +64,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.reduce(stream, &two, None, ReduceOp::Sum, Rank::new(0)),
-            "reduce: the receive buffer: missing; this rank is the root and must pass it",
+            "reduce: the receive buffer: missing; this rank is the root and must pass the buffer",
         );
         says(comm.gather(stream, &two, Some(&mut four), Rank::new(0)), "gather: the receive buffer has 4 elements, expected 6");
         says(

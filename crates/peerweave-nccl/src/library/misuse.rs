@@ -6,18 +6,18 @@ use std::sync::Arc;
 use crate::Rank;
 use crate::library::error::{CommunicatorName, Ranks};
 
-/// Misuse by the caller: the call, and the kind of misuse.
+/// A misuse by the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {kind}")]
 #[non_exhaustive]
 pub struct Misuse {
-    /// The call.
-    pub call: &'static str,
+    /// Name of the call.
+        pub call: &'static str,
     /// The kind of misuse.
     pub kind: MisuseKind,
 }
 
-/// The kinds of misuse, with the value found and the expected value.
+/// Kind of misuse, with the value found and the expected value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MisuseKind {
@@ -103,7 +103,7 @@ pub enum MisuseKind {
         /// The library that was called.
         expected: Arc<Path>,
     },
-    /// Two options that exclude each other, or one that needs another.
+    /// Options that exclude each other, or an option that requires another option.
     #[error("{what}: {why}")]
     Combination {
         /// The options.
@@ -121,8 +121,8 @@ pub enum MisuseKind {
         /// The first shared address.
         address: u64,
     },
-    /// Two ranks of one group issue calls that do not match: other lengths, element types, roots or
-    /// reductions, or another collective. No call of the group was issued.
+    /// Two ranks of one group issue calls that do not match. The calls differ in length, element
+    /// type, root or reduction, or are different collectives. No call of the group was issued.
     #[error("{rank} calls {found}, {other} of the same group calls {expected}")]
     Disagreement {
         /// A rank.
@@ -134,9 +134,9 @@ pub enum MisuseKind {
         /// The call of the other rank.
         expected: Box<str>,
     },
-    /// A thread waits for a collective that it has not issued for all of its ranks: it created the
-    /// missing ranks, or was the last thread that used them. The communicator is aborted, as after
-    /// a deadline.
+    /// A thread waits for a collective that the same thread has not issued for all of its ranks.
+    /// The waiting thread created the missing ranks, or was the last thread that used them. The
+    /// communicator is aborted, as after a timeout.
     #[error(
         "call {sequence} on {communicator} was issued without {}, which the waiting thread used last; issue the calls of all ranks of a \
          thread in one Nccl::group",
@@ -153,10 +153,10 @@ pub enum MisuseKind {
     /// Captured graphs use the communicator.
     #[error("captured graphs still use the communicator ({count} captured calls); destroy them first")]
     Graphs {
-        /// Number of captured calls that hold the communicator.
+        /// Number of captured calls whose graphs use the communicator.
         count: usize,
     },
-    /// The call is not possible in this state.
+    /// The call is not possible in the current state.
     #[error("{why}")]
     Context {
         /// The reason, and what to do instead.

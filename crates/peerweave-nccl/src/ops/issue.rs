@@ -1,4 +1,5 @@
-//! Issues a checked call: immediately if the gate is free, otherwise after waiting for it.
+//! Issues a checked call: immediately if the communicator's gate is free, otherwise after waiting
+//! for the gate.
 //!
 //! Invariant: a call is issued inside the gate, after all of its checks.
 
@@ -21,9 +22,10 @@ use crate::sys::{Api, ncclResult_t};
 use crate::{Call, CollConfig};
 
 impl CallBuilder<'_, '_> {
-    /// Issues a checked call: immediately if the gate is free and no capture is known.
+    /// Issues a checked call. Issues the call immediately if the gate is free and the stream is not
+    /// known to be captured.
     ///
-    /// The caller keeps the owners of the operation's addresses alive.
+    /// The caller keeps the owners of the operation's buffers alive.
     // `inline(always)` saves a function call: the only caller is not generic.
     #[inline(always)]
     pub(super) fn issue(&mut self, config: Option<&CollConfig>) -> Checked<()> {
@@ -38,7 +40,8 @@ impl CallBuilder<'_, '_> {
             // have the length that it states. The caller's owners keep them alive until NCCL is
             // done. After that they live as long as the stream, or a graph, needs them.
             let issued = unsafe { operation.issue(inner.nccl.functions(), inner, comm, handle, std::ptr::null()) };
-            // Still inside the gate: the communicator is not finalized before the graph keeps it.
+            // This thread is still inside the gate, so the communicator is not finalized before a
+            // graph keeps it alive.
             return match issued {
                 Ok(ncclResult_t::ncclSuccess) if inner.is_surely_not_captured(stream) => Ok(()),
                 Ok(code) => self.complete_issued(code, inside),
@@ -64,7 +67,7 @@ impl CallBuilder<'_, '_> {
         Ok(())
     }
 
-    /// Issues any call after entering the gate.
+    /// Issues any call. Waits for the gate.
     #[cold]
     fn issue_locked(&mut self, config: Option<&CollConfig>) -> Checked<()> {
         self.resolve_capture()?;
@@ -73,7 +76,7 @@ impl CallBuilder<'_, '_> {
         let mut request = Request::new(self.call, self.stream, operations, holds);
         request.configure(inner, config)?;
         let inside = inner.enter(name, Allowed::LIVE)?;
-        // Waiting for the gate may have taken a while.
+        // A capture may have begun or ended while this thread waited for the gate.
         request.check_capture(inner)?;
         request.hand_to_graph(inner)?;
         inner.enter_blocking(name, &inside)?;
@@ -81,21 +84,22 @@ impl CallBuilder<'_, '_> {
         inner.registered.note(request.stream);
         // SAFETY: this thread is inside.
         let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
-        // The request, and with it its configuration and the guards of its buffers, lives until
-        // NCCL is done.
+        // The request lives until NCCL is done. It owns the configuration of the call and the
+        // guards of the buffers.
         let completed = inner.complete(name, code, inside);
         Ok(request.is_captured_as_before(inner).and(completed)?)
     }
 }
 
-/// A checked call with the resources that it keeps alive.
+/// A checked call, with the resources that the call keeps alive.
 pub(crate) struct Request<'a> {
     pub(crate) call: Call,
     pub(crate) stream: &'a Arc<CudaStream>,
     pub(crate) operations: Operations,
-    /// Usually empty, so that a group that records many calls stays small.
+    /// Resources that the call keeps alive. Boxed, because most calls have none, and a group may
+    /// record many calls.
     holds: Option<Box<Holds<'a>>>,
-    /// Set only for collectives.
+    /// Configuration of a single collective, if the caller has set it.
     config: Option<Box<RawCollConfig>>,
 }
 
@@ -113,8 +117,7 @@ impl<'a> Request<'a> {
         self.holds.as_ref().is_some_and(|holds| holds.is_captured())
     }
 
-    /// Fails if the stream is being captured now and was not when the buffers were acquired, or
-    /// vice versa.
+    /// Fails if a capture of the stream began or ended after the buffers were acquired.
     pub(crate) fn check_capture(&self, inner: &Inner) -> Result<(), NcclError> {
         if inner.is_capturing(self.stream)? == self.is_captured() {
             return Ok(());
@@ -123,8 +126,8 @@ impl<'a> Request<'a> {
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
-    /// Fails, after NCCL was called, if a capture of the stream began or ended during the call. The
-    /// call's resources stay valid even then.
+    /// Fails if a capture of the stream began or ended during the call. Called after NCCL was
+    /// called. The call's resources stay allocated in spite of an error.
     pub(crate) fn is_captured_as_before(&self, inner: &Inner) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else {
             return inner.not_captured_meanwhile(self.call.name(), self.stream);
@@ -132,8 +135,8 @@ impl<'a> Request<'a> {
         if matches!(inner.is_capturing(self.stream), Ok(true)) {
             return Ok(());
         }
-        // The stream may run the work itself. Nothing reports when that work is complete, so its
-        // resources are leaked.
+        // The work may run in the stream instead of a graph. This crate cannot observe when that
+        // work is complete, so its resources are leaked.
         std::mem::forget(holds.keeps.clone());
         let why = "another thread ended the capture of the stream during the call; the memory of the call is leaked";
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
@@ -145,10 +148,11 @@ impl<'a> Request<'a> {
         keep_call(inner, self.stream, &holds.keeps)
     }
 
-    /// Sets the configuration of the call.
+    /// Sets the configuration of the call, if there is one.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] and [`NcclError::Misuse`] for an invalid configuration.
+    /// [`NcclError::Unsupported`] for options that the library does not support.
+    /// [`NcclError::Misuse`] for an invalid configuration.
     pub(crate) fn configure(&mut self, inner: &Inner, config: Option<&CollConfig>) -> Result<(), NcclError> {
         let Some(config) = config else { return Ok(()) };
         let config = config.to_raw(self.call.name(), inner)?;
