@@ -298,7 +298,7 @@ fn event_of_another_context_is_refused_in_every_form() {
         let beside = context_beside(comm.context());
         let what = "all_reduce_in_place: the launch completion event";
         for (event, why) in [
-            (event(&beside), ": found another context than that of the communicator, expected the primary context for both"),
+            (event(&beside), ": the context differs from the communicator's context, expected the primary context for both"),
             (event(&device(1)), " is on device 1, expected device 0"),
         ] {
             let config = CollConfig::new().launch_completion_event(event);

@@ -103,12 +103,12 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.shrink(&[Rank::new(0)], ShrinkMode::Abort),
-            "shrink: an excluded rank is 0, expected a rank other than the calling ones",
+            "shrink: an excluded rank is 0, expected a rank other than the calling ranks",
         );
         says(comm.split(Some(u32::MAX), 0), "split: the color is 4294967295, expected at most 2147483647");
         says(
             Communicator::split_all(&[(comm, None, 0), (comm, None, 0)], None),
-            "split: the communicators: one communicator is passed twice, expected each once",
+            "split: the communicators: one communicator is passed twice, expected each communicator once",
         );
         says(
             comm.grow(3, None),
@@ -200,7 +200,7 @@ fn stream_of_another_context_is_misuse() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         let other = context_beside(comm.context()).new_stream().expect("a stream");
-        let why = "the stream: found another context than that of the communicator, expected the primary context for both";
+        let why = "the stream: the context differs from the communicator's context, expected the primary context for both";
         says(comm.all_reduce_in_place(&other, &mut values, ReduceOp::Sum), &format!("all_reduce_in_place: {why}"));
         says(comm.wait(&other, DEADLINE), &format!("wait: {why}"));
         let grouped = comm.nccl().group(|group| group.all_reduce_in_place(&comm, &other, &mut values, ReduceOp::Sum));

@@ -150,7 +150,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`NcclError::Dead`] after the communicator was aborted or finalized; [`NcclError::Forked`].
-        pub fn as_raw(&self) -> Result<*mut c_void, NcclError> {
+    pub fn as_raw(&self) -> Result<*mut c_void, NcclError> {
         const CALL: &str = "as_raw";
         self.inner.nccl.not_forked(CALL)?;
         self.inner.check_open(CALL)?;
@@ -217,7 +217,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`NcclError::Dead`] after the communicator was aborted or finalized; [`NcclError::Forked`].
-        pub fn async_error(&self) -> Result<Option<ResultCode>, NcclError> {
+    pub fn async_error(&self) -> Result<Option<ResultCode>, NcclError> {
         match self.inner.async_code("async_error", PROBE_TIMEOUT)? {
             ncclResult_t::ncclSuccess => Ok(None),
             code => Ok(Some(ResultCode::new(code))),
@@ -229,7 +229,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`NcclError::Dead`] after the communicator was aborted or finalized; [`NcclError::Forked`].
-        pub fn last_error(&self) -> Result<Option<String>, NcclError> {
+    pub fn last_error(&self) -> Result<Option<String>, NcclError> {
         const CALL: &str = "last_error";
         self.inner.nccl.not_forked(CALL)?;
         let _reader = self.inner.gate.enter_shared(Allowed::OPEN).map_err(|refused| self.inner.refused(CALL, refused))?;

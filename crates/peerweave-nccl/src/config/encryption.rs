@@ -7,7 +7,7 @@ use crate::config::of_communicator::{Found, interned};
 use crate::sys::{self, Versioned, ncclEncryptionConfig_t};
 use crate::{MisuseKind, Nccl, NcclError, Version, version_code};
 
-/// /// Encryption mode of NCCL's own sockets.
+/// Encryption mode of NCCL's own sockets.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EncryptionConfig {
@@ -37,7 +37,10 @@ impl EncryptionConfig {
             Self::Plain => (sys::NCCL_ENCRYPTION_MODE_NONE, std::ptr::null()),
             // NCCL 2.32.3 refuses shorter keys, and reports the reason only in its log.
             Self::PreSharedKey(key) if key.len() < 32 => {
-                let kind = MisuseKind::Text { what: "EncryptionConfig::PreSharedKey", why: "the key is too short, expected at least 32 bytes" };
+                let kind = MisuseKind::Text {
+                    what: "EncryptionConfig::PreSharedKey",
+                    why: "the key is too short, expected at least 32 bytes",
+                };
                 return Err(NcclError::misuse(found.call, kind));
             }
             Self::PreSharedKey(key) => {

@@ -482,8 +482,8 @@ mod tests {
 
     #[test]
     fn value_of_a_newer_version_is_unsupported() {
-        let error =
-            build(&Config::new().cta_policy(CtaPolicy::Zero), Version::new(2, 27, 7)).expect_err("2.27 has the option without this value");
+        let error = build(&Config::new().cta_policy(CtaPolicy::Zero), Version::new(2, 27, 7))
+            .expect_err("2.27 has the option without this value");
         assert_eq!(
             error.to_string(),
             "Config::cta_policy (ncclConfig_t.CTAPolicy) needs NCCL 2.28.0, found 2.27.7 (/opt/libnccl.so.2)"

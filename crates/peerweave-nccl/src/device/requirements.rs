@@ -170,9 +170,9 @@ impl DeviceCommRequirements {
         /// Sets the number of operations in the queue of a network context. With 0, NCCL selects
         /// the number.
         gin_queue_depth: u32;
-        /// Sets whether kernels may use strong signals. Requires NCCL 2.30.7 to be switched off.
+        /// Sets whether kernels may use strong signals. Off requires NCCL 2.30.7.
         gin_strong_signals: Switch;
-        /// Sets whether kernels may signal addresses. Requires NCCL 2.30.7 to be switched off.
+        /// Sets whether kernels may signal addresses. Off requires NCCL 2.30.7.
         gin_va_signals: Switch;
         /// Sets the network transport. [`GinType::None`] allows any transport. Requires NCCL 2.31.
         gin_type: GinType;

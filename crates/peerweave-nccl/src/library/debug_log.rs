@@ -35,7 +35,8 @@ impl Nccl {
     /// this process has ended, NCCL in the child logs to standard output.
     ///
     /// # Errors
-    /// [`NcclError::Forked`]; [`NcclError::Misuse`] if the system cannot create a pipe or start a thread.
+    /// [`NcclError::Forked`]; [`NcclError::Misuse`] if the system cannot create a pipe or start a
+    /// thread.
     ///
     /// # Safety
     /// No other thread, including threads of NCCL, reads or writes the environment during the call.

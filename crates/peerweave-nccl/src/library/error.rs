@@ -327,7 +327,7 @@ pub enum DeadState {
     Failed,
 }
 
-/// /// A wait that exceeded its deadline.
+/// A wait that exceeded its deadline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Timeout {
@@ -339,8 +339,9 @@ pub struct Timeout {
     /// Duration of the wait.
     pub waited: Duration,
     /// The communicator, or `None` if it does not exist yet.
-        pub communicator: Option<Arc<CommunicatorName>>,
-        /// Ranks that have not issued the call, according to the reports of the ranks. Empty if unknown.
+    pub communicator: Option<Arc<CommunicatorName>>,
+    /// Ranks that have not issued the call, according to the reports of the ranks. Empty if
+    /// unknown.
     pub missing: Vec<Rank>,
     /// Reports of the other ranks, each with the last call of that rank.
     pub reports: Vec<RankReport>,
@@ -388,7 +389,7 @@ impl fmt::Display for RankReport {
     }
 }
 
-/// /// Lost ranks: their processes have died, or their connections have failed.
+/// Lost ranks: their processes have died, or their connections have failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct PeerLost {

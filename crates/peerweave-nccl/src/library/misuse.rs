@@ -12,7 +12,7 @@ use crate::library::error::{CommunicatorName, Ranks};
 #[non_exhaustive]
 pub struct Misuse {
     /// Name of the call.
-        pub call: &'static str,
+    pub call: &'static str,
     /// The kind of misuse.
     pub kind: MisuseKind,
 }

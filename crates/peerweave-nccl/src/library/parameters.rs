@@ -193,8 +193,10 @@ impl sealed::Read for bool {
             "true" | "1" => Ok(true),
             "false" | "0" => Ok(false),
             _ => {
-                let kind =
-                    MisuseKind::Text { what: "the parameter", why: "the value is neither true nor false; read the parameter as a String" };
+                let kind = MisuseKind::Text {
+                    what: "the parameter",
+                    why: "the value is neither true nor false; read the parameter as a String",
+                };
                 Err(NcclError::misuse("Nccl::param_as", kind))
             }
         }

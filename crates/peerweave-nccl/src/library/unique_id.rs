@@ -38,12 +38,12 @@ impl UniqueId {
     }
 
     /// Returns the bytes of the id, to be sent to the other ranks.
-        pub const fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
+    pub const fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
         self.0
     }
 
     /// Returns a reference to the bytes of the id.
-        pub const fn as_bytes(&self) -> &[u8; Self::LEN_BYTES] {
+    pub const fn as_bytes(&self) -> &[u8; Self::LEN_BYTES] {
         &self.0
     }
 

@@ -79,7 +79,7 @@ pub struct ConfiguredGroup<'a, 'env> {
 macro_rules! configured {
     ($($(#[$doc:meta])* $Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
         /// Collectives of the communicator with a configuration. Before NCCL 2.31 each call fails
-        /// with /// [`NcclError::Unsupported`].
+        /// with [`NcclError::Unsupported`].
         impl Configured<'_> {
             $(
                 #[doc = concat!("Enqueues [`Communicator::", stringify!($name), "`] with the configuration. The rules for lengths are the same.")]
@@ -94,7 +94,7 @@ macro_rules! configured {
         }
 
         /// Collectives of a communicator, recorded in the group with a configuration. Before NCCL
-        /// 2.31 /// each call fails with [`NcclError::Unsupported`].
+        /// 2.31 each call fails with [`NcclError::Unsupported`].
         impl<'a> ConfiguredGroup<'_, 'a> {
             $(
                 #[doc = concat!("Records [`Communicator::", stringify!($name), "`] with the configuration. The call is issued when the group is launched. The rules for lengths are the same.")]

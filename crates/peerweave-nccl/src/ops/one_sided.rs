@@ -94,10 +94,12 @@ impl Communicator {
 
 /// One-sided operations of [`Communicator`], recorded in the group.
 impl<'env> Group<'env> {
-    /// Records [`Communicator::put_signal`]. The call is issued when the group is launched. /// ///
-    /// # Errors /// [Errors of the call](Communicator::put_signal) that are detected before the
-    /// launch. The call is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other
-    /// errors of the call.
+    /// Records [`Communicator::put_signal`]. The call is issued when the group is launched.
+    ///
+    /// # Errors
+    /// [Errors of the call](Communicator::put_signal) that are detected before the launch. The call
+    /// is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors of the
+    /// call.
     #[allow(clippy::too_many_arguments, reason = "the arguments of the call, and its communicator")]
     pub fn put_signal<T: Element>(
         &mut self,
@@ -114,10 +116,12 @@ impl<'env> Group<'env> {
         })
     }
 
-    /// Records [`Communicator::signal`]. The call is issued when the group is launched. /// /// #
-    /// Errors /// [Errors of the call](Communicator::signal) that are detected before the launch.
-    /// The call is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors
-    /// of the call.
+    /// Records [`Communicator::signal`]. The call is issued when the group is launched.
+    ///
+    /// # Errors
+    /// [Errors of the call](Communicator::signal) that are detected before the launch. The call
+    /// is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors of the
+    /// call.
     pub fn signal(
         &mut self,
         communicator: &Communicator,
@@ -128,10 +132,12 @@ impl<'env> Group<'env> {
         self.record(Call::Signal, communicator, stream, None, |builder| raise(builder, peer, signal))
     }
 
-    /// Records [`Communicator::wait_signal`]. The call is issued when the group is launched. ///
-    /// /// # Errors /// [Errors of the call](Communicator::wait_signal) that are detected before
-    /// the launch. The call is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all
-    /// other errors of the call.
+    /// Records [`Communicator::wait_signal`]. The call is issued when the group is launched.
+    ///
+    /// # Errors
+    /// [Errors of the call](Communicator::wait_signal) that are detected before the launch. The call
+    /// is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors of the
+    /// call.
     pub fn wait_signal(
         &mut self,
         communicator: &Communicator,

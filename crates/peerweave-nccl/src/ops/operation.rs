@@ -12,7 +12,7 @@ use crate::sys::{
     Api, CUstream, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclWaitSignalDesc_t, ncclWindow_t,
 };
 
-/// /// Kind of an operation of NCCL, with its reduction, root or peer.
+/// Kind of an operation of NCCL, with its reduction, root or peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce(ncclRedOp_t),
@@ -96,9 +96,10 @@ pub(super) unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymb
 
 impl Operation {
     /// Issues the operation. A null `config` selects the function of NCCL without a configuration.
-    /// /// /// # Safety /// The handle is live and used only by this thread. The buffers are as
-    /// long as the operation requires, and stay allocated until the stream has completed the
-    /// operation.
+    ///
+    /// # Safety
+    /// The handle is live and used only by this thread. The buffers are as long as the operation
+    /// requires, and stay allocated until the stream has completed the operation.
     #[inline]
     pub(crate) unsafe fn issue(
         &self,

@@ -353,8 +353,11 @@ pub(crate) fn all_gather_v<'a, T: Element>(
 impl<'a> CallBuilder<'_, 'a> {
     #[cold]
     fn missing(&self, what: &'static str) -> Box<NcclError> {
-        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "missing; this rank is the root and must pass the buffer" })
-            .into()
+        NcclError::misuse(
+            self.call.name(),
+            MisuseKind::Text { what, why: "missing; this rank is the root and must pass the buffer" },
+        )
+        .into()
     }
 
     /// Checks and acquires the send buffer of a call in which only the root sends. Returns `None`

@@ -33,11 +33,12 @@ macro_rules! collectives {
             /// also be registered or lie in a window. NCCL assumes that all buffers of the call are
             /// alike.
             ///
-            /// Shape: `recv` has `n` elements, the same number on every rank. The root's `send` has `n` elements.
-                        ///
-                        /// # Errors
-                        /// As for [`all_reduce`](Self::all_reduce).
-                        Broadcast broadcast(send: Option<&'a dyn DeviceBuffer<T>>, recv: &'a mut impl DeviceBufferMut<T>, root: Rank);
+            /// Shape: `recv` has `n` elements, the same number on every rank. The root's `send` has
+            /// `n` elements.
+            ///
+            /// # Errors
+            /// As for [`all_reduce`](Self::all_reduce).
+            Broadcast broadcast(send: Option<&'a dyn DeviceBuffer<T>>, recv: &'a mut impl DeviceBufferMut<T>, root: Rank);
 
             /// Reduces over all ranks. The root gets the result. Only the root must pass a receive
             /// buffer; receive buffers of other ranks are not written.

@@ -28,8 +28,8 @@ use crate::member::state::Inside;
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Config, Nccl, Rank, Switch, UniqueId};
 
-/// Checks the arguments of a creation: the number of ranks, the range of each rank, and that no rank
-/// and no device is repeated.
+/// Checks the arguments of a creation: the number of ranks, the range of each rank, and that no
+/// rank and no device is repeated.
 pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Rank)], n_ranks: usize) -> Result<(), NcclError> {
     let value = |what, found: usize, expected| {
         Err(NcclError::misuse(call, MisuseKind::Value { what, found: i64::try_from(found).unwrap_or(i64::MAX), expected }))

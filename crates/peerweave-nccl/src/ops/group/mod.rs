@@ -166,9 +166,12 @@ impl Nccl {
 
 impl<'env> Group<'env> {
     /// Records a nested group. NCCL receives the calls of the nested group together with the calls
-    /// of this group. Useful in a function that forms a group and may be called inside a group. If
-    /// the closure returns an error or panics, the calls that it recorded are removed. /// /// #
-    /// Errors /// The error of the closure.
+    /// of this group. Useful in a function that forms a group and may be called inside a group.
+    ///
+    /// If the closure returns an error or panics, the calls that it recorded are removed.
+    ///
+    /// # Errors
+    /// The error of the closure.
     pub fn group<R>(&mut self, record: impl FnOnce(&mut Self) -> Result<R, NcclError>) -> Result<R, NcclError> {
         let mut inner = Part { before: self.members.len(), group: self };
         let result = record(inner.group);
