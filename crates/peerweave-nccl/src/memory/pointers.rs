@@ -145,7 +145,7 @@ impl<T: Element> Window<T> {
     /// element in all windows that the fabric's multicast reaches. Requires NCCL 2.31.1.
     ///
     /// # Errors
-    /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process. Errors of ///
+    /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process. Errors of
     /// [`peer_endpoint`](Self::peer_endpoint).
     pub fn multimem_endpoint(&self, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetMultimemDeviceLeInfo";
