@@ -20,10 +20,10 @@ fn passed(check: &Check<'_>) {
 
 fn in_one_process(devices: usize, checks: impl FnOnce(&mut Check<'_>) -> Result<(), NcclError>) {
     let members: Vec<_> = all(devices).into_iter().map(|(comm, stream)| Member { comm, stream }).collect();
-    let mut check = Check::new(Nccl::load().expect("the fake is there"), &members, false);
-    checks(&mut check).expect("nothing fails");
+    let mut check = Check::new(Nccl::load().expect("the fake library is found"), &members, false);
+    checks(&mut check).expect("all calls succeed");
     passed(&check);
-    Communicator::finalize_all(members.into_iter().map(|member| member.comm).collect(), DEADLINE).expect("all end");
+    Communicator::finalize_all(members.into_iter().map(|member| member.comm).collect(), DEADLINE).expect("all communicators end");
     nothing_is_left();
 }
 
@@ -53,7 +53,7 @@ fn threads_with_one_rank_each_have_equal_results() {
         ranks(4, &Config::new(), |comm, stream| {
             let members = [Member { comm, stream }];
             let mut check = Check::new(members[0].comm.nccl(), &members, true);
-            check.all(7).expect("nothing fails");
+            check.all(7).expect("all calls succeed");
             passed(&check);
         });
         nothing_is_left();
@@ -66,7 +66,7 @@ fn blocking_communicators_have_the_expected_results() {
         ranks(2, &Config::new().blocking(Switch::On), |comm, stream| {
             let members = [Member { comm, stream }];
             let mut check = Check::new(members[0].comm.nccl(), &members, true);
-            check.of_type::<f32>(5).expect("nothing fails");
+            check.of_type::<f32>(5).expect("all calls succeed");
             passed(&check);
         });
         nothing_is_left();
@@ -77,18 +77,21 @@ fn blocking_communicators_have_the_expected_results() {
 fn processes_with_one_rank_each_connect_by_rendezvous() {
     fakes(3).run_many(3, |child| {
         let rendezvous = rendezvous(&child);
-        let nccl = Nccl::load().expect("the fake is there");
+        let nccl = Nccl::load().expect("the fake library is found");
         let context = device(child.rank);
         let comm =
-            Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous).expect("all come");
+            Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous).expect("all ranks join");
         assert_eq!((comm.rank().index(), comm.n_ranks()), (child.rank, child.count));
-        let members = [Member { stream: context.new_stream().expect("a stream"), comm }];
+        let members = [Member { stream: context.new_stream().expect("a stream is created"), comm }];
         let mut check = Check::new(nccl, &members, true);
-        check.all(5).expect("nothing fails");
+        check.all(5).expect("all calls succeed");
         passed(&check);
         let [Member { comm, .. }] = members;
-        comm.finalize(DEADLINE).expect("all end");
-        Arc::into_inner(rendezvous).expect("the communicator does not keep it").leave().expect("all leave");
+        comm.finalize(DEADLINE).expect("all communicators end");
+        Arc::into_inner(rendezvous)
+            .expect("the communicator does not keep the rendezvous alive")
+            .leave()
+            .expect("all processes leave");
     });
 }
 
@@ -98,7 +101,7 @@ fn every_supported_version_has_the_expected_results() {
     // as bytes.
     for version in ["2.19.3", "2.22.3", "2.27.7", "2.28.9", "2.30.7"] {
         fakes_of(3, version).run(|| {
-            assert_eq!(Nccl::load().expect("the fake is there").version().to_string(), version);
+            assert_eq!(Nccl::load().expect("the fake library is found").version().to_string(), version);
             in_one_process(3, some_types);
         });
     }

@@ -19,8 +19,8 @@ const LOG: &str = "PEERWEAVE_FAKE_NCCL_LOG";
 
 /// Returns the number of lines of the fake's log that contain a text.
 fn logged(part: &str) -> usize {
-    let path = PathBuf::from(std::env::var_os(LOG).expect("set by the parent"));
-    std::fs::read_to_string(path).expect("the fake's log").lines().filter(|line| line.contains(part)).count()
+    let path = PathBuf::from(std::env::var_os(LOG).expect("the parent has set the variable"));
+    std::fs::read_to_string(path).expect("the fake's log can be read").lines().filter(|line| line.contains(part)).count()
 }
 
 type Buffer = DeviceMemory<f32>;
@@ -155,7 +155,7 @@ const STEPS: [Step; 15] = [
 
 #[test]
 fn every_collective_has_a_configured_form() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(2).env(LOG, directory.path().join("log")).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             let config = CollConfig::new().max_ctas(4);
@@ -163,7 +163,11 @@ fn every_collective_has_a_configured_form() {
                 let values = floats(&stream, &[comm.rank().get() as f32 + 1.0, comm.rank().get() as f32 + 11.0]);
                 let out = step(&comm, &config, &stream, values).unwrap_or_else(|error| panic!("{function} ({index}): {error}"));
                 comm.wait(&stream, DEADLINE).expect(function);
-                assert_eq!(out.to_vec(&stream).expect("it can be read"), expected[comm.rank().index()], "{function} ({index})");
+                assert_eq!(
+                    out.to_vec(&stream).expect("the memory can be read"),
+                    expected[comm.rank().index()],
+                    "{function} ({index})"
+                );
             }
         });
         for (function, ..) in &STEPS {
@@ -190,9 +194,9 @@ impl Member {
     fn new(comm: &Communicator, stream: &Arc<CudaStream>) -> Self {
         let (comm, stream) = (comm.clone(), Arc::clone(stream));
         let values = floats(&stream, &[comm.rank().get() as f32 + 1.0, comm.rank().get() as f32 + 11.0]);
-        let elements = [0..1, 1..2].map(|range| values.slice(range).expect("it is inside"));
-        let (part, out) = (part(&comm, &values).expect("it is inside"), zeros(&stream, 2));
-        Self { first_out: out.slice(0..1).expect("it is inside"), elements, part, out, values, stream, comm }
+        let elements = [0..1, 1..2].map(|range| values.slice(range).expect("the range is inside the memory"));
+        let (part, out) = (part(&comm, &values).expect("the range is inside the memory"), zeros(&stream, 2));
+        Self { first_out: out.slice(0..1).expect("the range is inside the memory"), elements, part, out, values, stream, comm }
     }
 }
 
@@ -222,7 +226,7 @@ const OUT_OF_PLACE: usize = 8;
 
 #[test]
 fn every_collective_has_a_configured_form_in_groups() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(2).env(LOG, directory.path().join("log")).run(|| {
         let all = all(2);
         for (index, (record, (function, _, expected))) in RECORDED.iter().zip(&STEPS).enumerate() {
@@ -237,7 +241,7 @@ fn every_collective_has_a_configured_form_in_groups() {
             for (rank, expected) in ranks.iter().zip(expected) {
                 rank.comm.wait(&rank.stream, DEADLINE).expect(function);
                 let left = if index < OUT_OF_PLACE { &rank.out } else { &rank.values };
-                assert_eq!(left.to_vec(&rank.stream).expect("it can be read"), *expected, "{function} ({index})");
+                assert_eq!(left.to_vec(&rank.stream).expect("the memory can be read"), *expected, "{function} ({index})");
             }
             assert_eq!(logged(&format!(" {function}(")), called + 2, "{function} ({index}): by two ranks");
             assert_eq!(logged("maxCTAs=4 algSelection=ring"), configured + 2, "{function} ({index}): with the options");
@@ -247,7 +251,7 @@ fn every_collective_has_a_configured_form_in_groups() {
 
 #[test]
 fn configurations_may_differ_within_a_group() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
         let (comm, stream) = alone();
         let (mut few, mut many, mut plain) = (floats(&stream, &[1.0]), floats(&stream, &[2.0]), floats(&stream, &[3.0]));
@@ -256,8 +260,8 @@ fn configurations_may_differ_within_a_group() {
             group.with(&CollConfig::new().max_ctas(3)).all_reduce_in_place(&comm, &stream, &mut many, ReduceOp::Sum)?;
             group.all_reduce_in_place(&comm, &stream, &mut plain, ReduceOp::Sum)
         });
-        recorded.expect("it works");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        recorded.expect("the group succeeds");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
         let found = ["maxCTAs=2", "maxCTAs=3", " ncclAllReduceConfig(", " ncclAllReduce("].map(logged);
         assert_eq!((found, comm.sequence()), ([1, 1, 2, 1], 3));
     });
@@ -283,7 +287,7 @@ fn wrong_configuration_is_an_error_when_recorded() {
         let config = CollConfig::new().force_algorithms(Switch::On).min_ctas(3).max_ctas(2);
         let recorded =
             comm.nccl().group(|group| group.with(&config).all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum));
-        let error = recorded.expect_err("it is wrong").to_string();
+        let error = recorded.expect_err("the call is invalid").to_string();
         assert_eq!(error, "all_reduce_in_place: CollConfig::min_ctas: min_ctas is greater than max_ctas");
         assert_eq!((counted("collectives"), comm.sequence()), (0, 0));
     });
@@ -294,7 +298,8 @@ fn event_of_another_context_is_refused_in_every_form() {
     fakes(2).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
-        let event = |context: &Arc<peerweave_driver::CudaContext>| Arc::new(context.new_event(None).expect("an event"));
+        let event =
+            |context: &Arc<peerweave_driver::CudaContext>| Arc::new(context.new_event(None).expect("an event is created"));
         let beside = context_beside(comm.context());
         let what = "all_reduce_in_place: the launch completion event";
         for (event, why) in [
@@ -317,19 +322,19 @@ fn launch_event_of_a_captured_group_is_kept_by_the_graph() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
-        let event = Arc::new(comm.context().new_event(None).expect("an event"));
+        let event = Arc::new(comm.context().new_event(None).expect("an event is created"));
         let held = Arc::downgrade(&event);
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         let recorded = comm.nccl().group(|group| {
             let config = CollConfig::new().launch_completion_event(event);
             group.with(&config).all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum)
         });
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
-        recorded.expect("it is captured");
+        let graph = stream.end_capture(flags).expect("the capture ends").expect("the capture yields a graph");
+        recorded.expect("the call is captured");
         assert!(held.upgrade().is_some(), "the graph keeps it");
-        graph.launch().expect("it is replayed");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        graph.launch().expect("the graph is launched");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
         drop(graph);
         let end = std::time::Instant::now() + DEADLINE;
         while held.upgrade().is_some() {

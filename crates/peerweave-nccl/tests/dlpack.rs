@@ -49,7 +49,7 @@ fn handed_over(memory: &DeviceMemory<f32>) -> DlpackTensor<f32> {
     unsafe {
         (*producer).tensor.manager_ctx = producer.cast();
         (*producer).tensor.dl_tensor.shape = (&raw mut (*producer).shape).cast();
-        DlpackTensor::from_managed(NonNull::new_unchecked(&raw mut (*producer).tensor)).expect("it can be used")
+        DlpackTensor::from_managed(NonNull::new_unchecked(&raw mut (*producer).tensor)).expect("the tensor is valid")
     }
 }
 
@@ -59,8 +59,10 @@ fn dlpack_tensor_is_a_buffer_of_a_collective() {
         let all = all(2);
         let memories: Vec<_> = all.iter().map(|(comm, stream)| floats(stream, &[comm.rank().get() as f32 + 1.0; 8])).collect();
         let sends: Vec<_> = memories.iter().map(handed_over).collect();
-        let mut sums: Vec<_> =
-            all.iter().map(|(_, stream)| handed_over(&floats(stream, &[0.0; 8])).into_memory().expect("writable")).collect();
+        let mut sums: Vec<_> = all
+            .iter()
+            .map(|(_, stream)| handed_over(&floats(stream, &[0.0; 8])).into_memory().expect("the tensor is writable"))
+            .collect();
         all[0]
             .0
             .nccl()
@@ -70,10 +72,10 @@ fn dlpack_tensor_is_a_buffer_of_a_collective() {
                 }
                 Ok(())
             })
-            .expect("it is enqueued");
+            .expect("the call is enqueued");
         for ((comm, stream), sum) in all.iter().zip(&sums) {
-            comm.synchronize(stream).expect("it completes");
-            assert_eq!(sum.to_vec(stream).expect("it can be read"), [3.0; 8]);
+            comm.synchronize(stream).expect("the work completes");
+            assert_eq!(sum.to_vec(stream).expect("the memory can be read"), [3.0; 8]);
         }
         assert_eq!(DELETED.load(Ordering::SeqCst), 0);
         drop((sends, sums));
@@ -95,9 +97,9 @@ fn graph_keeps_a_dlpack_tensor_alive() {
         };
         peerweave_nccl::driver::settle(std::time::Instant::now() + std::time::Duration::from_millis(50));
         assert_eq!(DELETED.load(Ordering::SeqCst), 0, "the graph replays it");
-        graph.launch().expect("it replays");
+        graph.launch().expect("the graph is launched");
         assert_eq!(value(&result, &stream), 5.0);
-        result.copy_from(&stream, &[0.0; 4]).expect("it is idle");
+        result.copy_from(&stream, &[0.0; 4]).expect("the stream is idle");
         drop(graph);
         let end = std::time::Instant::now() + DEADLINE;
         while DELETED.load(Ordering::SeqCst) == 0 {

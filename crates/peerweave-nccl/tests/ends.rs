@@ -19,13 +19,14 @@ fn ended_communicator_refuses_every_call() {
         for finalize in [true, false] {
             let mut all = all(2);
             let (kept, streams): (Vec<_>, Vec<_>) = all.iter().map(|(comm, stream)| (comm.clone(), Arc::clone(stream))).unzip();
-            let scaled = PreMulSum::new(&kept[0], 2.0f32).expect("it is made");
+            let scaled = PreMulSum::new(&kept[0], 2.0f32).expect("the reduction is created");
             let state = if finalize {
-                Communicator::finalize_all(all.drain(..).map(|(comm, _)| comm).collect(), DEADLINE).expect("all end");
+                Communicator::finalize_all(all.drain(..).map(|(comm, _)| comm).collect(), DEADLINE)
+                    .expect("all communicators end");
                 DeadState::Finalized
             } else {
                 for (comm, _) in all.drain(..) {
-                    comm.abort(DEADLINE).expect("it ends");
+                    comm.abort(DEADLINE).expect("the communicator ends");
                 }
                 DeadState::Aborted
             };
@@ -60,7 +61,8 @@ fn objects_may_be_dropped_in_any_order() {
             let all = all(2);
             let (mut comms, mut streams): (Vec<_>, Vec<_>) = all.into_iter().unzip();
             let mut buffers: Vec<_> = streams.iter().map(|stream| floats(stream, &[1.0; 64])).collect();
-            let mut ops: Vec<_> = comms.iter().map(|comm| PreMulSum::new(comm, 3.0f32).expect("it is made")).collect();
+            let mut ops: Vec<_> =
+                comms.iter().map(|comm| PreMulSum::new(comm, 3.0f32).expect("the reduction is created")).collect();
             comms[0]
                 .nccl()
                 .group(|group| {
@@ -69,7 +71,7 @@ fn objects_may_be_dropped_in_any_order() {
                     }
                     Ok(())
                 })
-                .expect("it is enqueued");
+                .expect("the call is enqueued");
             let mut left = vec![0, 1, 2, 3];
             let mut code = order;
             while !left.is_empty() {
@@ -96,8 +98,8 @@ fn abort_ends_a_call_blocked_on_another_thread() {
                 let thread = std::thread::spawn(move || stuck.split(Some(0), 0).map(|_| ()));
                 std::thread::sleep(Duration::from_millis(100));
                 assert!(!thread.is_finished());
-                comm.abort(DEADLINE).expect("it ends");
-                assert!(thread.join().expect("no panic").is_err());
+                comm.abort(DEADLINE).expect("the communicator ends");
+                assert!(thread.join().expect("the thread does not panic").is_err());
                 assert_eq!(state_of(comm.split(Some(0), 0)), DeadState::Aborted);
             }
         });
@@ -112,8 +114,8 @@ fn abort_unblocks_a_thread_stuck_in_a_query() {
         let stuck = std::thread::spawn(move || asking.mem_stats());
         std::thread::sleep(Duration::from_millis(100));
         assert!(!stuck.is_finished());
-        comm.abort(Duration::from_secs(5)).expect("NCCL has freed it");
-        stuck.join().expect("no panic").expect_err("it was aborted meanwhile");
+        comm.abort(Duration::from_secs(5)).expect("NCCL has freed the communicator");
+        stuck.join().expect("the thread does not panic").expect_err("the communicator was aborted during the call");
         nothing_is_left();
     });
 }
@@ -127,9 +129,9 @@ fn abort_ends_a_revocation_blocked_on_another_thread() {
         std::thread::sleep(Duration::from_millis(100));
         assert!(!stuck.is_finished());
         let start = Instant::now();
-        comm.abort(DEADLINE).expect("it ends");
+        comm.abort(DEADLINE).expect("the communicator ends");
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        stuck.join().expect("no panic").expect_err("it was aborted meanwhile");
+        stuck.join().expect("the thread does not panic").expect_err("the communicator was aborted during the call");
         nothing_is_left();
     });
 }
@@ -141,12 +143,12 @@ fn memory_is_freed_after_a_failed_finalize() {
     {
         fakes(1).env(setting, fault).run(|| {
             let (comm, stream) = alone();
-            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
-            drop(comm.register(&memory).expect("it is registered"));
+            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory is allocated");
+            drop(comm.register(&memory).expect("the memory is registered"));
             drop((memory, stream));
             peerweave_driver::settle(Instant::now() + DEADLINE);
             assert_eq!(counted("allocations"), 1, "peers may still reach it");
-            comm.finalize(Duration::from_millis(200)).expect_err("it does not end in order");
+            comm.finalize(Duration::from_millis(200)).expect_err("the finalize fails");
             nothing_is_left();
         });
     }
@@ -160,19 +162,19 @@ fn revoked_communicator_can_only_be_split_and_shrunk() {
                 return;
             }
             let mut values = floats(&stream, &[1.0]);
-            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
             let waiting = comm.clone();
             let waited = Arc::clone(&stream);
             let waiter = std::thread::spawn(move || waiting.wait_with(&waited, DEADLINE, OnExpiry::LeaveAlone));
             std::thread::sleep(Duration::from_millis(50));
-            comm.revoke().expect("it is revoked");
+            comm.revoke().expect("the revocation succeeds");
             // The stream is idle now, but its results are invalid.
-            assert_eq!(state_of(waiter.join().expect("no panic")), DeadState::Revoked);
+            assert_eq!(state_of(waiter.join().expect("the thread does not panic")), DeadState::Revoked);
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
             assert_eq!(state_of(comm.suspend()), DeadState::Revoked);
-            let fewer = comm.shrink(&[Rank::new(1)], ShrinkMode::Default).expect("it can be shrunk");
-            assert_eq!(sum(&fewer, &stream).expect("it works"), 1.0);
-            comm.abort(DEADLINE).expect("it ends");
+            let fewer = comm.shrink(&[Rank::new(1)], ShrinkMode::Default).expect("a revoked communicator can be shrunk");
+            assert_eq!(sum(&fewer, &stream).expect("the all-reduce succeeds"), 1.0);
+            comm.abort(DEADLINE).expect("the communicator ends");
         });
         nothing_is_left();
     });
@@ -189,12 +191,12 @@ fn first_of_two_revocations_succeeds() {
                     std::thread::spawn(move || other.revoke())
                 })
                 .collect();
-            let results: Vec<_> = others.into_iter().map(|other| other.join().expect("no panic")).collect();
+            let results: Vec<_> = others.into_iter().map(|other| other.join().expect("the thread does not panic")).collect();
             assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "round {round}: {results:?}");
-            let late = results.into_iter().find(Result::is_err).expect("the other");
+            let late = results.into_iter().find(Result::is_err).expect("one revocation fails");
             assert_eq!(state_of(late), DeadState::Revoked);
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
-            comm.split(Some(0), 0).expect("it can be split");
+            comm.split(Some(0), 0).expect("a revoked communicator can be split");
         }
     });
 }
@@ -212,7 +214,7 @@ fn revocation_waits_for_a_call_that_is_in_progress() {
                 // Rank 1 never comes to connect: the call ends at its deadline, by an abort.
                 let error = comm.revoke().expect_err("another thread is inside");
                 assert!(matches!(error, NcclError::Timeout(_) | NcclError::Dead { state: DeadState::Aborted, .. }), "{error}");
-                assert!(matches!(call.join().expect("no panic"), Err(NcclError::Timeout(_))));
+                assert!(matches!(call.join().expect("the thread does not panic"), Err(NcclError::Timeout(_))));
             }
         });
         nothing_is_left();
@@ -227,16 +229,16 @@ fn wait_for_work_aborted_by_shrink_is_an_error() {
                 return;
             }
             let mut values = floats(&stream, &[comm.rank().get() as f32 + 1.0]);
-            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
             let (other, theirs) = (comm.clone(), Arc::clone(&stream));
             let waiting = std::thread::spawn(move || other.wait_with(&theirs, DEADLINE, OnExpiry::LeaveAlone));
             std::thread::sleep(Duration::from_millis(100));
-            let fewer = comm.shrink(&[Rank::new(2)], ShrinkMode::Abort).expect("they shrink");
-            assert_eq!(state_of(waiting.join().expect("no panic")), DeadState::Failed);
+            let fewer = comm.shrink(&[Rank::new(2)], ShrinkMode::Abort).expect("the remaining ranks shrink");
+            assert_eq!(state_of(waiting.join().expect("the thread does not panic")), DeadState::Failed);
             assert_eq!(state_of(comm.wait(&stream, DEADLINE)), DeadState::Failed);
             assert_eq!(state_of(comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)), DeadState::Failed);
-            assert_eq!(sum(&fewer, &stream).expect("it works"), 3.0);
-            comm.abort(DEADLINE).expect("it ends");
+            assert_eq!(sum(&fewer, &stream).expect("the all-reduce succeeds"), 3.0);
+            comm.abort(DEADLINE).expect("the communicator ends");
         });
         nothing_is_left();
     });
@@ -248,16 +250,16 @@ fn timed_out_call_is_not_launched_when_others_arrive() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
         let ((early, first), (late, second)) = (&all[0], &all[1]);
-        let mut values = first.clone_htod(&[1.0f32; 4]).expect("memory");
+        let mut values = first.clone_htod(&[1.0f32; 4]).expect("memory is allocated");
         early.set_deadline(Duration::from_millis(100));
-        let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("nobody comes");
+        let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("no other rank joins");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
         assert_eq!(counted("communicators"), 1, "NCCL has freed it before it gives the values back");
         let mut theirs = floats(second, &[2.0; 4]);
-        late.all_reduce_in_place(second, &mut theirs, ReduceOp::Sum).expect("the other has been here");
-        late.wait_with(second, Duration::from_millis(100), OnExpiry::LeaveAlone).expect_err("it is alone");
-        assert_eq!(first.clone_dtoh(&values).expect("they can be read"), [1.0; 4]);
-        late.abort(DEADLINE).expect("it ends");
+        late.all_reduce_in_place(second, &mut theirs, ReduceOp::Sum).expect("the call of the late rank is enqueued");
+        late.wait_with(second, Duration::from_millis(100), OnExpiry::LeaveAlone).expect_err("the other rank was aborted");
+        assert_eq!(first.clone_dtoh(&values).expect("the memory can be read"), [1.0; 4]);
+        late.abort(DEADLINE).expect("the communicator ends");
         drop((all, theirs));
         nothing_is_left();
     });
@@ -268,10 +270,10 @@ fn memory_of_an_unfreeable_communicator_is_kept() {
     for faults in ["ncclCommFinalize:1=2,ncclCommAbort:1=2", "ncclCommDestroy:1=2"] {
         fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", faults).run(|| {
             let (comm, stream) = alone();
-            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
-            drop(comm.register(&memory).expect("it is registered"));
+            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory is allocated");
+            drop(comm.register(&memory).expect("the memory is registered"));
             drop((memory, stream));
-            comm.finalize(DEADLINE).expect_err("it cannot be freed");
+            comm.finalize(DEADLINE).expect_err("NCCL refuses to free the communicator");
             peerweave_driver::settle(Instant::now() + DEADLINE);
             assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still reach it");
         });
@@ -282,9 +284,9 @@ fn memory_of_an_unfreeable_communicator_is_kept() {
 fn refused_revocation_leaves_the_communicator_unchanged() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommRevoke:1=2,ncclCommRevoke:3=2").run(|| {
         for (comm, stream) in all(1).into_iter().chain(all_blocking(1)) {
-            assert_eq!(comm.revoke().expect_err("NCCL refuses").code().map(|code| code.get()), Some(2));
-            assert_eq!(sum(&comm, &stream).expect("it lives"), 1.0);
-            comm.revoke().expect("it is revoked");
+            assert_eq!(comm.revoke().expect_err("NCCL refuses the call").code().map(|code| code.get()), Some(2));
+            assert_eq!(sum(&comm, &stream).expect("the communicator is live"), 1.0);
+            comm.revoke().expect("the revocation succeeds");
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
         }
         nothing_is_left();
@@ -302,8 +304,8 @@ fn abort_waits_for_a_call_that_returns_by_itself() {
             while counted("busy") == 0 && !slow.is_finished() {
                 std::thread::yield_now();
             }
-            comm.abort(DEADLINE).expect("it ends");
-            slow.join().expect("no panic").expect("nothing ended it");
+            comm.abort(DEADLINE).expect("the communicator ends");
+            slow.join().expect("the thread does not panic").expect("the query returns before the abort");
         }
         nothing_is_left();
     });
@@ -324,8 +326,8 @@ fn aborted_call_returns_after_nccl_is_done_with_its_memory() {
         });
         peerweave_fakes::wait_until_entered("cuStreamIsCapturing", before + 2);
         assert!(!calling.is_finished(), "it is in progress");
-        comm.abort(DEADLINE).expect("it is aborted");
-        let (result, left) = calling.join().expect("no panic");
+        comm.abort(DEADLINE).expect("the abort succeeds");
+        let (result, left) = calling.join().expect("the thread does not panic");
         assert_eq!(state_of(result), DeadState::Aborted);
         assert_eq!(left, 0, "NCCL was done with the memory");
     });
@@ -335,10 +337,10 @@ fn aborted_call_returns_after_nccl_is_done_with_its_memory() {
 fn memory_of_an_unabortable_communicator_is_kept() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommAbort:1=2").run(|| {
         let (comm, stream) = alone();
-        let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
-        drop(comm.register(&memory).expect("it is registered"));
+        let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory is allocated");
+        drop(comm.register(&memory).expect("the memory is registered"));
         drop((memory, stream));
-        comm.abort(DEADLINE).expect_err("NCCL refuses");
+        comm.abort(DEADLINE).expect_err("NCCL refuses the call");
         drop(comm);
         std::thread::sleep(Duration::from_millis(100));
         peerweave_driver::settle(Instant::now() + DEADLINE);
@@ -353,9 +355,9 @@ fn call_with_a_slow_abort_keeps_its_memory_until_the_end() {
     slow.limit(Duration::from_secs(60)).run(|| {
         let all = all_with(2, &Config::new().blocking(Switch::Off));
         let ((early, first), (late, second)) = (&all[0], &all[1]);
-        let mut values = first.clone_htod(&[1.0f32; 4]).expect("memory");
+        let mut values = first.clone_htod(&[1.0f32; 4]).expect("memory is allocated");
         early.set_deadline(Duration::from_millis(100));
-        let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("nobody comes");
+        let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("no other rank joins");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
         assert_eq!(counted("communicators"), 1, "NCCL was done with the memory");
         // If NCCL still had the first rank's call, this call of the other rank would let it
@@ -363,6 +365,6 @@ fn call_with_a_slow_abort_keeps_its_memory_until_the_end() {
         let mut theirs = floats(second, &[2.0; 4]);
         late.set_deadline(Duration::from_millis(100));
         let _ = late.all_reduce_in_place(second, &mut theirs, ReduceOp::Sum);
-        assert_eq!(first.clone_dtoh(&values).expect("they can be read"), [1.0; 4]);
+        assert_eq!(first.clone_dtoh(&values).expect("the memory can be read"), [1.0; 4]);
     });
 }

@@ -26,7 +26,7 @@ fn error_in_the_closure_issues_nothing() {
             group.broadcast_in_place(&all[0].0, &all[0].1, floats_forever(&all[0].1), Rank::new(9))
         });
         assert_eq!(
-            result.expect_err("rank 9").to_string(),
+            result.expect_err("rank 9 does not exist").to_string(),
             "broadcast_in_place: the root is 9, expected less than 2 (the number of ranks)"
         );
         assert_eq!(counted("collectives"), 0);
@@ -37,9 +37,9 @@ fn error_in_the_closure_issues_nothing() {
             }
             Ok(())
         })
-        .expect("it works");
+        .expect("the group succeeds");
         for ((comm, stream), buffer) in all.iter().zip(&buffers) {
-            comm.wait(stream, DEADLINE).expect("it completes");
+            comm.wait(stream, DEADLINE).expect("the work completes");
             assert_eq!(value(buffer, stream), 2.0);
             assert_eq!(comm.sequence(), 1);
         }
@@ -67,8 +67,8 @@ fn panic_in_the_closure_issues_nothing() {
         }));
         assert!(panicked.is_err());
         assert_eq!(counted("collectives"), 0);
-        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it works");
-        comm.wait(&stream, DEADLINE).expect("it is in no group");
+        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the group succeeds");
+        comm.wait(&stream, DEADLINE).expect("the thread is in no group");
     });
 }
 
@@ -98,9 +98,9 @@ fn nested_groups_are_issued_together_and_fail_separately() {
             }
             Ok(())
         })
-        .expect("it works");
+        .expect("the group succeeds");
         for (((comm, stream), recv), sum) in all.iter().zip(&recvs).zip(&sums) {
-            comm.wait(stream, DEADLINE).expect("it completes");
+            comm.wait(stream, DEADLINE).expect("the work completes");
             assert_eq!((value(recv, stream), value(sum, stream)), (1.0 - comm.rank().get() as f32, 9.0));
         }
     });
@@ -120,7 +120,7 @@ fn call_that_nccl_refuses_ends_the_group_with_its_error() {
         let error = result.expect_err("the second call fails");
         assert_eq!(error.code().map(|code| code.get()), Some(5), "{error}");
         for (comm, _) in &all {
-            comm.abort(DEADLINE).expect("it ends");
+            comm.abort(DEADLINE).expect("the communicator ends");
         }
         nothing_is_left();
     });
@@ -144,7 +144,7 @@ fn error_inside_a_group_aborts_the_issued_part() {
         // No other rank would join the first rank's kernel.
         for (comm, stream) in &all {
             assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
-            peerweave_driver::wait(stream, std::time::Instant::now() + DEADLINE).expect("nothing runs");
+            peerweave_driver::wait(stream, std::time::Instant::now() + DEADLINE).expect("no work is running");
         }
         drop((all, reduced, sent));
         nothing_is_left();
@@ -199,7 +199,7 @@ fn rank_aborted_inside_a_group_is_not_used_again() {
             Ok(())
         });
         assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
-        aborting.join().expect("no panic").expect("it ends");
+        aborting.join().expect("the thread does not panic").expect("the communicator ends");
         assert!(matches!(all[0].0.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })), "nobody would meet it");
     });
 }
@@ -235,8 +235,10 @@ fn unsupported_simulation_starts_no_group() {
 fn registration_error_aborts_the_communicator() {
     fakes(2).run(|| {
         let all = all(2);
-        let memories: Vec<_> =
-            all.iter().map(|(comm, _)| NcclMem::<u8>::alloc(comm.nccl(), comm.context(), 64).expect("memory")).collect();
+        let memories: Vec<_> = all
+            .iter()
+            .map(|(comm, _)| NcclMem::<u8>::alloc(comm.nccl(), comm.context(), 64).expect("memory is allocated"))
+            .collect();
         let members: Vec<(&Communicator, &dyn DeviceBuffer<u8>)> =
             all.iter().zip(&memories).map(|((comm, _), memory)| (comm, memory as _)).collect();
         // The last rank's context is current. Each rank's context is made current once before NCCL
@@ -263,9 +265,9 @@ fn simulated_group_returns_a_time_and_runs_nothing() {
             }
             Ok(())
         });
-        assert!(info.expect("an estimate").estimated_time.is_some());
+        assert!(info.expect("NCCL returns an estimate").estimated_time.is_some());
         for ((comm, stream), buffer) in all.iter().zip(&buffers) {
-            comm.wait(stream, DEADLINE).expect("nothing runs");
+            comm.wait(stream, DEADLINE).expect("no work is running");
             assert_eq!((comm.sequence(), value(buffer, stream)), (0, 1.0));
         }
     });
@@ -274,7 +276,7 @@ fn simulated_group_returns_a_time_and_runs_nothing() {
 #[test]
 fn calls_that_nccl_would_launch_are_not_simulated() {
     fn refused(result: Result<SimInfo, NcclError>, words: &str) {
-        let error = result.expect_err("it is refused");
+        let error = result.expect_err("the simulation is refused");
         assert!(matches!(&error, NcclError::Misuse(_)) && error.to_string().contains(words), "{error}");
     }
     fakes(2).run(|| {
@@ -294,9 +296,13 @@ fn calls_that_nccl_would_launch_are_not_simulated() {
         refused(nccl.simulate(|group| group.all_to_all(comm, stream, &pair, &mut two)), "with the next group");
         refused(nccl.simulate(|group| group.broadcast_in_place(comm, stream, &mut recv, Rank::new(0))), "with the next group");
         refused(nccl.simulate(|group| group.all_gather_v(comm, stream, &send, &mut two, &[1, 1])), "with the next group");
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         let result = nccl.simulate(|group| group.all_reduce(comm, stream, &send, &mut recv, ReduceOp::Sum));
-        drop(stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).expect("it ends"));
+        drop(
+            stream
+                .end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)
+                .expect("the capture ends"),
+        );
         refused(result, "captured");
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
         sum_together(&all, &mut buffers);
@@ -307,7 +313,7 @@ fn calls_that_nccl_would_launch_are_not_simulated() {
         let (comm, stream) = &all[0];
         let mut values = floats(stream, &[1.0]);
         let result = comm.nccl().simulate(|group| group.broadcast_in_place(comm, stream, &mut values, Rank::new(0)));
-        assert!(result.expect("it is forgotten then").estimated_time.is_some());
+        assert!(result.expect("broadcasts can be simulated before 2.29.2").estimated_time.is_some());
     });
 }
 
@@ -322,15 +328,15 @@ fn panic_in_an_inner_group_discards_its_calls() {
             let inner = AssertUnwindSafe(|| {
                 group.group(move |inner| -> Result<(), NcclError> {
                     inner.all_reduce_in_place(comm, stream, second, ReduceOp::Sum)?;
-                    panic!("inside")
+                    panic!("the range is inside the memory")
                 })
             });
             assert!(catch_unwind(inner).is_err());
             assert_eq!(group.len(), 1);
             Ok(())
         });
-        group.expect("the outer call is issued");
-        comm.wait(stream, DEADLINE).expect("it completes");
+        group.expect("the call of the outer group is issued");
+        comm.wait(stream, DEADLINE).expect("the work completes");
         assert_eq!(comm.sequence(), 1);
     });
 }
@@ -358,13 +364,13 @@ fn groups_that_lock_in_opposite_order_do_not_deadlock() {
                             }
                             Ok(())
                         })
-                        .expect("it works");
+                        .expect("the group succeeds");
                     }
                 });
             }
         });
         for (comm, stream) in &all {
-            comm.wait(stream, DEADLINE).expect("it completes");
+            comm.wait(stream, DEADLINE).expect("the work completes");
             assert_eq!(comm.sequence(), 200);
         }
     });
@@ -374,8 +380,10 @@ fn groups_that_lock_in_opposite_order_do_not_deadlock() {
 fn cudarc_slices_are_reduced_and_may_be_dropped_at_once() {
     fakes(2).run(|| {
         let all = all(2);
-        let mut slices: Vec<_> =
-            all.iter().map(|(comm, stream)| stream.clone_htod(&[comm.rank().get() as f32 + 1.0; 6]).expect("memory")).collect();
+        let mut slices: Vec<_> = all
+            .iter()
+            .map(|(comm, stream)| stream.clone_htod(&[comm.rank().get() as f32 + 1.0; 6]).expect("memory is allocated"))
+            .collect();
         let outs: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[0.0; 3])).collect();
         let mut handles = outs.clone();
         let nccl = all[0].0.nccl();
@@ -387,11 +395,11 @@ fn cudarc_slices_are_reduced_and_may_be_dropped_at_once() {
                 }
                 Ok(())
             })
-            .expect("views work");
+            .expect("views of slices are accepted");
         }
         for ((_, stream), slice) in all.iter().zip(&slices) {
             let rank = stream.context().ordinal() as f32 + 1.0;
-            assert_eq!(stream.clone_dtoh(slice).expect("it can be read"), [rank, rank, 3.0, 3.0, 3.0, rank]);
+            assert_eq!(stream.clone_dtoh(slice).expect("the memory can be read"), [rank, rank, 3.0, 3.0, 3.0, rank]);
         }
         let views: Vec<_> = slices.iter().map(|slice| slice.slice(2..5)).collect();
         nccl.group(|group| {
@@ -400,14 +408,14 @@ fn cudarc_slices_are_reduced_and_may_be_dropped_at_once() {
             }
             Ok(())
         })
-        .expect("views work");
+        .expect("views of slices are accepted");
         drop(slices);
         for ((comm, stream), out) in all.iter().zip(&outs) {
-            comm.wait(stream, DEADLINE).expect("it completes");
+            comm.wait(stream, DEADLINE).expect("the work completes");
             assert_eq!(value(out, stream), 9.0);
         }
         drop((outs, handles));
-        Communicator::finalize_all(all.into_iter().map(|(comm, _)| comm).collect(), DEADLINE).expect("all end");
+        Communicator::finalize_all(all.into_iter().map(|(comm, _)| comm).collect(), DEADLINE).expect("all communicators end");
     });
 }
 
@@ -432,7 +440,7 @@ fn held_up(blocking: Switch) {
     });
     // The fake ends the process if the end of a group uses a freed rank.
     assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
-    aborting.join().expect("no panic").expect("it is aborted");
+    aborting.join().expect("the thread does not panic").expect("the abort succeeds");
     drop((all, buffers));
     nothing_is_left();
 }

@@ -32,10 +32,10 @@ fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclE
         if round % 2 == 0 {
             let finalized = comm.clone().finalize(DEADLINE);
             assert!(!matches!(finalized, Err(NcclError::Nccl(_))), "round {round}: NCCL was asked to finalize what was revoked");
-            end(round, comm, revoking.join().expect("no panic").and(finalized));
+            end(round, comm, revoking.join().expect("the thread does not panic").and(finalized));
         } else {
-            comm.abort(DEADLINE).expect("it is aborted");
-            end(round, comm, revoking.join().expect("no panic"));
+            comm.abort(DEADLINE).expect("the abort succeeds");
+            end(round, comm, revoking.join().expect("the thread does not panic"));
         }
     }
 }
@@ -73,8 +73,8 @@ fn revoked_state_survives_a_failed_call() {
         let calling = std::thread::spawn(move || other.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum));
         peerweave_fakes::wait_until_entered("cuStreamIsCapturing", before + 2);
         assert!(!calling.is_finished(), "it is in progress");
-        comm.revoke().expect("it is revoked");
-        assert!(calling.join().expect("no panic").is_err());
+        comm.revoke().expect("the revocation succeeds");
+        assert!(calling.join().expect("the thread does not panic").is_err());
         let error = comm.all_reduce_in_place(
             &comm.context().default_stream(),
             &mut floats(&comm.context().default_stream(), &[1.0]),
@@ -118,9 +118,9 @@ fn abort_frees_only_after_a_looping_caller_has_left() {
                 std::thread::yield_now();
             }
             (0..round % 61 * 20).for_each(|_| std::hint::spin_loop());
-            comm.abort(DEADLINE).expect("it is aborted");
+            comm.abort(DEADLINE).expect("the abort succeeds");
             for ended in loops {
-                let error = ended.join().expect("no panic");
+                let error = ended.join().expect("the thread does not panic");
                 assert!(matches!(error, NcclError::Dead { state: DeadState::Aborted, .. }), "round {round}: {error}");
             }
         }

@@ -262,7 +262,7 @@ mod tests {
 
     fn build(config: &CollConfig, version: &str) -> Result<RawCollConfig, NcclError> {
         let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
-        config.for_version(&Found { call: "all_reduce", version: version.parse().expect("a version"), path: &path })
+        config.for_version(&Found { call: "all_reduce", version: version.parse().expect("the version is valid"), path: &path })
     }
 
     #[test]

@@ -416,7 +416,7 @@ mod tests {
     #[test]
     fn every_option_is_written_or_unsupported_in_every_version() {
         for text in VERSIONS {
-            let version: Version = text.parse().expect("a version");
+            let version: Version = text.parse().expect("the version is valid");
             for (field, mut config) in one_by_one() {
                 if field == "minCTAs" {
                     config = config.max_ctas(4);
@@ -451,7 +451,7 @@ mod tests {
     #[test]
     fn unset_options_are_marked_undefined() {
         for text in VERSIONS {
-            let raw = build(&Config::new(), text.parse().expect("a version")).expect("no option is set");
+            let raw = build(&Config::new(), text.parse().expect("the version is valid")).expect("no option is set");
             assert_eq!(raw.magic, 0xcafe_beef);
             assert_eq!([raw.blocking, raw.splitShare, raw.nvlsHostMode], [c_int::MIN; 3]);
             assert!(raw.netName.is_null() && raw.commName.is_null());

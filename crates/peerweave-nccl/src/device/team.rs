@@ -145,7 +145,10 @@ mod tests {
     fn inner_and_outer_teams_cover_the_world_once() {
         for rank in (0..24).map(Rank::new) {
             let world = DeviceTeam::world(24, rank);
-            let (inner, outer) = (world.inner(6).expect("a divisor"), world.outer(6).expect("a divisor"));
+            let (inner, outer) = (
+                world.inner(6).expect("the size divides the number of ranks"),
+                world.outer(6).expect("the size divides the number of ranks"),
+            );
             assert_eq!((inner.rank_of(inner.index()), outer.rank_of(outer.index())), (Some(rank), Some(rank)));
             assert_eq!((inner.ranks(), outer.ranks(), outer.stride()), (6, 4, 6));
             let both: Vec<_> = (0..24)
@@ -153,7 +156,7 @@ mod tests {
                 .filter(|other| inner.index_of(*other).is_some() && outer.index_of(*other).is_some())
                 .collect();
             assert_eq!(both, [rank], "a block and a rail meet in one rank");
-            let second = outer.inner(2).expect("a divisor");
+            let second = outer.inner(2).expect("the size divides the number of ranks");
             assert_eq!(second.stride(), 6);
             assert_eq!(second.rank_of(second.index()), Some(rank));
         }
@@ -168,7 +171,7 @@ mod tests {
     #[test]
     fn team_without_another_has_only_the_remaining_ranks() {
         let world = DeviceTeam::world(8, Rank::new(5));
-        let rail = world.outer(4).expect("a divisor");
+        let rail = world.outer(4).expect("the size divides the number of ranks");
         assert_eq!(world.without(rail).collect::<Vec<_>>(), [0, 2, 3, 4, 6, 7].map(Rank::new));
         assert_eq!(rail.without(world).count(), 0);
     }
@@ -192,7 +195,7 @@ mod tests {
             "test: the last rank of the team is 7, expected less than 6 (the number of ranks)"
         );
         assert_eq!(
-            refused(world.outer(4).expect("a divisor"), Rank::new(5), 5),
+            refused(world.outer(4).expect("the size divides the number of ranks"), Rank::new(5), 5),
             "test: the last rank of the team is 5, expected less than 5 (the number of ranks)"
         );
         let huge = DeviceTeam::world(usize::MAX, Rank::new(5));

@@ -42,7 +42,7 @@ fn against_an_abort(call: fn(&Guarded)) {
         let theirs = Arc::clone(&shared);
         let calling = loom::thread::spawn(move || call(&theirs));
         shared.end();
-        calling.join().expect("no panic");
+        calling.join().expect("the thread does not panic");
         assert!(shared.0.try_enter_blocking().is_none());
         assert_eq!(shared.0.occupancy(), Occupancy::Empty);
     });
@@ -106,7 +106,7 @@ fn leave_blocking_after_abort_gave_up_is_safe() {
         // SAFETY: a thread inside is marked as blocking, and checks the gate before it uses the
         // value.
         shared.1.with_mut(|is_freed| unsafe { *is_freed = true });
-        calling.join().expect("no panic");
+        calling.join().expect("the thread does not panic");
     });
 }
 
@@ -123,7 +123,7 @@ fn check_abort_during_revoke(revoke: fn(&Gate) -> bool) {
             }
         });
         shared.end();
-        revoking.join().expect("no panic");
+        revoking.join().expect("the thread does not panic");
         assert_eq!(shared.0.state(), State::Aborted, "[G2]");
     });
 }
@@ -162,7 +162,7 @@ fn finalize_during_revoke_is_safe() {
             // SAFETY: a remaining reader finds the gate closed before it uses the value.
             shared.1.with_mut(|is_freed| unsafe { *is_freed = true });
         }
-        revoking.join().expect("no panic");
+        revoking.join().expect("the thread does not panic");
         assert_eq!(shared.0.state(), if closed.is_ok() { State::Finalized } else { State::Revoked });
     });
 }
@@ -184,7 +184,7 @@ fn calls_exclude_each_other_and_see_earlier_writes() {
         let theirs = Arc::clone(&shared);
         let calling = loom::thread::spawn(move || call(&theirs) + call(&theirs));
         let mine = call(&shared);
-        let all = mine + calling.join().expect("no panic");
+        let all = mine + calling.join().expect("the thread does not panic");
         // SAFETY: the other thread has ended.
         assert_eq!(shared.1.with(|calls| unsafe { *calls }), all);
         assert!(all >= 1, "both threads found the gate occupied");

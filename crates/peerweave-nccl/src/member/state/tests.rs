@@ -57,8 +57,8 @@ fn drained_gate_is_empty() {
             gate.close(State::Aborted).expect("the gate was open");
             assert!(gate.drain(LONG));
             is_freed.store(true, Relaxed);
-            got_in += entering_blocking.join().expect("no panic");
-            refused += 200 - entering.join().expect("no panic");
+            got_in += entering_blocking.join().expect("the thread does not panic");
+            refused += 200 - entering.join().expect("the thread does not panic");
         });
     }
     assert!(got_in > 0 && refused > 0, "{got_in} entered, {refused} refused: the threads did not race");
@@ -132,7 +132,7 @@ fn waiter_is_notified_of_a_state_change() {
                 State::Live => assert_eq!(gate.change(from, to), Ok(())),
                 _ => assert_eq!(gate.set(to), Ok(from)),
             }
-            assert_eq!(waiting.join().expect("no panic"), Err(Refused::State(to)));
+            assert_eq!(waiting.join().expect("the thread does not panic"), Err(Refused::State(to)));
         });
     }
 }
@@ -145,7 +145,7 @@ fn waiter_is_notified_when_the_gate_closes() {
         let waiting = scope.spawn(|| gate.enter(Allowed::LIVE, || LONG).map(drop));
         std::thread::sleep(Duration::from_millis(20));
         gate.close(State::Aborted).expect("the gate was open");
-        assert_eq!(waiting.join().expect("no panic"), Err(Refused::State(State::Aborted)));
+        assert_eq!(waiting.join().expect("the thread does not panic"), Err(Refused::State(State::Aborted)));
     });
     assert!(inside.enter_blocking().is_err(), "the gate is closed");
     drop(inside);
@@ -165,7 +165,7 @@ fn drain_gives_up_stuck_callers_but_awaits_brief_ones() {
         std::thread::sleep(Duration::from_millis(30));
         assert!(!draining.is_finished());
         drop(inside);
-        assert!(draining.join().expect("no panic"));
+        assert!(draining.join().expect("the thread does not panic"));
     });
 }
 

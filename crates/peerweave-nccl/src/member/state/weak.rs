@@ -47,7 +47,7 @@ fn against_an_abort(patience: Duration, call: fn(&Guarded)) {
         let theirs = Arc::clone(&shared);
         let calling = std::thread::spawn(move || call(&theirs));
         shared.end(patience);
-        calling.join().expect("no panic");
+        calling.join().expect("the thread does not panic");
     }
 }
 
@@ -129,7 +129,7 @@ fn calls_exclude_each_other_and_see_earlier_writes() {
         let theirs = Arc::clone(&shared);
         let calling = std::thread::spawn(move || call(&theirs) + call(&theirs));
         let mine = call(&shared) + call(&shared);
-        let all = mine + calling.join().expect("no panic");
+        let all = mine + calling.join().expect("the thread does not panic");
         // SAFETY: the other thread has ended.
         assert_eq!(unsafe { *shared.1.get() }, all);
     }
