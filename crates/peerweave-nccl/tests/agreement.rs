@@ -1,5 +1,5 @@
-//! Tests of ranks of one process that do not match: different lengths within a group, and ranks
-//! that a thread omitted from it.
+//! Tests of ranks of one process whose calls do not match: calls of a group that disagree, and
+//! ranks that a thread omitted from a group.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -39,7 +39,7 @@ fn lengths_that_differ_within_a_group_are_refused() {
             "all_reduce_in_place: rank 1 calls all_reduce_in_place of 8 f32 elements by sum, \
              rank 0 of the same group calls all_reduce_in_place of 4 f32 elements by sum",
         );
-        // The communicators can still be used.
+        // The communicators can still be used after the refused group.
         let mut long = long.slice(0..4).expect("the range is inside the memory");
         let issued = one.nccl().group(|group| {
             group.all_reduce_in_place(one, first, &mut short, ReduceOp::Sum)?;
@@ -143,8 +143,8 @@ fn unrelated_calls_are_not_compared() {
         let ((one, first), (two, second)) = (&all[0], &all[1]);
         let (mut four, eight) = (floats(first, &[1.0; 4]), floats(first, &[1.0; 8]));
         let (mut four_of_two, mut eight_of_two) = (floats(second, &[2.0; 4]), floats(second, &[2.0; 8]));
-        // Rank 0 issues its first collective and send alone. Rank 1 issues its own in one group
-        // with rank 0's second ones.
+        // Rank 0 issues its first collective and its first send without a group. Rank 1 issues its
+        // calls in groups, which also contain later calls of rank 0.
         one.all_reduce_in_place(first, &mut four, ReduceOp::Sum).expect("the call is enqueued");
         one.send(first, &four, Rank::new(1)).expect("the call is enqueued");
         let issued = one.nccl().group(|group| {
@@ -152,7 +152,7 @@ fn unrelated_calls_are_not_compared() {
             Ok(())
         });
         issued.expect("the calls of both ranks match");
-        // Another type with the same number of bytes can be transferred too.
+        // A transfer with a different type but the same number of bytes is accepted.
         let mut bytes = DeviceMemory::from_slice(second, &[0u8; 16]).expect("memory is allocated");
         let issued = one.nccl().group(|group| {
             group.recv(two, second, &mut bytes, Rank::new(0))?;
@@ -167,6 +167,7 @@ fn unrelated_calls_are_not_compared() {
     });
 }
 
+/// Checks that a call fails because these ranks were omitted. Returns the message.
 #[track_caller]
 fn left_out(result: Result<(), NcclError>, expected: &[u32]) -> String {
     let error = result.expect_err("a rank was omitted");
@@ -196,7 +197,7 @@ fn call_without_a_group_names_the_omitted_rank() {
                 one.name()
             )
         );
-        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: before the deadline", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: not before the deadline", start.elapsed());
     });
 }
 
@@ -214,13 +215,13 @@ fn rank_omitted_from_a_group_is_named_within_seconds() {
         });
         issued.expect("the calls are enqueued");
         left_out(all[0].0.wait(&all[0].1, DEADLINE), &[2]);
-        assert!(start.elapsed() < DEADLINE / 2, "{:?}: long before the deadline", start.elapsed());
+        assert!(start.elapsed() < DEADLINE / 2, "{:?}: not long before the deadline", start.elapsed());
     });
 }
 
 #[test]
 fn blocked_first_collective_names_the_omitted_rank() {
-    // The first collective waits inside the call until all ranks have come.
+    // The first collective waits inside NCCL until all ranks have joined.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
         let (one, first) = &all[0];
@@ -228,7 +229,7 @@ fn blocked_first_collective_names_the_omitted_rank() {
         let mut values = floats(first, &[1.0]);
         let start = Instant::now();
         left_out(one.all_reduce_in_place(first, &mut values, ReduceOp::Sum), &[1]);
-        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: before the deadline", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: not before the deadline", start.elapsed());
     });
 }
 
@@ -240,7 +241,7 @@ fn rank_of_another_thread_is_not_reported_as_omitted() {
             if comm.rank() == Rank::new(1) {
                 std::thread::sleep(Duration::from_millis(1500));
             }
-            // Both threads were the last to use their own rank alone.
+            // Each thread has only used its own rank, so no rank counts as omitted.
             let mut values = floats(&stream, &[1.0]);
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
             comm.wait(&stream, DEADLINE).expect("the other rank joins late");

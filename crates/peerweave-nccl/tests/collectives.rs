@@ -1,5 +1,5 @@
-//! Tests of every collective, type and reduction against expected results, with every kind of
-//! initialisation.
+//! Compares the results of every collective, type and reduction with expected results, for every
+//! kind of initialisation.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -27,8 +27,8 @@ fn in_one_process(devices: usize, checks: impl FnOnce(&mut Check<'_>) -> Result<
     nothing_is_left();
 }
 
-/// Checks one type of each kind. Results that depend on the type depend neither on the number of
-/// ranks, nor on other properties of the library than its types.
+/// Checks one type of each kind. The other types behave the same for every number of ranks and in
+/// every version.
 fn some_types(check: &mut Check<'_>) -> Result<(), NcclError> {
     check.of_type::<f32>(13)?;
     check.of_type::<F8E4M3>(13)?;
@@ -97,8 +97,8 @@ fn processes_with_one_rank_each_connect_by_rendezvous() {
 
 #[test]
 fn every_supported_version_has_the_expected_results() {
-    // Before 2.28 all-to-all, gather and scatter are composed; before 2.24 8-bit floats are moved
-    // as bytes.
+    // Before NCCL 2.28, all-to-all, gather and scatter are composed of sends and receives. Before
+    // NCCL 2.24.3, 8-bit floats are transferred as bytes.
     for version in ["2.19.3", "2.22.3", "2.27.7", "2.28.9", "2.30.7"] {
         fakes_of(3, version).run(|| {
             assert_eq!(Nccl::load().expect("the fake library is found").version().to_string(), version);

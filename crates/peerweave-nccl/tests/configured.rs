@@ -1,5 +1,5 @@
-//! Tests of the configured form of every collective: immediate and in a group, in place and not, by
-//! its result and by the function that was called.
+//! Tests of every collective with a configuration: immediate and in a group, in place and out of
+//! place. The tests check the result and the called function of NCCL.
 //!
 //! `options.rs` tests the options and the values that reach the library.
 #![cfg(target_os = "linux")]
@@ -15,6 +15,7 @@ use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCa
 use peerweave_driver::{CudaStream, DeviceMemory};
 use peerweave_nccl::{CollConfig, Communicator, Config, ConfiguredGroup, NcclError, Rank, ReduceOp, Switch};
 
+/// Variable with the path of the fake's log.
 const LOG: &str = "PEERWEAVE_FAKE_NCCL_LOG";
 
 /// Returns the number of lines of the fake's log that contain a text.
@@ -25,8 +26,8 @@ fn logged(part: &str) -> usize {
 
 type Buffer = DeviceMemory<f32>;
 
-/// A configured call, on one of two ranks, and its result in a buffer of two elements. The initial
-/// elements are rank + 1 and rank + 11.
+/// NCCL's function, a configured call on one of two ranks, and the expected buffer on each rank.
+/// The initial elements are rank + 1 and rank + 11.
 type Step = (&'static str, fn(&Communicator, &CollConfig, &Arc<CudaStream>, Buffer) -> Result<Buffer, NcclError>, [[f32; 2]; 2]);
 
 /// Returns a buffer of one or two zeros.
@@ -172,19 +173,20 @@ fn every_collective_has_a_configured_form() {
         });
         for (function, ..) in &STEPS {
             let steps = STEPS.iter().filter(|(other, ..)| other == function).count();
-            assert_eq!(logged(&format!(" {function}(")), 2 * steps, "{function}: by two ranks, in and out of place");
+            assert_eq!(logged(&format!(" {function}(")), 2 * steps, "{function}: called by two ranks, in and out of place");
         }
         assert_eq!(logged("collective config "), 2 * STEPS.len());
     });
 }
 
-/// One of the two ranks of a thread, with handles of its memory.
+/// One of the two ranks of a thread, with handles of the rank's memory.
 struct Member {
     comm: Communicator,
     stream: Arc<CudaStream>,
     values: Buffer,
-    /// The elements of `values` as separate handles, and the result of [`part`].
+    /// The elements of `values` as separate handles.
     elements: [Buffer; 2],
+    /// The result of [`part`].
     part: Buffer,
     out: Buffer,
     first_out: Buffer,
@@ -233,7 +235,7 @@ fn every_collective_has_a_configured_form_in_groups() {
             let mut ranks: Vec<_> = all.iter().map(|(comm, stream)| Member::new(comm, stream)).collect();
             let (configured, called) = (logged("collective config "), logged(&format!(" {function}(")));
             let issued = all[0].0.nccl().group(|group| {
-                // It is read when the call is recorded.
+                // The configuration is copied when the call is recorded.
                 let config = CollConfig::new().max_ctas(4).algorithms("ring");
                 ranks.iter_mut().try_for_each(|rank| record(&mut group.with(&config), rank))
             });
@@ -243,7 +245,7 @@ fn every_collective_has_a_configured_form_in_groups() {
                 let left = if index < OUT_OF_PLACE { &rank.out } else { &rank.values };
                 assert_eq!(left.to_vec(&rank.stream).expect("the memory can be read"), *expected, "{function} ({index})");
             }
-            assert_eq!(logged(&format!(" {function}(")), called + 2, "{function} ({index}): by two ranks");
+            assert_eq!(logged(&format!(" {function}(")), called + 2, "{function} ({index}): called by two ranks");
             assert_eq!(logged("maxCTAs=4 algSelection=ring"), configured + 2, "{function} ({index}): with the options");
         }
     });
@@ -313,7 +315,7 @@ fn event_of_another_context_is_refused_in_every_form() {
                 comm.nccl().group(|group| group.with(&config).all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum));
             assert_eq!(recorded.expect_err(why).to_string(), format!("{what}{why}"));
         }
-        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL ask_rendezvous of nothing");
+        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL was not called");
     });
 }
 
@@ -332,13 +334,13 @@ fn launch_event_of_a_captured_group_is_kept_by_the_graph() {
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = stream.end_capture(flags).expect("the capture ends").expect("the capture yields a graph");
         recorded.expect("the call is captured");
-        assert!(held.upgrade().is_some(), "the graph keeps it");
+        assert!(held.upgrade().is_some(), "the graph keeps the event alive");
         graph.launch().expect("the graph is launched");
         comm.wait(&stream, DEADLINE).expect("the work completes");
         drop(graph);
         let end = std::time::Instant::now() + DEADLINE;
         while held.upgrade().is_some() {
-            assert!(std::time::Instant::now() < end, "the graph is gone, and the event with it");
+            assert!(std::time::Instant::now() < end, "the event is freed with the graph");
             peerweave_driver::settle(end);
         }
     });

@@ -1,6 +1,7 @@
 //! Tests of device communicators, teams and properties, on fake devices.
 //!
-//! Their use by kernels is not tested: the fake NCCL lays out the bytes and runs no kernels.
+//! The fake NCCL writes the bytes of a device communicator, but runs no kernels. So the use by
+//! kernels is not tested.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -28,8 +29,8 @@ fn on_every_rank_of(config: &Config, body: impl Fn(Communicator) + Sync) {
     common::ranks(RANKS, config, |communicator, _| body(communicator));
 }
 
-/// Returns the first words of a device communicator since 2.30.3: magic number, version, rank,
-/// number of ranks.
+/// Returns the first four words of a device communicator: magic number, version, rank, number of
+/// ranks.
 fn head(device: &DeviceCommunicator) -> [u32; 4] {
     std::array::from_fn(|word| {
         u32::from_ne_bytes(device.as_bytes()[4 * word..][..4].try_into().expect("the slice has four bytes"))
@@ -53,7 +54,7 @@ fn device_communicator_has_the_size_reported_by_the_library() {
                 device.buffer_offset_bytes(1).expect("the requirements have this entry"),
             );
             assert!(one.is_multiple_of(256) && two.is_multiple_of(128), "{one} {two}");
-            assert!(one + 1000 <= two || two + 64 <= one, "they do not overlap: {one} {two}");
+            assert!(one + 1000 <= two || two + 64 <= one, "the buffers overlap: {one} {two}");
             assert_eq!((device.buffer_offset_bytes(2), device.multimem_handle(0)), (None, None));
             // SAFETY: no kernel was started.
             unsafe { device.destroy() }.expect("the communicator is live");
@@ -138,7 +139,7 @@ fn foreign_team_is_refused_before_nccl_is_called() {
                     .expect_err("the team belongs to another rank or communicator");
                 assert!(error.misuse_kind().is_some(), "{error}");
             }
-            // No rank waited for the refused call.
+            // The refused calls have not reached NCCL, so the next call succeeds on all ranks.
             DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new())
                 .expect("all ranks have the same requirements");
         });

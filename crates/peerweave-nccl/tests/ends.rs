@@ -1,5 +1,5 @@
-//! Tests of the end of communicators: in order, by force, in every order of drops, and the calls
-//! that are refused afterwards.
+//! Tests of the end of communicators: in order, by force, and by drops in any order. Also tests
+//! that calls are refused afterwards.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -56,7 +56,8 @@ fn ended_communicator_refuses_every_call() {
 #[test]
 fn objects_may_be_dropped_in_any_order() {
     fakes(2).run(|| {
-        // Communicators, buffers, reductions, streams: each order of four.
+        // Communicators, buffers, reductions and streams are dropped in each of the 24 possible
+        // orders.
         for order in 0..24 {
             let all = all(2);
             let (mut comms, mut streams): (Vec<_>, Vec<_>) = all.into_iter().unzip();
@@ -90,7 +91,7 @@ fn objects_may_be_dropped_in_any_order() {
 
 #[test]
 fn abort_ends_a_call_blocked_on_another_thread() {
-    // A blocking rank waits inside NCCL for the other to split, which never does.
+    // A blocking rank waits inside NCCL for the other rank, which never calls split.
     fakes(2).run(|| {
         ranks(2, &Config::new().blocking(Switch::On), |comm, _| {
             if comm.rank() == Rank::new(0) {
@@ -147,7 +148,7 @@ fn memory_is_freed_after_a_failed_finalize() {
             drop(comm.register(&memory).expect("the memory is registered"));
             drop((memory, stream));
             peerweave_driver::settle(Instant::now() + DEADLINE);
-            assert_eq!(counted("allocations"), 1, "peers may still reach it");
+            assert_eq!(counted("allocations"), 1, "peers may still access the memory");
             comm.finalize(Duration::from_millis(200)).expect_err("the finalize fails");
             nothing_is_left();
         });
@@ -168,7 +169,7 @@ fn revoked_communicator_can_only_be_split_and_shrunk() {
             let waiter = std::thread::spawn(move || waiting.wait_with(&waited, DEADLINE, OnExpiry::LeaveAlone));
             std::thread::sleep(Duration::from_millis(50));
             comm.revoke().expect("the revocation succeeds");
-            // The stream is idle now, but its results are invalid.
+            // The stream is idle now, but the results of the work are invalid.
             assert_eq!(state_of(waiter.join().expect("the thread does not panic")), DeadState::Revoked);
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
             assert_eq!(state_of(comm.suspend()), DeadState::Revoked);
@@ -203,7 +204,7 @@ fn first_of_two_revocations_succeeds() {
 
 #[test]
 fn revocation_waits_for_a_call_that_is_in_progress() {
-    // NCCL would free the call twice.
+    // Without the wait, NCCL would free the call twice.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         ranks(2, &Config::new().blocking(Switch::Off), |comm, stream| {
             if comm.rank() == Rank::new(0) {
@@ -211,7 +212,7 @@ fn revocation_waits_for_a_call_that_is_in_progress() {
                 let calling = comm.clone();
                 let call = std::thread::spawn(move || sum(&calling, &stream));
                 std::thread::sleep(Duration::from_millis(100));
-                // Rank 1 never comes to connect: the call ends at its deadline, by an abort.
+                // Rank 1 never joins, so the call is aborted at its deadline.
                 let error = comm.revoke().expect_err("another thread is inside");
                 assert!(matches!(error, NcclError::Timeout(_) | NcclError::Dead { state: DeadState::Aborted, .. }), "{error}");
                 assert!(matches!(call.join().expect("the thread does not panic"), Err(NcclError::Timeout(_))));
@@ -246,7 +247,7 @@ fn wait_for_work_aborted_by_shrink_is_an_error() {
 
 #[test]
 fn timed_out_call_is_not_launched_when_others_arrive() {
-    // NCCL's first collective waits on the host for all ranks.
+    // The first collective waits inside NCCL, on the host, for all ranks.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
         let ((early, first), (late, second)) = (&all[0], &all[1]);
@@ -254,7 +255,7 @@ fn timed_out_call_is_not_launched_when_others_arrive() {
         early.set_deadline(Duration::from_millis(100));
         let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("no other rank joins");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
-        assert_eq!(counted("communicators"), 1, "NCCL has freed it before it gives the values back");
+        assert_eq!(counted("communicators"), 1, "NCCL has freed the communicator before the call returns");
         let mut theirs = floats(second, &[2.0; 4]);
         late.all_reduce_in_place(second, &mut theirs, ReduceOp::Sum).expect("the call of the late rank is enqueued");
         late.wait_with(second, Duration::from_millis(100), OnExpiry::LeaveAlone).expect_err("the other rank was aborted");
@@ -275,7 +276,7 @@ fn memory_of_an_unfreeable_communicator_is_kept() {
             drop((memory, stream));
             comm.finalize(DEADLINE).expect_err("NCCL refuses to free the communicator");
             peerweave_driver::settle(Instant::now() + DEADLINE);
-            assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still reach it");
+            assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still access the memory");
         });
     }
 }
@@ -295,8 +296,8 @@ fn refused_revocation_leaves_the_communicator_unchanged() {
 
 #[test]
 fn abort_waits_for_a_call_that_returns_by_itself() {
-    // Each communicator queries four statistics. The fake ends the process if the communicator is
-    // freed during the first, slow query.
+    // `mem_stats` queries four statistics. The fake ends the process if the communicator is freed
+    // during the first, slow query.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats:1=100,ncclCommMemStats:5=100").run(|| {
         for (comm, _) in all(1).into_iter().chain(all_blocking(1)) {
             let asking = comm.clone();
@@ -316,7 +317,7 @@ fn aborted_call_returns_after_nccl_is_done_with_its_memory() {
     fakes(1).run(|| {
         let (comm, stream) = alone_non_blocking();
         let mut values = floats(&stream, &[1.0; 4]);
-        // NCCL's own thread is slow before it launches.
+        // The thread of NCCL is slow before it launches the work.
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
         fail_driver("cuStreamIsCapturing:2=400ms");
         let other = comm.clone();
@@ -325,7 +326,7 @@ fn aborted_call_returns_after_nccl_is_done_with_its_memory() {
             (result, counted("communicators"))
         });
         peerweave_fakes::wait_until_entered("cuStreamIsCapturing", before + 2);
-        assert!(!calling.is_finished(), "it is in progress");
+        assert!(!calling.is_finished(), "the call is in progress");
         comm.abort(DEADLINE).expect("the abort succeeds");
         let (result, left) = calling.join().expect("the thread does not panic");
         assert_eq!(state_of(result), DeadState::Aborted);
@@ -344,13 +345,13 @@ fn memory_of_an_unabortable_communicator_is_kept() {
         drop(comm);
         std::thread::sleep(Duration::from_millis(100));
         peerweave_driver::settle(Instant::now() + DEADLINE);
-        assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still reach it");
+        assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still access the memory");
     });
 }
 
 #[test]
 fn call_with_a_slow_abort_keeps_its_memory_until_the_end() {
-    // Longer than this crate waits for an abort elsewhere.
+    // The abort takes longer than the time limit of all other waits for an abort.
     let slow = fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommAbort@0=11500");
     slow.limit(Duration::from_secs(60)).run(|| {
         let all = all_with(2, &Config::new().blocking(Switch::Off));
@@ -360,8 +361,8 @@ fn call_with_a_slow_abort_keeps_its_memory_until_the_end() {
         let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("no other rank joins");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
         assert_eq!(counted("communicators"), 1, "NCCL was done with the memory");
-        // If NCCL still had the first rank's call, this call of the other rank would let it
-        // continue.
+        // If the call of the first rank were still pending in NCCL, this call of the second rank
+        // would let that call continue.
         let mut theirs = floats(second, &[2.0; 4]);
         late.set_deadline(Duration::from_millis(100));
         let _ = late.all_reduce_in_place(second, &mut theirs, ReduceOp::Sum);

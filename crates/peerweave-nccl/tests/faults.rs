@@ -1,4 +1,4 @@
-//! Tests of faults: stuck collectives, asynchronous errors, dead ranks, lack of memory.
+//! Tests of faults: stuck collectives, asynchronous errors, lost ranks, and lack of memory.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -30,7 +30,7 @@ fn timed_out_wait_aborts_only_its_own_communicator() {
         assert_eq!(timeout.communicator.as_deref(), Some(comm.name()));
         assert!(error.to_string().starts_with("all_reduce_in_place (call 3) on communicator #1 (rank 0 of 1): timed out after "));
         assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
-        // The stream and the other communicator continue.
+        // The stream and the other communicator are not affected.
         assert!(peerweave_driver::wait(&stream, Instant::now() + DEADLINE).is_ok());
         assert_eq!(sum(&bystander, &stream).expect("the other communicator still works"), 1.0);
         drop((comm, bystander, buffer, stream));
@@ -57,7 +57,7 @@ fn timed_out_wait_aborts_every_communicator_if_requested() {
 
 #[test]
 fn timed_out_wait_aborts_all_ranks_of_its_communicator() {
-    // One thread has all ranks, and the collective never ends.
+    // One thread has all ranks, and the collective never completes.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce@0:1").run(|| {
         let all = all(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -81,7 +81,7 @@ fn timed_out_wait_aborts_all_ranks_of_its_communicator() {
 
 #[test]
 fn asynchronous_error_ends_the_wait_at_once() {
-    // The collective is slow, so that the error arrives after the call has returned.
+    // The collective is slow, so the asynchronous error occurs after the call has returned.
     let fakes = fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclAllReduce=100");
     fakes.env("PEERWEAVE_FAKE_NCCL_ASYNC_ERROR", "ncclAllReduce:1=6").run(|| {
         let (comm, stream) = alone();
@@ -132,7 +132,7 @@ fn failed_call_returns_nccl_text_and_the_next_succeeds() {
 
 #[test]
 fn failed_call_ends_a_non_blocking_communicator() {
-    // NCCL keeps the error with the communicator, and every later call would only return it.
+    // NCCL stores the error with the communicator, and every later call would return this error.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:1=4,ncclAllReduce:1=4").run(|| {
         let (comm, stream) = alone_non_blocking();
         let (send, mut recv) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
@@ -167,7 +167,8 @@ fn abort_from_another_thread_ends_a_wait() {
 #[test]
 fn killed_rank_is_named_and_the_others_continue_without_it() {
     for death in ["hang", "error"] {
-        // Shrinking takes longer than other calls wait for the dead rank.
+        // Shrinking takes longer than the time after which other calls fail because of the lost
+        // rank.
         let fakes = fakes(3).env("PEERWEAVE_FAKE_NCCL_DEATH", death).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommShrink=1500");
         fakes.run_many(3, |child| match child.rank {
             1 => victim(&child),
@@ -176,10 +177,11 @@ fn killed_rank_is_named_and_the_others_continue_without_it() {
     }
 }
 
-/// Forks the process of the rank that dies, so that the test's own child process does not.
+/// Runs the rank that dies in a forked process, so that the child process of the test itself
+/// survives.
 fn victim(child: &peerweave_fakes::Child) {
-    // SAFETY: this process has one thread yet, but for the harness's, which the fork does not need;
-    // nothing was loaded.
+    // SAFETY: besides the harness, whose threads the child does not need, this process has one
+    // thread. No library was loaded.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let (comm, rendezvous) = join(child);
@@ -191,7 +193,7 @@ fn victim(child: &peerweave_fakes::Child) {
     let mut status = 0;
     // SAFETY: the pointer is to a live integer.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert!(libc::WIFSIGNALED(status), "it was killed: {status}");
+    assert!(libc::WIFSIGNALED(status), "the process was not killed: {status}");
     child.meet("the end");
 }
 
@@ -221,7 +223,7 @@ fn anew(comm: &Communicator, rendezvous: &peerweave_bootstrap::Rendezvous) -> Co
     let id = loop {
         match rendezvous.try_get(KEY).expect("the server is reachable") {
             Some(id) => break UniqueId::try_from(id.as_slice()).expect("an id is created"),
-            None => assert!(Instant::now() < end, "rank 0 has made none"),
+            None => assert!(Instant::now() < end, "rank 0 has not published an id"),
         }
         std::thread::sleep(Duration::from_millis(2));
     };
@@ -232,8 +234,8 @@ fn anew(comm: &Communicator, rendezvous: &peerweave_bootstrap::Rendezvous) -> Co
         .expect("both ranks join")
 }
 
-/// Runs a rank that survives. It does not end before the others, because that would look like a
-/// death too.
+/// Runs a rank that survives. The process does not end before the other processes, because an early
+/// end would look like a death.
 fn survivor(child: &peerweave_fakes::Child) {
     let (comm, rendezvous) = join(child);
     assert_eq!(reduce(&comm).expect("the first call succeeds"), 6.0);
@@ -244,7 +246,7 @@ fn survivor(child: &peerweave_fakes::Child) {
     comm.set_deadline(DEADLINE);
     let fewer = match comm.shrink(&[Rank::new(1)], ShrinkMode::Abort) {
         Ok(fewer) => fewer,
-        // NCCL detected the loss, and then creates no children.
+        // NCCL has detected the loss, and refuses to create children.
         Err(error) => {
             assert_eq!(error.code(), Some(ResultCode::REMOTE_ERROR), "{error}");
             anew(&comm, &rendezvous)
@@ -258,7 +260,7 @@ fn survivor(child: &peerweave_fakes::Child) {
 
 #[test]
 fn dropped_memory_is_reused() {
-    // The device has no room for two allocations, and another thread frees dropped memory.
+    // The device has memory for only one allocation, and another thread frees dropped memory.
     fakes(1).env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (64usize << 20).to_string()).run(|| {
         let (nccl, context) = (Nccl::load().expect("the fake library is found"), contexts(1).remove(0));
         for round in 0..50 {
@@ -274,7 +276,8 @@ fn dropped_memory_is_reused() {
 fn failed_stream_query_does_not_abort() {
     fakes(1).run(|| {
         let ((comm, stream), (other, beside)) = (alone(), alone());
-        // Errors of parameters, contexts, handles and captures say nothing about the work.
+        // Error codes for parameters, contexts, handles and captures do not mean that the work has
+        // failed.
         for code in [1, 3, 4, 200, 201, 400, 401].into_iter().chain(900..=908) {
             fail_driver(&format!("cuStreamQuery:1={code}"));
             let result = comm.wait(&stream, DEADLINE);
@@ -285,7 +288,7 @@ fn failed_stream_query_does_not_abort() {
         }
         assert_eq!(sum(&comm, &stream).expect("the communicator is live"), 1.0);
         assert_eq!(sum(&other, &beside).expect("the communicator is live"), 1.0);
-        // This code says that the work has failed.
+        // This error code means that the work has failed.
         fail_driver("cuStreamQuery:1=719");
         let result = comm.wait(&stream, DEADLINE);
         assert!(matches!(&result, Err(NcclError::Cuda(DriverError::Cuda(error))) if error.code == 719), "{result:?}");

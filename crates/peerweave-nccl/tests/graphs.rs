@@ -1,5 +1,5 @@
-//! Tests of calls that are captured into graphs: the resources that a graph keeps, and the calls
-//! that a capture forbids.
+//! Tests of calls that are captured into graphs: the resources that a graph keeps alive, and the
+//! calls that fail during a capture.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -77,7 +77,7 @@ fn graph_keeps_its_memory_and_its_communicator() {
             let mut recv = result.clone();
             captured(&stream, || comm.all_reduce(&stream, &send, &mut recv, &scaled))
         };
-        assert_eq!(value(&result, &stream), 0.0, "nothing ran");
+        assert_eq!(value(&result, &stream), 0.0, "captured calls must not run before the launch");
         let error = comm.clone().finalize(SHORT).expect_err("a graph uses the communicator").to_string();
         assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
         let other = comm.clone();
@@ -86,9 +86,9 @@ fn graph_keeps_its_memory_and_its_communicator() {
             graph.launch().expect("the graph is launched");
         }
         assert_eq!(value(&result, &stream), 42.0);
-        assert_eq!(counted("communicators"), 1, "the graph keeps it");
+        assert_eq!(counted("communicators"), 1, "the graph keeps the communicator alive");
         drop((graph, result, stream));
-        // The driver releases the graph's resources some time later; `finalize` waits for that.
+        // The driver releases the graph's resources later. `finalize` waits for this release.
         other.finalize(DEADLINE).expect("the graph was destroyed");
         nothing_is_left();
     });
@@ -131,7 +131,7 @@ fn borrowed_memory_is_refused_in_a_capture() {
             );
             let error = comm.wait(&stream, DEADLINE).expect_err("the stream is being captured").to_string();
             assert_eq!(error, "wait: the stream is being captured, so it has no running work to wait for; end the capture first");
-            // The refused calls neither invalidated the capture nor ended the communicator.
+            // The capture is still valid and the communicator still live after the refused calls.
             comm.all_reduce_in_place(&stream, &mut kept, ReduceOp::Sum)
         });
         graph.launch().expect("the graph is launched");
@@ -196,8 +196,7 @@ fn memory_and_communicators_are_created_during_a_capture() {
             let mut kept = floats(&stream, &[1.0]);
             let capturing = context.new_stream().expect("a stream is created");
             capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("the capture begins");
-            // A capture of this mode is invalidated by an allocation or a synchronisation on any
-            // thread.
+            // An allocation or a synchronisation on any thread invalidates a capture of this mode.
             let memory = NcclMem::from_slice(nccl, &stream, &[1.0f32; 8]);
             let registered = memory.as_ref().map(|memory| comm.register(memory));
             let window = memory.as_ref().map(|memory| Window::register(&comm, memory, WindowKind::DEFAULT));
@@ -228,22 +227,22 @@ fn launch_event_is_recorded_and_kept_by_the_graph() {
             .all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)
             .expect_err("the event is on another device");
         assert_eq!(error.to_string(), "all_reduce_in_place: the launch completion event is on device 1, expected device 0");
-        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL ask_rendezvous of nothing");
+        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL was not called");
         let here = Arc::new(comm.context().new_event(None).expect("an event is created"));
         let config = CollConfig::new().launch_completion_event(Arc::clone(&here));
         comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
         comm.wait(&stream, DEADLINE).expect("the work completes");
-        assert!(here.is_complete(), "it was recorded");
+        assert!(here.is_complete(), "the event was recorded");
         let held = Arc::downgrade(&here);
         let graph = captured(&stream, || comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum));
         drop((config, here));
-        assert!(held.upgrade().is_some(), "the graph keeps it");
+        assert!(held.upgrade().is_some(), "the graph keeps the event alive");
         graph.launch().expect("the graph is launched");
         comm.wait(&stream, DEADLINE).expect("the work completes");
         drop(graph);
         let end = Instant::now() + DEADLINE;
         while held.upgrade().is_some() {
-            assert!(Instant::now() < end, "the graph is gone, and the event with it");
+            assert!(Instant::now() < end, "the event is freed with the graph");
             settle(end);
         }
     });
@@ -277,7 +276,7 @@ fn registered_memory_in_a_graph_is_not_unregistered() {
         comm.all_reduce_in_place(&stream, &mut inside, ReduceOp::Sum).expect("the call is captured");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = stream.end_capture(flags).expect("the capture ends").expect("the capture yields a graph");
-        // Graphs are waited for at most as long as the lock.
+        // The call waits for graphs for at most the communicator's deadline.
         comm.set_deadline(5 * SHORT);
         for result in [window.deregister(&stream, DEADLINE), registration.deregister(&stream, DEADLINE)] {
             let error = result.expect_err("the graph uses the registered memory");
@@ -302,15 +301,17 @@ fn capture_begun_while_finalize_waits_is_an_error() {
         let ending = comm.clone();
         let finalizing = std::thread::spawn(move || {
             let start = Instant::now();
-            // No graph has the communicator yet, and the call that will be captured holds the lock.
+            // No graph uses the communicator yet, and the call that will be captured holds the
+            // lock.
             while !matches!(ending.async_error(), Ok(Some(ResultCode::IN_PROGRESS))) {
-                assert!(start.elapsed() < DEADLINE, "the call takes its turn");
+                assert!(start.elapsed() < DEADLINE, "the call acquires the lock");
                 std::thread::sleep(Duration::from_millis(1));
             }
             ending.finalize(DEADLINE)
         });
         let graph = captured(&stream, || {
-            // The call queries twice before it holds the lock, and again inside.
+            // The call queries the stream twice before it acquires the lock, and a third time while
+            // it holds the lock.
             fail_driver("cuStreamIsCapturing:3=800ms");
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)
         });
@@ -323,10 +324,10 @@ fn capture_begun_while_finalize_waits_is_an_error() {
     });
 }
 
-/// Borrowed memory on whose stream a capture begins when a call acquires it.
+/// Borrowed memory. When a call acquires the memory, a capture of the call's stream begins.
 struct Capturing(DeviceMemory<f32>);
 
-// SAFETY: all methods are those of the memory, except that no graph keeps it.
+// SAFETY: all methods forward to the memory, except that no graph can keep the memory alive.
 unsafe impl DeviceBuffer<f32> for Capturing {
     fn len(&self) -> usize {
         DeviceBuffer::len(&self.0)
@@ -364,19 +365,19 @@ fn capture_begun_while_a_call_waits_is_an_error() {
         drop(stream.end_capture(flags).expect("the capture is still valid"));
         let error = result.expect_err("no graph can keep the memory alive").to_string();
         assert_eq!(error, "all_reduce_in_place: a capture of the stream began or ended after the call was recorded; record the group inside or outside of the capture");
-        assert_eq!((comm.sequence(), counted("collectives")), (before, 0), "NCCL ask_rendezvous of nothing");
+        assert_eq!((comm.sequence(), counted("collectives")), (before, 0), "NCCL was not called");
     });
 }
 
-/// Begins a capture of the stream while a query of a call on another thread is delayed. Returns the
-/// call's result, and the graph if there is one.
+/// Begins a capture of the stream while a driver function in a call on another thread is delayed.
+/// `held_up` selects the function. Returns the result of the call, and the graph, if any.
 fn captured_during<B: Send + 'static>(
     (comm, stream): (&Communicator, &Arc<CudaStream>),
     held_up: &str,
     mut values: B,
     call: impl FnOnce(&Communicator, &Arc<CudaStream>, &mut B) -> Result<(), NcclError> + Send + 'static,
 ) -> (Result<(), NcclError>, Option<CudaGraph>) {
-    // `function:call=time`
+    // The form of `held_up` is `function:call=time`.
     let (function, call_and_time) = held_up.split_once(':').expect("the order has the form function:call=time");
     let nth: usize =
         call_and_time.split('=').next().and_then(|nth| nth.parse().ok()).expect("the order names the number of a call");
@@ -391,8 +392,8 @@ fn captured_during<B: Send + 'static>(
     (result, stream.end_capture(flags).ok().flatten())
 }
 
-/// Like [`captured_during`], for a call that queries before it is issued: it fails, and there is no
-/// graph.
+/// Begins a capture during a call, like [`captured_during`]. Checks that the call fails and that
+/// the capture yields no graph. The call queries the stream before it is issued.
 fn refused_meanwhile(
     blocking: Switch,
     held_up: &str,
@@ -403,17 +404,18 @@ fn refused_meanwhile(
     let (result, graph) = captured_during((&comm, &stream), held_up, values, call);
     let error = result.expect_err("the call may be in the graph").to_string();
     assert!(error.contains("began to capture the stream during the call"), "{error}");
-    assert!(graph.is_none(), "a graph would use memory that nothing keeps");
+    assert!(graph.is_none(), "the graph would use memory that is not kept alive");
     drop((comm, stream));
     nothing_is_left();
 }
 
-/// Delays NCCL's query, for a call that queries once before it is issued.
+/// Delays NCCL's query of the stream, in a call that queries the stream once before it is issued.
 const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
 
 #[test]
 fn capture_begun_during_a_call_keeps_the_calls_memory() {
-    // Delaying NCCL's query makes the call captured; delaying the query after it lets the call run.
+    // If NCCL's query is delayed, the call is captured. If the query after NCCL's query is delayed,
+    // the call runs.
     for question in ["1", "2"] {
         fakes(1).env("QUESTION", question).run(|| {
             let question = std::env::var("QUESTION").expect("the parent has set the variable");
@@ -429,9 +431,9 @@ fn capture_begun_during_a_call_keeps_the_calls_memory() {
             let error = comm.clone().finalize(SHORT).expect_err("a graph uses the communicator");
             assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
             drop(comm);
-            assert_eq!(counted("communicators"), 1, "the graph keeps it");
+            assert_eq!(counted("communicators"), 1, "the graph keeps the communicator alive");
             graph.launch().expect("the graph is launched");
-            assert_eq!(value(&result, &stream), 1.0, "the send buffer is there");
+            assert_eq!(value(&result, &stream), 1.0, "the graph keeps the send buffer alive");
             drop((graph, result, stream));
             nothing_is_left();
         });
@@ -443,21 +445,21 @@ fn capture_begun_during_a_call_on_borrowed_memory_fails() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let values = floats(&stream, &[1.0; 4]);
-        // SAFETY: the memory lives as long as this scenario.
+        // SAFETY: the memory lives until the end of this test.
         let borrowed = unsafe { Raw::<f32>::new(values.address(), 4, 0, None) };
         let (result, graph) = captured_during((&comm, &stream), NCCL_IS_HELD_UP, borrowed, |comm, stream, borrowed| {
             comm.all_reduce_in_place(stream, borrowed, ReduceOp::Sum)
         });
         let error = result.expect_err("no graph can keep the memory alive").to_string();
         assert!(error.contains("began to capture the stream during the call"), "{error}");
-        assert!(graph.is_none(), "a graph would use memory that nothing keeps");
+        assert!(graph.is_none(), "the graph would use memory that is not kept alive");
     });
 }
 
 #[test]
 fn capture_that_begins_during_a_call_yields_no_graph() {
     fakes(1).run(|| {
-        // From the first capture on, calls also query before they are issued.
+        // After the first capture in a process, calls also query the stream before they are issued.
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         drop(captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)));
@@ -480,7 +482,7 @@ fn capture_that_begins_during_a_slow_call_yields_no_graph() {
 #[test]
 fn capture_begun_during_a_configured_call_yields_no_graph() {
     fakes(1).run(|| {
-        // The slow path queries again before it calls NCCL.
+        // Before it calls NCCL, the slow path queries the stream one time more than the fast path.
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
             comm.with(&CollConfig::new()).all_reduce_in_place(stream, values, ReduceOp::Sum)
         });
@@ -503,8 +505,8 @@ fn capture_that_ends_during_a_call_leaks_its_memory() {
         let mut values = floats(&stream, &[1.0]);
         drop(captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)));
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
-        // A positive answer is queried again: two before the call, two before the lock, one of
-        // NCCL, and the one after it.
+        // If the quick query finds a capture, the stream is queried again. So there are two queries
+        // before the call, two before the lock, one query of NCCL, and one query after NCCL.
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
         fail_driver("cuStreamIsCapturing:6=400ms");
         let (other, theirs) = (comm.clone(), Arc::clone(&stream));
@@ -526,13 +528,13 @@ fn call_refused_by_a_graph_invalidates_the_capture() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
-        // NCCL creates the first user object itself.
+        // NCCL creates the first user object, and this crate the second.
         fail_driver("cuUserObjectCreate:2=2");
         let error =
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the graph does not accept the resources");
         assert!(error.to_string().contains("cuUserObjectCreate"), "{error}");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        assert!(!matches!(stream.end_capture(flags), Ok(Some(_))), "a graph would use memory that nothing keeps");
+        assert!(!matches!(stream.end_capture(flags), Ok(Some(_))), "the graph would use memory that is not kept alive");
         comm.abort(DEADLINE).expect("the communicator ends");
     });
 }
@@ -544,7 +546,7 @@ fn call_queries_the_driver_once() {
         let values = floats(&stream, &[1.0]);
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
         comm.all_reduce_in_place(&stream, &mut values.clone(), ReduceOp::Sum).expect("the call is enqueued");
-        assert_eq!(peerweave_fakes::entered("cuStreamIsCapturing") - before, 2, "NCCL's, and one of this crate");
+        assert_eq!(peerweave_fakes::entered("cuStreamIsCapturing") - before, 2, "one query of NCCL and one of this crate");
     });
 }
 

@@ -30,7 +30,7 @@ fn error_in_the_closure_issues_nothing() {
             "broadcast_in_place: the root is 9, expected less than 2 (the number of ranks)"
         );
         assert_eq!(counted("collectives"), 0);
-        // The thread is in no group now.
+        // The thread has left the group, so the next group succeeds.
         nccl.group(|group| {
             for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
@@ -92,7 +92,7 @@ fn nested_groups_are_issued_together_and_fail_separately() {
                 group.send(&all[0].0, &all[0].1, &sends[0], Rank::new(2))
             });
             assert!(failed.is_err());
-            assert_eq!(group.len(), 4, "what failed was taken out");
+            assert_eq!(group.len(), 4, "the calls of the failed inner group were removed");
             for ((comm, stream), sum) in all.iter().zip(&mut sums) {
                 group.all_reduce_in_place(comm, stream, sum, ReduceOp::Prod)?;
             }
@@ -141,7 +141,7 @@ fn error_inside_a_group_aborts_the_issued_part() {
             group.broadcast_in_place(two, second, sent_two, Rank::new(1))
         });
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclBroadcast"));
-        // No other rank would join the first rank's kernel.
+        // The other rank would never join the kernel of the first rank.
         for (comm, stream) in &all {
             assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
             peerweave_driver::wait(stream, std::time::Instant::now() + DEADLINE).expect("no work is running");
@@ -153,7 +153,8 @@ fn error_inside_a_group_aborts_the_issued_part() {
 
 #[test]
 fn failed_group_does_not_wait_for_its_issued_part() {
-    // The first rank's collective waits for the second rank's, which is never issued.
+    // The collective of the first rank waits for the collective of the second rank, which is never
+    // issued.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -162,13 +163,13 @@ fn failed_group_does_not_wait_for_its_issued_part() {
             for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
             }
-            // The last rank's context is current. Each rank's context is made current once before
-            // NCCL is called, and once for its own call.
+            // The context of the last rank is current. Each rank's context is made current once before
+            // NCCL is called, and once for the call of the rank.
             fail_driver("cuCtxSetCurrent:4=709");
             Ok(())
         });
         assert!(matches!(result, Err(NcclError::Cuda(_))), "{result:?}");
-        assert!(start.elapsed() < DEADLINE / 4, "nobody waits for what cannot come");
+        assert!(start.elapsed() < DEADLINE / 4, "no thread waits until the deadline");
         for (comm, _) in &all {
             assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
         }
@@ -187,8 +188,8 @@ fn rank_aborted_inside_a_group_is_not_used_again() {
             while second.sequence() == 0 {
                 std::thread::yield_now();
             }
-            // An abort stops waiting for a thread that seems to be blocked in NCCL after half a
-            // second.
+            // After half a second, an abort stops waiting for a thread that seems to be blocked in
+            // NCCL.
             second.abort(DEADLINE)
         });
         let result = all[0].0.nccl().group(|group| {
@@ -200,7 +201,10 @@ fn rank_aborted_inside_a_group_is_not_used_again() {
         });
         assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
         aborting.join().expect("the thread does not panic").expect("the communicator ends");
-        assert!(matches!(all[0].0.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })), "nobody would meet it");
+        assert!(
+            matches!(all[0].0.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })),
+            "the first rank was not aborted, although the second rank cannot join"
+        );
     });
 }
 
@@ -214,7 +218,7 @@ fn error_of_this_crate_in_a_simulation_aborts_nothing() {
             comm.nccl().simulate(|group| group.reduce_in_place(comm, stream, &mut buffers[0], ReduceOp::Sum, Rank::new(0)));
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclReduce"));
         sum_together(&all, &mut buffers);
-        assert_eq!(value(&buffers[0], stream), 2.0, "nothing was launched, and nothing ended");
+        assert_eq!(value(&buffers[0], stream), 2.0, "the simulation must not launch calls or abort communicators");
     });
 }
 
@@ -227,7 +231,7 @@ fn unsupported_simulation_starts_no_group() {
         let result = comm.nccl().simulate(|group| group.all_reduce_in_place(comm, stream, &mut buffers[0], ReduceOp::Sum));
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclGroupSimulateEnd"));
         sum_together(&all, &mut buffers);
-        assert_eq!(value(&buffers[0], stream), 2.0, "it was launched by its own end of a group");
+        assert_eq!(value(&buffers[0], stream), 2.0, "the failed simulation must not leave a group open");
     });
 }
 
@@ -241,13 +245,13 @@ fn registration_error_aborts_the_communicator() {
             .collect();
         let members: Vec<(&Communicator, &dyn DeviceBuffer<u8>)> =
             all.iter().zip(&memories).map(|((comm, _), memory)| (comm, memory as _)).collect();
-        // The last rank's context is current. Each rank's context is made current once before NCCL
-        // is called, and once for its own call.
+        // The context of the last rank is current. Each rank's context is made current once before
+        // NCCL is called, and once for the call of the rank.
         fail_driver("cuCtxSetCurrent:4=709");
         let start = std::time::Instant::now();
         let error = Window::register_all(&members, WindowKind::DEFAULT).expect_err("the second rank cannot register");
         assert!(matches!(error, NcclError::Cuda(_)), "{error}");
-        assert!(start.elapsed() < DEADLINE / 4, "nobody waits for what cannot come");
+        assert!(start.elapsed() < DEADLINE / 4, "no thread waits until the deadline");
         for (comm, _) in &all {
             assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
         }
@@ -306,7 +310,7 @@ fn calls_that_nccl_would_launch_are_not_simulated() {
         refused(result, "captured");
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
         sum_together(&all, &mut buffers);
-        assert_eq!((comm.sequence(), value(&buffers[0], stream)), (1, 2.0), "nothing is left of the others");
+        assert_eq!((comm.sequence(), value(&buffers[0], stream)), (1, 2.0), "refused simulations must not leave calls in NCCL");
     });
     fakes_of(2, "2.28.9").run(|| {
         let all = all_blocking(2);
@@ -328,7 +332,7 @@ fn panic_in_an_inner_group_discards_its_calls() {
             let inner = AssertUnwindSafe(|| {
                 group.group(move |inner| -> Result<(), NcclError> {
                     inner.all_reduce_in_place(comm, stream, second, ReduceOp::Sum)?;
-                    panic!("the range is inside the memory")
+                    panic!("in an inner group")
                 })
             });
             assert!(catch_unwind(inner).is_err());
@@ -356,8 +360,8 @@ fn groups_that_lock_in_opposite_order_do_not_deadlock() {
                         if thread == 1 {
                             members.reverse();
                         }
-                        // Each communicator has one rank, so the order between threads does not
-                        // matter.
+                        // Each thread issues the calls of both ranks in one group, so the order of
+                        // the threads does not matter.
                         nccl.group(|group| {
                             for (comm, stream, buffer) in &mut members {
                                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Max)?;
@@ -419,8 +423,8 @@ fn cudarc_slices_are_reduced_and_may_be_dropped_at_once() {
     });
 }
 
-/// Delays the thread of a group between its calls, for longer than the grace time of an abort,
-/// while one of its ranks is aborted.
+/// Delays the thread of a group between two of its calls, while another thread aborts one of the
+/// ranks. The delay is longer than the abort waits for a blocked thread.
 fn held_up(blocking: Switch) {
     let all = all_with(2, &Config::new().blocking(blocking));
     let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -433,8 +437,8 @@ fn held_up(blocking: Switch) {
         for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
             group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
         }
-        // Each rank's context is made current before NCCL is called, and again for its own call:
-        // the second rank's call is delayed.
+        // Each rank's context is made current before NCCL is called, and again for the call of the
+        // rank. So this fault delays the call of the second rank.
         fail_driver("cuCtxSetCurrent:4=900ms");
         Ok(())
     });

@@ -1,5 +1,5 @@
-//! Tests of creating communicators: one by one, together, with several ids, by growing; and of
-//! failed creation.
+//! Tests of creating communicators: one by one, together, with several ids, and by growing. Also
+//! tests failed creation.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -69,7 +69,7 @@ fn scalable_init_accepts_several_ids() {
             }
         });
         for id in &ids {
-            // Each id has already connected its share of the ranks, so none can be used again.
+            // Each id has already connected a part of the ranks, so no id can be used again.
             let again = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank(&device(0), 1, id, Rank::new(0));
             assert_eq!(again.expect_err("the id was already used").code().map(|code| code.get()), Some(6));
         }
@@ -156,14 +156,15 @@ fn failed_init_is_an_error_and_leaks_nothing() {
 fn init_error_waits_only_for_ranks_that_have_started() {
     fakes(2).run(|| {
         let (nccl, contexts) = (Nccl::load().expect("the fake library is found"), contexts(2));
-        // Both contexts are made current before NCCL is called, and each again for its own rank.
+        // Both contexts are made current before NCCL is called, and each context again for the call
+        // of its rank.
         fail_driver("cuCtxSetCurrent:4=709");
         let start = Instant::now();
         let error =
             Communicator::builder().nccl(nccl).deadline(DEADLINE).init_all(&contexts).expect_err("the second rank cannot start");
         assert!(matches!(error, NcclError::Cuda(_)), "{error}");
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        assert_eq!(counted("communicators"), 0, "the first was aborted");
+        assert_eq!(counted("communicators"), 0, "the first rank was aborted");
         Communicator::builder().nccl(nccl).deadline(DEADLINE).init_all(&contexts).expect("the thread is in no group");
     });
 }

@@ -1,5 +1,5 @@
-//! Tests of the report of leaks at the end of a program: printed once, with names, and not printed
-//! without leaks.
+//! Tests of the report of leaks at process exit. The report is printed once, with names, and is not
+//! printed without leaks.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -58,7 +58,7 @@ fn exit_without_leaks_reports_nothing() {
         for (comm, _) in all(2) {
             drop(comm);
         }
-        assert!(Communicator::wait_for_dropped(DEADLINE), "they end");
+        assert!(Communicator::wait_for_dropped(DEADLINE), "dropped communicators are not ended");
         std::process::exit(0);
     }
     let output = fakes(2).run_child("exit_without_leaks_reports_nothing");
@@ -71,8 +71,8 @@ fn communicator_dropped_during_exit_is_not_ended() {
         std::thread::sleep(std::time::Duration::from_millis(600));
     }
     if child().is_some() {
-        // Functions that were registered last run first, so this one runs when NCCL's runtime is
-        // gone.
+        // Exit functions run in reverse order of registration, so this function runs after NCCL's
+        // runtime has shut down.
         // SAFETY: the function lives as long as the process.
         assert_eq!(unsafe { libc::atexit(last) }, 0);
         let comms = all(1);
@@ -91,12 +91,12 @@ fn exit_waits_for_dropped_communicator() {
     if child().is_some() {
         Nccl::report_leaks_at_exit().expect("atexit accepts the function");
         drop(all(1));
-        // The watchdog may hold the communicator for a moment after that.
+        // The watchdog may hold the communicator for a moment after the drop.
         let until = std::time::Instant::now() + std::time::Duration::from_millis(300);
         while Nccl::leaks().ending == 0 && std::time::Instant::now() < until {
             std::thread::yield_now();
         }
-        assert_ne!(Nccl::leaks().ending, 0, "it is still being ended");
+        assert_ne!(Nccl::leaks().ending, 0, "the communicator is still being ended");
         std::process::exit(0);
     }
     let output =

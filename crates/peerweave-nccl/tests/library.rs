@@ -1,8 +1,8 @@
-//! Tests of the library: found or not, old or new, complete or with a function missing, and in a
-//! forked process.
+//! Tests of loading NCCL: a library that is missing, too old, incomplete, or used in a forked
+//! process.
 //!
-//! Communicators are tested elsewhere. No GPU and no NCCL is needed: the child processes of these
-//! tests load a fake one.
+//! Other files test communicators. The tests need neither a GPU nor NCCL, because their child
+//! processes load a fake library.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 use peerweave_fakes::Fakes;
 use peerweave_nccl::{Communicator, EncryptionConfig, Nccl, NcclError, ResultCode, SymbolInfo, UniqueId, Version, version_code};
 
-/// Returns a fake NCCL of that version, which lacks later functions.
+/// Returns a fake NCCL of this version, which lacks functions of later versions.
 fn library_of(version: &str) -> Fakes {
     let version: Version = version.parse().expect("the version is valid");
     let later = Nccl::FUNCTIONS.iter().filter(|function| since(function) > version);
@@ -45,7 +45,7 @@ fn missing_library_error_lists_the_paths_tried() {
 fn library_installed_after_a_failure_is_loaded() {
     Fakes::new().nccl().run(|| {
         let found = std::env::var_os("PEERWEAVE_NCCL_PATH").expect("the fake library is found");
-        // SAFETY: the only other thread of this process waits for this one.
+        // SAFETY: the only other thread of this process waits for this thread.
         unsafe { std::env::set_var("PEERWEAVE_NCCL_PATH", "/nowhere") };
         assert!(matches!(Nccl::load(), Err(NcclError::Load(_))));
         // SAFETY: as above.
@@ -81,9 +81,9 @@ lacks! {
 
 #[test]
 fn library_before_2_19_is_refused() {
-    // An abort crashes inside this version.
+    // In this version an abort crashes inside NCCL.
     Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_VERSION", "21806").run(|| {
-        let Err(NcclError::Unsupported(error)) = Nccl::load() else { panic!("it is too old") };
+        let Err(NcclError::Unsupported(error)) = Nccl::load() else { panic!("the library was accepted") };
         assert_eq!((error.since, error.found), (Some(Version::new(2, 19, 1)), Version::new(2, 18, 6)));
     });
 }
@@ -92,7 +92,7 @@ fn library_before_2_19_is_refused() {
 fn missing_function_fails_only_the_call_that_needs_it() {
     Fakes::new().nccl().without("ncclGetUniqueId").run(|| {
         let nccl = Nccl::load().expect("the library is found");
-        let Err(NcclError::Unsupported(error)) = nccl.unique_id() else { panic!("it has none") };
+        let Err(NcclError::Unsupported(error)) = nccl.unique_id() else { panic!("the call succeeded") };
         assert_eq!((error.what, error.found), ("ncclGetUniqueId", Version::new(2, 32, 3)));
         assert_eq!(*error.path, *nccl.path());
         assert!(!nccl.error_string(ResultCode::TIMEOUT).expect("the function is exported").is_empty());
@@ -113,7 +113,7 @@ fn ids_differ_and_parse_back_from_text() {
 fn failure_has_code_version_and_nccl_text() {
     Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclGetUniqueId=2").run(|| {
         let nccl = Nccl::load().expect("the library is found");
-        let Err(NcclError::Nccl(failure)) = nccl.unique_id() else { panic!("the first call fails") };
+        let Err(NcclError::Nccl(failure)) = nccl.unique_id() else { panic!("the call succeeded") };
         assert_eq!((failure.call, failure.code, failure.version), ("ncclGetUniqueId", ResultCode::SYSTEM_ERROR, nccl.version()));
         assert_eq!(failure.meaning, nccl.error_string(failure.code).expect("NCCL returns a text"));
         assert!(!failure.last_error.is_empty());
@@ -148,7 +148,7 @@ fn param_as_reads_the_type_of_the_parameter() {
         assert_eq!(nccl.param_as::<String>("NCCL_DEBUG_LEVELS").expect("the parameter is a text").as_deref(), Some("NONE"));
         assert_eq!(nccl.param_as::<String>("NCCL_FAKE_I16").expect("any parameter can be read as text").as_deref(), Some("-300"));
         assert_eq!(nccl.param_as::<u8>("NCCL_NO_SUCH_THING").expect("an unknown name is not an error"), None);
-        // Neither narrowed nor widened.
+        // The value is neither narrowed nor widened.
         let error = nccl.param_as::<i32>("NCCL_FAKE_I16").expect_err("the parameter has another type");
         assert_eq!(error.code(), Some(ResultCode::INVALID_ARGUMENT), "{error}");
         assert_eq!(
@@ -168,7 +168,7 @@ fn error_of_an_integer_code_has_nccl_text() {
     Fakes::new().nccl().run(|| {
         let nccl = Nccl::load().expect("the library is found");
         nccl.check("ncclFoo", 0).expect("code 0 is success");
-        let Err(NcclError::Nccl(failure)) = nccl.check("ncclFoo", 5) else { panic!("it is an error") };
+        let Err(NcclError::Nccl(failure)) = nccl.check("ncclFoo", 5) else { panic!("code 5 is not an error") };
         assert_eq!((failure.call, failure.code), ("ncclFoo", ResultCode::INVALID_USAGE));
         assert_eq!(failure.meaning, nccl.error_string(ResultCode::INVALID_USAGE).expect("NCCL returns a text"));
         assert_eq!(NcclError::from_code(nccl, "ncclFoo", 7).code(), Some(ResultCode::IN_PROGRESS));
@@ -183,7 +183,7 @@ fn parameters_and_encryption_of_old_nccl_are_unsupported() {
         assert!(matches!(nccl.params(), Err(NcclError::Unsupported(error)) if error.since == Some(Version::new(2, 30, 3))));
         assert!(matches!(nccl.dump_params(), Err(NcclError::Unsupported(_))));
         assert!(matches!(nccl.set_encryption(&EncryptionConfig::Plain), Err(NcclError::Unsupported(_))));
-        assert!(nccl.reset_debug().is_ok(), "2.24.3 brought it");
+        assert!(nccl.reset_debug().is_ok(), "NCCL 2.24.3 introduced this function");
     });
     library_of("2.23.4").run(|| {
         let nccl = Nccl::load().expect("the library is found");
@@ -199,7 +199,7 @@ fn second_library_is_loaded_beside_the_first_and_reported() {
         let directory = tempfile::tempdir().expect("a temporary directory is created");
         let copy = directory.path().join("libnccl.so.2");
         std::fs::copy(first.path(), &copy).expect("the file can be copied");
-        // SAFETY: it is a copy of the fake.
+        // SAFETY: the file is a copy of the fake library.
         let second = unsafe { Nccl::open(directory.path()) }.expect("the copy is a library");
         assert_ne!(first, second);
         assert_eq!(second.others(), [first.path().canonicalize().expect("the file exists")]);
@@ -209,7 +209,7 @@ fn second_library_is_loaded_beside_the_first_and_reported() {
         std::os::unix::fs::symlink(&copy, &link).expect("the system creates links");
         // SAFETY: as above.
         assert_eq!(unsafe { Nccl::open(&link) }.expect("the library is loaded"), second, "a link is the same file");
-        assert_eq!(Nccl::load().expect("the library is loaded"), first, "the process's own stays what it is");
+        assert_eq!(Nccl::load().expect("the library is loaded"), first, "`open` does not change the result of `load`");
     });
 }
 
@@ -245,8 +245,8 @@ fn forked_process_gets_errors_instead_of_a_hang() {
     Fakes::new().nccl().run(|| {
         let nccl = Nccl::load().expect("the library is found");
         let parent = std::process::id();
-        // SAFETY: the child only does what a fork may do while other threads hold locks: it calls
-        // functions that return before they reach NCCL, and ends with `_exit`.
+        // SAFETY: a forked child must not use locks that other threads may hold. The child only
+        // calls functions that return before they reach NCCL, and ends with `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let forked =
@@ -262,6 +262,6 @@ fn forked_process_gets_errors_instead_of_a_hang() {
         // SAFETY: the child is ours, and the pointer is to a live integer.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 17, "status {status:#x}");
-        assert!(nccl.unique_id().is_ok(), "the parent goes on");
+        assert!(nccl.unique_id().is_ok(), "the parent still works");
     });
 }

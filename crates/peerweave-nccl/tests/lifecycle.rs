@@ -1,4 +1,4 @@
-//! Tests of creating, splitting and suspending communicators, and of forks.
+//! Tests of splitting, shrinking and suspending communicators, and of calls in a forked process.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -17,7 +17,7 @@ use peerweave_nccl::{
 fn split_creates_a_communicator_for_each_color() {
     fakes(4).run(|| {
         ranks(4, &Config::new(), |comm, stream| {
-            // Ranks in reverse order of the key.
+            // The keys reverse the order of the ranks.
             let color = (comm.rank().index() % 2) as u32;
             let half = comm
                 .split(Some(color), -(comm.rank().get() as i32))
@@ -58,7 +58,7 @@ fn raw_handle_needs_a_live_communicator() {
             unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int>(count) };
         for (comm, _) in &all {
             let (raw, mut rank) = (comm.as_raw().expect("the communicator is live"), -1);
-            // SAFETY: the communicator lives, no other thread calls on it, and the pointer is to a
+            // SAFETY: the communicator is live, no other thread uses it, and the pointer is to a
             // live number.
             assert_eq!(unsafe { user_rank(raw, &raw mut rank) }, 0);
             assert_eq!(rank, comm.rank().get() as c_int);
@@ -94,7 +94,7 @@ fn unused_reduction_is_destroyed_once() {
             .group(|group| {
                 group.all_reduce_in_place(&comm, &stream, &mut values, &first)?;
                 drop(first);
-                assert_eq!(counted("redops"), 2, "a call that was recorded uses it");
+                assert_eq!(counted("redops"), 2, "the recorded call still uses the reduction");
                 Ok(())
             })
             .expect("the call is enqueued");
@@ -196,7 +196,7 @@ fn parent_with_an_unfinished_split_is_unusable() {
         let error = Communicator::split_all(&members, None).expect_err("the second rank cannot start");
         assert!(matches!(error, NcclError::Cuda(_)), "{error}");
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        // The other rank never joins the first rank's split.
+        // The other rank never joins the split of the first rank.
         assert_eq!(state_of(all[0].0.split(Some(0), 0)), DeadState::Failed);
         for (comm, _) in &all {
             comm.abort(DEADLINE).expect("the communicator ends");
@@ -219,12 +219,12 @@ fn forked_child_gets_errors() {
         let scaled = PreMulSum::new(&comm, 2.0f32).expect("the reduction is created");
         let device =
             DeviceCommunicator::create(&comm, &DeviceCommRequirements::new()).expect("the device communicator is created");
-        // SAFETY: the child calls what is under test, which allocates nothing that another thread
-        // holds a lock of, and ends at once.
+        // SAFETY: the child only calls the functions under test, and then ends. These functions
+        // take no lock that another thread may hold.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // A real driver returns this error in a forked process (observed on H200). No call may
-            // reach the driver.
+            // A real driver returns this error in a forked process (observed on H200). The test
+            // fails if a call reaches the driver.
             fail_driver("cuCtxSetCurrent:*=3,cuCtxGetCurrent:*=3,cuEventCreate:*=3");
             let (context, config, requirements) = (comm.context(), Config::new(), DeviceCommRequirements::new());
             let results: [(&str, Result<(), NcclError>); 33] = [
@@ -293,20 +293,20 @@ fn forked_child_gets_errors() {
             let mut wrong = 0;
             for (call, result) in results {
                 if !matches!(result, Err(NcclError::Forked { .. })) {
-                    eprintln!("{call} in a fork: {result:?}");
+                    eprintln!("{call} in a forked process: {result:?}");
                     wrong += 1;
                 }
             }
             wrong += i32::from(!matches!(Communicator::abort_all(DEADLINE), Ok(0)));
             // Destructors do not call NCCL or the driver either.
             drop((scaled, memory, values, send, comm));
-            // SAFETY: ends the child without running what the parent registered.
+            // SAFETY: the call ends the child without running exit functions of the parent.
             unsafe { libc::_exit(wrong) };
         }
         let mut status = 0;
         // SAFETY: the pointer is to a live integer.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "the child");
+        assert_eq!(status, 0, "number of calls that did not fail in the child");
         assert_eq!(sum(&comm, &stream).expect("the parent still works"), 1.0);
     });
 }

@@ -1,5 +1,5 @@
-//! Tests of NCCL's log as events of `tracing`: at the requested level, including child processes,
-//! and without damage to their files.
+//! Tests of NCCL's log as `tracing` events, at the requested level. Child processes also log to
+//! this process, and their files are not damaged.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -20,7 +20,7 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 
 type Lines = Arc<Mutex<Vec<(Level, String)>>>;
 
-/// Collects the events of the target `nccl`, and the starts of spans of that name, as lines.
+/// Collects events with the target `nccl`, and new spans with the name `nccl`, as lines.
 struct Collector(Lines);
 
 struct Message(String);
@@ -68,6 +68,7 @@ fn collect() -> Lines {
     lines
 }
 
+/// Waits until a collected line has this level and contains `part`.
 #[track_caller]
 fn comes(lines: &Lines, level: Level, part: &str) {
     let end = Instant::now() + DEADLINE;
@@ -90,15 +91,15 @@ fn log_lines_are_events_of_the_requested_level() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce:1=5,ncclAllReduce:2=5").run(|| {
         let lines = collect();
         let nccl = Nccl::load().expect("the fake library is found");
-        // SAFETY: the only other thread of this process waits for this one.
+        // SAFETY: the only other thread of this process waits for this thread.
         unsafe { nccl.trace_log(LogLevel::Warn) }.expect("the system creates a pipe");
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         let reduce = |values: &mut _| comm.all_reduce_in_place(&stream, values, ReduceOp::Sum);
         reduce(&mut values).expect_err("the first call fails");
         comes(&lines, Level::WARN, "NCCL WARN ncclAllReduce: an injected fault");
-        assert!(!has(&lines, "Init START"), "that is of another level");
-        // SAFETY: NCCL's threads do nothing now, and do not read the environment.
+        assert!(!has(&lines, "Init START"), "the line has a lower level");
+        // SAFETY: NCCL's threads are idle, and do not read the environment.
         unsafe { nccl.trace_log(LogLevel::Info) }.expect("the pipe is reused");
         reduce(&mut values).expect_err("the second call fails");
         drop(alone());
@@ -106,8 +107,8 @@ fn log_lines_are_events_of_the_requested_level() {
     });
 }
 
-/// Emulates the NCCL of a child process: opens the file in the variable for writing, and writes a
-/// line.
+/// Shell command that emulates NCCL in a child process. It opens the file named by the variable for
+/// writing, and writes one line.
 const OPENS: &str = r#"printf 'node:7:7 [0] NCCL WARN %s\n' 'from a child' > "$NCCL_DEBUG_FILE""#;
 
 #[test]
@@ -115,19 +116,19 @@ fn child_process_inherits_the_debug_log_settings() {
     fakes(1).run(|| {
         let lines = collect();
         let nccl = Nccl::load().expect("the fake library is found");
-        // SAFETY: the only other thread of this process waits for this one.
+        // SAFETY: the only other thread of this process waits for this thread.
         unsafe { nccl.trace_log(LogLevel::Info) }.expect("the system creates a pipe");
         let name = std::env::var("NCCL_DEBUG_FILE").expect("the variable is set");
         let number: i32 =
             name.rsplit('/').next().and_then(|number| number.parse().ok()).expect("the path ends with a descriptor");
         let directory = tempfile::tempdir().expect("a temporary directory is created");
         let path = directory.path().join("of the child");
-        std::fs::write(&path, "what nobody may lose").expect("the file is written");
+        std::fs::write(&path, "contents of the file").expect("the file is written");
         let file = std::fs::File::options().append(true).open(&path).expect("the file exists");
         let mut child = Command::new("/bin/sh");
         child.args(["-c", OPENS]);
-        // SAFETY: `dup2` may be called between fork and exec. The child's descriptor of that number
-        // is a file of its own.
+        // SAFETY: `dup2` may be called between fork and exec. It makes the descriptor with this
+        // number refer to the file, only in the child.
         unsafe {
             let descriptor = file.as_raw_fd();
             child.pre_exec(move || match libc::dup2(descriptor, number) {
@@ -136,7 +137,7 @@ fn child_process_inherits_the_debug_log_settings() {
             })
         };
         assert!(child.status().expect("the shell runs").success());
-        assert_eq!(std::fs::read_to_string(&path).expect("the file exists"), "what nobody may lose");
+        assert_eq!(std::fs::read_to_string(&path).expect("the file exists"), "contents of the file");
         comes(&lines, Level::WARN, "from a child");
         // The pipe stays open after the child has ended.
         drop(alone());

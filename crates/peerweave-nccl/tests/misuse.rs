@@ -1,5 +1,5 @@
-//! Tests that misuse of a call is reported before NCCL is called: the exact messages, and the
-//! limits of each version.
+//! Tests that misuse of a call is reported before NCCL is called. Also tests the exact messages,
+//! and the limits of each version.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -16,6 +16,7 @@ use peerweave_nccl::{
 };
 use peerweave_types::F8E4M3;
 
+/// Checks that a call fails with this message, and that NCCL was not called.
 #[track_caller]
 fn says<T: std::fmt::Debug>(result: Result<T, NcclError>, text: &str) {
     let before = counted("collectives");
@@ -114,7 +115,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
             comm.grow(3, None),
             "grow: the number of ranks is 3, expected more than the current number of ranks, and at most 2147483647",
         );
-        assert_eq!((counted("collectives"), comm.sequence()), (calls, 0), "NCCL ask_rendezvous of none");
+        assert_eq!((counted("collectives"), comm.sequence()), (calls, 0), "NCCL was not called");
     });
 }
 
@@ -158,15 +159,15 @@ fn gather_checks_receive_buffers_of_ranks_other_than_root() {
             memory.slice(0..2).expect("the range is inside the memory"),
             memory.slice(1..5).expect("the range is inside the memory"),
         );
-        // This receive buffer has the root's length, so it is passed to NCCL, which may use its
-        // offset.
+        // This receive buffer has the length that the root requires. So it is passed to NCCL, which
+        // may use its offset.
         let error = comm.gather(stream, &send, Some(&mut shared), Rank::new(1)).expect_err("element 1 is read and written");
         assert!(error.to_string().contains("overlap at"), "{error}");
         says(
             comm.gather(stream, &send, Some(&mut floats(other_stream, &[0.0; 4])), Rank::new(1)),
             "gather: the receive buffer is on device 1, expected device 0",
         );
-        // A receive buffer of another length is not used.
+        // A receive buffer of a different length is not passed to NCCL.
         let mut longer = memory.slice(0..5).expect("the range is inside the memory");
         comm.gather(stream, &send, Some(&mut longer), Rank::new(1)).expect("the receive buffer is ignored");
         comm.abort(DEADLINE).expect("the communicator ends");
@@ -237,7 +238,8 @@ fn per_thread_streams_are_refused_by_every_call() {
             .expect("the fake has windows");
         let registered = comm.register(&send).expect("the memory is registered");
         let config = CollConfig::new();
-        // The ranks have exchanged the lengths of their windows.
+        // Registering the window has already issued a collective, which exchanges the lengths of
+        // the windows.
         let before = (counted("collectives"), comm.sequence());
         let refused = [
             ("all_reduce", comm.all_reduce(&own, &send, &mut recv, ReduceOp::Sum)),
@@ -268,8 +270,8 @@ fn per_thread_streams_are_refused_by_every_call() {
 fn pending_cudarc_context_errors_are_not_reported() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        // A failing destructor of cudarc leaves its error for the next call of cudarc on any
-        // thread.
+        // A failing destructor of cudarc stores its error in the context. The next call of cudarc
+        // on any thread returns this error.
         let leave = || {
             let event = comm.context().new_event(None).expect("an event is created");
             fail_driver("cuEventDestroy_v2:1=709");
@@ -286,7 +288,7 @@ fn pending_cudarc_context_errors_are_not_reported() {
         comm.all_reduce_in_place(&stream, &mut memory.slice(0..1).expect("the range is inside the memory"), ReduceOp::Sum)
             .expect("the call is enqueued");
         comm.wait(&stream, DEADLINE).expect("the work completes");
-        assert!(comm.context().check_err().is_err(), "the error is still there for who asks cudarc");
+        assert!(comm.context().check_err().is_err(), "cudarc still stores the error");
     });
 }
 
@@ -453,7 +455,7 @@ fn integers_of_16_bits_are_misuse_in_every_kind_of_call() {
         says(comm.all_gather(&stream, &unsigned_in, &mut unsigned), &text("all_gather"));
         says(comm.all_to_all(&stream, &unsigned_in, &mut unsigned), &text("all_to_all"));
         says(PreMulSum::new(&comm, 3i16).map(drop), &text("PreMulSum::new"));
-        // Their bytes can be moved.
+        // The elements can be transferred as bytes.
         let mut bytes = DeviceMemory::from_slice(&stream, &[1u8, 2, 3, 4]).expect("memory is allocated");
         comm.broadcast_in_place(&stream, &mut bytes, Rank::new(0)).expect("bytes can be transferred");
         comm.wait(&stream, DEADLINE).expect("the work completes");

@@ -1,5 +1,5 @@
-//! Tests that typical programs need this crate as their only dependency: the program of the README,
-//! and one that uses more.
+//! Tests that typical programs need only this crate as a dependency: the program of the README, and
+//! a program that uses more of the crate.
 #![cfg(target_os = "linux")]
 
 use peerweave_fakes::Fakes;
@@ -13,7 +13,7 @@ mod two_gpus {
     }
 }
 
-/// A program for all GPUs, by the prelude and the re-exports only.
+/// A program for all GPUs that uses only the prelude and the re-exports.
 mod by_prelude {
     use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! Tests that every option of a communicator and of a call reaches a library that supports it, and
-//! is an error with one that does not.
+//! Tests that every option of a communicator and of a call reaches a library that supports the
+//! option, and is an error with an older library.
 //!
-//! Unit tests check the layouts of the structs; the effects of options are NCCL's.
+//! Unit tests check the layouts of the structs. The effects of options inside NCCL are not tested.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -16,17 +16,18 @@ use peerweave_nccl::{
     VendorOption, VendorValue, Version,
 };
 
+/// Variable with the path of the fake's log.
 const LOG: &str = "PEERWEAVE_FAKE_NCCL_LOG";
 
-/// Returns the lines of the fake's log, from a position on, that contain a text.
+/// Returns the rest of each line of the fake's log that contains `part`, after `part`.
 fn logged(part: &str) -> Vec<String> {
     let path = PathBuf::from(std::env::var_os(LOG).expect("the parent has set the variable"));
     let text = std::fs::read_to_string(path).expect("the fake's log can be read");
     text.lines().filter_map(|line| line.find(part).map(|at| line[at + part.len()..].to_owned())).collect()
 }
 
-/// Returns each option separately, with its text in the fake's log, and the version that introduced
-/// it.
+/// Returns each option in a separate configuration, with the option's text in the fake's log, and
+/// the version that introduced the option.
 fn options() -> Vec<(Config, &'static str, &'static str)> {
     let new = Config::new;
     vec![
@@ -34,13 +35,13 @@ fn options() -> Vec<(Config, &'static str, &'static str)> {
         (new().cga_cluster_size(2), "cgaClusterSize=2", "2.17.1"),
         (new().max_ctas(8), "maxCTAs=8", "2.17.1"),
         (new().net_name("Socket"), "netName=Socket", "2.17.1"),
-        // SAFETY: no children are made.
+        // SAFETY: no children are created.
         (unsafe { new().split_share(Switch::On) }, "splitShare=1", "2.18.1"),
         (new().traffic_class(3), "trafficClass=3", "2.26.2"),
         (new().name("layer 1"), "commName=layer 1", "2.27.3"),
         (new().collnet_enable(Switch::Off), "collnetEnable=0", "2.27.3"),
         (new().cta_policy(CtaPolicy::Efficiency), "CTAPolicy=1", "2.27.3"),
-        // SAFETY: no children are made.
+        // SAFETY: no children are created.
         (unsafe { new().shrink_share(Switch::On) }, "shrinkShare=1", "2.27.3"),
         (new().nvls_ctas(4), "nvlsCTAs=4", "2.27.3"),
         (new().cta_policy(CtaPolicy::Zero), "CTAPolicy=2", "2.28.3"),
@@ -84,7 +85,7 @@ fn options_reach_only_libraries_that_support_them() {
 fn all_options_reach_the_library_and_split_communicators() {
     let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
-        // SAFETY: nothing is shared.
+        // SAFETY: the children share no resources.
         let all = unsafe { Config::new().split_share(Switch::Off) }
             .blocking(Switch::Off)
             .cga_cluster_size(1)

@@ -1,5 +1,5 @@
-//! Tests of unregistering memory by one rank alone: after the work of this rank, independently of
-//! the other ranks.
+//! Tests of unregistering memory by one rank, without the other ranks: the call waits only for the
+//! work of this rank.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -38,7 +38,7 @@ fn deregister_local_frees_the_memory_of_a_registration() {
         let registration = comm.register(&memory).expect("the memory is registered");
         drop(memory);
         peerweave_driver::settle(std::time::Instant::now() + Duration::from_millis(50));
-        assert_eq!((counted("allocations"), counted("registrations")), (1, 1), "it is registered");
+        assert_eq!((counted("allocations"), counted("registrations")), (1, 1), "the memory is still registered");
         registration.deregister_local(DEADLINE).expect("the memory is unregistered");
         assert!(peerweave_driver::settle(std::time::Instant::now() + DEADLINE));
         assert_eq!((counted("allocations"), counted("registrations")), (0, 0));
@@ -62,7 +62,7 @@ fn deregister_waits_for_every_stream_used_since() {
             let error = result.expect_err("a collective on another stream uses the memory");
             assert!(matches!(error, NcclError::Timeout(_)), "{error}");
         }
-        assert_eq!(counted("registrations"), 2, "NCCL still has them");
+        assert_eq!(counted("registrations"), 2, "both registrations still exist");
         comm.abort(DEADLINE).expect("the communicator ends");
         drop((comm, buffer));
         nothing_is_left();
@@ -85,9 +85,9 @@ fn deregister_local_keeps_the_memory_of_a_window() {
                 clone.deregister_local(DEADLINE).expect("rank 0 unregisters without rank 1");
             }
             peerweave_driver::settle(std::time::Instant::now() + Duration::from_millis(50));
-            // Peers may still write into it.
+            // Peers may still write to the memory, so it is not freed.
             assert_eq!(counted("allocations"), 2);
-            comm.nccl().check("the end of this rank's checks", 0).expect("code 0 is success");
+            comm.nccl().check("success", 0).expect("code 0 is success");
             sum(&comm, &stream).expect("both ranks join");
             comm.finalize(DEADLINE).expect("all communicators end");
         });

@@ -1,5 +1,5 @@
-//! Tests of the reports among ranks over the rendezvous after a timeout: ranks that are behind,
-//! lost ranks, and no outdated reports.
+//! Tests of the reports that ranks exchange over the rendezvous after a timeout. Reports name ranks
+//! that are behind and lost ranks, and outdated reports are ignored.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -38,9 +38,9 @@ fn ranks_report_their_positions_to_each_other() {
         comm.broadcast_in_place(&stream, &mut buffer, Rank::new(0)).expect("the call is enqueued");
         comm.wait(&stream, DEADLINE).expect("the work completes");
         if child.rank == 2 {
-            // Rank 1 never calls the all-reduce, but reports its position.
+            // This rank never calls the all-reduce, but reports its position.
             comm.report().expect("the rendezvous is reachable");
-            rendezvous.barrier("the others have given up").expect("all ranks arrive");
+            rendezvous.barrier("all other ranks have timed out").expect("all ranks arrive");
         } else {
             comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the call is enqueued");
             let error = comm.wait(&stream, Duration::from_millis(500)).expect_err("rank 2 does not join");
@@ -52,7 +52,7 @@ fn ranks_report_their_positions_to_each_other() {
             );
             assert!(text.contains("rank 2 did not arrive"), "{text}");
             assert!(text.contains("rank 2 last issued broadcast_in_place (call 1)"), "{text}");
-            rendezvous.barrier("the others have given up").expect("all ranks arrive");
+            rendezvous.barrier("all other ranks have timed out").expect("all ranks arrive");
         }
     });
 }
@@ -65,18 +65,18 @@ fn late_rank_is_not_missing_in_the_next_call() {
         let mut buffer = floats(&stream, &[1.0]);
         if child.rank == 1 {
             comm.report().expect("the rendezvous is reachable");
-            rendezvous.barrier("rank 0 has waited in vain").expect("all ranks arrive");
+            rendezvous.barrier("the wait of rank 0 has timed out").expect("all ranks arrive");
         }
         comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the call is enqueued");
         if child.rank == 0 {
             let first = timeout(comm.wait_with(&stream, Duration::from_millis(200), OnExpiry::LeaveAlone));
             assert_eq!((first.sequence, first.missing.as_slice()), (Some(1), &[Rank::new(1)][..]));
-            rendezvous.barrier("rank 0 has waited in vain").expect("all ranks arrive");
+            rendezvous.barrier("the wait of rank 0 has timed out").expect("all ranks arrive");
         }
         comm.wait_with(&stream, DEADLINE, OnExpiry::LeaveAlone).expect("rank 1 joins late");
         comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the call is enqueued");
-        rendezvous.barrier("both have issued it").expect("all ranks arrive");
-        // Rank 1's earlier report is still stored when rank 0 first looks.
+        rendezvous.barrier("both ranks have issued the call").expect("all ranks arrive");
+        // The earlier report of rank 1 is still stored when rank 0 reads the reports.
         let patience = Duration::from_millis(100 + 250 * child.rank as u64);
         let second = timeout(comm.wait_with(&stream, patience, OnExpiry::LeaveAlone));
         assert_eq!((second.sequence, second.missing.as_slice()), (Some(2), &[][..]), "{second}");
@@ -98,7 +98,11 @@ fn rendezvous_does_not_report_ranks_that_joined_by_id() {
             let stream = comm.context().new_stream().expect("a stream is created");
             comm.all_reduce_in_place(&stream, &mut floats(&stream, &[1.0]), ReduceOp::Sum).expect("the call is enqueued");
             let expired = timeout(comm.wait_with(&stream, Duration::from_millis(100), OnExpiry::LeaveAlone));
-            assert_eq!((expired.missing.as_slice(), expired.reports.len()), (&[][..], 0), "nothing is known of them");
+            assert_eq!(
+                (expired.missing.as_slice(), expired.reports.len()),
+                (&[][..], 0),
+                "the positions of ranks that joined by id are unknown"
+            );
             assert_eq!(comm.report().expect("no rendezvous is an empty report"), []);
             comm.abort(DEADLINE).expect("the communicator ends");
         };
@@ -131,8 +135,8 @@ fn loss_detected_first_by_nccl_names_the_rank() {
 
 fn dies_while_the_others_make_it(child: &Child, deadline: Duration) {
     if child.rank == 1 {
-        // SAFETY: this process has one thread yet, but for the harness's, which the fork does not
-        // need; nothing was loaded.
+        // SAFETY: besides the harness, whose threads the child does not need, this process has one
+        // thread. No library was loaded.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let rendezvous = rendezvous(child);

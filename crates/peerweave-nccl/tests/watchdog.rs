@@ -1,5 +1,5 @@
 //! Tests of the deadlines of blocked calls and of enqueued work: the communicator is aborted, the
-//! error names the ranks that are behind, and other communicators continue.
+//! error names the ranks that are behind, and other communicators are not affected.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -15,14 +15,14 @@ use peerweave_nccl::{Communicator, CommunicatorBuilder, Config, DeadState, Nccl,
 /// Deadline of waits that must time out.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Deadline of waits that succeed within milliseconds, also on a busy machine.
+/// Deadline of calls that succeed within milliseconds, also on a busy machine.
 const PATIENT: Duration = Duration::from_secs(2);
 
-/// Time within which late work ends after its deadline: the other ranks are queried, and an abort
-/// waits for a thread that may leave by itself.
+/// Time within which late work ends. The time includes the query of the other ranks, and the wait
+/// of the abort for threads inside NCCL.
 const LATE: Duration = Duration::from_secs(6);
 
-/// Returns a machine on which a first collective waits inside NCCL for all ranks.
+/// Returns a fake machine on which the first collective waits inside NCCL for all ranks.
 fn connecting(devices: usize) -> peerweave_fakes::Fakes {
     fakes(devices).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1")
 }
@@ -91,7 +91,7 @@ fn deadline_of_a_stuck_group_aborts_all_of_its_ranks() {
                 Ok(())
             });
             let error = result.expect_err("rank 2 does not join");
-            assert!((SHORT..LATE).contains(&start.elapsed()), "the longest deadline counts: {:?}", start.elapsed());
+            assert!((SHORT..LATE).contains(&start.elapsed()), "the longest deadline applies: {:?}", start.elapsed());
             assert_eq!(missing(&error), [Rank::new(2)]);
             for (stream, comm) in &mine {
                 assert_eq!(state_of(sum(comm, stream)), DeadState::Aborted);
@@ -155,8 +155,8 @@ fn stuck_query_ends_at_the_deadline() {
 
 #[test]
 fn successive_calls_do_not_count_as_one_stuck_call() {
-    // A call queries four statistics, and the next call follows at once, so a thread is nearly
-    // always in NCCL.
+    // Each call queries four statistics, and the next call follows immediately. So a thread is
+    // nearly always inside NCCL.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=10").run(|| {
         let (comm, stream) = alone();
         comm.set_deadline(PATIENT);
@@ -198,7 +198,7 @@ fn late_work_ends_at_its_own_deadline() {
         comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the first call is enqueued");
         let start = Instant::now();
         comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the second call is enqueued");
-        // The driver's own wait, which has no deadline.
+        // This wait of the driver has no deadline.
         stream.synchronize().expect("the stream completes after the abort");
         assert!((SHORT / 2..LATE).contains(&start.elapsed()), "{:?}", start.elapsed());
         let error = comm.wait(&stream, DEADLINE).expect_err("the work was aborted");
@@ -248,8 +248,8 @@ fn capture_is_not_broken_by_a_check_of_late_work() {
 fn killed_rank_is_named_by_a_call_that_waits_for_it() {
     connecting(2).run_many(2, |child| {
         if child.rank == 1 {
-            // SAFETY: this process has one thread yet, but for the harness's, which the fork does
-            // not need; nothing was loaded.
+            // SAFETY: besides the harness, whose threads the child does not need, this process has
+            // one thread. No library was loaded.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 let rendezvous = rendezvous(&child);
@@ -270,6 +270,6 @@ fn killed_rank_is_named_by_a_call_that_waits_for_it() {
         let start = Instant::now();
         let error = sum(&comm, &stream).expect_err("rank 1 is dead");
         assert!(matches!(&error, NcclError::PeerLost(lost) if lost.ranks == [Rank::new(1)]), "{error}");
-        assert!(start.elapsed() < LATE, "before the deadline: {:?}", start.elapsed());
+        assert!(start.elapsed() < LATE, "the call ended after the deadline: {:?}", start.elapsed());
     });
 }

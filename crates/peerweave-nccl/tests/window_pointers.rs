@@ -1,6 +1,6 @@
 //! Tests of the addresses of windows for kernels, on fake devices.
 //!
-//! Addresses are compared, not used.
+//! The tests only compare addresses, and do not access memory.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -19,7 +19,8 @@ fn fakes_of(version: &str) -> Fakes {
     common::fakes_of(RANKS, version)
 }
 
-/// Like [`fakes_of`], with multicast enabled independently of the environment of the tests.
+/// Returns a fake machine like [`fakes_of`], with multicast enabled. Variables in the environment
+/// of the tests cannot disable multicast.
 fn with_multicast(version: &str) -> Fakes {
     let forbidding = ["PEERWEAVE_MULTICAST", "NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS"];
     forbidding.iter().fold(fakes_of(version), |fakes, name| fakes.env_remove(name)).env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "1")
@@ -40,8 +41,8 @@ fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync
 fn window_addresses_are_found_by_rank_and_by_index() {
     fakes_of("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
-            // NCCL maps the memory of all ranks again, including this rank's, so the address itself
-            // is unknown.
+            // NCCL maps the memory of all ranks a second time, including the memory of this rank.
+            // So the test does not know the address.
             window
                 .peer_pointer(communicator.rank(), 0)
                 .expect("the communicator is live")
@@ -58,12 +59,12 @@ fn window_addresses_are_found_by_rank_and_by_index() {
                     .peer_pointer(rank, LEN - 1)
                     .expect("the communicator is live")
                     .expect("all ranks of the fake are accessible");
-                assert_eq!(last - first, 4 * (LEN as u64 - 1), "offsets count elements");
+                assert_eq!(last - first, 4 * (LEN as u64 - 1), "offsets are in elements");
                 assert_eq!(window.lsa_pointer(index, LEN - 1).expect("the communicator is live"), Some(last));
                 addresses.push(first);
             }
             addresses.dedup();
-            assert_eq!(addresses.len(), RANKS, "each rank has memory of its own");
+            assert_eq!(addresses.len(), RANKS, "the windows of different ranks have different addresses");
         });
     });
 }

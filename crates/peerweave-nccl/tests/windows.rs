@@ -1,5 +1,4 @@
-//! Tests of registered memory: windows, puts into them, buffers of one rank, and when they may be
-//! unregistered.
+//! Tests of registered memory: windows, puts to windows, registered buffers, and unregistering.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -57,7 +56,7 @@ fn dropped_registration_keeps_memory_until_finalize() {
             peerweave_driver::settle(Instant::now() + DEADLINE);
             (counted("allocations"), counted("windows"), counted("registrations"))
         };
-        // The window and the registration must each keep their memory alive.
+        // The dropped window and the dropped registration must keep their memory allocated.
         drop(
             Window::register(&comm, &memory(), WindowKind::SYMMETRIC)
                 .expect("the registration succeeds")
@@ -65,7 +64,7 @@ fn dropped_registration_keeps_memory_until_finalize() {
         );
         assert_eq!(completed(), (1, 1, 0), "peers may still put into the window");
         drop(comm.register(&memory()).expect("the memory is registered"));
-        assert_eq!(completed(), (2, 1, 1), "peers may still reach into the buffer");
+        assert_eq!(completed(), (2, 1, 1), "peers may still access the buffer");
         drop((comm, stream));
         assert!(Communicator::wait_for_dropped(DEADLINE));
         peerweave_driver::settle(Instant::now() + DEADLINE);
@@ -106,7 +105,7 @@ fn put_offset_beyond_this_ranks_window_is_misuse() {
                 .expect("the fake has windows");
             if comm.rank() == Rank::new(0) {
                 let put = |offset| comm.put_signal(&stream, &target, Rank::new(1), &window, offset, Signal::default());
-                // Both puts are inside the peer's window.
+                // The puts at offsets 7, 8 and 56 are inside the peer's window.
                 put(7).expect("the offset is inside this rank's window");
                 let before = counted("collectives");
                 for offset in [8, 56] {
@@ -167,7 +166,7 @@ fn deregister_on_a_stuck_stream_ends_at_its_deadline() {
         }
         assert!((Duration::from_millis(400)..Duration::from_secs(5)).contains(&start.elapsed()));
         peerweave_driver::settle(Instant::now() + Duration::from_millis(50));
-        assert_eq!((counted("allocations"), counted("windows")), (1, 1), "peers may still write there");
+        assert_eq!((counted("allocations"), counted("windows")), (1, 1), "peers may still write to the memory");
         comm.abort(DEADLINE).expect("the communicator ends");
         drop((comm, memory, values, stream));
         nothing_is_left();
@@ -184,7 +183,7 @@ fn signals_are_counted_by_sender_and_index() {
                 Window::register(&comm, &memory, WindowKind::DEFAULT).expect("all ranks register").expect("the fake has windows");
             let signal = Signal { index: 1, context: 0 };
             if rank == 0 {
-                // Waits for two signals together, and for a third one separately.
+                // Sends two signals in one group, and a third signal without a group.
                 comm.nccl()
                     .group(|group| {
                         group.signal(&comm, &stream, Rank::new(peer as u32), signal)?;
@@ -198,7 +197,8 @@ fn signals_are_counted_by_sender_and_index() {
             }
             comm.wait(&stream, DEADLINE).expect("the work completes");
             if rank == 1 {
-                // No signal remains, and none arrived at the other index.
+                // All signals of this index were consumed, and no signal has arrived at the other
+                // index.
                 for (signal, count) in [(signal, 1), (Signal::default(), 1)] {
                     let other = comm.context().new_stream().expect("a stream is created");
                     comm.wait_signal(&other, &[SignalWait { peer: Rank::new(peer as u32), signal, count }])
@@ -226,8 +226,8 @@ fn registered_buffers_of_rooted_calls_are_used_on_all_ranks() {
                 comm.register(&send).expect("the memory is registered"),
                 comm.register(&recv).expect("the memory is registered"),
             ];
-            // A rank other than the root passes no buffer, but NCCL must still find a registered
-            // address.
+            // The ranks other than the root pass no send buffer, but NCCL must still get a
+            // registered address.
             let given = (comm.rank() == Rank::new(1)).then_some(&send as &dyn DeviceBuffer<f32>);
             comm.broadcast(&stream, given, &mut recv.slice(0..2).expect("the range is inside the memory"), Rank::new(1))
                 .expect("the call is enqueued");
@@ -304,7 +304,8 @@ fn timed_out_wait_for_a_put_unregisters_nothing() {
         let before = comm.sequence();
         let error = window.deregister(&stream, Duration::from_millis(100)).expect_err("the put never completes");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
-        // The ranks have not synchronised, and the stream does not wait for the stream of the put.
+        // The ranks have not started the collective that synchronises them, and the stream does not
+        // wait for the stream of the put.
         assert_eq!(comm.sequence(), before);
         peerweave_driver::wait(&stream, Instant::now() + DEADLINE).expect("the stream is idle");
         comm.abort(DEADLINE).expect("the communicator ends");

@@ -106,7 +106,7 @@ fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
         let group = watchdog::stuck_together(inner);
         let is_first = group.iter().all(|other| inner.name.number <= other.name.number);
-        tracing::warn!(communicator = %inner.name, others = group.len() - 1, "aborting the communicator while a call on it is blocked");
+        tracing::warn!(communicator = %inner.name, others = group.len() - 1, "aborting the communicator while a call is blocked");
         let others: Vec<_> = group.into_iter().filter(|other| !Arc::ptr_eq(other, inner)).collect();
         if !others.is_empty() {
             // This thread does not wait: each abort continues on its own thread.

@@ -155,7 +155,7 @@ mod tests {
                 .map(Rank::new)
                 .filter(|other| inner.index_of(*other).is_some() && outer.index_of(*other).is_some())
                 .collect();
-            assert_eq!(both, [rank], "a block and a rail meet in one rank");
+            assert_eq!(both, [rank], "a block and a rail have exactly one rank in common");
             let second = outer.inner(2).expect("the size divides the number of ranks");
             assert_eq!(second.stride(), 6);
             assert_eq!(second.rank_of(second.index()), Some(rank));

@@ -60,8 +60,12 @@ pub struct Nccl(&'static Loaded<Api>);
 
 /// All libraries loaded by this crate. The first loaded library need not be the library that
 /// [`Nccl::load`] returns.
-static LOADED: Registry<Api> =
-    Registry::new("libnccl.so", "peerweave-nccl", OLDEST, "do not pass communicators, windows or memory of one to the other");
+static LOADED: Registry<Api> = Registry::new(
+    "libnccl.so",
+    "peerweave-nccl",
+    OLDEST,
+    "do not pass communicators, windows or memory of one library to the other library",
+);
 
 impl Nccl {
     /// All functions of NCCL that this crate can use, each with the version that introduced it.

@@ -135,9 +135,9 @@ impl<'env> Group<'env> {
     /// Records [`Communicator::wait_signal`]. The call is issued when the group is launched.
     ///
     /// # Errors
-    /// [Errors of the call](Communicator::wait_signal) that are detected before the launch. The call
-    /// is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors of the
-    /// call.
+    /// [Errors of the call](Communicator::wait_signal) that are detected before the launch. The
+    /// call is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors of
+    /// the call.
     pub fn wait_signal(
         &mut self,
         communicator: &Communicator,

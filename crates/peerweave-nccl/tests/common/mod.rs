@@ -1,4 +1,5 @@
-//! Shared by the tests: fakes of a version, ranks as threads, counters of the fake.
+//! Functions shared by the tests: fake libraries of a version, ranks as threads, and counters of
+//! the fake library.
 
 #![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 
@@ -22,7 +23,8 @@ pub(crate) fn fakes(devices: usize) -> Fakes {
     Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", devices.to_string())
 }
 
-/// Like [`fakes`], with a library of that version, which lacks later features.
+/// Returns a fake machine like [`fakes`], with a library of this version, which lacks functions of
+/// later versions.
 pub(crate) fn fakes_of(devices: usize, version: &str) -> Fakes {
     let version: Version = version.parse().expect("the version is valid");
     let later =
@@ -41,18 +43,19 @@ pub(crate) fn device(ordinal: usize) -> Arc<CudaContext> {
     peerweave_driver::context(ordinal).expect("the fake has this device")
 }
 
-/// Returns the rendezvous of the child processes of a test. Each is the PE with its rank.
+/// Returns the rendezvous of the child processes of a test. Each process is the PE with the number
+/// of its rank.
 pub(crate) fn rendezvous(child: &Child) -> Arc<Rendezvous> {
     let options = Options { deadline: DEADLINE, ..Options::default() };
     Arc::new(Rendezvous::join(&child.job(), options).expect("all processes join"))
 }
 
-/// Returns all ranks, on this thread.
+/// Creates a communicator whose ranks are all on this thread. Returns each rank with a stream.
 pub(crate) fn all(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
     all_with(count, &Config::new())
 }
 
-/// Like [`all`], with options.
+/// Creates a communicator like [`all`], with options.
 pub(crate) fn all_with(count: usize, config: &Config) -> Vec<(Communicator, Arc<CudaStream>)> {
     let (nccl, contexts) = (Nccl::load().expect("the fake library is found"), contexts(count));
     let made = Communicator::builder()
@@ -64,7 +67,7 @@ pub(crate) fn all_with(count: usize, config: &Config) -> Vec<(Communicator, Arc<
     made.into_iter().zip(&contexts).map(|(comm, context)| (comm, context.new_stream().expect("a stream is created"))).collect()
 }
 
-/// Runs `body` as each rank, on its own thread.
+/// Creates a communicator of `count` ranks, and runs `body` for each rank on a separate thread.
 pub(crate) fn ranks(count: usize, config: &Config, body: impl Fn(Communicator, Arc<CudaStream>) + Sync) {
     let nccl = Nccl::load().expect("the fake library is found");
     let id: UniqueId = nccl.unique_id().expect("an id is created");
@@ -84,22 +87,22 @@ pub(crate) fn ranks(count: usize, config: &Config, body: impl Fn(Communicator, A
     });
 }
 
-/// Returns a communicator of one rank, on device 0.
+/// Creates a communicator of one rank, on device 0.
 pub(crate) fn alone() -> (Communicator, Arc<CudaStream>) {
     all(1).pop().expect("one communicator was created")
 }
 
-/// Returns all ranks, with non-blocking communicators.
+/// Creates a non-blocking communicator like [`all`].
 pub(crate) fn all_non_blocking(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
     all_with(count, &Config::new().blocking(Switch::Off))
 }
 
-/// Returns a non-blocking communicator of one rank.
+/// Creates a non-blocking communicator of one rank.
 pub(crate) fn alone_non_blocking() -> (Communicator, Arc<CudaStream>) {
     all_non_blocking(1).remove(0)
 }
 
-/// Returns all ranks, with blocking communicators, the default.
+/// Creates a blocking communicator, which is the default, like [`all`].
 pub(crate) fn all_blocking(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
     all_with(count, &Config::new().blocking(Switch::On))
 }
@@ -131,13 +134,13 @@ pub(crate) fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, 
 /// Returns a function of a loaded fake library.
 pub(crate) fn function_of(library: &std::path::Path, name: &CStr) -> *mut c_void {
     let path = CString::new(library.to_str().expect("the path is UTF-8")).expect("the text has no zero byte");
-    // SAFETY: both names end with zero; the library is loaded already, and stays.
+    // SAFETY: both names end with zero. The library is already loaded, and is never unloaded.
     let function = unsafe {
         let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
-        assert!(!library.is_null(), "the fake is loaded");
+        assert!(!library.is_null(), "the fake library is not loaded");
         libc::dlsym(library, name.as_ptr())
     };
-    assert!(!function.is_null(), "the fake has it");
+    assert!(!function.is_null(), "the fake library lacks the function");
     function
 }
 
@@ -151,7 +154,7 @@ pub(crate) fn counted(what: &str) -> i64 {
     unsafe { count(name.as_ptr()) }
 }
 
-/// Returns a context of the same device that is not the primary one.
+/// Returns a context of the same device that is not the primary context.
 pub(crate) fn context_beside(primary: &Arc<CudaContext>) -> Arc<CudaContext> {
     let function = peerweave_fakes::driver::function(c"cuCtxCreate_v2");
     // SAFETY: the function has this signature.
@@ -166,13 +169,14 @@ pub(crate) fn context_beside(primary: &Arc<CudaContext>) -> Arc<CudaContext> {
     }
 }
 
-/// Waits for background teardown, and asserts that no resource is left.
+/// Waits until communicators are ended in the background, and asserts that no resource of NCCL
+/// exists.
 pub(crate) fn nothing_is_left() {
     let end = std::time::Instant::now() + DEADLINE;
-    assert!(Communicator::wait_for_dropped(DEADLINE), "communicators end");
+    assert!(Communicator::wait_for_dropped(DEADLINE), "dropped communicators are not ended");
     for what in ["communicators", "windows", "redops", "registrations", "allocations"] {
         while counted(what) != 0 {
-            assert!(std::time::Instant::now() < end, "{what}: {} are left", counted(what));
+            assert!(std::time::Instant::now() < end, "{what}: {} were not freed", counted(what));
             std::thread::sleep(Duration::from_millis(2));
             peerweave_driver::settle(end);
         }
@@ -184,7 +188,7 @@ pub(crate) fn value(memory: &DeviceMemory<f32>, stream: &Arc<CudaStream>) -> f32
     memory.to_vec(stream).expect("the memory can be read")[0]
 }
 
-/// Captures the calls of `body`.
+/// Captures the calls of `body` into a graph.
 pub(crate) fn captured(stream: &Arc<CudaStream>, body: impl FnOnce() -> Result<(), NcclError>) -> CudaGraph {
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
     let result = body();
@@ -194,7 +198,7 @@ pub(crate) fn captured(stream: &Arc<CudaStream>, body: impl FnOnce() -> Result<(
     graph
 }
 
-/// Returns the state that made a call fail.
+/// Returns the state in the error of a call on an unusable communicator.
 pub(crate) fn state_of<T: std::fmt::Debug>(result: Result<T, NcclError>) -> DeadState {
     match result {
         Err(NcclError::Dead { state, .. }) => state,

@@ -65,14 +65,16 @@ impl Member<'_> {
     /// Fails if a simulated group would launch this call instead of only estimating the duration.
     fn can_be_simulated(&self, call: &'static str) -> Result<(), NcclError> {
         let why = match self.request.call {
-            _ if !self.inner.blocking => "NCCL would launch a group of non-blocking communicators instead of estimating it",
+            _ if !self.inner.blocking => {
+                "NCCL would launch a group of non-blocking communicators instead of estimating the duration"
+            }
             _ if self.inner.n_ranks == 1 => "NCCL would execute a call of a communicator of one rank immediately",
             _ if self.request.is_captured() => "the stream is being captured",
             Call::AllReduce | Call::Reduce | Call::AllGather | Call::ReduceScatter => return Ok(()),
             Call::AllReduceInPlace | Call::ReduceInPlace | Call::AllGatherInPlace | Call::ReduceScatterInPlace => return Ok(()),
             Call::Broadcast | Call::BroadcastInPlace if !self.inner.nccl.version().at_least(BROADCASTS_ARE_SENT) => return Ok(()),
             _ => {
-                "NCCL would keep sends and launch them with the next group; only reductions and gathers to all ranks can be estimated"
+                "NCCL would queue this call and launch it with the next group; only reductions and gathers to all ranks can be estimated"
             }
         };
         Err(NcclError::misuse(call, MisuseKind::Context { why }))
