@@ -172,7 +172,7 @@ fn differing_requirements_fail_on_every_rank() {
 }
 
 #[test]
-fn lsa_team_on_one_machine_has_all_ranks_and_rail_team_one() {
+fn lsa_team_has_all_ranks_of_a_machine_and_rail_team_one() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let rank = communicator.rank();

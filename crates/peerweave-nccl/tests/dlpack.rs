@@ -54,7 +54,7 @@ fn handed_over(memory: &DeviceMemory<f32>) -> DlpackTensor<f32> {
 }
 
 #[test]
-fn dlpack_tensor_is_a_buffer_of_a_collective() {
+fn collective_accepts_dlpack_tensors_as_buffers() {
     fakes(2).run(|| {
         let all = all(2);
         let memories: Vec<_> = all.iter().map(|(comm, stream)| floats(stream, &[comm.rank().get() as f32 + 1.0; 8])).collect();

@@ -246,7 +246,7 @@ fn wait_for_work_aborted_by_shrink_is_an_error() {
 }
 
 #[test]
-fn timed_out_call_is_not_launched_when_others_arrive() {
+fn timed_out_call_is_not_launched_when_ranks_arrive_late() {
     // The first collective waits inside NCCL, on the host, for all ranks.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
@@ -295,7 +295,7 @@ fn refused_revocation_leaves_the_communicator_unchanged() {
 }
 
 #[test]
-fn abort_waits_for_a_call_that_returns_by_itself() {
+fn abort_waits_for_a_call_that_is_about_to_return() {
     // `mem_stats` queries four statistics. The fake ends the process if the communicator is freed
     // during the first, slow query.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats:1=100,ncclCommMemStats:5=100").run(|| {

@@ -80,7 +80,7 @@ fn timed_out_wait_aborts_all_ranks_of_its_communicator() {
 }
 
 #[test]
-fn asynchronous_error_ends_the_wait_at_once() {
+fn asynchronous_error_ends_the_wait_immediately() {
     // The collective is slow, so the asynchronous error occurs after the call has returned.
     let fakes = fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclAllReduce=100");
     fakes.env("PEERWEAVE_FAKE_NCCL_ASYNC_ERROR", "ncclAllReduce:1=6").run(|| {
@@ -103,7 +103,7 @@ fn asynchronous_error_ends_the_wait_at_once() {
 }
 
 #[test]
-fn failed_call_returns_nccl_text_and_the_next_succeeds() {
+fn failed_call_has_nccl_text_and_the_next_call_succeeds() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:2=4").run(|| {
         let config = Config::new().blocking(Switch::On);
         let comm = Communicator::builder()
@@ -165,7 +165,7 @@ fn abort_from_another_thread_ends_a_wait() {
 }
 
 #[test]
-fn killed_rank_is_named_and_the_others_continue_without_it() {
+fn killed_rank_is_named_and_other_ranks_can_continue() {
     for death in ["hang", "error"] {
         // Shrinking takes longer than the time after which other calls fail because of the lost
         // rank.

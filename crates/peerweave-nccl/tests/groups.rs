@@ -127,7 +127,7 @@ fn call_that_nccl_refuses_ends_the_group_with_its_error() {
 }
 
 #[test]
-fn error_inside_a_group_aborts_the_issued_part() {
+fn error_during_a_launch_aborts_the_group() {
     fakes(2).without("ncclBroadcast").run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -152,7 +152,7 @@ fn error_inside_a_group_aborts_the_issued_part() {
 }
 
 #[test]
-fn failed_group_does_not_wait_for_its_issued_part() {
+fn failed_group_does_not_wait_for_the_deadline() {
     // The collective of the first rank waits for the collective of the second rank, which is never
     // issued.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
@@ -163,8 +163,8 @@ fn failed_group_does_not_wait_for_its_issued_part() {
             for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
             }
-            // The context of the last rank is current. Each rank's context is made current once before
-            // NCCL is called, and once for the call of the rank.
+            // The context of the last rank is current. Each rank's context is made current once
+            // before NCCL is called, and once for the call of the rank.
             fail_driver("cuCtxSetCurrent:4=709");
             Ok(())
         });
@@ -209,7 +209,7 @@ fn rank_aborted_inside_a_group_is_not_used_again() {
 }
 
 #[test]
-fn error_of_this_crate_in_a_simulation_aborts_nothing() {
+fn failed_simulation_aborts_no_communicator() {
     fakes(2).without("ncclReduce").run(|| {
         let all = all_blocking(2);
         let (comm, stream) = &all[0];
@@ -381,7 +381,7 @@ fn groups_that_lock_in_opposite_order_do_not_deadlock() {
 }
 
 #[test]
-fn cudarc_slices_are_reduced_and_may_be_dropped_at_once() {
+fn cudarc_slices_are_reduced_and_can_be_dropped_early() {
     fakes(2).run(|| {
         let all = all(2);
         let mut slices: Vec<_> = all
@@ -450,11 +450,11 @@ fn held_up(blocking: Switch) {
 }
 
 #[test]
-fn rank_aborted_in_a_blocking_group_is_freed_after_the_group() {
+fn rank_aborted_in_a_blocking_group_is_freed_afterwards() {
     fakes(2).run(|| held_up(Switch::On));
 }
 
 #[test]
-fn rank_aborted_in_a_non_blocking_group_is_freed_after_it_ends() {
+fn rank_aborted_in_a_non_blocking_group_is_freed_afterwards() {
     fakes(2).run(|| held_up(Switch::Off));
 }

@@ -78,7 +78,7 @@ fn scalable_init_accepts_several_ids() {
 }
 
 #[test]
-fn thread_with_several_ranks_joins_with_all_at_once() {
+fn thread_with_several_ranks_joins_in_one_call() {
     fakes(4).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(4));
@@ -153,7 +153,7 @@ fn failed_init_is_an_error_and_leaks_nothing() {
 }
 
 #[test]
-fn init_error_waits_only_for_ranks_that_have_started() {
+fn init_error_of_one_rank_does_not_wait_for_other_ranks() {
     fakes(2).run(|| {
         let (nccl, contexts) = (Nccl::load().expect("the fake library is found"), contexts(2));
         // Both contexts are made current before NCCL is called, and each context again for the call

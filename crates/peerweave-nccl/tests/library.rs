@@ -73,9 +73,9 @@ macro_rules! lacks {
 }
 
 lacks! {
-    library_of_2_19_lacks_what_came_later "2.19.3"
-    library_of_2_27_lacks_what_came_later "2.27.7"
-    library_of_2_29_lacks_what_came_later "2.29.7"
+    library_of_2_19_lacks_later_functions "2.19.3"
+    library_of_2_27_lacks_later_functions "2.27.7"
+    library_of_2_29_lacks_later_functions "2.29.7"
     library_of_2_32_lacks_nothing "2.32.3"
 }
 
@@ -192,7 +192,7 @@ fn parameters_and_encryption_of_old_nccl_are_unsupported() {
 }
 
 #[test]
-fn second_library_is_loaded_beside_the_first_and_reported() {
+fn second_library_is_loaded_and_reports_the_first() {
     Fakes::new().nccl().run(|| {
         let first = Nccl::load().expect("the library is found");
         assert!(first.others().is_empty());
@@ -241,7 +241,7 @@ fn library_loads_without_a_working_driver() {
 }
 
 #[test]
-fn forked_process_gets_errors_instead_of_a_hang() {
+fn library_calls_in_a_forked_process_are_errors() {
     Fakes::new().nccl().run(|| {
         let nccl = Nccl::load().expect("the library is found");
         let parent = std::process::id();

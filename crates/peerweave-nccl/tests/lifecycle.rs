@@ -207,7 +207,7 @@ fn parent_with_an_unfinished_split_is_unusable() {
 }
 
 #[test]
-fn forked_child_gets_errors() {
+fn communicator_calls_in_a_forked_process_are_errors() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let (nccl, id) = (comm.nccl(), comm.nccl().unique_id().expect("an id is created"));

@@ -46,7 +46,7 @@ fn deregister_local_frees_the_memory_of_a_registration() {
 }
 
 #[test]
-fn deregister_waits_for_every_stream_used_since() {
+fn deregister_waits_for_every_stream_with_work() {
     // The collective on the second stream never ends.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:1").run(|| {
         let (comm, stream) = alone();

@@ -38,7 +38,7 @@ fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync
 }
 
 #[test]
-fn window_addresses_are_found_by_rank_and_by_index() {
+fn window_address_is_the_same_by_rank_and_by_team_index() {
     fakes_of("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
             // NCCL maps the memory of all ranks a second time, including the memory of this rank.
@@ -92,7 +92,7 @@ fn nonexistent_ranks_and_offsets_are_misuse() {
 }
 
 #[test]
-fn multicast_address_is_returned_if_there_is_one() {
+fn multicast_address_is_returned_if_supported() {
     with_multicast("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
             let first = window.lsa_multimem_pointer(0).expect("multicast is enabled").expect("the fake has multicast");

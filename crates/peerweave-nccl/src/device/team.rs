@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inner_and_outer_teams_cover_the_world_once() {
+    fn inner_and_outer_teams_share_exactly_one_rank() {
         for rank in (0..24).map(Rank::new) {
             let world = DeviceTeam::world(24, rank);
             let (inner, outer) = (
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn team_without_another_has_only_the_remaining_ranks() {
+    fn ranks_without_another_team_are_the_remaining_ranks() {
         let world = DeviceTeam::world(8, Rank::new(5));
         let rail = world.outer(4).expect("the size divides the number of ranks");
         assert_eq!(world.without(rail).collect::<Vec<_>>(), [0, 2, 3, 4, 6, 7].map(Rank::new));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_team_converts_back_and_an_invalid_one_is_none() {
+    fn invalid_raw_team_is_none_and_a_valid_team_converts_back() {
         let raw = ncclTeam_t { nRanks: 2, rank: 1, stride: 4 };
         let team = DeviceTeam::from_raw(raw, Rank::new(6)).expect("the struct is valid");
         assert_eq!(team.to_raw("test", Rank::new(6), 7).expect("the team belongs to this communicator"), raw);

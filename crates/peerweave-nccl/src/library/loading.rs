@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn text_without_an_end_is_read_only_within_its_buffer() {
+    fn text_without_a_zero_byte_is_read_within_its_buffer() {
         let bytes: Vec<_> = (0..2 * LAST_ERROR_BYTES).map(|_| AtomicU8::new(b'x')).collect();
         assert_eq!(read(&bytes), "x".repeat(LAST_ERROR_BYTES));
         assert_eq!(read(&[AtomicU8::new(b'a'), AtomicU8::new(0)]), "a");

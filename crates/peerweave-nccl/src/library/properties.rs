@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_before_properties_has_no_layout_of_them() {
+    fn nccl_2_28_has_no_layout_of_properties() {
         assert!(empty(Version::new(2, 28, 9)).is_none());
     }
 }

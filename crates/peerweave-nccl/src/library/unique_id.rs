@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn id_converted_to_bytes_hex_or_raw_and_back_is_the_same() {
+    fn id_is_unchanged_by_conversions_to_bytes_and_text() {
         let id = counting();
         assert_eq!(UniqueId::from_bytes(id.to_bytes()), id);
         assert_eq!(UniqueId::try_from(id.as_bytes().as_slice()).expect("128 bytes"), id);

@@ -33,7 +33,7 @@ fn gate_admits_one_thread_and_wakes_every_waiter() {
 /// Calls and an abort race repeatedly. The abort must wait for every thread that entered before the
 /// gate was closed.
 #[test]
-fn drained_gate_is_empty() {
+fn drained_gate_has_no_thread_inside() {
     let (mut got_in, mut refused) = (0, 0);
     for round in 0..3_000 {
         let (gate, is_freed, start) = (Gate::default(), AtomicBool::new(false), Barrier::new(3));
@@ -65,7 +65,7 @@ fn drained_gate_is_empty() {
 }
 
 #[test]
-fn held_gate_stays_held_when_others_try() {
+fn owned_gate_refuses_other_threads() {
     let gate = Gate::default();
     let inside = gate.try_enter_blocking().expect("no thread is inside");
     assert!(gate.try_enter_blocking().is_none());
@@ -153,7 +153,7 @@ fn waiter_is_notified_when_the_gate_closes() {
 }
 
 #[test]
-fn drain_gives_up_stuck_callers_but_awaits_brief_ones() {
+fn drain_waits_only_for_callers_that_are_not_blocked() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
     inside.enter_blocking().expect("the gate is open");
@@ -170,7 +170,7 @@ fn drain_gives_up_stuck_callers_but_awaits_brief_ones() {
 }
 
 #[test]
-fn drain_gives_up_a_stuck_reader() {
+fn drain_does_not_wait_for_a_blocked_reader() {
     let gate = Gate::default();
     let reader = gate.enter_shared(Allowed::OPEN).expect("the gate is open");
     let drained = reader.enter_blocking(|| {
@@ -229,7 +229,7 @@ fn entry_into_a_busy_gate_fails_at_the_deadline() {
 }
 
 #[test]
-fn allowed_states_match_the_table() {
+fn entry_succeeds_only_in_allowed_states() {
     let gate = Gate::default();
     gate.set(State::Revoked).expect("the gate is open");
     assert_eq!(gate.enter(Allowed::LIVE, || LONG).map(drop), Err(Refused::State(State::Revoked)));
