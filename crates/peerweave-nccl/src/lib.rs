@@ -5,8 +5,8 @@
 //!
 //! ```text
 //!  Nccl          the library: its path, version, missing functions, parameters and logs
-//!   ├─ UniqueId       the id by which ranks join one communicator
-//!   ├─ Config         the options of a communicator; CollConfig: those of one collective
+//!   ├─ UniqueId       the id with which ranks join one communicator
+//!   ├─ Config         the options of a communicator; CollConfig: the options of one collective
 //!   ├─ Communicator   one rank of a communicator: collectives, split, shrink, abort, waits with a deadline
 //!   │   ├─ PreMulSum     a sum of operands that are multiplied by a factor
 //!   │   ├─ Window        memory registered by every rank, for one-sided operations and kernels

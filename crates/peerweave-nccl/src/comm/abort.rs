@@ -146,9 +146,9 @@ pub(super) fn abort_handle(
 ) -> Result<(), NcclError> {
     // If the context cannot be made current, NCCL still ends running work.
     let _ = set_current(context);
-    // SAFETY: this thread closed the gate, or is the only one that knows the handle, so the handle
-    // is neither used later nor freed again. A thread that is still inside the gate is blocked in
-    // NCCL, which allows another thread to abort in that case.
+    // SAFETY: this thread closed the gate, or no other thread knows the handle. So the handle is
+    // neither used later nor freed again. A thread that is still inside the gate is blocked in
+    // NCCL, and NCCL allows another thread to abort then.
     let code = nccl.code("ncclCommAbort", |api| unsafe { api.ncclCommAbort(handle.get()) })?;
     match code {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),

@@ -140,8 +140,8 @@ impl Communicator {
         &self.inner.context
     }
 
-    /// Returns NCCL's own handle, an `ncclComm_t`. Some libraries take such a handle, and it allows
-    /// calls that this crate lacks.
+    /// Returns NCCL's own handle, an `ncclComm_t`. A program can pass the handle to other
+    /// libraries, or use it for calls of NCCL that this crate lacks.
     ///
     /// Using the raw handle is as unsafe as in C. Do not use the raw handle concurrently with calls
     /// of other threads. Do not use it after this communicator has ended by abort, by finalize, or

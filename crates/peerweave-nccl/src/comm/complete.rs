@@ -164,7 +164,7 @@ fn is_done_soon(inside: &[(&Arc<Inner>, Inside<'_>)]) -> bool {
     })
 }
 
-/// Calls `ready` until it returns true or the deadline has passed. Returns whether it returned
+/// Calls `ready` until it returns true or the deadline has passed. Returns whether `ready` returned
 /// true.
 fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
@@ -196,8 +196,8 @@ pub(crate) fn complete_all(
     // From here on this thread only makes short queries of NCCL, so an aborting thread waits for
     // this thread.
     members.iter().for_each(|(_, inside)| inside.leave_blocking());
-    // All members belong to one group, so checking the first one finds a rank that was omitted from
-    // the group.
+    // All members belong to one group, so a check of the first member finds a rank that was omitted
+    // from the group.
     let mut left_out = members.first().map(|(inner, _)| (*inner, LeftOut::new(deadline)));
     let mut stopped = None;
     yield_until(start + bounded(deadline), || {
@@ -262,7 +262,8 @@ pub(crate) fn complete_all(
     } else {
         drop(members);
     }
-    // The aborting threads do not wait for this thread, because it has left all gates above.
+    // The aborting threads do not wait for this thread, because this thread has left all gates
+    // above.
     cut_off.into_iter().for_each(|inner| Abort::wait(inner));
     match (first_error, failed) {
         (Some(error), Some(inner)) => Err(root_cause(inner, error)),
@@ -351,8 +352,8 @@ fn end_badly(
         Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => Ok(()),
         // After an abort NCCL's result code has no meaning.
         Ok(_) if let Some((inner, _)) = cut_off => Err(inner.abort_error(call)),
-        // Reads NCCL's error text before other threads may call, while it still describes this
-        // failure.
+        // Reads NCCL's error text before other threads may call NCCL, while the text still
+        // describes this failure.
         Ok(code) => Err(nccl.failure(call, code, None)),
         Err(error) => Err(error),
     };

@@ -38,7 +38,8 @@ impl Drop for CountedAllocation {
     }
 }
 
-/// NCCL's resources that this process holds now. At the end of a program they are leaks.
+/// NCCL's resources that this process has not freed. At the end of a program such resources are
+/// leaks.
 ///
 /// `Display` prints one line for each resource, and nothing if there are no resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

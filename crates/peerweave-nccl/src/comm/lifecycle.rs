@@ -79,8 +79,8 @@ impl Communicator {
         for communicator in &communicators {
             let inner = &communicator.inner;
             let closed = inner.enter_within(CALL, Allowed::LIVE, rest).and_then(|_inside| {
-                // A capture may have begun since the first check, but none begins while this thread
-                // is inside the gate.
+                // A capture may have begun since the first check, but no capture begins while this
+                // thread is inside the gate.
                 no_graphs(CALL, [inner], Duration::ZERO)?;
                 inner.gate.close_from(State::Live, State::Finalized).map_err(|state| inner.dead(CALL, state))
             });
@@ -230,8 +230,8 @@ impl Communicator {
         let _span = spans::of(inner, call);
         let inside = inner.enter(call, allowed)?;
         if from == State::Live {
-            // A capture may have begun since the first check, but none begins while this thread is
-            // inside the gate.
+            // A capture may have begun since the first check, but no capture begins while this
+            // thread is inside the gate.
             no_graphs(call, [inner], Duration::ZERO)?;
         }
         inner.bind()?;
@@ -318,9 +318,9 @@ fn revoke_concurrently(inner: &Arc<Inner>, call: &'static str) -> Result<(), Ncc
     inner.bind()?;
     let before = revoked(inner, call)?;
     let code = reader.enter_blocking(|| {
-        // SAFETY: the handle is live: a thread that frees the handle waits for readers, or finds
-        // that this one is blocked in NCCL, which allows another thread to abort in that case. NCCL
-        // lets this function run concurrently with a blocked call.
+        // SAFETY: the handle is live. A thread that frees the handle waits for readers, or finds
+        // that this thread is blocked in NCCL. NCCL allows another thread to abort while this
+        // thread is blocked. NCCL allows a revocation concurrently with a blocked call.
         inner.nccl.code(call, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })
     });
     let result = inner.check(call, code.map_err(|state| inner.dead(call, state))??);

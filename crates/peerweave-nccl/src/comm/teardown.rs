@@ -85,8 +85,8 @@ impl Teardown {
             let freed = match (self.state, &finalized) {
                 // NCCL can destroy a suspended communicator without finalizing it.
                 (State::Live | State::Suspended, Ok(())) => self.destroy(),
-                // The communicator failed, was revoked, or could not be finalized: an abort frees
-                // it, and ends running work.
+                // The communicator failed, was revoked, or could not be finalized. An abort frees
+                // the communicator and ends running work.
                 _ => abort(),
             };
             if freed.is_ok() {
@@ -228,9 +228,9 @@ pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce(
     std::thread::Builder::new().name(name.to_owned()).spawn(body).ok().map(|_| receiver)
 }
 
-/// Runs `work` inside a communicator's gate, for a destructor. Runs it immediately if the gate
-/// becomes free within `patience`, and otherwise on another thread. Does nothing if the
-/// communicator was freed.
+/// Runs `work` inside a communicator's gate, for a destructor. Runs `work` on this thread if the
+/// gate becomes free within `patience`. If the gate is busy, runs `work` on another thread. Does
+/// nothing if the communicator was freed.
 pub(crate) fn run_or_defer(
     inner: Arc<Inner>,
     allowed: Allowed,

@@ -76,8 +76,8 @@ fn thread() -> MutexGuard<'static, Thread> {
     THREAD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes the watchdog inspect all communicators, after one was created or a deadline has changed.
-/// Returns `false` if the system cannot start the watchdog's thread.
+/// Makes the watchdog inspect all communicators, after a communicator was created or a deadline has
+/// changed. Returns `false` if the system cannot start the watchdog's thread.
 pub(crate) fn watch() -> bool {
     let mut thread = thread();
     thread.changes += 1;

@@ -62,8 +62,8 @@ impl Work {
 /// An event in a stream, behind all work that was enqueued before the event.
 struct Mark(CUevent);
 
-// SAFETY: the shared value is a handle that only the driver dereferences, on any thread. It is
-// synchronised because only the watchdog's thread uses it. A failure would be caught by the test
+// SAFETY: the shared value is a handle that only the driver dereferences, on any thread. The handle
+// is synchronised because only the watchdog's thread uses it. A failure would be caught by the test
 // `late_work_ends_at_its_own_deadline`.
 unsafe impl Send for Mark {}
 

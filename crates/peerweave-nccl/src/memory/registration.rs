@@ -79,8 +79,9 @@ impl Registration {
     /// # use std::time::Duration;
     /// # use peerweave_nccl::{Communicator, DeviceMemory, NcclError};
     /// # fn f(communicator: &Communicator, memory: &DeviceMemory<f32>) -> Result<(), NcclError> {
-    /// let registration = communicator.register(memory)?; // Here the program issues collectives on
-    /// the memory. registration.deregister_local(Duration::from_secs(10))?;
+    /// let registration = communicator.register(memory)?;
+    /// // Here the program issues collectives on the memory.
+    /// registration.deregister_local(Duration::from_secs(10))?;
     /// # Ok(())
     /// # }
     /// ```

@@ -4,7 +4,8 @@
 //! `shapes.rs` has the lengths that each call expects. This module neither issues calls nor waits.
 //!
 //! Invariant: while the entries that a check has added to `Holds` exist, the memory of the call
-//! stays allocated, and the call's stream stays ordered with the other streams that use the memory.
+//! stays allocated. Until then the call's stream also stays ordered with other streams that use the
+//! memory.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -66,7 +67,7 @@ pub(crate) struct CallBuilder<'c, 'a> {
     pub(crate) call: Call,
     pub(crate) inner: &'c Arc<Inner>,
     pub(crate) stream: &'a Arc<CudaStream>,
-    /// Whether the stream is being captured; `None` if not queried yet.
+    /// Whether the stream is being captured. `None` if the stream was not queried yet.
     pub(crate) capturing: Option<bool>,
     pub(crate) holds: &'c mut Holds<'a>,
     pub(crate) operations: &'c mut Operations,

@@ -36,9 +36,10 @@ impl CallBuilder<'_, '_> {
             inner.count(self.call);
             inner.registered.note(stream);
             let (comm, handle) = (inner.handle.get(), stream.cu_stream());
-            // SAFETY: the handle is live inside the gate; the operation was checked, so its buffers
-            // have the length that it states. The caller's owners keep them alive until NCCL is
-            // done. After that they live as long as the stream, or a graph, needs them.
+            // SAFETY: the handle is live inside the gate. The operation was checked, so the buffers
+            // have the length that the operation states. The caller keeps the buffers alive until
+            // NCCL is done. Afterwards the buffers live as long as the stream or a graph needs
+            // them.
             let issued = unsafe { operation.issue(inner.nccl.functions(), inner, comm, handle, std::ptr::null()) };
             // This thread is still inside the gate, so the communicator is not finalized before a
             // graph keeps it alive.
@@ -82,7 +83,7 @@ impl CallBuilder<'_, '_> {
         inner.enter_blocking(name, &inside)?;
         inner.count(request.call);
         inner.registered.note(request.stream);
-        // SAFETY: this thread is inside.
+        // SAFETY: this thread is inside the gate.
         let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
         // The request lives until NCCL is done. It owns the configuration of the call and the
         // guards of the buffers.
@@ -96,8 +97,8 @@ pub(crate) struct Request<'a> {
     pub(crate) call: Call,
     pub(crate) stream: &'a Arc<CudaStream>,
     pub(crate) operations: Operations,
-    /// Resources that the call keeps alive. Boxed, because most calls have none, and a group may
-    /// record many calls.
+    /// Resources that the call keeps alive. They are boxed, because most calls have no resources
+    /// and a group may record many calls.
     holds: Option<Box<Holds<'a>>>,
     /// Configuration of a single collective, if the caller has set it.
     config: Option<Box<RawCollConfig>>,
@@ -172,23 +173,23 @@ impl<'a> Request<'a> {
         let config = self.config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());
         let (comm, stream) = (inner.handle.get(), self.stream.cu_stream());
         match &self.operations {
-            // SAFETY: the handle is live inside the gate; the operation was checked, so its buffers
-            // have the length that it states. They live as long as this request, and afterwards as
-            // long as the stream needs them.
+            // SAFETY: the handle is live inside the gate. The operation was checked, so the buffers
+            // have the length that the operation states. The buffers live as long as this request,
+            // and afterwards as long as the stream needs them.
             Operations::One(operation) => unsafe { operation.issue(api, inner, comm, stream, config) },
-            // SAFETY: as above; the range in the window was checked too.
+            // SAFETY: as above. The range in the window was also checked.
             Operations::Put(put) => unsafe {
                 let Put { count, data_type, peer, window, offset_bytes, index, context, .. } = *put;
                 let source: *const c_void = std::ptr::with_exposed_provenance(put.source as usize);
                 api.ncclPutSignal(source, count, data_type, peer, window, offset_bytes, index, context, 0, comm, stream)
             },
-            // SAFETY: the handle is live inside the gate; NCCL only reads the list, during the
+            // SAFETY: the handle is live inside the gate. NCCL only reads the list, during the
             // call.
             Operations::Wait(waits) => unsafe {
                 let count = c_int::try_from(waits.len()).unwrap_or(c_int::MAX);
                 api.ncclWaitSignal(count, waits.as_ptr().cast_mut(), comm, stream)
             },
-            // SAFETY: as above, for each.
+            // SAFETY: as above, for each operation.
             Operations::Many(operations) => unsafe {
                 grouped(api, || operations.iter().map(|operation| operation.issue(api, inner, comm, stream, config)))
             },

@@ -225,8 +225,8 @@ impl Drop for Made {
         // NCCL frees the reduction together with its communicator. A destructor does not wait for
         // the gate.
         run_or_defer(inner, Allowed::OPEN, Duration::ZERO, move |inner| {
-            // SAFETY: the handle is live inside the gate, the operation is its own, and this is the
-            // only destruction.
+            // SAFETY: the communicator's handle is live inside the gate. The reduction belongs to
+            // this communicator, and is destroyed only here.
             inner.nccl.code("ncclRedOpDestroy", |api| unsafe { api.ncclRedOpDestroy(op, inner.handle.get()) }).map(|_| ())
         });
     }

@@ -124,7 +124,7 @@ macro_rules! collectives {
 
             /// Reduces over all ranks. The result replaces the data on every rank.
             ///
-            /// Shape: `buffer` has `n` elements, the same on every rank.
+            /// Shape: `buffer` has `n` elements, the same number on every rank.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
@@ -132,7 +132,7 @@ macro_rules! collectives {
 
             /// Copies the root's buffer to the buffers of all ranks.
             ///
-            /// Shape: `buffer` has `n` elements, the same on every rank.
+            /// Shape: `buffer` has `n` elements, the same number on every rank.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
@@ -141,7 +141,7 @@ macro_rules! collectives {
             /// Reduces over all ranks. The result replaces the data on the root. The buffers of the
             /// other ranks are only read.
             ///
-            /// Shape: `buffer` has `n` elements, the same on every rank.
+            /// Shape: `buffer` has `n` elements, the same number on every rank.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
@@ -150,8 +150,8 @@ macro_rules! collectives {
             /// Gathers in place. The buffer has one part for each rank. This rank's part is sent to
             /// all other ranks, and the parts of the other ranks are received.
             ///
-            /// Shape: `buffer` has `n` elements for each rank, the same on every rank: the part of
-            /// rank `i` starts at element `i * n`.
+            /// Shape: `buffer` has `n` elements for each rank, the same number on every rank. The
+            /// part of rank `i` starts at element `i * n`.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
@@ -161,8 +161,8 @@ macro_rules! collectives {
             /// replaced by the reduction of this part over all ranks. The contents of the other
             /// parts are unspecified afterwards.
             ///
-            /// Shape: `buffer` has `n` elements for each rank, the same on every rank: the part of
-            /// rank `i` starts at element `i * n`.
+            /// Shape: `buffer` has `n` elements for each rank, the same number on every rank. The
+            /// part of rank `i` starts at element `i * n`.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
@@ -172,8 +172,8 @@ macro_rules! collectives {
             /// including the root. The other ranks pass buffers of the length of one part, which
             /// are only read.
             ///
-            /// Shape: the root's `buffer` has `n` elements for each rank, and the part of rank `i`
-            /// starts at element `i * n`; the buffers of the other ranks have `n` elements.
+            /// Shape: the root's `buffer` has `n` elements for each rank. The part of rank `i`
+            /// starts at element `i * n`. The buffers of the other ranks have `n` elements.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
@@ -183,8 +183,8 @@ macro_rules! collectives {
             /// rank. The root's own part is unchanged. The other ranks pass buffers of the length
             /// of one part.
             ///
-            /// Shape: the root's `buffer` has `n` elements for each rank, and the part of rank `i`
-            /// starts at element `i * n`; the buffers of the other ranks have `n` elements.
+            /// Shape: the root's `buffer` has `n` elements for each rank. The part of rank `i`
+            /// starts at element `i * n`. The buffers of the other ranks have `n` elements.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).

@@ -286,5 +286,5 @@ fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) ->
 }
 
 fn only(mut made: Vec<Communicator>) -> Communicator {
-    made.pop().expect("one id was requested")
+    made.pop().expect("one communicator was requested")
 }

@@ -329,8 +329,8 @@ fn ready(
     }
     for handle in handles {
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: NCCL created the handle and no other thread knows it; the pointer is to a live
-        // value.
+        // SAFETY: NCCL created the handle, and no other thread knows the handle. The pointer is to
+        // a live value.
         nccl.call("ncclCommGetAsyncError", |api| unsafe { api.ncclCommGetAsyncError(handle.get(), &raw mut state) })?;
         match state {
             ncclResult_t::ncclSuccess => {}

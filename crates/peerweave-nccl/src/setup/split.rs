@@ -265,8 +265,8 @@ fn children(
         identities.push(identity(index, mix(mix(inner.identity, counted.name().as_bytes()), &number.to_le_bytes())));
     }
     if allowed == Allowed::SHRINK {
-        // NCCL ends the running work without an error. The new state prevents that a caller who
-        // waits for the work takes it for complete.
+        // NCCL ends the running work without an error. The new state makes waits for the work fail,
+        // so that no caller takes the work for complete.
         for (inner, _) in inside.iter() {
             let _ = inner.gate.change(State::Live, State::Failed);
         }

@@ -311,7 +311,8 @@ impl<'env> Group<'env> {
             true => self.members.iter().try_for_each(|member| member.request.is_captured_as_before(&member.inner)),
             false => Ok(()),
         };
-        // NCCL does not use the memory of the calls any more, so it may be freed from here on.
+        // NCCL does not use the memory of the calls any more, so the memory may be freed from here
+        // on.
         drop(self.members);
         match (first_error, refused) {
             (Some(error), Some(inner)) => Err(root_cause(&inner, error)),
