@@ -2,8 +2,8 @@
 //! thread can still issue the missing calls.
 //!
 //! A thread with several ranks issues the calls of all these ranks in one group. If the thread
-//! omits a rank, it waits for a call that only this thread can issue. NCCL never detects this
-//! error. `wait.rs` checks ranks of other processes.
+//! omits a rank, the thread waits for a call that only the thread itself can issue. NCCL never
+//! detects this error. `wait.rs` checks ranks of other processes.
 //!
 //! Invariant: this module only reads shared state. Each call stores the number of its thread for
 //! this module.

@@ -63,8 +63,8 @@ pub enum NvlsHostMode {
     DisableTransport,
     /// All operations except multimem instructions in NCCL's symmetric kernels and copies.
     DisableSymmetricMultimem,
-    /// All operations except those that [`DisableTransport`](Self::DisableTransport) and
-    /// [`DisableSymmetricMultimem`](Self::DisableSymmetricMultimem) disable.
+    /// All operations except those that [`DisableTransport`](NvlsHostMode::DisableTransport) and
+    /// [`DisableSymmetricMultimem`](NvlsHostMode::DisableSymmetricMultimem) disable.
     DisableBoth,
     /// No operations. Also disables operations that later versions of NCCL add.
     Disable,

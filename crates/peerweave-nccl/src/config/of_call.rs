@@ -58,7 +58,7 @@ pub struct VendorOption {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VendorValue {
-    /// A number.
+    /// An integer.
     Number(i32),
     /// A text. Each distinct text stays in memory until the process ends.
     Text(String),

@@ -23,7 +23,7 @@ use crate::{Nccl, Rank, Version, sys};
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
-    /// The caller has a bug. NCCL was not called.
+    /// The caller misused the API. NCCL was not called.
     #[error(transparent)]
     Misuse(#[from] Misuse),
     /// The loaded NCCL is too old for this call or option. NCCL was not called.

@@ -40,7 +40,7 @@ pub enum MisuseKind {
         found: usize,
         /// The expected length.
         expected: usize,
-        /// The unit of both lengths: elements or bytes.
+        /// Unit of both lengths, such as elements or bytes.
         unit: &'static str,
     },
     /// An argument that is too short.
@@ -52,7 +52,7 @@ pub enum MisuseKind {
         found: usize,
         /// The minimum length.
         at_least: usize,
-        /// The unit of both lengths: elements or ranks.
+        /// Unit of both lengths, such as elements or ranks.
         unit: &'static str,
     },
     /// Invalid text, or a missing argument.

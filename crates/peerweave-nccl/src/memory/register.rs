@@ -80,8 +80,8 @@ pub(super) fn unregister(
             communicator.wait_with(&used, rest(), OnExpiry::LeaveAlone)?;
         }
         let inside = inner.enter_within(call, Allowed::LIVE, rest)?;
-        // A capture, or a call of another thread, may have begun since the first check, but none
-        // begins while this thread is inside the gate.
+        // A capture, or a call of another thread, may have begun since the first check. Neither can
+        // begin while this thread is inside the gate.
         lifecycle::no_graphs(call, [inner], Duration::ZERO)?;
         let mut idle = true;
         for used in inner.registered.streams() {

@@ -68,7 +68,8 @@ impl CallBuilder<'_, '_> {
         Ok(())
     }
 
-    /// Issues any call. Waits for the gate.
+    /// Issues a call after waiting for the gate. Unlike the fast path, accepts configurations,
+    /// captured streams and several operations.
     #[cold]
     fn issue_locked(&mut self, config: Option<&CollConfig>) -> Checked<()> {
         self.resolve_capture()?;

@@ -75,7 +75,7 @@ impl Default for Operations {
 /// result of `ncclGroupEnd` if no call fails.
 ///
 /// # Safety
-/// As for the calls.
+/// The caller satisfies the safety contract of every call.
 pub(super) unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymbol>>>(
     api: &Api,
     calls: impl FnOnce() -> I,

@@ -93,25 +93,25 @@ numbers! {
 numbers! {
     /// Element type of a buffer.
     ncclDataType_t(c_int) {
-        /// `i8`.
+        /// Elements of type `i8`.
         ncclInt8 = 0;
-        /// `u8`.
+        /// Elements of type `u8`.
         ncclUint8 = 1;
-        /// `i32`.
+        /// Elements of type `i32`.
         ncclInt32 = 2;
-        /// `u32`.
+        /// Elements of type `u32`.
         ncclUint32 = 3;
-        /// `i64`.
+        /// Elements of type `i64`.
         ncclInt64 = 4;
-        /// `u64`.
+        /// Elements of type `u64`.
         ncclUint64 = 5;
-        /// `f16`.
+        /// Elements of type `f16`.
         ncclFloat16 = 6;
-        /// `f32`.
+        /// Elements of type `f32`.
         ncclFloat32 = 7;
-        /// `f64`.
+        /// Elements of type `f64`.
         ncclFloat64 = 8;
-        /// `bf16`.
+        /// Elements of type `bf16`.
         ncclBfloat16 = 9;
         /// 8-bit float with 4 exponent bits. Since 2.24.3.
         ncclFloat8e4m3 = 10;
@@ -259,7 +259,7 @@ pub struct ncclConfigExtKey {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ncclConfigExtValue {
-    /// A number.
+    /// An integer.
     pub i: c_int,
     /// A text.
     pub s: *const c_char,
