@@ -16,7 +16,7 @@ use peerweave_nccl::{DeviceMemory, ReduceOp};
 
 static DELETED: AtomicUsize = AtomicUsize::new(0);
 
-/// The other framework's data of a tensor.
+/// Data of a tensor that the other framework frees when the deleter is called.
 struct Producer {
     tensor: DLManagedTensor,
     shape: [i64; 1],

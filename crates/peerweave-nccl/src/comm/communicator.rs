@@ -162,8 +162,8 @@ impl Communicator {
         &self.inner.name
     }
 
-    /// Returns the number of the last call issued on this communicator. The first call has number
-    /// 1. Returns 0 before the first call.
+    /// Returns the number of the last call issued on this communicator, or 0 before the first call.
+    /// Calls are numbered from 1.
     ///
     /// Ranks that issue the same calls in the same order have the same numbers.
     pub fn sequence(&self) -> u64 {

@@ -24,7 +24,7 @@ pub enum MisuseKind {
     /// A number out of range.
     #[error("{what} is {found}, expected {expected}")]
     Value {
-        /// The argument or option.
+        /// Name of the argument or option.
         what: &'static str,
         /// Value of the argument.
         found: i64,
@@ -34,7 +34,7 @@ pub enum MisuseKind {
     /// A wrong length.
     #[error("{what} has {found} {unit}, expected {expected}")]
     Length {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Length of the argument.
         found: usize,
@@ -46,7 +46,7 @@ pub enum MisuseKind {
     /// An argument that is too short.
     #[error("{what} has {found} {unit}, expected at least {at_least}")]
     TooShort {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Length of the argument.
         found: usize,
@@ -58,7 +58,7 @@ pub enum MisuseKind {
     /// Invalid text, or a missing argument.
     #[error("{what}: {why}")]
     Text {
-        /// The argument or option.
+        /// Name of the argument or option.
         what: &'static str,
         /// The reason why the value is invalid.
         why: &'static str,
@@ -66,7 +66,7 @@ pub enum MisuseKind {
     /// A rank that the communicator does not have.
     #[error("{what} is {}, expected less than {ranks} (the number of ranks)", found.get())]
     Rank {
-        /// The argument, such as the root or the peer.
+        /// Name of the argument, such as the root or the peer.
         what: &'static str,
         /// Value of the argument.
         found: Rank,
@@ -76,7 +76,7 @@ pub enum MisuseKind {
     /// Memory or a stream of another device.
     #[error("{what} is on device {found}, expected device {expected}")]
     Device {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Device of the argument.
         found: usize,
@@ -86,7 +86,7 @@ pub enum MisuseKind {
     /// An object that was created for another communicator.
     #[error("{what} belongs to {found}, expected {expected}")]
     WrongCommunicator {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// The communicator of the argument.
         found: Arc<CommunicatorName>,
@@ -96,7 +96,7 @@ pub enum MisuseKind {
     /// An argument that belongs to another loaded libnccl.
     #[error("{what} belongs to the library {}, expected {}", found.display(), expected.display())]
     WrongLibrary {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// The library of the argument.
         found: Arc<Path>,
@@ -106,7 +106,7 @@ pub enum MisuseKind {
     /// Options that exclude each other, or an option that requires another option.
     #[error("{what}: {why}")]
     Combination {
-        /// The options.
+        /// Names of the options.
         what: &'static str,
         /// The reason why the options cannot be combined.
         why: &'static str,

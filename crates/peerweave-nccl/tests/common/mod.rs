@@ -164,7 +164,7 @@ pub(crate) fn context_beside(primary: &Arc<CudaContext>) -> Arc<CudaContext> {
     // SAFETY: the pointer is to a live handle; the context is valid, of that device, and used only
     // here.
     unsafe {
-        assert_eq!(create(&raw mut context, 0, primary.cu_device()), 0, "the fake makes contexts");
+        assert_eq!(create(&raw mut context, 0, primary.cu_device()), 0, "the fake cannot create a context");
         CudaContext::from_raw_context(primary.ordinal(), primary.cu_device(), context).expect("the context can be made current")
     }
 }
