@@ -1,12 +1,12 @@
-//! Safe API of NCCL, loaded at run time. One binary works with NCCL 2.19 to 2.32, and on machines
-//! without NCCL.
+//! A safe API for NCCL, which is loaded at run time. One binary works with NCCL 2.19 to 2.32, and
+//! also runs on machines without NCCL.
 //!
-//! This crate has no network transport of its own and no tensor type.
+//! This crate has neither a network transport nor a tensor type.
 //!
 //! ```text
 //!  Nccl          the library: its path, version, missing functions, parameters and logs
-//!   ├─ UniqueId       the id by which ranks join one communicator
-//!   ├─ Config         the options of a communicator; CollConfig: those of one collective
+//!   ├─ UniqueId       the id with which ranks join one communicator
+//!   ├─ Config         the options of a communicator; CollConfig: the options of one collective
 //!   ├─ Communicator   one rank of a communicator: collectives, split, shrink, abort, waits with a deadline
 //!   │   ├─ PreMulSum     a sum of operands that are multiplied by a factor
 //!   │   ├─ Window        memory registered by every rank, for one-sided operations and kernels
@@ -70,9 +70,9 @@ pub use ops::group::Group;
 pub use ops::group::sim_info::SimInfo;
 pub use ops::one_sided::{Signal, SignalWait};
 pub use ops::reduction::{PreMulSum, Reduction};
-/// The rendezvous of a job's processes.
+/// Rendezvous, by which the processes of a job exchange data and detect lost processes.
 pub use peerweave_bootstrap as bootstrap;
-/// CUDA's driver: contexts, streams, device memory, waits with a deadline.
+/// The CUDA driver: contexts, streams, device memory, and waits with a deadline.
 pub use peerweave_driver as driver;
 pub use peerweave_driver::{CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, context, cudarc};
 pub use peerweave_dylib::{Attempt, LoadError, ParseVersionError, SymbolInfo, Unsupported, Version};
@@ -82,10 +82,10 @@ pub use setup::split::ShrinkMode;
 
 /// The result type of this crate.
 pub type Result<T, E = NcclError> = std::result::Result<T, E>;
-/// An alias of [`ReduceOp`] by NCCL's name, which other bindings use.
+/// Alias of [`ReduceOp`]. Other bindings of NCCL use this name.
 pub type NcclReduceOp = ReduceOp;
-/// An alias of [`UniqueId`] by NCCL's name, which other bindings use.
+/// Alias of [`UniqueId`]. Other bindings of NCCL use this name.
 pub type NcclUniqueId = UniqueId;
-/// An alias of [`DType`], the type of a buffer's elements, by NCCL's name, which other bindings
-/// use. Calls determine the type from the buffer.
+/// Alias of [`DType`], the type of a buffer's elements. Other bindings of NCCL use this name. Calls
+/// of this crate determine the type from the buffer.
 pub type NcclDataType = DType;

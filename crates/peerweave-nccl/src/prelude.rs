@@ -1,7 +1,8 @@
 //! The types that a typical program needs: `use peerweave_nccl::prelude::*`.
 //!
-//! It exports the crate's own types, the contexts, streams and memory of `peerweave-driver`, and
-//! the element types. [`peerweave_nccl::cudarc`](crate::cudarc) is cudarc itself.
+//! This module exports the crate's own types, the contexts, streams and memory of
+//! `peerweave-driver`, and the element types. The crate cudarc is available as
+//! [`peerweave_nccl::cudarc`](crate::cudarc).
 
 pub use crate::{
     CollConfig, Communicator, CommunicatorBuilder, Config, CudaContext, CudaSlice, CudaStream, DType, DeviceBuffer,

@@ -1,5 +1,5 @@
-//! Tests of ranks of one process that do not match: different lengths within a group, and ranks
-//! that a thread omitted from it.
+//! Tests of ranks of one process whose calls do not match: calls of a group that disagree, and
+//! ranks that a thread omitted from a group.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -39,14 +39,14 @@ fn lengths_that_differ_within_a_group_are_refused() {
             "all_reduce_in_place: rank 1 calls all_reduce_in_place of 8 f32 elements by sum, \
              rank 0 of the same group calls all_reduce_in_place of 4 f32 elements by sum",
         );
-        // The communicators can still be used.
-        let mut long = long.slice(0..4).expect("it is inside");
+        // The communicators can still be used after the refused group.
+        let mut long = long.slice(0..4).expect("the range is inside the memory");
         let issued = one.nccl().group(|group| {
             group.all_reduce_in_place(one, first, &mut short, ReduceOp::Sum)?;
             group.all_reduce_in_place(two, second, &mut long, ReduceOp::Sum)
         });
-        issued.expect("now they fit");
-        one.wait(first, DEADLINE).expect("it completes");
+        issued.expect("the lengths are equal now");
+        one.wait(first, DEADLINE).expect("the work completes");
         assert_eq!(value(&short, first), 2.0);
     });
 }
@@ -58,7 +58,7 @@ fn different_types_roots_or_calls_in_a_group_are_refused() {
         let ((one, first), (two, second)) = (&all[0], &all[1]);
         let mut floats_of_one = floats(first, &[1.0; 4]);
         let mut floats_of_two = floats(second, &[1.0; 4]);
-        let mut integers = DeviceMemory::from_slice(second, &[1u32; 4]).expect("memory of the fake");
+        let mut integers = DeviceMemory::from_slice(second, &[1u32; 4]).expect("memory is allocated");
         refused(
             &all,
             |group| {
@@ -86,7 +86,7 @@ fn different_types_roots_or_calls_in_a_group_are_refused() {
             "all_reduce_in_place: rank 0 calls all_reduce_in_place of 4 f32 elements by min, \
              rank 1 of the same group calls all_gather_in_place of 2 f32 elements",
         );
-        let scaled = PreMulSum::new(one, 2.0f32).expect("it is made");
+        let scaled = PreMulSum::new(one, 2.0f32).expect("the reduction is created");
         refused(
             &all,
             |group| {
@@ -143,33 +143,34 @@ fn unrelated_calls_are_not_compared() {
         let ((one, first), (two, second)) = (&all[0], &all[1]);
         let (mut four, eight) = (floats(first, &[1.0; 4]), floats(first, &[1.0; 8]));
         let (mut four_of_two, mut eight_of_two) = (floats(second, &[2.0; 4]), floats(second, &[2.0; 8]));
-        // Rank 0 issues its first collective and send alone. Rank 1 issues its own in one group
-        // with rank 0's second ones.
-        one.all_reduce_in_place(first, &mut four, ReduceOp::Sum).expect("it is enqueued");
-        one.send(first, &four, Rank::new(1)).expect("it is enqueued");
+        // Rank 0 issues its first collective and its first send without a group. Rank 1 issues its
+        // calls in groups, which also contain later calls of rank 0.
+        one.all_reduce_in_place(first, &mut four, ReduceOp::Sum).expect("the call is enqueued");
+        one.send(first, &four, Rank::new(1)).expect("the call is enqueued");
         let issued = one.nccl().group(|group| {
             group.all_reduce_in_place(two, second, &mut four_of_two, ReduceOp::Sum)?;
             Ok(())
         });
-        issued.expect("it meets the first");
-        // Another type with the same number of bytes can be transferred too.
-        let mut bytes = DeviceMemory::from_slice(second, &[0u8; 16]).expect("memory of the fake");
+        issued.expect("the calls of both ranks match");
+        // A transfer with a different type but the same number of bytes is accepted.
+        let mut bytes = DeviceMemory::from_slice(second, &[0u8; 16]).expect("memory is allocated");
         let issued = one.nccl().group(|group| {
             group.recv(two, second, &mut bytes, Rank::new(0))?;
             group.send(one, first, &eight, Rank::new(1))
         });
-        issued.expect("the receive is of the send before");
-        two.recv(second, &mut eight_of_two, Rank::new(0)).expect("it is enqueued");
+        issued.expect("the receive matches the earlier send");
+        two.recv(second, &mut eight_of_two, Rank::new(0)).expect("the call is enqueued");
         for (comm, stream) in &all {
-            comm.wait(stream, DEADLINE).expect("it completes");
+            comm.wait(stream, DEADLINE).expect("the work completes");
         }
         assert_eq!((value(&four_of_two, second), value(&eight_of_two, second)), (3.0, 1.0));
     });
 }
 
+/// Checks that a call fails because these ranks were omitted. Returns the message.
 #[track_caller]
 fn left_out(result: Result<(), NcclError>, expected: &[u32]) -> String {
-    let error = result.expect_err("a rank was left out");
+    let error = result.expect_err("a rank was omitted");
     match error.misuse_kind() {
         Some(MisuseKind::NotInGroup { ranks, .. }) => {
             assert_eq!(ranks.iter().map(|rank| rank.get()).collect::<Vec<_>>(), expected, "{error}")
@@ -186,7 +187,7 @@ fn call_without_a_group_names_the_omitted_rank() {
         let (one, first) = &all[0];
         let mut values = floats(first, &[1.0]);
         let start = Instant::now();
-        one.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect("it is enqueued");
+        one.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect("the call is enqueued");
         let text = left_out(one.wait(first, Duration::from_secs(10)), &[1]);
         assert_eq!(
             text,
@@ -196,7 +197,7 @@ fn call_without_a_group_names_the_omitted_rank() {
                 one.name()
             )
         );
-        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: before the deadline", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: not before the deadline", start.elapsed());
     });
 }
 
@@ -212,15 +213,15 @@ fn rank_omitted_from_a_group_is_named_within_seconds() {
             }
             Ok(())
         });
-        issued.expect("it is enqueued");
+        issued.expect("the calls are enqueued");
         left_out(all[0].0.wait(&all[0].1, DEADLINE), &[2]);
-        assert!(start.elapsed() < DEADLINE / 2, "{:?}: long before the deadline", start.elapsed());
+        assert!(start.elapsed() < DEADLINE / 2, "{:?}: not long before the deadline", start.elapsed());
     });
 }
 
 #[test]
 fn blocked_first_collective_names_the_omitted_rank() {
-    // The first collective waits inside the call until all ranks have come.
+    // The first collective waits inside NCCL until all ranks have joined.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
         let (one, first) = &all[0];
@@ -228,7 +229,7 @@ fn blocked_first_collective_names_the_omitted_rank() {
         let mut values = floats(first, &[1.0]);
         let start = Instant::now();
         left_out(one.all_reduce_in_place(first, &mut values, ReduceOp::Sum), &[1]);
-        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: before the deadline", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: not before the deadline", start.elapsed());
     });
 }
 
@@ -236,15 +237,15 @@ fn blocked_first_collective_names_the_omitted_rank() {
 fn rank_of_another_thread_is_not_reported_as_omitted() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
-            sum(&comm, &stream).expect("both come");
+            sum(&comm, &stream).expect("both ranks join");
             if comm.rank() == Rank::new(1) {
                 std::thread::sleep(Duration::from_millis(1500));
             }
-            // Both threads were the last to use their own rank alone.
+            // Each thread has only used its own rank, so no rank counts as omitted.
             let mut values = floats(&stream, &[1.0]);
-            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
-            comm.wait(&stream, DEADLINE).expect("the other one comes late");
-            comm.finalize(DEADLINE).expect("all end");
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
+            comm.wait(&stream, DEADLINE).expect("the other rank joins late");
+            comm.finalize(DEADLINE).expect("all communicators end");
         });
     });
 }
@@ -254,20 +255,20 @@ fn timeout_names_late_ranks_of_other_threads() {
     fakes(3).run(|| {
         let is_over = std::sync::Barrier::new(3);
         ranks(3, &Config::new(), |comm, stream| {
-            sum(&comm, &stream).expect("all come");
+            sum(&comm, &stream).expect("all ranks join");
             if comm.rank() == Rank::new(2) {
                 is_over.wait();
                 return;
             }
             let mut values = floats(&stream, &[1.0]);
-            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
             let late =
-                comm.wait_with(&stream, Duration::from_millis(400), OnExpiry::LeaveAlone).expect_err("rank 2 does not come");
+                comm.wait_with(&stream, Duration::from_millis(400), OnExpiry::LeaveAlone).expect_err("rank 2 does not join");
             let NcclError::Timeout(timeout) = &late else { panic!("{late}") };
             assert_eq!(timeout.missing, [Rank::new(2)], "{late}");
             assert!(late.to_string().contains("rank 2 last issued all_reduce_in_place (call 1)"), "{late}");
             is_over.wait();
-            comm.abort(DEADLINE).expect("it ends");
+            comm.abort(DEADLINE).expect("the communicator ends");
         });
     });
 }

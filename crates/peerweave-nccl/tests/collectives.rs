@@ -1,5 +1,5 @@
-//! Tests of every collective, type and reduction against expected results, with every kind of
-//! initialisation.
+//! Compares the results of every collective, type and reduction with expected results, for every
+//! kind of initialisation.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -20,15 +20,15 @@ fn passed(check: &Check<'_>) {
 
 fn in_one_process(devices: usize, checks: impl FnOnce(&mut Check<'_>) -> Result<(), NcclError>) {
     let members: Vec<_> = all(devices).into_iter().map(|(comm, stream)| Member { comm, stream }).collect();
-    let mut check = Check::new(Nccl::load().expect("the fake is there"), &members, false);
-    checks(&mut check).expect("nothing fails");
+    let mut check = Check::new(Nccl::load().expect("the fake library is found"), &members, false);
+    checks(&mut check).expect("all calls succeed");
     passed(&check);
-    Communicator::finalize_all(members.into_iter().map(|member| member.comm).collect(), DEADLINE).expect("all end");
+    Communicator::finalize_all(members.into_iter().map(|member| member.comm).collect(), DEADLINE).expect("all communicators end");
     nothing_is_left();
 }
 
-/// Checks one type of each kind. Results that depend on the type depend neither on the number of
-/// ranks, nor on other properties of the library than its types.
+/// Checks one type of each kind. Other tests check all types, with up to four ranks and the newest
+/// version.
 fn some_types(check: &mut Check<'_>) -> Result<(), NcclError> {
     check.of_type::<f32>(13)?;
     check.of_type::<F8E4M3>(13)?;
@@ -53,7 +53,7 @@ fn threads_with_one_rank_each_have_equal_results() {
         ranks(4, &Config::new(), |comm, stream| {
             let members = [Member { comm, stream }];
             let mut check = Check::new(members[0].comm.nccl(), &members, true);
-            check.all(7).expect("nothing fails");
+            check.all(7).expect("all calls succeed");
             passed(&check);
         });
         nothing_is_left();
@@ -66,7 +66,7 @@ fn blocking_communicators_have_the_expected_results() {
         ranks(2, &Config::new().blocking(Switch::On), |comm, stream| {
             let members = [Member { comm, stream }];
             let mut check = Check::new(members[0].comm.nccl(), &members, true);
-            check.of_type::<f32>(5).expect("nothing fails");
+            check.of_type::<f32>(5).expect("all calls succeed");
             passed(&check);
         });
         nothing_is_left();
@@ -77,28 +77,31 @@ fn blocking_communicators_have_the_expected_results() {
 fn processes_with_one_rank_each_connect_by_rendezvous() {
     fakes(3).run_many(3, |child| {
         let rendezvous = rendezvous(&child);
-        let nccl = Nccl::load().expect("the fake is there");
+        let nccl = Nccl::load().expect("the fake library is found");
         let context = device(child.rank);
         let comm =
-            Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous).expect("all come");
+            Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous).expect("all ranks join");
         assert_eq!((comm.rank().index(), comm.n_ranks()), (child.rank, child.count));
-        let members = [Member { stream: context.new_stream().expect("a stream"), comm }];
+        let members = [Member { stream: context.new_stream().expect("a stream is created"), comm }];
         let mut check = Check::new(nccl, &members, true);
-        check.all(5).expect("nothing fails");
+        check.all(5).expect("all calls succeed");
         passed(&check);
         let [Member { comm, .. }] = members;
-        comm.finalize(DEADLINE).expect("all end");
-        Arc::into_inner(rendezvous).expect("the communicator does not keep it").leave().expect("all leave");
+        comm.finalize(DEADLINE).expect("all communicators end");
+        Arc::into_inner(rendezvous)
+            .expect("the communicator does not keep the rendezvous alive")
+            .leave()
+            .expect("all processes leave");
     });
 }
 
 #[test]
 fn every_supported_version_has_the_expected_results() {
-    // Before 2.28 all-to-all, gather and scatter are composed; before 2.24 8-bit floats are moved
-    // as bytes.
+    // Before NCCL 2.28, all-to-all, gather and scatter are composed of sends and receives. Before
+    // NCCL 2.24.3, 8-bit floats are transferred as bytes.
     for version in ["2.19.3", "2.22.3", "2.27.7", "2.28.9", "2.30.7"] {
         fakes_of(3, version).run(|| {
-            assert_eq!(Nccl::load().expect("the fake is there").version().to_string(), version);
+            assert_eq!(Nccl::load().expect("the fake library is found").version().to_string(), version);
             in_one_process(3, some_types);
         });
     }

@@ -1,5 +1,5 @@
-//! Tests of the configured form of every collective: immediate and in a group, in place and not, by
-//! its result and by the function that was called.
+//! Tests of every collective with a configuration: immediate and in a group, in place and out of
+//! place. The tests check the result and the called function of NCCL.
 //!
 //! `options.rs` tests the options and the values that reach the library.
 #![cfg(target_os = "linux")]
@@ -15,18 +15,19 @@ use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCa
 use peerweave_driver::{CudaStream, DeviceMemory};
 use peerweave_nccl::{CollConfig, Communicator, Config, ConfiguredGroup, NcclError, Rank, ReduceOp, Switch};
 
+/// Variable with the path of the fake's log.
 const LOG: &str = "PEERWEAVE_FAKE_NCCL_LOG";
 
 /// Returns the number of lines of the fake's log that contain a text.
 fn logged(part: &str) -> usize {
-    let path = PathBuf::from(std::env::var_os(LOG).expect("set by the parent"));
-    std::fs::read_to_string(path).expect("the fake's log").lines().filter(|line| line.contains(part)).count()
+    let path = PathBuf::from(std::env::var_os(LOG).expect("the parent has set the variable"));
+    std::fs::read_to_string(path).expect("the fake's log can be read").lines().filter(|line| line.contains(part)).count()
 }
 
 type Buffer = DeviceMemory<f32>;
 
-/// A configured call, on one of two ranks, and its result in a buffer of two elements. The initial
-/// elements are rank + 1 and rank + 11.
+/// NCCL's function, a configured call on one of two ranks, and the expected buffer on each rank.
+/// The initial elements are rank + 1 and rank + 11.
 type Step = (&'static str, fn(&Communicator, &CollConfig, &Arc<CudaStream>, Buffer) -> Result<Buffer, NcclError>, [[f32; 2]; 2]);
 
 /// Returns a buffer of one or two zeros.
@@ -155,7 +156,7 @@ const STEPS: [Step; 15] = [
 
 #[test]
 fn every_collective_has_a_configured_form() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(2).env(LOG, directory.path().join("log")).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             let config = CollConfig::new().max_ctas(4);
@@ -163,24 +164,29 @@ fn every_collective_has_a_configured_form() {
                 let values = floats(&stream, &[comm.rank().get() as f32 + 1.0, comm.rank().get() as f32 + 11.0]);
                 let out = step(&comm, &config, &stream, values).unwrap_or_else(|error| panic!("{function} ({index}): {error}"));
                 comm.wait(&stream, DEADLINE).expect(function);
-                assert_eq!(out.to_vec(&stream).expect("it can be read"), expected[comm.rank().index()], "{function} ({index})");
+                assert_eq!(
+                    out.to_vec(&stream).expect("the memory can be read"),
+                    expected[comm.rank().index()],
+                    "{function} ({index})"
+                );
             }
         });
         for (function, ..) in &STEPS {
             let steps = STEPS.iter().filter(|(other, ..)| other == function).count();
-            assert_eq!(logged(&format!(" {function}(")), 2 * steps, "{function}: by two ranks, in and out of place");
+            assert_eq!(logged(&format!(" {function}(")), 2 * steps, "{function}: called by two ranks, in and out of place");
         }
         assert_eq!(logged("collective config "), 2 * STEPS.len());
     });
 }
 
-/// One of the two ranks of a thread, with handles of its memory.
+/// One of the two ranks of a thread, with handles of the rank's memory.
 struct Member {
     comm: Communicator,
     stream: Arc<CudaStream>,
     values: Buffer,
-    /// The elements of `values` as separate handles, and the result of [`part`].
+    /// The elements of `values` as separate handles.
     elements: [Buffer; 2],
+    /// The result of [`part`].
     part: Buffer,
     out: Buffer,
     first_out: Buffer,
@@ -190,9 +196,9 @@ impl Member {
     fn new(comm: &Communicator, stream: &Arc<CudaStream>) -> Self {
         let (comm, stream) = (comm.clone(), Arc::clone(stream));
         let values = floats(&stream, &[comm.rank().get() as f32 + 1.0, comm.rank().get() as f32 + 11.0]);
-        let elements = [0..1, 1..2].map(|range| values.slice(range).expect("it is inside"));
-        let (part, out) = (part(&comm, &values).expect("it is inside"), zeros(&stream, 2));
-        Self { first_out: out.slice(0..1).expect("it is inside"), elements, part, out, values, stream, comm }
+        let elements = [0..1, 1..2].map(|range| values.slice(range).expect("the range is inside the memory"));
+        let (part, out) = (part(&comm, &values).expect("the range is inside the memory"), zeros(&stream, 2));
+        Self { first_out: out.slice(0..1).expect("the range is inside the memory"), elements, part, out, values, stream, comm }
     }
 }
 
@@ -222,14 +228,14 @@ const OUT_OF_PLACE: usize = 8;
 
 #[test]
 fn every_collective_has_a_configured_form_in_groups() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(2).env(LOG, directory.path().join("log")).run(|| {
         let all = all(2);
         for (index, (record, (function, _, expected))) in RECORDED.iter().zip(&STEPS).enumerate() {
             let mut ranks: Vec<_> = all.iter().map(|(comm, stream)| Member::new(comm, stream)).collect();
             let (configured, called) = (logged("collective config "), logged(&format!(" {function}(")));
             let issued = all[0].0.nccl().group(|group| {
-                // It is read when the call is recorded.
+                // The configuration is copied when the call is recorded.
                 let config = CollConfig::new().max_ctas(4).algorithms("ring");
                 ranks.iter_mut().try_for_each(|rank| record(&mut group.with(&config), rank))
             });
@@ -237,9 +243,9 @@ fn every_collective_has_a_configured_form_in_groups() {
             for (rank, expected) in ranks.iter().zip(expected) {
                 rank.comm.wait(&rank.stream, DEADLINE).expect(function);
                 let left = if index < OUT_OF_PLACE { &rank.out } else { &rank.values };
-                assert_eq!(left.to_vec(&rank.stream).expect("it can be read"), *expected, "{function} ({index})");
+                assert_eq!(left.to_vec(&rank.stream).expect("the memory can be read"), *expected, "{function} ({index})");
             }
-            assert_eq!(logged(&format!(" {function}(")), called + 2, "{function} ({index}): by two ranks");
+            assert_eq!(logged(&format!(" {function}(")), called + 2, "{function} ({index}): called by two ranks");
             assert_eq!(logged("maxCTAs=4 algSelection=ring"), configured + 2, "{function} ({index}): with the options");
         }
     });
@@ -247,7 +253,7 @@ fn every_collective_has_a_configured_form_in_groups() {
 
 #[test]
 fn configurations_may_differ_within_a_group() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
         let (comm, stream) = alone();
         let (mut few, mut many, mut plain) = (floats(&stream, &[1.0]), floats(&stream, &[2.0]), floats(&stream, &[3.0]));
@@ -256,8 +262,8 @@ fn configurations_may_differ_within_a_group() {
             group.with(&CollConfig::new().max_ctas(3)).all_reduce_in_place(&comm, &stream, &mut many, ReduceOp::Sum)?;
             group.all_reduce_in_place(&comm, &stream, &mut plain, ReduceOp::Sum)
         });
-        recorded.expect("it works");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        recorded.expect("the group succeeds");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
         let found = ["maxCTAs=2", "maxCTAs=3", " ncclAllReduceConfig(", " ncclAllReduce("].map(logged);
         assert_eq!((found, comm.sequence()), ([1, 1, 2, 1], 3));
     });
@@ -283,7 +289,7 @@ fn wrong_configuration_is_an_error_when_recorded() {
         let config = CollConfig::new().force_algorithms(Switch::On).min_ctas(3).max_ctas(2);
         let recorded =
             comm.nccl().group(|group| group.with(&config).all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum));
-        let error = recorded.expect_err("it is wrong").to_string();
+        let error = recorded.expect_err("the call is invalid").to_string();
         assert_eq!(error, "all_reduce_in_place: CollConfig::min_ctas: min_ctas is greater than max_ctas");
         assert_eq!((counted("collectives"), comm.sequence()), (0, 0));
     });
@@ -294,11 +300,12 @@ fn event_of_another_context_is_refused_in_every_form() {
     fakes(2).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
-        let event = |context: &Arc<peerweave_driver::CudaContext>| Arc::new(context.new_event(None).expect("an event"));
+        let event =
+            |context: &Arc<peerweave_driver::CudaContext>| Arc::new(context.new_event(None).expect("an event is created"));
         let beside = context_beside(comm.context());
         let what = "all_reduce_in_place: the launch completion event";
         for (event, why) in [
-            (event(&beside), ": found another context than that of the communicator, expected the primary context for both"),
+            (event(&beside), ": the context differs from the communicator's context, expected the primary context for both"),
             (event(&device(1)), " is on device 1, expected device 0"),
         ] {
             let config = CollConfig::new().launch_completion_event(event);
@@ -308,7 +315,7 @@ fn event_of_another_context_is_refused_in_every_form() {
                 comm.nccl().group(|group| group.with(&config).all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum));
             assert_eq!(recorded.expect_err(why).to_string(), format!("{what}{why}"));
         }
-        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL ask_rendezvous of nothing");
+        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL was not called");
     });
 }
 
@@ -317,23 +324,23 @@ fn launch_event_of_a_captured_group_is_kept_by_the_graph() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
-        let event = Arc::new(comm.context().new_event(None).expect("an event"));
+        let event = Arc::new(comm.context().new_event(None).expect("an event is created"));
         let held = Arc::downgrade(&event);
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         let recorded = comm.nccl().group(|group| {
             let config = CollConfig::new().launch_completion_event(event);
             group.with(&config).all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum)
         });
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
-        recorded.expect("it is captured");
-        assert!(held.upgrade().is_some(), "the graph keeps it");
-        graph.launch().expect("it is replayed");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        let graph = stream.end_capture(flags).expect("the capture ends").expect("the capture yields a graph");
+        recorded.expect("the call is captured");
+        assert!(held.upgrade().is_some(), "the graph keeps the event alive");
+        graph.launch().expect("the graph is launched");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
         drop(graph);
         let end = std::time::Instant::now() + DEADLINE;
         while held.upgrade().is_some() {
-            assert!(std::time::Instant::now() < end, "the graph is gone, and the event with it");
+            assert!(std::time::Instant::now() < end, "the event is freed with the graph");
             peerweave_driver::settle(end);
         }
     });

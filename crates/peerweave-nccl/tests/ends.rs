@@ -1,5 +1,5 @@
-//! Tests of the end of communicators: in order, by force, in every order of drops, and the calls
-//! that are refused afterwards.
+//! Tests of the end of communicators: in order, by force, and by drops in any order. Also tests
+//! that calls are refused afterwards.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -19,13 +19,14 @@ fn ended_communicator_refuses_every_call() {
         for finalize in [true, false] {
             let mut all = all(2);
             let (kept, streams): (Vec<_>, Vec<_>) = all.iter().map(|(comm, stream)| (comm.clone(), Arc::clone(stream))).unzip();
-            let scaled = PreMulSum::new(&kept[0], 2.0f32).expect("it is made");
+            let scaled = PreMulSum::new(&kept[0], 2.0f32).expect("the reduction is created");
             let state = if finalize {
-                Communicator::finalize_all(all.drain(..).map(|(comm, _)| comm).collect(), DEADLINE).expect("all end");
+                Communicator::finalize_all(all.drain(..).map(|(comm, _)| comm).collect(), DEADLINE)
+                    .expect("all communicators end");
                 DeadState::Finalized
             } else {
                 for (comm, _) in all.drain(..) {
-                    comm.abort(DEADLINE).expect("it ends");
+                    comm.abort(DEADLINE).expect("the communicator ends");
                 }
                 DeadState::Aborted
             };
@@ -55,12 +56,14 @@ fn ended_communicator_refuses_every_call() {
 #[test]
 fn objects_may_be_dropped_in_any_order() {
     fakes(2).run(|| {
-        // Communicators, buffers, reductions, streams: each order of four.
+        // Communicators, buffers, reductions and streams are dropped in each of the 24 possible
+        // orders.
         for order in 0..24 {
             let all = all(2);
             let (mut comms, mut streams): (Vec<_>, Vec<_>) = all.into_iter().unzip();
             let mut buffers: Vec<_> = streams.iter().map(|stream| floats(stream, &[1.0; 64])).collect();
-            let mut ops: Vec<_> = comms.iter().map(|comm| PreMulSum::new(comm, 3.0f32).expect("it is made")).collect();
+            let mut ops: Vec<_> =
+                comms.iter().map(|comm| PreMulSum::new(comm, 3.0f32).expect("the reduction is created")).collect();
             comms[0]
                 .nccl()
                 .group(|group| {
@@ -69,7 +72,7 @@ fn objects_may_be_dropped_in_any_order() {
                     }
                     Ok(())
                 })
-                .expect("it is enqueued");
+                .expect("the call is enqueued");
             let mut left = vec![0, 1, 2, 3];
             let mut code = order;
             while !left.is_empty() {
@@ -88,7 +91,7 @@ fn objects_may_be_dropped_in_any_order() {
 
 #[test]
 fn abort_ends_a_call_blocked_on_another_thread() {
-    // A blocking rank waits inside NCCL for the other to split, which never does.
+    // A blocking rank waits inside NCCL for the other rank, which never calls split.
     fakes(2).run(|| {
         ranks(2, &Config::new().blocking(Switch::On), |comm, _| {
             if comm.rank() == Rank::new(0) {
@@ -96,8 +99,8 @@ fn abort_ends_a_call_blocked_on_another_thread() {
                 let thread = std::thread::spawn(move || stuck.split(Some(0), 0).map(|_| ()));
                 std::thread::sleep(Duration::from_millis(100));
                 assert!(!thread.is_finished());
-                comm.abort(DEADLINE).expect("it ends");
-                assert!(thread.join().expect("no panic").is_err());
+                comm.abort(DEADLINE).expect("the communicator ends");
+                assert!(thread.join().expect("the thread does not panic").is_err());
                 assert_eq!(state_of(comm.split(Some(0), 0)), DeadState::Aborted);
             }
         });
@@ -112,8 +115,8 @@ fn abort_unblocks_a_thread_stuck_in_a_query() {
         let stuck = std::thread::spawn(move || asking.mem_stats());
         std::thread::sleep(Duration::from_millis(100));
         assert!(!stuck.is_finished());
-        comm.abort(Duration::from_secs(5)).expect("NCCL has freed it");
-        stuck.join().expect("no panic").expect_err("it was aborted meanwhile");
+        comm.abort(Duration::from_secs(5)).expect("NCCL has freed the communicator");
+        stuck.join().expect("the thread does not panic").expect_err("the communicator was aborted during the call");
         nothing_is_left();
     });
 }
@@ -127,9 +130,9 @@ fn abort_ends_a_revocation_blocked_on_another_thread() {
         std::thread::sleep(Duration::from_millis(100));
         assert!(!stuck.is_finished());
         let start = Instant::now();
-        comm.abort(DEADLINE).expect("it ends");
+        comm.abort(DEADLINE).expect("the communicator ends");
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        stuck.join().expect("no panic").expect_err("it was aborted meanwhile");
+        stuck.join().expect("the thread does not panic").expect_err("the communicator was aborted during the call");
         nothing_is_left();
     });
 }
@@ -141,12 +144,12 @@ fn memory_is_freed_after_a_failed_finalize() {
     {
         fakes(1).env(setting, fault).run(|| {
             let (comm, stream) = alone();
-            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
-            drop(comm.register(&memory).expect("it is registered"));
+            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory is allocated");
+            drop(comm.register(&memory).expect("the memory is registered"));
             drop((memory, stream));
             peerweave_driver::settle(Instant::now() + DEADLINE);
-            assert_eq!(counted("allocations"), 1, "peers may still reach it");
-            comm.finalize(Duration::from_millis(200)).expect_err("it does not end in order");
+            assert_eq!(counted("allocations"), 1, "peers may still access the memory");
+            comm.finalize(Duration::from_millis(200)).expect_err("the finalize fails");
             nothing_is_left();
         });
     }
@@ -160,19 +163,19 @@ fn revoked_communicator_can_only_be_split_and_shrunk() {
                 return;
             }
             let mut values = floats(&stream, &[1.0]);
-            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
             let waiting = comm.clone();
             let waited = Arc::clone(&stream);
             let waiter = std::thread::spawn(move || waiting.wait_with(&waited, DEADLINE, OnExpiry::LeaveAlone));
             std::thread::sleep(Duration::from_millis(50));
-            comm.revoke().expect("it is revoked");
-            // The stream is idle now, but its results are invalid.
-            assert_eq!(state_of(waiter.join().expect("no panic")), DeadState::Revoked);
+            comm.revoke().expect("the revocation succeeds");
+            // The stream is idle now, but the results of the work are invalid.
+            assert_eq!(state_of(waiter.join().expect("the thread does not panic")), DeadState::Revoked);
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
             assert_eq!(state_of(comm.suspend()), DeadState::Revoked);
-            let fewer = comm.shrink(&[Rank::new(1)], ShrinkMode::Default).expect("it can be shrunk");
-            assert_eq!(sum(&fewer, &stream).expect("it works"), 1.0);
-            comm.abort(DEADLINE).expect("it ends");
+            let fewer = comm.shrink(&[Rank::new(1)], ShrinkMode::Default).expect("a revoked communicator can be shrunk");
+            assert_eq!(sum(&fewer, &stream).expect("the all-reduce succeeds"), 1.0);
+            comm.abort(DEADLINE).expect("the communicator ends");
         });
         nothing_is_left();
     });
@@ -189,19 +192,19 @@ fn first_of_two_revocations_succeeds() {
                     std::thread::spawn(move || other.revoke())
                 })
                 .collect();
-            let results: Vec<_> = others.into_iter().map(|other| other.join().expect("no panic")).collect();
+            let results: Vec<_> = others.into_iter().map(|other| other.join().expect("the thread does not panic")).collect();
             assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "round {round}: {results:?}");
-            let late = results.into_iter().find(Result::is_err).expect("the other");
+            let late = results.into_iter().find(Result::is_err).expect("one revocation fails");
             assert_eq!(state_of(late), DeadState::Revoked);
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
-            comm.split(Some(0), 0).expect("it can be split");
+            comm.split(Some(0), 0).expect("a revoked communicator can be split");
         }
     });
 }
 
 #[test]
 fn revocation_waits_for_a_call_that_is_in_progress() {
-    // NCCL would free the call twice.
+    // Without the wait, NCCL would free the call twice.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         ranks(2, &Config::new().blocking(Switch::Off), |comm, stream| {
             if comm.rank() == Rank::new(0) {
@@ -209,10 +212,10 @@ fn revocation_waits_for_a_call_that_is_in_progress() {
                 let calling = comm.clone();
                 let call = std::thread::spawn(move || sum(&calling, &stream));
                 std::thread::sleep(Duration::from_millis(100));
-                // Rank 1 never comes to connect: the call ends at its deadline, by an abort.
+                // Rank 1 never joins, so the call is aborted at its deadline.
                 let error = comm.revoke().expect_err("another thread is inside");
                 assert!(matches!(error, NcclError::Timeout(_) | NcclError::Dead { state: DeadState::Aborted, .. }), "{error}");
-                assert!(matches!(call.join().expect("no panic"), Err(NcclError::Timeout(_))));
+                assert!(matches!(call.join().expect("the thread does not panic"), Err(NcclError::Timeout(_))));
             }
         });
         nothing_is_left();
@@ -227,37 +230,37 @@ fn wait_for_work_aborted_by_shrink_is_an_error() {
                 return;
             }
             let mut values = floats(&stream, &[comm.rank().get() as f32 + 1.0]);
-            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
             let (other, theirs) = (comm.clone(), Arc::clone(&stream));
             let waiting = std::thread::spawn(move || other.wait_with(&theirs, DEADLINE, OnExpiry::LeaveAlone));
             std::thread::sleep(Duration::from_millis(100));
-            let fewer = comm.shrink(&[Rank::new(2)], ShrinkMode::Abort).expect("they shrink");
-            assert_eq!(state_of(waiting.join().expect("no panic")), DeadState::Failed);
+            let fewer = comm.shrink(&[Rank::new(2)], ShrinkMode::Abort).expect("the remaining ranks shrink");
+            assert_eq!(state_of(waiting.join().expect("the thread does not panic")), DeadState::Failed);
             assert_eq!(state_of(comm.wait(&stream, DEADLINE)), DeadState::Failed);
             assert_eq!(state_of(comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)), DeadState::Failed);
-            assert_eq!(sum(&fewer, &stream).expect("it works"), 3.0);
-            comm.abort(DEADLINE).expect("it ends");
+            assert_eq!(sum(&fewer, &stream).expect("the all-reduce succeeds"), 3.0);
+            comm.abort(DEADLINE).expect("the communicator ends");
         });
         nothing_is_left();
     });
 }
 
 #[test]
-fn timed_out_call_is_not_launched_when_others_arrive() {
-    // NCCL's first collective waits on the host for all ranks.
+fn timed_out_call_is_not_launched_when_ranks_arrive_late() {
+    // The first collective waits inside NCCL, on the host, for all ranks.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
         let ((early, first), (late, second)) = (&all[0], &all[1]);
-        let mut values = first.clone_htod(&[1.0f32; 4]).expect("memory");
+        let mut values = first.clone_htod(&[1.0f32; 4]).expect("memory is allocated");
         early.set_deadline(Duration::from_millis(100));
-        let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("nobody comes");
+        let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("no other rank joins");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
-        assert_eq!(counted("communicators"), 1, "NCCL has freed it before it gives the values back");
+        assert_eq!(counted("communicators"), 1, "NCCL has freed the communicator before the call returns");
         let mut theirs = floats(second, &[2.0; 4]);
-        late.all_reduce_in_place(second, &mut theirs, ReduceOp::Sum).expect("the other has been here");
-        late.wait_with(second, Duration::from_millis(100), OnExpiry::LeaveAlone).expect_err("it is alone");
-        assert_eq!(first.clone_dtoh(&values).expect("they can be read"), [1.0; 4]);
-        late.abort(DEADLINE).expect("it ends");
+        late.all_reduce_in_place(second, &mut theirs, ReduceOp::Sum).expect("the call of the late rank is enqueued");
+        late.wait_with(second, Duration::from_millis(100), OnExpiry::LeaveAlone).expect_err("the other rank was aborted");
+        assert_eq!(first.clone_dtoh(&values).expect("the memory can be read"), [1.0; 4]);
+        late.abort(DEADLINE).expect("the communicator ends");
         drop((all, theirs));
         nothing_is_left();
     });
@@ -268,12 +271,12 @@ fn memory_of_an_unfreeable_communicator_is_kept() {
     for faults in ["ncclCommFinalize:1=2,ncclCommAbort:1=2", "ncclCommDestroy:1=2"] {
         fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", faults).run(|| {
             let (comm, stream) = alone();
-            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
-            drop(comm.register(&memory).expect("it is registered"));
+            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory is allocated");
+            drop(comm.register(&memory).expect("the memory is registered"));
             drop((memory, stream));
-            comm.finalize(DEADLINE).expect_err("it cannot be freed");
+            comm.finalize(DEADLINE).expect_err("NCCL refuses to free the communicator");
             peerweave_driver::settle(Instant::now() + DEADLINE);
-            assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still reach it");
+            assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still access the memory");
         });
     }
 }
@@ -282,9 +285,9 @@ fn memory_of_an_unfreeable_communicator_is_kept() {
 fn refused_revocation_leaves_the_communicator_unchanged() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommRevoke:1=2,ncclCommRevoke:3=2").run(|| {
         for (comm, stream) in all(1).into_iter().chain(all_blocking(1)) {
-            assert_eq!(comm.revoke().expect_err("NCCL refuses").code().map(|code| code.get()), Some(2));
-            assert_eq!(sum(&comm, &stream).expect("it lives"), 1.0);
-            comm.revoke().expect("it is revoked");
+            assert_eq!(comm.revoke().expect_err("NCCL refuses the call").code().map(|code| code.get()), Some(2));
+            assert_eq!(sum(&comm, &stream).expect("the communicator is live"), 1.0);
+            comm.revoke().expect("the revocation succeeds");
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
         }
         nothing_is_left();
@@ -292,9 +295,9 @@ fn refused_revocation_leaves_the_communicator_unchanged() {
 }
 
 #[test]
-fn abort_waits_for_a_call_that_returns_by_itself() {
-    // Each communicator queries four statistics. The fake ends the process if the communicator is
-    // freed during the first, slow query.
+fn abort_waits_for_a_call_that_is_about_to_return() {
+    // `mem_stats` queries four statistics. The fake ends the process if the communicator is freed
+    // during the first, slow query.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats:1=100,ncclCommMemStats:5=100").run(|| {
         for (comm, _) in all(1).into_iter().chain(all_blocking(1)) {
             let asking = comm.clone();
@@ -302,8 +305,8 @@ fn abort_waits_for_a_call_that_returns_by_itself() {
             while counted("busy") == 0 && !slow.is_finished() {
                 std::thread::yield_now();
             }
-            comm.abort(DEADLINE).expect("it ends");
-            slow.join().expect("no panic").expect("nothing ended it");
+            comm.abort(DEADLINE).expect("the communicator ends");
+            slow.join().expect("the thread does not panic").expect("the query returns before the abort");
         }
         nothing_is_left();
     });
@@ -314,7 +317,7 @@ fn aborted_call_returns_after_nccl_is_done_with_its_memory() {
     fakes(1).run(|| {
         let (comm, stream) = alone_non_blocking();
         let mut values = floats(&stream, &[1.0; 4]);
-        // NCCL's own thread is slow before it launches.
+        // The thread of NCCL is slow before it launches the work.
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
         fail_driver("cuStreamIsCapturing:2=400ms");
         let other = comm.clone();
@@ -323,9 +326,9 @@ fn aborted_call_returns_after_nccl_is_done_with_its_memory() {
             (result, counted("communicators"))
         });
         peerweave_fakes::wait_until_entered("cuStreamIsCapturing", before + 2);
-        assert!(!calling.is_finished(), "it is in progress");
-        comm.abort(DEADLINE).expect("it is aborted");
-        let (result, left) = calling.join().expect("no panic");
+        assert!(!calling.is_finished(), "the call is in progress");
+        comm.abort(DEADLINE).expect("the abort succeeds");
+        let (result, left) = calling.join().expect("the thread does not panic");
         assert_eq!(state_of(result), DeadState::Aborted);
         assert_eq!(left, 0, "NCCL was done with the memory");
     });
@@ -335,34 +338,34 @@ fn aborted_call_returns_after_nccl_is_done_with_its_memory() {
 fn memory_of_an_unabortable_communicator_is_kept() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommAbort:1=2").run(|| {
         let (comm, stream) = alone();
-        let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
-        drop(comm.register(&memory).expect("it is registered"));
+        let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory is allocated");
+        drop(comm.register(&memory).expect("the memory is registered"));
         drop((memory, stream));
-        comm.abort(DEADLINE).expect_err("NCCL refuses");
+        comm.abort(DEADLINE).expect_err("NCCL refuses the call");
         drop(comm);
         std::thread::sleep(Duration::from_millis(100));
         peerweave_driver::settle(Instant::now() + DEADLINE);
-        assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still reach it");
+        assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still access the memory");
     });
 }
 
 #[test]
 fn call_with_a_slow_abort_keeps_its_memory_until_the_end() {
-    // Longer than this crate waits for an abort elsewhere.
+    // The abort takes longer than the time limit of all other waits for an abort.
     let slow = fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommAbort@0=11500");
     slow.limit(Duration::from_secs(60)).run(|| {
         let all = all_with(2, &Config::new().blocking(Switch::Off));
         let ((early, first), (late, second)) = (&all[0], &all[1]);
-        let mut values = first.clone_htod(&[1.0f32; 4]).expect("memory");
+        let mut values = first.clone_htod(&[1.0f32; 4]).expect("memory is allocated");
         early.set_deadline(Duration::from_millis(100));
-        let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("nobody comes");
+        let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("no other rank joins");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
         assert_eq!(counted("communicators"), 1, "NCCL was done with the memory");
-        // If NCCL still had the first rank's call, this call of the other rank would let it
-        // continue.
+        // If the call of the first rank were still pending in NCCL, this call of the second rank
+        // would let that call continue.
         let mut theirs = floats(second, &[2.0; 4]);
         late.set_deadline(Duration::from_millis(100));
         let _ = late.all_reduce_in_place(second, &mut theirs, ReduceOp::Sum);
-        assert_eq!(first.clone_dtoh(&values).expect("they can be read"), [1.0; 4]);
+        assert_eq!(first.clone_dtoh(&values).expect("the memory can be read"), [1.0; 4]);
     });
 }

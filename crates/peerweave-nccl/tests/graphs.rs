@@ -1,5 +1,5 @@
-//! Tests of calls that are captured into graphs: the resources that a graph keeps, and the calls
-//! that a capture forbids.
+//! Tests of calls that are captured into graphs: the resources that a graph keeps alive, and the
+//! calls that fail during a capture.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -35,10 +35,10 @@ fn refused_captured_group_leaves_the_graph_empty() {
             assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
             Ok(())
         });
-        let error = comm.clone().finalize(SHORT).expect_err("a graph uses it").to_string();
+        let error = comm.clone().finalize(SHORT).expect_err("a graph uses the communicator").to_string();
         assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
         drop(graph);
-        comm.finalize(DEADLINE).expect("the graph is gone");
+        comm.finalize(DEADLINE).expect("the graph was destroyed");
     });
 }
 
@@ -46,22 +46,22 @@ fn refused_captured_group_leaves_the_graph_empty() {
 fn slice_whose_event_was_captured_elsewhere_is_refused() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let (own, capturing) = (comm.context().new_stream().expect("a stream"), comm.context().new_stream().expect("a stream"));
+        let (own, capturing) = (comm.context().new_stream().expect("a stream is created"), comm.context().new_stream().expect("a stream is created"));
         // The slice has not been used yet, so the capture does not depend on work outside of it.
         // SAFETY: the elements are never read.
-        let mut values = unsafe { own.alloc::<f32>(4) }.expect("memory");
-        own.synchronize().expect("it is allocated");
-        capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
+        let mut values = unsafe { own.alloc::<f32>(4) }.expect("memory is allocated");
+        own.synchronize().expect("the memory is allocated");
+        capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
         // A stream that waits for this write joins the capture.
         drop(values.device_ptr_mut(&capturing));
         let before = counted("collectives");
-        let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the stream would be captured too");
+        let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the stream would join the capture");
         assert_eq!(
             error.to_string(),
             "all_reduce_in_place: a buffer's own events made the stream part of a capture; use memory that can be kept alive, such as a DeviceMemory or a Raw"
         );
         assert_eq!(counted("collectives"), before, "nothing was captured");
-        comm.abort(DEADLINE).expect("it ends");
+        comm.abort(DEADLINE).expect("the communicator ends");
     });
 }
 
@@ -73,23 +73,23 @@ fn graph_keeps_its_memory_and_its_communicator() {
         let graph = {
             let send = floats(&stream, &[21.0]);
             let scalar = floats(&stream, &[2.0]);
-            let scaled = PreMulSum::from_device(&comm, scalar).expect("it is made");
+            let scaled = PreMulSum::from_device(&comm, scalar).expect("the reduction is created");
             let mut recv = result.clone();
             captured(&stream, || comm.all_reduce(&stream, &send, &mut recv, &scaled))
         };
-        assert_eq!(value(&result, &stream), 0.0, "nothing ran");
-        let error = comm.clone().finalize(SHORT).expect_err("a graph uses it").to_string();
+        assert_eq!(value(&result, &stream), 0.0, "captured calls must not run before the launch");
+        let error = comm.clone().finalize(SHORT).expect_err("a graph uses the communicator").to_string();
         assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
         let other = comm.clone();
         drop(comm);
         for _ in 0..3 {
-            graph.launch().expect("it is replayed");
+            graph.launch().expect("the graph is launched");
         }
         assert_eq!(value(&result, &stream), 42.0);
-        assert_eq!(counted("communicators"), 1, "the graph keeps it");
+        assert_eq!(counted("communicators"), 1, "the graph keeps the communicator alive");
         drop((graph, result, stream));
-        // The driver releases the graph's resources some time later; `finalize` waits for that.
-        other.finalize(DEADLINE).expect("the graph is gone");
+        // The driver releases the graph's resources later. `finalize` waits for this release.
+        other.finalize(DEADLINE).expect("the graph was destroyed");
         nothing_is_left();
     });
 }
@@ -108,7 +108,7 @@ fn every_call_of_a_captured_group_is_replayed() {
             })
         });
         drop((send, recv, sum));
-        graph.launch().expect("it is replayed");
+        graph.launch().expect("the graph is launched");
         assert_eq!((value(&kept.0, &stream), value(&kept.1, &stream)), (5.0, 7.0));
     });
 }
@@ -117,26 +117,27 @@ fn every_call_of_a_captured_group_is_replayed() {
 fn borrowed_memory_is_refused_in_a_capture() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let mut slice = stream.alloc_zeros::<f32>(4).expect("memory");
+        let mut slice = stream.alloc_zeros::<f32>(4).expect("memory is allocated");
         let memory = floats(&stream, &[1.0]);
         let mut kept = memory.clone();
         let graph = captured(&stream, || {
-            let error = comm.all_reduce_in_place(&stream, &mut slice, ReduceOp::Sum).expect_err("it is borrowed").to_string();
+            let error =
+                comm.all_reduce_in_place(&stream, &mut slice, ReduceOp::Sum).expect_err("the memory is borrowed").to_string();
             assert!(
                 error.starts_with(
-                    "all_reduce_in_place: the stream is being captured, and its graph accesses memory after the call"
+                    "all_reduce_in_place: the stream is being captured, and the graph accesses memory after the call"
                 ),
                 "{error}"
             );
-            let error = comm.wait(&stream, DEADLINE).expect_err("it is being captured").to_string();
+            let error = comm.wait(&stream, DEADLINE).expect_err("the stream is being captured").to_string();
             assert_eq!(error, "wait: the stream is being captured, so it has no running work to wait for; end the capture first");
-            // The refused calls neither invalidated the capture nor ended the communicator.
+            // The capture is still valid and the communicator still live after the refused calls.
             comm.all_reduce_in_place(&stream, &mut kept, ReduceOp::Sum)
         });
-        graph.launch().expect("it is replayed");
-        comm.wait(&stream, DEADLINE).expect("it completes");
-        comm.all_reduce_in_place(&stream, &mut slice, ReduceOp::Sum).expect("without a capture it is fine");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        graph.launch().expect("the graph is launched");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
+        comm.all_reduce_in_place(&stream, &mut slice, ReduceOp::Sum).expect("borrowed memory is accepted without a capture");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
     });
 }
 
@@ -144,17 +145,17 @@ fn borrowed_memory_is_refused_in_a_capture() {
 fn capture_that_begins_while_a_group_is_recorded_is_an_error() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let mut slice = stream.alloc_zeros::<f32>(4).expect("memory");
+        let mut slice = stream.alloc_zeros::<f32>(4).expect("memory is allocated");
         let result = comm.nccl().group(|group| {
             group.all_reduce_in_place(&comm, &stream, &mut slice, ReduceOp::Sum)?;
-            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
             Ok(())
         });
-        let error = result.expect_err("the slice cannot be kept").to_string();
+        let error = result.expect_err("no graph can keep the slice alive").to_string();
         assert_eq!(error, "all_reduce_in_place: a capture of the stream began or ended after the call was recorded; record the group inside or outside of the capture");
         assert_eq!(counted("collectives"), 0);
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        stream.end_capture(flags).expect("the capture was not touched");
+        stream.end_capture(flags).expect("the capture is still valid");
     });
 }
 
@@ -162,16 +163,16 @@ fn capture_that_begins_while_a_group_is_recorded_is_an_error() {
 fn wait_on_one_stream_keeps_the_capture_of_another() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let other = comm.context().new_stream().expect("a stream");
+        let other = comm.context().new_stream().expect("a stream is created");
         let (memory, mut kept) = (floats(&stream, &[4.0]), floats(&stream, &[1.0]));
-        other.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("it captures");
+        other.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("the capture begins");
         let waited = comm.wait(&stream, DEADLINE);
         let issued = comm.all_reduce_in_place(&other, &mut kept, ReduceOp::Sum);
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = other.end_capture(flags).expect("the capture is whole").expect("a graph");
+        let graph = other.end_capture(flags).expect("the capture is still valid").expect("the capture yields a graph");
         waited.expect("the stream is idle");
-        issued.expect("it is captured");
-        graph.launch().expect("it is replayed");
+        issued.expect("the call is captured");
+        graph.launch().expect("the graph is launched");
         assert_eq!(value(&memory, &stream), 4.0);
     });
 }
@@ -182,21 +183,20 @@ fn memory_and_communicators_are_created_during_a_capture() {
         fakes(1).env("BLOCKING", format!("{blocking:?}")).run(|| {
             let blocking = if std::env::var("BLOCKING").as_deref() == Ok("On") { Switch::On } else { Switch::Off };
             let config = Config::new().blocking(blocking);
-            let (context, nccl) = (device(0), Nccl::load().expect("the fake is there"));
+            let (context, nccl) = (device(0), Nccl::load().expect("the fake library is found"));
             let make = || {
                 Communicator::builder()
                     .nccl(nccl)
                     .config(config.clone())
                     .deadline(DEADLINE)
                     .init_all(std::slice::from_ref(&context))
-                    .expect("it is made")
+                    .expect("the communicator is created")
             };
-            let (comm, stream) = (make().remove(0), context.new_stream().expect("a stream"));
+            let (comm, stream) = (make().remove(0), context.new_stream().expect("a stream is created"));
             let mut kept = floats(&stream, &[1.0]);
-            let capturing = context.new_stream().expect("a stream");
-            capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("it captures");
-            // A capture of this mode is invalidated by an allocation or a synchronisation on any
-            // thread.
+            let capturing = context.new_stream().expect("a stream is created");
+            capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("the capture begins");
+            // An allocation or a synchronisation on any thread invalidates a capture of this mode.
             let memory = NcclMem::from_slice(nccl, &stream, &[1.0f32; 8]);
             let registered = memory.as_ref().map(|memory| comm.register(memory));
             let window = memory.as_ref().map(|memory| Window::register(&comm, memory, WindowKind::DEFAULT));
@@ -204,12 +204,12 @@ fn memory_and_communicators_are_created_during_a_capture() {
             let scaled = PreMulSum::new(&comm, 3.0f32);
             let issued = comm.all_reduce_in_place(&capturing, &mut kept, ReduceOp::Sum);
             let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-            let graph = capturing.end_capture(flags).expect("the capture is whole").expect("a graph");
-            issued.expect("it is captured");
-            registered.expect("memory").expect("it is registered");
-            window.expect("memory").expect("it is registered").expect("the fake has windows");
-            scaled.expect("it is made");
-            graph.launch().expect("it is replayed");
+            let graph = capturing.end_capture(flags).expect("the capture is still valid").expect("the capture yields a graph");
+            issued.expect("the call is captured");
+            registered.expect("memory is allocated").expect("the memory is registered");
+            window.expect("memory is allocated").expect("the memory is registered").expect("the fake has windows");
+            scaled.expect("the reduction is created");
+            graph.launch().expect("the graph is launched");
             drop(other);
         });
     }
@@ -220,26 +220,29 @@ fn launch_event_is_recorded_and_kept_by_the_graph() {
     fakes(2).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
-        let there = device(1).new_event(None).expect("an event");
+        let there = device(1).new_event(None).expect("an event is created");
         let config = CollConfig::new().launch_completion_event(Arc::new(there));
-        let error = comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("another device's");
+        let error = comm
+            .with(&config)
+            .all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)
+            .expect_err("the event is on another device");
         assert_eq!(error.to_string(), "all_reduce_in_place: the launch completion event is on device 1, expected device 0");
-        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL ask_rendezvous of nothing");
-        let here = Arc::new(comm.context().new_event(None).expect("an event"));
+        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL was not called");
+        let here = Arc::new(comm.context().new_event(None).expect("an event is created"));
         let config = CollConfig::new().launch_completion_event(Arc::clone(&here));
-        comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
-        comm.wait(&stream, DEADLINE).expect("it completes");
-        assert!(here.is_complete(), "it was recorded");
+        comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
+        assert!(here.is_complete(), "the event was recorded");
         let held = Arc::downgrade(&here);
         let graph = captured(&stream, || comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum));
         drop((config, here));
-        assert!(held.upgrade().is_some(), "the graph keeps it");
-        graph.launch().expect("it is replayed");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        assert!(held.upgrade().is_some(), "the graph keeps the event alive");
+        graph.launch().expect("the graph is launched");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
         drop(graph);
         let end = Instant::now() + DEADLINE;
         while held.upgrade().is_some() {
-            assert!(Instant::now() < end, "the graph is gone, and the event with it");
+            assert!(Instant::now() < end, "the event is freed with the graph");
             settle(end);
         }
     });
@@ -251,7 +254,7 @@ fn aborted_communicator_is_freed_with_its_graph() {
         let (comm, stream) = alone();
         let mut buffer = floats(&stream, &[1.0]);
         let graph = captured(&stream, || comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum));
-        comm.abort(DEADLINE).expect("NCCL waits for the graph, this does not");
+        comm.abort(DEADLINE).expect("the abort does not wait for the graph");
         drop((graph, buffer, stream));
         assert!(settle(Instant::now() + DEADLINE));
         drop(comm);
@@ -263,26 +266,30 @@ fn aborted_communicator_is_freed_with_its_graph() {
 fn registered_memory_in_a_graph_is_not_unregistered() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 1024]).expect("memory");
-        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
-        let registration = comm.register(&memory).expect("it works");
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 1024]).expect("memory is allocated");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC)
+            .expect("the registration succeeds")
+            .expect("the fake has windows");
+        let registration = comm.register(&memory).expect("the registration succeeds");
         let mut inside = memory.clone();
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
-        comm.all_reduce_in_place(&stream, &mut inside, ReduceOp::Sum).expect("it is captured");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
+        comm.all_reduce_in_place(&stream, &mut inside, ReduceOp::Sum).expect("the call is captured");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
-        // Graphs are waited for at most as long as the lock.
+        let graph = stream.end_capture(flags).expect("the capture ends").expect("the capture yields a graph");
+        // The call waits for graphs for at most the communicator's deadline.
         comm.set_deadline(5 * SHORT);
         for result in [window.deregister(&stream, DEADLINE), registration.deregister(&stream, DEADLINE)] {
-            let error = result.expect_err("the graph has its address");
+            let error = result.expect_err("the graph uses the registered memory");
             assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
         }
         comm.set_deadline(DEADLINE);
-        graph.launch().expect("it runs");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        graph.launch().expect("the graph is launched");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
         drop(graph);
-        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
-        window.deregister(&stream, DEADLINE).expect("nothing uses it");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC)
+            .expect("the registration succeeds")
+            .expect("the fake has windows");
+        window.deregister(&stream, DEADLINE).expect("no graph uses the window");
     });
 }
 
@@ -294,31 +301,33 @@ fn capture_begun_while_finalize_waits_is_an_error() {
         let ending = comm.clone();
         let finalizing = std::thread::spawn(move || {
             let start = Instant::now();
-            // No graph has the communicator yet, and the call that will be captured holds the lock.
+            // No graph uses the communicator yet, and the call that will be captured holds the
+            // lock.
             while !matches!(ending.async_error(), Ok(Some(ResultCode::IN_PROGRESS))) {
-                assert!(start.elapsed() < DEADLINE, "the call takes its turn");
+                assert!(start.elapsed() < DEADLINE, "the call acquires the lock");
                 std::thread::sleep(Duration::from_millis(1));
             }
             ending.finalize(DEADLINE)
         });
         let graph = captured(&stream, || {
-            // The call queries twice before it holds the lock, and again inside.
+            // The call queries the stream twice before it acquires the lock, and a third time while
+            // it holds the lock.
             fail_driver("cuStreamIsCapturing:3=800ms");
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)
         });
-        let error = finalizing.join().expect("no panic").expect_err("a graph uses it");
+        let error = finalizing.join().expect("the thread does not panic").expect_err("a graph uses the communicator");
         assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
-        graph.launch().expect("it is replayed");
+        graph.launch().expect("the graph is launched");
         drop((graph, values, stream));
-        comm.finalize(DEADLINE).expect("the graph is gone");
+        comm.finalize(DEADLINE).expect("the graph was destroyed");
         nothing_is_left();
     });
 }
 
-/// Borrowed memory on whose stream a capture begins when a call acquires it.
+/// Borrowed memory. When a call acquires the memory, a capture of the call's stream begins.
 struct Capturing(DeviceMemory<f32>);
 
-// SAFETY: all methods are those of the memory, except that no graph keeps it.
+// SAFETY: all methods forward to the memory, except that no graph can keep the memory alive.
 unsafe impl DeviceBuffer<f32> for Capturing {
     fn len(&self) -> usize {
         DeviceBuffer::len(&self.0)
@@ -329,7 +338,7 @@ unsafe impl DeviceBuffer<f32> for Capturing {
     }
 
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
         self.0.read(stream)
     }
 
@@ -353,37 +362,38 @@ fn capture_begun_while_a_call_waits_is_an_error() {
         let (config, before) = (CollConfig::new(), comm.sequence());
         let result = comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum);
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        drop(stream.end_capture(flags).expect("the capture was not touched"));
-        let error = result.expect_err("a graph would not keep the memory").to_string();
+        drop(stream.end_capture(flags).expect("the capture is still valid"));
+        let error = result.expect_err("no graph can keep the memory alive").to_string();
         assert_eq!(error, "all_reduce_in_place: a capture of the stream began or ended after the call was recorded; record the group inside or outside of the capture");
-        assert_eq!((comm.sequence(), counted("collectives")), (before, 0), "NCCL ask_rendezvous of nothing");
+        assert_eq!((comm.sequence(), counted("collectives")), (before, 0), "NCCL was not called");
     });
 }
 
-/// Begins a capture of the stream while a query of a call on another thread is delayed. Returns the
-/// call's result, and the graph if there is one.
+/// Begins a capture of the stream while a driver function in a call on another thread is delayed.
+/// `held_up` selects the function. Returns the result of the call, and the graph, if any.
 fn captured_during<B: Send + 'static>(
     (comm, stream): (&Communicator, &Arc<CudaStream>),
     held_up: &str,
     mut values: B,
     call: impl FnOnce(&Communicator, &Arc<CudaStream>, &mut B) -> Result<(), NcclError> + Send + 'static,
 ) -> (Result<(), NcclError>, Option<CudaGraph>) {
-    // `function:call=time`
-    let (function, call_and_time) = held_up.split_once(':').expect("an order");
-    let nth: usize = call_and_time.split('=').next().and_then(|nth| nth.parse().ok()).expect("the number of a call");
+    // The form of `held_up` is `function:call=time`.
+    let (function, call_and_time) = held_up.split_once(':').expect("the order has the form function:call=time");
+    let nth: usize =
+        call_and_time.split('=').next().and_then(|nth| nth.parse().ok()).expect("the order names the number of a call");
     let before = peerweave_fakes::entered(function);
     fail_driver(held_up);
     let (other, theirs) = (comm.clone(), Arc::clone(stream));
     let calling = std::thread::spawn(move || call(&other, &theirs, &mut values));
     peerweave_fakes::wait_until_entered(function, before + nth);
-    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
-    let result = calling.join().expect("no panic");
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
+    let result = calling.join().expect("the thread does not panic");
     let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     (result, stream.end_capture(flags).ok().flatten())
 }
 
-/// Like [`captured_during`], for a call that queries before it is issued: it fails, and there is no
-/// graph.
+/// Begins a capture during a call, like [`captured_during`]. Checks that the call fails and that
+/// the capture yields no graph. The call queries the stream before it is issued.
 fn refused_meanwhile(
     blocking: Switch,
     held_up: &str,
@@ -394,20 +404,21 @@ fn refused_meanwhile(
     let (result, graph) = captured_during((&comm, &stream), held_up, values, call);
     let error = result.expect_err("the call may be in the graph").to_string();
     assert!(error.contains("began to capture the stream during the call"), "{error}");
-    assert!(graph.is_none(), "a graph would use memory that nothing keeps");
+    assert!(graph.is_none(), "the graph would use memory that is not kept alive");
     drop((comm, stream));
     nothing_is_left();
 }
 
-/// Delays NCCL's query, for a call that queries once before it is issued.
+/// Delays NCCL's query of the stream, in a call that queries the stream once before it is issued.
 const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
 
 #[test]
 fn capture_begun_during_a_call_keeps_the_calls_memory() {
-    // Delaying NCCL's query makes the call captured; delaying the query after it lets the call run.
+    // If NCCL's query is delayed, the call is captured. If the query after NCCL's query is delayed,
+    // the call runs.
     for question in ["1", "2"] {
         fakes(1).env("QUESTION", question).run(|| {
-            let question = std::env::var("QUESTION").expect("it was set");
+            let question = std::env::var("QUESTION").expect("the parent has set the variable");
             let (comm, stream) = alone();
             let (send, result) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
             let buffers = (send, result.clone());
@@ -415,14 +426,14 @@ fn capture_begun_during_a_call_keeps_the_calls_memory() {
             let (called, graph) = captured_during((&comm, &stream), &held_up, buffers, |comm, stream, (send, recv)| {
                 comm.all_reduce(stream, send, recv, ReduceOp::Sum)
             });
-            called.expect("the graph keeps what the call uses");
-            let graph = graph.expect("the capture is whole");
-            let error = comm.clone().finalize(SHORT).expect_err("a graph uses it");
+            called.expect("the graph keeps the memory of the call alive");
+            let graph = graph.expect("the capture is still valid");
+            let error = comm.clone().finalize(SHORT).expect_err("a graph uses the communicator");
             assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
             drop(comm);
-            assert_eq!(counted("communicators"), 1, "the graph keeps it");
-            graph.launch().expect("it is replayed");
-            assert_eq!(value(&result, &stream), 1.0, "the send buffer is there");
+            assert_eq!(counted("communicators"), 1, "the graph keeps the communicator alive");
+            graph.launch().expect("the graph is launched");
+            assert_eq!(value(&result, &stream), 1.0, "the graph keeps the send buffer alive");
             drop((graph, result, stream));
             nothing_is_left();
         });
@@ -434,21 +445,21 @@ fn capture_begun_during_a_call_on_borrowed_memory_fails() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let values = floats(&stream, &[1.0; 4]);
-        // SAFETY: the memory lives as long as this scenario.
+        // SAFETY: the memory lives until the end of this test.
         let borrowed = unsafe { Raw::<f32>::new(values.address(), 4, 0, None) };
         let (result, graph) = captured_during((&comm, &stream), NCCL_IS_HELD_UP, borrowed, |comm, stream, borrowed| {
             comm.all_reduce_in_place(stream, borrowed, ReduceOp::Sum)
         });
-        let error = result.expect_err("the memory cannot be kept").to_string();
+        let error = result.expect_err("no graph can keep the memory alive").to_string();
         assert!(error.contains("began to capture the stream during the call"), "{error}");
-        assert!(graph.is_none(), "a graph would use memory that nothing keeps");
+        assert!(graph.is_none(), "the graph would use memory that is not kept alive");
     });
 }
 
 #[test]
 fn capture_that_begins_during_a_call_yields_no_graph() {
     fakes(1).run(|| {
-        // From the first capture on, calls also query before they are issued.
+        // After the first capture in a process, calls also query the stream before they are issued.
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         drop(captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)));
@@ -471,7 +482,7 @@ fn capture_that_begins_during_a_slow_call_yields_no_graph() {
 #[test]
 fn capture_begun_during_a_configured_call_yields_no_graph() {
     fakes(1).run(|| {
-        // The slow path queries again before it calls NCCL.
+        // Before it calls NCCL, the slow path queries the stream one time more than the fast path.
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
             comm.with(&CollConfig::new()).all_reduce_in_place(stream, values, ReduceOp::Sum)
         });
@@ -493,20 +504,21 @@ fn capture_that_ends_during_a_call_leaks_its_memory() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         drop(captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)));
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
-        // A positive answer is queried again: two before the call, two before the lock, one of
-        // NCCL, and the one after it.
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
+        // If the quick query finds a capture, the stream is queried again. So there are two queries
+        // before the call, two before the lock, one query of NCCL, and one query after NCCL.
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
         fail_driver("cuStreamIsCapturing:6=400ms");
         let (other, theirs) = (comm.clone(), Arc::clone(&stream));
         let calling = std::thread::spawn(move || other.all_reduce_in_place(&theirs, &mut values, ReduceOp::Sum));
         peerweave_fakes::wait_until_entered("cuStreamIsCapturing", before + 6);
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
-        let error = calling.join().expect("no panic").expect_err("nothing says when the memory is free").to_string();
+        let graph = stream.end_capture(flags).expect("the capture ends").expect("the capture yields a graph");
+        let error =
+            calling.join().expect("the thread does not panic").expect_err("the capture ended during the call").to_string();
         assert!(error.contains("another thread ended the capture of the stream during the call"), "{error}");
-        graph.launch().expect("it is replayed");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        graph.launch().expect("the graph is launched");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
     });
 }
 
@@ -515,14 +527,15 @@ fn call_refused_by_a_graph_invalidates_the_capture() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
-        // NCCL creates the first user object itself.
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
+        // NCCL creates the first user object, and this crate the second.
         fail_driver("cuUserObjectCreate:2=2");
-        let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the graph keeps nothing");
+        let error =
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the graph does not accept the resources");
         assert!(error.to_string().contains("cuUserObjectCreate"), "{error}");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        assert!(!matches!(stream.end_capture(flags), Ok(Some(_))), "a graph would use memory that nothing keeps");
-        comm.abort(DEADLINE).expect("it ends");
+        assert!(!matches!(stream.end_capture(flags), Ok(Some(_))), "the graph would use memory that is not kept alive");
+        comm.abort(DEADLINE).expect("the communicator ends");
     });
 }
 
@@ -532,8 +545,8 @@ fn call_queries_the_driver_once() {
         let (comm, stream) = alone();
         let values = floats(&stream, &[1.0]);
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
-        comm.all_reduce_in_place(&stream, &mut values.clone(), ReduceOp::Sum).expect("it is enqueued");
-        assert_eq!(peerweave_fakes::entered("cuStreamIsCapturing") - before, 2, "NCCL's, and one of this crate");
+        comm.all_reduce_in_place(&stream, &mut values.clone(), ReduceOp::Sum).expect("the call is enqueued");
+        assert_eq!(peerweave_fakes::entered("cuStreamIsCapturing") - before, 2, "one query of NCCL and one of this crate");
     });
 }
 
@@ -544,13 +557,13 @@ fn communicator_with_a_captured_graph_is_not_suspended() {
         let mut values = floats(&stream, &[1.0]);
         let graph = captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum));
         comm.set_deadline(SHORT);
-        let error = comm.suspend().expect_err("the graph would use memory that was given back");
+        let error = comm.suspend().expect_err("the graph would use released memory");
         assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
-        graph.launch().expect("it is replayed");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        graph.launch().expect("the graph is launched");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
         drop(graph);
         comm.set_deadline(DEADLINE);
-        comm.suspend().expect("no graph is left");
-        comm.resume().expect("it goes on");
+        comm.suspend().expect("the graph was destroyed");
+        comm.resume().expect("the communicator is resumed");
     });
 }

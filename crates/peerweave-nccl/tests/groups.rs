@@ -26,20 +26,20 @@ fn error_in_the_closure_issues_nothing() {
             group.broadcast_in_place(&all[0].0, &all[0].1, floats_forever(&all[0].1), Rank::new(9))
         });
         assert_eq!(
-            result.expect_err("rank 9").to_string(),
+            result.expect_err("rank 9 does not exist").to_string(),
             "broadcast_in_place: the root is 9, expected less than 2 (the number of ranks)"
         );
         assert_eq!(counted("collectives"), 0);
-        // The thread is in no group now.
+        // The thread has left the group, so the next group succeeds.
         nccl.group(|group| {
             for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
             }
             Ok(())
         })
-        .expect("it works");
+        .expect("the group succeeds");
         for ((comm, stream), buffer) in all.iter().zip(&buffers) {
-            comm.wait(stream, DEADLINE).expect("it completes");
+            comm.wait(stream, DEADLINE).expect("the work completes");
             assert_eq!(value(buffer, stream), 2.0);
             assert_eq!(comm.sequence(), 1);
         }
@@ -67,8 +67,8 @@ fn panic_in_the_closure_issues_nothing() {
         }));
         assert!(panicked.is_err());
         assert_eq!(counted("collectives"), 0);
-        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it works");
-        comm.wait(&stream, DEADLINE).expect("it is in no group");
+        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the group succeeds");
+        comm.wait(&stream, DEADLINE).expect("the thread is in no group");
     });
 }
 
@@ -92,15 +92,15 @@ fn nested_groups_are_issued_together_and_fail_separately() {
                 group.send(&all[0].0, &all[0].1, &sends[0], Rank::new(2))
             });
             assert!(failed.is_err());
-            assert_eq!(group.len(), 4, "what failed was taken out");
+            assert_eq!(group.len(), 4, "the calls of the failed inner group were removed");
             for ((comm, stream), sum) in all.iter().zip(&mut sums) {
                 group.all_reduce_in_place(comm, stream, sum, ReduceOp::Prod)?;
             }
             Ok(())
         })
-        .expect("it works");
+        .expect("the group succeeds");
         for (((comm, stream), recv), sum) in all.iter().zip(&recvs).zip(&sums) {
-            comm.wait(stream, DEADLINE).expect("it completes");
+            comm.wait(stream, DEADLINE).expect("the work completes");
             assert_eq!((value(recv, stream), value(sum, stream)), (1.0 - comm.rank().get() as f32, 9.0));
         }
     });
@@ -120,14 +120,14 @@ fn call_that_nccl_refuses_ends_the_group_with_its_error() {
         let error = result.expect_err("the second call fails");
         assert_eq!(error.code().map(|code| code.get()), Some(5), "{error}");
         for (comm, _) in &all {
-            comm.abort(DEADLINE).expect("it ends");
+            comm.abort(DEADLINE).expect("the communicator ends");
         }
         nothing_is_left();
     });
 }
 
 #[test]
-fn error_inside_a_group_aborts_the_issued_part() {
+fn error_during_a_launch_aborts_the_group() {
     fakes(2).without("ncclBroadcast").run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -141,10 +141,10 @@ fn error_inside_a_group_aborts_the_issued_part() {
             group.broadcast_in_place(two, second, sent_two, Rank::new(1))
         });
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclBroadcast"));
-        // No other rank would join the first rank's kernel.
+        // The other rank would never join the kernel of the first rank.
         for (comm, stream) in &all {
             assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
-            peerweave_driver::wait(stream, std::time::Instant::now() + DEADLINE).expect("nothing runs");
+            peerweave_driver::wait(stream, std::time::Instant::now() + DEADLINE).expect("no work is running");
         }
         drop((all, reduced, sent));
         nothing_is_left();
@@ -152,8 +152,9 @@ fn error_inside_a_group_aborts_the_issued_part() {
 }
 
 #[test]
-fn failed_group_does_not_wait_for_its_issued_part() {
-    // The first rank's collective waits for the second rank's, which is never issued.
+fn failed_group_does_not_wait_for_the_deadline() {
+    // The collective of the first rank waits for the collective of the second rank, which is never
+    // issued.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -162,13 +163,13 @@ fn failed_group_does_not_wait_for_its_issued_part() {
             for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
             }
-            // The last rank's context is current. Each rank's context is made current once before
-            // NCCL is called, and once for its own call.
+            // The context of the last rank is current. Each rank's context is made current once
+            // before NCCL is called, and once for the call of the rank.
             fail_driver("cuCtxSetCurrent:4=709");
             Ok(())
         });
         assert!(matches!(result, Err(NcclError::Cuda(_))), "{result:?}");
-        assert!(start.elapsed() < DEADLINE / 4, "nobody waits for what cannot come");
+        assert!(start.elapsed() < DEADLINE / 4, "no thread waits until the deadline");
         for (comm, _) in &all {
             assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
         }
@@ -187,8 +188,8 @@ fn rank_aborted_inside_a_group_is_not_used_again() {
             while second.sequence() == 0 {
                 std::thread::yield_now();
             }
-            // An abort stops waiting for a thread that seems to be blocked in NCCL after half a
-            // second.
+            // After half a second, an abort stops waiting for a thread that seems to be blocked in
+            // NCCL.
             second.abort(DEADLINE)
         });
         let result = all[0].0.nccl().group(|group| {
@@ -199,13 +200,16 @@ fn rank_aborted_inside_a_group_is_not_used_again() {
             Ok(())
         });
         assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
-        aborting.join().expect("no panic").expect("it ends");
-        assert!(matches!(all[0].0.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })), "nobody would meet it");
+        aborting.join().expect("the thread does not panic").expect("the communicator ends");
+        assert!(
+            matches!(all[0].0.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })),
+            "the first rank was not aborted, although the second rank cannot join"
+        );
     });
 }
 
 #[test]
-fn error_of_this_crate_in_a_simulation_aborts_nothing() {
+fn failed_simulation_aborts_no_communicator() {
     fakes(2).without("ncclReduce").run(|| {
         let all = all_blocking(2);
         let (comm, stream) = &all[0];
@@ -214,7 +218,7 @@ fn error_of_this_crate_in_a_simulation_aborts_nothing() {
             comm.nccl().simulate(|group| group.reduce_in_place(comm, stream, &mut buffers[0], ReduceOp::Sum, Rank::new(0)));
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclReduce"));
         sum_together(&all, &mut buffers);
-        assert_eq!(value(&buffers[0], stream), 2.0, "nothing was launched, and nothing ended");
+        assert_eq!(value(&buffers[0], stream), 2.0, "the simulation must not launch calls or abort communicators");
     });
 }
 
@@ -227,7 +231,7 @@ fn unsupported_simulation_starts_no_group() {
         let result = comm.nccl().simulate(|group| group.all_reduce_in_place(comm, stream, &mut buffers[0], ReduceOp::Sum));
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclGroupSimulateEnd"));
         sum_together(&all, &mut buffers);
-        assert_eq!(value(&buffers[0], stream), 2.0, "it was launched by its own end of a group");
+        assert_eq!(value(&buffers[0], stream), 2.0, "the failed simulation must not leave a group open");
     });
 }
 
@@ -235,17 +239,19 @@ fn unsupported_simulation_starts_no_group() {
 fn registration_error_aborts_the_communicator() {
     fakes(2).run(|| {
         let all = all(2);
-        let memories: Vec<_> =
-            all.iter().map(|(comm, _)| NcclMem::<u8>::alloc(comm.nccl(), comm.context(), 64).expect("memory")).collect();
+        let memories: Vec<_> = all
+            .iter()
+            .map(|(comm, _)| NcclMem::<u8>::alloc(comm.nccl(), comm.context(), 64).expect("memory is allocated"))
+            .collect();
         let members: Vec<(&Communicator, &dyn DeviceBuffer<u8>)> =
             all.iter().zip(&memories).map(|((comm, _), memory)| (comm, memory as _)).collect();
-        // The last rank's context is current. Each rank's context is made current once before NCCL
-        // is called, and once for its own call.
+        // The context of the last rank is current. Each rank's context is made current once before
+        // NCCL is called, and once for the call of the rank.
         fail_driver("cuCtxSetCurrent:4=709");
         let start = std::time::Instant::now();
         let error = Window::register_all(&members, WindowKind::DEFAULT).expect_err("the second rank cannot register");
         assert!(matches!(error, NcclError::Cuda(_)), "{error}");
-        assert!(start.elapsed() < DEADLINE / 4, "nobody waits for what cannot come");
+        assert!(start.elapsed() < DEADLINE / 4, "no thread waits until the deadline");
         for (comm, _) in &all {
             assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
         }
@@ -263,9 +269,9 @@ fn simulated_group_returns_a_time_and_runs_nothing() {
             }
             Ok(())
         });
-        assert!(info.expect("an estimate").estimated_time.is_some());
+        assert!(info.expect("NCCL returns an estimate").estimated_time.is_some());
         for ((comm, stream), buffer) in all.iter().zip(&buffers) {
-            comm.wait(stream, DEADLINE).expect("nothing runs");
+            comm.wait(stream, DEADLINE).expect("no work is running");
             assert_eq!((comm.sequence(), value(buffer, stream)), (0, 1.0));
         }
     });
@@ -274,7 +280,7 @@ fn simulated_group_returns_a_time_and_runs_nothing() {
 #[test]
 fn calls_that_nccl_would_launch_are_not_simulated() {
     fn refused(result: Result<SimInfo, NcclError>, words: &str) {
-        let error = result.expect_err("it is refused");
+        let error = result.expect_err("the simulation is refused");
         assert!(matches!(&error, NcclError::Misuse(_)) && error.to_string().contains(words), "{error}");
     }
     fakes(2).run(|| {
@@ -294,20 +300,24 @@ fn calls_that_nccl_would_launch_are_not_simulated() {
         refused(nccl.simulate(|group| group.all_to_all(comm, stream, &pair, &mut two)), "with the next group");
         refused(nccl.simulate(|group| group.broadcast_in_place(comm, stream, &mut recv, Rank::new(0))), "with the next group");
         refused(nccl.simulate(|group| group.all_gather_v(comm, stream, &send, &mut two, &[1, 1])), "with the next group");
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         let result = nccl.simulate(|group| group.all_reduce(comm, stream, &send, &mut recv, ReduceOp::Sum));
-        drop(stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).expect("it ends"));
+        drop(
+            stream
+                .end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)
+                .expect("the capture ends"),
+        );
         refused(result, "captured");
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
         sum_together(&all, &mut buffers);
-        assert_eq!((comm.sequence(), value(&buffers[0], stream)), (1, 2.0), "nothing is left of the others");
+        assert_eq!((comm.sequence(), value(&buffers[0], stream)), (1, 2.0), "refused simulations must not leave calls in NCCL");
     });
     fakes_of(2, "2.28.9").run(|| {
         let all = all_blocking(2);
         let (comm, stream) = &all[0];
         let mut values = floats(stream, &[1.0]);
         let result = comm.nccl().simulate(|group| group.broadcast_in_place(comm, stream, &mut values, Rank::new(0)));
-        assert!(result.expect("it is forgotten then").estimated_time.is_some());
+        assert!(result.expect("broadcasts can be simulated before 2.29.2").estimated_time.is_some());
     });
 }
 
@@ -322,15 +332,15 @@ fn panic_in_an_inner_group_discards_its_calls() {
             let inner = AssertUnwindSafe(|| {
                 group.group(move |inner| -> Result<(), NcclError> {
                     inner.all_reduce_in_place(comm, stream, second, ReduceOp::Sum)?;
-                    panic!("inside")
+                    panic!("in an inner group")
                 })
             });
             assert!(catch_unwind(inner).is_err());
             assert_eq!(group.len(), 1);
             Ok(())
         });
-        group.expect("the outer call is issued");
-        comm.wait(stream, DEADLINE).expect("it completes");
+        group.expect("the call of the outer group is issued");
+        comm.wait(stream, DEADLINE).expect("the work completes");
         assert_eq!(comm.sequence(), 1);
     });
 }
@@ -350,32 +360,34 @@ fn groups_that_lock_in_opposite_order_do_not_deadlock() {
                         if thread == 1 {
                             members.reverse();
                         }
-                        // Each communicator has one rank, so the order between threads does not
-                        // matter.
+                        // Each thread issues the calls of both ranks in one group, so the order of
+                        // the threads does not matter.
                         nccl.group(|group| {
                             for (comm, stream, buffer) in &mut members {
                                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Max)?;
                             }
                             Ok(())
                         })
-                        .expect("it works");
+                        .expect("the group succeeds");
                     }
                 });
             }
         });
         for (comm, stream) in &all {
-            comm.wait(stream, DEADLINE).expect("it completes");
+            comm.wait(stream, DEADLINE).expect("the work completes");
             assert_eq!(comm.sequence(), 200);
         }
     });
 }
 
 #[test]
-fn cudarc_slices_are_reduced_and_may_be_dropped_at_once() {
+fn cudarc_slices_are_reduced_and_can_be_dropped_early() {
     fakes(2).run(|| {
         let all = all(2);
-        let mut slices: Vec<_> =
-            all.iter().map(|(comm, stream)| stream.clone_htod(&[comm.rank().get() as f32 + 1.0; 6]).expect("memory")).collect();
+        let mut slices: Vec<_> = all
+            .iter()
+            .map(|(comm, stream)| stream.clone_htod(&[comm.rank().get() as f32 + 1.0; 6]).expect("memory is allocated"))
+            .collect();
         let outs: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[0.0; 3])).collect();
         let mut handles = outs.clone();
         let nccl = all[0].0.nccl();
@@ -387,11 +399,11 @@ fn cudarc_slices_are_reduced_and_may_be_dropped_at_once() {
                 }
                 Ok(())
             })
-            .expect("views work");
+            .expect("views of slices are accepted");
         }
         for ((_, stream), slice) in all.iter().zip(&slices) {
             let rank = stream.context().ordinal() as f32 + 1.0;
-            assert_eq!(stream.clone_dtoh(slice).expect("it can be read"), [rank, rank, 3.0, 3.0, 3.0, rank]);
+            assert_eq!(stream.clone_dtoh(slice).expect("the memory can be read"), [rank, rank, 3.0, 3.0, 3.0, rank]);
         }
         let views: Vec<_> = slices.iter().map(|slice| slice.slice(2..5)).collect();
         nccl.group(|group| {
@@ -400,19 +412,19 @@ fn cudarc_slices_are_reduced_and_may_be_dropped_at_once() {
             }
             Ok(())
         })
-        .expect("views work");
+        .expect("views of slices are accepted");
         drop(slices);
         for ((comm, stream), out) in all.iter().zip(&outs) {
-            comm.wait(stream, DEADLINE).expect("it completes");
+            comm.wait(stream, DEADLINE).expect("the work completes");
             assert_eq!(value(out, stream), 9.0);
         }
         drop((outs, handles));
-        Communicator::finalize_all(all.into_iter().map(|(comm, _)| comm).collect(), DEADLINE).expect("all end");
+        Communicator::finalize_all(all.into_iter().map(|(comm, _)| comm).collect(), DEADLINE).expect("all communicators end");
     });
 }
 
-/// Delays the thread of a group between its calls, for longer than the grace time of an abort,
-/// while one of its ranks is aborted.
+/// Delays the thread of a group between two of its calls, while another thread aborts one of the
+/// ranks. The delay is longer than the abort waits for a blocked thread.
 fn held_up(blocking: Switch) {
     let all = all_with(2, &Config::new().blocking(blocking));
     let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -425,24 +437,24 @@ fn held_up(blocking: Switch) {
         for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
             group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
         }
-        // Each rank's context is made current before NCCL is called, and again for its own call:
-        // the second rank's call is delayed.
+        // Each rank's context is made current before NCCL is called, and again for the call of the
+        // rank. So this fault delays the call of the second rank.
         fail_driver("cuCtxSetCurrent:4=900ms");
         Ok(())
     });
     // The fake ends the process if the end of a group uses a freed rank.
     assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
-    aborting.join().expect("no panic").expect("it is aborted");
+    aborting.join().expect("the thread does not panic").expect("the abort succeeds");
     drop((all, buffers));
     nothing_is_left();
 }
 
 #[test]
-fn rank_aborted_in_a_blocking_group_is_freed_after_the_group() {
+fn rank_aborted_in_a_blocking_group_is_freed_afterwards() {
     fakes(2).run(|| held_up(Switch::On));
 }
 
 #[test]
-fn rank_aborted_in_a_non_blocking_group_is_freed_after_it_ends() {
+fn rank_aborted_in_a_non_blocking_group_is_freed_afterwards() {
     fakes(2).run(|| held_up(Switch::Off));
 }

@@ -1,5 +1,5 @@
-//! Tests of the report of leaks at the end of a program: printed once, with names, and not printed
-//! without leaks.
+//! Tests of the report of leaks at process exit. The report is printed once, with names, and is not
+//! printed without leaks.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -14,16 +14,16 @@ fn leaks_lists_live_resources() {
     fakes(1).run(|| {
         assert!(Nccl::leaks().is_empty());
         let (comm, stream) = alone();
-        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory");
-        let registration = comm.register(&memory).expect("it is registered");
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory is allocated");
+        let registration = comm.register(&memory).expect("the memory is registered");
         let leaks = Nccl::leaks();
         assert_eq!((leaks.communicators.len(), leaks.allocations, leaks.allocated_bytes), (1, 1, 256), "{leaks}");
         assert_eq!((leaks.communicators[0].registrations, leaks.communicators[0].state), (1, None));
         assert_eq!(&*leaks.communicators[0].name, comm.name());
-        registration.deregister_local(DEADLINE).expect("it is given back");
+        registration.deregister_local(DEADLINE).expect("the memory is unregistered");
         assert_eq!(Nccl::leaks().communicators[0].registrations, 0);
         drop(memory);
-        comm.finalize(DEADLINE).expect("it ends");
+        comm.finalize(DEADLINE).expect("the communicator ends");
         assert!(peerweave_driver::settle(std::time::Instant::now() + DEADLINE));
         assert!(Nccl::leaks().is_empty(), "{}", Nccl::leaks());
     });
@@ -32,10 +32,10 @@ fn leaks_lists_live_resources() {
 #[test]
 fn leaks_are_reported_at_exit() {
     if child().is_some() {
-        Nccl::report_leaks_at_exit().expect("the system takes it");
-        Nccl::report_leaks_at_exit().expect("it is there already");
+        Nccl::report_leaks_at_exit().expect("atexit accepts the function");
+        Nccl::report_leaks_at_exit().expect("the function is already registered");
         let all = all_with(1, &Config::new().name("forgotten"));
-        let memory = NcclMem::from_slice(all[0].0.nccl(), &all[0].1, &[1.0f32; 64]).expect("memory");
+        let memory = NcclMem::from_slice(all[0].0.nccl(), &all[0].1, &[1.0f32; 64]).expect("memory is allocated");
         std::mem::forget((all, memory));
         std::process::exit(0);
     }
@@ -54,11 +54,11 @@ fn leaks_are_reported_at_exit() {
 #[test]
 fn exit_without_leaks_reports_nothing() {
     if child().is_some() {
-        Nccl::report_leaks_at_exit().expect("the system takes it");
+        Nccl::report_leaks_at_exit().expect("atexit accepts the function");
         for (comm, _) in all(2) {
             drop(comm);
         }
-        assert!(Communicator::wait_for_dropped(DEADLINE), "they end");
+        assert!(Communicator::wait_for_dropped(DEADLINE), "dropped communicators are not ended");
         std::process::exit(0);
     }
     let output = fakes(2).run_child("exit_without_leaks_reports_nothing");
@@ -71,8 +71,8 @@ fn communicator_dropped_during_exit_is_not_ended() {
         std::thread::sleep(std::time::Duration::from_millis(600));
     }
     if child().is_some() {
-        // Functions that were registered last run first, so this one runs when NCCL's runtime is
-        // gone.
+        // Exit functions run in reverse order of registration, so this function runs after NCCL's
+        // runtime has shut down.
         // SAFETY: the function lives as long as the process.
         assert_eq!(unsafe { libc::atexit(last) }, 0);
         let comms = all(1);
@@ -89,14 +89,14 @@ fn communicator_dropped_during_exit_is_not_ended() {
 #[test]
 fn exit_waits_for_dropped_communicator() {
     if child().is_some() {
-        Nccl::report_leaks_at_exit().expect("the system takes it");
+        Nccl::report_leaks_at_exit().expect("atexit accepts the function");
         drop(all(1));
-        // The watchdog may hold the communicator for a moment after that.
+        // The watchdog may hold the communicator for a moment after the drop.
         let until = std::time::Instant::now() + std::time::Duration::from_millis(300);
         while Nccl::leaks().ending == 0 && std::time::Instant::now() < until {
             std::thread::yield_now();
         }
-        assert_ne!(Nccl::leaks().ending, 0, "it is still being ended");
+        assert_ne!(Nccl::leaks().ending, 0, "the communicator is still being ended");
         std::process::exit(0);
     }
     let output =

@@ -1,4 +1,4 @@
-//! Tests of creating, splitting and suspending communicators, and of forks.
+//! Tests of splitting, shrinking and suspending communicators, and of calls in a forked process.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -17,13 +17,16 @@ use peerweave_nccl::{
 fn split_creates_a_communicator_for_each_color() {
     fakes(4).run(|| {
         ranks(4, &Config::new(), |comm, stream| {
-            // Ranks in reverse order of the key.
+            // The keys reverse the order of the ranks.
             let color = (comm.rank().index() % 2) as u32;
-            let half = comm.split(Some(color), -(comm.rank().get() as i32)).expect("all split").expect("a part");
+            let half = comm
+                .split(Some(color), -(comm.rank().get() as i32))
+                .expect("the split succeeds")
+                .expect("the rank is in a new communicator");
             assert_eq!((half.n_ranks(), half.rank().index()), (2, 1 - comm.rank().index() / 2));
-            assert_eq!(sum(&half, &stream).expect("it works"), 3.0);
+            assert_eq!(sum(&half, &stream).expect("the all-reduce succeeds"), 3.0);
             assert!(
-                comm.split((comm.rank() == Rank::new(0)).then_some(7), 0).expect("all split").is_some()
+                comm.split((comm.rank() == Rank::new(0)).then_some(7), 0).expect("the split succeeds").is_some()
                     == (comm.rank() == Rank::new(0))
             );
             assert_eq!(comm.sequence(), 2);
@@ -37,7 +40,7 @@ fn ranks_of_one_thread_split_together() {
     fakes(4).run(|| {
         let all = all(4);
         let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(comm.rank().get() / 2), 0)).collect();
-        let halves = Communicator::split_all(&members, Some(&Config::new().name("half"))).expect("all split");
+        let halves = Communicator::split_all(&members, Some(&Config::new().name("half"))).expect("the split succeeds");
         let names: Vec<_> = halves.iter().flatten().map(|half| (half.name().name.clone(), half.rank())).collect();
         assert_eq!(names, [0, 1, 0, 1].map(|rank| (Some("half".to_owned()), Rank::new(rank))));
         drop((halves, all));
@@ -54,12 +57,12 @@ fn raw_handle_needs_a_live_communicator() {
         let user_rank =
             unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int>(count) };
         for (comm, _) in &all {
-            let (raw, mut rank) = (comm.as_raw().expect("it lives"), -1);
-            // SAFETY: the communicator lives, no other thread calls on it, and the pointer is to a
+            let (raw, mut rank) = (comm.as_raw().expect("the communicator is live"), -1);
+            // SAFETY: the communicator is live, no other thread uses it, and the pointer is to a
             // live number.
             assert_eq!(unsafe { user_rank(raw, &raw mut rank) }, 0);
             assert_eq!(rank, comm.rank().get() as c_int);
-            comm.abort(DEADLINE).expect("it is aborted");
+            comm.abort(DEADLINE).expect("the abort succeeds");
             assert!(matches!(comm.as_raw(), Err(NcclError::Dead { call: "as_raw", state: DeadState::Aborted, .. })));
         }
     });
@@ -70,9 +73,9 @@ fn shrink_excludes_ranks() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             if comm.rank() != Rank::new(1) {
-                let fewer = comm.shrink(&[Rank::new(1)], ShrinkMode::Default).expect("the others shrink");
+                let fewer = comm.shrink(&[Rank::new(1)], ShrinkMode::Default).expect("the remaining ranks shrink");
                 assert_eq!((fewer.n_ranks(), fewer.rank().index()), (2, comm.rank().index() / 2));
-                assert_eq!(sum(&fewer, &stream).expect("it works"), 3.0);
+                assert_eq!(sum(&fewer, &stream).expect("the all-reduce succeeds"), 3.0);
             }
         });
         nothing_is_left();
@@ -85,22 +88,22 @@ fn unused_reduction_is_destroyed_once() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[2.0]);
         let (first, second) = (PreMulSum::new(&comm, 3.0f32), PreMulSum::from_device(&comm, floats(&stream, &[5.0])));
-        let (first, second) = (first.expect("it is made"), second.expect("it is made"));
+        let (first, second) = (first.expect("the communicator is created"), second.expect("the communicator is created"));
         assert_eq!(counted("redops"), 2);
         comm.nccl()
             .group(|group| {
                 group.all_reduce_in_place(&comm, &stream, &mut values, &first)?;
                 drop(first);
-                assert_eq!(counted("redops"), 2, "a call that was recorded uses it");
+                assert_eq!(counted("redops"), 2, "the recorded call still uses the reduction");
                 Ok(())
             })
-            .expect("it is enqueued");
+            .expect("the call is enqueued");
         assert_eq!(counted("redops"), 1);
-        comm.all_reduce_in_place(&stream, &mut values, &second).expect("it is enqueued");
+        comm.all_reduce_in_place(&stream, &mut values, &second).expect("the call is enqueued");
         drop(second);
         assert_eq!(counted("redops"), 0);
-        comm.wait(&stream, DEADLINE).expect("it completes");
-        assert_eq!(values.to_vec(&stream).expect("it can be read"), [30.0]);
+        comm.wait(&stream, DEADLINE).expect("the work completes");
+        assert_eq!(values.to_vec(&stream).expect("the memory can be read"), [30.0]);
         drop(comm);
         nothing_is_left();
         assert_eq!(counted("left_behind"), 0);
@@ -111,10 +114,10 @@ fn unused_reduction_is_destroyed_once() {
 fn suspended_communicator_refuses_calls_until_resumed() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
-            let before = comm.mem_stats().expect("statistics");
+            let before = comm.mem_stats().expect("NCCL returns statistics");
             assert!(before.suspendable_bytes > 0 && before.persistent_bytes > 0);
-            comm.suspend().expect("it rests");
-            let rests = comm.mem_stats().expect("statistics");
+            comm.suspend().expect("the communicator is suspended");
+            let rests = comm.mem_stats().expect("NCCL returns statistics");
             assert!(rests.is_suspended && !before.is_suspended);
             assert_eq!(before.total_bytes, before.persistent_bytes + before.suspendable_bytes);
             assert_eq!(
@@ -122,9 +125,9 @@ fn suspended_communicator_refuses_calls_until_resumed() {
                 (before.total_bytes, before.persistent_bytes, before.suspendable_bytes)
             );
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Suspended);
-            comm.resume().expect("it goes on");
-            assert_eq!(sum(&comm, &stream).expect("it works"), 3.0);
-            assert!(comm.resume().expect_err("it is not suspended").misuse_kind().is_some());
+            comm.resume().expect("the communicator is resumed");
+            assert_eq!(sum(&comm, &stream).expect("the all-reduce succeeds"), 3.0);
+            assert!(comm.resume().expect_err("the communicator is not suspended").misuse_kind().is_some());
         });
         nothing_is_left();
     });
@@ -134,8 +137,12 @@ fn suspended_communicator_refuses_calls_until_resumed() {
 fn failed_split_is_an_error_and_not_none() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommSplit:1=2").run(|| {
         let (comm, stream) = alone();
-        assert_eq!(comm.split(Some(0), 0).expect_err("it fails").code().map(|code| code.get()), Some(2));
-        assert_eq!(sum(&comm.split(Some(0), 0).expect("the second does not").expect("a part"), &stream).expect("it works"), 1.0);
+        assert_eq!(comm.split(Some(0), 0).expect_err("the first split fails").code().map(|code| code.get()), Some(2));
+        assert_eq!(
+            sum(&comm.split(Some(0), 0).expect("the second call succeeds").expect("the rank is in a new communicator"), &stream)
+                .expect("the all-reduce succeeds"),
+            1.0
+        );
     });
 }
 
@@ -146,7 +153,7 @@ fn split_that_is_never_ready_ends_at_the_deadline() {
             ranks(2, &Config::new().blocking(mode), |comm, _| {
                 if comm.rank() == Rank::new(0) {
                     comm.set_deadline(Duration::from_millis(200));
-                    let error = comm.split(Some(0), 0).expect_err("rank 1 does not come");
+                    let error = comm.split(Some(0), 0).expect_err("rank 1 does not join");
                     assert!(matches!(&error, NcclError::Timeout(timeout) if timeout.call == "split"), "{error}");
                     assert_eq!(state_of(comm.split(Some(0), 0)), state);
                     drop(comm.abort(DEADLINE));
@@ -160,21 +167,21 @@ fn split_that_is_never_ready_ends_at_the_deadline() {
 #[test]
 fn unbounded_durations_do_not_panic() {
     fakes(1).run(|| {
-        let nccl = Nccl::load().expect("the fake is there");
-        let (id, context) = (nccl.unique_id().expect("an id"), contexts(1).remove(0));
+        let nccl = Nccl::load().expect("the fake library is found");
+        let (id, context) = (nccl.unique_id().expect("an id is created"), contexts(1).remove(0));
         let comm = Communicator::builder()
             .nccl(nccl)
             .deadline(Duration::MAX)
             .init_rank(&context, 1, &id, Rank::new(0))
-            .expect("it is alone");
+            .expect("the communicator has one rank");
         comm.set_deadline(Duration::MAX);
-        let stream = context.new_stream().expect("a stream");
+        let stream = context.new_stream().expect("a stream is created");
         let mut values = floats(&stream, &[1.0]);
-        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
-        comm.wait(&stream, Duration::MAX).expect("it completes");
-        let other = comm.split(Some(0), 0).expect("it splits").expect("a part");
-        comm.finalize(Duration::MAX).expect("it ends");
-        other.abort(Duration::MAX).expect("it ends");
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
+        comm.wait(&stream, Duration::MAX).expect("the work completes");
+        let other = comm.split(Some(0), 0).expect("the split succeeds").expect("the rank is in a new communicator");
+        comm.finalize(Duration::MAX).expect("the communicator ends");
+        other.abort(Duration::MAX).expect("the communicator ends");
         assert!(Communicator::wait_for_dropped(Duration::MAX));
     });
 }
@@ -189,10 +196,10 @@ fn parent_with_an_unfinished_split_is_unusable() {
         let error = Communicator::split_all(&members, None).expect_err("the second rank cannot start");
         assert!(matches!(error, NcclError::Cuda(_)), "{error}");
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        // The other rank never joins the first rank's split.
+        // The other rank never joins the split of the first rank.
         assert_eq!(state_of(all[0].0.split(Some(0), 0)), DeadState::Failed);
         for (comm, _) in &all {
-            comm.abort(DEADLINE).expect("it ends");
+            comm.abort(DEADLINE).expect("the communicator ends");
         }
         drop(all);
         nothing_is_left();
@@ -200,21 +207,24 @@ fn parent_with_an_unfinished_split_is_unusable() {
 }
 
 #[test]
-fn forked_child_gets_errors() {
+fn communicator_calls_in_a_forked_process_are_errors() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let (nccl, id) = (comm.nccl(), comm.nccl().unique_id().expect("an id"));
+        let (nccl, id) = (comm.nccl(), comm.nccl().unique_id().expect("an id is created"));
         let (mut values, send) = (floats(&stream, &[1.0]), floats(&stream, &[1.0]));
-        let memory = NcclMem::from_slice(nccl, &stream, &[1.0f32; 8]).expect("memory");
-        let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("it is registered").expect("a window");
-        let scaled = PreMulSum::new(&comm, 2.0f32).expect("it is made");
-        let device = DeviceCommunicator::create(&comm, &DeviceCommRequirements::new()).expect("it is made");
-        // SAFETY: the child calls what is under test, which allocates nothing that another thread
-        // holds a lock of, and ends at once.
+        let memory = NcclMem::from_slice(nccl, &stream, &[1.0f32; 8]).expect("memory is allocated");
+        let window = Window::register(&comm, &memory, WindowKind::DEFAULT)
+            .expect("the window is registered")
+            .expect("the fake has windows");
+        let scaled = PreMulSum::new(&comm, 2.0f32).expect("the reduction is created");
+        let device =
+            DeviceCommunicator::create(&comm, &DeviceCommRequirements::new()).expect("the device communicator is created");
+        // SAFETY: the child only calls the functions under test, and then ends. These functions
+        // take no lock that another thread may hold.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // A real driver returns this error in a forked process (observed on H200). No call may
-            // reach the driver.
+            // A real driver returns this error in a forked process (observed on H200). The test
+            // fails if a call reaches the driver.
             fail_driver("cuCtxSetCurrent:*=3,cuCtxGetCurrent:*=3,cuEventCreate:*=3");
             let (context, config, requirements) = (comm.context(), Config::new(), DeviceCommRequirements::new());
             let results: [(&str, Result<(), NcclError>); 33] = [
@@ -283,20 +293,20 @@ fn forked_child_gets_errors() {
             let mut wrong = 0;
             for (call, result) in results {
                 if !matches!(result, Err(NcclError::Forked { .. })) {
-                    eprintln!("{call} in a fork: {result:?}");
+                    eprintln!("{call} in a forked process: {result:?}");
                     wrong += 1;
                 }
             }
             wrong += i32::from(!matches!(Communicator::abort_all(DEADLINE), Ok(0)));
             // Destructors do not call NCCL or the driver either.
             drop((scaled, memory, values, send, comm));
-            // SAFETY: ends the child without running what the parent registered.
+            // SAFETY: the call ends the child without running exit functions of the parent.
             unsafe { libc::_exit(wrong) };
         }
         let mut status = 0;
         // SAFETY: the pointer is to a live integer.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "the child");
-        assert_eq!(sum(&comm, &stream).expect("the parent goes on"), 1.0);
+        assert_eq!(status, 0, "number of calls that did not fail in the child");
+        assert_eq!(sum(&comm, &stream).expect("the parent still works"), 1.0);
     });
 }

@@ -1,5 +1,5 @@
-//! Tests of NCCL's log as events of `tracing`: at the requested level, including child processes,
-//! and without damage to their files.
+//! Tests of NCCL's log as `tracing` events, at the requested level. Child processes also log to
+//! this process, and their files are not damaged.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -20,7 +20,7 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 
 type Lines = Arc<Mutex<Vec<(Level, String)>>>;
 
-/// Collects the events of the target `nccl`, and the starts of spans of that name, as lines.
+/// Collects events with the target `nccl`, and new spans with the name `nccl`, as lines.
 struct Collector(Lines);
 
 struct Message(String);
@@ -64,10 +64,11 @@ impl Subscriber for Collector {
 
 fn collect() -> Lines {
     let lines = Lines::default();
-    tracing::subscriber::set_global_default(Collector(Arc::clone(&lines))).expect("it is the only one of this process");
+    tracing::subscriber::set_global_default(Collector(Arc::clone(&lines))).expect("the process has no other subscriber");
     lines
 }
 
+/// Waits until a collected line has this level and contains `part`.
 #[track_caller]
 fn comes(lines: &Lines, level: Level, part: &str) {
     let end = Instant::now() + DEADLINE;
@@ -89,44 +90,45 @@ fn has(lines: &Lines, part: &str) -> bool {
 fn log_lines_are_events_of_the_requested_level() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce:1=5,ncclAllReduce:2=5").run(|| {
         let lines = collect();
-        let nccl = Nccl::load().expect("the fake is there");
-        // SAFETY: the only other thread of this process waits for this one.
-        unsafe { nccl.trace_log(LogLevel::Warn) }.expect("there is a pipe");
+        let nccl = Nccl::load().expect("the fake library is found");
+        // SAFETY: the only other thread of this process waits for this thread.
+        unsafe { nccl.trace_log(LogLevel::Warn) }.expect("the system creates a pipe");
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         let reduce = |values: &mut _| comm.all_reduce_in_place(&stream, values, ReduceOp::Sum);
-        reduce(&mut values).expect_err("it fails");
+        reduce(&mut values).expect_err("the first call fails");
         comes(&lines, Level::WARN, "NCCL WARN ncclAllReduce: an injected fault");
-        assert!(!has(&lines, "Init START"), "that is of another level");
-        // SAFETY: NCCL's threads do nothing now, and do not read the environment.
-        unsafe { nccl.trace_log(LogLevel::Info) }.expect("the same pipe");
-        reduce(&mut values).expect_err("it fails again");
+        assert!(!has(&lines, "Init START"), "the line has a lower level");
+        // SAFETY: NCCL's threads are idle, and do not read the environment.
+        unsafe { nccl.trace_log(LogLevel::Info) }.expect("the pipe is reused");
+        reduce(&mut values).expect_err("the second call fails");
         drop(alone());
         comes(&lines, Level::INFO, "rank 0 nranks 1 cudaDev 0 - Init START");
     });
 }
 
-/// Emulates the NCCL of a child process: opens the file in the variable for writing, and writes a
-/// line.
+/// Shell command that emulates NCCL in a child process. It opens the file named by the variable for
+/// writing, and writes one line.
 const OPENS: &str = r#"printf 'node:7:7 [0] NCCL WARN %s\n' 'from a child' > "$NCCL_DEBUG_FILE""#;
 
 #[test]
 fn child_process_inherits_the_debug_log_settings() {
     fakes(1).run(|| {
         let lines = collect();
-        let nccl = Nccl::load().expect("the fake is there");
-        // SAFETY: the only other thread of this process waits for this one.
-        unsafe { nccl.trace_log(LogLevel::Info) }.expect("there is a pipe");
-        let name = std::env::var("NCCL_DEBUG_FILE").expect("it is set");
-        let number: i32 = name.rsplit('/').next().and_then(|number| number.parse().ok()).expect("a descriptor");
-        let directory = tempfile::tempdir().expect("temporary directory");
+        let nccl = Nccl::load().expect("the fake library is found");
+        // SAFETY: the only other thread of this process waits for this thread.
+        unsafe { nccl.trace_log(LogLevel::Info) }.expect("the system creates a pipe");
+        let name = std::env::var("NCCL_DEBUG_FILE").expect("the variable is set");
+        let number: i32 =
+            name.rsplit('/').next().and_then(|number| number.parse().ok()).expect("the path ends with a descriptor");
+        let directory = tempfile::tempdir().expect("a temporary directory is created");
         let path = directory.path().join("of the child");
-        std::fs::write(&path, "what nobody may lose").expect("it is written");
-        let file = std::fs::File::options().append(true).open(&path).expect("it is there");
+        std::fs::write(&path, "contents of the file").expect("the file is written");
+        let file = std::fs::File::options().append(true).open(&path).expect("the file exists");
         let mut child = Command::new("/bin/sh");
         child.args(["-c", OPENS]);
-        // SAFETY: `dup2` may be called between fork and exec. The child's descriptor of that number
-        // is a file of its own.
+        // SAFETY: `dup2` may be called between fork and exec. It makes the descriptor with this
+        // number refer to the file, only in the child.
         unsafe {
             let descriptor = file.as_raw_fd();
             child.pre_exec(move || match libc::dup2(descriptor, number) {
@@ -134,8 +136,8 @@ fn child_process_inherits_the_debug_log_settings() {
                 _ => Ok(()),
             })
         };
-        assert!(child.status().expect("there is a shell").success());
-        assert_eq!(std::fs::read_to_string(&path).expect("it is there"), "what nobody may lose");
+        assert!(child.status().expect("the shell runs").success());
+        assert_eq!(std::fs::read_to_string(&path).expect("the file exists"), "contents of the file");
         comes(&lines, Level::WARN, "from a child");
         // The pipe stays open after the child has ended.
         drop(alone());
@@ -149,24 +151,33 @@ fn every_call_has_a_span_with_its_communicator() {
         let lines = collect();
         let (comm, stream) = alone();
         let (mut values, send) = (floats(&stream, &[1.0]), floats(&stream, &[1.0]));
-        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 8]).expect("memory");
-        let registered = comm.register(&memory).expect("it is registered");
-        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it is registered").expect("a window");
-        drop(PreMulSum::new(&comm, 2.0f32).expect("it is made"));
-        let device = DeviceCommunicator::create(&comm, &DeviceCommRequirements::new()).expect("it is made");
-        comm.all_reduce(&stream, &send, &mut values, ReduceOp::Sum).expect("it is enqueued");
-        comm.put_signal(&stream, &memory, Rank::new(0), &window, 0, Signal::default()).expect("it is enqueued");
-        comm.nccl().group(|group| group.broadcast_in_place(&comm, &stream, &mut values, Rank::new(0))).expect("it is enqueued");
-        comm.wait(&stream, DEADLINE).expect("it completes");
-        comm.suspend().expect("it rests");
-        comm.resume().expect("it goes on");
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 8]).expect("memory is allocated");
+        let registered = comm.register(&memory).expect("the memory is registered");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC)
+            .expect("the window is registered")
+            .expect("the fake has windows");
+        drop(PreMulSum::new(&comm, 2.0f32).expect("the reduction is created"));
+        let device =
+            DeviceCommunicator::create(&comm, &DeviceCommRequirements::new()).expect("the device communicator is created");
+        comm.all_reduce(&stream, &send, &mut values, ReduceOp::Sum).expect("the call is enqueued");
+        comm.put_signal(&stream, &memory, Rank::new(0), &window, 0, Signal::default()).expect("the call is enqueued");
+        comm.nccl()
+            .group(|group| group.broadcast_in_place(&comm, &stream, &mut values, Rank::new(0)))
+            .expect("the calls are enqueued");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
+        comm.suspend().expect("the communicator is suspended");
+        comm.resume().expect("the communicator is resumed");
         // SAFETY: no kernel was started.
-        unsafe { device.destroy() }.expect("it is alive");
-        registered.deregister(&stream, DEADLINE).expect("all give it back");
-        window.deregister(&stream, DEADLINE).expect("all give it back");
-        comm.split(Some(0), 0).expect("it splits").expect("a part").finalize(DEADLINE).expect("it ends");
-        comm.revoke().expect("it is revoked");
-        comm.abort(DEADLINE).expect("it ends");
+        unsafe { device.destroy() }.expect("the communicator is live");
+        registered.deregister(&stream, DEADLINE).expect("all ranks unregister");
+        window.deregister(&stream, DEADLINE).expect("all ranks unregister");
+        comm.split(Some(0), 0)
+            .expect("the split succeeds")
+            .expect("the rank is in a new communicator")
+            .finalize(DEADLINE)
+            .expect("the communicator ends");
+        comm.revoke().expect("the revocation succeeds");
+        comm.abort(DEADLINE).expect("the communicator ends");
         let found = lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let one = |call: &str| format!("call={call:?} communicator=1 rank=0 ");
         let many = |call: &str| format!("call={call:?} members=1 ");

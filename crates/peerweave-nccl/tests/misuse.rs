@@ -1,5 +1,5 @@
-//! Tests that misuse of a call is reported before NCCL is called: the exact messages, and the
-//! limits of each version.
+//! Tests that misuse of a call is reported before NCCL is called. Also tests the exact messages,
+//! and the limits of each version.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -16,10 +16,11 @@ use peerweave_nccl::{
 };
 use peerweave_types::F8E4M3;
 
+/// Checks that a call fails with this message, and that NCCL was not called.
 #[track_caller]
 fn says<T: std::fmt::Debug>(result: Result<T, NcclError>, text: &str) {
     let before = counted("collectives");
-    assert_eq!(result.expect_err("it is wrong").to_string(), text);
+    assert_eq!(result.expect_err("the call is invalid").to_string(), text);
     assert_eq!(counted("collectives"), before);
 }
 
@@ -56,7 +57,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.broadcast(stream, None, &mut six_out, Rank::new(0)),
-            "broadcast: the send buffer: missing; this rank is the root and must pass it",
+            "broadcast: the send buffer: missing; this rank is the root and must pass the buffer",
         );
         says(
             comm.broadcast_in_place(stream, &mut six_out, Rank::new(3)),
@@ -64,7 +65,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.reduce(stream, &two, None, ReduceOp::Sum, Rank::new(0)),
-            "reduce: the receive buffer: missing; this rank is the root and must pass it",
+            "reduce: the receive buffer: missing; this rank is the root and must pass the buffer",
         );
         says(comm.gather(stream, &two, Some(&mut four), Rank::new(0)), "gather: the receive buffer has 4 elements, expected 6");
         says(
@@ -103,18 +104,18 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.shrink(&[Rank::new(0)], ShrinkMode::Abort),
-            "shrink: an excluded rank is 0, expected a rank other than the calling ones",
+            "shrink: an excluded rank is 0, expected a rank other than the calling ranks",
         );
         says(comm.split(Some(u32::MAX), 0), "split: the color is 4294967295, expected at most 2147483647");
         says(
             Communicator::split_all(&[(comm, None, 0), (comm, None, 0)], None),
-            "split: the communicators: one communicator is passed twice, expected each once",
+            "split: the communicators: one communicator is passed twice, expected each communicator once",
         );
         says(
             comm.grow(3, None),
             "grow: the number of ranks is 3, expected more than the current number of ranks, and at most 2147483647",
         );
-        assert_eq!((counted("collectives"), comm.sequence()), (calls, 0), "NCCL ask_rendezvous of none");
+        assert_eq!((counted("collectives"), comm.sequence()), (calls, 0), "NCCL was not called");
     });
 }
 
@@ -123,7 +124,10 @@ fn overlapping_buffers_are_misuse() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = floats(&stream, &[0.0; 8]);
-        let (low, mut high) = (memory.slice(0..5).expect("inside"), memory.slice(3..8).expect("inside"));
+        let (low, mut high) = (
+            memory.slice(0..5).expect("the range is inside the memory"),
+            memory.slice(3..8).expect("the range is inside the memory"),
+        );
         let error = comm.all_reduce(&stream, &low, &mut high, ReduceOp::Sum).expect_err("elements 3 and 4 are shared");
         let address = memory.address() + 12;
         assert_eq!(
@@ -132,10 +136,16 @@ fn overlapping_buffers_are_misuse() {
                 "all_reduce: the send buffer and the receive buffer overlap at {address:#x}; use the in-place form of the call"
             )
         );
-        let (low, mut high) = (memory.slice(0..4).expect("inside"), memory.slice(4..8).expect("inside"));
-        comm.all_reduce(&stream, &low, &mut high, ReduceOp::Sum).expect("neighbours are fine");
-        let (mut empty, none) = (memory.slice(2..2).expect("inside"), memory.slice(2..2).expect("inside"));
-        comm.all_reduce(&stream, &none, &mut empty, ReduceOp::Sum).expect("nothing is shared in nothing");
+        let (low, mut high) = (
+            memory.slice(0..4).expect("the range is inside the memory"),
+            memory.slice(4..8).expect("the range is inside the memory"),
+        );
+        comm.all_reduce(&stream, &low, &mut high, ReduceOp::Sum).expect("adjacent buffers do not overlap");
+        let (mut empty, none) = (
+            memory.slice(2..2).expect("the range is inside the memory"),
+            memory.slice(2..2).expect("the range is inside the memory"),
+        );
+        comm.all_reduce(&stream, &none, &mut empty, ReduceOp::Sum).expect("empty buffers do not overlap");
     });
 }
 
@@ -145,19 +155,22 @@ fn gather_checks_receive_buffers_of_ranks_other_than_root() {
         let all = all(2);
         let ((comm, stream), (_, other_stream)) = (&all[0], &all[1]);
         let memory = floats(stream, &[0.0; 6]);
-        let (send, mut shared) = (memory.slice(0..2).expect("inside"), memory.slice(1..5).expect("inside"));
-        // This receive buffer has the root's length, so it is passed to NCCL, which may use its
-        // offset.
+        let (send, mut shared) = (
+            memory.slice(0..2).expect("the range is inside the memory"),
+            memory.slice(1..5).expect("the range is inside the memory"),
+        );
+        // This receive buffer has the length that the root requires. So it is passed to NCCL, which
+        // may use its offset.
         let error = comm.gather(stream, &send, Some(&mut shared), Rank::new(1)).expect_err("element 1 is read and written");
         assert!(error.to_string().contains("overlap at"), "{error}");
         says(
             comm.gather(stream, &send, Some(&mut floats(other_stream, &[0.0; 4])), Rank::new(1)),
             "gather: the receive buffer is on device 1, expected device 0",
         );
-        // A receive buffer of another length is not used.
-        let mut longer = memory.slice(0..5).expect("inside");
-        comm.gather(stream, &send, Some(&mut longer), Rank::new(1)).expect("it is not looked at");
-        comm.abort(DEADLINE).expect("it ends");
+        // A receive buffer of a different length is not passed to NCCL.
+        let mut longer = memory.slice(0..5).expect("the range is inside the memory");
+        comm.gather(stream, &send, Some(&mut longer), Rank::new(1)).expect("the receive buffer is ignored");
+        comm.abort(DEADLINE).expect("the communicator ends");
     });
 }
 
@@ -180,8 +193,11 @@ fn mismatched_devices_streams_and_communicators_are_refused() {
             "all_reduce_in_place: the stream is on device 1, expected device 0",
         );
         says(comm.wait(other_stream, DEADLINE), "wait: the stream is on device 1, expected device 0");
-        let scaled = PreMulSum::new(other, 2.0f32).expect("it is made");
-        let error = comm.all_reduce_in_place(stream, &mut mine, &scaled).expect_err("it is the other's").to_string();
+        let scaled = PreMulSum::new(other, 2.0f32).expect("the reduction is created");
+        let error = comm
+            .all_reduce_in_place(stream, &mut mine, &scaled)
+            .expect_err("the reduction belongs to another communicator")
+            .to_string();
         assert_eq!(error, format!("all_reduce_in_place: the reduction belongs to {}, expected {}", other.name(), comm.name()));
         says(
             PreMulSum::from_device(comm, theirs.clone()),
@@ -199,13 +215,13 @@ fn stream_of_another_context_is_misuse() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
-        let other = context_beside(comm.context()).new_stream().expect("a stream");
-        let why = "the stream: found another context than that of the communicator, expected the primary context for both";
+        let other = context_beside(comm.context()).new_stream().expect("a stream is created");
+        let why = "the stream: the context differs from the communicator's context, expected the primary context for both";
         says(comm.all_reduce_in_place(&other, &mut values, ReduceOp::Sum), &format!("all_reduce_in_place: {why}"));
         says(comm.wait(&other, DEADLINE), &format!("wait: {why}"));
         let grouped = comm.nccl().group(|group| group.all_reduce_in_place(&comm, &other, &mut values, ReduceOp::Sum));
         says(grouped, &format!("all_reduce_in_place: {why}"));
-        let registered = comm.register(&values).expect("it is registered");
+        let registered = comm.register(&values).expect("the memory is registered");
         says(registered.deregister(&other, DEADLINE), &format!("Registration::deregister: {why}"));
     });
 }
@@ -216,11 +232,14 @@ fn per_thread_streams_are_refused_by_every_call() {
         let (comm, stream) = alone();
         let own = comm.context().per_thread_stream();
         let (send, mut recv) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
-        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 4]).expect("memory");
-        let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("it is registered").expect("there are windows");
-        let registered = comm.register(&send).expect("it is registered");
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 4]).expect("memory is allocated");
+        let window = Window::register(&comm, &memory, WindowKind::DEFAULT)
+            .expect("the window is registered")
+            .expect("the fake has windows");
+        let registered = comm.register(&send).expect("the memory is registered");
         let config = CollConfig::new();
-        // The ranks have exchanged the lengths of their windows.
+        // Registering the window has already issued a collective, which exchanges the lengths of
+        // the windows.
         let before = (counted("collectives"), comm.sequence());
         let refused = [
             ("all_reduce", comm.all_reduce(&own, &send, &mut recv, ReduceOp::Sum)),
@@ -241,7 +260,7 @@ fn per_thread_streams_are_refused_by_every_call() {
             let of_driver = matches!(&error, NcclError::Cuda(DriverError::PerThreadStream { call: told }) if *told == call);
             assert!(of_driver, "{call}: {error}");
         }
-        let error = NcclMem::from_slice(comm.nccl(), &own, &[1.0f32; 4]).expect_err("it could not be freed after the copy");
+        let error = NcclMem::from_slice(comm.nccl(), &own, &[1.0f32; 4]).expect_err("per-thread streams are refused");
         assert!(matches!(error, NcclError::Cuda(DriverError::PerThreadStream { .. })), "{error}");
         assert_eq!((counted("collectives"), comm.sequence()), before, "nothing was enqueued");
     });
@@ -251,31 +270,33 @@ fn per_thread_streams_are_refused_by_every_call() {
 fn pending_cudarc_context_errors_are_not_reported() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        // A failing destructor of cudarc leaves its error for the next call of cudarc on any
-        // thread.
+        // A failing destructor of cudarc stores its error in the context. The next call of cudarc
+        // on any thread returns this error.
         let leave = || {
-            let event = comm.context().new_event(None).expect("an event");
+            let event = comm.context().new_event(None).expect("an event is created");
             fail_driver("cuEventDestroy_v2:1=709");
             drop(event);
         };
-        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 4]).expect("memory");
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 4]).expect("memory is allocated");
         leave();
-        let window =
-            Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it is registered").expect("there are windows");
-        let beside = peerweave_driver::PrivateStream::new(comm.context()).expect("a stream");
-        comm.put_signal(&beside, &memory, Rank::new(0), &window, 0, Signal::default()).expect("it is enqueued");
-        window.deregister(&stream, DEADLINE).expect("it is given back");
-        comm.all_reduce_in_place(&stream, &mut memory.slice(0..1).expect("it is inside"), ReduceOp::Sum).expect("it is enqueued");
-        comm.wait(&stream, DEADLINE).expect("it completes");
-        assert!(comm.context().check_err().is_err(), "the error is still there for who asks cudarc");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC)
+            .expect("the window is registered")
+            .expect("the fake has windows");
+        let beside = peerweave_driver::PrivateStream::new(comm.context()).expect("a stream is created");
+        comm.put_signal(&beside, &memory, Rank::new(0), &window, 0, Signal::default()).expect("the call is enqueued");
+        window.deregister(&stream, DEADLINE).expect("the memory is unregistered");
+        comm.all_reduce_in_place(&stream, &mut memory.slice(0..1).expect("the range is inside the memory"), ReduceOp::Sum)
+            .expect("the call is enqueued");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
+        assert!(comm.context().check_err().is_err(), "cudarc still stores the error");
     });
 }
 
 #[test]
 fn invalid_ranks_and_devices_are_misuse() {
     fakes(2).run(|| {
-        let nccl = Nccl::load().expect("the fake is there");
-        let (contexts, id, config) = (contexts(2), nccl.unique_id().expect("an id"), Config::new());
+        let nccl = Nccl::load().expect("the fake library is found");
+        let (contexts, id, config) = (contexts(2), nccl.unique_id().expect("an id is created"), Config::new());
         let twice = [Arc::clone(&contexts[0]), Arc::clone(&contexts[0])];
         let none: [Arc<CudaContext>; 0] = [];
         says(
@@ -330,7 +351,7 @@ fn invalid_ranks_and_devices_are_misuse() {
 #[test]
 fn groups_of_blocking_and_non_blocking_are_refused() {
     fakes(2).run(|| {
-        let nccl = Nccl::load().expect("the fake is there");
+        let nccl = Nccl::load().expect("the fake library is found");
         let contexts = contexts(2);
         let make = |context: &Arc<CudaContext>, config: &Config| {
             Communicator::builder()
@@ -338,7 +359,7 @@ fn groups_of_blocking_and_non_blocking_are_refused() {
                 .config(config.clone())
                 .deadline(DEADLINE)
                 .init_all(std::slice::from_ref(context))
-                .expect("it is made")
+                .expect("the communicator is created")
                 .remove(0)
         };
         let (one, two) =
@@ -359,20 +380,22 @@ fn groups_of_blocking_and_non_blocking_are_refused() {
 fn puts_outside_a_window_are_misuse() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let slice = stream.alloc_zeros::<f32>(8).expect("memory");
-        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory");
-        let error = Window::register(&comm, &slice, WindowKind::DEFAULT).expect_err("it is borrowed").to_string();
+        let slice = stream.alloc_zeros::<f32>(8).expect("memory is allocated");
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory is allocated");
+        let error = Window::register(&comm, &slice, WindowKind::DEFAULT).expect_err("the memory is borrowed").to_string();
         assert!(error.starts_with("Window::register: registered memory is accessed after the call"), "{error}");
-        let error = Window::register(&comm, &memory.slice(1..8).expect("inside"), WindowKind::DEFAULT)
-            .expect_err("4 bytes in")
+        let error = Window::register(&comm, &memory.slice(1..8).expect("the range is inside the memory"), WindowKind::DEFAULT)
+            .expect_err("the address is not aligned")
             .to_string();
         assert!(error.ends_with("expected a multiple of 4096"), "{error}");
         says(
-            Window::register(&comm, &memory.slice(0..0).expect("inside"), WindowKind::DEFAULT),
+            Window::register(&comm, &memory.slice(0..0).expect("the range is inside the memory"), WindowKind::DEFAULT),
             "Window::register: the memory has 0 elements, expected at least 1",
         );
-        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("the fake has windows");
-        let source = memory.slice(0..4).expect("inside");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC)
+            .expect("the registration succeeds")
+            .expect("the fake has windows");
+        let source = memory.slice(0..4).expect("the range is inside the memory");
         says(
             comm.put_signal(&stream, &source, Rank::new(0), &window, 5, Signal::default()),
             "put_signal: the peer's window has 8 elements, expected at least 9",
@@ -402,10 +425,10 @@ fn puts_outside_a_window_are_misuse() {
             clone.deregister(&stream, DEADLINE),
             "Window::deregister: a clone, a recorded call or a captured graph still uses the window",
         );
-        let other = comm.split(Some(0), 0).expect("it splits").expect("a part");
+        let other = comm.split(Some(0), 0).expect("the split succeeds").expect("the rank is in a new communicator");
         let error = other
             .put_signal(&stream, &source, Rank::new(0), &window, 0, Signal::default())
-            .expect_err("it is the other's")
+            .expect_err("the window belongs to another communicator")
             .to_string();
         assert_eq!(error, format!("put_signal: the window belongs to {}, expected {}", comm.name(), other.name()));
     });
@@ -422,8 +445,8 @@ fn needs<T: std::fmt::Debug>(result: Result<T, NcclError>, what: &str, since: &s
 fn integers_of_16_bits_are_misuse_in_every_kind_of_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let mut signed = DeviceMemory::from_slice(&stream, &[-1i16, 2]).expect("memory");
-        let mut unsigned = DeviceMemory::from_slice(&stream, &[1u16, 2]).expect("memory");
+        let mut signed = DeviceMemory::from_slice(&stream, &[-1i16, 2]).expect("memory is allocated");
+        let mut unsigned = DeviceMemory::from_slice(&stream, &[1u16, 2]).expect("memory is allocated");
         let (signed_in, unsigned_in) = (signed.clone(), unsigned.clone());
         let text = |call: &str| format!("{call}: NCCL has no 16-bit integers");
         says(comm.all_reduce(&stream, &signed_in, &mut signed, ReduceOp::Sum), &text("all_reduce"));
@@ -432,10 +455,10 @@ fn integers_of_16_bits_are_misuse_in_every_kind_of_call() {
         says(comm.all_gather(&stream, &unsigned_in, &mut unsigned), &text("all_gather"));
         says(comm.all_to_all(&stream, &unsigned_in, &mut unsigned), &text("all_to_all"));
         says(PreMulSum::new(&comm, 3i16).map(drop), &text("PreMulSum::new"));
-        // Their bytes can be moved.
-        let mut bytes = DeviceMemory::from_slice(&stream, &[1u8, 2, 3, 4]).expect("memory");
-        comm.broadcast_in_place(&stream, &mut bytes, Rank::new(0)).expect("bytes are bytes");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        // The elements can be transferred as bytes.
+        let mut bytes = DeviceMemory::from_slice(&stream, &[1u8, 2, 3, 4]).expect("memory is allocated");
+        comm.broadcast_in_place(&stream, &mut bytes, Rank::new(0)).expect("bytes can be transferred");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
     });
 }
 
@@ -451,13 +474,13 @@ fn library_of_2_19_reports_missing_features() {
             "2.31.0",
         );
         needs(nccl.simulate(|_| Ok(())), "SimInfo (ncclSimInfo_t)", "2.22.3");
-        let id = nccl.unique_id().expect("an id");
+        let id = nccl.unique_id().expect("an id is created");
         let scalable =
             Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank_scalable(comm.context(), 1, &[id], Rank::new(0));
         needs(scalable, "ncclCommInitRankScalable", "2.23.4");
-        let mut bytes = DeviceMemory::from_slice(&stream, &[F8E4M3::from_bits(1)]).expect("memory");
+        let mut bytes = DeviceMemory::from_slice(&stream, &[F8E4M3::from_bits(1)]).expect("memory is allocated");
         needs(comm.all_reduce_in_place(&stream, &mut bytes, ReduceOp::Sum), "ncclFloat8e4m3", "2.24.3");
-        comm.broadcast_in_place(&stream, &mut bytes, Rank::new(0)).expect("bytes are bytes");
+        comm.broadcast_in_place(&stream, &mut bytes, Rank::new(0)).expect("bytes can be transferred");
         needs(Window::register(&comm, &values, WindowKind::DEFAULT), "ncclCommWindowRegister", "2.27.3");
         needs(comm.revoke(), "ncclCommRevoke", "2.28.7");
         needs(comm.suspend(), "ncclCommSuspend", "2.29.7");
@@ -476,7 +499,7 @@ fn library_of_2_19_reports_missing_features() {
             .deadline(Duration::from_secs(5))
             .init_all(&contexts(1));
         needs(named, "Config::name (ncclConfig_t.commName)", "2.27.0");
-        comm.wait(&stream, DEADLINE).expect("what was enqueued completes");
+        comm.wait(&stream, DEADLINE).expect("the enqueued work completes");
     });
 }
 
@@ -484,21 +507,21 @@ fn library_of_2_19_reports_missing_features() {
 fn only_one_signal_exists_before_2_31() {
     fakes_of(1, "2.30.7").run(|| {
         let (comm, stream) = alone();
-        comm.signal(&stream, Rank::new(0), Signal::default()).expect("it is enqueued");
+        comm.signal(&stream, Rank::new(0), Signal::default()).expect("the call is enqueued");
         let first = SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 1 };
-        comm.wait_signal(&stream, &[first]).expect("it is enqueued");
-        comm.wait(&stream, DEADLINE).expect("it has come");
+        comm.wait_signal(&stream, &[first]).expect("the call is enqueued");
+        comm.wait(&stream, DEADLINE).expect("the signal arrives");
         for signal in [Signal { index: 1, context: 0 }, Signal { index: 0, context: 1 }] {
             for result in
                 [comm.signal(&stream, Rank::new(0), signal), comm.wait_signal(&stream, &[SignalWait { signal, ..first }])]
             {
-                let error = result.expect_err("NCCL would refuse it");
+                let error = result.expect_err("NCCL 2.30 has only the first signal");
                 let since =
                     matches!(&error, NcclError::Unsupported(unsupported) if unsupported.since == Some(Version::new(2, 31, 0)));
                 assert!(since, "{error}");
             }
         }
-        comm.signal(&stream, Rank::new(0), Signal::default()).expect("NCCL was not asked, and goes on");
+        comm.signal(&stream, Rank::new(0), Signal::default()).expect("NCCL was not called and still works");
     });
 }
 
@@ -514,7 +537,7 @@ fn options_and_calls_need_their_versions() {
         fakes_of(1, version).run(|| {
             let (comm, stream) = alone();
             let mut values = floats(&stream, &[1.0; 3]);
-            let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 4]).expect("2.22 has it");
+            let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 4]).expect("NCCL 2.22 allocates memory");
             assert_eq!(Window::register(&comm, &memory, WindowKind::DEFAULT).is_ok(), has_window, "{version}");
             let config = CollConfig::new().max_ctas(4);
             assert_eq!(
@@ -522,7 +545,7 @@ fn options_and_calls_need_their_versions() {
                 has_config,
                 "{version}"
             );
-            comm.wait(&stream, DEADLINE).expect("what was enqueued completes");
+            comm.wait(&stream, DEADLINE).expect("the enqueued work completes");
             assert_eq!(comm.revoke().is_ok(), has_revoke, "{version}");
         });
     }
@@ -531,7 +554,7 @@ fn options_and_calls_need_their_versions() {
 #[test]
 fn every_entry_point_without_nccl_is_an_error() {
     peerweave_fakes::Fakes::new().cuda().env("PEERWEAVE_NCCL_PATH", "/no/such/place").run(|| {
-        let error = Nccl::load().expect_err("there is none");
+        let error = Nccl::load().expect_err("there is no library");
         assert!(matches!(error, NcclError::Load(_)), "{error}");
         assert!(error.to_string().contains("/no/such/place"), "{error}");
         assert!(matches!(Communicator::abort_all(DEADLINE), Ok(0)));
@@ -543,7 +566,7 @@ fn every_entry_point_without_nccl_is_an_error() {
 fn reduction_that_nccl_lacks_is_an_error_before_the_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let mut values = DeviceMemory::from_slice(&stream, &[1u32]).expect("memory");
+        let mut values = DeviceMemory::from_slice(&stream, &[1u32]).expect("memory is allocated");
         for op in [ReduceOp::And, ReduceOp::Or, ReduceOp::Xor, ReduceOp::PreMulSum] {
             says(
                 comm.all_reduce_in_place(&stream, &mut values, op),

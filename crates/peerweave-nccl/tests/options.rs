@@ -1,7 +1,7 @@
-//! Tests that every option of a communicator and of a call reaches a library that supports it, and
-//! is an error with one that does not.
+//! Tests that every option of a communicator and of a call reaches a library that supports the
+//! option, and is an error with an older library.
 //!
-//! Unit tests check the layouts of the structs; the effects of options are NCCL's.
+//! Unit tests check the layouts of the structs. The effects of options inside NCCL are not tested.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -16,17 +16,18 @@ use peerweave_nccl::{
     VendorOption, VendorValue, Version,
 };
 
+/// Variable with the path of the fake's log.
 const LOG: &str = "PEERWEAVE_FAKE_NCCL_LOG";
 
-/// Returns the lines of the fake's log, from a position on, that contain a text.
+/// Returns the rest of each line of the fake's log that contains `part`, after `part`.
 fn logged(part: &str) -> Vec<String> {
-    let path = PathBuf::from(std::env::var_os(LOG).expect("set by the parent"));
-    let text = std::fs::read_to_string(path).expect("the fake's log");
+    let path = PathBuf::from(std::env::var_os(LOG).expect("the parent has set the variable"));
+    let text = std::fs::read_to_string(path).expect("the fake's log can be read");
     text.lines().filter_map(|line| line.find(part).map(|at| line[at + part.len()..].to_owned())).collect()
 }
 
-/// Returns each option separately, with its text in the fake's log, and the version that introduced
-/// it.
+/// Returns each option in a separate configuration, with the option's text in the fake's log, and
+/// the version that introduced the option.
 fn options() -> Vec<(Config, &'static str, &'static str)> {
     let new = Config::new;
     vec![
@@ -34,13 +35,13 @@ fn options() -> Vec<(Config, &'static str, &'static str)> {
         (new().cga_cluster_size(2), "cgaClusterSize=2", "2.17.1"),
         (new().max_ctas(8), "maxCTAs=8", "2.17.1"),
         (new().net_name("Socket"), "netName=Socket", "2.17.1"),
-        // SAFETY: no children are made.
+        // SAFETY: no children are created.
         (unsafe { new().split_share(Switch::On) }, "splitShare=1", "2.18.1"),
         (new().traffic_class(3), "trafficClass=3", "2.26.2"),
         (new().name("layer 1"), "commName=layer 1", "2.27.3"),
         (new().collnet_enable(Switch::Off), "collnetEnable=0", "2.27.3"),
         (new().cta_policy(CtaPolicy::Efficiency), "CTAPolicy=1", "2.27.3"),
-        // SAFETY: no children are made.
+        // SAFETY: no children are created.
         (unsafe { new().shrink_share(Switch::On) }, "shrinkShare=1", "2.27.3"),
         (new().nvls_ctas(4), "nvlsCTAs=4", "2.27.3"),
         (new().cta_policy(CtaPolicy::Zero), "CTAPolicy=2", "2.28.3"),
@@ -60,18 +61,18 @@ fn options() -> Vec<(Config, &'static str, &'static str)> {
 
 #[test]
 fn options_reach_only_libraries_that_support_them() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory is created");
     for version in ["2.19.3", "2.26.5", "2.27.7", "2.28.9", "2.29.7", "2.30.7", "2.31.2", "2.32.3"] {
         fakes_of(1, version).env(LOG, directory.path().join(version)).run(|| {
-            let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(1));
+            let (nccl, contexts) = (Nccl::load().expect("the fake library is found"), contexts(1));
             for (config, shown, since) in options() {
                 let made = Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&contexts);
                 let seen = logged(" config ");
-                if nccl.version().at_least(since.parse().expect("a version")) {
+                if nccl.version().at_least(since.parse().expect("the version is valid")) {
                     made.unwrap_or_else(|error| panic!("{shown}: {error}"));
                     assert!(seen.last().is_some_and(|seen| seen.contains(shown)), "{shown}: {seen:?}");
                 } else {
-                    let error = made.expect_err("the library does not know it");
+                    let error = made.expect_err("the library lacks the option");
                     assert!(matches!(error, NcclError::Unsupported(_)), "{shown}: {error}");
                     assert!(!seen.iter().any(|seen| seen.contains(shown)), "{shown}: {seen:?}");
                 }
@@ -82,9 +83,9 @@ fn options_reach_only_libraries_that_support_them() {
 
 #[test]
 fn all_options_reach_the_library_and_split_communicators() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
-        // SAFETY: nothing is shared.
+        // SAFETY: the children share no resources.
         let all = unsafe { Config::new().split_share(Switch::Off) }
             .blocking(Switch::Off)
             .cga_cluster_size(1)
@@ -93,15 +94,15 @@ fn all_options_reach_the_library_and_split_communicators() {
             .name("all")
             .num_rma_ctx(2);
         let made = Communicator::builder()
-            .nccl(Nccl::load().expect("the fake is there"))
+            .nccl(Nccl::load().expect("the fake library is found"))
             .config(all.clone())
             .deadline(DEADLINE)
             .init_all(&contexts(1));
-        let comm = made.expect("all are known").remove(0);
+        let comm = made.expect("all options are supported").remove(0);
         let expected = "blocking=0 cgaClusterSize=1 minCTAs=1 maxCTAs=8 splitShare=0 commName=all numRmaCtx=2";
         assert_eq!(logged(" config "), [expected]);
         let child = Communicator::split_all(&[(&comm, Some(0), 0)], Some(&Config::new().max_ctas(4).name("half")));
-        assert_eq!(child.expect("it splits")[0].as_ref().and_then(|child| child.name().name.as_deref()), Some("half"));
+        assert_eq!(child.expect("the split succeeds")[0].as_ref().and_then(|child| child.name().name.as_deref()), Some("half"));
         assert_eq!(logged(" config ")[1], "blocking=0 maxCTAs=4 commName=half");
     });
 }
@@ -130,7 +131,7 @@ fn call_options() -> Vec<(CollConfig, &'static str)> {
 
 #[test]
 fn options_of_a_call_reach_the_library() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[2.0]);
@@ -138,9 +139,12 @@ fn options_of_a_call_reach_the_library() {
             comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect(shown);
             assert_eq!(logged("collective config ").last().map(String::as_str), Some(shown));
         }
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
         let forced = CollConfig::new().algorithms("none such");
-        let error = comm.with(&forced).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("it is forced");
+        let error = comm
+            .with(&forced)
+            .all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)
+            .expect_err("the algorithm is unavailable");
         assert_eq!(error.code().map(|code| code.get()), Some(5), "{error}");
     });
 }
@@ -149,7 +153,7 @@ fn options_of_a_call_reach_the_library() {
 fn launch_completion_event_needs_2_32() {
     fakes_of(1, "2.31.2").run(|| {
         let (comm, stream) = alone();
-        let event = Arc::new(comm.context().new_event(None).expect("an event"));
+        let event = Arc::new(comm.context().new_event(None).expect("an event is created"));
         let config = CollConfig::new().launch_completion_event(event);
         let error = comm.with(&config).all_reduce_in_place(&stream, &mut floats(&stream, &[1.0]), ReduceOp::Sum);
         assert!(matches!(error, Err(NcclError::Unsupported(error)) if error.since == Some(Version::new(2, 32, 0))));

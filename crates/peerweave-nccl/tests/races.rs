@@ -1,7 +1,7 @@
-//! Tests of calls that end a communicator concurrently with each other or with other calls: NCCL
-//! never gets a freed handle.
+//! Tests of calls that end a communicator concurrently with other calls. NCCL must never get a
+//! freed handle.
 //!
-//! Unit tests check the guarantees of the gate for single orders of steps.
+//! Unit tests of `state.rs` check the guarantees of the gate.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -31,11 +31,11 @@ fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclE
         barrier.wait();
         if round % 2 == 0 {
             let finalized = comm.clone().finalize(DEADLINE);
-            assert!(!matches!(finalized, Err(NcclError::Nccl(_))), "round {round}: NCCL was asked to finalize what was revoked");
-            end(round, comm, revoking.join().expect("no panic").and(finalized));
+            assert!(!matches!(finalized, Err(NcclError::Nccl(_))), "round {round}: a revoked communicator was finalized in NCCL");
+            end(round, comm, revoking.join().expect("the thread does not panic").and(finalized));
         } else {
-            comm.abort(DEADLINE).expect("it is aborted");
-            end(round, comm, revoking.join().expect("no panic"));
+            comm.abort(DEADLINE).expect("the abort succeeds");
+            end(round, comm, revoking.join().expect("the thread does not panic"));
         }
     }
 }
@@ -51,11 +51,11 @@ fn finalize_and_abort_exclude_revoke() {
                     result.is_err() && (state.contains("Revoked") || state.contains("Finalized")),
                     "{round}: {state}, {result:?}"
                 ),
-                _ => assert!(state.contains("Aborted"), "round {round}: {state}: what was aborted stays so"),
+                _ => assert!(state.contains("Aborted"), "round {round}: {state}: an aborted communicator stays aborted"),
             }
             if state.contains("Revoked") { revoked += 1 } else { late += 1 }
         });
-        assert!(revoked > 0 && late > 0, "{revoked} and {late}: the race was not run");
+        assert!(revoked > 0 && late > 0, "{revoked} revoked, {late} ended: the threads did not race");
         nothing_is_left();
     });
 }
@@ -65,22 +65,25 @@ fn revoked_state_survives_a_failed_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0; 4]);
-        // NCCL's own thread is slow before it launches. It then fails, as it does after a
+        // The thread of NCCL is slow before it launches the work. The launch then fails, as after a
         // revocation.
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
         fail_driver("cuStreamIsCapturing:2=400ms,cuLaunchHostFunc:1=999");
         let other = comm.clone();
         let calling = std::thread::spawn(move || other.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum));
         peerweave_fakes::wait_until_entered("cuStreamIsCapturing", before + 2);
-        assert!(!calling.is_finished(), "it is in progress");
-        comm.revoke().expect("it is revoked");
-        assert!(calling.join().expect("no panic").is_err());
+        assert!(!calling.is_finished(), "the call is in progress");
+        comm.revoke().expect("the revocation succeeds");
+        assert!(calling.join().expect("the thread does not panic").is_err());
         let error = comm.all_reduce_in_place(
             &comm.context().default_stream(),
             &mut floats(&comm.context().default_stream(), &[1.0]),
             ReduceOp::Sum,
         );
-        assert!(matches!(error, Err(NcclError::Dead { state: DeadState::Revoked, .. })), "{error:?}: it can still be split");
+        assert!(
+            matches!(error, Err(NcclError::Dead { state: DeadState::Revoked, .. })),
+            "{error:?}: a revoked communicator stays revoked"
+        );
     });
 }
 
@@ -118,9 +121,9 @@ fn abort_frees_only_after_a_looping_caller_has_left() {
                 std::thread::yield_now();
             }
             (0..round % 61 * 20).for_each(|_| std::hint::spin_loop());
-            comm.abort(DEADLINE).expect("it is aborted");
+            comm.abort(DEADLINE).expect("the abort succeeds");
             for ended in loops {
-                let error = ended.join().expect("no panic");
+                let error = ended.join().expect("the thread does not panic");
                 assert!(matches!(error, NcclError::Dead { state: DeadState::Aborted, .. }), "round {round}: {error}");
             }
         }

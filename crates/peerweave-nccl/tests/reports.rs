@@ -1,5 +1,5 @@
-//! Tests of the reports among ranks over the rendezvous after a timeout: ranks that are behind,
-//! lost ranks, and no outdated reports.
+//! Tests of the reports that ranks exchange over the rendezvous after a timeout. Reports name ranks
+//! that are behind and lost ranks, and outdated reports are ignored.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -16,9 +16,10 @@ use peerweave_nccl::{Communicator, Nccl, NcclError, OnExpiry, Rank, ReduceOp, Ti
 
 fn join(child: &Child) -> (Communicator, Arc<Rendezvous>, Arc<CudaStream>) {
     let rendezvous = rendezvous(child);
-    let (nccl, context) = (Nccl::load().expect("the fake is there"), device(child.rank));
-    let comm = Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous).expect("all come");
-    let stream = context.new_stream().expect("a stream");
+    let (nccl, context) = (Nccl::load().expect("the fake library is found"), device(child.rank));
+    let comm =
+        Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous).expect("all ranks join");
+    let stream = context.new_stream().expect("a stream is created");
     (comm, rendezvous, stream)
 }
 
@@ -34,15 +35,15 @@ fn ranks_report_their_positions_to_each_other() {
     fakes(3).run_many(3, |child| {
         let (comm, rendezvous, stream) = join(&child);
         let mut buffer = floats(&stream, &[1.0]);
-        comm.broadcast_in_place(&stream, &mut buffer, Rank::new(0)).expect("it is enqueued");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        comm.broadcast_in_place(&stream, &mut buffer, Rank::new(0)).expect("the call is enqueued");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
         if child.rank == 2 {
-            // Rank 1 never calls the all-reduce, but reports its position.
-            comm.report().expect("the rendezvous is there");
-            rendezvous.barrier("the others have given up").expect("they come");
+            // This rank never calls the all-reduce, but reports its position.
+            comm.report().expect("the rendezvous is reachable");
+            rendezvous.barrier("all other ranks have timed out").expect("all ranks arrive");
         } else {
-            comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
-            let error = comm.wait(&stream, Duration::from_millis(500)).expect_err("rank 2 does not come");
+            comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the call is enqueued");
+            let error = comm.wait(&stream, Duration::from_millis(500)).expect_err("rank 2 does not join");
             let text = error.to_string();
             let timeout = timeout(Err(error));
             assert_eq!(
@@ -51,7 +52,7 @@ fn ranks_report_their_positions_to_each_other() {
             );
             assert!(text.contains("rank 2 did not arrive"), "{text}");
             assert!(text.contains("rank 2 last issued broadcast_in_place (call 1)"), "{text}");
-            rendezvous.barrier("the others have given up").expect("they come");
+            rendezvous.barrier("all other ranks have timed out").expect("all ranks arrive");
         }
     });
 }
@@ -63,19 +64,19 @@ fn late_rank_is_not_missing_in_the_next_call() {
         let (comm, rendezvous, stream) = join(&child);
         let mut buffer = floats(&stream, &[1.0]);
         if child.rank == 1 {
-            comm.report().expect("the rendezvous is there");
-            rendezvous.barrier("rank 0 has waited in vain").expect("all come");
+            comm.report().expect("the rendezvous is reachable");
+            rendezvous.barrier("the wait of rank 0 has timed out").expect("all ranks arrive");
         }
-        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
+        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the call is enqueued");
         if child.rank == 0 {
             let first = timeout(comm.wait_with(&stream, Duration::from_millis(200), OnExpiry::LeaveAlone));
             assert_eq!((first.sequence, first.missing.as_slice()), (Some(1), &[Rank::new(1)][..]));
-            rendezvous.barrier("rank 0 has waited in vain").expect("all come");
+            rendezvous.barrier("the wait of rank 0 has timed out").expect("all ranks arrive");
         }
-        comm.wait_with(&stream, DEADLINE, OnExpiry::LeaveAlone).expect("rank 1 came after all");
-        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
-        rendezvous.barrier("both have issued it").expect("all come");
-        // Rank 1's earlier report is still stored when rank 0 first looks.
+        comm.wait_with(&stream, DEADLINE, OnExpiry::LeaveAlone).expect("rank 1 joins late");
+        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the call is enqueued");
+        rendezvous.barrier("both ranks have issued the call").expect("all ranks arrive");
+        // The earlier report of rank 1 is still stored when rank 0 reads the reports.
         let patience = Duration::from_millis(100 + 250 * child.rank as u64);
         let second = timeout(comm.wait_with(&stream, patience, OnExpiry::LeaveAlone));
         assert_eq!((second.sequence, second.missing.as_slice()), (Some(2), &[][..]), "{second}");
@@ -83,8 +84,8 @@ fn late_rank_is_not_missing_in_the_next_call() {
             second.reports.iter().map(|report| (report.rank, report.sequence)).collect::<Vec<_>>(),
             [(Rank::new(1 - child.rank as u32), 2)]
         );
-        comm.abort(DEADLINE).expect("it ends");
-        rendezvous.barrier("the end").expect("all come");
+        comm.abort(DEADLINE).expect("the communicator ends");
+        rendezvous.barrier("the end").expect("all ranks arrive");
     });
 }
 
@@ -92,14 +93,18 @@ fn late_rank_is_not_missing_in_the_next_call() {
 fn rendezvous_does_not_report_ranks_that_joined_by_id() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce").run_many(1, |child| {
         let (comm, _rendezvous, _) = join(&child);
-        let (nccl, id) = (comm.nccl(), comm.grow_id().expect("an id"));
+        let (nccl, id) = (comm.nccl(), comm.grow_id().expect("an id is created"));
         let wait = |comm: Communicator| {
-            let stream = comm.context().new_stream().expect("a stream");
-            comm.all_reduce_in_place(&stream, &mut floats(&stream, &[1.0]), ReduceOp::Sum).expect("it is enqueued");
+            let stream = comm.context().new_stream().expect("a stream is created");
+            comm.all_reduce_in_place(&stream, &mut floats(&stream, &[1.0]), ReduceOp::Sum).expect("the call is enqueued");
             let expired = timeout(comm.wait_with(&stream, Duration::from_millis(100), OnExpiry::LeaveAlone));
-            assert_eq!((expired.missing.as_slice(), expired.reports.len()), (&[][..], 0), "nothing is known of them");
-            assert_eq!(comm.report().expect("there is nobody to tell"), []);
-            comm.abort(DEADLINE).expect("it ends");
+            assert_eq!(
+                (expired.missing.as_slice(), expired.reports.len()),
+                (&[][..], 0),
+                "the positions of ranks that joined by id are unknown"
+            );
+            assert_eq!(comm.report().expect("no rendezvous is an empty report"), []);
+            comm.abort(DEADLINE).expect("the communicator ends");
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -108,10 +113,10 @@ fn rendezvous_does_not_report_ranks_that_joined_by_id() {
                         .nccl(nccl)
                         .deadline(DEADLINE)
                         .join(&device(1), 2, &id, Rank::new(1))
-                        .expect("all come"),
+                        .expect("all ranks join"),
                 )
             });
-            wait(comm.grow(2, Some(&id)).expect("all come"));
+            wait(comm.grow(2, Some(&id)).expect("all ranks join"));
         });
     });
 }
@@ -130,12 +135,12 @@ fn loss_detected_first_by_nccl_names_the_rank() {
 
 fn dies_while_the_others_make_it(child: &Child, deadline: Duration) {
     if child.rank == 1 {
-        // SAFETY: this process has one thread yet, but for the harness's, which the fork does not
-        // need; nothing was loaded.
+        // SAFETY: besides the harness, whose threads the child does not need, this process has one
+        // thread. No library was loaded.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let rendezvous = rendezvous(child);
-            rendezvous.exchange("peerweave-nccl/unique-id", b"").expect("both exchange");
+            rendezvous.exchange("peerweave-nccl/unique-id", b"").expect("both ranks exchange");
             // SAFETY: the call accesses no memory, and ends the process.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
@@ -144,7 +149,7 @@ fn dies_while_the_others_make_it(child: &Child, deadline: Duration) {
         return;
     }
     let rendezvous = rendezvous(child);
-    let (nccl, start) = (Nccl::load().expect("the fake is there"), Instant::now());
+    let (nccl, start) = (Nccl::load().expect("the fake library is found"), Instant::now());
     let made = Communicator::builder().nccl(nccl).deadline(deadline).from_rendezvous(&device(0), &rendezvous);
     let error = made.expect_err("rank 1 is dead");
     assert!(matches!(error, NcclError::Bootstrap { .. }) && error.to_string().contains("PE 1"), "{error}");

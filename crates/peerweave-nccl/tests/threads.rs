@@ -1,4 +1,4 @@
-//! Tests of threads that share a communicator or the process: their calls exclude each other.
+//! Tests of threads that share a communicator: calls of different threads exclude each other.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -27,9 +27,9 @@ fn threads_share_a_communicator() {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let stream = comm.context().new_stream().expect("a stream");
+                    let stream = comm.context().new_stream().expect("a stream is created");
                     for _ in 0..200 {
-                        assert_eq!(sum(&comm, &stream).expect("it works"), 1.0);
+                        assert_eq!(sum(&comm, &stream).expect("the all-reduce succeeds"), 1.0);
                     }
                 });
             }
@@ -40,8 +40,8 @@ fn threads_share_a_communicator() {
 
 #[test]
 fn queries_of_several_threads_never_overlap_a_call() {
-    // The fake ends the process where two threads are in calls on a communicator that does not
-    // block.
+    // The fake ends the process if two threads call it on one non-blocking communicator at the same
+    // time.
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let done = AtomicBool::new(false);
@@ -50,12 +50,12 @@ fn queries_of_several_threads_never_overlap_a_call() {
                 scope.spawn(|| {
                     while !done.load(Ordering::Acquire) {
                         assert!(matches!(comm.async_error(), Ok(None | Some(ResultCode::IN_PROGRESS))));
-                        comm.wait(&stream, DEADLINE).expect("it completes");
+                        comm.wait(&stream, DEADLINE).expect("the work completes");
                     }
                 });
             }
             for _ in 0..200 {
-                assert_eq!(sum(&comm, &stream).expect("it works"), 1.0);
+                assert_eq!(sum(&comm, &stream).expect("the all-reduce succeeds"), 1.0);
             }
             done.store(true, Ordering::Release);
         });
@@ -76,16 +76,19 @@ fn tracing_subscriber_may_use_communicators() {
         fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
         fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
         fn event(&self, _: &tracing::Event<'_>) {
-            Nccl::load().expect("the fake is there");
-            Communicator::abort_all(DEADLINE).expect("those that are there end");
+            Nccl::load().expect("the fake library is found");
+            Communicator::abort_all(DEADLINE).expect("all existing communicators end");
         }
         fn enter(&self, _: &tracing::span::Id) {}
         fn exit(&self, _: &tracing::span::Id) {}
     }
     fakes(1).run(|| {
         tracing::subscriber::with_default(Nosy, || {
-            let made = Communicator::builder().nccl(Nccl::load().expect("the fake")).deadline(DEADLINE).init_all(&contexts(1));
-            assert_eq!(state_of(made.expect("it is made").remove(0).abort(DEADLINE)), DeadState::Aborted);
+            let made = Communicator::builder()
+                .nccl(Nccl::load().expect("the fake library is found"))
+                .deadline(DEADLINE)
+                .init_all(&contexts(1));
+            assert_eq!(state_of(made.expect("the communicator is created").remove(0).abort(DEADLINE)), DeadState::Aborted);
         });
         nothing_is_left();
     });
@@ -93,7 +96,7 @@ fn tracing_subscriber_may_use_communicators() {
 
 #[test]
 fn waiter_enters_before_a_caller_in_a_loop() {
-    // A call queries four statistics, and the next call follows at once.
+    // Each call queries four statistics, and the next call follows immediately.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=5").run(|| {
         let (comm, _) = alone();
         let (calls, is_done) = (AtomicU32::new(0), AtomicBool::new(false));
@@ -101,7 +104,7 @@ fn waiter_enters_before_a_caller_in_a_loop() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_done.load(Ordering::Acquire) {
-                    comm.mem_stats().expect("it is asked");
+                    comm.mem_stats().expect("the query succeeds");
                     calls.fetch_add(1, Ordering::AcqRel);
                 }
             });
@@ -111,13 +114,14 @@ fn waiter_enters_before_a_caller_in_a_loop() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 let before = calls.load(Ordering::Acquire);
-                comm.properties().expect("its turn comes");
+                comm.properties().expect("the waiter enters");
                 passed.push(calls.load(Ordering::Acquire) - before);
             }
             is_done.store(true, Ordering::Release);
         });
-        // Ignores one or two rounds in which the system suspended this thread.
+        // Ignores the two largest numbers, because the system may have suspended this thread in
+        // these rounds.
         passed.sort_unstable();
-        assert!(passed[passed.len() - 3] <= 3, "{passed:?} calls came before who waited: one each, or two");
+        assert!(passed[passed.len() - 3] <= 3, "{passed:?} calls entered before the waiter, expected at most 3 in a round");
     });
 }

@@ -1,5 +1,5 @@
 //! Tests of the deadlines of blocked calls and of enqueued work: the communicator is aborted, the
-//! error names the ranks that are behind, and other communicators continue.
+//! error names the ranks that are behind, and other communicators are not affected.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -15,14 +15,14 @@ use peerweave_nccl::{Communicator, CommunicatorBuilder, Config, DeadState, Nccl,
 /// Deadline of waits that must time out.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Deadline of waits that succeed within milliseconds, also on a busy machine.
+/// Deadline of calls that succeed within milliseconds, also on a busy machine.
 const PATIENT: Duration = Duration::from_secs(2);
 
-/// Time within which late work ends after its deadline: the other ranks are queried, and an abort
-/// waits for a thread that may leave by itself.
+/// Time within which late work ends. The time includes the query of the other ranks, and the wait
+/// of the abort for threads inside NCCL.
 const LATE: Duration = Duration::from_secs(6);
 
-/// Returns a machine on which a first collective waits inside NCCL for all ranks.
+/// Returns a fake machine on which the first collective waits inside NCCL for all ranks.
 fn connecting(devices: usize) -> peerweave_fakes::Fakes {
     fakes(devices).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1")
 }
@@ -49,12 +49,12 @@ fn stuck_call_ends_at_its_deadline_and_names_late_ranks() {
                     comm.set_deadline(SHORT);
                     let mut values = floats(&stream, &[1.0]);
                     let start = Instant::now();
-                    let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("rank 1 does not come");
+                    let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("rank 1 does not join");
                     assert!((SHORT..LATE).contains(&start.elapsed()), "{mode:?}: {:?}", start.elapsed());
                     assert_eq!(missing(&error), [Rank::new(1)], "{mode:?}");
                     assert!(error.to_string().starts_with("all_reduce_in_place (call 1) on communicator"), "{error}");
                     assert_eq!(state_of(sum(&comm, &stream)), DeadState::Aborted);
-                    assert_eq!(sum(&bystander, &beside).expect("it is another communicator"), 1.0);
+                    assert_eq!(sum(&bystander, &beside).expect("the other communicator still works"), 1.0);
                 }
                 is_over.wait();
             });
@@ -66,19 +66,20 @@ fn stuck_call_ends_at_its_deadline_and_names_late_ranks() {
 #[test]
 fn deadline_of_a_stuck_group_aborts_all_of_its_ranks() {
     connecting(3).run(|| {
-        let nccl = Nccl::load().expect("the fake is there");
-        let (id, contexts) = (nccl.unique_id().expect("an id"), contexts(3));
+        let nccl = Nccl::load().expect("the fake library is found");
+        let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(3));
         let is_over = Barrier::new(2);
         std::thread::scope(|scope| {
             let other = &contexts[2];
             scope.spawn(|| {
-                let comm = builder(nccl).init_rank(other, 3, &id, Rank::new(2)).expect("all come");
+                let comm = builder(nccl).init_rank(other, 3, &id, Rank::new(2)).expect("all ranks join");
                 is_over.wait();
-                comm.abort(DEADLINE).expect("it ends");
+                comm.abort(DEADLINE).expect("the communicator ends");
             });
             let members = [0, 1].map(|rank| (Arc::clone(&contexts[rank]), Rank::new(rank as u32)));
-            let made = builder(nccl).init_ranks(&members, 3, &id).expect("all come");
-            let mine: Vec<_> = made.into_iter().map(|comm| (comm.context().new_stream().expect("a stream"), comm)).collect();
+            let made = builder(nccl).init_ranks(&members, 3, &id).expect("all ranks join");
+            let mine: Vec<_> =
+                made.into_iter().map(|comm| (comm.context().new_stream().expect("a stream is created"), comm)).collect();
             let mut buffers: Vec<_> = mine.iter().map(|(stream, _)| floats(stream, &[1.0])).collect();
             mine[0].1.set_deadline(Duration::from_millis(100));
             mine[1].1.set_deadline(SHORT);
@@ -89,8 +90,8 @@ fn deadline_of_a_stuck_group_aborts_all_of_its_ranks() {
                 }
                 Ok(())
             });
-            let error = result.expect_err("rank 2 does not come");
-            assert!((SHORT..LATE).contains(&start.elapsed()), "the longest deadline counts: {:?}", start.elapsed());
+            let error = result.expect_err("rank 2 does not join");
+            assert!((SHORT..LATE).contains(&start.elapsed()), "the longest deadline applies: {:?}", start.elapsed());
             assert_eq!(missing(&error), [Rank::new(2)]);
             for (stream, comm) in &mine {
                 assert_eq!(state_of(sum(comm, stream)), DeadState::Aborted);
@@ -104,23 +105,23 @@ fn deadline_of_a_stuck_group_aborts_all_of_its_ranks() {
 #[test]
 fn abort_of_one_rank_ends_the_group_it_is_blocked_in() {
     connecting(3).run(|| {
-        let nccl = Nccl::load().expect("the fake is there");
-        let (id, contexts) = (nccl.unique_id().expect("an id"), contexts(3));
+        let nccl = Nccl::load().expect("the fake library is found");
+        let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(3));
         let is_over = Barrier::new(2);
         std::thread::scope(|scope| {
             let other = &contexts[2];
             scope.spawn(|| {
-                let _comm = builder(nccl).init_rank(other, 3, &id, Rank::new(2)).expect("all come");
+                let _comm = builder(nccl).init_rank(other, 3, &id, Rank::new(2)).expect("all ranks join");
                 is_over.wait();
             });
             let members = [0, 1].map(|rank| (Arc::clone(&contexts[rank]), Rank::new(rank as u32)));
-            let made = builder(nccl).init_ranks(&members, 3, &id).expect("all come");
+            let made = builder(nccl).init_ranks(&members, 3, &id).expect("all ranks join");
             let victim = made[1].clone();
             scope.spawn(move || {
                 std::thread::sleep(SHORT);
-                victim.abort(DEADLINE).expect("it is aborted");
+                victim.abort(DEADLINE).expect("the abort succeeds");
             });
-            let streams: Vec<_> = made.iter().map(|comm| comm.context().new_stream().expect("a stream")).collect();
+            let streams: Vec<_> = made.iter().map(|comm| comm.context().new_stream().expect("a stream is created")).collect();
             let mut buffers: Vec<_> = streams.iter().map(|stream| floats(stream, &[1.0])).collect();
             let result = nccl.group(|group| {
                 for ((comm, stream), buffer) in made.iter().zip(&streams).zip(&mut buffers) {
@@ -144,7 +145,7 @@ fn stuck_query_ends_at_the_deadline() {
         let (comm, _) = alone();
         comm.set_deadline(SHORT);
         let start = Instant::now();
-        let error = comm.mem_stats().expect_err("NCCL never answers");
+        let error = comm.mem_stats().expect_err("the query never returns");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
         assert!((SHORT..LATE).contains(&start.elapsed()), "{:?}", start.elapsed());
         drop(comm);
@@ -154,8 +155,8 @@ fn stuck_query_ends_at_the_deadline() {
 
 #[test]
 fn successive_calls_do_not_count_as_one_stuck_call() {
-    // A call queries four statistics, and the next call follows at once, so a thread is nearly
-    // always in NCCL.
+    // Each call queries four statistics, and the next call follows immediately. So a thread is
+    // nearly always inside NCCL.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=10").run(|| {
         let (comm, stream) = alone();
         comm.set_deadline(PATIENT);
@@ -163,7 +164,7 @@ fn successive_calls_do_not_count_as_one_stuck_call() {
         while start.elapsed() < 2 * PATIENT {
             comm.mem_stats().expect("each call takes 40 ms");
         }
-        assert_eq!(sum(&comm, &stream).expect("it lives"), 1.0);
+        assert_eq!(sum(&comm, &stream).expect("the communicator is live"), 1.0);
     });
 }
 
@@ -178,7 +179,7 @@ fn changed_deadline_applies_to_the_running_call() {
                 std::thread::sleep(Duration::from_millis(200));
                 assert!(!calling.is_finished());
                 comm.set_deadline(SHORT);
-                let error = calling.join().expect("no panic").expect_err("rank 1 does not come");
+                let error = calling.join().expect("the thread does not panic").expect_err("rank 1 does not join");
                 assert!(matches!(error, NcclError::Timeout(_)), "{error}");
                 assert!(start.elapsed() < LATE, "{:?}", start.elapsed());
             }
@@ -194,17 +195,17 @@ fn late_work_ends_at_its_own_deadline() {
         assert_eq!(comm.work_deadline(), Duration::from_secs(600));
         comm.set_work_deadline(SHORT);
         let mut values = floats(&stream, &[1.0]);
-        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the first completes");
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the first call is enqueued");
         let start = Instant::now();
-        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the second is enqueued");
-        // The driver's own wait, which has no deadline.
-        stream.synchronize().expect("the stream goes on");
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the second call is enqueued");
+        // This wait of the driver has no deadline.
+        stream.synchronize().expect("the stream completes after the abort");
         assert!((SHORT / 2..LATE).contains(&start.elapsed()), "{:?}", start.elapsed());
-        let error = comm.wait(&stream, DEADLINE).expect_err("it was cut off");
+        let error = comm.wait(&stream, DEADLINE).expect_err("the work was aborted");
         assert!(error.to_string().starts_with("all_reduce_in_place (call 2) on communicator #1"), "{error}");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
         assert_eq!(state_of(comm.split(Some(0), 0)), DeadState::Aborted);
-        assert_eq!(sum(&bystander, &beside).expect("it is another communicator"), 1.0);
+        assert_eq!(sum(&bystander, &beside).expect("the other communicator still works"), 1.0);
         drop((comm, stream, values, bystander, beside));
         nothing_is_left();
     });
@@ -219,11 +220,11 @@ fn always_busy_stream_is_not_reported_as_late() {
         let start = Instant::now();
         while start.elapsed() < 2 * PATIENT {
             // The host is always several calls ahead of the device.
-            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
             std::thread::sleep(Duration::from_millis(5));
         }
-        comm.wait(&stream, DEADLINE).expect("it completes");
-        assert_eq!(sum(&comm, &stream).expect("it lives"), 1.0);
+        comm.wait(&stream, DEADLINE).expect("the work completes");
+        assert_eq!(sum(&comm, &stream).expect("the communicator is live"), 1.0);
     });
 }
 
@@ -238,8 +239,8 @@ fn capture_is_not_broken_by_a_check_of_late_work() {
             std::thread::sleep(SHORT);
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)
         });
-        graph.launch().expect("it is replayed");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        graph.launch().expect("the graph is launched");
+        comm.wait(&stream, DEADLINE).expect("the work completes");
     });
 }
 
@@ -247,14 +248,14 @@ fn capture_is_not_broken_by_a_check_of_late_work() {
 fn killed_rank_is_named_by_a_call_that_waits_for_it() {
     connecting(2).run_many(2, |child| {
         if child.rank == 1 {
-            // SAFETY: this process has one thread yet, but for the harness's, which the fork does
-            // not need; nothing was loaded.
+            // SAFETY: besides the harness, whose threads the child does not need, this process has
+            // one thread. No library was loaded.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 let rendezvous = rendezvous(&child);
-                let (nccl, context) = (Nccl::load().expect("the fake is there"), device(1));
+                let (nccl, context) = (Nccl::load().expect("the fake library is found"), device(1));
                 let made = builder(nccl).from_rendezvous(&context, &rendezvous);
-                let _comm = made.expect("all come");
+                let _comm = made.expect("all ranks join");
                 // SAFETY: the call accesses no memory, and ends the process.
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             }
@@ -263,12 +264,12 @@ fn killed_rank_is_named_by_a_call_that_waits_for_it() {
             return;
         }
         let rendezvous = rendezvous(&child);
-        let (nccl, context) = (Nccl::load().expect("the fake is there"), device(0));
+        let (nccl, context) = (Nccl::load().expect("the fake library is found"), device(0));
         let made = builder(nccl).from_rendezvous(&context, &rendezvous);
-        let (comm, stream) = (made.expect("all come"), context.new_stream().expect("a stream"));
+        let (comm, stream) = (made.expect("all ranks join"), context.new_stream().expect("a stream is created"));
         let start = Instant::now();
         let error = sum(&comm, &stream).expect_err("rank 1 is dead");
         assert!(matches!(&error, NcclError::PeerLost(lost) if lost.ranks == [Rank::new(1)]), "{error}");
-        assert!(start.elapsed() < LATE, "before the deadline: {:?}", start.elapsed());
+        assert!(start.elapsed() < LATE, "the call ended after the deadline: {:?}", start.elapsed());
     });
 }

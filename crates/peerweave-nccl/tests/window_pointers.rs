@@ -1,6 +1,6 @@
 //! Tests of the addresses of windows for kernels, on fake devices.
 //!
-//! Addresses are compared, not used.
+//! The tests only compare addresses, and do not access memory.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -19,7 +19,8 @@ fn fakes_of(version: &str) -> Fakes {
     common::fakes_of(RANKS, version)
 }
 
-/// Like [`fakes_of`], with multicast enabled independently of the environment of the tests.
+/// Returns a fake machine like [`fakes_of`], with multicast enabled. Variables in the environment
+/// of the tests cannot disable multicast.
 fn with_multicast(version: &str) -> Fakes {
     let forbidding = ["PEERWEAVE_MULTICAST", "NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS"];
     forbidding.iter().fold(fakes_of(version), |fakes, name| fakes.env_remove(name)).env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "1")
@@ -28,32 +29,42 @@ fn with_multicast(version: &str) -> Fakes {
 /// Runs `body` on every rank, each on its own thread, with a window of `LEN` elements.
 fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync) {
     common::ranks(RANKS, &Config::new(), |communicator, _| {
-        let memory = NcclMem::<u32>::alloc(communicator.nccl(), communicator.context(), LEN).expect("the fake has memory");
-        let window =
-            Window::register(&communicator, &memory, WindowKind::SYMMETRIC).expect("all register").expect("the fake has windows");
+        let memory = NcclMem::<u32>::alloc(communicator.nccl(), communicator.context(), LEN).expect("memory is allocated");
+        let window = Window::register(&communicator, &memory, WindowKind::SYMMETRIC)
+            .expect("all ranks register")
+            .expect("the fake has windows");
         body(&communicator, &memory, &window);
     });
 }
 
 #[test]
-fn window_addresses_are_found_by_rank_and_by_index() {
+fn window_address_is_the_same_by_rank_and_by_team_index() {
     fakes_of("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
-            // NCCL maps the memory of all ranks again, including this rank's, so the address itself
-            // is unknown.
-            window.peer_pointer(communicator.rank(), 0).expect("it is alive").expect("a rank reaches itself");
-            let team = communicator.lsa_team().expect("it is alive").expect("the fake reaches all");
+            // NCCL maps the memory of all ranks a second time, including the memory of this rank.
+            // So the test does not know the address.
+            window
+                .peer_pointer(communicator.rank(), 0)
+                .expect("the communicator is live")
+                .expect("the rank's own window is accessible");
+            let team = communicator.lsa_team().expect("the communicator is live").expect("all ranks of the fake are accessible");
             let mut addresses = Vec::new();
             for index in 0..team.ranks() {
-                let rank = team.rank_of(index).expect("an index of the team");
-                let first = window.peer_pointer(rank, 0).expect("it is alive").expect("the fake reaches all");
-                let last = window.peer_pointer(rank, LEN - 1).expect("it is alive").expect("the fake reaches all");
-                assert_eq!(last - first, 4 * (LEN as u64 - 1), "offsets count elements");
-                assert_eq!(window.lsa_pointer(index, LEN - 1).expect("it is alive"), Some(last));
+                let rank = team.rank_of(index).expect("the index is in the team");
+                let first = window
+                    .peer_pointer(rank, 0)
+                    .expect("the communicator is live")
+                    .expect("all ranks of the fake are accessible");
+                let last = window
+                    .peer_pointer(rank, LEN - 1)
+                    .expect("the communicator is live")
+                    .expect("all ranks of the fake are accessible");
+                assert_eq!(last - first, 4 * (LEN as u64 - 1), "offsets are in elements");
+                assert_eq!(window.lsa_pointer(index, LEN - 1).expect("the communicator is live"), Some(last));
                 addresses.push(first);
             }
             addresses.dedup();
-            assert_eq!(addresses.len(), RANKS, "each rank has memory of its own");
+            assert_eq!(addresses.len(), RANKS, "the windows of different ranks have different addresses");
         });
     });
 }
@@ -63,16 +74,16 @@ fn nonexistent_ranks_and_offsets_are_misuse() {
     fakes_of("2.32.3").run(|| {
         with_windows(|_, _, window| {
             for error in [
-                window.peer_pointer(Rank::new(RANKS as u32), 0).expect_err("no such rank"),
-                window.peer_endpoint(Rank::new(u32::MAX), 0).expect_err("no such rank"),
+                window.peer_pointer(Rank::new(RANKS as u32), 0).expect_err("the rank does not exist"),
+                window.peer_endpoint(Rank::new(u32::MAX), 0).expect_err("the rank does not exist"),
             ] {
                 assert!(matches!(error.misuse_kind(), Some(MisuseKind::Rank { ranks: RANKS, .. })), "{error}");
             }
             for error in [
-                window.peer_pointer(Rank::new(0), LEN).expect_err("beyond the end"),
-                window.lsa_pointer(RANKS, 0).expect_err("no such index"),
-                window.lsa_pointer(0, usize::MAX).expect_err("beyond the end"),
-                window.peer_endpoint(Rank::new(0), LEN).expect_err("beyond the end"),
+                window.peer_pointer(Rank::new(0), LEN).expect_err("the offset is beyond the window"),
+                window.lsa_pointer(RANKS, 0).expect_err("the team has no such index"),
+                window.lsa_pointer(0, usize::MAX).expect_err("the offset is beyond the window"),
+                window.peer_endpoint(Rank::new(0), LEN).expect_err("the offset is beyond the window"),
             ] {
                 assert!(matches!(error.misuse_kind(), Some(MisuseKind::Value { .. })), "{error}");
             }
@@ -81,17 +92,17 @@ fn nonexistent_ranks_and_offsets_are_misuse() {
 }
 
 #[test]
-fn multicast_address_is_returned_if_there_is_one() {
+fn multicast_address_is_returned_if_supported() {
     with_multicast("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
-            let first = window.lsa_multimem_pointer(0).expect("it is allowed").expect("the fake was told to have one");
-            let other = window.lsa_multimem_pointer(10).expect("it is allowed").expect("the fake was told to have one");
+            let first = window.lsa_multimem_pointer(0).expect("multicast is enabled").expect("the fake has multicast");
+            let other = window.lsa_multimem_pointer(10).expect("multicast is enabled").expect("the fake has multicast");
             assert_eq!(other - first, 40);
             assert!(window.lsa_multimem_pointer(LEN).is_err());
             let requirements = DeviceCommRequirements::new().lsa_multimem(Switch::On).multimem_team(communicator.world_team());
-            let device = DeviceCommunicator::create(communicator, &requirements).expect("all ask for the same");
-            let team = device.multimem_handle(0).expect("asked for");
-            assert!(window.multimem_pointer(team, 10).expect("it is allowed").is_some());
+            let device = DeviceCommunicator::create(communicator, &requirements).expect("all ranks have the same requirements");
+            let team = device.multimem_handle(0).expect("the requirements have this entry");
+            assert!(window.multimem_pointer(team, 10).expect("multicast is enabled").is_some());
         });
     });
 }
@@ -99,7 +110,7 @@ fn multicast_address_is_returned_if_there_is_one() {
 #[test]
 fn hardware_without_multicast_has_no_multicast_address() {
     with_multicast("2.32.3").env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "0").run(|| {
-        with_windows(|_, _, window| assert_eq!(window.lsa_multimem_pointer(0).expect("it is allowed"), None));
+        with_windows(|_, _, window| assert_eq!(window.lsa_multimem_pointer(0).expect("multicast is enabled"), None));
     });
 }
 
@@ -124,7 +135,7 @@ fn logical_endpoints_need_a_fabric_and_nccl_2_31() {
             for team in
                 [DeviceTeam::world(RANKS + 1, communicator.rank()), DeviceTeam::world(usize::MAX, Rank::new(u32::MAX - 1))]
             {
-                let error = window.cft_endpoint(team, 0, 0).expect_err("it is another communicator's");
+                let error = window.cft_endpoint(team, 0, 0).expect_err("the team belongs to another communicator");
                 assert!(error.misuse_kind().is_some(), "{error}");
             }
         });

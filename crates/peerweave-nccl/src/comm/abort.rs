@@ -18,25 +18,26 @@ use crate::library::error::{CommunicatorName, NcclError};
 use crate::member::membership::{Abort, Handle, Inner, set_current};
 use crate::member::state::State;
 use crate::sys::ncclResult_t;
-/// Time limit of aborts that have no limit of their own.
+/// Time limit of aborts for which the caller sets no limit.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Time for which an abort waits for a thread to return from a call by itself. On a non-blocking
-/// communicator that takes microseconds; a thread that is stuck inside NCCL returns only after the
-/// abort.
+/// Time for which an abort waits for threads inside the gate before it calls `ncclCommAbort`. On a
+/// non-blocking communicator such a thread returns within microseconds. A thread that is stuck
+/// inside NCCL returns only after the abort.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
-/// Time for which an abort waits for NCCL if graphs keep the communicator from being freed.
+/// Time for which an abort waits for NCCL to end running work, if graphs prevent NCCL from freeing
+/// the communicator.
 const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
 impl Abort {
-    /// Waits until NCCL has finished the abort, without a deadline. If captured graphs keep NCCL
+    /// Waits until NCCL has finished the abort, without a deadline. If captured graphs prevent NCCL
     /// from freeing the communicator, waits only until NCCL has ended the running work. An aborted
-    /// call waits here before it returns: NCCL may still launch the call's work, on memory that the
-    /// caller may reuse after the return.
+    /// call waits here before it returns. Until then NCCL may still launch the call's work, on
+    /// memory that the caller may reuse after the return.
     ///
-    /// This is the only wait of this crate without a deadline: returning earlier would be unsound,
-    /// and only NCCL can end it.
+    /// This is the only wait of this crate without a deadline. Returning before NCCL has finished
+    /// would be unsound.
     pub(crate) fn wait(inner: &Inner) {
         let mut started = None;
         let mut done = || {
@@ -45,22 +46,24 @@ impl Abort {
             Ok(ended_what_runs || inner.abort.is_done.load(Ordering::Acquire))
         };
         while wait_until::<Infallible>(deadline_after(ABORT_LIMIT), &mut done) != Ok(true) {
-            tracing::error!(communicator = %inner.name, "a slow abort: the aborted call returns when NCCL no longer uses its memory");
+            tracing::error!(communicator = %inner.name, "NCCL has not finished the abort; the aborted call returns when NCCL no longer uses the memory of the call");
         }
     }
 }
 
-/// Aborts the open communicators, each on its own thread. Returns their number.
+/// Aborts the open communicators, each on its own thread. Returns the number of aborted
+/// communicators.
 pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> Result<usize, NcclError> {
     let open = |inner: &&Arc<Inner>| inner.nccl.not_forked("abort").is_ok() && inner.gate.close(State::Aborted).is_ok();
     let closed: Vec<Arc<Inner>> = communicators.iter().filter(open).map(Arc::clone).collect();
     abort_closed(&closed, limit).into_iter().collect::<Result<Vec<()>, _>>().map(|aborted| aborted.len())
 }
 
-/// Frees communicators that this thread has closed, and waits for at most `limit`.
+/// Aborts and frees communicators whose gates this thread has closed. Waits for at most `limit`.
 ///
-/// If captured graphs use a communicator, NCCL frees it only when they are destroyed. Then this
-/// function only waits until NCCL has ended the running work.
+/// If captured graphs use a communicator, NCCL frees the communicator only when the graphs are
+/// destroyed. For such a communicator, this function waits only until NCCL has ended the running
+/// work.
 pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec<Result<(), NcclError>> {
     const CALL: &str = "abort";
     let start = Instant::now();
@@ -74,8 +77,9 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
         .collect();
     let rest = || limit.saturating_sub(start.elapsed());
     let wait = |(inner, abort): (&Arc<Inner>, Option<Receiver<_>>)| {
-        // No thread could be started: this thread aborts, without the limit, because aborted calls
-        // wait for it. At the end of the process NCCL must not be called any more.
+        // No thread could be started. So this thread aborts the communicator, without the time
+        // limit, because aborted calls wait for the abort. At process exit NCCL must not be called
+        // any more.
         let Some(abort) = abort else {
             return if is_closed() { Err(inner.timeout(CALL, start.elapsed())) } else { abort_one(inner) };
         };
@@ -92,20 +96,20 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
     communicators.iter().zip(aborts).map(wait).collect()
 }
 
-/// Frees a closed communicator when no thread uses it, or when all threads that use it are blocked
-/// in NCCL.
+/// Aborts and frees a closed communicator, once no thread is inside its gate, or all threads inside
+/// its gate are blocked in NCCL.
 ///
-/// A thread that is blocked in a group returns when the first of the group's communicators is
-/// aborted, and uses all of them until then. So the first one is aborted alone, and the others
-/// after it.
+/// A thread that is blocked in a group uses all communicators of the group, and returns when the
+/// first of these communicators is aborted. So the first communicator is aborted alone, and the
+/// other communicators afterwards.
 fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
         let group = watchdog::stuck_together(inner);
         let is_first = group.iter().all(|other| inner.name.number <= other.name.number);
-        tracing::warn!(communicator = %inner.name, others = group.len() - 1, "aborting the communicator while a call on it is blocked");
+        tracing::warn!(communicator = %inner.name, others = group.len() - 1, "aborting the communicator while a call is blocked");
         let others: Vec<_> = group.into_iter().filter(|other| !Arc::ptr_eq(other, inner)).collect();
         if !others.is_empty() {
-            // The limit is zero: each abort continues on its own thread.
+            // This thread does not wait: each abort continues on its own thread.
             let _ = abort_together(&others, Duration::ZERO);
         }
         if !is_first {
@@ -121,8 +125,8 @@ fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     aborted
 }
 
-/// Frees handles of communicators that are still being created. Returns whether NCCL finished
-/// within `limit`.
+/// Aborts and frees handles of communicators that are still being created. Returns whether NCCL has
+/// aborted all handles within `limit`.
 pub(crate) fn abort_handles(nccl: Nccl, handles: Vec<(Handle, Arc<CudaContext>)>, limit: Duration) -> bool {
     let start = Instant::now();
     let aborts: Vec<_> = handles
@@ -142,9 +146,9 @@ pub(super) fn abort_handle(
 ) -> Result<(), NcclError> {
     // If the context cannot be made current, NCCL still ends running work.
     let _ = set_current(context);
-    // SAFETY: this thread closed the gate, or is the only one that knows the handle, so the handle
-    // is neither used later nor freed again. A thread that is still inside the gate is blocked in
-    // NCCL, which allows another thread to abort in that case.
+    // SAFETY: this thread closed the gate, or no other thread knows the handle. So the handle is
+    // neither used later nor freed again. A thread that is still inside the gate is blocked in
+    // NCCL, and NCCL allows another thread to abort then.
     let code = nccl.code("ncclCommAbort", |api| unsafe { api.ncclCommAbort(handle.get()) })?;
     match code {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),

@@ -1,10 +1,10 @@
-//! A communicator: the user's handle, and its queries.
+//! `Communicator`: the user's handle of a communicator, with queries.
 //!
-//! `membership.rs` has the state shared by clones, `init.rs` and `split.rs` create communicators,
-//! `lifecycle.rs` ends them, `wait.rs` waits, and the operations are in `collectives.rs` and
-//! others.
+//! `membership.rs` has the state shared by clones. `init.rs` and `split.rs` create communicators,
+//! and `lifecycle.rs` ends communicators. `wait.rs` waits for enqueued work. The operations are in
+//! `collectives.rs` and `one_sided.rs`.
 //!
-//! Invariant: queries are made inside the gate, or answered from values stored at creation.
+//! Invariant: queries call NCCL inside the gate, or return values stored at creation.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -24,30 +24,30 @@ use crate::{CommProperties, Nccl, Rank};
 
 /// One rank's membership in an ordered set of ranks that communicate.
 ///
-/// Clones are handles of the same membership. The membership ends in the background, without
-/// waiting for other ranks, when the last handle is dropped, together with the last graph, window
-/// and reduction created from it. [`finalize`](Self::finalize) ends it in order.
+/// Clones are handles of the same membership. The membership ends when the last handle is dropped
+/// and no graph, window or reduction of the communicator is left. It then ends in the background,
+/// without waiting for other ranks. [`finalize`](Self::finalize) ends the membership in order.
 ///
 /// # Threads
-/// Any thread may use it. NCCL requires the calls on a communicator to be ordered, so each call
-/// acquires the communicator's own lock, and waits at most [`deadline`](Self::deadline) for it.
-/// That makes calls of several threads safe, but not correct: their order must still be the same on
-/// every rank, which racing threads do not ensure. [`abort`](Self::abort) needs no lock.
+/// Any thread may use a communicator. NCCL requires the calls on a communicator to be ordered. So
+/// each call acquires the communicator's own lock, and waits at most [`deadline`](Self::deadline)
+/// for this lock. The lock makes calls of several threads memory-safe. The program must still
+/// ensure that the order of calls is the same on every rank. [`abort`](Self::abort) needs no lock.
 /// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait only briefly for the lock, and
 /// work while another thread is blocked.
 ///
 /// # Blocking
-/// By default communicators block, as in NCCL: when a call returns, NCCL's work on the host
-/// (bootstrap, connecting at first use, splitting) is complete. A watchdog, one thread of the
-/// process, ends a call that takes longer than [`deadline`](Self::deadline). It finds the ranks
-/// that are behind or lost, and aborts the communicator. The call returns an error that names these
-/// ranks. The watchdog adds no overhead to calls.
+/// By default communicators block, as in NCCL. When a call returns, NCCL's work on the host is
+/// complete: bootstrap, connecting at first use, splitting. The watchdog, one thread of the
+/// process, ends a call that takes longer than [`deadline`](Self::deadline). The watchdog finds the
+/// ranks that are behind or lost, and aborts the communicator. The call returns an error that names
+/// these ranks. The watchdog adds no overhead to calls.
 ///
 /// With [`Config::blocking`](crate::Config::blocking) off, NCCL returns immediately and this crate
-/// waits, with the same deadline. That has two costs. From NCCL 2.23.4 on, NCCL starts a thread for
-/// each call or group (60 to 110 microseconds on H200, where a blocking call takes 5). And an error
-/// that NCCL returns for one call stays with the communicator, so that each later call is
-/// [`NcclError::Dead`].
+/// waits, with the same deadline. A non-blocking communicator has two disadvantages. From NCCL
+/// 2.23.4 on, NCCL starts a thread for each call or group. On H200 that takes 60 to 110
+/// microseconds, while a blocking call takes 5. Also, an error that NCCL returns for one call stays
+/// with the communicator: each later call returns [`NcclError::Dead`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -83,7 +83,8 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Takes a handle that is ready, and queries its rank.
+    /// Creates the communicator for an initialized handle of NCCL. Queries the handle's rank and
+    /// number of ranks. Aborts the handle on failure.
     pub(crate) fn adopt(parts: Parts) -> Result<Self, NcclError> {
         let (nccl, handle) = (parts.nccl, parts.handle);
         let (mut rank, mut n_ranks) = (0, 0);
@@ -105,8 +106,8 @@ impl Communicator {
         let (rank, n_ranks) = (Rank::new(rank.unsigned_abs()), n_ranks.unsigned_abs() as usize);
         let inner = Inner::new(parts, driver, rank, n_ranks);
         if !watchdog::watch() {
-            // Without the watchdog calls have no deadline, so the communicator is dropped, which
-            // ends it.
+            // Without the watchdog calls have no deadline. So `inner` is dropped here, which ends
+            // the communicator.
             return Err(no_thread_error("init"));
         }
         // Logged without holding the lock, because a subscriber may enumerate the communicators.
@@ -114,7 +115,7 @@ impl Communicator {
         Ok(Self { inner })
     }
 
-    /// Returns the library of the communicator.
+    /// Returns the NCCL library that created the communicator.
     pub fn nccl(&self) -> Nccl {
         self.inner.nccl
     }
@@ -139,15 +140,16 @@ impl Communicator {
         &self.inner.context
     }
 
-    /// Returns NCCL's own handle, an `ncclComm_t`, for libraries that take one and for calls that
-    /// this crate lacks.
+    /// Returns NCCL's own handle, an `ncclComm_t`. A program can pass the handle to other
+    /// libraries, or use it for calls of NCCL that this crate lacks.
     ///
-    /// Using it is as unsafe as in C. Do not use it concurrently with calls of other threads, or
-    /// after this communicator has ended (by abort, finalize, or the drop of its last handle), and
-    /// never free it. Calls on it are not counted in [`sequence`](Self::sequence).
+    /// Using the raw handle is as unsafe as in C. Do not use the raw handle concurrently with calls
+    /// of other threads. Do not use it after this communicator has ended by abort, by finalize, or
+    /// by the drop of its last handle. Never free it. Calls on the raw handle are not counted in
+    /// [`sequence`](Self::sequence).
     ///
     /// # Errors
-    /// [`NcclError::Dead`] after it was aborted or finalized; [`NcclError::Forked`].
+    /// [`NcclError::Dead`] after the communicator was aborted or finalized; [`NcclError::Forked`].
     pub fn as_raw(&self) -> Result<*mut c_void, NcclError> {
         const CALL: &str = "as_raw";
         self.inner.nccl.not_forked(CALL)?;
@@ -155,27 +157,27 @@ impl Communicator {
         Ok(self.inner.handle.get().cast())
     }
 
-    /// Returns the name of the communicator in errors.
+    /// Returns the name of the communicator, as in error messages.
     pub fn name(&self) -> &CommunicatorName {
         &self.inner.name
     }
 
-    /// Returns the number of the last call issued on this communicator, counted from 1; 0 before
-    /// the first call.
+    /// Returns the number of the last call issued on this communicator, or 0 before the first call.
+    /// Calls are numbered from 1.
     ///
     /// Ranks that issue the same calls in the same order have the same numbers.
     pub fn sequence(&self) -> u64 {
         self.inner.last().0
     }
 
-    /// Returns the time limit of a call's work on the host: acquiring the lock, and connecting
-    /// ranks at first use. When the limit has passed, the communicator is aborted, and the call
-    /// returns [`NcclError::Timeout`] or [`NcclError::PeerLost`].
+    /// Returns the time limit of a call's work on the host, such as acquiring the lock and
+    /// connecting ranks at first use. If a call exceeds the limit, the communicator is aborted, and
+    /// the call returns [`NcclError::Timeout`] or [`NcclError::PeerLost`].
     pub fn deadline(&self) -> Duration {
         self.inner.deadline()
     }
 
-    /// Sets [`deadline`](Self::deadline) for all clones, in milliseconds, rounded up.
+    /// Sets [`deadline`](Self::deadline) for all clones. The value is rounded up to milliseconds.
     pub fn set_deadline(&self, deadline: Duration) {
         self.inner.set_deadline(deadline);
         watchdog::watch();
@@ -184,19 +186,19 @@ impl Communicator {
     /// Returns the time limit of enqueued work, whether or not a thread waits for it. The default
     /// is 10 minutes.
     ///
-    /// The limit does not apply to calls replayed by a graph. Other work in the same stream counts
-    /// too. [`wait`](Self::wait) has its own deadline.
+    /// The limit does not apply to calls replayed by a graph. The time includes other work in the
+    /// same stream before the communicator's work. [`wait`](Self::wait) has a separate deadline.
     pub fn work_deadline(&self) -> Duration {
         self.inner.work_deadline()
     }
 
-    /// Sets [`work_deadline`](Self::work_deadline) for all clones, in milliseconds, rounded up;
-    /// [`Duration::MAX`] disables it.
+    /// Sets [`work_deadline`](Self::work_deadline) for all clones. The value is rounded up to
+    /// milliseconds. [`Duration::MAX`] disables the limit.
     ///
     /// Work that exceeds the limit is detected at most an eighth of the limit later. The
-    /// communicator is then aborted, with all of its ranks in this process, so that a thread that
-    /// waits for the stream by `CudaStream::synchronize` returns. [`wait`](Self::wait) then returns
-    /// the reason, which names the ranks that are behind.
+    /// communicator is then aborted, with all of its ranks in this process. So a thread that waits
+    /// in `CudaStream::synchronize` returns. [`wait`](Self::wait) then returns an error that names
+    /// the ranks that are behind.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -209,12 +211,12 @@ impl Communicator {
         watchdog::watch();
     }
 
-    /// Returns NCCL's asynchronous error, caused by a peer or the network; `None` if there is none.
-    /// Returns [`ResultCode::IN_PROGRESS`] while NCCL or another thread is in a call. Never waits
-    /// for a call that is blocked.
+    /// Returns NCCL's asynchronous error, caused by a peer or the network, or `None` without an
+    /// error. Returns [`ResultCode::IN_PROGRESS`] while NCCL is working or another thread is in a
+    /// call. Never waits for a blocked call.
     ///
     /// # Errors
-    /// [`NcclError::Dead`] after it was aborted or finalized; [`NcclError::Forked`].
+    /// [`NcclError::Dead`] after the communicator was aborted or finalized; [`NcclError::Forked`].
     pub fn async_error(&self) -> Result<Option<ResultCode>, NcclError> {
         match self.inner.async_code("async_error", PROBE_TIMEOUT)? {
             ncclResult_t::ncclSuccess => Ok(None),
@@ -222,11 +224,11 @@ impl Communicator {
         }
     }
 
-    /// Returns NCCL's text of the last error; `None` if there is none. NCCL stores one such text
-    /// for the whole process, so it may describe an error of another communicator.
+    /// Returns NCCL's text of the last error, or `None` if the text is empty. NCCL stores one such
+    /// text for the whole process, so the text may describe an error of another communicator.
     ///
     /// # Errors
-    /// [`NcclError::Dead`] after it was aborted or finalized; [`NcclError::Forked`].
+    /// [`NcclError::Dead`] after the communicator was aborted or finalized; [`NcclError::Forked`].
     pub fn last_error(&self) -> Result<Option<String>, NcclError> {
         const CALL: &str = "last_error";
         self.inner.nccl.not_forked(CALL)?;
@@ -246,7 +248,7 @@ impl Communicator {
         unsafe { CommProperties::query(inner.nccl, inner.handle.get(), &inner.name) }
     }
 
-    /// Returns the device memory that NCCL uses for this rank.
+    /// Returns statistics of the device memory that NCCL uses for this rank.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; errors of NCCL.

@@ -1,8 +1,8 @@
-//! Completion of a call: waits until NCCL has finished its work on the host.
+//! Completion of a call: waits until NCCL has finished the call's work on the host.
 //!
-//! `wait.rs` waits for work on the device. Invariant: when a call returns, NCCL has finished it;
-//! otherwise the communicator is aborted, and NCCL has stopped using it, before the borrows of the
-//! call end ([C2] of `membership.rs`).
+//! `wait.rs` waits for work on the device. Invariant: when a call returns, NCCL has finished the
+//! call. If NCCL cannot finish the call, the communicator is aborted. NCCL has then stopped using
+//! the communicator before the borrows of the call end ([C2] of `membership.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,10 +36,10 @@ impl Inner {
     /// Like [`complete`](Self::complete), for a call that is not a collective.
     ///
     /// On a non-blocking communicator, some of these calls return success while a thread of NCCL is
-    /// still running and will write to the caller's memory. Inside them, NCCL ignores the result of
-    /// its own `ncclGroupEnd` (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; observed in
-    /// 2.28 to 2.32). So their success only means that the call has started, and this function
-    /// queries the communicator.
+    /// still running and will write to the caller's memory. `ncclDevCommCreate`,
+    /// `ncclCommWindowRegister` and splits ignore the result of their own `ncclGroupEnd` (observed
+    /// in 2.28 to 2.32). So success only means that the call has started, and this function queries
+    /// the communicator until the call is complete.
     pub(crate) fn complete_started(
         self: &Arc<Self>,
         call: &'static str,
@@ -49,15 +49,15 @@ impl Inner {
         self.complete(call, self.started(code), inside)
     }
 
-    /// Returns the code of a call that is not a collective. See
-    /// [`complete_started`](Self::complete_started).
+    /// Converts the result of a call that is not a collective. On a non-blocking communicator,
+    /// success becomes `ncclInProgress`. See [`complete_started`](Self::complete_started).
     pub(crate) fn started(&self, code: ncclResult_t) -> ncclResult_t {
         let may_go_on = !self.blocking && code == ncclResult_t::ncclSuccess;
         if may_go_on { ncclResult_t::ncclInProgress } else { code }
     }
 
-    /// Calls a function on the handle, exclusively, with the device's context current. Waits until
-    /// NCCL has finished.
+    /// Calls a function of NCCL on the handle while this thread owns the gate and the device's
+    /// context is current. Waits until NCCL has finished.
     ///
     /// # Errors
     /// The errors of [`enter`](Self::enter) and [`complete`](Self::complete); errors of NCCL.
@@ -71,7 +71,7 @@ impl Inner {
         self.call_inside(name, inside, function)
     }
 
-    /// Like [`call`](Self::call), for a thread that is inside the gate.
+    /// Like [`call`](Self::call), for a thread that is already inside the gate.
     pub(crate) fn call_inside(
         self: &Arc<Self>,
         name: &'static str,
@@ -133,22 +133,22 @@ fn keep_failure(inner: &Inner) {
     }
 }
 
-/// Number of consecutive queries of NCCL, ten to forty nanoseconds each, before the thread yields
-/// its processor. From 2.23.4 on, every call on a non-blocking communicator is in progress until
-/// NCCL's thread is done, and that thread may need this processor.
+/// Number of consecutive queries of NCCL before the thread yields its processor. Each query takes
+/// 10 to 40 ns. From NCCL 2.23.4 on, every call on a non-blocking communicator is in progress until
+/// a thread of NCCL is done. That thread may need this processor.
 const IN_A_ROW: u32 = 50;
 
-/// Time for which the thread only yields between queries; afterwards it sleeps.
+/// Time for which the waiting thread yields between queries. After this time the thread sleeps
+/// between queries.
 const YIELDS: Duration = Duration::from_millis(1);
 
-/// Like [`complete_all`], without its costs if NCCL finishes within microseconds and without an
-/// error.
+/// Like [`complete_all`], but cheaper if NCCL finishes within microseconds and without an error.
 fn complete_group(call: &'static str, inside: Entered<'_>, deadline: Duration) -> Result<(), NcclError> {
     if is_done_soon(&inside) { Ok(()) } else { complete_all(call, inside.into_vec(), deadline) }
 }
 
-/// Returns whether NCCL has finished in time without an error. Any other result is returned again
-/// by the next query.
+/// Returns whether NCCL has finished without an error within [`IN_A_ROW`] queries. NCCL returns any
+/// other result again at the next query, so this function discards such results.
 fn is_done_soon(inside: &[(&Arc<Inner>, Inside<'_>)]) -> bool {
     leave_blocking_all(inside);
     let mut rest = IN_A_ROW;
@@ -164,7 +164,7 @@ fn is_done_soon(inside: &[(&Arc<Inner>, Inside<'_>)]) -> bool {
     })
 }
 
-/// Calls `ready` until it returns true or the deadline has passed. Returns whether it returned
+/// Calls `ready` until it returns true or the deadline has passed. Returns whether `ready` returned
 /// true.
 fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
@@ -183,8 +183,8 @@ fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Waits until NCCL has finished its work on the host for these communicators. Aborts those that
-/// are not finished in time [C2].
+/// Waits until NCCL has finished its work on the host for these communicators. Aborts the
+/// communicators whose work is not finished by the deadline [C2].
 #[cold]
 pub(crate) fn complete_all(
     call: &'static str,
@@ -193,11 +193,11 @@ pub(crate) fn complete_all(
 ) -> Result<(), NcclError> {
     let start = Instant::now();
     let (mut first_error, mut failed, mut cut_off) = (None, None, Vec::new());
-    // From here on this thread only queries NCCL, which is brief, so an aborting thread waits for
-    // it.
+    // From here on this thread only makes short queries of NCCL, so an aborting thread waits for
+    // this thread.
     members.iter().for_each(|(_, inside)| inside.leave_blocking());
-    // All members belong to one group, so checking the first one finds a rank that was omitted from
-    // the group.
+    // All members belong to one group, so a check of the first member finds a rank that was omitted
+    // from the group.
     let mut left_out = members.first().map(|(inner, _)| (*inner, LeftOut::new(deadline)));
     let mut stopped = None;
     yield_until(start + bounded(deadline), || {
@@ -219,8 +219,8 @@ pub(crate) fn complete_all(
                     // describes this failure.
                     first_error.get_or_insert_with(|| inner.failure(call, code));
                     failed.get_or_insert(inner);
-                    // A revocation also ends calls. A communicator that was revoked meanwhile stays
-                    // revoked, because it can still be split or shrunk.
+                    // A revocation also ends calls. A revoked communicator stays revoked, because
+                    // the caller can still split or shrink it.
                     let _ = inner.gate.change(State::Live, State::Failed);
                     // An abort that began after the gate was checked may have caused the failure.
                     if inner.gate.is_closed() {
@@ -256,13 +256,14 @@ pub(crate) fn complete_all(
         }
         drop(members);
         for error in abort_closed(&late, ABORT_LIMIT).into_iter().filter_map(Result::err) {
-            tracing::error!(%error, "a communicator whose call did not return could not be aborted in time");
+            tracing::error!(%error, "could not abort in time a communicator whose call did not return");
         }
         late.iter().for_each(|inner| Abort::wait(inner));
     } else {
         drop(members);
     }
-    // The aborting threads do not wait for this thread, because it has left all gates above.
+    // The aborting threads do not wait for this thread, because this thread has left all gates
+    // above.
     cut_off.into_iter().for_each(|inner| Abort::wait(inner));
     match (first_error, failed) {
         (Some(error), Some(inner)) => Err(root_cause(inner, error)),
@@ -271,9 +272,9 @@ pub(crate) fn complete_all(
     }
 }
 
-/// Marks this thread as blocking in all gates. If one of the communicators was aborted or finalized
-/// meanwhile, marks this thread in none of them: the thread that aborts or finalizes waits until
-/// this one has left.
+/// Marks this thread as blocking in all gates. Fails if another thread has aborted or finalized one
+/// of the communicators. This thread is then marked in no gate, because the other thread waits
+/// until this thread has left the gates.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// Number of the last group of several communicators.
@@ -303,8 +304,8 @@ pub(crate) fn leave_blocking_all(inside: &[(&Arc<Inner>, Inside<'_>)]) {
 /// Makes NCCL refuse the group that this thread has started: `ncclGroupEnd` then launches nothing,
 /// waits for no rank, and returns an error.
 ///
-/// Issues an invalid call. NCCL records its error for the group before any other check (observed in
-/// 2.19 to 2.30).
+/// This function issues an invalid call inside the group. NCCL records the error of that call for
+/// the group before any other check (observed in 2.19 to 2.30).
 #[cold]
 pub(crate) fn refuse_group(nccl: Nccl) {
     let (kind, op) = (ncclDataType_t::ncclUint8, ncclRedOp_t::ncclSum);
@@ -315,10 +316,10 @@ pub(crate) fn refuse_group(nccl: Nccl) {
     debug_assert!(!matches!(refused, Ok(ncclResult_t::ncclSuccess)));
 }
 
-/// Completes a group of calls for which NCCL has returned `ended`.
+/// Completes a group of calls. `ended` is the result of `ncclGroupEnd`.
 ///
-/// If only part of a group reached NCCL, that part would wait until the deadline for ranks that
-/// never join it. So the communicators are aborted.
+/// If only part of a group reached NCCL, the other ranks never join that part, and NCCL would wait
+/// for them until the deadline. So the communicators of a partial group are aborted.
 #[inline]
 pub(crate) fn end_group(
     call: &'static str,
@@ -351,8 +352,8 @@ fn end_badly(
         Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => Ok(()),
         // After an abort NCCL's result code has no meaning.
         Ok(_) if let Some((inner, _)) = cut_off => Err(inner.abort_error(call)),
-        // Reads NCCL's error text before other threads may call, while it still describes this
-        // failure.
+        // Reads NCCL's error text before other threads may call NCCL, while the text still
+        // describes this failure.
         Ok(code) => Err(nccl.failure(call, code, None)),
         Err(error) => Err(error),
     };
@@ -364,19 +365,19 @@ fn end_badly(
     // The aborting thread waits for this thread to leave the gates.
     drop(inside);
     if is_partial && let Err(error) = abort_together(&inners, ABORT_LIMIT) {
-        tracing::error!(%error, "part of a group could not be aborted in time");
+        tracing::error!(%error, "could not abort in time the communicators of a partial group");
     }
     inners.iter().filter(|inner| inner.gate.is_closed()).for_each(|inner| Abort::wait(inner));
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| root_cause(inner, error.clone())))
 }
 
-/// Returns the value that NCCL has stored at `place`, if the call succeeded. After an error that
-/// does not confirm that NCCL has finished, NCCL may still write to the place, so its memory is
-/// leaked.
+/// Returns the value that NCCL has stored at `place`, if the call succeeded. Leaks the memory at
+/// `place` after an error that does not prove that NCCL has finished, because NCCL may still write
+/// there.
 ///
 /// # Safety
-/// `place` came from `Box::into_raw`. It belongs to the caller, or to NCCL until the call is
-/// complete.
+/// `place` came from `Box::into_raw`. It belongs to the caller, or to NCCL while the call is in
+/// progress.
 unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, NcclError> {
     let is_done = match &result {
         Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,

@@ -15,11 +15,12 @@ use crate::library::loading;
 use crate::member::membership::{self, Inner};
 use crate::{DeadState, Nccl};
 
-/// Number of allocations of NCCL's memory that are not freed, and their bytes.
+/// Number of allocations by `ncclMemAlloc` that are not freed.
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+/// Total requested size of these allocations, in bytes.
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Counts an allocation until it is dropped, when the memory is freed.
+/// Counts one allocation of NCCL's memory. Dropped when the memory is freed.
 pub(crate) struct CountedAllocation(u64);
 
 impl CountedAllocation {
@@ -37,17 +38,19 @@ impl Drop for CountedAllocation {
     }
 }
 
-/// NCCL's resources that this process holds now. At the end of a program they are leaks.
+/// NCCL's resources that this process has not freed. At the end of a program such resources are
+/// leaks.
 ///
-/// `Display` prints a line for each resource; nothing if there is none.
+/// `Display` prints one line for each resource, and nothing if there are no resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leaks {
-    /// Communicators that were not finalized, aborted, or dropped with their last handle, graph,
-    /// window and operation.
+    /// Communicators that were neither finalized nor aborted, and that a handle, graph, window or
+    /// reduction still uses.
     pub communicators: Vec<LeakedCommunicator>,
-    /// Number of communicators that are still being ended in the background:
-    /// [`Communicator::wait_for_dropped`](crate::Communicator::wait_for_dropped) waits for them.
+    /// Number of communicators that are still being ended in the background.
+    /// [`Communicator::wait_for_dropped`](crate::Communicator::wait_for_dropped) waits for these
+    /// communicators.
     pub ending: usize,
     /// Number of allocations of [`NcclMem`](crate::NcclMem) that are not freed.
     pub allocations: usize,
@@ -59,11 +62,12 @@ pub struct Leaks {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeakedCommunicator {
-    /// Name of the communicator in errors.
+    /// Name of the communicator, as in error messages.
     pub name: Arc<CommunicatorName>,
-    /// The reason why the communicator cannot be used, if any: revoked, suspended or failed.
+    /// State in which the communicator accepts no calls: revoked, suspended or failed. `None` for a
+    /// communicator that can be used.
     pub state: Option<DeadState>,
-    /// Number of windows and buffers registered with it.
+    /// Number of windows and buffers registered with the communicator.
     pub registrations: usize,
     /// Number of captured calls whose graphs were not destroyed.
     pub captured_calls: usize,
@@ -132,14 +136,15 @@ impl Nccl {
         Leaks::of(&membership::all())
     }
 
-    /// Prints leaked resources to standard error when the process ends (by return from `main` or
-    /// `exit`), one line for each. The report is printed once, even if requested several times.
+    /// Makes the process print its leaked resources to standard error when `main` returns or `exit`
+    /// is called. The report has one line for each resource. It is printed once, even if this
+    /// function is called several times.
     ///
-    /// The end of the process waits up to 10 s for communicators that were dropped and are still
-    /// being ended. A communicator that takes longer is reported as such.
+    /// At exit the process first waits up to 10 s for dropped communicators that are still being
+    /// ended. The report counts the communicators that take longer.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if the system accepts no more functions for the end of the process.
+    /// [`NcclError::Misuse`] if the system accepts no more functions to run at exit.
     pub fn report_leaks_at_exit() -> Result<(), NcclError> {
         static ONCE: Once = Once::new();
         let mut refused = false;
@@ -157,8 +162,8 @@ impl Nccl {
 }
 
 extern "C" fn report() {
-    // A forked child must not end its parent's communicators. If another thread holds the list for
-    // long, the report is omitted.
+    // A forked child must not end its parent's communicators. If another thread holds the lock of
+    // the list for long, the report is omitted.
     let Some(communicators) = loading::not_forked("report").ok().and_then(|()| membership::all_if_free()) else { return };
     let text = Leaks::of(&communicators).to_string();
     // Dropping the last handle would end a communicator on a background thread, which ends with the

@@ -1,6 +1,7 @@
-//! Ending communicators in order or by force, and suspending and resuming them.
+//! Calls that end communicators in order or by force, and calls that suspend and resume
+//! communicators.
 //!
-//! Calls that may wait forever inside NCCL run on a separate thread.
+//! Calls of NCCL that may never return run on a separate thread.
 //!
 //! Invariant: a handle is passed to `ncclCommDestroy` or `ncclCommAbort` once, by the thread that
 //! closed its gate.
@@ -27,13 +28,15 @@ use crate::sys::{self, ncclResult_t};
 const GRAPH_RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 impl Communicator {
-    /// Ends the membership in order: issued work completes, and NCCL's resources are freed.
+    /// Ends the membership in order: waits until issued work is complete, and frees NCCL's
+    /// resources.
     ///
-    /// This call consumes the handle; calls through its clones then return [`NcclError::Dead`].
+    /// This call consumes the handle. Calls through clones of the handle then return
+    /// [`NcclError::Dead`].
     ///
     /// NCCL frees memory that peers have mapped, and the driver then waits until the peers' devices
-    /// are idle. So if several ranks are threads of one process, let all of them return from this
-    /// call before one of them enqueues work that waits for another rank.
+    /// are idle. So if several ranks are threads of one process, all these threads must return from
+    /// this call before one of these threads enqueues work that waits for another rank.
     ///
     /// ```compile_fail,E0382
     /// # use std::time::Duration;
@@ -45,13 +48,13 @@ impl Communicator {
     /// ```
     ///
     /// # Collective
-    /// All ranks. A thread with several ranks ends them with [`finalize_all`](Self::finalize_all).
+    /// All ranks. A thread with several ranks calls [`finalize_all`](Self::finalize_all) instead.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if captured graphs still use the communicator after two seconds; it is
-    /// then unchanged. [`NcclError::Timeout`] if other ranks do not arrive or work does not
-    /// complete, after which it is aborted. [`NcclError::Dead`] if it was ended before through
-    /// another handle.
+    /// [`NcclError::Misuse`] if captured graphs still use the communicator after two seconds. The
+    /// communicator is then unchanged. [`NcclError::Timeout`] if other ranks do not arrive or work
+    /// does not complete by the deadline. The communicator is then aborted. [`NcclError::Dead`] if
+    /// the communicator was already ended through another handle.
     pub fn finalize(self, deadline: Duration) -> Result<(), NcclError> {
         Self::finalize_all(vec![self], deadline)
     }
@@ -62,8 +65,8 @@ impl Communicator {
     /// As for [`finalize`](Self::finalize).
     ///
     /// # Errors
-    /// As for [`finalize`](Self::finalize): the first error. All memberships are ended
-    /// nevertheless, unless a graph uses one of them.
+    /// As for [`finalize`](Self::finalize). Returns the first error. All memberships are ended in
+    /// spite of an error, unless a graph uses one of the communicators.
     pub fn finalize_all(communicators: Vec<Self>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "finalize";
         let (start, deadline) = (Instant::now(), bounded(deadline));
@@ -76,15 +79,15 @@ impl Communicator {
         for communicator in &communicators {
             let inner = &communicator.inner;
             let closed = inner.enter_within(CALL, Allowed::LIVE, rest).and_then(|_inside| {
-                // A capture may have begun since the first check, but none begins while this thread
-                // is inside the gate.
+                // A capture may have begun since the first check, but no capture begins while this
+                // thread is inside the gate.
                 no_graphs(CALL, [inner], Duration::ZERO)?;
                 inner.gate.close_from(State::Live, State::Finalized).map_err(|state| inner.dead(CALL, state))
             });
             match closed {
                 Ok(()) => {
-                    // Only readers can remain inside, and they leave soon: a revocation would have
-                    // changed the state.
+                    // Only readers can remain inside the gate, and readers leave soon. A
+                    // revocation, which may block, would have changed the state.
                     inner.gate.drain(Duration::ZERO);
                     ends.push((inner, Teardown::of(inner, State::Live, rest()).start()));
                 }
@@ -110,13 +113,13 @@ impl Communicator {
     /// results, and blocked calls of other threads return an error. This call needs neither the
     /// lock nor another rank.
     ///
-    /// Returns when NCCL has freed the communicator, or after `limit`; NCCL then continues in the
-    /// background. While captured graphs use the communicator, NCCL keeps its memory until they are
-    /// destroyed, and this call does not wait for that.
+    /// Returns when NCCL has freed the communicator, or after `limit`. After `limit` NCCL continues
+    /// in the background. If captured graphs use the communicator, NCCL frees its memory only when
+    /// the graphs are destroyed. This call does not wait for that.
     ///
     /// # Errors
     /// [`NcclError::Timeout`] if NCCL has not finished within `limit`; [`NcclError::Dead`] if the
-    /// communicator was ended before; errors of NCCL.
+    /// communicator was already ended; errors of NCCL.
     pub fn abort(&self, limit: Duration) -> Result<(), NcclError> {
         const CALL: &str = "abort";
         self.inner.nccl.not_forked(CALL)?;
@@ -125,38 +128,40 @@ impl Communicator {
         abort_closed(std::slice::from_ref(&self.inner), bounded(limit)).pop().unwrap_or(Ok(()))
     }
 
-    /// Aborts every communicator of this process, each on a separate thread. Aborting them one
-    /// after the other can wait forever, because they share devices. Returns their number.
+    /// Aborts every communicator of this process, each on a separate thread. Returns the number of
+    /// aborted communicators. Aborting several communicators one after the other can deadlock,
+    /// because communicators share devices.
     ///
     /// # Errors
-    /// As for [`abort`](Self::abort): the first error.
+    /// As for [`abort`](Self::abort). Returns the first error.
     pub fn abort_all(limit: Duration) -> Result<usize, NcclError> {
         abort_together(&membership::all(), bounded(limit))
     }
 
-    /// Waits until all communicators dropped so far are freed, for at most `deadline`. Returns
-    /// whether they are freed.
+    /// Waits until all communicators that were dropped before this call are freed, for at most
+    /// `deadline`. Returns whether all these communicators are freed.
     ///
-    /// The end of the process waits for them too, for at most 10 s. Call this to wait longer, or to
-    /// know whether they are freed.
+    /// The process also waits for dropped communicators at exit, for at most 10 s. Call this
+    /// function to wait longer, or to know whether the communicators are freed.
     pub fn wait_for_dropped(deadline: Duration) -> bool {
-        // The order matters: if the watchdog drops a last handle, it counts the communicator before
-        // its inspection ends.
+        // The order of the two conditions matters. If the watchdog drops a last handle, the
+        // communicator is counted before the inspection of the watchdog ends.
         let ended = || Ok(!watchdog::is_looking() && teardown::count() == 0);
         wait_until::<std::convert::Infallible>(Instant::now() + bounded(deadline), ended).unwrap_or(false)
     }
 
-    /// Ends running work on the communicator, but keeps it for [`split`](Self::split) and
-    /// [`shrink`](Self::shrink). Requires NCCL 2.28.7.
+    /// Ends running work on the communicator. The communicator can then only be split, shrunk or
+    /// ended: see [`split`](Self::split) and [`shrink`](Self::shrink). Requires NCCL 2.28.7.
     ///
     /// Blocked work on the device ends. On a blocking communicator, blocked calls of other threads
     /// also end. On a non-blocking communicator, this call acquires the lock like other calls,
-    /// because NCCL would otherwise free a call in progress twice ([`abort`](Self::abort) ends such
-    /// a call).
+    /// because a concurrent revoke makes NCCL free a call in progress twice. [`abort`](Self::abort)
+    /// ends such a call.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`], also if the communicator
-    /// was revoked before. [`NcclError::Timeout`] at the communicator's deadline. Errors of NCCL.
+    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`] if the communicator was
+    /// already ended or revoked. [`NcclError::Timeout`] at the communicator's deadline. Errors of
+    /// NCCL.
     pub fn revoke(&self) -> Result<(), NcclError> {
         const CALL: &str = "revoke";
         let inner = &self.inner;
@@ -189,14 +194,14 @@ impl Communicator {
         })
     }
 
-    /// Reacquires the memory released by [`suspend`](Self::suspend). Requires NCCL 2.29.7.
+    /// Reallocates the memory released by [`suspend`](Self::suspend). Requires NCCL 2.29.7.
     ///
     /// # Collective
     /// All ranks.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless the communicator is suspended; otherwise as for
-    /// [`suspend`](Self::suspend).
+    /// [`NcclError::Misuse`] unless the communicator is suspended. [`NcclError::Unsupported`] with
+    /// an older NCCL. [`NcclError::Dead`]. Errors of NCCL.
     pub fn resume(&self) -> Result<(), NcclError> {
         const CALL: &str = "resume";
         if self.inner.gate.state() == State::Live {
@@ -211,7 +216,8 @@ impl Communicator {
         })
     }
 
-    /// Makes NCCL change the state, and records the change before another thread enters.
+    /// Calls `function`, which suspends or resumes the communicator, and records the new state
+    /// before another thread enters the gate.
     fn change(
         &self,
         call: &'static str,
@@ -224,8 +230,8 @@ impl Communicator {
         let _span = spans::of(inner, call);
         let inside = inner.enter(call, allowed)?;
         if from == State::Live {
-            // A capture may have begun since the first check, but none begins while this thread is
-            // inside the gate.
+            // A capture may have begun since the first check, but no capture begins while this
+            // thread is inside the gate.
             no_graphs(call, [inner], Duration::ZERO)?;
         }
         inner.bind()?;
@@ -235,7 +241,8 @@ impl Communicator {
             inner.check(call, code)?;
             return inner.gate.change(from, to).map_err(|state| inner.dead(call, state));
         }
-        // No thread enters in between, since the state stops being live before the gate is left.
+        // The state stops being live before this thread leaves the gate, so no other thread enters
+        // before the call is complete.
         inner.gate.change(from, State::Suspended).map_err(|state| inner.dead(call, state))?;
         let completed = inner.complete(call, code, inside);
         let end = if completed.is_ok() { to } else { State::Failed };
@@ -246,8 +253,9 @@ impl Communicator {
 
 /// Fails while captured graphs use one of the communicators.
 ///
-/// The driver releases the resources of a destroyed graph some time later, on a thread of its own
-/// (observed on H200). This function waits for that, for at most `patience`.
+/// The driver releases the resources of a destroyed graph later, on a thread of the driver
+/// (observed on H200). This function waits for that release for at most `patience`, and at most two
+/// seconds.
 pub(crate) fn no_graphs<'a>(
     call: &'static str,
     communicators: impl IntoIterator<Item = &'a Arc<Inner>> + Clone,
@@ -260,13 +268,14 @@ pub(crate) fn no_graphs<'a>(
     }
 }
 
-/// Revokes a non-blocking communicator: no other thread is inside the gate, and NCCL has no pending
-/// call.
+/// Revokes a non-blocking communicator while no other thread is inside the gate and NCCL has no
+/// pending call.
 fn revoke_exclusively(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
     let start = Instant::now();
     let inside = inner.enter(call, Allowed::OPEN)?;
     inner.bind()?;
-    // An error caused by a peer stays with the communicator, whatever this call returns.
+    // An asynchronous error caused by a peer stays with the communicator, so it is not an error of
+    // this call.
     let stays = inner.ask()?;
     if stays == ncclResult_t::ncclInProgress {
         // An earlier call, whose wait timed out, is still in progress.
@@ -284,7 +293,8 @@ fn revoke_exclusively(inner: &Arc<Inner>, call: &'static str) -> Result<(), Nccl
         code => inner.check(call, code),
     });
     if started.is_err() {
-        // NCCL refused: restores the previous state, unless another thread has changed it.
+        // NCCL refused the revocation. Restores the previous state, unless another thread has
+        // changed the state.
         let _ = inner.gate.change(State::Revoked, before);
         return started;
     }
@@ -301,28 +311,29 @@ fn revoke_exclusively(inner: &Arc<Inner>, call: &'static str) -> Result<(), Nccl
     }
 }
 
-/// Revokes a blocking communicator while other threads may be inside the gate: their blocked calls
-/// end.
+/// Revokes a blocking communicator while other threads may be inside the gate. Blocked calls of
+/// these threads end.
 fn revoke_concurrently(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
     let reader = inner.gate.enter_shared(Allowed::OPEN).map_err(|refused| inner.refused(call, refused))?;
     inner.bind()?;
     let before = revoked(inner, call)?;
     let code = reader.enter_blocking(|| {
-        // SAFETY: the handle is live: a thread that frees the handle waits for readers, or finds
-        // that this one is blocked in NCCL, which allows another thread to abort in that case. NCCL
-        // lets this function run concurrently with a blocked call.
+        // SAFETY: the handle is live. A thread that frees the handle waits for readers, or finds
+        // that this thread is blocked in NCCL. NCCL allows another thread to abort while this
+        // thread is blocked. NCCL allows a revocation concurrently with a blocked call.
         inner.nccl.code(call, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })
     });
     let result = inner.check(call, code.map_err(|state| inner.dead(call, state))??);
     if result.is_err() {
         let _ = inner.gate.change(State::Revoked, before);
     }
-    // If another thread has ended the communicator meanwhile, nothing is left to split or shrink.
+    // If another thread has ended the communicator during this call, it can no longer be split or
+    // shrunk.
     if inner.gate.is_closed() { result.and(Err(inner.dead(call, inner.gate.state()))) } else { result }
 }
 
-/// Records the revocation, and returns the previous state. Only the first caller makes NCCL revoke;
-/// a closed communicator is an error.
+/// Records the revocation, and returns the previous state. Fails if the communicator is already
+/// revoked or closed, so only the first caller makes NCCL revoke.
 fn revoked(inner: &Inner, call: &'static str) -> Result<State, NcclError> {
     match inner.gate.set(State::Revoked) {
         Ok(State::Revoked) => Err(inner.dead(call, State::Revoked)),

@@ -1,11 +1,12 @@
-//! Finds the ranks of a communicator in this process that are behind, and whether another thread
-//! can still issue their calls.
+//! Finds the ranks of a communicator in this process that are behind, and checks whether another
+//! thread can still issue the missing calls.
 //!
-//! A thread with several ranks issues their calls in one group. If it omits a rank, it waits for a
-//! call that only it can issue, and NCCL never detects this. `wait.rs` checks ranks of other
-//! processes.
+//! A thread with several ranks issues the calls of all these ranks in one group. If the thread
+//! omits a rank, the thread waits for a call that only the thread itself can issue. NCCL never
+//! detects this error. `wait.rs` checks ranks of other processes.
 //!
-//! Invariant: this module only reads. It costs each call one store.
+//! Invariant: this module only reads shared state. Each call stores the number of its thread for
+//! this module.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,21 +18,21 @@ use crate::member::threads::this_thread;
 /// Interval at which the other ranks of the process are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Minimum time before a rank counts as omitted, because threads can be late by that much.
+/// Minimum time before a rank counts as omitted. Threads can be late by up to this time.
 const AT_LEAST: Duration = Duration::from_millis(500);
 
-/// Time for which a thread that has issued the call for several ranks waits for one that it
-/// omitted.
+/// Time after which a rank counts as omitted, if the thread has already issued the call for several
+/// other ranks.
 const LEFT_OUT_AFTER: Duration = Duration::from_secs(1);
 
-/// Returns the other ranks of a communicator in this process.
+/// Returns the other open ranks of a communicator in this process.
 fn siblings(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let mut all = membership::all();
     all.retain(|other| other.identity == inner.identity && !Arc::ptr_eq(other, inner) && !other.gate.is_closed());
     all
 }
 
-/// Returns all ranks of a communicator in this process, including this one.
+/// Returns all open ranks of a communicator in this process, including `inner`.
 pub(crate) fn of_process(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let mut all = siblings(inner);
     all.push(Arc::clone(inner));
@@ -47,17 +48,20 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     siblings(inner).iter().map(report).collect()
 }
 
-/// Checks whether a waiting thread has omitted a rank whose call only this thread can issue.
+/// Checks whether a waiting thread has omitted a rank whose call only the waiting thread can issue.
 pub(crate) struct LeftOut {
+    /// Number of the waiting thread.
     thread: u64,
+    /// Time of the next check.
     next: Instant,
-    /// Time after which the rank is not expected any more: shorter if the thread is known to issue
-    /// calls for several ranks.
+    /// Time after which a rank counts as omitted. The time is shorter if the thread is known to
+    /// issue calls for several ranks.
     patience: Duration,
 }
 
 impl LeftOut {
-    /// Creates the check for a wait of the calling thread with this time limit.
+    /// Creates the check for a wait of the calling thread. `deadline` is the time limit of the
+    /// wait.
     pub(crate) fn new(deadline: Duration) -> Self {
         Self::by_thread(this_thread(), deadline)
     }
@@ -67,13 +71,13 @@ impl LeftOut {
         Self { thread, next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }
     }
 
-    /// Fails if the thread that issued the last call on the communicator, or that waits for it, has
-    /// omitted a rank.
+    /// Fails if the waiting thread has omitted a rank.
     ///
-    /// A rank counts as omitted if it has fewer collectives, and no thread other than this one has
-    /// created or used it. Its handle may have been passed to another thread that has not made a
-    /// call yet. So the check waits for half of the deadline, and at least half a second. If this
-    /// thread has issued this collective for another rank too, the check waits for one second.
+    /// A rank counts as omitted if it has issued fewer collectives, and the waiting thread was the
+    /// last to create or use it. The program may have passed the rank's handle to another thread
+    /// that has not made a call yet. So the check fails only after half of the deadline, and at
+    /// least half a second. If the waiting thread has issued the collective for another rank too,
+    /// the check fails after one second.
     ///
     /// # Errors
     /// [`MisuseKind::NotInGroup`].

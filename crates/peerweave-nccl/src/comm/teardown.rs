@@ -1,6 +1,6 @@
-//! Teardown in the background: of dropped communicators, and for `finalize`.
+//! Background threads that end communicators, for dropped communicators and for `finalize`.
 //!
-//! Calls that may wait forever inside NCCL run on a separate thread.
+//! Calls of NCCL that may never return run on a separate thread.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,14 +18,14 @@ use crate::member::state::{Allowed, Inside, Refused, State};
 use crate::sys::ncclResult_t;
 use crate::{Nccl, Timeout};
 
-/// Longest time that the end of the process waits for communicators that are being ended.
+/// Time limit for which the process waits at exit for communicators that are being ended.
 pub(crate) const EXIT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Number of threads that end communicators in the background; [`CLOSED`] is set when no further
+/// Number of background threads that end communicators. The bit [`CLOSED`] is set when no further
 /// thread may start.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// The process is ending, and waits for no thread any more.
+/// Bit of [`ENDING`]: the process is ending and does not wait for background threads any more.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
 /// Returns the number of communicators that are being ended in the background.
@@ -33,23 +33,23 @@ pub(crate) fn count() -> usize {
     ENDING.load(Ordering::Acquire) & !CLOSED
 }
 
-/// Returns whether the process is ending, so that NCCL must not be called again.
+/// Returns whether the process is ending. NCCL must then not be called any more.
 pub(super) fn is_closed() -> bool {
     ENDING.load(Ordering::Acquire) & CLOSED != 0
 }
 
-/// Ends a dropped communicator in the background. Never blocks and never panics. A communicator
-/// that cannot be ended is leaked.
+/// Ends a dropped communicator in the background. Never blocks and never panics. Leaks the
+/// communicator if no thread can be started.
 fn teardown_later(inner: &Inner, state: State) {
     if inner.nccl.not_forked("drop").is_err() {
         return;
     }
     if Teardown::of(inner, state, inner.deadline()).start().is_none() && !is_closed() {
-        tracing::error!(communicator = %inner.name, "leaked, because no thread could be started to end it");
+        tracing::error!(communicator = %inner.name, "leaked the communicator, because no thread could be started to end it");
     }
 }
 
-/// The values needed to end a communicator that is not used any more.
+/// Values needed to end a communicator that is not used any more.
 pub(super) struct Teardown {
     nccl: Nccl,
     handle: Handle,
@@ -57,7 +57,8 @@ pub(super) struct Teardown {
     name: Arc<CommunicatorName>,
     state: State,
     deadline: Duration,
-    /// Memory that peers access until the communicator is freed; leaked if it cannot be freed.
+    /// Memory that peers access until the communicator is freed. Leaked if the communicator cannot
+    /// be freed.
     deferred: ManuallyDrop<Vec<Keep>>,
     is_freed: Arc<AtomicBool>,
 }
@@ -84,8 +85,8 @@ impl Teardown {
             let freed = match (self.state, &finalized) {
                 // NCCL can destroy a suspended communicator without finalizing it.
                 (State::Live | State::Suspended, Ok(())) => self.destroy(),
-                // The communicator failed, was revoked, or could not be finalized: an abort frees
-                // it, and ends running work.
+                // The communicator failed, was revoked, or could not be finalized. An abort frees
+                // the communicator and ends running work.
                 _ => abort(),
             };
             if freed.is_ok() {
@@ -100,12 +101,12 @@ impl Teardown {
         })
     }
 
-    /// Completes the issued work.
+    /// Calls `ncclCommFinalize`, which completes the issued work, and waits until the deadline.
     fn finalize(&self, start: Instant) -> Result<(), NcclError> {
         const CALL: &str = "ncclCommFinalize";
         let (nccl, handle, context) = (self.nccl, self.handle, Arc::clone(&self.context));
-        // On a blocking communicator this call never returns if a peer is gone, so another thread
-        // makes it.
+        // On a blocking communicator `ncclCommFinalize` never returns if a peer is lost, so another
+        // thread calls it.
         let called = spawn_background("peerweave-finalize", move || {
             let _ = set_current(&context);
             // SAFETY: the gate is closed, and this is the only use of the handle until it returns
@@ -163,35 +164,36 @@ impl Teardown {
 pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
     NcclError::misuse(
         call,
-        MisuseKind::Context { why: "the system cannot start a thread for the call; raise the limit of threads" },
+        MisuseKind::Context { why: "the system cannot start a thread for the call; raise the limit on threads" },
     )
 }
 
-/// Makes the end of the process wait for the threads that end communicators, and start no more of
-/// them. NCCL, its CUDA runtime and the driver free their state at that end, and a thread that is
-/// still inside them would use it.
+/// Registers a function that runs at process exit. The function waits for the threads that end
+/// communicators, and prevents new ones. NCCL, its CUDA runtime and the driver free their state at
+/// exit, and a thread inside these libraries would use freed state.
 ///
-/// Functions that were registered last run first. The runtime registers its own when the first
-/// communicator is created, so this is called again after that.
+/// Exit functions run in reverse order of registration. The CUDA runtime registers its exit
+/// function when the first communicator is created. So this function is called again after that.
 fn wait_at_exit(registered: &Once) {
     registered.call_once(|| {
         // SAFETY: the function lives as long as the process, and does not panic.
         if unsafe { libc::atexit(wait_for_ending) } != 0 {
-            tracing::warn!("atexit failed: the end of the process does not wait for dropped communicators");
+            tracing::warn!("atexit failed; the process does not wait at exit for dropped communicators");
         }
     });
 }
 
-/// Notes that a communicator was created: see [`wait_at_exit`].
+/// Registers [`wait_at_exit`] again after the first communicator was created.
 pub(super) fn created() {
     static REGISTERED: Once = Once::new();
     wait_at_exit(&REGISTERED);
 }
 
 extern "C" fn wait_for_ending() {
-    // A fork has a copy of the count, but not the threads.
+    // A forked child has a copy of the count, but not the threads.
     if loading::not_forked("exit").is_ok() {
-        // The last thread has left and no other can enter, or this function has run before.
+        // True if the count was 0 and is now closed to new threads, or if this function has already
+        // run.
         let closed = || {
             let last = ENDING.compare_exchange(0, CLOSED, Ordering::SeqCst, Ordering::SeqCst);
             Ok::<_, std::convert::Infallible>(last.is_ok() || is_closed())
@@ -201,8 +203,8 @@ extern "C" fn wait_for_ending() {
     }
 }
 
-/// Runs `work` on a separate thread, and counts it until it returns. Returns `None` if the system
-/// cannot start a thread, or the process is ending.
+/// Runs `work` on a separate thread, which is counted in [`ENDING`] until `work` returns. Returns a
+/// receiver of the result, or `None` if the system cannot start a thread or the process is ending.
 pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
     struct Counted;
     impl Drop for Counted {
@@ -226,15 +228,16 @@ pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce(
     std::thread::Builder::new().name(name.to_owned()).spawn(body).ok().map(|_| receiver)
 }
 
-/// Runs `work` inside a communicator's gate, for a destructor: immediately if the gate is free, on
-/// another thread if it is busy, and not at all if the communicator was freed.
+/// Runs `work` inside a communicator's gate, for a destructor. Runs `work` on this thread if the
+/// gate becomes free within `patience`. If the gate is busy, runs `work` on another thread. Does
+/// nothing if the communicator was freed.
 pub(crate) fn run_or_defer(
     inner: Arc<Inner>,
     allowed: Allowed,
     patience: Duration,
     work: impl FnOnce(&Inner) -> Result<(), NcclError> + Send + 'static,
 ) {
-    // If the communicator was freed meanwhile, its resources were freed with it.
+    // If the communicator has been freed, its resources were freed together with the communicator.
     fn free(inner: &Inner, inside: &Inside<'_>, work: impl FnOnce(&Inner) -> Result<(), NcclError>) {
         if inside.enter_blocking().is_ok()
             && let Err(error) = work(inner)
@@ -260,7 +263,8 @@ pub(crate) fn run_or_defer(
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // A forked child cannot end a communicator, and a lock may be held forever.
+        // A forked child cannot end a communicator, and a lock copied by the fork may never be
+        // released.
         if self.nccl.not_forked("drop").is_err() {
             return;
         }
@@ -269,7 +273,7 @@ impl Drop for Inner {
         if self.gate.close(State::Finalized).is_ok() {
             teardown_later(self, state);
         } else if !self.is_freed.load(Ordering::Acquire) {
-            // NCCL refused the abort: the communicator lives, and peers may still access its
+            // NCCL refused the abort. The communicator still exists, and peers may still access its
             // memory.
             std::mem::forget(self.take_deferred());
         }

@@ -1,9 +1,9 @@
-//! Waits with a deadline for enqueued work, and finds the missing ranks.
+//! Waits with a deadline for enqueued work, and finds the ranks that have not joined the work.
 //!
 //! `lifecycle.rs` ends communicators whose work is stuck.
 //!
-//! Invariant: ranks report their position only after a wait has timed out or when
-//! [`Communicator::report`] is called, so a call has no cost for it.
+//! Invariant: ranks publish their last call only after a wait has timed out or when
+//! [`Communicator::report`] is called. So this module adds no cost to collectives.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -25,14 +25,14 @@ use crate::sys::ncclResult_t;
 /// The action on pending work when a wait times out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnExpiry {
-    /// Aborts the communicator, with all of its ranks in this process. Other communicators
-    /// continue.
+    /// Aborts the communicator, with all of its ranks in this process. Other communicators are not
+    /// affected.
     #[default]
     Abort,
-    /// Aborts every communicator of the process. For stuck work that blocks other communicators on
+    /// Aborts every communicator of the process. Useful if stuck work blocks other communicators on
     /// the same device.
     AbortAll,
-    /// Changes nothing: the work and its stream stay stuck until the caller ends them by
+    /// Changes nothing. The work and its stream stay stuck until the caller ends the work by
     /// [`Communicator::shrink`] with [`ShrinkMode::Abort`](crate::ShrinkMode::Abort) or by
     /// [`Communicator::revoke`].
     LeaveAlone,
@@ -41,34 +41,36 @@ pub enum OnExpiry {
 /// Interval at which NCCL is queried for asynchronous errors.
 const ASK_EVERY: Duration = Duration::from_millis(2);
 
-/// Interval at which a waiter queries the rendezvous for lost ranks, and the time limit of the
-/// response, which usually takes less than a tenth of a millisecond.
+/// Interval at which a waiter queries the rendezvous for lost ranks.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
+/// Time limit of one such query. The response usually takes less than 0.1 ms.
 const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Time within which work that a rank joined before it died may still complete.
+/// Time after the loss of a rank for which a wait continues. Work that the rank joined before it
+/// died can complete within this time.
 const LAST_WORK: Duration = Duration::from_millis(500);
 
-/// Time within which the other ranks report their position.
+/// Time limit within which the other ranks publish their last call.
 const REPORTS: Duration = Duration::from_millis(500);
 
 impl Communicator {
-    /// Waits until all present work of the stream is complete, and polls the communicator for
-    /// errors meanwhile. A thread that is blocked in a call does not delay this one.
+    /// Waits until all work enqueued in the stream is complete. Polls the communicator for errors
+    /// while waiting. Another thread that is blocked in a call on the communicator does not delay
+    /// this call.
     ///
     /// After a timeout or an error, **the communicator is aborted**, with all of its ranks in this
-    /// process, each on a separate thread. Other communicators continue.
+    /// process, each on a separate thread. Other communicators are not affected.
     /// [`wait_with`](Self::wait_with) can skip the abort, or abort all communicators of the
     /// process.
     ///
     /// # Errors
-    /// [`NcclError::Timeout`] names the last call and its number, and the ranks that are behind:
-    /// those of this process, and those that reported over the rendezvous, if there is one.
-    /// [`MisuseKind::NotInGroup`] before the deadline, if this thread waits for a rank whose call
-    /// only it could issue. [`NcclError::PeerLost`] half a second after the rendezvous reports that
-    /// a rank has died, or at the deadline. [`NcclError::Nccl`] for NCCL's asynchronous errors.
-    /// [`NcclError::Dead`] if the communicator was ended meanwhile. [`NcclError::Cuda`] if the work
-    /// failed.
+    /// [`NcclError::Timeout`] at the deadline. The error names the last call, its number, and the
+    /// ranks that are behind. Ranks of other processes are found through the rendezvous, if there
+    /// is one. [`MisuseKind::NotInGroup`] before the deadline, if this thread waits for a rank
+    /// whose call only this thread could issue. [`NcclError::PeerLost`] half a second after the
+    /// rendezvous reports that a rank has died, or at the deadline. [`NcclError::Nccl`] for NCCL's
+    /// asynchronous errors. [`NcclError::Dead`] if another thread ended the communicator during the
+    /// wait. [`NcclError::Cuda`] if the work failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         self.wait_with(stream, deadline, OnExpiry::default())
     }
@@ -81,8 +83,8 @@ impl Communicator {
         self.wait(stream, self.deadline())
     }
 
-    /// Waits like [`wait`](Self::wait), with a choice of the action on pending work after a
-    /// timeout.
+    /// Waits like [`wait`](Self::wait). `on_expiry` selects the action on pending work after a
+    /// timeout or an error.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
@@ -135,14 +137,14 @@ impl Communicator {
             let _ = other.abort_reason.set(error.clone());
         }
         match abort_together(&aborted, ABORT_LIMIT) {
-            Ok(count) => tracing::error!(%error, count, "communicators were aborted"),
-            Err(late) => tracing::error!(%error, %late, "not all communicators could be aborted in time"),
+            Ok(count) => tracing::error!(%error, count, "aborted communicators after a failed wait"),
+            Err(late) => tracing::error!(%error, %late, "could not abort all communicators in time after a failed wait"),
         }
         Err(error)
     }
 
-    /// Publishes the last call of this rank to the other ranks, and returns what they have
-    /// published so far. Does nothing without a rendezvous.
+    /// Publishes the last call of this rank to the other ranks, and returns the reports that the
+    /// other ranks have already published. Returns an empty list without a rendezvous.
     ///
     /// # Errors
     /// [`NcclError::Bootstrap`].
@@ -159,27 +161,28 @@ impl Communicator {
 
 /// The reason why a wait ends before its deadline.
 enum Stop {
-    /// The state of the work is unknown, or another thread has ended it.
+    /// The state of the work could not be queried, or another thread has ended the work.
     Unasked(NcclError),
     /// The work has failed.
     Failed(NcclError),
 }
 
-/// Returns whether the code is about the query itself and not about the work.
+/// Returns whether the error code describes a failure of the query itself, not a failure of the
+/// work.
 fn is_about_asking(code: CudaCode) -> bool {
     // Errors of parameters, contexts, handles and captures.
     matches!(code.0, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code.0)
 }
 
-/// Checks whether the state of enqueued work is still reliable: revoking or aborting a communicator
-/// also ends its work.
+/// Checks whether the stream's state still describes the work. A revoked or aborted communicator
+/// also ends its work, so the work then looks complete.
 ///
-/// A thread inside the gate detects errors by itself; this function waits for that thread for at
-/// most `patience`.
+/// If another thread is inside the gate, this function waits for that thread for at most
+/// `patience`. That thread detects asynchronous errors of NCCL.
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {
-        // The reason names the call that was waited for.
+        // The recorded reason of an abort names the call whose work was late.
         return Err(Stop::Unasked(inner.abort_reason.get().cloned().unwrap_or_else(|| inner.dead(call, state))));
     }
     let because = |error| inner.abort_reason.get().cloned().unwrap_or(error);
@@ -214,18 +217,18 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: Rank) -> Result<Option
     Ok(sequence.parse().ok().map(|sequence| RankReport { rank, sequence, call: call.to_owned() }))
 }
 
-/// Detects through the rendezvous, within 500 ms, that a rank has died. Over NVLink NCCL does not
-/// detect the death, and the work is stuck until the deadline.
+/// Detects lost ranks through the rendezvous during a wait. Over NVLink, NCCL does not detect that
+/// a rank has died, and the work would stay stuck until the deadline.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Time of the next query of the rendezvous, since the start of the wait.
+    /// Time of the next query of the rendezvous, measured from the start of the wait.
     next: Option<Duration>,
     /// The lost ranks, and the time at which they were reported.
     gone: Option<(Vec<Rank>, Instant)>,
 }
 
 impl Watch {
-    /// Returns an error when a rank has been lost for some time: work in which it still took part
+    /// Fails once a rank has been lost for [`LAST_WORK`]. Work that the rank joined before it died
     /// has completed by then.
     pub(crate) fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
         if let Some((ranks, since)) = &mut self.gone {
@@ -249,16 +252,17 @@ impl Watch {
         waited >= *self.next.get_or_insert(WATCH_EVERY)
     }
 
-    /// Records the answer of the rendezvous and its duration. A slow server is queried less often,
-    /// so that queries take at most a tenth of the time.
+    /// Records the lost ranks reported by the rendezvous, and the duration of the query. A slow
+    /// server is queried less often, so that queries take at most a tenth of the waiting time.
     fn answered(&mut self, waited: Duration, took: Duration, gone: Vec<Rank>) {
         self.next = Some(waited + took * 10 + WATCH_EVERY);
         self.gone = (!gone.is_empty()).then(|| (gone, Instant::now()));
     }
 }
 
-/// Queries the rendezvous on a separate thread, because a lost or blocked server must not delay
-/// this thread beyond its deadline. Returns the default value without a rendezvous.
+/// Queries the rendezvous on a separate thread, because a lost or blocked server must not delay the
+/// calling thread beyond its deadline. Returns the default value if there is no rendezvous or no
+/// answer within one second.
 fn ask_rendezvous<R: Default + Send + 'static>(
     inner: &Arc<Inner>,
     ask: impl FnOnce(&Inner, &Rendezvous) -> R + Send + 'static,
@@ -275,16 +279,16 @@ fn ask_rendezvous<R: Default + Send + 'static>(
     }
 }
 
-/// Converts an error of NCCL to [`NcclError::PeerLost`] if a rank is lost. Called outside of the
-/// gate, because it may take some time.
+/// Converts an error of NCCL to [`NcclError::PeerLost`] if the rendezvous reports a lost rank.
+/// Called outside of the gate, because the query may take half a second or more.
 #[cold]
 pub(crate) fn root_cause(inner: &Arc<Inner>, error: NcclError) -> NcclError {
     let NcclError::Nccl(failure) = &error else { return error };
     if !failure.code.may_be_a_loss() {
         return error;
     }
-    // NCCL detects a closed connection immediately; the rendezvous detects the dead process a
-    // little later.
+    // NCCL detects a closed connection immediately. The rendezvous detects the dead process a
+    // little later, so this thread polls the rendezvous.
     let gone = ask_rendezvous(inner, |inner, rendezvous| {
         let mut gone = Vec::new();
         let _ = wait_until(Instant::now() + REPORTS, || {
@@ -323,7 +327,8 @@ pub(crate) fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
     .into()
 }
 
-/// The reports of the other ranks, or of the rendezvous about them.
+/// Information about the other ranks: the ranks that are lost, the ranks that are behind, and the
+/// reports that ranks have published.
 #[derive(Default)]
 struct PeerReports {
     gone: Vec<Rank>,
@@ -347,7 +352,8 @@ impl PeerReports {
         }
     }
 
-    /// Adds the known positions of the ranks of this process, with or without a rendezvous.
+    /// Adds the positions of the ranks of this process, which are known without a rendezvous. A
+    /// rank with a position before `sequence` is missing.
     fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
         for report in known {
             self.missing.retain(|rank| *rank != report.rank);
@@ -371,12 +377,13 @@ impl PeerReports {
             return reports_of_peers;
         }
         let (sequence, _) = inner.last();
-        // The others' waits expire about now too.
+        // The waits of the other ranks time out at about the same time, and these ranks then
+        // publish their reports.
         let others = others(inner);
         let all = wait_until(Instant::now() + REPORTS, || {
             let found = others.iter().map(|rank| reported(inner, rendezvous, *rank));
             reports_of_peers.reports = found.filter_map(Result::transpose).collect::<Result<_, _>>()?;
-            // A report of an earlier expiry may be replaced by a newer one.
+            // A rank that reported an earlier call may still publish a newer report.
             let is_new = |report: &RankReport| report.sequence >= sequence;
             Ok::<_, BootstrapError>(reports_of_peers.reports.len() == others.len() && reports_of_peers.reports.iter().all(is_new))
         });
@@ -384,7 +391,7 @@ impl PeerReports {
             reports_of_peers.missing =
                 others.into_iter().filter(|rank| reports_of_peers.reports.iter().all(|report| report.rank != *rank)).collect();
         }
-        // A rank that reports an earlier call has not arrived at this one.
+        // A rank whose last call is an earlier call is behind.
         reports_of_peers
             .missing
             .extend(reports_of_peers.reports.iter().filter(|report| report.sequence < sequence).map(|report| report.rank));

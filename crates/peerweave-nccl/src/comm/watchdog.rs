@@ -1,13 +1,13 @@
-//! The watchdog: one thread of the process, which enforces deadlines for blocked calls and for
+//! The watchdog: one thread of the process that enforces the deadlines of blocked calls and of
 //! enqueued work.
 //!
-//! A call has no cost for it, because the watchdog reads values that a call writes anyway: the
-//! owner of the gate (`state.rs`), the number of the last call, and the streams with work. A
-//! separate thread for each late call queries the positions of the other ranks, so a query does not
-//! delay the deadline of another call.
+//! The watchdog adds no cost to calls, because it reads values that each call writes anyway: the
+//! owner of the gate (`state.rs`), the number of the last call, and the streams with work. For each
+//! late call, a separate thread queries the positions of the other ranks. So a query does not delay
+//! the deadline of another call.
 //!
-//! Invariant: a communicator is closed before it is aborted, as by every other abort, and only
-//! while the late call is still the same one.
+//! Invariant: the watchdog closes the gate of a communicator before it aborts the communicator, and
+//! only while the late call is still blocked.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,9 +26,9 @@ use crate::library::error::NcclError;
 use crate::member::membership::{self, Inner};
 use crate::member::state::Gate;
 
-/// Number of inspections of a communicator within its shortest deadline; the interval between them
-/// also has a minimum and a maximum.
+/// Number of inspections within the shortest deadline of all communicators.
 const LOOKS: u32 = 8;
+/// Minimum and maximum interval between inspections.
 const BETWEEN_LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
 
 /// Interval at which a late call is inspected.
@@ -45,16 +45,16 @@ struct Thread {
 static THREAD: Mutex<Thread> = Mutex::new(Thread { is_running: false, changes: 0 });
 static CHANGED: Condvar = Condvar::new();
 
-/// Number of inspections that hold communicators now.
+/// Number of running inspections, which hold handles of communicators.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns whether the watchdog holds communicators now. Until it drops them, it may own the last
-/// handle of a communicator.
+/// Returns whether the watchdog holds handles of communicators now. The watchdog may own the last
+/// handle of a communicator that the program has dropped.
 pub(crate) fn is_looking() -> bool {
     LOOKING.load(Ordering::Acquire) != 0
 }
 
-/// An inspection of communicators. It is dropped after the handles that it took.
+/// A running inspection. Dropped after the handles of the inspected communicators.
 struct Look(BeforeExit);
 
 impl Look {
@@ -76,8 +76,8 @@ fn thread() -> MutexGuard<'static, Thread> {
     THREAD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes the watchdog inspect all communicators, after one was created or a deadline has changed.
-/// Returns `false` if the system has no thread for it.
+/// Makes the watchdog inspect all communicators, after a communicator was created or a deadline has
+/// changed. Returns `false` if the system cannot start the watchdog's thread.
 pub(crate) fn watch() -> bool {
     let mut thread = thread();
     thread.changes += 1;
@@ -125,8 +125,8 @@ struct SeenCall {
     is_inspected: bool,
 }
 
-/// Inspects every open communicator. Returns the time until the next inspection; `None` if there is
-/// no communicator, or the process is ending.
+/// Inspects every open communicator. Returns the time until the next inspection, or `None` if there
+/// is no communicator or the process is ending.
 fn look_at_all(seen: &mut HashMap<u64, Seen>) -> Option<Duration> {
     let _look = Look::begin()?;
     let mut open = membership::all();
@@ -164,7 +164,7 @@ impl Seen {
     }
 }
 
-/// A call that was observed by two inspections, and may be stuck.
+/// A call that two consecutive inspections have found blocked. The call may be stuck.
 struct LateCall {
     inner: Weak<Inner>,
     acquisition: u64,
@@ -172,7 +172,8 @@ struct LateCall {
 }
 
 impl LateCall {
-    /// Waits until the call has returned or must be ended.
+    /// Waits until the call has returned. Aborts its communicators at the deadline, or earlier if a
+    /// rank is lost or was omitted.
     fn inspect(&self) {
         let (mut watch, mut left_out) = (Watch::default(), None);
         while let Some(pause) = self.look(&mut watch, &mut left_out) {
@@ -180,8 +181,8 @@ impl LateCall {
         }
     }
 
-    /// Inspects the call. Returns the time until the next inspection; `None` if the call has
-    /// returned or was ended.
+    /// Inspects the call. Returns the time until the next inspection, or `None` if the call has
+    /// returned or was aborted.
     fn look(&self, watch: &mut Watch, left_out: &mut Option<LeftOut>) -> Option<Duration> {
         let _look = Look::begin()?;
         let inner = self.inner.upgrade()?;
@@ -210,15 +211,14 @@ impl LateCall {
 }
 
 impl LateCall {
-    /// Returns whether the call waits for every rank. Shrink and revoke do not, because they are
-    /// used after ranks are lost.
+    /// Returns whether the call waits for every rank. Shrink and revoke do not wait for lost ranks.
     fn needs_all_ranks(&self, inner: &Inner) -> bool {
         self.acquisition != Gate::READER && inner.last().1 != Call::Shrink.name()
     }
 }
 
 /// Returns the communicators of the group in which the thread inside this communicator's gate is
-/// blocked. The thread returns from NCCL for all of them together.
+/// blocked. The thread leaves the gates of all these communicators at the same time.
 pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let group = inner.group.load(Ordering::Acquire);
     if group == 0 {
@@ -231,20 +231,21 @@ pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     together
 }
 
-/// Ends late work, unless it has completed meanwhile.
+/// Aborts the ranks of this process whose work is late, and records an error that names the missing
+/// ranks.
 fn abort_late_work(inner: &Weak<Inner>, since: Instant) {
     let (Some(_look), Some(inner)) = (Look::begin(), inner.upgrade()) else { return };
     let error = expired(&inner, inner.work_deadline() + since.elapsed());
     abort_late(&siblings::of_process(&inner), &error);
 }
 
-/// Aborts communicators, and records the reason for their waits and blocked calls.
+/// Aborts communicators. Waits and blocked calls on these communicators then return `error`.
 pub(crate) fn abort_late(communicators: &[Arc<Inner>], error: &NcclError) {
-    tracing::error!(%error, count = communicators.len(), "late work is aborted");
+    tracing::error!(%error, count = communicators.len(), "aborting communicators with late work");
     for inner in communicators {
-        // The first recorded reason stays.
+        // An earlier reason is kept.
         let _ = inner.abort_reason.set(error.clone());
     }
-    // The limit is zero: the aborting threads log their errors themselves.
+    // This thread does not wait for the aborts. The aborting threads log their errors.
     let _ = abort_together(communicators, Duration::ZERO);
 }

@@ -1,9 +1,9 @@
 //! Checks for the watchdog whether enqueued work completes in time.
 //!
-//! A query of the stream itself is not enough, because a busy stream may have received new work
-//! meanwhile. So the watchdog records an event behind the enqueued work at intervals, and queries
-//! whether the stream has reached it. A call has no cost for it, and most work is complete before
-//! an event is recorded.
+//! A query of the stream alone is not enough, because a busy stream may have received new work
+//! since the last query. So the watchdog records an event behind the enqueued work at intervals,
+//! and queries whether the stream has reached the event. The events add no cost to calls, and most
+//! work is complete before an event is recorded.
 //!
 //! Invariant: no event is recorded in a stream that is being captured.
 
@@ -15,7 +15,7 @@ use peerweave_driver::{CudaCode, CudaStream, is_capturing, relaxed};
 
 use crate::member::membership::{Inner, set_current};
 
-/// Work is checked when this fraction of its deadline has passed.
+/// Divisor of the work deadline: work is first checked after an eighth of its deadline.
 const PART: u32 = 8;
 
 /// `CU_EVENT_DISABLE_TIMING`: the cheapest event.
@@ -26,10 +26,12 @@ const DISABLE_TIMING: u32 = 2;
 pub(crate) struct Work {
     /// Number of the last call that is known to be complete.
     done: u64,
-    /// Time at which a later call was first observed.
+    /// Time at which a call after `done` was first observed.
     since: Option<Instant>,
-    /// Events behind the work of calls up to this number.
+    /// Number of the last call before the events, and the events behind the work of all calls up to
+    /// that number.
     marks: Option<(u64, Vec<Mark>)>,
+    /// Whether the passed deadline was already reported.
     is_late: bool,
 }
 
@@ -57,11 +59,11 @@ impl Work {
     }
 }
 
-/// An event in a stream, behind the work that was there when it was recorded.
+/// An event in a stream, behind all work that was enqueued before the event.
 struct Mark(CUevent);
 
-// SAFETY: the shared value is a handle that only the driver dereferences, on any thread. It is
-// synchronised because only the watchdog's thread uses it. A failure would be caught by the test
+// SAFETY: the shared value is a handle that only the driver dereferences, on any thread. The handle
+// is synchronised because only the watchdog's thread uses it. A failure would be caught by the test
 // `late_work_ends_at_its_own_deadline`.
 unsafe impl Send for Mark {}
 

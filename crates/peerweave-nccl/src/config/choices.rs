@@ -1,6 +1,6 @@
-//! Options with a few named values.
+//! Enums for options that have a few named values.
 //!
-//! `of_communicator.rs` has the options.
+//! `of_communicator.rs` has the options that use these enums.
 
 use std::ffi::c_int;
 
@@ -15,65 +15,68 @@ pub enum Switch {
     Off,
 }
 
-/// Policy for the number of CTAs, and thus of SMs, that NCCL uses.
+/// Policy for the number of CTAs, and so the number of SMs, that NCCL uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CtaPolicy {
-    /// The number of CTAs with the highest speed.
+    /// As many CTAs as the highest performance requires.
     Default,
-    /// Fewer CTAs if that costs little performance.
+    /// Fewer CTAs, if the loss of performance is small.
     Efficiency,
     /// No CTAs if copy engines and the network can do the work. Requires NCCL 2.28.
     Zero,
 }
 
-/// The use of a communicator's collectives in graphs.
+/// Use of a communicator's collectives in captured graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GraphUsage {
     /// No collective is captured.
     Never,
-    /// Collectives are captured into one graph at a time, with no other launch concurrently.
+    /// Collectives are captured into only one graph at a time. No other launch of collectives runs
+    /// concurrently.
     One,
-    /// Collectives are captured into several graphs, or are also launched directly. NCCL's default.
+    /// Collectives are captured into several graphs, or are both captured and launched directly.
+    /// This is NCCL's default.
     Mixed,
 }
 
-/// Whether host code can query the logical endpoints of windows in a fabric (CFT). Requires NCCL
-/// 2.31.1.
+/// Whether host code can query the addresses of windows in a fabric (CFT). Requires NCCL 2.31.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HostCftMode {
-    /// Enabled; creating the communicator fails if it is not supported.
+    /// Enabled. Creating the communicator fails if the hardware does not support these queries.
     Enable,
     /// Disabled.
     Disable,
-    /// Enabled if the hardware supports it.
+    /// Enabled if the hardware supports these queries.
     Fallback,
 }
 
-/// The NVLink switch operations (NVLS) that the host side uses. Requires NCCL 2.32.
+/// Operations of NVLink switches (NVLS) that NCCL's host functions use. Requires NCCL 2.32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NvlsHostMode {
     /// All operations.
     Enable,
-    /// All except the NVLS transport and the registration of buffers for it.
+    /// All operations except the NVLS transport and the registration of buffers for this transport.
     DisableTransport,
-    /// All except multimem instructions in NCCL's symmetric kernels and copies.
+    /// All operations except multimem instructions in NCCL's symmetric kernels and copies.
     DisableSymmetricMultimem,
-    /// All except the operations of the two variants above.
+    /// All operations except those that [`DisableTransport`](NvlsHostMode::DisableTransport) and
+    /// [`DisableSymmetricMultimem`](NvlsHostMode::DisableSymmetricMultimem) disable.
     DisableBoth,
-    /// No operations, including operations that later versions add.
+    /// No operations. Also disables operations that later versions of NCCL add.
     Disable,
 }
 
 /// An option that NCCL represents as a number.
 pub(crate) trait Choice: Copy {
+    /// Returns NCCL's number of this value.
     fn number(self) -> c_int;
 
-    /// Returns the version that introduced this value, if that is later than the version that
-    /// introduced the field.
+    /// Returns the version that introduced this value, or `None` if the version that introduced the
+    /// option also introduced this value.
     fn since(self) -> Option<Version> {
         None
     }

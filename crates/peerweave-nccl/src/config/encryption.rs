@@ -1,5 +1,5 @@
-//! Encryption of NCCL's own sockets (NCCL 2.32). It applies to the bootstrap and the socket
-//! network, not to NVLink or InfiniBand.
+//! Encryption of NCCL's own sockets (requires NCCL 2.32). NCCL encrypts the bootstrap and the
+//! socket network, not NVLink or InfiniBand.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use crate::config::of_communicator::{Found, interned};
 use crate::sys::{self, Versioned, ncclEncryptionConfig_t};
 use crate::{MisuseKind, Nccl, NcclError, Version, version_code};
 
-/// Encryption of NCCL's own sockets.
+/// Encryption mode of NCCL's own sockets.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EncryptionConfig {
     /// No encryption.
     Plain,
-    /// Encryption with a pre-shared key (TLS) of at least 32 bytes, which every rank has. The key
-    /// stays in memory until the process ends, and `Debug` does not print it.
+    /// TLS with a pre-shared key of at least 32 bytes. Every rank must have the same key. The key
+    /// stays in memory until the process ends. `Debug` does not print the key.
     PreSharedKey(String),
 }
 
@@ -35,9 +35,12 @@ impl EncryptionConfig {
         };
         let (mode, psk) = match self {
             Self::Plain => (sys::NCCL_ENCRYPTION_MODE_NONE, std::ptr::null()),
-            // NCCL 2.32.3 refuses shorter ones, with a message in its log only.
+            // NCCL 2.32.3 refuses shorter keys, and reports the reason only in its log.
             Self::PreSharedKey(key) if key.len() < 32 => {
-                let kind = MisuseKind::Text { what: "EncryptionConfig::PreSharedKey", why: "the key is shorter than 32 bytes" };
+                let kind = MisuseKind::Text {
+                    what: "EncryptionConfig::PreSharedKey",
+                    why: "the key is too short, expected at least 32 bytes",
+                };
                 return Err(NcclError::misuse(found.call, kind));
             }
             Self::PreSharedKey(key) => {
@@ -49,12 +52,13 @@ impl EncryptionConfig {
 }
 
 impl Nccl {
-    /// Encrypts NCCL's own sockets from now on. Call it before the first unique id and
-    /// communicator, and on every rank equally. Requires NCCL 2.32.
+    /// Sets the encryption of all sockets that NCCL opens later. Every rank must make this call,
+    /// with the same configuration, before it creates a unique id or a communicator. Requires NCCL
+    /// 2.32.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.32; [`NcclError::Misuse`] for a key that is too short or
-    /// has a zero byte; [`NcclError::Nccl`] if NCCL refuses it.
+    /// [`NcclError::Unsupported`] before 2.32. [`NcclError::Misuse`] for a key that is shorter than
+    /// 32 bytes or contains a zero byte. [`NcclError::Nccl`] if NCCL refuses the configuration.
     pub fn set_encryption(self, config: &EncryptionConfig) -> Result<(), NcclError> {
         let found = Found { call: "Nccl::set_encryption", version: self.version(), path: &self.shared_path() };
         let raw = config.for_version(&found)?;
@@ -78,11 +82,11 @@ mod tests {
     #[test]
     fn encryption_key_is_set_if_the_library_supports_it() {
         let config = EncryptionConfig::PreSharedKey("0123456789abcdef0123456789abcdef".into());
-        let raw = build(&config, sys::HEADER).expect("2.32 has it");
+        let raw = build(&config, sys::HEADER).expect("NCCL 2.32 supports encryption");
         assert_eq!((raw.size, raw.mode), (32, 1));
         assert!(!raw.psk.is_null());
         assert!(matches!(build(&config, Version::new(2, 31, 2)), Err(NcclError::Unsupported(_))));
-        assert_eq!(build(&EncryptionConfig::Plain, sys::HEADER).expect("2.32 has it").mode, 0);
+        assert_eq!(build(&EncryptionConfig::Plain, sys::HEADER).expect("NCCL 2.32 supports encryption").mode, 0);
     }
 
     #[test]
@@ -90,7 +94,7 @@ mod tests {
         let config = EncryptionConfig::PreSharedKey("secret".into());
         assert_eq!(format!("{config:?}"), "PreSharedKey(..)");
         for key in ["", "a key of 31 bytes: 1 too short.", "a\0b, and long enough to be a key that is used"] {
-            let error = build(&EncryptionConfig::PreSharedKey(key.into()), sys::HEADER).expect_err("it is wrong");
+            let error = build(&EncryptionConfig::PreSharedKey(key.into()), sys::HEADER).expect_err("the key is invalid");
             assert!(error.misuse_kind().is_some() && !error.to_string().contains(key.get(..3).unwrap_or("secret")), "{error}");
         }
     }

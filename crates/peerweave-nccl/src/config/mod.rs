@@ -1,4 +1,4 @@
-//! Options: of a communicator, of one call, of encryption.
+//! Options of communicators, of single calls, and of encryption.
 
 pub(crate) mod choices;
 pub(crate) mod encryption;

@@ -1,11 +1,12 @@
-//! The variable that disables multicast objects, applied to NCCL, which creates them implicitly.
+//! Applies the environment variable that disables multicast objects to NCCL.
 //!
-//! NCCL creates multicast objects with a communicator, for NVLink switches, and only reads its own
-//! variable. Peerweave's crates check the variable for their own objects; the multimem of a device
-//! communicator is checked when it is requested.
+//! NCCL creates multicast objects for NVLink switches together with a communicator, and reads only
+//! its own variable `NCCL_NVLS_ENABLE`. Peerweave's crates check Peerweave's variable for their own
+//! multicast objects. For a device communicator, the variable is checked when the program requests
+//! multimem.
 //!
 //! Invariant: while multicast objects are disabled, no communicator is created unless NCCL is
-//! configured not to use them.
+//! configured not to create multicast objects.
 
 use peerweave_driver::multicast_switch;
 
@@ -20,8 +21,8 @@ pub(crate) fn obeys_the_switch(call: &'static str) -> Result<(), NcclError> {
     if is_obeyed(multicast_switch().is_ok(), told.as_deref()) {
         return Ok(());
     }
-    let why = "multicast objects are forbidden in this process (PEERWEAVE_MULTICAST or NVSHMEM_DISABLE_NVLS), and NCCL makes some unless \
-               NCCL_NVLS_ENABLE=0 is set too";
+    let why = "multicast objects are disabled in this process (PEERWEAVE_MULTICAST or NVSHMEM_DISABLE_NVLS), but NCCL creates multicast objects; \
+               set NCCL_NVLS_ENABLE=0 too";
     Err(NcclError::misuse(call, MisuseKind::Context { why }))
 }
 

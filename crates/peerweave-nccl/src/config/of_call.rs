@@ -1,11 +1,11 @@
-//! The configuration of one collective (NCCL 2.31). `of_communicator.rs` has the configuration of a
-//! communicator.
+//! The configuration of one collective (requires NCCL 2.31). `of_communicator.rs` has the
+//! configuration of a communicator.
 //!
-//! This module makes no calls. NCCL checks the configuration on each rank separately; the caller
-//! must pass the same one on all ranks.
+//! This module makes no calls of NCCL. NCCL checks the configuration on each rank separately, so
+//! the caller must pass the same configuration on all ranks.
 //!
-//! Invariant: as in `of_communicator.rs`, an option is either in the struct that the library reads,
-//! or an error.
+//! Invariant: each set option is either passed to NCCL or causes an error, as in
+//! `of_communicator.rs`.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::member::membership::Inner;
 use crate::sys::{self, Versioned, ncclCollConfig_t, ncclConfigExt_t};
 use crate::{CtaPolicy, Switch, Version, version_code};
 
-/// Configuration of one collective. NCCL chooses unset options. Every rank must pass the same
-/// configuration. Requires NCCL 2.31.
+/// Configuration of one collective. NCCL selects the values of unset options. Every rank must pass
+/// the same configuration. Requires NCCL 2.31.
 ///
 /// ```
 /// use peerweave_nccl::{CollConfig, Switch};
@@ -42,12 +42,13 @@ pub struct CollConfig {
     vendor_options: Vec<VendorOption>,
 }
 
-/// An option of another vendor's library with NCCL's interface. NVIDIA's library ignores it.
+/// An option of another vendor's library that has NCCL's interface. NVIDIA's library ignores such
+/// options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VendorOption {
-    /// Number of the vendor: not 0, less than 2^24.
+    /// Number of the vendor, from 1 to 2^24 - 1.
     pub vendor: u32,
-    /// The vendor's number of the option.
+    /// Number of the option, defined by the vendor.
     pub option: i32,
     /// Value of the option.
     pub value: VendorValue,
@@ -57,13 +58,15 @@ pub struct VendorOption {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VendorValue {
-    /// A number.
+    /// An integer.
     Number(i32),
     /// A text. Each distinct text stays in memory until the process ends.
     Text(String),
 }
 
+/// First version of NCCL with a configuration for single collectives.
 const SINCE: Version = Version::new(2, 31, 0);
+/// Maximum value of a numeric option. NCCL stores the value as a C `int`.
 const MOST: u32 = i32::MAX as u32;
 
 impl CollConfig {
@@ -78,34 +81,34 @@ impl CollConfig {
         self
     }
 
-    /// Sets the maximum number of CTAs; at most the communicator's own limit.
+    /// Sets the maximum number of CTAs, up to the limit of the communicator.
     pub fn max_ctas(mut self, ctas: u32) -> Self {
         self.max_ctas = Some(ctas);
         self
     }
 
-    /// Sets the maximum number of CTAs if NVLink switches are used.
+    /// Sets the maximum number of CTAs of a collective that uses NVLink switches.
     pub fn nvls_ctas(mut self, ctas: u32) -> Self {
         self.nvls_ctas = Some(ctas);
         self
     }
 
-    /// Sets the number of blocks in a cluster of the kernel, 0 to 8; the same for all collectives
-    /// of a group.
+    /// Sets the number of thread blocks in a cluster of the kernel, 0 to 8. All collectives of a
+    /// group must have the same number.
     pub fn cga_cluster_size(mut self, blocks: u32) -> Self {
         self.cga_cluster_size = Some(blocks);
         self
     }
 
-    /// Sets the allowed algorithms, in NCCL's own syntax. Each distinct text stays in memory until
-    /// the process ends.
+    /// Sets the algorithms that NCCL may use, in NCCL's own syntax. Each distinct text stays in
+    /// memory until the process ends.
     pub fn algorithms(mut self, selection: impl Into<String>) -> Self {
         self.algorithms = Some(selection.into());
         self
     }
 
-    /// Sets whether an unavailable selection of [`algorithms`](Self::algorithms) is an error, which
-    /// is the default.
+    /// Sets whether the collective fails if none of the selected [`algorithms`](Self::algorithms)
+    /// is available. The default is on.
     pub fn force_algorithms(mut self, force: Switch) -> Self {
         self.force_algorithms = Some(force);
         self
@@ -113,24 +116,25 @@ impl CollConfig {
 
     /// Sets the policy for the number of SMs that NCCL uses.
     ///
-    /// [`CtaPolicy::Zero`] is for buffers in symmetric windows, which copy engines then process. On
-    /// 4 H200 with NCCL 2.32.3, an in-place scatter was refused on the root, while the other ranks
-    /// waited for it until the deadline.
+    /// [`CtaPolicy::Zero`] is for buffers in symmetric windows, which are then copied by copy
+    /// engines. On 4 H200 with NCCL 2.32.3, NCCL refused an in-place scatter with this policy on
+    /// the root. The other ranks waited for the root until the deadline.
     pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
         self.cta_policy = Some(policy);
         self
     }
 
-    /// Sets the tag of this collective in profilers; less than 2^63. 0 means no tag.
+    /// Sets the tag of this collective in profilers. The tag must be less than 2^63. 0 means no
+    /// tag.
     pub fn profiler_tag(mut self, tag: u64) -> Self {
         self.profiler_tag = tag;
         self
     }
 
-    /// Sets an event that is recorded when the kernel has been launched completely. The event must
-    /// belong to this rank's device and the context of its streams, and must be created without
-    /// timing (cudarc's default). Either all ranks set an event or none does. A group can have one
-    /// event for each communicator. Requires NCCL 2.32.
+    /// Sets an event that is recorded when the launch of the kernel is complete. The event must
+    /// belong to the context of the communicator, and must be created without timing (cudarc's
+    /// default). Either all ranks must set an event, or no rank. A group can have one event for
+    /// each communicator. Requires NCCL 2.32.
     pub fn launch_completion_event(mut self, event: Arc<CudaEvent>) -> Self {
         self.launch_completion_event = Some(event);
         self
@@ -142,7 +146,7 @@ impl CollConfig {
         self
     }
 
-    /// Returns the struct for this library and a call on that communicator.
+    /// Converts the configuration to NCCL's struct, for a call on the communicator `inner`.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] for an option that the library does not support;
@@ -163,7 +167,7 @@ impl CollConfig {
             return misuse(MisuseKind::Combination { what: "CollConfig::min_ctas", why: "min_ctas is greater than max_ctas" });
         }
         if self.profiler_tag >> 63 != 0 {
-            let why = "the tag's highest bit is set, which NCCL reserves";
+            let why = "the tag's highest bit is reserved by NCCL, expected a tag below 2^63";
             return misuse(MisuseKind::Combination { what: "CollConfig::profiler_tag", why });
         }
         if self.launch_completion_event.is_some() {
@@ -197,7 +201,7 @@ impl CollConfig {
         Ok(RawCollConfig { raw, _extensions: extensions, event: self.launch_completion_event.clone() })
     }
 
-    /// Returns the linked list of the vendors' options.
+    /// Converts the vendors' options to NCCL's linked list. Fails if an option is set twice.
     fn extensions(&self, call: &'static str) -> Result<Vec<ncclConfigExt_t>, NcclError> {
         const WHAT: &str = "CollConfig::vendor_option";
         let mut list = Vec::with_capacity(self.vendor_options.len());
@@ -214,11 +218,11 @@ impl CollConfig {
             let key = sys::ncclConfigExtKey { vendorId: vendor, optionId: option.option };
             list.push(ncclConfigExt_t { next: std::ptr::null_mut(), key, val });
         }
-        // All links derive from one pointer to the whole list, so that writing one element does not
-        // invalidate the pointer to another.
+        // All links derive from one pointer to the whole list. So writing one element does not
+        // invalidate the pointer to another element.
         let first = list.as_mut_ptr();
         for index in 1..list.len() {
-            // SAFETY: both indices are inside the list, whose memory stays where it is when the
+            // SAFETY: both indices are inside the list. The list's memory does not move when the
             // vector is moved.
             unsafe { (*first.add(index - 1)).next = first.add(index) };
         }
@@ -226,10 +230,10 @@ impl CollConfig {
     }
 }
 
-/// The configuration of a collective for one version of the library. It must outlive every call to
-/// which it is passed, and the end of their group.
+/// NCCL's struct of a configuration of a collective, for one version of NCCL. It must outlive every
+/// call to which it is passed, and the end of the group of such a call.
 ///
-/// Not `Clone`, because the struct points into the list next to it.
+/// The type is not `Clone`, because `raw` points into `_extensions`.
 pub(crate) struct RawCollConfig {
     raw: ncclCollConfig_t,
     _extensions: Vec<ncclConfigExt_t>,
@@ -237,13 +241,13 @@ pub(crate) struct RawCollConfig {
 }
 
 impl RawCollConfig {
-    /// Returns the pointer for NCCL, which only reads the struct.
+    /// Returns the pointer to pass to NCCL. NCCL only reads the struct.
     pub(crate) fn as_ptr(&self) -> *const ncclCollConfig_t {
         &raw const self.raw
     }
 
-    /// Returns the event that NCCL records. The event must be kept until then, and as long as any
-    /// graph that captured the collective.
+    /// Returns the event that NCCL records. The event must be kept alive until NCCL has recorded
+    /// it, and as long as a graph that captured the collective exists.
     pub(crate) fn event(&self) -> Option<&Arc<CudaEvent>> {
         self.event.as_ref()
     }
@@ -258,7 +262,7 @@ mod tests {
 
     fn build(config: &CollConfig, version: &str) -> Result<RawCollConfig, NcclError> {
         let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
-        config.for_version(&Found { call: "all_reduce", version: version.parse().expect("a version"), path: &path })
+        config.for_version(&Found { call: "all_reduce", version: version.parse().expect("the version is valid"), path: &path })
     }
 
     #[test]
@@ -266,7 +270,7 @@ mod tests {
         for (version, len_bytes, code) in
             [("2.31.0", 64, 23100), ("2.31.2", 64, 23102), ("2.32.3", 72, 23203), ("2.40.1", 72, 23203)]
         {
-            let config = build(&CollConfig::new(), version).expect("2.31 has it");
+            let config = build(&CollConfig::new(), version).expect("NCCL 2.31 supports call configurations");
             assert_eq!((config.raw.size, config.raw.version, config.raw.magic), (len_bytes, code, 0xcafe_beef), "{version}");
             assert_eq!((config.raw.forceAlgSelection, config.raw.userProfilerTag, config.raw.maxCTAs), (1, 0, c_int::MIN));
             assert!(config.raw.ext.is_null() && config.raw.algSelection.is_null() && config.raw.launchCompletionEvent.is_null());
@@ -275,7 +279,7 @@ mod tests {
 
     #[test]
     fn library_before_2_31_supports_no_call_config() {
-        let error = build(&CollConfig::new(), "2.30.7").err().expect("2.30 has none");
+        let error = build(&CollConfig::new(), "2.30.7").err().expect("NCCL 2.30 supports no call configurations");
         assert_eq!(error.to_string(), "CollConfig (ncclCollConfig_t) needs NCCL 2.31.0, found 2.30.7 (/opt/libnccl.so.2)");
     }
 
@@ -290,7 +294,7 @@ mod tests {
             .force_algorithms(Switch::Off)
             .cta_policy(CtaPolicy::Zero)
             .profiler_tag(u64::MAX >> 1);
-        let raw = build(&config, "2.32.3").expect("all is known").raw;
+        let raw = build(&config, "2.32.3").expect("all options are supported").raw;
         assert_eq!((raw.minCTAs, raw.maxCTAs, raw.nvlsCTAs, raw.cgaClusterSize, raw.CTAPolicy), (1, 4, 2, 0, 2));
         assert_eq!((raw.forceAlgSelection, raw.userProfilerTag), (0, u64::MAX >> 1));
         // SAFETY: the pointer was made by `interned` just now.
@@ -326,11 +330,11 @@ mod tests {
             (CollConfig::new().min_ctas(5).max_ctas(4), "all_reduce: CollConfig::min_ctas: min_ctas is greater than max_ctas"),
             (
                 CollConfig::new().profiler_tag(1 << 63),
-                "all_reduce: CollConfig::profiler_tag: the tag's highest bit is set, which NCCL reserves",
+                "all_reduce: CollConfig::profiler_tag: the tag's highest bit is reserved by NCCL, expected a tag below 2^63",
             ),
             (CollConfig::new().max_ctas(0), "all_reduce: CollConfig::max_ctas is 0, expected at least 1"),
         ] {
-            assert_eq!(build(&config, "2.32.3").err().expect("it is wrong").to_string(), expected);
+            assert_eq!(build(&config, "2.32.3").err().expect("the configuration is invalid").to_string(), expected);
         }
     }
 }

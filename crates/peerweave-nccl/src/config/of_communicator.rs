@@ -1,8 +1,8 @@
 //! The configuration of a communicator. `of_call.rs` has the configuration of one collective.
 //!
-//! NCCL chooses options that are not set.
+//! NCCL selects the values of options that are not set.
 //!
-//! Invariant: an option is either in the struct that the library reads, or an error. NCCL itself
+//! Invariant: each set option is either passed to NCCL or causes an error. NCCL itself silently
 //! ignores options that it does not support.
 
 use std::collections::HashSet;
@@ -17,20 +17,20 @@ use crate::library::loading::PRODUCT;
 use crate::sys::{self, Versioned, ncclConfig_t};
 use crate::{Nccl, Unsupported, Version, version_code};
 
-/// Maximum value of an option that is a number: NCCL stores it as a C `int`.
+/// Maximum value of a numeric option. NCCL stores the value as a C `int`.
 const MOST: u32 = i32::MAX as u32;
 
-/// Declares the options: named values, numbers and texts.
+/// Declares the options, which are named values, numbers or texts.
 macro_rules! options {
     (
         choices { $($(#[$choice_doc:meta])* $choice:ident: $Choice:ty => $choice_field:ident $(, $unsafe:tt)?;)* }
         counts { $($(#[$count_doc:meta])* $count:ident in $range:expr, $expected:literal => $count_field:ident;)* }
         texts { $($(#[$text_doc:meta])* $text:ident => $text_field:ident;)* }
     ) => {
-        /// Configuration of a communicator. NCCL chooses unset options.
+        /// Configuration of a communicator. NCCL selects the values of unset options.
         ///
-        /// Each option names the version that introduced it. With an older library, creating the
-        /// communicator fails with [`NcclError::Unsupported`].
+        /// The documentation of each option names the version of NCCL that introduced the option.
+        /// With an older library, creating the communicator fails with [`NcclError::Unsupported`].
         ///
         /// ```
         /// use peerweave_nccl::{Config, CtaPolicy, Switch};
@@ -69,7 +69,8 @@ macro_rules! options {
                 }
             )*
 
-            /// Writes every set option to the struct of that version.
+            /// Writes every set option to the struct. Fails if the library `found` does not support
+            /// an option.
             fn fill(&self, raw: &mut ncclConfig_t, found: &Found<'_>) -> Result<(), NcclError> {
                 $(if let Some(choice) = self.$choice {
                     const WHAT: &str = option_name!($choice, $choice_field);
@@ -93,8 +94,8 @@ macro_rules! options {
             }
         }
 
-        /// Returns one configuration for each option, set to an allowed value, with the name of its
-        /// field. For tests.
+        /// Returns one configuration for each option, in which only this option is set. Also
+        /// returns the name of the option's field in `ncclConfig_t`. For tests.
         #[cfg(test)]
         fn one_by_one() -> Vec<(&'static str, Config)> {
             fn some<C: Choice + Sample>() -> C { C::SAMPLE }
@@ -115,79 +116,91 @@ macro_rules! option_name {
 
 options! {
     choices {
-        /// Whether calls wait inside NCCL until its work on the host is complete, which is the
-        /// default; a watchdog then enforces the deadlines. If off, NCCL's functions return
-        /// immediately, and this crate waits with the same deadlines
-        /// ([`Communicator`](crate::Communicator) has the costs). If on, a separate thread calls
-        /// NCCL to create the communicator. After a timeout that thread stays in NCCL, and may keep
-        /// a processor busy, until the other ranks arrive. NCCL 2.14.
+        /// Sets whether calls wait inside NCCL until NCCL's work on the host is complete. The
+        /// default is on, and a watchdog enforces the deadlines. If off, NCCL's functions return
+        /// immediately, and this crate waits with the same deadlines.
+        /// [`Communicator`](crate::Communicator) documents the costs.
+        ///
+        /// If on, a separate thread calls NCCL to create the communicator. After a timeout this
+        /// thread stays in NCCL until the other ranks arrive, and may keep a processor busy.
+        /// Requires NCCL 2.14.
         blocking: Switch => blocking;
-        /// Whether children created by split share resources with this communicator. If not set,
-        /// NCCL's environment variable (`NCCL_COMM_SPLIT_SHARE_RESOURCES`) decides, with the same
-        /// safety requirements. NCCL 2.18.
+        /// Sets whether children created by split share resources with this communicator. If not
+        /// set, NCCL reads the environment variable `NCCL_COMM_SPLIT_SHARE_RESOURCES`. The safety
+        /// requirements also apply to the variable. Requires NCCL 2.18.
         ///
         /// # Safety
-        /// If on: while a host call on the communicator or one of its children runs, no other
-        /// thread makes a host call on any of these communicators. NCCL changes shared state
-        /// without a lock, and this crate's lock is for one communicator. Aborting one of these
-        /// communicators also ends work of the others, which get no error.
+        /// If on, no two threads make host calls on the communicator and its children at the same
+        /// time. NCCL changes shared state without a lock, and this crate's lock protects only one
+        /// communicator. Aborting one of these communicators also ends work of the other
+        /// communicators, without an error.
         split_share: Switch => splitShare, unsafe;
-        /// Whether children created by shrink share resources with this communicator
-        /// (`NCCL_COMM_SHRINK_SHARE_RESOURCES`). NCCL 2.27.
+        /// Sets whether children created by shrink share resources with this communicator. If not
+        /// set, NCCL reads the environment variable `NCCL_COMM_SHRINK_SHARE_RESOURCES`. Requires
+        /// NCCL 2.27.
         ///
         /// # Safety
         /// As for [`split_share`](Self::split_share).
         shrink_share: Switch => shrinkShare, unsafe;
-        /// Whether reductions run inside InfiniBand switches (SHARP). NCCL 2.27.
+        /// Sets whether reductions run inside InfiniBand switches (SHARP). Requires NCCL 2.27.
         collnet_enable: Switch => collnetEnable;
-        /// Policy for the number of SMs that NCCL uses. NCCL 2.27; [`CtaPolicy::Zero`] 2.28.
+        /// Sets the policy for the number of SMs that NCCL uses. Requires NCCL 2.27.
+        /// [`CtaPolicy::Zero`] requires NCCL 2.28.
         cta_policy: CtaPolicy => CTAPolicy;
-        /// Whether work is scheduled for the best use of NVLink. NCCL 2.28.
+        /// Sets whether work is scheduled for the best use of NVLink. Requires NCCL 2.28.
         nvlink_centric_sched: Switch => nvlinkCentricSched;
-        /// Use of this communicator's collectives in graphs. NCCL 2.29.
+        /// Sets how this communicator's collectives are used in graphs. Requires NCCL 2.29.
         graph_usage: GraphUsage => graphUsageMode;
-        /// Whether NCCL keeps kernels that are captured into graphs in order. If off, the caller
-        /// must do so; that needs [`GraphUsage::Never`] or [`GraphUsage::One`]. NCCL 2.30.5.
+        /// Sets whether NCCL orders kernels that are captured into graphs. If off, the caller must
+        /// order them, and [`graph_usage`](Self::graph_usage) must be [`GraphUsage::Never`] or
+        /// [`GraphUsage::One`]. Requires NCCL 2.30.5.
         graph_stream_ordering: Switch => graphStreamOrdering;
-        /// Whether launches of several communicators on one device have the same order on every
-        /// rank, so that they cannot block each other. NCCL 2.31.
+        /// Sets whether NCCL launches the work of several communicators on one device in the same
+        /// order on every rank. Work of different communicators can then not deadlock. Requires
+        /// NCCL 2.31.
         launch_order_implicit: Switch => launchOrderImplicit;
-        /// Whether one-sided signals are set up when the communicator is created, instead of with
-        /// the first window. Required for signals without any window. NCCL 2.31.
+        /// Sets whether one-sided signals are set up when the communicator is created, and not when
+        /// the first window is registered. A program that uses signals without windows must set
+        /// this option. Requires NCCL 2.31.
         rma_eager_init: Switch => rmaEagerInit;
-        /// Whether host code can query the logical endpoints of windows in a fabric (CFT). NCCL
-        /// 2.31.1.
+        /// Sets whether host code can query the addresses of windows in a fabric (CFT). Requires
+        /// NCCL 2.31.1.
         host_cft_mode: HostCftMode => hostCftMode;
-        /// The NVLink switch operations that the host side uses. NCCL 2.32.
+        /// Sets the operations of NVLink switches that NCCL's host functions use. Requires NCCL
+        /// 2.32.
         nvls_host_mode: NvlsHostMode => nvlsHostMode;
     }
     counts {
-        /// Number of blocks in a cluster of NCCL's kernels, 0 to 8. NCCL 2.17.
+        /// Sets the number of thread blocks in a cluster of NCCL's kernels, 0 to 8. Requires NCCL
+        /// 2.17.
         cga_cluster_size in 0..=8, "0 to 8" => cgaClusterSize;
-        /// Minimum number of CTAs of a kernel. Requires [`max_ctas`](Self::max_ctas). NCCL 2.17.
+        /// Sets the minimum number of CTAs of a kernel. [`max_ctas`](Self::max_ctas) must be set
+        /// too. Requires NCCL 2.17.
         min_ctas in 1..=MOST, "at least 1" => minCTAs;
-        /// Maximum number of CTAs of a kernel. NCCL 2.17.
+        /// Sets the maximum number of CTAs of a kernel. Requires NCCL 2.17.
         max_ctas in 1..=MOST, "at least 1" => maxCTAs;
-        /// Traffic class of network operations, with the network's own meaning (service level, type
-        /// of service). NCCL 2.26.
+        /// Sets the traffic class of network operations. The network defines the meaning, such as
+        /// the service level or the type of service. Requires NCCL 2.26.
         traffic_class in 0..=MOST, "at most 2147483647" => trafficClass;
-        /// Number of CTAs of kernels that use NVLink switches. NCCL 2.27.
+        /// Sets the number of CTAs of kernels that use NVLink switches. Requires NCCL 2.27.
         nvls_ctas in 1..=MOST, "at least 1" => nvlsCTAs;
-        /// Number of network channels to one peer; NCCL rounds up to a power of two. NCCL 2.28.
+        /// Sets the number of network channels to one peer. NCCL rounds the number up to a power of
+        /// two. Requires NCCL 2.28.
         channels_per_net_peer in 1..=64, "1 to 64" => nChannelsPerNetPeer;
-        /// Number of contexts of one-sided operations; 0 for none. NCCL 2.29.
+        /// Sets the number of contexts of one-sided operations. 0 means no contexts. Requires NCCL
+        /// 2.29.
         num_rma_ctx in 0..=MOST, "at most 2147483647" => numRmaCtx;
-        /// Maximum number of peers to which a rank sends, or from which it receives, at a time.
-        /// NCCL 2.30.
+        /// Sets the maximum number of peers to which a rank sends, or from which a rank receives,
+        /// at the same time. Requires NCCL 2.30.
         max_p2p_peers in 1..=MOST, "at least 1" => maxP2pPeers;
-        /// Number of signals in each context of one-sided operations. NCCL 2.31.
+        /// Sets the number of signals in each context of one-sided operations. Requires NCCL 2.31.
         num_rma_sig in 0..=MOST, "at most 2147483647" => numRmaSig;
     }
     texts {
-        /// The network to use: `IB`, `Socket`, or a plug-in's name. NCCL 2.17.
+        /// Sets the network to use: `IB`, `Socket`, or the name of a plug-in. Requires NCCL 2.17.
         net_name => netName;
-        /// Name for logs, profilers and errors. NCCL 2.27. NCCL keeps a pointer to it, so each
-        /// distinct name stays in memory until the process ends.
+        /// Sets the communicator's name in logs, profilers and errors. NCCL stores a pointer to the
+        /// name, so each distinct name stays in memory until the process ends. Requires NCCL 2.27.
         name => commName;
     }
 }
@@ -198,17 +211,17 @@ impl Config {
         Self::default()
     }
 
-    /// Returns the name, if set.
+    /// Returns the name that was set with [`name`](Self::name), if any.
     pub fn name_set(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Returns whether calls wait inside NCCL, if set.
+    /// Returns the value that was set with [`blocking`](Self::blocking), if any.
     pub(crate) fn blocking_set(&self) -> Option<Switch> {
         self.blocking
     }
 
-    /// Returns the struct for this library.
+    /// Converts the configuration to NCCL's struct, in the version of the loaded library.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] for an option that the library does not support.
@@ -223,15 +236,15 @@ impl Config {
         self.check(found.call)?;
         let mut raw = unset();
         self.fill(&mut raw, found)?;
-        // A library newer than the header reads the version in the struct, and uses its defaults
-        // for later fields.
+        // A library newer than the header of this crate reads the version in the struct, and uses
+        // defaults for the fields that later versions added.
         let version = found.version.min(sys::HEADER);
         raw.version = version_code(version).unsigned_abs();
         raw.size = ncclConfig_t::len_bytes(version).ok_or_else(|| found.unsupported("ncclConfig_t", Version::new(2, 14, 0)))?;
         Ok(RawConfig(raw))
     }
 
-    /// Fails for values that NCCL refuses, or would only log and replace.
+    /// Fails for combinations that NCCL refuses, or that NCCL would only log and replace.
     fn check(&self, call: &'static str) -> Result<(), NcclError> {
         let combination = |what, why| Err(NcclError::misuse(call, MisuseKind::Combination { what, why }));
         match (self.min_ctas, self.max_ctas) {
@@ -244,14 +257,14 @@ impl Config {
         {
             return combination(
                 "Config::graph_stream_ordering",
-                "Off requires graph_usage Never or One; NCCL would ignore it otherwise",
+                "Off requires graph_usage Never or One, because NCCL would ignore Off",
             );
         }
         Ok(())
     }
 }
 
-/// Returns the struct with every field marked as not set. Size and version are 0.
+/// Returns a struct in which every option is marked as not set. Size and version are 0.
 fn unset() -> ncclConfig_t {
     const UNDEF: c_int = sys::NCCL_CONFIG_UNDEF_INT;
     ncclConfig_t {
@@ -284,7 +297,7 @@ fn unset() -> ncclConfig_t {
     }
 }
 
-/// A configuration for one version of the library.
+/// NCCL's struct of a configuration, for one version of NCCL.
 #[derive(Clone, Debug)]
 pub(crate) struct RawConfig(ncclConfig_t);
 
@@ -296,14 +309,14 @@ unsafe impl Send for RawConfig {}
 unsafe impl Sync for RawConfig {}
 
 impl RawConfig {
-    /// Returns the pointer for NCCL, which reads the struct during the call and keeps only pointers
-    /// to the names, which live until the process ends.
+    /// Returns the pointer to pass to NCCL. NCCL reads the struct only during the call. NCCL stores
+    /// pointers to the names, which live until the process ends.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut ncclConfig_t {
         &raw mut self.0
     }
 }
 
-/// The library for which a struct is built.
+/// The library for which a struct is built, and the call that needs the struct.
 pub(crate) struct Found<'a> {
     pub(crate) call: &'static str,
     pub(crate) version: Version,
@@ -327,7 +340,8 @@ fn field_since(name: &str) -> Version {
     field.expect("the history of the struct has every field").since
 }
 
-/// Fails unless NCCL accepts the number.
+/// Converts a numeric option to NCCL's type. Fails unless `range` contains the number. `expected`
+/// describes the range in the error.
 pub(crate) fn in_range(
     call: &'static str,
     what: &'static str,
@@ -341,8 +355,8 @@ pub(crate) fn in_range(
     }
 }
 
-/// Returns text that lives until the process ends, for names to which NCCL keeps pointers. Equal
-/// texts share their memory.
+/// Returns a copy of `text` that lives until the process ends, for names to which NCCL stores
+/// pointers. Equal texts share one copy.
 pub(crate) fn interned(call: &'static str, what: &'static str, text: &str) -> Result<*const c_char, NcclError> {
     static TEXTS: Mutex<Option<HashSet<&'static CStr>>> = Mutex::new(None);
     let Ok(text) = CString::new(text) else {
@@ -393,7 +407,7 @@ mod tests {
         config.for_version(&Found { call: "init_rank", version, path: &path }).map(|raw| raw.0)
     }
 
-    /// Returns the words of the struct that the library reads, up to the size in the struct.
+    /// Returns the names of the fields that the library reads, up to the size stated in the struct.
     fn known_prefix(raw: &ncclConfig_t) -> Vec<&'static str> {
         let known = ncclConfig_t::FIELDS.iter().filter(|field| field.offset_bytes + field.len_bytes <= raw.size);
         known.map(|field| field.name).collect()
@@ -402,7 +416,7 @@ mod tests {
     #[test]
     fn every_option_is_written_or_unsupported_in_every_version() {
         for text in VERSIONS {
-            let version: Version = text.parse().expect("a version");
+            let version: Version = text.parse().expect("the version is valid");
             for (field, mut config) in one_by_one() {
                 if field == "minCTAs" {
                     config = config.max_ctas(4);
@@ -437,7 +451,7 @@ mod tests {
     #[test]
     fn unset_options_are_marked_undefined() {
         for text in VERSIONS {
-            let raw = build(&Config::new(), text.parse().expect("a version")).expect("no option is set");
+            let raw = build(&Config::new(), text.parse().expect("the version is valid")).expect("no option is set");
             assert_eq!(raw.magic, 0xcafe_beef);
             assert_eq!([raw.blocking, raw.splitShare, raw.nvlsHostMode], [c_int::MIN; 3]);
             assert!(raw.netName.is_null() && raw.commName.is_null());
@@ -457,7 +471,7 @@ mod tests {
             .max_ctas(8)
             .traffic_class(0)
             .name("pipeline");
-        let raw = build(&config, sys::HEADER).expect("all is known");
+        let raw = build(&config, sys::HEADER).expect("all options are supported");
         assert_eq!((raw.blocking, raw.CTAPolicy, raw.nvlsHostMode, raw.hostCftMode), (0, 2, c_int::MAX, 2));
         assert_eq!((raw.graphUsageMode, raw.graphStreamOrdering, raw.minCTAs, raw.maxCTAs, raw.trafficClass), (0, 0, 2, 8, 0));
         // SAFETY: the pointer was made by `interned` just now.
@@ -468,8 +482,8 @@ mod tests {
 
     #[test]
     fn value_of_a_newer_version_is_unsupported() {
-        let error =
-            build(&Config::new().cta_policy(CtaPolicy::Zero), Version::new(2, 27, 7)).expect_err("2.27 has only the field");
+        let error = build(&Config::new().cta_policy(CtaPolicy::Zero), Version::new(2, 27, 7))
+            .expect_err("2.27 has the option without this value");
         assert_eq!(
             error.to_string(),
             "Config::cta_policy (ncclConfig_t.CTAPolicy) needs NCCL 2.28.0, found 2.27.7 (/opt/libnccl.so.2)"
@@ -487,7 +501,7 @@ mod tests {
             (Config::new().min_ctas(9).max_ctas(8), "init_rank: Config::min_ctas: min_ctas is greater than max_ctas"),
             (
                 Config::new().graph_stream_ordering(Switch::Off),
-                "init_rank: Config::graph_stream_ordering: Off requires graph_usage Never or One; NCCL would ignore it otherwise",
+                "init_rank: Config::graph_stream_ordering: Off requires graph_usage Never or One, because NCCL would ignore Off",
             ),
             (Config::new().name("a\0b"), "init_rank: Config::name (ncclConfig_t.commName): the text contains a zero byte"),
             (
@@ -495,7 +509,7 @@ mod tests {
                 "init_rank: Config::traffic_class (ncclConfig_t.trafficClass) is 4294967295, expected at most 2147483647",
             ),
         ] {
-            assert_eq!(build(&config, sys::HEADER).expect_err("it is wrong").to_string(), expected);
+            assert_eq!(build(&config, sys::HEADER).expect_err("the configuration is invalid").to_string(), expected);
         }
     }
 
@@ -503,9 +517,9 @@ mod tests {
     fn config_names_can_be_read_by_other_threads() {
         let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
         let found = Found { call: "init_rank", version: sys::HEADER, path: &path };
-        let raw = Config::new().name("shared").for_version(&found).expect("all is known");
-        let again = Config::new().name("shared").for_version(&found).expect("all is known");
-        assert_eq!(raw.0.commName, again.0.commName, "equal names share their memory");
+        let raw = Config::new().name("shared").for_version(&found).expect("all options are supported");
+        let again = Config::new().name("shared").for_version(&found).expect("all options are supported");
+        assert_eq!(raw.0.commName, again.0.commName, "equal names share one copy");
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 let raw = &raw;

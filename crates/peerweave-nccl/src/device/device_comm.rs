@@ -1,13 +1,13 @@
-//! Device communicators: the state that a kernel needs to communicate by itself (NCCL 2.30.3).
+//! Device communicators: the state that a kernel needs to communicate without the host (requires
+//! NCCL 2.30.3).
 //!
-//! `requirements.rs` has their requirements. The device side, which is linked into kernels, is
-//! NCCL's own.
+//! `requirements.rs` has the requirements of device communicators. Kernels are linked with NCCL's
+//! own device code.
 //!
 //! # Invariants
-//! - **[D1]** The bytes are not moved from before NCCL gets their address until NCCL has finished
-//!   with them.
-//! - **[D2]** A device communicator keeps its communicator alive, so the resources to which its
-//!   bytes point exist as long as it does.
+//! - **[D1]** The bytes of a device communicator do not move while NCCL may write to them.
+//! - **[D2]** A device communicator keeps its communicator alive. So the resources to which the
+//!   bytes point exist as long as the device communicator.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -23,11 +23,11 @@ use crate::member::state::Allowed;
 use crate::sys::{Api, ncclCftTeamMode_t, ncclComm_t, ncclTeam_t};
 use crate::{DeviceTeam, Version};
 
-/// The state that a kernel needs to communicate by itself: bytes that only NCCL's device code
-/// interprets.
+/// The state that a kernel needs to communicate without the host. The state consists of bytes that
+/// only NCCL's device code interprets.
 ///
-/// Dropping it does not call NCCL: its resources are freed with the communicator.
-/// [`destroy`](Self::destroy) frees them immediately.
+/// Dropping a device communicator does not call NCCL. Its resources are freed together with the
+/// communicator. [`destroy`](Self::destroy) frees the resources immediately.
 pub struct DeviceCommunicator {
     communicator: Communicator,
     bytes: Storage,
@@ -35,22 +35,24 @@ pub struct DeviceCommunicator {
     multimem: Vec<MultimemHandle>,
 }
 
-/// The multicast address of a team, for kernels and windows.
+/// Multicast address of a team, for kernels and for
+/// [`Window::multimem_pointer`](crate::Window::multimem_pointer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MultimemHandle(u64);
 
 impl MultimemHandle {
-    /// Returns the address. Only multimem instructions of kernels may use it; 0 if the hardware has
-    /// none.
+    /// Returns the address, or 0 if the hardware has no multicast. Only multimem instructions of
+    /// kernels may use the address.
     pub fn address(self) -> u64 {
         self.0
     }
 }
 
-/// Bytes that NCCL writes, allocated as `u64` for their alignment. Initially zero, so that reading
-/// any of them is defined.
+/// Memory for the bytes that NCCL writes. It is allocated as `u64` for the alignment. All bytes are
+/// initially zero, so reading any byte is defined.
 ///
-/// Allocated separately, because NCCL keeps a pointer to them during the call [D1].
+/// The memory is a separate allocation, because NCCL keeps a pointer to the bytes during the call
+/// [D1].
 struct Storage {
     words: NonNull<u64>,
     len_bytes: usize,
@@ -70,8 +72,8 @@ impl Storage {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: at least that many bytes were allocated, all of them are initialised, and they
-        // are not written any more.
+        // SAFETY: at least `len_bytes` bytes were allocated. All of these bytes are initialised,
+        // and no thread writes them any more.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len_bytes) }
     }
 }
@@ -79,7 +81,7 @@ impl Storage {
 impl Drop for Storage {
     fn drop(&mut self) {
         let words = std::ptr::slice_from_raw_parts_mut(self.words.as_ptr(), self.len_bytes.div_ceil(8).max(1));
-        // SAFETY: this is what `new` leaked, and it is freed only here.
+        // SAFETY: `new` leaked this allocation, and it is freed only here.
         drop(unsafe { Box::from_raw(words) });
     }
 }
@@ -88,16 +90,16 @@ impl DeviceCommunicator {
     /// Creates a device communicator.
     ///
     /// # Collective
-    /// Every rank, with the same requirements and at the same position among its calls. A thread
-    /// with several ranks cannot call it for one after the other: use a thread for each rank.
+    /// All ranks, with the same requirements and in the same order of calls. A thread with several
+    /// ranks cannot make the calls one after the other. Use one thread for each rank.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.30.3, and for requirements that the library does
     /// not support. [`NcclError::Misuse`] for numbers that NCCL would refuse, or a team that does
     /// not belong to this rank of this communicator. [`NcclError::MulticastDisabled`] if the
-    /// requirements need multicast objects. [`NcclError::Nccl`] if the hardware lacks support: see
-    /// [`Communicator::properties`]. [`NcclError::Timeout`] at the communicator's deadline, after
-    /// which it is aborted. [`NcclError::Dead`].
+    /// requirements need multicast objects. [`NcclError::Nccl`] if the hardware does not support
+    /// device communicators, which [`Communicator::properties`] returns. [`NcclError::Timeout`] at
+    /// the communicator's deadline. The communicator is then aborted. [`NcclError::Dead`].
     pub fn create(communicator: &Communicator, requirements: &DeviceCommRequirements) -> Result<Self, NcclError> {
         const CALL: &str = "ncclDevCommCreate";
         let inner = &communicator.inner;
@@ -108,14 +110,14 @@ impl DeviceCommunicator {
             Some(len_bytes) => len_bytes,
             None => communicator.properties()?.device_comm_len_bytes().unwrap_or(0),
         };
-        // If the call fails or panics, NCCL may still use both: they then stay allocated forever.
+        // If the call fails or panics, NCCL may still use both values, so they are leaked.
         let bytes = ManuallyDrop::new(Storage::new(len_bytes));
         let raw = ManuallyDrop::new(raw);
         let destination = bytes.words;
         inner.call(CALL, Allowed::LIVE, |api, comm| {
             // SAFETY: the handle is live inside the gate. NCCL reads the requirements only during
-            // this function. It may write their output fields and the bytes until the call is
-            // complete. All of them stay in place until then [D1].
+            // this function. NCCL may write the output fields of the requirements, and the bytes,
+            // until the call is complete. Neither moves before that [D1].
             unsafe { api.ncclDevCommCreate(comm, raw.as_ptr(), destination.as_ptr().cast()) }
         })?;
         let bytes = ManuallyDrop::into_inner(bytes);
@@ -124,8 +126,8 @@ impl DeviceCommunicator {
         Ok(Self { communicator: communicator.clone(), bytes, buffers, multimem })
     }
 
-    /// Returns the bytes of the `ncclDevComm`. Pass them to a kernel by value, or copy them to the
-    /// device and pass a pointer. The bytes are opaque.
+    /// Returns the bytes of NCCL's `ncclDevComm` struct. Pass the bytes to a kernel by value, or
+    /// copy them to the device and pass a pointer. The bytes are opaque.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.bytes()
     }
@@ -135,44 +137,48 @@ impl DeviceCommunicator {
         &self.communicator
     }
 
-    /// Returns the handle of the buffer with this index in the requirements: a number that NCCL's
-    /// device functions take.
+    /// Returns the handle of the buffer with this index in the requirements, as a parameter of
+    /// NCCL's device functions. Returns `None` if there is no such buffer.
     pub fn buffer_handle(&self, index: usize) -> Option<u32> {
         self.buffers.get(index).copied()
     }
 
-    /// Returns the offset, in bytes, of the buffer with this index in the requirements, from the
-    /// start of the device communicator's own window.
+    /// Returns the offset, in bytes, of the buffer with this index in the requirements. The offset
+    /// is from the start of the device communicator's window. Returns `None` if there is no such
+    /// buffer.
     pub fn buffer_offset_bytes(&self, index: usize) -> Option<usize> {
         // A handle is an offset in units of 128 bytes, as in NCCL's headers.
         self.buffers.get(index).map(|handle| *handle as usize * 128)
     }
 
-    /// Returns the multicast address of the team with this index in the requirements.
+    /// Returns the multicast address of the team with this index in the requirements, or `None` if
+    /// there is no such team.
     pub fn multimem_handle(&self, index: usize) -> Option<MultimemHandle> {
         self.multimem.get(index).copied()
     }
 
-    /// Frees the device communicator's resources: buffers, barriers, network contexts. Local.
+    /// Frees the resources of the device communicator: buffers, barriers and network contexts. Does
+    /// not wait for other ranks.
     ///
     /// ```compile_fail,E0133
     /// # fn f(device: peerweave_nccl::DeviceCommunicator) -> Result<(), peerweave_nccl::NcclError> {
-    /// device.destroy() // only the caller knows that no kernel uses it
+    /// device.destroy() // only the caller knows whether a kernel still uses it
     /// # }
     /// ```
     ///
     /// # Errors
-    /// [`NcclError::Dead`] if the communicator has freed them already; [`NcclError::Nccl`].
+    /// [`NcclError::Dead`] if the communicator was aborted or finalized, which has freed the
+    /// resources; [`NcclError::Nccl`].
     ///
     /// # Safety
-    /// No kernel that uses it is running, on this rank or on another rank that accesses it by
-    /// loads, stores or the network.
+    /// No kernel that uses the device communicator is running. This includes kernels of other ranks
+    /// that access this rank's resources by loads, stores or the network.
     pub unsafe fn destroy(self) -> Result<(), NcclError> {
         let inner = &self.communicator.inner;
         let _span = spans::of(inner, "ncclDevCommDestroy");
         let bytes = self.bytes.words.as_ptr();
-        // SAFETY: the bytes are those of a device communicator of this live handle; that nothing
-        // uses it is the caller's promise.
+        // SAFETY: the bytes belong to a device communicator of this live handle. The caller
+        // guarantees that no kernel uses the device communicator.
         inner.call("ncclDevCommDestroy", Allowed::OPEN, |api, comm| unsafe {
             api.ncclDevCommDestroy(comm, bytes.cast_const().cast())
         })
@@ -185,15 +191,15 @@ impl fmt::Debug for DeviceCommunicator {
     }
 }
 
-/// The ranks of a team of the fabric. Requires NCCL 2.31.
+/// Selects the ranks of a fabric team. Requires NCCL 2.31.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CftTeam {
     /// All ranks of the fabric.
     Flat,
-    /// Ranks that a multicast reaches.
+    /// Ranks that the fabric's multicast reaches.
     Multimem,
-    /// Ranks accessible by loads and stores.
+    /// Ranks that access each other by loads and stores.
     Lsa,
 }
 
@@ -203,8 +209,9 @@ impl Communicator {
         DeviceTeam::world(self.n_ranks(), self.rank())
     }
 
-    /// Returns the ranks accessible by loads and stores, including this one; `None` if NCCL does
-    /// not know them because device communicators are not supported. Requires NCCL 2.28.3.
+    /// Returns the LSA team: this rank and the ranks that kernels of this rank access by loads and
+    /// stores. Returns `None` if the communicator does not support device communicators, because
+    /// NCCL does not know the team then. Requires NCCL 2.28.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] with an older NCCL; [`NcclError::Dead`].
@@ -213,8 +220,8 @@ impl Communicator {
         self.team("ncclTeamLsa", |api, comm| unsafe { api.ncclTeamLsa(comm) })
     }
 
-    /// Returns the ranks that have the same index as this one in each LSA team. Requires NCCL
-    /// 2.28.3.
+    /// Returns the rail team: the ranks that have the same index in their LSA team as this rank.
+    /// Requires NCCL 2.28.3.
     ///
     /// # Errors
     /// As for [`lsa_team`](Self::lsa_team).
@@ -223,7 +230,7 @@ impl Communicator {
         self.team("ncclTeamRail", |api, comm| unsafe { api.ncclTeamRail(comm) })
     }
 
-    /// Returns the ranks of the fabric; `None` if there is no fabric. Requires NCCL 2.31.
+    /// Returns a team of ranks of the fabric, or `None` if there is no fabric. Requires NCCL 2.31.
     ///
     /// # Errors
     /// As for [`lsa_team`](Self::lsa_team).

@@ -1,4 +1,4 @@
-//! Values for kernels: device communicators, their requirements, teams of ranks.
+//! Values for kernels: device communicators, their requirements, and teams of ranks.
 
 pub(crate) mod device_comm;
 pub(crate) mod requirements;

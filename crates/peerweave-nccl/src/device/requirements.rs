@@ -1,10 +1,11 @@
-//! The requirements of a device communicator, and NCCL's structs for them.
+//! Requirements of a device communicator, and their conversion to NCCL's structs.
 //!
-//! `device_comm.rs` creates device communicators. The device API of 2.28 and 2.29 had other layouts
-//! and is not supported: 2.30.3 is the first version.
+//! `device_comm.rs` creates device communicators. NCCL 2.28 and 2.29 have a device API with
+//! different struct layouts, which this crate does not support. NCCL 2.30.3 is the first supported
+//! version.
 //!
-//! Invariant: as in `of_communicator.rs`, a requirement is either in the struct that the library
-//! reads, or an error.
+//! Invariant: each requirement is either passed to NCCL or causes an error, as in
+//! `of_communicator.rs`.
 
 use std::ffi::c_int;
 
@@ -18,25 +19,27 @@ use crate::sys::{
 };
 use crate::{DeviceTeam, GinConnection, GinType, Rank, Switch, Version, version_code};
 
-/// The first version whose device communicators contain their version.
+/// First version of NCCL whose device communicators contain their version.
 pub(crate) const SINCE: Version = Version::new(2, 30, 3);
-/// The first version that reports the size of a device communicator.
+/// First version of NCCL that reports the size of a device communicator.
 pub(crate) const RUNTIME_SINCE: Version = Version::new(2, 31, 0);
 
-/// Version of a device communicator's layout: the version of NCCL for which the kernels were
-/// compiled.
+/// Version of a device communicator's layout. It must be the version of NCCL for which the kernels
+/// were compiled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceCommLayout {
-    /// The version of the library itself, for kernels that are linked at run time with the device
-    /// code of the library.
+    /// The version of the loaded NCCL, for kernels that are linked at run time with the device code
+    /// of this library.
     #[default]
     Library,
-    /// This version, for kernels compiled with its headers. It must not be later than the library.
+    /// The given version, for kernels that were compiled with the headers of this version. It must
+    /// not be later than the version of the loaded NCCL.
     Version(Version),
 }
 
-/// Requirements of a device communicator. Every rank must pass the same. Requires NCCL 2.30.3.
+/// Requirements of a device communicator. Every rank must pass the same requirements. Requires NCCL
+/// 2.30.3.
 ///
 /// ```
 /// use peerweave_nccl::{DeviceCommRequirements, ResourceBuffer};
@@ -74,19 +77,19 @@ pub struct DeviceCommRequirements {
     multimem_teams: Vec<DeviceTeam>,
 }
 
-/// Memory that NCCL allocates on every rank's device for a device communicator, in a window of its
-/// own.
+/// A buffer that NCCL allocates for a device communicator on every rank's device. The buffer lies
+/// in a window that belongs to the device communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceBuffer {
     /// Length in bytes.
     pub len_bytes: usize,
-    /// Alignment in bytes: a power of two.
+    /// Alignment in bytes. Must be a power of two.
     pub align_bytes: usize,
 }
 
 impl Default for DeviceCommRequirements {
-    /// Returns the defaults of NCCL's headers: no resources, and four network contexts if a network
-    /// is requested.
+    /// Returns the defaults of NCCL's headers. They request no resources, and four network contexts
+    /// for kernels that use a network.
     fn default() -> Self {
         Self {
             layout: DeviceCommLayout::Library,
@@ -127,82 +130,88 @@ macro_rules! setters {
 }
 
 impl DeviceCommRequirements {
-    /// Creates empty requirements.
+    /// Creates requirements with the default values.
     pub fn new() -> Self {
         Self::default()
     }
 
     setters! {
-        /// The version of the device communicator's layout.
+        /// Sets the version of the device communicator's layout.
         layout: DeviceCommLayout;
-        /// Whether kernels use multimem instructions on the ranks accessible by loads and stores.
-        /// Needs a multicast object; an error if multicast objects are disabled.
+        /// Sets whether kernels use multimem instructions on the ranks of the LSA team. If on, NCCL
+        /// creates a multicast object, and creating the device communicator fails if multicast
+        /// objects are disabled.
         lsa_multimem: Switch;
-        /// Number of barriers among all ranks, by loads and stores where possible and over the
-        /// network otherwise.
+        /// Sets the number of barriers among all ranks. These barriers use loads and stores between
+        /// the ranks of an LSA team, and the network between other ranks.
         barriers: u32;
-        /// Number of barriers among the ranks accessible by loads and stores.
+        /// Sets the number of barriers among the ranks of the LSA team, which access each other by
+        /// loads and stores.
         lsa_barriers: u32;
-        /// Number of barriers along rails, over the network.
+        /// Sets the number of barriers along rails, over the network.
         rail_gin_barriers: u32;
-        /// Number of barriers among all ranks over the network.
+        /// Sets the number of barriers among all ranks, over the network.
         world_gin_barriers: u32;
-        /// Number of thread blocks that run an all-to-all of short messages.
+        /// Sets the number of thread blocks that run an all-to-all of short messages.
         lla2a_blocks: u32;
-        /// Number of slots of each of these blocks.
+        /// Sets the number of slots of each block that runs an all-to-all of short messages.
         lla2a_slots: u32;
-        /// Number of network contexts; a hint.
+        /// Sets the number of network contexts. NCCL takes the number as a hint.
         gin_contexts: u32;
-        /// Number of network signals, with indices from 0.
+        /// Sets the number of network signals. Their indices start at 0.
         gin_signals: u32;
-        /// Number of network counters, with indices from 0.
+        /// Sets the number of network counters. Their indices start at 0.
         gin_counters: u32;
-        /// The ranks that kernels reach over the network. All options named `gin` need one.
+        /// Sets the ranks that kernels reach over the network. Network signals, counters and
+        /// barriers require a connection other than [`GinConnection::None`].
         gin_connection: GinConnection;
-        /// Whether no other device communicator uses these contexts.
+        /// Sets whether the network contexts are reserved for this device communicator.
         gin_exclusive_contexts: Switch;
-        /// Number of operations that a context holds; 0 for NCCL's choice.
+        /// Sets the number of operations in the queue of a network context. With 0, NCCL selects
+        /// the number.
         gin_queue_depth: u32;
-        /// Whether kernels may use strong signals. NCCL 2.30.7.
+        /// Sets whether kernels may use strong signals. Off requires NCCL 2.30.7.
         gin_strong_signals: Switch;
-        /// Whether kernels may signal addresses. NCCL 2.30.7.
+        /// Sets whether kernels may signal addresses. Off requires NCCL 2.30.7.
         gin_va_signals: Switch;
-        /// The network transport; [`GinType::None`] for any. NCCL 2.31.
+        /// Sets the network transport. [`GinType::None`] allows any transport. Requires NCCL 2.31.
         gin_type: GinType;
-        /// Whether kernels address memory in the fabric by logical endpoints. NCCL 2.31.
-        cft: Switch;
-        /// Whether kernels use the fabric's multicasts; an error if multicast objects are disabled.
+        /// Sets whether kernels address memory in the fabric by logical endpoints (CFT). Requires
         /// NCCL 2.31.
+        cft: Switch;
+        /// Sets whether kernels use the fabric's multicast. If on, creating the device communicator
+        /// fails if multicast objects are disabled. Requires NCCL 2.31.
         cft_multimem: Switch;
-        /// Number of barriers over the fabric. NCCL 2.31.
+        /// Sets the number of barriers over the fabric. Requires NCCL 2.31.
         cft_barriers: u32;
     }
 
-    /// Sets the traffic class of network operations of kernels.
+    /// Sets the traffic class of network operations by kernels.
     pub fn gin_traffic_class(mut self, class: u32) -> Self {
         self.gin_traffic_class = Some(class);
         self
     }
 
-    /// Adds memory of the device communicator.
+    /// Adds a buffer to the device communicator. Buffers have indices from 0 in the order of these
+    /// calls.
     /// [`DeviceCommunicator::buffer_offset_bytes`](crate::DeviceCommunicator::buffer_offset_bytes)
-    /// returns its offset; buffers are numbered in the order in which they were added.
+    /// returns the offset of the buffer with an index.
     pub fn buffer(mut self, buffer: ResourceBuffer) -> Self {
         self.buffers.push(buffer);
         self
     }
 
     /// Adds a team whose ranks multicast to each other. If multicast objects are disabled, creating
-    /// the device communicator fails.
+    /// the device communicator fails. Teams have indices from 0 in the order of these calls.
     /// [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle) returns
-    /// its handle; teams are numbered in the order in which they were added.
+    /// the handle of the team with an index.
     pub fn multimem_team(mut self, team: DeviceTeam) -> Self {
         self.multimem_teams.push(team);
         self
     }
 
-    /// Returns the structs for this library, and the size of the device communicator in bytes;
-    /// `None` if the library must report it.
+    /// Converts the requirements to NCCL's structs. Also returns the size of the device
+    /// communicator in bytes, or `None` if NCCL must report the size.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] for requirements that the library does not support;
@@ -239,7 +248,7 @@ impl DeviceCommRequirements {
             railGinBarrierCount: count("rail_gin_barriers", self.rail_gin_barriers)?,
             lsaLLA2ABlockCount: count("lla2a_blocks", self.lla2a_blocks)?,
             lsaLLA2ASlotCount: count("lla2a_slots", self.lla2a_slots)?,
-            // Deprecated by NVIDIA: `ginConnectionType` replaces it.
+            // NVIDIA has deprecated `ginForceEnable` in favour of `ginConnectionType`.
             ginForceEnable: false,
             ginContextCount: count("gin_contexts", self.gin_contexts)?,
             ginSignalCount: count("gin_signals", self.gin_signals)?,
@@ -264,8 +273,8 @@ impl DeviceCommRequirements {
         Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
     }
 
-    /// Returns the version in the structs, the size of the result in bytes if known, and whether
-    /// the library's own layout is requested explicitly.
+    /// Returns the version for the structs, the size of the device communicator in bytes if known,
+    /// and whether NCCL must use the layout of the loaded library.
     fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
         const WHAT: &str = "a device communicator whose size is known";
         let newest = found.version.min(sys::HEADER);
@@ -303,12 +312,12 @@ impl DeviceCommRequirements {
             return combination("DeviceCommRequirements", "lla2a_blocks and lla2a_slots require each other");
         }
         if self.buffers.iter().any(|buffer| !buffer.align_bytes.is_power_of_two()) {
-            return combination("ResourceBuffer::align_bytes", "the alignment is not a power of two");
+            return combination("ResourceBuffer::align_bytes", "expected a power of two");
         }
         if self.lsa_multimem == Switch::On || self.cft_multimem == Switch::On || !self.multimem_teams.is_empty() {
             multicast_switch()?;
         }
-        // Kernels with an older layout cannot use requirements that the layout lacks.
+        // Kernels with an older layout cannot use features that the layout lacks.
         let version = match self.layout {
             DeviceCommLayout::Library => found.version,
             DeviceCommLayout::Version(version) => version.min(found.version),
@@ -327,11 +336,10 @@ impl DeviceCommRequirements {
     }
 }
 
-/// NCCL's structs, with the lists to which they point, and the places that NCCL fills when it
-/// creates the device communicator.
+/// NCCL's structs of the requirements, with the lists to which the structs point, and the memory
+/// for the handles that NCCL stores when it creates the device communicator.
 ///
-/// The struct points into the vectors next to it, whose memory does not move when this value is
-/// moved.
+/// `raw` points into the vectors. The memory of the vectors does not move when this value is moved.
 pub(crate) struct RawRequirements {
     raw: ncclDevCommRequirements_t,
     _resources: Vec<ncclDevResourceRequirements_t>,
@@ -352,7 +360,7 @@ impl RawRequirements {
                 next: std::ptr::null_mut(),
                 bufferSize: buffer.len_bytes,
                 bufferAlign: buffer.align_bytes,
-                // One place for each buffer.
+                // NCCL stores one handle for each buffer.
                 outBufferHandle: to_handles.wrapping_add(index),
                 ginSignalCount: 0,
                 ginCounterCount: 0,
@@ -370,8 +378,8 @@ impl RawRequirements {
                 outMultimemHandle: to_multimem.wrapping_add(index),
             })
             .collect();
-        // All links derive from one pointer to the whole list, so that writing one element does not
-        // invalidate the pointer to another.
+        // All links derive from one pointer to the whole list. So writing one element does not
+        // invalidate the pointer to another element.
         let first = resources.as_mut_ptr();
         for index in 1..resources.len() {
             // SAFETY: both indices are inside the list.
@@ -391,8 +399,8 @@ impl RawRequirements {
         &raw const self.raw
     }
 
-    /// Returns the buffers and the teams' handles that NCCL stored. Call it after NCCL has
-    /// finished.
+    /// Returns the handles of the buffers and of the teams that NCCL has stored. Called after NCCL
+    /// has finished.
     pub(crate) fn filled(mut self) -> (Vec<u32>, Vec<ncclMultimemHandle_t>) {
         (std::mem::take(&mut self.handles), std::mem::take(&mut self.multimem))
     }
@@ -411,7 +419,7 @@ mod tests {
     }
 
     fn refused(requirements: &DeviceCommRequirements, version: &str) -> NcclError {
-        build(requirements, version).err().expect("it is refused")
+        build(requirements, version).err().expect("the requirements are refused")
     }
 
     #[test]
@@ -422,7 +430,7 @@ mod tests {
             ("2.31.2", 120, 23102, None, true),
             ("2.40.0", 120, 23203, None, true),
         ] {
-            let (built, len) = build(&DeviceCommRequirements::new(), version).expect("2.30.3 has it");
+            let (built, len) = build(&DeviceCommRequirements::new(), version).expect("NCCL 2.30.3 supports device communicators");
             assert_eq!(
                 (built.raw.size, built.raw.version, len, built.raw.useRuntimeVersion),
                 (size, code, len_bytes, runtime),
@@ -451,11 +459,11 @@ mod tests {
     fn older_layout_on_a_newer_library_has_its_own_version() {
         let requirements =
             DeviceCommRequirements::new().lsa_barriers(3).layout(DeviceCommLayout::Version(Version::new(2, 30, 4)));
-        let (built, len_bytes) = build(&requirements, "2.32.3").expect("it is known");
+        let (built, len_bytes) = build(&requirements, "2.32.3").expect("the layout is known");
         assert_eq!((built.raw.version, built.raw.size, len_bytes, built.raw.useRuntimeVersion), (23004, 96, Some(240), false));
         assert_eq!(built.raw.lsaBarrierCount, 3);
         let cft = requirements.cft(Switch::On);
-        assert!(matches!(refused(&cft, "2.32.3"), NcclError::Unsupported(_)), "kernels of 2.30.4 cannot use it");
+        assert!(matches!(refused(&cft, "2.32.3"), NcclError::Unsupported(_)), "kernels of 2.30.4 cannot use CFT");
     }
 
     #[test]
@@ -499,12 +507,13 @@ mod tests {
         for len_bytes in [128, 256, 512] {
             requirements = requirements.buffer(ResourceBuffer { len_bytes, align_bytes: 128 });
         }
-        let (built, _) = build(&requirements, "2.32.3").expect("all is known");
+        let (built, _) = build(&requirements, "2.32.3").expect("all requirements are supported");
         let moved = Box::new(built);
         let mut sizes = Vec::new();
         let mut next = moved.raw.resourceRequirementsList;
         while !next.is_null() {
-            // SAFETY: the lists belong to `moved`, which is alive; this is what NCCL does.
+            // SAFETY: the lists belong to `moved`, which is alive. NCCL writes to the lists in the
+            // same manner.
             unsafe {
                 sizes.push((*next).bufferSize);
                 *(*next).outBufferHandle = sizes.len() as u32 * 10;

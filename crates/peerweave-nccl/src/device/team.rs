@@ -1,11 +1,10 @@
-//! Sets of ranks as kernels see them: a number of ranks at equal strides.
+//! Teams: sets of ranks at equal strides, as parameters of kernels.
 //!
-//! This module only computes indices, as NCCL's headers do for kernels. The communicator is queried
-//! for the ranks accessible by loads and stores.
+//! This module only computes indices, like NCCL's headers for kernels. `device_comm.rs` queries
+//! NCCL for the LSA, rail and fabric teams.
 //!
-//! Invariant: every index of a team is a rank less than the number of ranks of its world. Whether
-//! that is the communicator's number is checked in `to_raw`, through which every team is passed to
-//! NCCL.
+//! Invariant: every rank of a team is less than the number of ranks for which the team was created.
+//! `to_raw`, which converts every team for NCCL, checks that the communicator has these ranks.
 
 use std::ffi::c_int;
 
@@ -13,7 +12,7 @@ use crate::Rank;
 use crate::library::error::{MisuseKind, NcclError};
 use crate::sys::ncclTeam_t;
 
-/// Ranks of a communicator at equal strides, including this one.
+/// A team: ranks of a communicator at equal strides, including this rank.
 ///
 /// ```
 /// use peerweave_nccl::{DeviceTeam, Rank};
@@ -32,22 +31,23 @@ pub struct DeviceTeam {
     ranks: usize,
     index: usize,
     stride: usize,
-    /// The communicator's rank with index 0 in the team.
+    /// Rank, in the communicator, of the team member with index 0.
     first: usize,
 }
 
 impl DeviceTeam {
-    /// Returns the team of all `ranks` ranks of a communicator in which this process is `rank`.
+    /// Returns the team of all ranks of a communicator with `ranks` ranks. `rank` is the caller's
+    /// rank.
     ///
     /// # Panics
-    /// If `rank` is not below `ranks`.
+    /// Panics if `rank` is not less than `ranks`.
     pub fn world(ranks: usize, rank: Rank) -> Self {
         assert!(rank.index() < ranks, "{rank}, expected less than {ranks} (the number of ranks)");
         Self { ranks, index: rank.index(), stride: 1, first: 0 }
     }
 
-    /// Converts NCCL's struct of a team in which this process is `rank` of the communicator.
-    /// Returns `None` if the struct is invalid.
+    /// Converts NCCL's struct of a team. `rank` is the caller's rank in the communicator. Returns
+    /// `None` if the struct is invalid.
     pub(crate) fn from_raw(raw: ncclTeam_t, rank: Rank) -> Option<Self> {
         let ranks = usize::try_from(raw.nRanks).ok()?;
         let index = usize::try_from(raw.rank).ok()?;
@@ -56,8 +56,8 @@ impl DeviceTeam {
         (index < ranks).then_some(Self { ranks, index, stride, first })
     }
 
-    /// Returns the struct for NCCL, on a communicator of `n_ranks` ranks in which this process is
-    /// `rank`. NCCL does not check the numbers.
+    /// Converts the team to NCCL's struct, for a communicator of `n_ranks` ranks in which the
+    /// caller is `rank`. Checks the numbers, because NCCL does not check them.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a team of another rank, or with ranks that the communicator does
@@ -87,25 +87,27 @@ impl DeviceTeam {
         self.index
     }
 
-    /// Returns the distance between neighbouring ranks of the team in the communicator.
+    /// Returns the difference between consecutive ranks of the team, in ranks of the communicator.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Returns the communicator's rank at an index of the team.
+    /// Returns the rank, in the communicator, of the team member with this index. Returns `None` if
+    /// the team has no such member.
     pub fn rank_of(&self, index: usize) -> Option<Rank> {
         let rank = (index < self.ranks).then(|| self.first + index * self.stride)?;
         u32::try_from(rank).ok().map(Rank::new)
     }
 
-    /// Returns the index of a rank of the communicator; `None` for a rank that is not in the team.
+    /// Returns the index in the team of a rank of the communicator, or `None` if the rank is not in
+    /// the team.
     pub fn index_of(&self, rank: Rank) -> Option<usize> {
         let distance = rank.index().checked_sub(self.first)?;
         (distance.is_multiple_of(self.stride) && distance / self.stride < self.ranks).then(|| distance / self.stride)
     }
 
-    /// Returns the block of `size` neighbours that contains this rank; `None` unless the team
-    /// consists of such blocks.
+    /// Divides the team into blocks of `size` consecutive members, and returns the block that
+    /// contains this rank. Returns `None` unless `size` divides the number of ranks.
     pub fn inner(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| {
             let block = self.index - self.index % size;
@@ -113,8 +115,9 @@ impl DeviceTeam {
         })
     }
 
-    /// Returns the ranks that have the same index as this rank in their blocks of `size`
-    /// neighbours; `None` unless the team consists of such blocks.
+    /// Divides the team into blocks of `size` consecutive members, and returns the ranks that have
+    /// the same index in their block as this rank. Returns `None` unless `size` divides the number
+    /// of ranks.
     pub fn outer(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| Self {
             ranks: self.ranks / size,
@@ -124,7 +127,7 @@ impl DeviceTeam {
         })
     }
 
-    /// Returns the communicator's ranks that are in this team and not in `other`, in order.
+    /// Returns the ranks that are in this team and not in `other`, in ascending order.
     pub fn without(self, other: Self) -> impl Iterator<Item = Rank> {
         (0..self.ranks).filter_map(move |index| self.rank_of(index)).filter(move |rank| other.index_of(*rank).is_none())
     }
@@ -139,18 +142,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inner_and_outer_teams_cover_the_world_once() {
+    fn inner_and_outer_teams_share_exactly_one_rank() {
         for rank in (0..24).map(Rank::new) {
             let world = DeviceTeam::world(24, rank);
-            let (inner, outer) = (world.inner(6).expect("a divisor"), world.outer(6).expect("a divisor"));
+            let (inner, outer) = (
+                world.inner(6).expect("the size divides the number of ranks"),
+                world.outer(6).expect("the size divides the number of ranks"),
+            );
             assert_eq!((inner.rank_of(inner.index()), outer.rank_of(outer.index())), (Some(rank), Some(rank)));
             assert_eq!((inner.ranks(), outer.ranks(), outer.stride()), (6, 4, 6));
             let both: Vec<_> = (0..24)
                 .map(Rank::new)
                 .filter(|other| inner.index_of(*other).is_some() && outer.index_of(*other).is_some())
                 .collect();
-            assert_eq!(both, [rank], "a block and a rail meet in one rank");
-            let second = outer.inner(2).expect("a divisor");
+            assert_eq!(both, [rank], "a block and a rail have exactly one rank in common");
+            let second = outer.inner(2).expect("the size divides the number of ranks");
             assert_eq!(second.stride(), 6);
             assert_eq!(second.rank_of(second.index()), Some(rank));
         }
@@ -163,9 +169,9 @@ mod tests {
     }
 
     #[test]
-    fn team_without_another_has_only_the_remaining_ranks() {
+    fn ranks_without_another_team_are_the_remaining_ranks() {
         let world = DeviceTeam::world(8, Rank::new(5));
-        let rail = world.outer(4).expect("a divisor");
+        let rail = world.outer(4).expect("the size divides the number of ranks");
         assert_eq!(world.without(rail).collect::<Vec<_>>(), [0, 2, 3, 4, 6, 7].map(Rank::new));
         assert_eq!(rail.without(world).count(), 0);
     }
@@ -173,12 +179,12 @@ mod tests {
     #[test]
     fn team_of_another_communicator_is_refused() {
         let refused = |team: DeviceTeam, rank, n_ranks| {
-            team.to_raw("test", rank, n_ranks).expect_err("it belongs to another communicator").to_string()
+            team.to_raw("test", rank, n_ranks).expect_err("the team belongs to another communicator").to_string()
         };
         let world = DeviceTeam::world(8, Rank::new(5));
         assert!(
             world.to_raw("test", Rank::new(5), 8).is_ok() && world.to_raw("test", Rank::new(5), 9).is_ok(),
-            "a part of the ranks is a team too"
+            "a team may contain only some ranks of the communicator"
         );
         assert_eq!(
             refused(world, Rank::new(4), 8),
@@ -189,7 +195,7 @@ mod tests {
             "test: the last rank of the team is 7, expected less than 6 (the number of ranks)"
         );
         assert_eq!(
-            refused(world.outer(4).expect("a divisor"), Rank::new(5), 5),
+            refused(world.outer(4).expect("the size divides the number of ranks"), Rank::new(5), 5),
             "test: the last rank of the team is 5, expected less than 5 (the number of ranks)"
         );
         let huge = DeviceTeam::world(usize::MAX, Rank::new(5));
@@ -197,14 +203,14 @@ mod tests {
             refused(huge, Rank::new(5), 8),
             format!("test: the last rank of the team is {}, expected less than 8 (the number of ranks)", u32::MAX)
         );
-        assert!(huge.to_raw("test", Rank::new(5), usize::MAX).is_err(), "NCCL's numbers are smaller");
+        assert!(huge.to_raw("test", Rank::new(5), usize::MAX).is_err(), "NCCL's integers are too small for the team");
     }
 
     #[test]
-    fn raw_team_converts_back_and_an_invalid_one_is_none() {
+    fn invalid_raw_team_is_none_and_a_valid_team_converts_back() {
         let raw = ncclTeam_t { nRanks: 2, rank: 1, stride: 4 };
-        let team = DeviceTeam::from_raw(raw, Rank::new(6)).expect("it fits");
-        assert_eq!(team.to_raw("test", Rank::new(6), 7).expect("it belongs to this communicator"), raw);
+        let team = DeviceTeam::from_raw(raw, Rank::new(6)).expect("the struct is valid");
+        assert_eq!(team.to_raw("test", Rank::new(6), 7).expect("the team belongs to this communicator"), raw);
         assert_eq!((team.rank_of(0), team.rank_of(1), team.rank_of(2)), (Some(Rank::new(2)), Some(Rank::new(6)), None));
         for (n_ranks, rank, stride) in [(2, 2, 4), (-1, 0, 1), (2, 1, 0), (2, 1, 7), (2, -1, 1)] {
             assert_eq!(DeviceTeam::from_raw(ncclTeam_t { nRanks: n_ranks, rank, stride }, Rank::new(6)), None);

@@ -1,10 +1,10 @@
-//! The names of calls as one byte, by which a communicator stores its last call.
+//! Names of calls, encoded in one byte. A communicator stores its last call in this encoding.
 //!
-//! Invariant: the names are equal to the names of the methods.
+//! Invariant: each name is the name of a public method.
 
 macro_rules! calls {
     ($($Call:ident $name:literal),* $(,)?) => {
-        /// A call that is counted.
+        /// A call that is counted in the communicator's sequence number.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub(crate) enum Call {
@@ -27,10 +27,10 @@ calls! {
 }
 
 impl Call {
-    /// Number of bits of a call in a word.
+    /// Number of bits of an encoded call in a 64-bit word.
     pub(crate) const BITS: u32 = 8;
 
-    /// Returns whether every rank of a communicator makes the call, in one order.
+    /// Returns whether every rank of a communicator must make the call, in the same order.
     #[inline]
     pub(crate) const fn is_collective(self) -> bool {
         use Call::*;
@@ -48,7 +48,8 @@ impl Call {
         Self::NAMES[self as usize]
     }
 
-    /// Returns the name of the call in the low bits of a word.
+    /// Returns the name of the call that is encoded in the low bits of a word, or an empty text if
+    /// there is no call.
     pub(crate) fn name_of(word: u64) -> &'static str {
         Self::NAMES.get((word & 0xff) as usize).copied().unwrap_or("")
     }

@@ -1,9 +1,9 @@
-//! NCCL's log as events of `tracing`.
+//! Converts NCCL's log to `tracing` events.
 //!
-//! The application's subscriber selects the events that are shown, by the target `nccl`.
+//! The events have the target `nccl`, by which the application's subscriber can filter them.
 //!
-//! Invariant: the reader reads every line as long as the process lives, so NCCL never waits for
-//! space in the pipe.
+//! Invariant: a thread reads every line until the process ends, so NCCL never waits for space in
+//! the pipe.
 
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter};
 use std::sync::{Mutex, PoisonError};
@@ -14,12 +14,12 @@ use crate::{MisuseKind, Nccl, NcclError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LogLevel {
-    /// Errors and warnings.
+    /// Errors and warnings only.
     Warn,
-    /// Additionally the hardware that NCCL found and NCCL's choices. Much output at the start,
-    /// little later.
+    /// Warnings, and information about the hardware and the settings that NCCL selects. Prints many
+    /// lines at startup, and few lines later.
     Info,
-    /// Everything that the library was built to log.
+    /// All messages that were compiled into the library.
     Trace,
 }
 
@@ -27,37 +27,38 @@ impl Nccl {
     /// Sends NCCL's log to `tracing`, with the target `nccl`, instead of standard output.
     ///
     /// Sets `NCCL_DEBUG` and `NCCL_DEBUG_FILE` in this process's environment. `NCCL_DEBUG_SUBSYS`
-    /// keeps its meaning. Libraries before 2.24.3 read the variables once: with these, call this
-    /// function before any other call that logs. A thread reads the log until the process ends.
-    /// Calling it again changes the level.
+    /// still selects subsystems. NCCL before 2.24.3 reads the variables only once. With such a
+    /// library, call this function before any other call that logs. A thread reads the log until
+    /// the process ends. A second call of this function changes the level.
     ///
-    /// Child processes inherit the variables. Their NCCL logs to this process as long as it lives,
-    /// and to standard output afterwards.
+    /// Child processes inherit the variables. NCCL in a child process logs to this process. After
+    /// this process has ended, NCCL in the child logs to standard output.
     ///
     /// # Errors
-    /// [`NcclError::Forked`]; [`NcclError::Misuse`] if the system provides no pipe or no thread.
+    /// [`NcclError::Forked`]; [`NcclError::Misuse`] if the system cannot create a pipe or start a
+    /// thread.
     ///
     /// # Safety
     /// No other thread, including threads of NCCL, reads or writes the environment during the call.
-    /// Call it at the start of the program.
+    /// So call this function at the start of the program.
     pub unsafe fn trace_log(self, level: LogLevel) -> Result<(), NcclError> {
         const CALL: &str = "Nccl::trace_log";
         self.not_forked(CALL)?;
         let refused = |why| NcclError::misuse(CALL, MisuseKind::Context { why });
-        // NCCL opens the pipe by its path, now or later, so this end stays open until the process
-        // ends.
+        // NCCL opens the pipe by its path, possibly after this call. So this write end stays open
+        // until the process ends.
         static WRITER: Mutex<Option<PipeWriter>> = Mutex::new(None);
         let mut writer = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
         let writer = match writer.as_ref() {
             Some(writer) => writer,
             None => {
-                let (reader, new) = std::io::pipe().map_err(|_| refused("the system provides no pipe"))?;
+                let (reader, new) = std::io::pipe().map_err(|_| refused("the system cannot create a pipe"))?;
                 let thread = std::thread::Builder::new().name("nccl-log".into());
                 thread.spawn(move || forward(reader)).map_err(|_| refused("the system cannot start a thread"))?;
                 writer.insert(new)
             }
         };
-        let path = path_of(writer).ok_or_else(|| refused("this system has no paths of pipes (the log requires Linux)"))?;
+        let path = path_of(writer).ok_or_else(|| refused("this system has no paths for pipes; trace_log requires Linux"))?;
         let level = match level {
             LogLevel::Warn => "WARN",
             LogLevel::Info => "INFO",
@@ -69,7 +70,7 @@ impl Nccl {
             std::env::set_var("NCCL_DEBUG_FILE", path);
         }
         match self.reset_debug() {
-            Err(NcclError::Unsupported(_)) => Ok(()), // an old library reads them once, with its first message
+            Err(NcclError::Unsupported(_)) => Ok(()), // an old library reads the variables once, at its first message
             result => result,
         }
     }
@@ -82,14 +83,15 @@ fn path_of(writer: &PipeWriter) -> Option<String> {
     Some(format!("/proc/{}/fd/{}", process(), writer.as_raw_fd()))
 }
 
-/// Returns `None`: a pipe has no path on this system.
+/// Returns `None`, because a pipe has no path on this system.
 #[cfg(not(target_os = "linux"))]
 fn path_of(_writer: &PipeWriter) -> Option<String> {
     None
 }
 
-/// Returns the name of this process in the mounted `/proc`. `self` is not used, because a child
-/// process that inherits the path would open, and truncate, a file of its own.
+/// Returns the directory name of this process in `/proc`. The name `self` is not used: in a child
+/// process that inherits the path, `self` would be the child, and NCCL would truncate a file of the
+/// child.
 #[cfg(target_os = "linux")]
 fn process() -> String {
     let known = std::fs::read_link("/proc/self").ok().and_then(|path| path.to_str().map(str::to_owned));
@@ -99,8 +101,8 @@ fn process() -> String {
 fn forward(reader: PipeReader) {
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
-    // Bytes, not text: NCCL may log names that are not UTF-8, and a reader that stops would block
-    // it.
+    // Reads bytes and not text, because NCCL may log names that are not UTF-8. If this thread
+    // stopped reading, NCCL would block.
     while matches!(reader.read_until(b'\n', &mut line), Ok(length) if length > 0) {
         let text = String::from_utf8_lossy(&line);
         let text = text.trim_end();
@@ -115,8 +117,8 @@ fn forward(reader: PipeReader) {
     }
 }
 
-/// Returns the level of a line of NCCL: `host:pid:tid [device] NCCL WARN text`, in some versions
-/// preceded by a time and a file.
+/// Returns the level of a line of NCCL's log. A line has the form `host:pid:tid [device] NCCL WARN
+/// text`. In some versions a time and a file name precede the text.
 fn level_of(line: &str) -> tracing::Level {
     match line.split_once("NCCL ").and_then(|(_, rest)| rest.split_whitespace().next()) {
         Some("WARN" | "ABORT") => tracing::Level::WARN,
@@ -145,13 +147,13 @@ mod tests {
     #[test]
     fn reader_reads_every_line_until_all_writers_close() {
         use std::io::Write as _;
-        let (reader, mut writer) = std::io::pipe().expect("the system gives a pipe");
+        let (reader, mut writer) = std::io::pipe().expect("the system creates a pipe");
         let reader = std::thread::spawn(move || forward(reader));
-        // More than a pipe holds: writing would block without a reader.
+        // The lines exceed the capacity of a pipe, so writing would block without a reader.
         for _ in 0..4_000 {
             writer
                 .write_all(b"node:1:2 [0] NCCL INFO \xff not text, and long enough to fill the pipe many times\n")
-                .expect("it is read");
+                .expect("the reader reads the line");
         }
         drop(writer);
         reader.join().expect("the reader ends");

@@ -1,10 +1,9 @@
-//! Errors, grouped by cause: the caller, the library, a peer, a deadline.
+//! Error types, grouped by cause: the caller, the library, a peer, a deadline.
 //!
-//! A message can be used as a bug report: it names the call, the value, the expected value, and the
-//! library's own text if there is one.
+//! A message is sufficient for a bug report. It names the call, the value, the expected value, and
+//! NCCL's own error text, if any.
 //!
-//! Invariant: large variants are boxed, so a result stays small enough for a call that takes
-//! nanoseconds.
+//! Invariant: large variants are boxed, so that a `Result` is cheap to return.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -24,19 +23,19 @@ use crate::{Nccl, Rank, Version, sys};
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
-    /// The caller has a bug. NCCL was not called.
+    /// The caller misused the API. NCCL was not called.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// The library is too old for this call or option. NCCL was not called.
+    /// The loaded NCCL is too old for this call or option. NCCL was not called.
     #[error(transparent)]
     Unsupported(Box<Unsupported>),
     /// NCCL returned an error.
     #[error(transparent)]
     Nccl(Box<Failure>),
-    /// NCCL was not found, or cannot be used.
+    /// The NCCL library was not found, or cannot be used.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// CUDA's driver is missing, or returned an error.
+    /// The CUDA driver is missing, or returned an error.
     #[error(transparent)]
     Cuda(#[from] DriverError),
     /// A deadline passed.
@@ -45,21 +44,21 @@ pub enum NcclError {
     /// A rank is lost.
     #[error(transparent)]
     PeerLost(Box<PeerLost>),
-    /// The process was forked from the one that loaded NCCL, and lacks its threads. Only the parent
-    /// can use NCCL.
+    /// The process was forked from the process that loaded NCCL. NCCL's threads do not exist in the
+    /// child, so only the parent can use NCCL.
     #[error("{call}: process {process} was forked from process {loaded_by}, which loaded NCCL; start a new program instead")]
     Forked {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// Process ID of the process that loaded NCCL.
         loaded_by: u32,
         /// Process ID of this process.
         process: u32,
     },
-    /// The communicator cannot be used for this call any more.
+    /// The communicator is in a state in which this call is not possible.
     #[error("{call} on {communicator}: {state}")]
     Dead {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The communicator.
         communicator: Arc<CommunicatorName>,
@@ -72,7 +71,7 @@ pub enum NcclError {
     /// The rendezvous of the ranks failed.
     #[error("{call}: {source}")]
     Bootstrap {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The error of the rendezvous.
         source: Arc<BootstrapError>,
@@ -97,7 +96,7 @@ impl NcclError {
         move |source| Self::Bootstrap { call, source: Arc::new(source) }
     }
 
-    /// Returns the kind of misuse, if the error is one.
+    /// Returns the kind of misuse, or `None` for other errors.
     pub fn misuse_kind(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),
@@ -105,12 +104,13 @@ impl NcclError {
         }
     }
 
-    /// Returns the error of a call that returned `code`, with the library's description of the code
-    /// and its last error. Use it, for example, for a call made through
-    /// [`Communicator::as_raw`](crate::Communicator::as_raw). [`Nccl::check`] returns it as a
-    /// result.
+    /// Creates the error for an NCCL call that returned `code`, with NCCL's description of the code
+    /// and NCCL's last error text. Use it, for example, for a call made through
+    /// [`Communicator::as_raw`](crate::Communicator::as_raw). [`Nccl::check`] returns the same
+    /// error as a `Result`.
     ///
-    /// Any number is accepted, including [`ResultCode::SUCCESS`] and codes newer than this crate.
+    /// Any number is accepted, including [`ResultCode::SUCCESS`] and codes that this crate does not
+    /// know.
     ///
     /// ```no_run
     /// use peerweave_nccl::{Nccl, NcclError, ResultCode};
@@ -124,7 +124,8 @@ impl NcclError {
         nccl.not_forked(call).err().unwrap_or_else(|| nccl.failure(call, sys::ncclResult_t(code.into().get()), None))
     }
 
-    /// Returns the same error for another call that ended for the same reason.
+    /// Replaces the name of the call in the error, for another call that failed for the same
+    /// reason.
     pub(crate) fn of_call(mut self, name: &'static str) -> Self {
         match &mut self {
             Self::Misuse(Misuse { call, .. }) => *call = name,
@@ -135,7 +136,7 @@ impl NcclError {
         self
     }
 
-    /// Returns NCCL's code, if NCCL returned one.
+    /// Returns NCCL's result code, or `None` if the error did not come from NCCL.
     pub fn code(&self) -> Option<ResultCode> {
         match self {
             Self::Nccl(failure) => Some(failure.code),
@@ -178,7 +179,7 @@ impl From<CudaError> for NcclError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Failure {
-    /// NCCL's function.
+    /// Name of the call, usually of NCCL's function.
     pub call: &'static str,
     /// Code of the error.
     pub code: ResultCode,
@@ -186,10 +187,10 @@ pub struct Failure {
     pub meaning: &'static str,
     /// The version of the library.
     pub version: Version,
-    /// NCCL's text of the library's last error; empty if there is none. NCCL stores one such text
-    /// for the whole process, so it may describe another thread's failure.
+    /// NCCL's text of the last error, or empty. NCCL stores one such text for the whole process, so
+    /// the text may describe a failure of another thread.
     pub last_error: String,
-    /// The communicator, if it exists already.
+    /// The communicator, or `None` if the failed call belongs to no communicator.
     pub communicator: Option<Arc<CommunicatorName>>,
 }
 
@@ -207,8 +208,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A code returned by NCCL's functions. It can be created from any integer, and is an error type
-/// for calls that are unknown.
+/// A result code of NCCL's functions. It can be created from any integer. It implements `Error`,
+/// for programs that call NCCL's functions directly.
 ///
 /// ```
 /// use peerweave_nccl::ResultCode;
@@ -230,8 +231,7 @@ impl From<i32> for ResultCode {
 }
 
 impl ResultCode {
-    /// Success. No error of this crate has this code, except one that [`NcclError::from_code`]
-    /// created from it.
+    /// Success. Only an error that [`NcclError::from_code`] created can have this code.
     pub const SUCCESS: Self = Self(sys::ncclResult_t::ncclSuccess.0);
     /// A call of CUDA failed.
     pub const UNHANDLED_CUDA_ERROR: Self = Self(sys::ncclResult_t::ncclUnhandledCudaError.0);
@@ -247,10 +247,10 @@ impl ResultCode {
     pub const REMOTE_ERROR: Self = Self(sys::ncclResult_t::ncclRemoteError.0);
     /// A call on a non-blocking communicator has not finished.
     pub const IN_PROGRESS: Self = Self(sys::ncclResult_t::ncclInProgress.0);
-    /// A wait inside the library timed out. Since NCCL 2.30.3.
+    /// A wait inside NCCL timed out. Since NCCL 2.30.3.
     pub const TIMEOUT: Self = Self(sys::ncclResult_t::ncclTimeout.0);
 
-    /// Returns whether NCCL returns this code for a lost peer, among other causes.
+    /// Returns whether a lost peer may have caused this code.
     pub(crate) fn may_be_a_loss(self) -> bool {
         [Self::REMOTE_ERROR, Self::SYSTEM_ERROR, Self::INTERNAL_ERROR].contains(&self)
     }
@@ -259,12 +259,12 @@ impl ResultCode {
         Self(code.0)
     }
 
-    /// Returns the number.
+    /// Returns the code as an integer.
     pub const fn get(self) -> i32 {
         self.0
     }
 
-    /// Returns NCCL's name of the code, if this crate knows it.
+    /// Returns NCCL's name of the code, or `None` if this crate does not know the code.
     pub fn name(self) -> Option<&'static str> {
         sys::ncclResult_t(self.0).name()
     }
@@ -286,14 +286,13 @@ impl fmt::Debug for ResultCode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommunicatorName {
-    /// Name of the communicator, if it has one.
+    /// Name that the program has set for the communicator, if any.
     pub name: Option<String>,
-    /// Rank of this process.
+    /// This rank.
     pub rank: Rank,
     /// Number of ranks.
     pub ranks: usize,
-    /// Number of the communicator in this process, which distinguishes communicators of the same
-    /// name.
+    /// Number of the communicator in this process. Distinguishes communicators of the same name.
     pub number: u64,
 }
 
@@ -317,32 +316,34 @@ pub enum DeadState {
     /// The communicator was finalized.
     #[error("the communicator was finalized")]
     Finalized,
-    /// The communicator was revoked: it can only be split, shrunk or destroyed.
+    /// The communicator was revoked. It can only be split, shrunk or destroyed.
     #[error("the communicator was revoked, and can only be split, shrunk or destroyed")]
     Revoked,
-    /// The communicator is suspended: resume it first.
+    /// The communicator is suspended. It must be resumed before other calls.
     #[error("the communicator is suspended; resume it first")]
     Suspended,
-    /// A call on the communicator failed, and the communicator cannot recover.
+    /// A call on the communicator failed. The communicator cannot recover.
     #[error("a call on the communicator failed; the communicator can only be shrunk, aborted or dropped")]
     Failed,
 }
 
-/// A deadline that passed.
+/// A wait that exceeded its deadline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Timeout {
-    /// The call that waited.
+    /// Name of the call that waited.
     pub call: &'static str,
-    /// The number of the call on the communicator, counted from 1; `None` before the first call.
+    /// Number of the last call on the communicator, counted from 1. `None` if the error concerns no
+    /// numbered call.
     pub sequence: Option<u64>,
-    /// The time waited.
+    /// Duration of the wait.
     pub waited: Duration,
-    /// The communicator, if it exists already.
+    /// The communicator, or `None` if it does not exist yet.
     pub communicator: Option<Arc<CommunicatorName>>,
-    /// Ranks that did not arrive, as far as the other ranks report. Empty if unknown.
+    /// Ranks that have not issued the call, according to the reports of the ranks. Empty if
+    /// unknown.
     pub missing: Vec<Rank>,
-    /// Reports of the ranks about themselves.
+    /// Reports of the other ranks, each with the last call of that rank.
     pub reports: Vec<RankReport>,
 }
 
@@ -366,15 +367,16 @@ impl fmt::Display for Timeout {
     }
 }
 
-/// A rank's report of its position, published when other ranks waited for it.
+/// A report by which a rank publishes its last call. Ranks publish reports after a wait has timed
+/// out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankReport {
     /// The rank that reports.
     pub rank: Rank,
-    /// Number of the last call that it issued, counted from 1; 0 before the first.
+    /// Number of the last call that this rank issued, counted from 1. 0 before the first call.
     pub sequence: u64,
-    /// Name of that call.
+    /// Name of the last call.
     pub call: String,
 }
 
@@ -387,17 +389,17 @@ impl fmt::Display for RankReport {
     }
 }
 
-/// Ranks that are lost.
+/// Lost ranks: their processes have died, or their connections have failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct PeerLost {
-    /// The call that was made or waited for.
+    /// Name of the call that failed, or whose work was waited for.
     pub call: &'static str,
     /// The communicator.
     pub communicator: Option<Arc<CommunicatorName>>,
     /// The lost ranks. Empty if NCCL does not name them.
     pub ranks: Vec<Rank>,
-    /// NCCL's text of the error; empty if there is none.
+    /// NCCL's text of the last error, or empty.
     pub last_error: String,
 }
 
@@ -418,7 +420,7 @@ impl fmt::Display for PeerLost {
     }
 }
 
-/// Formats ranks in a message.
+/// Formats a list of ranks in a message.
 pub(super) struct Ranks<'a>(pub(super) &'a [Rank]);
 
 impl fmt::Display for Ranks<'_> {
@@ -489,7 +491,7 @@ mod tests {
     #[test]
     fn source_of_a_rendezvous_failure_is_kept() {
         use std::error::Error as _;
-        let inner = "no endpoint".parse::<peerweave_bootstrap::Endpoint>().expect_err("it is none");
+        let inner = "no endpoint".parse::<peerweave_bootstrap::Endpoint>().expect_err("the text is not an endpoint");
         let error = NcclError::bootstrap("Communicator::from_world")(inner);
         assert!(error.source().is_some());
         assert!(error.to_string().starts_with("Communicator::from_world: "));

@@ -1,13 +1,14 @@
-//! The NCCL library of this process: search and loading, version, missing functions, and every call
-//! into it.
+//! The NCCL libraries of this process: search and loading, version, missing functions, and calls of
+//! NCCL's functions.
 //!
-//! `of_communicator.rs` has configurations, `parameters.rs` and `debug_log.rs` have parameters and
-//! logs, and communicators have their own modules.
+//! `of_communicator.rs` has configurations. `parameters.rs` and `debug_log.rs` have parameters and
+//! logs. The modules of `comm` have communicators.
 //!
 //! # Invariants
-//! - **[L1]** A library is never unloaded and its record never freed, so an [`Nccl`] is a plain
-//!   reference that stays valid.
-//! - **[L2]** No function of a library is called in a process forked from the one that loaded it.
+//! - **[L1]** A library is never unloaded, and the record of a loaded library is never freed. So an
+//!   [`Nccl`] is a plain reference that stays valid.
+//! - **[L2]** No function of a library is called in a process that was forked from the process that
+//!   loaded the library.
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -22,12 +23,12 @@ use crate::library::error::{CommunicatorName, Failure, NcclError, ResultCode};
 use crate::sys::{Api, ncclResult_t};
 use crate::{UniqueId, Version, sys, version_from_code};
 
-/// The vendor's name of the library.
+/// Name of the library in error messages.
 pub(crate) const PRODUCT: &str = "NCCL";
 
-/// The oldest supported library. In older ones, a thread of NCCL that works on a communicator is
-/// known only to the thread that started it. So an abort by another thread frees the communicator
-/// while it is in use (a crash in 2.18.1 on H200).
+/// Oldest supported version of NCCL. In older versions, only the thread that started a background
+/// thread of NCCL waits for that background thread. So an abort by a different thread frees the
+/// communicator while the background thread uses it (observed as a crash in 2.18.1 on H200).
 const OLDEST: Version = Version::new(2, 19, 1);
 
 // SAFETY: a file with one of these names is NCCL, or a substitute with the same interface.
@@ -47,7 +48,7 @@ const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NCCL_PATH", &["l
         "/opt/conda/lib",
     ]);
 
-/// The process that first loaded NCCL.
+/// Identifies the process that first loaded NCCL. Set at the first load.
 static FIRST: OnceLock<(ForkGuard, u32)> = OnceLock::new();
 
 /// An NCCL library, loaded until the process ends.
@@ -57,28 +58,35 @@ static FIRST: OnceLock<(ForkGuard, u32)> = OnceLock::new();
 #[derive(Clone, Copy)]
 pub struct Nccl(&'static Loaded<Api>);
 
-/// All libraries loaded by this crate. The first one is not always the library of [`Nccl::load`].
-static LOADED: Registry<Api> =
-    Registry::new("libnccl.so", "peerweave-nccl", OLDEST, "do not pass communicators, windows or memory of one to the other");
+/// All libraries loaded by this crate. The first loaded library need not be the library that
+/// [`Nccl::load`] returns.
+static LOADED: Registry<Api> = Registry::new(
+    "libnccl.so",
+    "peerweave-nccl",
+    OLDEST,
+    "do not pass communicators, windows or memory of one library to the other library",
+);
 
 impl Nccl {
     /// All functions of NCCL that this crate can use, each with the version that introduced it.
     pub const FUNCTIONS: &'static [SymbolInfo] = Api::SYMBOLS;
 
-    /// Returns the library of this process. The first call finds and loads it; later calls return
-    /// the same.
+    /// Returns the NCCL library of this process. The first call finds and loads the library. Later
+    /// calls return the same library.
     ///
-    /// Search order: `PEERWEAVE_NCCL_PATH` (a file or a directory; if set, no other place is
-    /// searched), the wheels of the active Python (`nvidia/nccl/lib`), the dynamic linker's path
-    /// (`libnccl.so.2`, then `libnccl.so`), well-known directories. No GPU and no driver is needed.
+    /// If `PEERWEAVE_NCCL_PATH` is set, only this file or directory is searched. Without this
+    /// variable, the search order is: the wheels of the active Python (`nvidia/nccl/lib`), the
+    /// dynamic linker's path (`libnccl.so.2`, then `libnccl.so`), and well-known directories.
+    /// Loading needs neither a GPU nor a driver.
     ///
     /// # Errors
-    /// [`NcclError::Load`] with every path that was tried; a later call tries again.
+    /// [`NcclError::Load`] with every path that was tried. A later call searches again.
     /// [`NcclError::Unsupported`] for a library older than 2.19.1. [`NcclError::Forked`] in a
-    /// process forked from the one that loaded it.
+    /// process that was forked from the process that loaded NCCL.
     pub fn load() -> Result<Self, NcclError> {
         static DEFAULT: OnceLock<Nccl> = OnceLock::new();
-        // Checked first: in a forked process, locks may be held by threads that do not exist there.
+        // This check precedes everything else. In a forked process, a lock may be held by a thread
+        // that exists only in the parent.
         not_forked("Nccl::load")?;
         if let Some(nccl) = DEFAULT.get() {
             return Ok(*nccl);
@@ -87,16 +95,16 @@ impl Nccl {
         Ok(*DEFAULT.get_or_init(|| nccl))
     }
 
-    /// Loads a particular library: a file, or its directory. Does not change the result of
+    /// Loads the NCCL library at `path`, a file or a directory. Does not change the result of
     /// [`load`](Self::load).
     ///
-    /// Handles of one library are invalid in another, and each library has its own threads, memory
-    /// and environment: a program should load one.
+    /// Handles of one library are invalid in another library. Each library has separate threads,
+    /// memory and settings. So a program should load only one library.
     ///
     /// # Safety
-    /// The file is an NCCL library: its initialisers run, and its functions are called with NCCL's
-    /// signatures. ([`load`](Self::load) is safe, because its file was installed by the machine's
-    /// owner or named by the environment.)
+    /// The file is an NCCL library. Its initialisers run, and its functions are called with NCCL's
+    /// signatures. [`load`](Self::load) is safe, because the machine's owner installed the file or
+    /// the environment names it.
     ///
     /// # Errors
     /// As for [`load`](Self::load).
@@ -131,11 +139,12 @@ impl Nccl {
         Arc::clone(&self.0.path)
     }
 
-    /// Returns files of other NCCL libraries that were mapped in the process when this one was
-    /// loaded, for example by an embedded Python or by the program's own linking.
+    /// Returns files of other NCCL libraries that were already mapped in the process when this
+    /// library was loaded. For example, an embedded Python or the program's linker may have loaded
+    /// another library.
     ///
-    /// Several libraries can work beside each other as long as no handle of one is passed to
-    /// another. A warning was logged for each.
+    /// Several libraries can be used in one process, if no handle of one library is passed to
+    /// another library. A warning was logged for each of these files.
     pub fn others(self) -> &'static [PathBuf] {
         &self.0.others
     }
@@ -146,19 +155,20 @@ impl Nccl {
         self.0.functions.missing()
     }
 
-    /// Returns whether the library has a function, given NCCL's name. Returns `false` for names
-    /// that this crate does not use.
+    /// Returns whether the library has a function. `function` is NCCL's name of the function.
+    /// Returns `false` for functions that this crate does not use.
     pub fn has(self, function: &str) -> bool {
         self.0.functions.has(function)
     }
 
-    /// Returns NCCL's functions, which are unsafe to call. They do not check for forks.
+    /// Returns NCCL's functions, which are unsafe to call. These functions do not check whether the
+    /// process was forked.
     #[cfg(feature = "raw")]
     pub fn api(self) -> &'static Api {
         &self.0.functions
     }
 
-    /// Returns NCCL's description of a code.
+    /// Returns NCCL's description of a result code.
     ///
     /// # Errors
     /// [`NcclError::Forked`].
@@ -167,9 +177,9 @@ impl Nccl {
         Ok(self.meaning(ncclResult_t(code.get())))
     }
 
-    /// Converts the code of an NCCL function to a result. Use it for functions that the program
-    /// calls itself: through [`Communicator::as_raw`](crate::Communicator::as_raw), or through the
-    /// bindings.
+    /// Converts the result code of an NCCL function to a `Result`. Use it for functions of NCCL
+    /// that the program calls directly, through
+    /// [`Communicator::as_raw`](crate::Communicator::as_raw), or through the bindings.
     ///
     /// ```no_run
     /// use peerweave_nccl::{Nccl, ResultCode};
@@ -190,7 +200,7 @@ impl Nccl {
         }
     }
 
-    /// Returns NCCL's text of the last error of this process; `None` if there is none.
+    /// Returns NCCL's text of the last error of this process, or `None` if the text is empty.
     ///
     /// # Errors
     /// [`NcclError::Forked`].
@@ -199,11 +209,12 @@ impl Nccl {
         Ok(Some(self.last_error_text(std::ptr::null_mut())).filter(|text| !text.is_empty()))
     }
 
-    /// Creates an id by which ranks connect. Opens a socket in this process that listens until they
-    /// have connected, on the interface that NCCL selects (`NCCL_SOCKET_IFNAME`).
+    /// Creates an id with which ranks connect to each other. Opens a socket in this process, which
+    /// listens until the ranks have connected. NCCL selects the network interface
+    /// (`NCCL_SOCKET_IFNAME`).
     ///
     /// # Errors
-    /// [`NcclError::Nccl`] if there is no usable interface; [`NcclError::Forked`].
+    /// [`NcclError::Nccl`] if there is no usable network interface; [`NcclError::Forked`].
     pub fn unique_id(self) -> Result<UniqueId, NcclError> {
         let mut id = sys::ncclUniqueId { internal: [0; sys::NCCL_UNIQUE_ID_BYTES] };
         // SAFETY: `id` is 128 bytes that the function may write.
@@ -211,7 +222,8 @@ impl Nccl {
         Ok(UniqueId::from_raw(id))
     }
 
-    /// Calls a function that belongs to no communicator. Every code except success is an error.
+    /// Calls a function of NCCL that belongs to no communicator. Every result code except success
+    /// is an error.
     ///
     /// # Errors
     /// [`NcclError::Nccl`], [`NcclError::Unsupported`], [`NcclError::Forked`].
@@ -227,7 +239,8 @@ impl Nccl {
         }
     }
 
-    /// Calls a function and returns its result. Only problems before the call are errors.
+    /// Calls a function of NCCL and returns its result. Does not check the result for an error
+    /// code.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`], [`NcclError::Forked`].
@@ -241,7 +254,8 @@ impl Nccl {
         function(&self.0.functions).map_err(|missing| self.unsupported_function(&missing))
     }
 
-    /// Returns the error of a call, with NCCL's text.
+    /// Creates the error of a failed call, with NCCL's description of the code and NCCL's last
+    /// error text.
     #[cold]
     pub(crate) fn failure(
         self,
@@ -260,13 +274,13 @@ impl Nccl {
         .into()
     }
 
-    /// Returns the error for a feature newer than this library.
+    /// Creates the error for a feature that is newer than this library.
     #[cold]
     pub(crate) fn unsupported(self, what: &'static str, since: Version) -> NcclError {
         self.0.unsupported(what, Some(since)).into()
     }
 
-    /// Fails unless the library has at least that version.
+    /// Fails unless the library has at least the version `since`.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`].
@@ -280,7 +294,8 @@ impl Nccl {
         if self.has(function) { self.needs(function, since) } else { Err(self.unsupported(function, since)) }
     }
 
-    /// Returns the functions if the process was not forked after loading.
+    /// Returns NCCL's functions. The caller has checked that the process was not forked after
+    /// loading.
     #[inline]
     pub(crate) fn functions(self) -> &'static Api {
         &self.0.functions
@@ -292,7 +307,7 @@ impl Nccl {
         self.unsupported(missing.name, since)
     }
 
-    /// Checks [L2].
+    /// Fails if the process was forked after NCCL was loaded [L2].
     #[inline]
     pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NcclError> {
         not_forked(call)
@@ -330,19 +345,20 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// Length of NCCL's buffer for its last error, including the terminating zero.
+/// Length of NCCL's buffer for its last error text, in bytes, including the terminating zero.
 const LAST_ERROR_BYTES: usize = 1024;
 
-/// Maximum number of reads until two consecutive ones are equal.
+/// Maximum number of reads of a changing text. Reading stops earlier if two consecutive reads are
+/// equal.
 const READINGS: usize = 8;
 
-/// Reads a text that another thread may be writing under a lock of NCCL. Returns the text when two
-/// consecutive reads are equal. If the writer never stops, returns the last read, which may be
-/// mixed. Never reads beyond NCCL's buffer.
+/// Reads a text that another thread may be writing under a lock of NCCL. Returns the text once two
+/// consecutive reads are equal. After [`READINGS`] reads, returns the last read, which may be a mix
+/// of two texts. Never reads beyond NCCL's buffer.
 ///
 /// # Safety
-/// `text` is null, or points to [`LAST_ERROR_BYTES`] readable bytes, or fewer with a zero among
-/// them, that live forever.
+/// `text` is null, or points to [`LAST_ERROR_BYTES`] readable bytes, or fewer bytes with a zero
+/// among them. The bytes live until the process ends.
 unsafe fn changing_text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
@@ -350,7 +366,7 @@ unsafe fn changing_text(text: *const c_char) -> String {
     let reading = || -> Vec<u8> {
         let mut bytes = Vec::new();
         for index in 0..LAST_ERROR_BYTES {
-            // SAFETY: no byte before this one was zero, so that it is readable; a byte is always
+            // SAFETY: no byte before this byte was zero, so this byte is readable. A byte is always
             // aligned, and is read atomically.
             let byte = unsafe { AtomicU8::from_ptr(text.cast_mut().cast::<u8>().add(index)) }.load(Ordering::Relaxed);
             if byte == 0 {
@@ -372,13 +388,15 @@ unsafe fn changing_text(text: *const c_char) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// Returns a text of NCCL's read-only data, or an empty text for null or invalid UTF-8.
+///
 /// # Safety
-/// `text` is null, or points to text that lives forever.
+/// `text` is null, or points to text that lives until the process ends.
 unsafe fn static_text(text: *const c_char) -> &'static str {
     if text.is_null() {
         return "";
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("")
 }
 
@@ -388,7 +406,7 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NcclError> {
         NcclError::from(Unsupported { product: PRODUCT, what, since: Some(since), found: unknown, path: Arc::clone(path) })
     };
     let mut code = 0;
-    // SAFETY: it writes one int.
+    // SAFETY: the function writes one int.
     let result = unsafe { api.ncclGetVersion(&raw mut code) };
     match result {
         Ok(ncclResult_t::ncclSuccess) => version_from_code(code).ok_or_else(|| unusable("a version that can be parsed", OLDEST)),
@@ -405,7 +423,8 @@ pub(crate) fn not_forked(call: &'static str) -> Result<(), NcclError> {
     }
 }
 
-/// Returns whether no function of a library may be called in this process [L2].
+/// Returns whether the process was forked after NCCL was loaded, so that no function of NCCL may be
+/// called [L2].
 #[inline]
 pub(crate) fn is_fork() -> bool {
     FIRST.get().is_some_and(|(guard, _)| guard.is_forked())
@@ -421,13 +440,13 @@ mod tests {
     use super::*;
 
     fn read(bytes: &[AtomicU8]) -> String {
-        // SAFETY: the buffer has as many bytes as NCCL's, or fewer with a zero among them, and
-        // outlives the call.
+        // SAFETY: the buffer has as many bytes as NCCL's buffer, or fewer bytes with a zero among
+        // them. The buffer outlives the call.
         unsafe { changing_text(bytes.as_ptr().cast()) }
     }
 
     #[test]
-    fn text_without_an_end_is_read_only_within_its_buffer() {
+    fn text_without_a_zero_byte_is_read_within_its_buffer() {
         let bytes: Vec<_> = (0..2 * LAST_ERROR_BYTES).map(|_| AtomicU8::new(b'x')).collect();
         assert_eq!(read(&bytes), "x".repeat(LAST_ERROR_BYTES));
         assert_eq!(read(&[AtomicU8::new(b'a'), AtomicU8::new(0)]), "a");

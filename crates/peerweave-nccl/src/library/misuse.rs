@@ -6,25 +6,25 @@ use std::sync::Arc;
 use crate::Rank;
 use crate::library::error::{CommunicatorName, Ranks};
 
-/// Misuse by the caller: the call, and the kind of misuse.
+/// A misuse by the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {kind}")]
 #[non_exhaustive]
 pub struct Misuse {
-    /// The call.
+    /// Name of the call.
     pub call: &'static str,
     /// The kind of misuse.
     pub kind: MisuseKind,
 }
 
-/// The kinds of misuse, with the value found and the expected value.
+/// Kind of misuse, with the value found and the expected value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MisuseKind {
     /// A number out of range.
     #[error("{what} is {found}, expected {expected}")]
     Value {
-        /// The argument or option.
+        /// Name of the argument or option.
         what: &'static str,
         /// Value of the argument.
         found: i64,
@@ -34,31 +34,31 @@ pub enum MisuseKind {
     /// A wrong length.
     #[error("{what} has {found} {unit}, expected {expected}")]
     Length {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Length of the argument.
         found: usize,
         /// The expected length.
         expected: usize,
-        /// The unit of both lengths: elements or bytes.
+        /// Unit of both lengths, such as elements or bytes.
         unit: &'static str,
     },
     /// An argument that is too short.
     #[error("{what} has {found} {unit}, expected at least {at_least}")]
     TooShort {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Length of the argument.
         found: usize,
         /// The minimum length.
         at_least: usize,
-        /// The unit of both lengths: elements or ranks.
+        /// Unit of both lengths, such as elements or ranks.
         unit: &'static str,
     },
     /// Invalid text, or a missing argument.
     #[error("{what}: {why}")]
     Text {
-        /// The argument or option.
+        /// Name of the argument or option.
         what: &'static str,
         /// The reason why the value is invalid.
         why: &'static str,
@@ -66,7 +66,7 @@ pub enum MisuseKind {
     /// A rank that the communicator does not have.
     #[error("{what} is {}, expected less than {ranks} (the number of ranks)", found.get())]
     Rank {
-        /// The argument, such as the root or the peer.
+        /// Name of the argument, such as the root or the peer.
         what: &'static str,
         /// Value of the argument.
         found: Rank,
@@ -76,7 +76,7 @@ pub enum MisuseKind {
     /// Memory or a stream of another device.
     #[error("{what} is on device {found}, expected device {expected}")]
     Device {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Device of the argument.
         found: usize,
@@ -86,7 +86,7 @@ pub enum MisuseKind {
     /// An object that was created for another communicator.
     #[error("{what} belongs to {found}, expected {expected}")]
     WrongCommunicator {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// The communicator of the argument.
         found: Arc<CommunicatorName>,
@@ -96,17 +96,17 @@ pub enum MisuseKind {
     /// An argument that belongs to another loaded libnccl.
     #[error("{what} belongs to the library {}, expected {}", found.display(), expected.display())]
     WrongLibrary {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// The library of the argument.
         found: Arc<Path>,
         /// The library that was called.
         expected: Arc<Path>,
     },
-    /// Two options that exclude each other, or one that needs another.
+    /// Options that exclude each other, or an option that requires another option.
     #[error("{what}: {why}")]
     Combination {
-        /// The options.
+        /// Names of the options.
         what: &'static str,
         /// The reason why the options cannot be combined.
         why: &'static str,
@@ -121,8 +121,8 @@ pub enum MisuseKind {
         /// The first shared address.
         address: u64,
     },
-    /// Two ranks of one group issue calls that do not match: other lengths, element types, roots or
-    /// reductions, or another collective. No call of the group was issued.
+    /// Two ranks of one group issue calls that do not match. The calls differ in length, element
+    /// type, root or reduction, or are different collectives. No call of the group was issued.
     #[error("{rank} calls {found}, {other} of the same group calls {expected}")]
     Disagreement {
         /// A rank.
@@ -134,9 +134,9 @@ pub enum MisuseKind {
         /// The call of the other rank.
         expected: Box<str>,
     },
-    /// A thread waits for a collective that it has not issued for all of its ranks: it created the
-    /// missing ranks, or was the last thread that used them. The communicator is aborted, as after
-    /// a deadline.
+    /// A thread waits for a collective that the same thread has not issued for all of its ranks.
+    /// The waiting thread created the missing ranks, or was the last thread that used them. The
+    /// communicator is aborted, as after a timeout.
     #[error(
         "call {sequence} on {communicator} was issued without {}, which the waiting thread used last; issue the calls of all ranks of a \
          thread in one Nccl::group",
@@ -153,10 +153,10 @@ pub enum MisuseKind {
     /// Captured graphs use the communicator.
     #[error("captured graphs still use the communicator ({count} captured calls); destroy them first")]
     Graphs {
-        /// Number of captured calls that hold the communicator.
+        /// Number of captured calls whose graphs use the communicator.
         count: usize,
     },
-    /// The call is not possible in this state.
+    /// The call is not possible in the current state.
     #[error("{why}")]
     Context {
         /// The reason, and what to do instead.

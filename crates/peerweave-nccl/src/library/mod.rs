@@ -1,6 +1,6 @@
-//! The loaded library: its functions, version, parameters, logs and errors, and the names of calls.
+//! The loaded library: its functions, version, parameters, log and errors, and the names of calls.
 //!
-//! Of a communicator, this module uses only the raw handle and the name.
+//! This module uses only the raw handle and the name of a communicator.
 
 pub(crate) mod call;
 pub(crate) mod debug_log;

@@ -1,6 +1,8 @@
-//! The library's run-time parameters (NCCL 2.30.3), and reloading the variables of its log.
+//! Run-time parameters of NCCL (requires NCCL 2.30.3), and a function that makes NCCL read the
+//! variables of its log again.
 //!
-//! Parameters are only read: environment variables set them before NCCL is first used.
+//! This module only reads parameters. Environment variables set the parameters before NCCL is first
+//! used.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -9,9 +11,8 @@ use crate::sys::{ncclParamHandle_t, ncclResult_t};
 use crate::{MisuseKind, Nccl, NcclError, Version};
 
 impl Nccl {
-    /// Returns all parameters that NCCL publishes, with their values as text. With
-    /// `NCCL_PARAM_DUMP_ALL=true` in the environment, also returns unpublished ones. Requires NCCL
-    /// 2.30.3.
+    /// Returns all parameters that NCCL publishes, with their values as text. If the environment
+    /// has `NCCL_PARAM_DUMP_ALL=true`, also returns unpublished parameters. Requires NCCL 2.30.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.30.3, [`NcclError::Nccl`], [`NcclError::Forked`].
@@ -24,7 +25,7 @@ impl Nccl {
         Ok(params)
     }
 
-    /// Returns the value of a parameter as text; `None` if NCCL has no parameter of that name.
+    /// Returns the value of a parameter as text, or `None` if NCCL has no parameter of that name.
     /// Requires NCCL 2.30.3.
     ///
     /// # Errors
@@ -41,9 +42,9 @@ impl Nccl {
         }
     }
 
-    /// Returns the value of a parameter in the type in which NCCL stores it: an integer of 8 to 64
-    /// bits, `bool`, or `String`, which reads any type. Returns `None` if NCCL has no parameter of
-    /// that name. Requires NCCL 2.30.3.
+    /// Returns the value of a parameter, or `None` if NCCL has no parameter of that name. `T` is
+    /// the type in which NCCL stores the value: an integer of 8 to 64 bits, or `bool`. A `String`
+    /// can be read from a parameter of any type. Requires NCCL 2.30.3.
     ///
     /// ```no_run
     /// use peerweave_nccl::Nccl;
@@ -54,17 +55,17 @@ impl Nccl {
     ///
     /// # Errors
     /// As for [`param`](Self::param). [`NcclError::Nccl`] with
-    /// [`ResultCode::INVALID_ARGUMENT`](crate::ResultCode::INVALID_ARGUMENT) for an integer whose
-    /// width or sign differs from the parameter's. [`NcclError::Misuse`] for `bool` if the value is
-    /// neither true nor false.
+    /// [`ResultCode::INVALID_ARGUMENT`](crate::ResultCode::INVALID_ARGUMENT) for an integer type
+    /// whose width or sign differs from the type of the parameter. [`NcclError::Misuse`] for `bool`
+    /// if the value is neither true nor false.
     pub fn param_as<T: ParamValue>(self, name: &str) -> Result<Option<T>, NcclError> {
         const CALL: &str = "Nccl::param_as";
         let Ok(key) = CString::new(name) else {
             return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "the name contains a zero byte" }));
         };
         let mut handle: ncclParamHandle_t = std::ptr::null_mut();
-        // SAFETY: the key ends in a zero byte; a handle is stored, which NCCL keeps as long as it
-        // is loaded.
+        // SAFETY: the key ends in a zero byte. NCCL stores one handle, which is valid as long as
+        // NCCL is loaded.
         match self.code("ncclParamBind", |api| unsafe { api.ncclParamBind(&raw mut handle, key.as_ptr()) })? {
             ncclResult_t::ncclSuccess => T::read(self, handle).map(Some),
             ncclResult_t::ncclInvalidArgument => Ok(None),
@@ -81,13 +82,14 @@ impl Nccl {
         self.code("ncclParamDumpAll", |api| unsafe { api.ncclParamDumpAll() })
     }
 
-    /// Makes NCCL read the variables of its log (`NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`,
-    /// `NCCL_DEBUG_FILE`) again, at its next message. Requires NCCL 2.24.3.
+    /// Makes NCCL read the variables of its log again before its next message. The variables are
+    /// `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS` and `NCCL_DEBUG_FILE`. Requires NCCL 2.24.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.24.3, [`NcclError::Forked`].
     pub fn reset_debug(self) -> Result<(), NcclError> {
-        // NVIDIA deprecates the first name, and has exported the second since 2.28.3.
+        // NCCL exports `ncclResetDebugInitInternal` since 2.28.3, and deprecates
+        // `ncclResetDebugInit`.
         if self.has("ncclResetDebugInitInternal") {
             // SAFETY: the function takes no arguments, and locks the state that it changes.
             return self.code("ncclResetDebugInitInternal", |api| unsafe { api.ncclResetDebugInitInternal() });
@@ -118,8 +120,8 @@ impl Nccl {
     fn param_value(self, key: &CStr) -> Result<String, NcclError> {
         let mut value: *const c_char = std::ptr::null();
         let mut len: c_int = 0;
-        // SAFETY: the key ends in a zero byte; a pointer and a number are stored. The text is valid
-        // until this thread queries again.
+        // SAFETY: the key ends in a zero byte. NCCL stores a pointer and a number. The text is
+        // valid until this thread queries again.
         self.call("ncclParamGetParameter", |api| unsafe {
             api.ncclParamGetParameter(key.as_ptr(), &raw mut value, &raw mut len)
         })?;
@@ -133,16 +135,16 @@ impl Nccl {
 
 /// The types that [`Nccl::param_as`] reads: `i8` to `i64`, `u8` to `u64`, `bool`, `String`.
 ///
-/// Sealed, because NCCL has a function for each type.
+/// The trait is sealed, because NCCL has one function for each supported type.
 pub trait ParamValue: sealed::Read {}
 
 mod sealed {
     use crate::sys::ncclParamHandle_t;
     use crate::{Nccl, NcclError};
 
-    /// Reads a parameter as a value of the type.
+    /// Reading of a parameter as a value of the implementing type.
     pub trait Read: Sized {
-        /// Reads the parameter of a handle that `ncclParamBind` returned.
+        /// Reads the parameter whose handle `ncclParamBind` returned.
         fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError>;
     }
 }
@@ -152,7 +154,8 @@ macro_rules! integers {
         impl sealed::Read for $Integer {
             fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError> {
                 let mut value: Self = 0;
-                // SAFETY: NCCL gave the handle; one integer of this width is stored.
+                // SAFETY: the handle came from `ncclParamBind`. NCCL stores one integer of this
+                // width.
                 nccl.call(stringify!($function), |api| unsafe { api.$function(handle, &raw mut value) })?;
                 Ok(value)
             }
@@ -170,8 +173,8 @@ integers! {
 impl sealed::Read for String {
     fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError> {
         let mut value: *const c_char = std::ptr::null();
-        // SAFETY: NCCL gave the handle; a pointer is stored, to text that is valid until this
-        // thread queries again.
+        // SAFETY: the handle came from `ncclParamBind`. NCCL stores a pointer to text that is valid
+        // until this thread queries again.
         nccl.call("ncclParamGetStr", |api| unsafe { api.ncclParamGetStr(handle, &raw mut value) })?;
         if value.is_null() {
             return Ok(Self::new());
@@ -190,8 +193,10 @@ impl sealed::Read for bool {
             "true" | "1" => Ok(true),
             "false" | "0" => Ok(false),
             _ => {
-                let kind =
-                    MisuseKind::Text { what: "the parameter", why: "its value is neither true nor false; read it as a String" };
+                let kind = MisuseKind::Text {
+                    what: "the parameter",
+                    why: "the value is neither true nor false; read the parameter as a String",
+                };
                 Err(NcclError::misuse("Nccl::param_as", kind))
             }
         }

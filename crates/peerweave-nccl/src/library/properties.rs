@@ -1,6 +1,6 @@
-//! The capabilities of a communicator.
+//! Properties of a communicator that NCCL reports.
 //!
-//! `sys/layout.rs` has the versions of the struct.
+//! `sys/layout.rs` has the layout of NCCL's struct in each version.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::sys::{
 };
 use crate::{Nccl, Rank, Version, version_code};
 
-/// The capabilities of a communicator (NCCL 2.29.2). A field that the library's version does not
-/// have is `None`.
+/// Capabilities of a communicator. Requires NCCL 2.29.2. Methods return `None` for fields that the
+/// loaded version of NCCL does not have.
 #[derive(Clone, Copy)]
 pub struct CommProperties {
     raw: ncclCommProperties_t,
@@ -30,9 +30,9 @@ pub enum GinType {
     Proxy,
     /// The device itself (GDAKI).
     Gdaki,
-    /// GPI. NCCL 2.31.
+    /// NCCL's GPI transport. Requires NCCL 2.31.
     Gpi,
-    /// Amazon's network adapters. NCCL 2.31.
+    /// Amazon's network adapters (EFA). Requires NCCL 2.31.
     EfaGda,
     /// A transport unknown to this crate, with NCCL's number.
     Other(i32),
@@ -72,13 +72,13 @@ pub enum GinConnection {
     Full,
     /// The ranks along the rails.
     Rail,
-    /// Ranks at a multiple of this stride. NCCL 2.31. [`CommProperties::gin_connection`] returns 0
-    /// here; the stride is [`CommProperties::gin_min_stride`].
+    /// Ranks at a multiple of this stride. Requires NCCL 2.31. [`CommProperties::gin_connection`]
+    /// returns the stride 0, and [`CommProperties::gin_min_stride`] returns the actual stride.
     Stride(u32),
 }
 
-/// The struct that the library fills, followed by spare bytes, because a library may write more
-/// bytes than the struct of this version has.
+/// The struct that NCCL fills, followed by spare bytes. A library may write more bytes than the
+/// struct of this crate has.
 #[repr(C)]
 struct Filled {
     raw: ncclCommProperties_t,
@@ -86,7 +86,7 @@ struct Filled {
 }
 
 impl CommProperties {
-    /// Queries NCCL.
+    /// Queries NCCL for the properties of a communicator.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.29.2; [`NcclError::Nccl`].
@@ -97,8 +97,8 @@ impl CommProperties {
         const CALL: &str = "ncclCommQueryProperties";
         let version = nccl.version().min(sys::HEADER);
         let mut filled = empty(version).ok_or_else(|| nccl.unsupported(CALL, Version::new(2, 29, 2)))?;
-        // SAFETY: the communicator by the caller's promise; the struct is of the version that it
-        // states, or longer.
+        // SAFETY: the caller guarantees that the communicator is live. The struct has at least the
+        // length of the version that its header states.
         let code = nccl.code(CALL, |api| unsafe { api.ncclCommQueryProperties(comm, (&raw mut filled).cast()) })?;
         match code {
             ncclResult_t::ncclSuccess => Ok(Self { raw: parsed(&filled, version), version }),
@@ -121,7 +121,7 @@ impl CommProperties {
         self.raw.cudaDev.unsigned_abs() as usize
     }
 
-    /// Returns NVML's index of this rank's device, which does not change with
+    /// Returns NVML's index of this rank's device. The index does not depend on
     /// `CUDA_VISIBLE_DEVICES`.
     pub fn nvml_device(&self) -> usize {
         self.raw.nvmlDev.unsigned_abs() as usize
@@ -132,9 +132,9 @@ impl CommProperties {
         self.raw.deviceApiSupport != 0
     }
 
-    /// Returns whether the hardware supports multimem instructions among the ranks accessible by
-    /// loads and stores. [`multicast_switch`](peerweave_driver::multicast_switch) returns whether
-    /// they are allowed.
+    /// Returns whether the hardware supports multimem instructions among the ranks that kernels
+    /// access by loads and stores. [`multicast_switch`](peerweave_driver::multicast_switch) returns
+    /// whether this process allows multicast.
     pub fn multimem(&self) -> bool {
         self.raw.multimemSupport != 0
     }
@@ -144,7 +144,8 @@ impl CommProperties {
         GinType::of(self.raw.ginType)
     }
 
-    /// Returns the number of teams of ranks accessible by loads and stores. Requires NCCL 2.29.7.
+    /// Returns the number of LSA teams. The ranks of an LSA team access each other by loads and
+    /// stores. Requires NCCL 2.29.7.
     pub fn lsa_teams(&self) -> Option<usize> {
         self.since(29, 7).then_some(self.raw.nLsaTeams.unsigned_abs() as usize)
     }
@@ -159,20 +160,20 @@ impl CommProperties {
         self.since(29, 7).then_some(GinType::of(self.raw.railedGinType))
     }
 
-    /// Returns a hash that is the same on all ranks of this communicator, and that probably differs
-    /// between communicators. Requires NCCL 2.31.
+    /// Returns a hash that is the same on all ranks of this communicator. Different communicators
+    /// have different hashes with high probability. Requires NCCL 2.31.
     pub fn comm_hash(&self) -> Option<u64> {
         self.since(31, 0).then_some(self.raw.commHash)
     }
 
-    /// Returns the smallest stride between ranks that kernels reach over the network. Requires NCCL
-    /// 2.31.
+    /// Returns the smallest stride, in ranks, between ranks that kernels reach over the network.
+    /// Requires NCCL 2.31.
     pub fn gin_min_stride(&self) -> Option<usize> {
         self.since(31, 0).then_some(self.raw.ginMinStride.unsigned_abs() as usize)
     }
 
-    /// Returns the ranks that kernels can reach over the network; `None` also for a value unknown
-    /// to this crate. Requires NCCL 2.31.
+    /// Returns the ranks that kernels can reach over the network. Also returns `None` for a value
+    /// unknown to this crate. Requires NCCL 2.31.
     pub fn gin_connection(&self) -> Option<GinConnection> {
         let known = match self.raw.ginConnectionType {
             ncclGinConnectionType_t::NCCL_GIN_CONNECTION_NONE => GinConnection::None,
@@ -190,14 +191,14 @@ impl CommProperties {
         self.since(31, 0).then_some(supported.is_some_and(|supported| *supported != 0))
     }
 
-    /// Returns the size in bytes of a device communicator in the library's own layout. Requires
-    /// NCCL 2.31.
+    /// Returns the size, in bytes, of a device communicator in the layout of the loaded NCCL.
+    /// Requires NCCL 2.31.
     pub fn device_comm_len_bytes(&self) -> Option<usize> {
         self.since(31, 0).then_some(self.raw.devCommRuntimeVersionSize)
     }
 
-    /// Returns whether kernels can address memory in the fabric by logical endpoints. Requires NCCL
-    /// 2.32.
+    /// Returns whether kernels can address memory in the fabric by logical endpoints (CFT).
+    /// Requires NCCL 2.32.
     pub fn cft(&self) -> Option<bool> {
         self.since(32, 0).then_some(self.raw.cftSupport != 0)
     }
@@ -237,7 +238,8 @@ impl fmt::Debug for CommProperties {
     }
 }
 
-/// Returns the struct for the library to fill; `None` if that version has none.
+/// Returns an initialized struct for NCCL to fill, or `None` if that version of NCCL has no such
+/// struct.
 fn empty(version: Version) -> Option<Filled> {
     let size = ncclCommProperties_t::len_bytes(version).or_else(|| ncclCommProperties_v22902::len_bytes(version))?;
     // SAFETY: all fields are numbers, for which all zeros is a value.
@@ -248,13 +250,12 @@ fn empty(version: Version) -> Option<Filled> {
     Some(filled)
 }
 
-/// Returns the newest struct with the values filled by the library; fields that the version lacks
-/// are 0.
+/// Converts the values filled by NCCL to the newest layout. Fields that the version lacks are 0.
 fn parsed(filled: &Filled, version: Version) -> ncclCommProperties_t {
     let mut raw = filled.raw;
     if ncclCommProperties_t::len_bytes(version).is_none() {
-        // SAFETY: the first struct is shorter than the newest, all of whose bytes are initialised,
-        // and any bytes are numbers.
+        // SAFETY: the oldest struct is shorter than the newest struct. All bytes of the newest
+        // struct are initialised. All fields are numbers, for which any bytes are valid.
         let first = unsafe { (&raw const filled.raw).cast::<ncclCommProperties_v22902>().read() };
         raw.ginType = ncclGinType_t(first.ginType.into());
     }
@@ -276,7 +277,7 @@ mod tests {
     fn one_byte_gin_type_of_2_29_2_is_read() {
         let properties = filled_by("2.29.2", |filled| {
             assert_eq!(filled.raw.size, 40);
-            // That library writes one byte; unrelated bytes follow it.
+            // NCCL 2.29.2 writes one byte for the type. Unrelated bytes follow.
             let bytes = (&raw mut filled.raw).cast::<u8>();
             // SAFETY: inside of the struct.
             unsafe {
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_before_properties_has_no_layout_of_them() {
+    fn nccl_2_28_has_no_layout_of_properties() {
         assert!(empty(Version::new(2, 28, 9)).is_none());
     }
 }

@@ -1,4 +1,5 @@
-//! The id by which ranks connect. `peerweave-bootstrap` or the caller distributes it.
+//! The id with which ranks connect to each other. `peerweave-bootstrap` or the caller distributes
+//! the id.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -7,11 +8,12 @@ use std::str::FromStr;
 use crate::library::error::{Misuse, MisuseKind, NcclError};
 use crate::sys;
 
-/// An id that one process creates ([`Nccl::unique_id`](crate::Nccl::unique_id)) and every rank of
-/// the new communicator needs.
+/// The id of a new communicator. One process creates the id with
+/// [`Nccl::unique_id`](crate::Nccl::unique_id), and every rank of the communicator needs it.
 ///
-/// 128 opaque bytes with the address of the process that created it. Any process that has them can
-/// join, so `Debug` prints only the beginning.
+/// An id consists of 128 opaque bytes, which contain the network address of the process that
+/// created the id. Any process that has the id can join the communicator, so `Debug` prints only
+/// the first bytes.
 ///
 /// ```
 /// use peerweave_nccl::UniqueId;
@@ -29,23 +31,24 @@ impl UniqueId {
     /// Length of an id in bytes.
     pub const LEN_BYTES: usize = sys::NCCL_UNIQUE_ID_BYTES;
 
-    /// Returns the id with these bytes. They cannot be checked: if NCCL did not create them,
-    /// connecting the ranks fails.
+    /// Creates an id from bytes. The bytes cannot be checked here. If NCCL did not create the
+    /// bytes, connecting the ranks fails.
     pub const fn from_bytes(bytes: [u8; Self::LEN_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// Returns the bytes, to be sent to the other ranks.
+    /// Returns the bytes of the id, to be sent to the other ranks.
     pub const fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
         self.0
     }
 
-    /// Returns the bytes, to be sent to the other ranks.
+    /// Returns a reference to the bytes of the id.
     pub const fn as_bytes(&self) -> &[u8; Self::LEN_BYTES] {
         &self.0
     }
 
-    /// Returns 256 hexadecimal digits, for environments and command lines. [`FromStr`] parses them.
+    /// Returns the id as 256 hexadecimal digits, for environment variables and command lines.
+    /// [`FromStr`] parses this text.
     pub fn to_hex(self) -> String {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         self.0.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
@@ -112,7 +115,8 @@ mod with_serde {
     use super::{UniqueId, fmt};
 
     impl Serialize for UniqueId {
-        /// Serialises as hexadecimal text for human-readable formats, as bytes for others.
+        /// Serialises the id as hexadecimal text for human-readable formats, and as bytes for other
+        /// formats.
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
             if serializer.is_human_readable() {
                 serializer.serialize_str(&self.to_hex())
@@ -167,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn id_converted_to_bytes_hex_or_raw_and_back_is_the_same() {
+    fn id_is_unchanged_by_conversions_to_bytes_and_text() {
         let id = counting();
         assert_eq!(UniqueId::from_bytes(id.to_bytes()), id);
         assert_eq!(UniqueId::try_from(id.as_bytes().as_slice()).expect("128 bytes"), id);
@@ -188,7 +192,8 @@ mod tests {
             text.parse::<UniqueId>().expect_err("no digit").to_string(),
             "UniqueId::from_str: the id: expected hexadecimal digits only"
         );
-        // Two bytes of one character: the length in bytes is right, the digits are not.
+        // The character has two bytes, so the length in bytes is right, but the text has an invalid
+        // digit.
         text.replace_range(10..12, "\u{e9}");
         assert!(text.parse::<UniqueId>().is_err());
     }
@@ -202,9 +207,9 @@ mod tests {
     #[test]
     fn serde_writes_hexadecimal_in_readable_formats() {
         let id = counting();
-        let text = serde_json::to_string(&id).expect("it can be written");
+        let text = serde_json::to_string(&id).expect("the id can be written");
         assert_eq!(text, format!("\"{}\"", id.to_hex()));
-        assert_eq!(serde_json::from_str::<UniqueId>(&text).expect("it can be read"), id);
+        assert_eq!(serde_json::from_str::<UniqueId>(&text).expect("the id can be read"), id);
         assert!(serde_json::from_str::<UniqueId>("\"00\"").is_err());
     }
 }

@@ -1,12 +1,13 @@
 //! NCCL's two encodings of its version as a number.
 //!
-//! [`crate::sys`] has the versions of functions, and [`crate::Config`] the versions of options.
+//! [`crate::sys`] has the version that introduced each function. [`crate::Config`] has the version
+//! that introduced each option.
 
 use peerweave_dylib::Version;
 
-/// Returns the version that `ncclGetVersion` reports as this number; `None` for numbers that no
-/// version has. Up to 2.8 the number is `major * 1000 + minor * 100 + patch`, since 2.9
-/// `major * 10000 + minor * 100 + patch`.
+/// Returns the version that `ncclGetVersion` reports as `code`, or `None` if `code` is not the
+/// number of a version. Up to NCCL 2.8 the number is `major * 1000 + minor * 100 + patch`. Since
+/// NCCL 2.9 the number is `major * 10000 + minor * 100 + patch`.
 ///
 /// ```
 /// use peerweave_nccl::{Version, version_from_code};
@@ -20,14 +21,14 @@ pub const fn version_from_code(code: i32) -> Option<Version> {
         10_000..=2_559_999 => 10_000,
         _ => return None,
     };
-    // Each is below 256 by the bounds above.
+    // Each component is below 256 because of the bounds above.
     let version = Version::new((code / thousands) as u8, (code % thousands / 100) as u8, (code % 100) as u8);
     // The old encoding ended with 2.8, and the new one began with 2.9.
     if version_code(version) == code { Some(version) } else { None }
 }
 
-/// Returns the number that `ncclGetVersion` reports for a version, and that configuration structs
-/// carry.
+/// Returns the number that `ncclGetVersion` reports for a version. Configuration structs of NCCL
+/// contain the same number.
 pub const fn version_code(version: Version) -> i32 {
     let Version { major, minor, patch } = version;
     let thousands = if major < 2 || (major == 2 && minor <= 8) { 1_000 } else { 10_000 };

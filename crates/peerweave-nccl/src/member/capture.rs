@@ -1,7 +1,7 @@
-//! Calls on streams that are being captured.
+//! Checks of whether the stream of a call is being captured.
 //!
-//! `ops` has the values that a graph keeps alive. Invariant: if the work of a call may be in a
-//! graph, a check before or after the call detects it.
+//! `holds.rs` has the resources that a graph keeps alive. Invariant: if the work of a call may be
+//! in a graph, a check before or after the call detects the capture.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +10,7 @@ use peerweave_driver::{CudaCode, CudaStream, is_capturing, refuse_capture_begun}
 use crate::library::error::NcclError;
 use crate::member::membership::{Inner, OF_EVERY_CONTEXT};
 
-/// The larger of the two handle values that mean the default stream (0 and 1).
+/// Largest handle value of the default stream. The driver uses 0 and 1 for the default stream.
 const DEFAULT: usize = 1;
 
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
@@ -20,7 +20,7 @@ const NOT_CAPTURED: u32 = 0;
 static CAPTURE_SEEN: AtomicBool = AtomicBool::new(false);
 
 impl Inner {
-    /// Returns whether work enqueued on the stream now is captured into a graph.
+    /// Returns whether the stream is being captured, so that enqueued work goes into a graph.
     #[inline]
     pub(crate) fn is_capturing(&self, stream: &CudaStream) -> Result<bool, NcclError> {
         let mut status = NOT_CAPTURED;
@@ -29,18 +29,18 @@ impl Inner {
         if code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED { Ok(false) } else { is_capturing_checked(stream) }
     }
 
-    /// Returns whether a call may check for a capture only after it is issued, and keep its memory
-    /// alive then.
+    /// Returns whether a call may check for a capture only after the call was issued. If the stream
+    /// is being captured, the call then attaches its memory to the graph.
     ///
-    /// A capture that another thread **ends** during a call is detected only by checks both before
-    /// and after it. The same applies to a capture that begins during the call. So both checks are
-    /// made from the first capture in this process on. Neither detects a capture that begins and
-    /// ends within one call: a program that captures a stream used by several threads must exclude
-    /// their calls.
+    /// If another thread **ends** a capture during a call, only two checks, before and after the
+    /// call, detect the end. The same applies to a capture that begins during the call. So every
+    /// call makes both checks after the process has seen a first capture. The checks do not detect
+    /// a capture that begins and ends within one call. A program that captures a stream used by
+    /// several threads must prevent calls of the other threads during the capture.
     #[inline]
     pub(crate) fn may_check_capture_later(&self, stream: &CudaStream) -> bool {
         // On a non-blocking communicator, NCCL enqueues the work after its function has returned.
-        // And the reported state of a default stream depends on other streams.
+        // For a default stream, the state that the driver reports depends on other streams.
         self.blocking && stream.cu_stream().addr() > OF_EVERY_CONTEXT && !CAPTURE_SEEN.load(Ordering::Relaxed)
     }
 
@@ -58,11 +58,11 @@ impl Inner {
     }
 
     /// Fails if another thread has begun to capture the stream during a call whose memory no graph
-    /// keeps. Called after NCCL.
+    /// keeps alive. Called after NCCL was called.
     ///
-    /// NCCL itself checks for a capture, later than this crate, so the work may be in the graph. A
-    /// graph that replays it would use memory that is not kept. So the capture is invalidated, and
-    /// no graph results.
+    /// NCCL checks for a capture later than this crate, so the work may be in the graph. A replay
+    /// of the graph would then use memory that is not kept alive. So this function invalidates the
+    /// capture, and no graph results.
     #[inline]
     pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
         if self.is_surely_not_captured(stream) {
@@ -73,7 +73,7 @@ impl Inner {
     }
 }
 
-/// Checks for a capture if the quick check was inconclusive.
+/// Checks for a capture if the quick check failed or found a capture.
 #[cold]
 fn is_capturing_checked(stream: &CudaStream) -> Result<bool, NcclError> {
     CAPTURE_SEEN.store(true, Ordering::Relaxed);

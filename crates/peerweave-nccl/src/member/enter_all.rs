@@ -1,7 +1,7 @@
 //! Entering the gates of several communicators, for calls that NCCL receives together.
 //!
-//! `state.rs` has a single gate. Invariant: gates are entered in one order in the whole process, so
-//! two threads cannot wait for each other.
+//! `state.rs` has a single gate. Invariant: all threads of the process enter gates in the same
+//! order, so two threads cannot deadlock.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::Inner;
 use crate::member::state::{Allowed, Inside};
 
-/// Communicators whose gates this thread has entered, each once.
+/// Communicators whose gates this thread has entered. Each communicator occurs once.
 pub(crate) enum Entered<'a> {
-    /// The common case, without the allocation of a list.
+    /// One communicator, without the allocation of a list. This is the common case.
     One([(&'a Arc<Inner>, Inside<'a>); 1]),
     Many(Vec<(&'a Arc<Inner>, Inside<'a>)>),
 }
@@ -37,11 +37,11 @@ impl<'a> Deref for Entered<'a> {
     }
 }
 
-/// Enters several gates.
+/// Enters the gates of all communicators. A communicator may occur several times.
 ///
 /// # Errors
 /// As for [`Inner::enter`]; [`NcclError::Misuse`] unless all communicators belong to one library,
-/// and all or none of them block.
+/// and are all blocking or all non-blocking.
 pub(crate) fn enter_all<'a>(
     call: &'static str,
     allowed: Allowed,

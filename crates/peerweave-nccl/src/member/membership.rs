@@ -1,15 +1,15 @@
-//! The state shared by clones, graphs, windows and operations of a communicator, and calls of NCCL
-//! on it.
+//! The state shared by clones, graphs, windows and operations of a communicator, and short calls of
+//! NCCL on the communicator.
 //!
-//! The public part is `communicator.rs`.
+//! `communicator.rs` has the public handle.
 //!
 //! # Invariants
-//! - **[C1]** The handle is used only inside the gate, and freed only by the thread that closed it
-//!   (`state.rs`).
+//! - **[C1]** The handle is used only inside the gate (`state.rs`), and freed only by the thread
+//!   that closed the gate.
 //! - **[C2]** Before the borrows of a call end, NCCL has finished the call, or the communicator is
 //!   aborted.
-//! - Every communicator of the process is in one list until it is dropped, so that all of them can
-//!   be aborted.
+//! - A list has every communicator of the process until the communicator is dropped, so that all
+//!   communicators can be aborted.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -29,13 +29,13 @@ use crate::member::threads::this_thread;
 use crate::sys::{ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Call, Nccl, Rank};
 
-/// The default of [`Communicator::work_deadline`](crate::Communicator::work_deadline).
+/// Default of [`Communicator::work_deadline`](crate::Communicator::work_deadline).
 const WORK_DEADLINE: Duration = Duration::from_secs(600);
 
-/// Time for which a query waits for a call of another thread.
+/// Time limit for which a query waits for a call of another thread.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_millis(10);
 
-/// NCCL's handle.
+/// NCCL's handle of a communicator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handle(NonNull<ncclComm>);
 
@@ -60,8 +60,8 @@ impl Handle {
 
 /// The state shared by clones, graphs, windows and operations of a communicator.
 ///
-/// Every call writes this struct. So it shares no cache line, and no pair of lines that a processor
-/// fetches together, with the struct of another thread's rank.
+/// Every call writes to this struct. So the struct is aligned to 128 bytes, because processors
+/// fetch pairs of cache lines. Ranks of different threads then share no cache lines.
 #[repr(align(128))]
 pub(crate) struct Inner {
     pub(crate) nccl: Nccl,
@@ -74,40 +74,39 @@ pub(crate) struct Inner {
     pub(crate) n_ranks: usize,
     pub(crate) rank: Rank,
     pub(crate) name: Arc<CommunicatorName>,
-    /// Hash of 64 bits that is the same on every rank, and differs between the communicators of the
-    /// job.
+    /// Hash that is the same on every rank, and differs between the communicators of the job.
     pub(crate) identity: u64,
     pub(crate) blocking: bool,
     deadline_ms: AtomicU64,
-    /// The low bits identify the last call; the bits above are the number of the call.
+    /// The last call in the low bits, and the number of this call in the bits above.
     last: AtomicU64,
-    /// Number of issued collectives, and of issued sends and receives.
+    /// Number of issued collectives.
     collectives: AtomicU64,
+    /// Number of issued sends and receives.
     transfers: AtomicU64,
-    /// Number of sends and receives whose other side was in the same group.
+    /// Number of sends and receives whose matching call was in the same group.
     paired: AtomicU64,
-    /// Number, from `threads.rs`, of the thread that created the communicator or last issued a
-    /// call.
+    /// Number of the thread that created the communicator or issued the last call (`threads.rs`).
     last_thread: AtomicU64,
     /// Number of children created from the communicator.
     pub(crate) children: AtomicU64,
-    /// Number of captures that hold the communicator.
+    /// Number of captured calls whose graphs keep the communicator alive.
     pub(crate) graphs: AtomicUsize,
     pub(crate) world: Option<World>,
-    /// Progress of an abort. Aborted calls wait for its end, because NCCL may use their memory
-    /// until then [C2].
+    /// Progress of an abort. Aborted calls wait for the end of the abort, because NCCL may use
+    /// their memory until then [C2].
     pub(crate) abort: Abort,
-    /// The registrations, and the streams that may use them.
+    /// Number of registrations, and the streams that may use registered memory.
     pub(crate) registered: RegistrationUse,
-    /// Memory that peers may access until the communicator is freed. Leaked unless NCCL confirms
-    /// that it has freed the communicator.
+    /// Memory that peers may access until the communicator is freed. Leaked if NCCL does not
+    /// confirm that the communicator is freed.
     deferred: Mutex<Vec<Keep>>,
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
-    /// A number shared by the communicators of a group in which a thread may be blocked; 0
-    /// otherwise.
+    /// Number of the group in which a thread may be blocked, the same for all communicators of the
+    /// group. 0 outside of such a group.
     pub(crate) group: AtomicU64,
-    /// The reason why the watchdog or a timed-out wait has aborted the communicator.
+    /// Reason for which the watchdog or a timed-out wait has aborted the communicator.
     pub(crate) abort_reason: OnceLock<NcclError>,
 }
 
@@ -118,7 +117,7 @@ pub(crate) struct Abort {
     pub(crate) is_done: AtomicBool,
 }
 
-/// A context of the driver, for comparison only.
+/// A driver context that is only compared with other contexts.
 struct SharedContext(CUcontext);
 
 // SAFETY: the shared pointer is only compared, or passed to the driver, which accepts it on any
@@ -130,7 +129,7 @@ unsafe impl Send for SharedContext {}
 // caught by the test `threads_share_a_communicator`.
 unsafe impl Sync for SharedContext {}
 
-/// The rendezvous by which a communicator was created.
+/// The rendezvous with which a communicator was created.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) rendezvous: Weak<Rendezvous>,
@@ -138,7 +137,7 @@ pub(crate) struct World {
     pub(crate) ranks_are_pes: bool,
 }
 
-/// The parts from which a communicator is created.
+/// Values from which an [`Inner`] is created.
 pub(crate) struct Parts {
     pub(crate) nccl: Nccl,
     pub(crate) handle: Handle,
@@ -151,12 +150,12 @@ pub(crate) struct Parts {
 }
 
 thread_local! {
-    /// Whether this thread had a context at its last call.
+    /// Whether a call has already made a context current in this thread.
     static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The largest of the handle values that mean a default stream (0 and 1) or the per-thread stream
-/// (2). Every context has these streams.
+/// Largest handle value of the streams that every context has. The driver uses 0 and 1 for the
+/// default stream, and 2 for the per-thread stream.
 pub(super) const OF_EVERY_CONTEXT: usize = 2;
 
 /// Number of communicators that this process has created.
@@ -165,11 +164,11 @@ static MADE: AtomicU64 = AtomicU64::new(0);
 /// All communicators of this process that have not been dropped.
 static ALL: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
-/// Process ID of the process that created them.
+/// Process ID of the process that created the communicators in [`ALL`].
 static MADE_BY: AtomicU32 = AtomicU32::new(0);
 
-/// Returns all communicators of this process that have not been dropped. Returns none in a forked
-/// process, where another thread may have held the lock.
+/// Returns all communicators of this process that have not been dropped. Returns an empty list in a
+/// forked process, because the lock may be held by a thread that exists only in the parent.
 pub(crate) fn all() -> Vec<Arc<Inner>> {
     if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
         return Vec::new();
@@ -177,8 +176,8 @@ pub(crate) fn all() -> Vec<Arc<Inner>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Like [`all`], but returns `None` if a thread holds the list for long. For the end of the
-/// process, when other threads may have been stopped.
+/// Like [`all`], but returns `None` if another thread holds the lock of the list for 100 ms. Used
+/// at process exit, when other threads may have been stopped.
 pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
     if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
         return Some(Vec::new());
@@ -194,7 +193,8 @@ pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
 }
 
 impl Inner {
-    /// Creates a communicator from a handle that NCCL reports as ready.
+    /// Creates the state of a communicator whose handle is ready, and adds the state to the list of
+    /// all communicators.
     pub(crate) fn new(parts: Parts, driver: &'static Driver, rank: Rank, n_ranks: usize) -> Arc<Self> {
         let Parts { nccl, handle, context, name, identity, blocking, deadline, world } = parts;
         let number = MADE.fetch_add(1, Ordering::Relaxed) + 1;
@@ -261,30 +261,30 @@ impl Inner {
         self.work_deadline_ms.store(millis, Ordering::Relaxed);
     }
 
-    /// Returns the number and the name of the last call.
+    /// Returns the number and the name of the last call. Before the first call, the number is 0 and
+    /// the name is empty.
     pub(crate) fn last(&self) -> (u64, &'static str) {
         let last = self.last.load(Ordering::Relaxed);
         (last >> Call::BITS, if last == 0 { "" } else { Call::name_of(last) })
     }
 
-    /// Keeps memory alive until the communicator is freed.
+    /// Keeps memory allocated until the communicator is freed.
     pub(crate) fn defer_free(&self, keep: Keep) {
         self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(keep);
     }
 
-    /// Records that NCCL has freed the communicator, so that no peer can access the deferred
-    /// memory.
+    /// Records that NCCL has freed the communicator, and frees the deferred memory.
     pub(crate) fn set_freed(&self) {
         self.is_freed.store(true, Ordering::Release);
         drop(self.take_deferred());
     }
 
-    /// Takes the deferred memory, for the thread that frees the communicator.
+    /// Removes and returns the deferred memory, for the thread that frees the communicator.
     pub(crate) fn take_deferred(&self) -> Vec<Keep> {
         std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Records a call. The caller is inside the gate.
+    /// Counts a call, and records its name and thread. The caller is inside the gate.
     #[inline]
     pub(crate) fn count(&self, call: Call) {
         // Only the owner of the gate writes, so a load and a store are enough.
@@ -304,24 +304,25 @@ impl Inner {
         self.collectives.load(Ordering::Relaxed)
     }
 
-    /// Returns whether each send and receive so far had its other side in the same group.
+    /// Returns whether the matching call of every issued send and receive was in the same group.
     pub(crate) fn transfers_are_paired(&self) -> bool {
         self.transfers.load(Ordering::Relaxed) == self.paired.load(Ordering::Relaxed)
     }
 
-    /// Records that this many of the sends and receives about to be issued have their other side in
-    /// the same group. The caller is inside the gate.
+    /// Adds to the number of sends and receives whose matching call is in the same group. The
+    /// caller is inside the gate, and is about to issue these calls.
     pub(crate) fn count_paired(&self, transfers: u64) {
         self.paired.fetch_add(transfers, Ordering::Relaxed);
     }
 
-    /// Returns the thread that created it or last issued a call: the number of [`this_thread`].
+    /// Returns the number ([`this_thread`]) of the thread that created the communicator or issued
+    /// the last call.
     pub(crate) fn last_thread(&self) -> u64 {
         self.last_thread.load(Ordering::Relaxed)
     }
 
-    /// Fails unless work can be enqueued now, in this process. The state is checked again when the
-    /// gate is entered.
+    /// Fails unless the communicator is live and the process is not forked. The state is checked
+    /// again when the gate is entered.
     #[inline]
     pub(crate) fn check_live(&self, call: &'static str) -> Result<(), NcclError> {
         self.nccl.not_forked(call)?;
@@ -331,7 +332,7 @@ impl Inner {
         }
     }
 
-    /// Fails if the communicator was closed. For a thread inside the gate.
+    /// Fails if the communicator was closed. Used by threads inside the gate.
     #[inline]
     pub(crate) fn check_open(&self, call: &'static str) -> Result<(), NcclError> {
         if self.gate.is_closed() { Err(self.dead(call, self.gate.state())) } else { Ok(()) }
@@ -343,7 +344,7 @@ impl Inner {
         self.enter_within(call, allowed, || self.deadline())
     }
 
-    /// Like [`enter`](Self::enter), with another time limit than the communicator's deadline.
+    /// Enters the gate exclusively, like [`enter`](Self::enter), with `patience` as the time limit.
     #[inline]
     pub(crate) fn enter_within(
         &self,
@@ -355,7 +356,8 @@ impl Inner {
         self.gate.enter(allowed, patience).map_err(|refused| self.refused(call, refused))
     }
 
-    /// Marks this thread as blocking, before a call that may block in NCCL.
+    /// Marks this thread as blocking, before a call that may block in NCCL. Fails if the
+    /// communicator was closed.
     #[inline]
     pub(crate) fn enter_blocking(&self, call: &'static str, inside: &Inside<'_>) -> Result<(), NcclError> {
         inside.enter_blocking().map_err(|state| self.dead(call, state))
@@ -375,8 +377,8 @@ impl Inner {
     }
 
     /// Returns the error of a call or a wait that was aborted. If the watchdog or a timed-out wait
-    /// aborted the communicator, this is the recorded reason; otherwise the error of
-    /// [`dead`](Self::dead).
+    /// aborted the communicator, returns the recorded reason. In all other cases, returns the error
+    /// of [`dead`](Self::dead).
     #[cold]
     pub(crate) fn abort_error(&self, call: &'static str) -> NcclError {
         self.abort_reason.get().cloned().map_or_else(|| self.dead(call, self.gate.state()), |reason| reason.of_call(call))
@@ -399,14 +401,14 @@ impl Inner {
         self.nccl.failure(call, code, Some(Arc::clone(&self.name)))
     }
 
-    /// Fails for every code except success.
+    /// Returns an error for every code except success.
     #[inline]
     pub(crate) fn check(&self, call: &'static str, code: ncclResult_t) -> Result<(), NcclError> {
         if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(self.failure(call, code)) }
     }
 
-    /// Returns the state of the communicator; in progress if another thread stays inside for longer
-    /// than `patience`.
+    /// Returns the state of the communicator that NCCL reports. On a non-blocking communicator,
+    /// returns in progress if another thread stays inside the gate for longer than `patience`.
     pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
         self.nccl.not_forked(call)?;
         if self.blocking {
@@ -420,17 +422,17 @@ impl Inner {
         }
     }
 
-    /// Returns the state of the communicator. For the owner of the gate; on a blocking communicator
-    /// also for a reader.
+    /// Returns the state of the communicator that NCCL reports. The caller is the owner of the
+    /// gate, or, on a blocking communicator, a reader.
     ///
-    /// NCCL's query has side effects. On a non-blocking communicator, the thread that reads success
-    /// frees the job of the last group (2.26.2 and later), as every other call does at its start.
-    /// Two such threads at the same time would free it twice.
+    /// NCCL's query has side effects. On a non-blocking communicator, a query that returns success
+    /// frees the job of the last group (2.26.2 and later). Every other call frees this job at its
+    /// start. Two threads at the same time would free the job twice.
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the handle is live inside the gate, and this thread is its owner [C1], or the
-        // communicator blocks and never has a job to be freed, so that NCCL only reads; the pointer
-        // is to a live value.
+        // SAFETY: the handle is live inside the gate. This thread is the owner of the gate [C1], or
+        // the communicator is blocking. A blocking communicator never has a job to be freed, so
+        // NCCL only reads. The pointer is to a live value.
         let code = self
             .nccl
             .code("ncclCommGetAsyncError", |api| unsafe { api.ncclCommGetAsyncError(self.handle.get(), &raw mut state) })?;
@@ -440,10 +442,11 @@ impl Inner {
 
     /// Makes the device's context current in this thread.
     ///
-    /// NCCL launches on the communicator's device whichever context is current. But handle 0 means
-    /// the default stream of the current context, for the driver and for NCCL. And in a thread
-    /// without a context, NCCL's runtime creates one on the first device and uses memory there. So
-    /// each call checks: any library may have changed the current context since the last call.
+    /// NCCL launches on the communicator's device, whatever context is current. But for the driver
+    /// and for NCCL, stream handle 0 is the default stream of the current context. In a thread
+    /// without a context, NCCL's runtime creates a context on the first device and uses memory
+    /// there. Any library may have changed the current context since the last call, so each call
+    /// checks the context.
     #[inline]
     pub(crate) fn bind(&self) -> Result<(), NcclError> {
         let mut current: CUcontext = std::ptr::null_mut();
@@ -452,9 +455,9 @@ impl Inner {
         if code == Ok(CudaCode::SUCCESS) && current == self.cu_context.0 { Ok(()) } else { set_current(&self.context) }
     }
 
-    /// Like [`bind`](Self::bind), for work on a stream. The driver is queried only if necessary:
-    /// for streams that every context has, and for a thread that may have no context. If another
-    /// context is current, NCCL itself makes the communicator's device current.
+    /// Makes the device's context current like [`bind`](Self::bind), if work on the stream requires
+    /// it. Queries the driver only for streams that every context has, and in a thread that may
+    /// have no context. In other cases, NCCL itself makes the communicator's device current.
     #[inline]
     pub(crate) fn bind_for(&self, stream: &CudaStream) -> Result<(), NcclError> {
         if stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get() {
@@ -465,8 +468,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns whether all checks that precede the checks of the buffers would succeed without a
-    /// query. Then the process is not a fork, the communicator is live,
+    /// Returns whether all checks before the checks of the buffers would succeed without a query of
+    /// the driver. If true, the process is not forked, the communicator is live,
     /// [`bind_for`](Self::bind_for) and [`check_stream`](Self::check_stream) would succeed, and
     /// [`may_check_capture_later`](Self::may_check_capture_later) is true.
     #[inline]
@@ -482,12 +485,13 @@ impl Inner {
         if stream.context().cu_ctx() != self.cu_context.0 {
             return self.check_context(call, "the stream", stream.context());
         }
-        // No other thread can wait for a per-thread stream: neither a thread that frees memory
-        // which the stream uses, nor one that aborts.
+        // Other threads cannot wait for a per-thread stream. Threads that free the stream's memory
+        // or abort the communicator would have to wait for the stream.
         Ok(refuse_per_thread(call, stream)?)
     }
 
-    /// Fails unless a value belongs to the communicator's context.
+    /// Fails unless `context` is the communicator's context. `what` names the checked value in the
+    /// error.
     #[cold]
     pub(crate) fn check_context(&self, call: &'static str, what: &'static str, context: &CudaContext) -> Result<(), NcclError> {
         let (found, expected) = (context.ordinal(), self.device());
@@ -495,7 +499,7 @@ impl Inner {
             true if context.cu_ctx() == self.cu_context.0 => return Ok(()),
             true => MisuseKind::Combination {
                 what,
-                why: "found another context than that of the communicator, expected the primary context for both",
+                why: "the context differs from the communicator's context, expected the primary context for both",
             },
             false => MisuseKind::Device { what, found, expected },
         };
@@ -503,14 +507,15 @@ impl Inner {
     }
 }
 
-/// Maximum duration of a wait: ten years, which can be added to any instant.
+/// Maximum duration of a wait. Ten years can be added to any `Instant` without overflow.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-/// Returns a duration that can be added to any instant.
+/// Limits a duration to ten years, so that it can be added to any `Instant`.
 pub(crate) fn bounded(duration: Duration) -> Duration {
     duration.min(LONGEST)
 }
 
+/// Converts a duration to milliseconds, rounded up.
 fn millis(duration: Duration) -> u64 {
     u64::try_from(bounded(duration).as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

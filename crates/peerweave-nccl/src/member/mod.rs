@@ -1,7 +1,7 @@
-//! One rank's membership, shared by all handles, graphs, windows and operations: its state, its
-//! lock, and the values recorded by calls.
+//! One rank's membership in a communicator: its state, its lock, and the values that calls record.
+//! All handles, graphs, windows and operations of the communicator share one membership.
 //!
-//! This module waits only for that lock; `comm` completes calls and ends communicators.
+//! This module waits only for the lock. `comm` completes calls and ends communicators.
 
 pub(crate) mod capture;
 pub(crate) mod enter_all;

@@ -1,15 +1,15 @@
-//! Streams that have work of a communicator. Unregistering memory waits for them, and the watchdog
-//! inspects them.
+//! Streams with work of a communicator. Unregistering memory waits for these streams, and the
+//! watchdog inspects them.
 //!
-//! Invariant: a stream is recorded inside the communicator's gate, before NCCL is called; a
-//! registration is counted before NCCL makes it.
+//! Invariant: a stream is recorded inside the communicator's gate, before NCCL is called. A
+//! registration is counted before NCCL registers the memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use peerweave_driver::{CudaStream, Streams};
 
-/// The registrations of a communicator, and the streams that may use them.
+/// Number of registrations of a communicator, and the streams that may use the registered memory.
 #[derive(Default)]
 pub(crate) struct RegistrationUse {
     count: AtomicUsize,
@@ -17,29 +17,30 @@ pub(crate) struct RegistrationUse {
 }
 
 impl RegistrationUse {
-    /// Records that a call is about to be enqueued. Costs one load if the stream is that of the
-    /// previous call.
+    /// Records that a call is about to be enqueued on the stream. Costs one load if the previous
+    /// call used the same stream.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);
     }
 
-    /// Counts a registration before NCCL makes it.
+    /// Counts a registration, before NCCL registers the memory.
     pub(crate) fn add(&self) {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Subtracts from the count a registration that NCCL did not make, or has removed.
+    /// Removes a registration from the count, if NCCL did not register the memory or has
+    /// unregistered it.
     pub(crate) fn remove(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of registrations in NCCL.
+    /// Returns the number of registrations.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Returns the streams with work.
+    /// Returns the streams that have received work.
     pub(crate) fn streams(&self) -> Vec<Arc<CudaStream>> {
         self.streams.all()
     }

@@ -1,24 +1,27 @@
-//! The gate of a communicator: decides which thread may call NCCL on the handle, and when the
-//! handle may be freed.
+//! The gate of a communicator. The gate decides which thread may call NCCL on the handle, and when
+//! the handle may be freed.
 //!
-//! The gate does not call NCCL. `owner` holds the current owner; only the owner writes it. The
-//! state and the number of readers are in a second word, `word`. So a call takes one locked
-//! instruction: each side writes its own word and then reads the other's, so at least one of them
-//! sees the other.
+//! The gate does not call NCCL. The word `owner` describes the current owner, and only the owner
+//! writes it. The state and the number of readers are in a second word, `word`. So entering takes
+//! one locked instruction. A thread that enters writes `owner` and then reads `word`. A thread that
+//! closes the gate writes `word` and then reads `owner`. So at least one of these threads sees the
+//! other thread.
 //!
 //! # Invariants
-//! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids unordered calls on one
-//!   communicator.
-//! - **[G2]** After [`Gate::close`] no thread enters. Closing succeeds once: the thread that closed
+//! - **[G1]** At most one thread has entered exclusively, because NCCL forbids unordered calls on
+//!   one communicator.
+//! - **[G2]** After [`Gate::close`] no thread enters. Closing succeeds once. The thread that closed
 //!   the gate frees the handle, after [`Gate::drain`].
 //! - **[G3]** A thread that may block inside NCCL is marked by `enter_blocking` or
 //!   `try_enter_blocking`, which fail once the gate is closed. All other threads leave without an
-//!   abort, and are waited for without a limit: they only query NCCL for a state or a text.
+//!   abort, because they only query NCCL for a state or a text. [`Gate::drain`] waits for these
+//!   threads without a limit.
 //!
-//! A thread that is marked as blocking and does not leave is no longer waited for after some time,
-//! because only an abort ends its call. A thread that the system suspends between the mark and its
-//! call of NCCL looks the same, and would use a freed handle. So the caller checks the state again
-//! right before the call. NCCL has the same remaining window: the caller decides when to abort.
+//! [`Gate::drain`] waits only for a limited time for a thread that is marked as blocking, because
+//! only an abort ends the call of this thread. The system may suspend a thread between the mark and
+//! the call of NCCL. Such a thread looks the same, and would use a freed handle. So the caller
+//! checks the state again right before the call of NCCL. A short window remains, as in NCCL itself,
+//! where the caller decides when to abort.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -51,7 +54,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// Converts the state to the state that the error of a refused call contains.
+    /// Returns the reason for the error of a call that this state does not allow.
     pub(crate) fn dead(self) -> DeadState {
         match self {
             Self::Suspended => DeadState::Suspended,
@@ -62,7 +65,7 @@ impl State {
         }
     }
 
-    /// Like [`dead`](Self::dead); `None` if the communicator is live.
+    /// Like [`dead`](Self::dead), but returns `None` for a live communicator.
     pub(crate) fn dead_unless_live(self) -> Option<DeadState> {
         (self != Self::Live).then(|| self.dead())
     }
@@ -76,14 +79,14 @@ impl State {
     }
 }
 
-/// The states in which a call is possible.
+/// Set of states in which a call is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allowed(u32);
 
 impl Allowed {
-    /// States in which work may be enqueued: only live.
+    /// The only state in which work may be enqueued: live.
     pub(crate) const LIVE: Self = Self(State::Live.bit());
-    /// States in which a communicator may be resumed.
+    /// The only state in which a communicator may be resumed: suspended.
     pub(crate) const SUSPENDED: Self = Self(State::Suspended.bit());
     /// States in which children may be created: live and revoked.
     pub(crate) const SPLIT: Self = Self(State::Live.bit() | State::Revoked.bit());
@@ -98,7 +101,7 @@ impl Allowed {
     }
 }
 
-/// The reason why entering failed.
+/// Reason for which entering the gate failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// The state does not allow the call.
@@ -107,32 +110,36 @@ pub(crate) enum Refused {
     Busy,
 }
 
-/// The gate is free.
+/// Value of the mode bits of a free gate.
 const FREE: u64 = 0;
-/// Mode of an owner that leaves without being aborted.
+/// Mode of an owner that leaves the gate without an abort.
 const BRIEF: u64 = 1;
 /// Mode of an owner that may be blocked in NCCL.
 const BLOCKING: u64 = 2;
 /// Mask of the bits of the mode.
 const MODE_MASK: u64 = 3;
-/// One acquisition in the count of completed acquisitions.
+/// Increment of the count of completed acquisitions.
 const ACQUISITION: u64 = 4;
 
+/// Mask of the bits of the state.
 const STATE_MASK: u64 = 0b111;
-/// One reader in a count of 24 bits, which exceeds the number of threads.
+/// Increment of the count of readers. The count has 24 bits, which are enough for all threads of a
+/// process.
 const READER: u64 = 1 << 8;
-/// One reader that may be blocked in NCCL.
+/// Increment of the count of readers that may be blocked in NCCL.
 const BLOCKING_READER: u64 = 1 << 32;
 
-/// A waiter sleeps for this fraction of the time waited so far, within [`SLEEP_BOUNDS`].
+/// Divisor of the time for which a waiter has waited. The quotient is the duration of the next
+/// sleep, within [`SLEEP_BOUNDS`].
 const SLEEP_FRACTION: u32 = 8;
-/// Time after which a waiter enters before new callers, which otherwise could enter whenever they
-/// try.
+/// Time after which a waiter has priority over new callers, which could otherwise always enter
+/// first.
 const STARVING_AFTER: Duration = Duration::from_millis(5);
+/// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// Executes a fence for the model checker, which treats sequentially consistent accesses as weaker
-/// than they are.
+/// Executes a fence under the model checker loom. Loom models sequentially consistent accesses as
+/// weaker than they are.
 #[inline]
 fn fenced() {
     #[cfg(loom)]
@@ -157,25 +164,25 @@ fn with_state(word: u64, state: State) -> u64 {
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// The mode of the owner, and the number of acquisitions, so that two calls have different
-    /// values. A thread acquires it if it is free; then only that thread writes it, so leaving is a
-    /// plain store.
+    /// Mode of the owner, and number of acquisitions, so that each acquisition has a different
+    /// value. A thread that acquires the free gate becomes the owner. Only the owner writes this
+    /// word, so leaving is a plain store.
     owner: AtomicU64,
-    /// The number of waiters.
+    /// Number of waiters.
     waiting: AtomicU32,
-    /// The number of waiters that are starving.
+    /// Number of waiters that are starving.
     starving: AtomicU32,
-    /// The state and the number of readers.
+    /// State, number of readers, and number of readers that may be blocked in NCCL.
     word: AtomicU64,
     sleepers: Mutex<()>,
     left: Condvar,
 }
 
-/// An exclusive entry of a thread. Dropping it leaves the gate.
+/// An exclusive entry of a thread. Dropping the value leaves the gate.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
-/// Marks a waiter as starving until it is dropped.
+/// Marks a waiter as starving. Dropping the value removes the mark.
 struct Starvation<'a>(&'a AtomicU32);
 
 impl<'a> Starvation<'a> {
@@ -191,27 +198,28 @@ impl Drop for Starvation<'_> {
     }
 }
 
-/// A shared entry of a thread. Dropping it leaves the gate.
+/// A shared entry of a thread. Dropping the value leaves the gate.
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(&'a Gate);
 
-/// The threads inside a closed gate.
+/// Kind of the threads inside a closed gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Occupancy {
+    /// No threads.
     Empty,
-    /// At least one thread that leaves without being aborted.
+    /// At least one thread that leaves the gate without an abort.
     Brief,
     /// Only threads that may be blocked in NCCL.
     Stuck,
 }
 
 impl Gate {
-    /// The value of [`stuck_in`](Self::stuck_in) if there is no owner and a reader may be blocked.
-    /// It differs from every acquisition.
+    /// Result of [`stuck_in`](Self::stuck_in) if a reader may be blocked and no owner may be
+    /// blocked. The value differs from the values of all acquisitions.
     pub(crate) const READER: u64 = BRIEF;
 
-    /// Enters exclusively. If another thread is inside, waits for at most `patience`, which is
-    /// called only then.
+    /// Enters exclusively. If another thread has entered exclusively, waits for at most `patience`.
+    /// Calls `patience` only in this case.
     #[inline]
     pub(crate) fn enter(&self, allowed: Allowed, patience: impl FnOnce() -> Duration) -> Result<Inside<'_>, Refused> {
         match self.try_lock_fairly(BRIEF) {
@@ -220,29 +228,30 @@ impl Gate {
         }
     }
 
-    /// Enters exclusively and marks this thread as blocking, in one step. Returns `None` unless the
-    /// gate is free and the state is live. For an immediate call of NCCL.
+    /// Enters exclusively and marks this thread as blocking, in one atomic operation, for an
+    /// immediate call of NCCL. Returns `None` unless the gate is free and the state is live.
     #[inline]
     pub(crate) fn try_enter_blocking(&self) -> Option<Inside<'_>> {
         let inside = self.try_lock_fairly(BLOCKING)?;
         fenced();
-        // As in `enter_blocking`: either this thread sees that the gate is closed, or the thread
-        // that closes it sees this one [G3].
+        // As in `enter_blocking`, either this thread sees that the gate is closed, or the closing
+        // thread sees this thread [G3].
         if self.word.load(SeqCst) & STATE_MASK == State::Live as u64 { Some(inside) } else { None }
     }
 
-    /// Like [`take`](Self::take), if no waiter is starving.
+    /// Acquires the gate like [`take`](Self::take), if no waiter is starving.
     #[inline]
     fn try_lock_fairly(&self, mode: u64) -> Option<Inside<'_>> {
         if self.starving.load(Relaxed) == 0 { self.take(mode) } else { None }
     }
 
+    /// Acquires the gate with this mode, if the gate is free.
     #[inline]
     fn take(&self, mode: u64) -> Option<Inside<'_>> {
-        // Acquires what the previous owner released, so that the effects of one call on the
-        // communicator precede the next call. The exchange is in the single total order with
-        // `close` and `drain`. `then_some` would drop an unused guard, which would release the
-        // gate.
+        // The exchange synchronises with the release by the previous owner. So the effects of one
+        // call on the communicator precede the next call. The exchange is in the single total order
+        // with `close` and `drain`. The code does not use `then_some`, because a dropped unused
+        // guard would release the gate.
         let owner = self.owner.load(Relaxed);
         (owner & MODE_MASK == FREE && self.owner.compare_exchange(owner, owner | mode, SeqCst, Relaxed).is_ok())
             .then(|| Inside(self))
@@ -265,10 +274,10 @@ impl Gate {
             let Some(rest) = patience.checked_sub(start.elapsed()) else { return Err(Refused::Busy) };
             let guard = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
             self.waiting.fetch_add(1, SeqCst);
-            // A thread that changes the state locks the mutex afterwards, so that its notification
-            // is never lost. A thread that leaves does not pay for a fence between its store and
-            // its load of `waiting`. In the nanoseconds until the store is visible its notification
-            // can be lost; then the sleep ends.
+            // A thread that changes the state locks the mutex afterwards, so its notification is
+            // never lost. A thread that leaves the gate does not execute a fence between its store
+            // to `owner` and its load of `waiting`. Its notification can be lost in the nanoseconds
+            // until the store is visible. The waiter then tries again at the end of its sleep.
             let is_others =
                 self.owner.load(SeqCst) & MODE_MASK != FREE || starvation.is_none() && self.starving.load(Relaxed) != 0;
             if is_others && allowed.has(self.state()) {
@@ -279,7 +288,7 @@ impl Gate {
         }
     }
 
-    /// Enters as a reader, beside an owner and other readers.
+    /// Enters as a reader. An owner and other readers may be inside at the same time.
     pub(crate) fn enter_shared(&self, allowed: Allowed) -> Result<Reader<'_>, Refused> {
         let count = |word| allowed.has(state_of(word)).then_some(word + READER);
         match self.word.fetch_update(AcqRel, Acquire, count) {
@@ -297,26 +306,26 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// Returns a number for the thread that may be blocked in NCCL now. The number is the same
-    /// until that thread leaves. Has no cost for the threads inside.
+    /// Returns a number if a thread may be blocked in NCCL now. The number is the same until this
+    /// thread leaves. The query costs the threads inside nothing.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);
         (owner & MODE_MASK == BLOCKING).then_some(owner).or(reader)
     }
 
-    /// Sets the state unless the gate is closed. Returns the previous state. If the gate is closed,
-    /// returns the state that is kept as the error.
+    /// Sets the state and returns the previous state. If the gate is closed, leaves the state
+    /// unchanged and returns it as the error.
     pub(crate) fn set(&self, state: State) -> Result<State, State> {
         let change = |word| (!state_of(word).is_closed()).then_some(with_state(word, state));
         let before = self.word.fetch_update(SeqCst, Acquire, change).map(state_of).map_err(state_of)?;
-        // Waiters are notified at once.
+        // Waiters check the new state immediately.
         self.wake();
         Ok(before)
     }
 
-    /// Changes `from` to `to`, unless the state has changed meanwhile. A closed gate stays closed
-    /// [G2].
+    /// Changes the state from `from` to `to`. If the state is not `from`, returns the current state
+    /// as the error. A closed gate stays closed [G2].
     pub(crate) fn change(&self, from: State, to: State) -> Result<(), State> {
         let change = |word| (state_of(word) == from && !from.is_closed()).then_some(with_state(word, to));
         self.word.fetch_update(SeqCst, Acquire, change).map_err(state_of)?;
@@ -324,23 +333,23 @@ impl Gate {
         Ok(())
     }
 
-    /// Closes the gate: no thread enters afterwards. Succeeds once [G2].
+    /// Closes the gate, so that no thread enters afterwards. Succeeds once [G2].
     pub(crate) fn close(&self, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.set(state).map(|_| ())
     }
 
-    /// Like [`close`](Self::close), but only from one state: a reader may have changed the state,
-    /// and may therefore be inside NCCL.
+    /// Closes the gate like [`close`](Self::close), but only if the state is `from`. A reader that
+    /// has changed the state may be inside NCCL.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)
     }
 
-    /// Waits, after `close`, until no thread uses the handle, or until all threads that use it have
-    /// been blocked in NCCL for `grace`. Returns whether no thread uses it.
+    /// Waits, after `close`, until no thread is inside the gate. After `grace`, stops waiting if
+    /// all threads inside may be blocked in NCCL. Returns whether no thread is inside.
     ///
-    /// Waits without a limit for threads that are not blocked in NCCL [G3].
+    /// Waits without a limit for threads that are not marked as blocking [G3].
     pub(crate) fn drain(&self, grace: Duration) -> bool {
         let start = Instant::now();
         loop {
@@ -356,8 +365,8 @@ impl Gate {
         }
     }
 
-    /// Returns the kind of threads inside, after `close`. Two loads are sufficient: a thread that
-    /// enters between them finds the gate closed and does not use the handle.
+    /// Returns the kind of threads inside, after `close`. Two separate loads are sufficient. A
+    /// thread that enters between the loads finds the gate closed and does not use the handle.
     fn occupancy(&self) -> Occupancy {
         fenced();
         let (owner, word) = (self.owner.load(SeqCst), self.word.load(SeqCst));
@@ -372,13 +381,14 @@ impl Gate {
 }
 
 impl<'a> Inside<'a> {
-    /// Returns the number of this acquisition; only this thread writes it now.
+    /// Returns the number of this acquisition. Only this thread writes `owner` now.
     #[inline]
     fn acquisition(&self) -> u64 {
         self.0.owner.load(Relaxed) & !MODE_MASK
     }
 
-    /// Keeps the entry if the state allows it.
+    /// Returns the entry if the state allows it. Leaves the gate and fails if the state does not
+    /// allow the entry.
     #[inline]
     fn allowed(self, allowed: Allowed) -> Result<Self, Refused> {
         fenced();
@@ -386,12 +396,12 @@ impl<'a> Inside<'a> {
         if allowed.has(state) { Ok(self) } else { Err(Refused::State(state)) }
     }
 
-    /// Marks this thread as blocking, before a call that may block inside NCCL. If the gate was
-    /// closed meanwhile, returns the state as the error, and the handle must not be used.
+    /// Marks this thread as blocking, before a call that may block inside NCCL. If the gate is
+    /// closed, returns the state as the error. The handle must not be used after this error.
     pub(crate) fn enter_blocking(&self) -> Result<(), State> {
-        // The store precedes the load in the single total order, as the change of state in `close`
-        // precedes the loads of `drain`. So either this thread sees that the gate is closed, or the
-        // thread that closes it sees this one [G3].
+        // In the single total order, this store precedes the load below, and the change of state in
+        // `close` precedes the loads in `drain`. So either this thread sees that the gate is
+        // closed, or the closing thread sees this thread [G3].
         self.0.owner.store(self.acquisition() | BLOCKING, SeqCst);
         fenced();
         let state = self.0.state();
@@ -402,8 +412,8 @@ impl<'a> Inside<'a> {
         Ok(())
     }
 
-    /// Removes the mark, after the call. If the thread reads the state afterwards, either it sees
-    /// that the gate is closed, or the thread that closed the gate waits for it.
+    /// Removes the mark, after the call. If this thread reads the state afterwards, either it sees
+    /// that the gate is closed, or the closing thread waits for this thread.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();
@@ -421,6 +431,7 @@ impl Drop for Inside<'_> {
 }
 
 impl Gate {
+    /// Notifies all waiters.
     #[cold]
     fn wake(&self) {
         drop(self.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
@@ -429,7 +440,8 @@ impl Gate {
 }
 
 impl Reader<'_> {
-    /// Like [`Inside::enter_blocking`], for the duration of a call.
+    /// Runs `call` while this reader is marked as blocking. If the gate is closed, does not run
+    /// `call` and returns the state as the error.
     pub(crate) fn enter_blocking<R>(&self, call: impl FnOnce() -> R) -> Result<R, State> {
         let before = self.0.word.fetch_add(BLOCKING_READER - READER, AcqRel);
         let result = if state_of(before).is_closed() { Err(state_of(before)) } else { Ok(call()) };

@@ -1,10 +1,10 @@
-//! Numbers of threads that are never reused, unlike the thread IDs of the system.
+//! Numbers of threads. The numbers are never reused, unlike the thread IDs of the system.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Returns the number of this thread. No earlier or later thread has the same number; the system
-/// reuses its own.
+/// Returns the number of the calling thread. No other thread of the process ever has the same
+/// number.
 #[inline]
 pub(crate) fn this_thread() -> u64 {
     thread_local! {
@@ -31,7 +31,7 @@ mod tests {
     fn thread_numbers_are_unique() {
         let here = this_thread();
         assert_eq!(this_thread(), here);
-        let others: Vec<_> = (0..8).map(|_| std::thread::spawn(this_thread).join().expect("it ends")).collect();
+        let others: Vec<_> = (0..8).map(|_| std::thread::spawn(this_thread).join().expect("the thread ends")).collect();
         assert!(!others.contains(&here) && others.windows(2).all(|pair| pair[0] != pair[1]), "{others:?}");
     }
 }

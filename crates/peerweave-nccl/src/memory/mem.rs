@@ -1,8 +1,9 @@
-//! Memory allocated by NCCL: needed for windows, and for the fastest algorithms of its collectives.
+//! Memory allocated by NCCL. Windows and the fastest algorithms of collectives require such memory.
 //!
-//! `window.rs` registers it. It is a kind of [`DeviceMemory`], which copies, shares and frees it.
+//! `window.rs` registers the memory. [`NcclMem`] wraps a [`DeviceMemory`], which copies, shares and
+//! frees the memory.
 //!
-//! Invariant: the memory is freed after all work on every stream that used it.
+//! Invariant: the memory is freed only after every stream that used it has completed that work.
 
 use std::fmt;
 use std::ops::Range;
@@ -24,11 +25,12 @@ use crate::{Nccl, ResultCode};
 ///
 /// `NcclMem` converts to [`DeviceMemory`], and the rules of `DeviceMemory` apply.
 ///
-/// NCCL registers such memory by itself when collectives are captured into graphs: on H200, large
-/// out-of-place all-reduces were 5 to 8 % faster than from memory of the driver.
+/// NCCL registers this memory automatically when collectives are captured into graphs. On H200,
+/// captured large out-of-place all-reduces were 5 to 8 % faster than with memory allocated by the
+/// driver.
 ///
-/// A call cannot both read and write the same handle: use the in-place form of the call. (For two
-/// handles of the same memory, the call returns an error.)
+/// A call cannot both read and write the same handle. Use the in-place form of the call instead. If
+/// two handles of the same memory are passed, the call returns an error.
 ///
 /// ```compile_fail,E0502
 /// # use std::sync::Arc;
@@ -39,7 +41,7 @@ use crate::{Nccl, ResultCode};
 /// # }
 /// ```
 ///
-/// Elements have types that NCCL supports:
+/// NCCL must support the element type:
 ///
 /// ```compile_fail,E0599
 /// # use std::sync::Arc;
@@ -55,19 +57,19 @@ impl<T: Element> NcclMem<T> {
     /// Allocates `len` elements, with unspecified values, on the device of `context`. Zero elements
     /// are allowed. Requires NCCL 2.19.1.
     ///
-    /// NCCL rounds up to whole pages of the device of at least 2 MiB.
+    /// NCCL rounds the size up to whole device pages of at least 2 MiB.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.19.1. [`NcclError::Misuse`] for more elements than the
-    /// address space can hold. [`NcclError::Forked`]. Errors of NCCL: if the device is still out of
-    /// memory when all dropped memory has been freed, or after one second.
+    /// [`NcclError::Unsupported`] before 2.19.1. [`NcclError::Misuse`] for more elements than fit
+    /// in the address space. [`NcclError::Forked`]. Errors of NCCL. If the device is out of memory,
+    /// the call first waits up to one second until dropped memory has been freed, and tries again.
     pub fn alloc(nccl: Nccl, context: &Arc<CudaContext>, len: usize) -> Result<Self, NcclError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
             let (found, expected) =
                 (i64::try_from(len).unwrap_or(i64::MAX), "at most as many elements as fit in the address space");
             NcclError::misuse("NcclMem::alloc", MisuseKind::Value { what: "the length", found, expected })
         })?;
-        // Checked before the driver is called, which does not work in a forked process either.
+        // This check precedes calls of the driver, which fail in a forked process.
         nccl.not_forked("NcclMem::alloc")?;
         set_current(context)?;
         let mut pointer = std::ptr::null_mut();
@@ -76,7 +78,7 @@ impl<T: Element> NcclMem<T> {
             // length is at least 1.
             relaxed(|| nccl.call("ncclMemAlloc", |api| unsafe { api.ncclMemAlloc(&raw mut pointer, bytes.max(1)) }))
         };
-        // NCCL returns this code if there is too little memory, among other causes.
+        // NCCL returns this code if the device is out of memory, and also for other errors of CUDA.
         alloc_when_freed(allocate, |error: &NcclError| error.code() == Some(ResultCode::UNHANDLED_CUDA_ERROR))?;
         let address = pointer.expose_provenance();
         let counted = CountedAllocation::new(bytes);
@@ -89,11 +91,12 @@ impl<T: Element> NcclMem<T> {
                 tracing::warn!(%error, "could not free NCCL's memory");
             }
         };
-        // SAFETY: just allocated for as many elements on that device; freed only here.
+        // SAFETY: the memory was just allocated for `len` elements on the device of `context`, and
+        // only `free` frees it.
         Ok(Self(unsafe { DeviceMemory::adopt(context, address as CUdeviceptr, len, Box::new(free)) }))
     }
 
-    /// Allocates memory and copies `values` to it; waits for completion.
+    /// Allocates memory and copies `values` to the memory. Waits until the copy is complete.
     ///
     /// # Errors
     /// As for [`alloc`](Self::alloc); errors of the driver for the copy.
@@ -103,7 +106,7 @@ impl<T: Element> NcclMem<T> {
         Ok(memory)
     }
 
-    /// Copies all elements to the memory, like [`DeviceMemory::copy_from`].
+    /// Copies `values` to the memory, like [`DeviceMemory::copy_from`].
     ///
     /// # Errors
     /// [`NcclError::Cuda`] with [the errors of `DeviceMemory::copy_from`](DeviceMemory::copy_from).
@@ -119,7 +122,7 @@ impl<T: Element> NcclMem<T> {
         Ok(self.0.to_vec(stream)?)
     }
 
-    /// Returns a handle of a range of the memory. `range` counts elements.
+    /// Returns a handle of a part of the memory. `range` is in elements.
     ///
     /// # Errors
     /// [`NcclError::Cuda`] for a range outside of the memory.
@@ -139,8 +142,8 @@ impl<T> NcclMem<T> {
         self.0.is_empty()
     }
 
-    /// Returns the device address of the first element. The address is valid while a handle lives.
-    /// Calls that take an address are `unsafe`.
+    /// Returns the device address of the first element. The address is valid as long as a handle of
+    /// the memory exists. Calls that take an address are `unsafe`.
     pub fn address(&self) -> CUdeviceptr {
         self.0.address()
     }
@@ -150,7 +153,7 @@ impl<T> NcclMem<T> {
         self.0.context()
     }
 
-    /// Returns the same memory, for code that does not depend on the allocator.
+    /// Returns the memory as [`DeviceMemory`], for code that does not depend on the allocator.
     pub fn as_device_memory(&self) -> &DeviceMemory<T> {
         &self.0
     }
@@ -174,7 +177,7 @@ impl<T> fmt::Debug for NcclMem<T> {
     }
 }
 
-// SAFETY: [D1] to [D4] hold for the memory inside.
+// SAFETY: the wrapped [`DeviceMemory`] satisfies [D1] to [D4], and all methods forward to it.
 unsafe impl<T> DeviceBuffer<T> for NcclMem<T> {
     fn len(&self) -> usize {
         self.0.len()

@@ -1,5 +1,5 @@
-//! Memory known to NCCL: allocated by it, registered with it as windows, and the addresses of
-//! windows.
+//! Memory that NCCL has allocated, memory that is registered with NCCL, and addresses of windows
+//! for kernels.
 
 pub(crate) mod mem;
 pub(crate) mod pointers;

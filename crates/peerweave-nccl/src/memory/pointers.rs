@@ -1,11 +1,11 @@
 //! Addresses at which kernels access a window: the memory of peers, multicast addresses, and
 //! logical endpoints of a fabric (NCCL 2.29.2).
 //!
-//! `window.rs` registers windows. The host must not use these addresses: they are device addresses,
-//! and other ranks write there.
+//! `window.rs` registers windows. Host code must not access these addresses, because they are
+//! device addresses to which other ranks write.
 //!
-//! Invariant: an offset passed to NCCL lies inside the window, and no multicast address is queried
-//! if multicast is disabled.
+//! Invariant: an offset passed to NCCL lies inside the window. If multicast is disabled in this
+//! process, no multicast address is queried.
 
 use std::ffi::{c_int, c_void};
 
@@ -19,27 +19,27 @@ use crate::memory::window::Window;
 use crate::sys::{Api, ncclMultimemHandle_t, ncclResult_t, ncclWindow_t};
 use crate::{DeviceTeam, MultimemHandle, Rank};
 
-/// The address of a memory location in a fabric (CFT): a logical endpoint and an offset. Requires
-/// NCCL 2.31.1.
+/// Address of a memory location in a fabric (CFT), which consists of a logical endpoint and an
+/// offset. Requires NCCL 2.31.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LogicalEndpoint {
-    /// Number of the endpoint.
+    /// Number of the logical endpoint.
     pub id: u32,
     /// Offset of the location from the endpoint, in bytes.
     pub offset_bytes: usize,
 }
 
 impl<T: Element> Window<T> {
-    /// Returns the address of element `offset` of a rank's window, for loads and stores of kernels
-    /// on this rank's device. Returns `None` if kernels cannot access that rank. For this rank's
-    /// own window the result differs from the memory's address, because NCCL maps the memory a
-    /// second time. Requires NCCL 2.29.2.
+    /// Returns the address of element `offset` of a rank's window, for loads and stores by kernels
+    /// on this rank's device. Returns `None` if kernels cannot access the rank by loads and stores.
+    /// For this rank's own window, the result differs from the memory's address, because NCCL maps
+    /// the memory a second time. Requires NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of that rank's
-    /// window or of this rank's window; [`NcclError::Unsupported`] with an older NCCL;
-    /// [`NcclError::Dead`].
+    /// [`NcclError::Misuse`] for a rank that does not exist. [`NcclError::Misuse`] for an offset
+    /// that is outside of the window of `rank`, or outside of this rank's window.
+    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`]. Errors of NCCL.
     pub fn peer_pointer(&self, rank: Rank, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetPeerDevicePointer";
         let peer = self.peer(CALL, rank)?;
@@ -51,11 +51,13 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the same address as [`peer_pointer`](Self::peer_pointer), for a rank given by its
-    /// index in [`lsa_team`](crate::Communicator::lsa_team). All ranks of that team are accessible.
+    /// Returns the same address as [`peer_pointer`](Self::peer_pointer). `index` is the rank's
+    /// index in [`lsa_team`](crate::Communicator::lsa_team). Kernels can access all ranks of this
+    /// team.
     ///
     /// # Errors
-    /// As for [`peer_pointer`](Self::peer_pointer), for an index that the team does not have.
+    /// As for [`peer_pointer`](Self::peer_pointer). [`NcclError::Misuse`] also for an index that
+    /// the team does not have.
     pub fn lsa_pointer(&self, index: usize, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetLsaDevicePointer";
         let team = self.communicator().lsa_team()?;
@@ -67,12 +69,13 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the address of element `offset` in the multicast of the LSA team, for multimem
-    /// instructions of kernels; `None` if the hardware has none. Requires NCCL 2.29.2.
+    /// Returns the multicast address of element `offset` for the LSA team, for multimem
+    /// instructions of kernels. Returns `None` if the hardware has no multicast. Requires NCCL
+    /// 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::MulticastDisabled`] before NCCL is called; otherwise as for
-    /// [`peer_pointer`](Self::peer_pointer), with the offset in this rank's window.
+    /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process. Errors of
+    /// [`peer_pointer`](Self::peer_pointer), for an offset outside of this rank's window.
     pub fn lsa_multimem_pointer(&self, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetLsaMultimemDevicePointer";
         multicast_switch()?;
@@ -83,17 +86,18 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the same address as [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), for a team
-    /// for which a device communicator was created.
+    /// Returns the multicast address of element `offset`, like
+    /// [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), for the team of a multicast handle.
+    /// The handle comes from a device communicator.
     ///
     /// # Errors
     /// As for [`lsa_multimem_pointer`](Self::lsa_multimem_pointer); [`NcclError::Misuse`] for the
-    /// handle of a team without a multicast.
+    /// handle of a team without multicast.
     pub fn multimem_pointer(&self, team: MultimemHandle, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetMultimemDevicePointer";
         multicast_switch()?;
         if team.address() == 0 {
-            return Err(NcclError::misuse(CALL, MisuseKind::Context { why: "the handle belongs to a team without a multicast" }));
+            return Err(NcclError::misuse(CALL, MisuseKind::Context { why: "the handle belongs to a team without multicast" }));
         }
         let handle = ncclMultimemHandle_t { mcBasePtr: std::ptr::with_exposed_provenance_mut(team.address() as usize) };
         let offset = inside::<T>(CALL, self.len_bytes() / size_of::<T>(), offset)?;
@@ -103,12 +107,13 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the logical endpoint of element `offset` of a rank's window. Requires NCCL 2.31.1.
+    /// Returns the address in the fabric of element `offset` of a rank's window. Requires NCCL
+    /// 2.31.1.
     ///
     /// # Errors
-    /// [`NcclError::Nccl`] if there is no fabric: see
-    /// [`CommProperties::cft`](crate::CommProperties::cft); [`NcclError::Unsupported`] with an
-    /// older NCCL; otherwise as for [`peer_pointer`](Self::peer_pointer).
+    /// [`NcclError::Nccl`] if there is no fabric, which
+    /// [`CommProperties::cft`](crate::CommProperties::cft) returns. [`NcclError::Unsupported`] with
+    /// an older NCCL. All other errors of [`peer_pointer`](Self::peer_pointer).
     pub fn peer_endpoint(&self, rank: Rank, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetPeerDeviceLeInfo";
         let peer = self.peer(CALL, rank)?;
@@ -119,12 +124,12 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the logical endpoint of element `offset` in the window of a member of a fabric team,
-    /// given its index in the team. Requires NCCL 2.31.1.
+    /// Returns the address in the fabric of element `offset` of the window of a member of a fabric
+    /// team. `index` is the member's index in the team. Requires NCCL 2.31.1.
     ///
     /// # Errors
-    /// As for [`peer_endpoint`](Self::peer_endpoint); also for an index that the team does not
-    /// have, and for a team of another rank or communicator.
+    /// As for [`peer_endpoint`](Self::peer_endpoint). [`NcclError::Misuse`] also for an index that
+    /// the team does not have, and for a team of another rank or communicator.
     pub fn cft_endpoint(&self, team: DeviceTeam, index: usize, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetCftDeviceLeInfo";
         let raw = team.to_raw(CALL, self.communicator().rank(), self.communicator().n_ranks())?;
@@ -136,11 +141,11 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the logical endpoint of element `offset` of all windows that the fabric's multicast
-    /// reaches. Requires NCCL 2.31.1.
+    /// Returns the multicast address in the fabric of element `offset`, which addresses this
+    /// element in all windows that the fabric's multicast reaches. Requires NCCL 2.31.1.
     ///
     /// # Errors
-    /// [`NcclError::MulticastDisabled`] before NCCL is called; otherwise as for
+    /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process. Errors of
     /// [`peer_endpoint`](Self::peer_endpoint).
     pub fn multimem_endpoint(&self, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetMultimemDeviceLeInfo";
@@ -181,7 +186,7 @@ impl<T: Element> Window<T> {
         self.communicator().inner.call(call, Allowed::LIVE, |api, _| function(api, window))
     }
 
-    /// Returns a rank of the communicator as a number for NCCL.
+    /// Converts a rank to NCCL's type. Fails if the communicator has no such rank.
     fn peer(&self, call: &'static str, rank: Rank) -> Result<c_int, NcclError> {
         let ranks = self.communicator().n_ranks();
         match c_int::try_from(rank.get()) {
@@ -190,14 +195,15 @@ impl<T: Element> Window<T> {
         }
     }
 
-    /// Returns the offset of an element in a rank's window, in bytes.
+    /// Returns the offset of element `offset` in a rank's window, in bytes. Fails if the offset is
+    /// outside of that window or of this rank's window.
     fn place(&self, call: &'static str, rank: Rank, offset: usize) -> Result<usize, NcclError> {
-        // NCCL compares with the length of this rank's window, for every peer.
+        // NCCL compares the offset with the length of this rank's window, whatever the peer.
         inside::<T>(call, self.len_of(rank)?.min(self.len_bytes() / size_of::<T>()), offset)
     }
 }
 
-/// Returns the offset of an element in bytes, if it is one of `len`.
+/// Converts an element offset to bytes. Fails unless the offset is less than `len`.
 fn inside<T>(call: &'static str, len: usize, offset: usize) -> Result<usize, NcclError> {
     if offset < len {
         return Ok(offset * size_of::<T>());
@@ -206,7 +212,8 @@ fn inside<T>(call: &'static str, len: usize, offset: usize) -> Result<usize, Ncc
     Err(NcclError::misuse(call, MisuseKind::Value { what: "the offset", found, expected }))
 }
 
-/// Returns an index of a team as a number for NCCL, and the rank at that index.
+/// Converts an index in a team to NCCL's type, and returns the rank at this index. Fails if the
+/// team has no such index.
 fn member(call: &'static str, what: &'static str, team: Option<DeviceTeam>, index: usize) -> Result<(c_int, Rank), NcclError> {
     let found = c_int::try_from(index).ok().zip(team.and_then(|team| team.rank_of(index)));
     found.ok_or_else(|| {

@@ -1,5 +1,5 @@
-//! What windows and registered buffers share: memory to be registered, and how its registration
-//! ends.
+//! Code shared by windows and registered buffers: checks of the memory to be registered, and the
+//! end of a registration.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::library::error::{MisuseKind, NcclError};
 use crate::member::state::Allowed;
 use crate::sys::{Api, ncclComm_t, ncclResult_t};
 
-/// A handle of NCCL.
+/// A pointer that NCCL returned as a handle.
 pub(super) struct Raw<P>(pub(super) *mut P);
 
 // SAFETY: the shared pointer is dereferenced only by NCCL, in calls on its communicator, which the
@@ -28,10 +28,11 @@ unsafe impl<P> Send for Raw<P> {}
 // `every_rank_puts_to_every_window`.
 unsafe impl<P> Sync for Raw<P> {}
 
-/// Memory to be registered.
+/// Checked memory for a registration.
 pub(super) struct Place {
     pub(super) address: u64,
     pub(super) len_bytes: u64,
+    /// Keeps the memory allocated.
     pub(super) keep: Keep,
 }
 
@@ -62,9 +63,9 @@ impl Place {
     }
 }
 
-/// Makes NCCL unregister memory, when the streams that received work since the registration are
-/// idle. Fails if captured graphs use the communicator, because they may contain addresses in the
-/// memory.
+/// Calls `function`, which makes NCCL unregister memory. First waits until the streams that
+/// received work since the registration are idle. Fails if captured graphs use the communicator,
+/// because the graphs may contain addresses in the memory.
 pub(super) fn unregister(
     call: &'static str,
     communicator: &Communicator,
@@ -79,8 +80,8 @@ pub(super) fn unregister(
             communicator.wait_with(&used, rest(), OnExpiry::LeaveAlone)?;
         }
         let inside = inner.enter_within(call, Allowed::LIVE, rest)?;
-        // A capture, or a call of another thread, may have begun since the first check, but none
-        // begins while this thread is inside the gate.
+        // A capture, or a call of another thread, may have begun since the first check. Neither can
+        // begin while this thread is inside the gate.
         lifecycle::no_graphs(call, [inner], Duration::ZERO)?;
         let mut idle = true;
         for used in inner.registered.streams() {
@@ -98,20 +99,20 @@ pub(super) fn unregister(
     }
 }
 
-/// Waits until every rank has arrived. Each rank has then completed its earlier work on the stream
-/// and on the streams that may use the registered memory.
+/// Waits until every rank has called this function. Each rank has then completed its earlier work
+/// on `stream` and on all streams that may use the registered memory.
 pub(super) fn meet(
     call: &'static str,
     communicator: &Communicator,
     stream: &Arc<CudaStream>,
     end: Instant,
 ) -> Result<(), NcclError> {
-    // Checked before the driver is called, which does not work in a forked process.
+    // This check precedes calls of the driver, which fail in a forked process.
     communicator.nccl().not_forked(call)?;
     communicator.inner.check_stream(call, stream)?;
     let rest = || end.saturating_duration_since(Instant::now());
-    // Waits for these streams first: the copy to the device below waits for them too, but beyond
-    // the deadline.
+    // This wait has a deadline. The copy to the device below also waits for these streams, but
+    // without a deadline.
     let used = communicator.inner.registered.streams();
     for used in used.iter().filter(|used| !Arc::ptr_eq(used, stream)).chain([stream]) {
         communicator.wait_with(used, rest(), OnExpiry::LeaveAlone)?;

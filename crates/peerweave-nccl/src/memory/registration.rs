@@ -1,4 +1,4 @@
-//! Buffers that one rank registers by itself.
+//! Buffers that one rank registers without the other ranks.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -14,10 +14,12 @@ use crate::member::spans;
 use crate::member::state::Allowed;
 use crate::memory::register::{Place, Raw, meet, unregister};
 
-/// A buffer that one rank has registered, so that collectives on it need not copy it first.
+/// A buffer that one rank has registered with NCCL. Collectives on a registered buffer need not
+/// copy the data to a buffer of NCCL first.
 ///
-/// If it is dropped, the buffer stays registered until the communicator ends, because peers may
-/// still access the memory. [`deregister`](Self::deregister) unregisters it earlier.
+/// After this value was dropped, the buffer stays registered until the communicator ends, because
+/// peers may still access the memory. [`deregister`](Self::deregister) unregisters the buffer
+/// earlier.
 pub struct Registration {
     communicator: Communicator,
     handle: Raw<c_void>,
@@ -36,10 +38,11 @@ impl Communicator {
         let place = Place::of(CALL, self, memory)?;
         let (pointer, len) = (place.pointer(), place.len_bytes as usize);
         self.inner.registered.add();
-        // After an error the registration stays counted, because NCCL may have made it.
+        // After an error the registration stays counted, because NCCL may have registered the
+        // buffer.
         let handle = self.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
-            // SAFETY: the handle is live inside the gate; the memory is as long as that and is
-            // kept; the place is live.
+            // SAFETY: the handle is live inside the gate. The memory has `len` bytes and is kept
+            // alive. `place` is live.
             unsafe { api.ncclCommRegister(comm, pointer, len, place) }
         })?;
         Ok(Registration { communicator: self.clone(), handle: Raw(handle), keep: Some(place.keep) })
@@ -47,11 +50,11 @@ impl Communicator {
 }
 
 impl Registration {
-    /// Unregisters the buffer before the communicator ends. Waits until every rank has called this,
-    /// and has completed its earlier work on `stream`.
+    /// Unregisters the buffer before the communicator ends. Waits until every rank has called this
+    /// function and has completed its earlier work on `stream`.
     ///
     /// # Collective
-    /// All ranks that registered a buffer; these must be all ranks of the communicator.
+    /// All ranks of the communicator, each with a registered buffer.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] while captured graphs use the communicator; [`NcclError::Timeout`];
@@ -67,24 +70,25 @@ impl Registration {
         self.give_back(CALL, end)
     }
 
-    /// Unregisters the buffer of this rank only, when this rank's work on the communicator is
-    /// complete. Other ranks need not call it. The memory can be freed afterwards: a collective is
-    /// complete on this rank only when no other rank accesses this rank's buffers any more.
+    /// Unregisters the buffer of this rank only. Waits until this rank's work on the communicator
+    /// is complete. Other ranks need not call this function. The memory can be freed afterwards. A
+    /// collective completes on this rank only when no other rank accesses this rank's buffers any
+    /// more.
     ///
     /// ```no_run
     /// # use std::time::Duration;
     /// # use peerweave_nccl::{Communicator, DeviceMemory, NcclError};
     /// # fn f(communicator: &Communicator, memory: &DeviceMemory<f32>) -> Result<(), NcclError> {
     /// let registration = communicator.register(memory)?;
-    /// // Collectives on the memory, as many as you like.
+    /// // Here the program issues collectives on the memory.
     /// registration.deregister_local(Duration::from_secs(10))?;
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// As for [`deregister`](Self::deregister); [`NcclError::Timeout`] if a stream used with this
-    /// communicator is still busy, even with other work.
+    /// As for [`deregister`](Self::deregister). [`NcclError::Timeout`] also if a stream that was
+    /// used with this communicator is busy with other work.
     pub fn deregister_local(self, deadline: Duration) -> Result<(), NcclError> {
         self.give_back("Registration::deregister_local", deadline_after(deadline))
     }
@@ -93,9 +97,9 @@ impl Registration {
         let _span = spans::of(&self.communicator.inner, call);
         let handle = self.handle.0;
         unregister(call, &self.communicator, end, |api, comm| {
-            // SAFETY: the handle is live inside the gate, the registration is its own, and this is
-            // the only deregistration: the value is not used again. No stream of this rank uses it,
-            // and no graph will.
+            // SAFETY: the communicator's handle is live inside the gate, and the registration
+            // belongs to this communicator. This is the only deregistration, because `self` is
+            // consumed. No stream of this rank uses the registration, and no graph can use it.
             unsafe { api.ncclCommDeregister(comm, handle) }
         })?;
         self.keep = None;

@@ -1,13 +1,13 @@
 //! Windows: memory that all ranks register together, and to which any rank may write.
 //!
-//! `one_sided.rs` has operations on windows, `pointers.rs` their addresses for kernels, `mem.rs`
-//! memory for them.
+//! `one_sided.rs` has operations on windows. `pointers.rs` has the addresses of windows for
+//! kernels. `mem.rs` has memory for windows.
 //!
 //! # Invariants
-//! - **[W1]** The memory of a window lives until the window is unregistered or the communicator is
-//!   freed, because a peer may write to it until then.
-//! - **[W2]** So a window that is only dropped stays registered as long as the communicator;
-//!   unregistering it earlier is a collective call.
+//! - **[W1]** The memory of a window stays allocated until the window is unregistered on all ranks
+//!   or the communicator is freed. Until then a peer may write to the memory.
+//! - **[W2]** Dropping a window does not unregister the memory. The memory stays registered until
+//!   the communicator is freed, because unregistering it earlier is a collective call.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -30,29 +30,29 @@ use crate::memory::register::{Place, Raw, meet, unregister};
 use crate::sys::{self, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
 use crate::{Rank, Version};
 
-/// The first version that finds a peer's window by that window's own length. Older versions use the
-/// length of this rank's window, and silently access a wrong place.
+/// First version of NCCL that locates a peer's window by the length of the peer's window. Older
+/// versions use the length of this rank's window, and silently access a wrong address.
 const LENGTHS_DIFFER: Version = Version::new(2, 30, 7);
 
 /// The intended use of a window. The default allows any use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowKind {
     flags: c_int,
-    /// The version that introduced the newest of the flags, and the name of that flag.
+    /// Version that introduced the newest of the flags, and the name of this flag.
     since: Option<(Version, &'static str)>,
 }
 
 impl WindowKind {
     /// Any use.
     pub const DEFAULT: Self = Self { flags: sys::NCCL_WIN_DEFAULT, since: None };
-    /// For collectives with NCCL's symmetric kernels: every rank passes buffers at the same offset
-    /// of its window.
+    /// Use in collectives with NCCL's symmetric kernels. Every rank must pass buffers at the same
+    /// offset of its window.
     pub const SYMMETRIC: Self = Self { flags: sys::NCCL_WIN_COLL_SYMMETRIC, since: None };
-    /// Accesses from kernels stay in order. Requires NCCL 2.29.7.
+    /// Strict ordering of accesses from kernels. Requires NCCL 2.29.7.
     pub const STRICT_ORDERING: Self = Self::since(sys::NCCL_WIN_STRICT_ORDERING, "NCCL_WIN_STRICT_ORDERING", [2, 29, 7]);
-    /// Registered only for kernels that use the network (GIN). Requires NCCL 2.32.0.
+    /// Use only by kernels over the network (GIN). Requires NCCL 2.32.0.
     pub const GIN_ONLY: Self = Self::since(sys::NCCL_WIN_GIN_ONLY, "NCCL_WIN_GIN_ONLY", [2, 32, 0]);
-    /// Registered only for counted operations over the fabric (CFT). Requires NCCL 2.32.0.
+    /// Use only by counted operations over the fabric (CFT). Requires NCCL 2.32.0.
     pub const CFT_COUNTED: Self = Self::since(sys::NCCL_WIN_CFT_COUNTED, "NCCL_WIN_CFT_COUNTED", [2, 32, 0]);
 
     const fn since(flags: c_int, name: &'static str, [major, minor, patch]: [u8; 3]) -> Self {
@@ -71,14 +71,14 @@ impl WindowKind {
     }
 }
 
-/// Memory of elements `T` that every rank of a communicator has registered. Clones are handles of
-/// the same window.
+/// Memory with elements of type `T` that every rank of a communicator has registered. Clones are
+/// handles of the same window.
 ///
-/// Dropping it has no effect on other ranks: they may still write to the memory, which stays
-/// allocated until the communicator is freed. [`deregister`](Self::deregister) unregisters it
-/// earlier.
+/// Dropping a window has no effect on other ranks. They may still write to the memory, which stays
+/// allocated until the communicator is freed. [`deregister`](Self::deregister) unregisters the
+/// window earlier.
 ///
-/// Only elements of the window's type can be put into it:
+/// Only elements of type `T` can be written to the window:
 ///
 /// ```compile_fail,E0308
 /// # use std::sync::Arc;
@@ -101,15 +101,15 @@ pub(crate) struct Registered {
     pub(crate) lens_bytes: Vec<u64>,
     pub(crate) device_address: u64,
     keep: Keep,
-    /// Whether the memory must live until the end of the communicator [W1].
+    /// Whether the memory must stay allocated until the communicator is freed [W1].
     is_deferred: bool,
 }
 
 impl Registered {
-    /// Returns NCCL's handle, for work of this communicator.
+    /// Returns NCCL's handle for a call on the communicator `inner`.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for a communicator other than the window's own.
+    /// [`NcclError::Misuse`] if the window belongs to another communicator.
     pub(crate) fn used(&self, call: &'static str, inner: &Arc<Inner>) -> Result<ncclWindow_t, NcclError> {
         if !Arc::ptr_eq(&self.communicator.inner, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.inner.name), Arc::clone(&inner.name));
@@ -120,13 +120,13 @@ impl Registered {
 }
 
 impl Registered {
-    /// Makes NCCL remove the window, when no stream of this rank uses it.
+    /// Makes NCCL unregister the window. Waits until no stream of this rank uses the window.
     fn give_back(&self, call: &'static str, end: Instant) -> Result<(), NcclError> {
         let handle = self.handle.0;
         unregister(call, &self.communicator, end, |api, comm| {
-            // SAFETY: the handle is live inside the gate, the window is its own, and this is the
-            // only deregistration: the value is not used again. No stream of this rank uses it, and
-            // no graph will.
+            // SAFETY: the communicator's handle is live inside the gate, and the window belongs to
+            // this communicator. This is the only deregistration, because the callers consume the
+            // window. No stream of this rank uses the window, and no graph can use it.
             unsafe { api.ncclCommWindowDeregister(comm, handle) }
         })
     }
@@ -141,17 +141,19 @@ impl Drop for Registered {
 }
 
 impl<T: Element> Window<T> {
-    /// Registers memory. Returns `None` if NCCL does not support windows on this machine or for
-    /// this memory. NCCL requires devices with peer access, and memory of its own allocator
-    /// ([`NcclMem`](crate::NcclMem)) or memory allocated in the same manner. Requires NCCL 2.27.3.
+    /// Registers memory as a window. Returns `None` if NCCL does not support windows on this
+    /// machine or for this memory. NCCL requires devices with peer access. The memory must come
+    /// from NCCL's allocator ([`NcclMem`](crate::NcclMem)) or must be allocated in the same manner.
+    /// Requires NCCL 2.27.3.
     ///
     /// # Collective
-    /// All ranks, at the same position among their calls; several ranks of one thread by
-    /// [`register_all`](Self::register_all). Lengths may differ from NCCL 2.30.7 on.
+    /// All ranks, in the same order of calls. A thread with several ranks calls
+    /// [`register_all`](Self::register_all) instead. Before NCCL 2.30.7 all ranks must pass the
+    /// same length.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for memory that is borrowed, empty, on another device, or not aligned
-    /// to 4096 bytes; also, on every rank, for different lengths before NCCL 2.30.7.
+    /// to 4096 bytes. [`NcclError::Misuse`] on every rank if the lengths differ before NCCL 2.30.7.
     /// [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`]. Errors of NCCL.
     pub fn register(
         communicator: &Communicator,
@@ -162,7 +164,7 @@ impl<T: Element> Window<T> {
     }
 
     /// Registers memory like [`register`](Self::register), for several ranks of this thread. The
-    /// results are in their order.
+    /// results are in the order of `members`.
     ///
     /// # Collective
     /// As for [`register`](Self::register).
@@ -195,21 +197,21 @@ impl<T: Element> Window<T> {
         let registered = together(CALL, &communicators, |index, inner| {
             let place = &places[index];
             let (pointer, len) = (place.pointer(), place.len_bytes as usize);
-            // SAFETY: the handle is live inside the gate; the memory is as long as that and is kept
-            // [W1]; the slot lives as long as NCCL may write to it.
+            // SAFETY: the handle is live inside the gate. The memory has `len` bytes and is kept
+            // alive [W1]. The slot lives as long as NCCL may write to it.
             inner.nccl.code(CALL, |api| unsafe {
                 api.ncclCommWindowRegister(inner.handle.get(), pointer, len, slots[index].as_ptr(), kind.flags)
             })
         });
         if let Err(error) = registered {
-            // NCCL may still be registering the memory, or have registered some of it, so all of it
-            // stays allocated.
+            // NCCL may still be registering the memory, or may have registered a part of the
+            // memory. So all memory stays allocated.
             std::mem::forget((slots, places));
             return Err(error);
         }
         let handles: Vec<_> = slots.iter().map(|slot| slot.load(Ordering::Acquire)).collect();
-        // Owned before the next step can fail: from here on, dropping a window keeps its memory
-        // [W2].
+        // Each window owns its memory before the next step can fail. From here on, dropping a
+        // window keeps the memory allocated [W2].
         let mut made: Vec<Option<Registered>> = Vec::new();
         for ((communicator, handle), place) in communicators.iter().zip(handles).zip(places) {
             if handle.is_null() {
@@ -224,8 +226,8 @@ impl<T: Element> Window<T> {
                 is_deferred: true,
             }));
         }
-        // Every rank takes part, with or without a window: puts are checked against the length of
-        // the target's window.
+        // Every rank joins the exchange, with or without a window. Puts are checked against the
+        // length of the target's window.
         let mine: Vec<u64> = made
             .iter()
             .zip(members)
@@ -236,7 +238,7 @@ impl<T: Element> Window<T> {
         if !nccl.version().at_least(LENGTHS_DIFFER) && lens.iter().any(differ) {
             // Every rank returns this error. Registered memory stays registered until the
             // communicators end [W2].
-            let why = "they differ, expected the same length on every rank before NCCL 2.30.7";
+            let why = "the lengths differ, expected the same length on every rank before NCCL 2.30.7";
             return Err(NcclError::misuse(CALL, MisuseKind::Combination { what: "the lengths of the memory", why }));
         }
         let finish = |(made, lens_bytes): (Option<Registered>, Vec<u64>)| {
@@ -247,17 +249,17 @@ impl<T: Element> Window<T> {
         Ok(made.into_iter().zip(lens).map(finish).collect())
     }
 
-    /// Unregisters the window before the communicator ends. Waits until every rank has called this,
-    /// and has completed its puts and its earlier work on `stream`.
+    /// Unregisters the window before the communicator ends. Waits until every rank has called this
+    /// function, and has completed its puts and its earlier work on `stream`.
     ///
     /// # Collective
     /// All ranks, each on its own thread or process.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] while a clone or a recorded call uses the window, or captured graphs
-    /// use the communicator (they contain addresses of its windows). [`NcclError::Timeout`].
-    /// [`NcclError::Dead`]. Errors of NCCL. After an error the window stays registered until the
-    /// communicator ends.
+    /// [`NcclError::Misuse`] while a clone or a recorded call uses the window.
+    /// [`NcclError::Misuse`] while captured graphs use the communicator, because the graphs may
+    /// contain addresses in the window. [`NcclError::Timeout`]. [`NcclError::Dead`]. Errors of
+    /// NCCL. After an error the window stays registered until the communicator ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Window::deregister";
         let mut registered = self.only_handle(CALL)?;
@@ -270,12 +272,13 @@ impl<T: Element> Window<T> {
         Ok(())
     }
 
-    /// Unregisters only this rank's window, when this rank's work on the communicator is complete.
-    /// Other ranks need not call it.
+    /// Unregisters only this rank's window. Waits until this rank's work on the communicator is
+    /// complete. Other ranks need not call this function.
     ///
-    /// This frees NCCL's own tables, but not the memory: peers may still write to it, so it stays
-    /// allocated until the communicator ends, unlike with [`deregister`](Self::deregister). A peer
-    /// must not put into this window afterwards, because NCCL does not define the result.
+    /// This call frees NCCL's own tables, but not the memory. Peers may still write to the memory,
+    /// so it stays allocated until the communicator ends, unlike with
+    /// [`deregister`](Self::deregister). A peer must not put into this window afterwards, because
+    /// NCCL does not define the result.
     ///
     /// # Errors
     /// As for [`deregister`](Self::deregister).
@@ -286,13 +289,15 @@ impl<T: Element> Window<T> {
         registered.give_back(CALL, deadline_after(deadline))
     }
 
-    /// Returns the registration if no clone, recorded call or graph holds it.
+    /// Returns the registration. Fails if a clone, a recorded call or a graph still uses the
+    /// window.
     fn only_handle(self, call: &'static str) -> Result<Registered, NcclError> {
         let why = "a clone, a recorded call or a captured graph still uses the window";
         Arc::into_inner(self.inner).ok_or_else(|| NcclError::misuse(call, MisuseKind::Context { why }))
     }
 
-    /// Returns the number of elements of a rank's window.
+    /// Returns the number of elements of the window on a rank. Returns 0 for a rank without a
+    /// window.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a rank that does not exist.
@@ -304,7 +309,7 @@ impl<T: Element> Window<T> {
         self.inner.lens_bytes.get(rank.index()).map(|bytes| *bytes as usize / size_of::<T>()).ok_or_else(wrong)
     }
 
-    /// Returns the address at which this rank registered the memory, as stored by NCCL. Requires
+    /// Returns the address of this rank's memory that was registered, as stored by NCCL. Requires
     /// NCCL 2.29.2.
     ///
     /// # Errors
@@ -314,7 +319,8 @@ impl<T: Element> Window<T> {
         let window = self.raw_handle();
         let pointer =
             self.inner.communicator.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
-                // SAFETY: communicator and window are live inside the gate; the place is live.
+                // SAFETY: the communicator and the window are live inside the gate. `place` is
+                // live.
                 unsafe { api.ncclWinGetUserPtr(comm, window, place) }
             })?;
         Ok(pointer.expose_provenance() as u64)
@@ -325,18 +331,18 @@ impl<T: Element> Window<T> {
         &self.inner.communicator
     }
 
-    /// Returns the length of this rank's part in bytes.
+    /// Returns the length of this rank's window in bytes.
     pub(crate) fn len_bytes(&self) -> usize {
         self.inner.lens_bytes.get(self.communicator().rank().index()).map_or(0, |bytes| *bytes as usize)
     }
 
-    /// Returns NCCL's handle.
+    /// Returns NCCL's handle of the window.
     pub(crate) fn raw_handle(&self) -> ncclWindow_t {
         self.inner.handle.0
     }
 
-    /// Returns NCCL's handle for kernels that were linked with its device code. It is valid while
-    /// the window is registered.
+    /// Returns NCCL's handle of the window, for kernels that were linked with NCCL's device code.
+    /// The handle is valid while the window is registered.
     pub fn device_handle(&self) -> u64 {
         self.raw_handle().expose_provenance() as u64
     }
@@ -359,7 +365,8 @@ impl<T> fmt::Debug for Window<T> {
     }
 }
 
-/// Calls NCCL for each communicator in one group, and waits until NCCL has finished.
+/// Calls `each` for each communicator in one group of NCCL, and waits until NCCL has finished on
+/// the host.
 fn together(
     call: &'static str,
     communicators: &[&Communicator],
@@ -398,7 +405,8 @@ fn together(
     first_error.map_or(ended, Err)
 }
 
-/// Exchanges a number among all ranks. Blocks for at most the communicators' deadline.
+/// Exchanges one number of each rank among all ranks. Returns all numbers in rank order, once for
+/// each communicator. Waits for at most the deadline of the communicators.
 fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64>>, NcclError> {
     let start = Instant::now();
     let Some(first) = communicators.first() else { return Ok(Vec::new()) };

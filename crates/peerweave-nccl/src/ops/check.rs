@@ -1,10 +1,11 @@
-//! The checks of every call: the communicator, the stream, element types, lengths, ranks, devices,
-//! overlaps.
+//! Checks that all calls have in common: the communicator, the stream, element types, lengths,
+//! ranks, devices, and overlaps of buffers.
 //!
 //! `shapes.rs` has the lengths that each call expects. This module neither issues calls nor waits.
 //!
-//! Invariant: while the entries that a check adds to `Holds` live, the memory of the call stays
-//! allocated, and its stream stays ordered with other streams.
+//! Invariant: while the entries that a check has added to `Holds` exist, the memory of the call
+//! stays allocated. Until then the call's stream also stays ordered with other streams that use the
+//! memory.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -20,12 +21,12 @@ use crate::ops::reduction::{Made, Reduction};
 use crate::sys::{ncclDataType_t, ncclRedOp_t};
 use crate::{Call, Nccl, Version};
 
-/// Description of the reductions that NCCL supports directly.
+/// Text of the error for a reduction that is not predefined.
 const NOT_PREDEFINED: &str =
     "expected sum, prod, min, max or avg; NCCL has no bitwise reductions, and a PreMulSum is created with its scalar";
 
-/// Returns the library's number of an element type. Types that the library lacks can still be
-/// transferred as bytes.
+/// Returns NCCL's number of an element type. If NCCL lacks 8-bit floats, they are transferred as
+/// bytes, and cannot be reduced.
 #[inline]
 pub(crate) fn data_type(call: &'static str, nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t, NcclError> {
     Ok(match dtype {
@@ -56,16 +57,17 @@ fn eight_bits(nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t,
     }
 }
 
-/// The result of a check. Errors are boxed: they are large, and small results stay in registers.
+/// The result of a check. Errors are boxed, because errors are large and small results stay in
+/// registers.
 pub(crate) type Checked<T> = Result<T, Box<NcclError>>;
 
-/// A call that is being checked: its communicator, its stream, and the resources that it keeps
-/// alive.
+/// A call that is being checked, with its communicator, its stream, and the resources that the call
+/// keeps alive.
 pub(crate) struct CallBuilder<'c, 'a> {
     pub(crate) call: Call,
     pub(crate) inner: &'c Arc<Inner>,
     pub(crate) stream: &'a Arc<CudaStream>,
-    /// Whether the stream is being captured; `None` if not queried yet.
+    /// Whether the stream is being captured. `None` if the stream was not queried yet.
     pub(crate) capturing: Option<bool>,
     pub(crate) holds: &'c mut Holds<'a>,
     pub(crate) operations: &'c mut Operations,
@@ -81,12 +83,14 @@ pub(crate) struct Operand {
     len_bytes: u64,
 }
 
-/// Indices of the buffers of a call.
+/// Index of the buffer that a call reads, in the arrays of [`Holds`].
 const READ: usize = 0;
+/// Index of the buffer that a call writes, in the arrays of [`Holds`].
 const WRITTEN: usize = 1;
 
 impl<'c, 'a> CallBuilder<'c, 'a> {
-    /// Starts a call on a checked stream. The device's context is current.
+    /// Creates the builder of one call. `capturing` is `None` if the stream has not been queried
+    /// for a capture.
     #[inline]
     pub(crate) fn new(
         call: Call,
@@ -102,12 +106,12 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     /// Records the operations of the call, at the end of its checks.
     #[inline(always)]
     pub(crate) fn prepared(&mut self, operations: Operations) -> Prepared {
-        // The previous value is empty. Forgetting it saves the time of dropping it.
+        // The previous value is empty. Forgetting the previous value saves the time of dropping it.
         std::mem::forget(std::mem::replace(self.operations, operations));
         Prepared(())
     }
 
-    /// Returns the library's number of an element type that is only transferred.
+    /// Returns NCCL's number of an element type that is only transferred.
     #[inline]
     pub(crate) fn moved<T: Element>(&self) -> Checked<ncclDataType_t> {
         const {
@@ -116,8 +120,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)?)
     }
 
-    /// Returns the library's numbers of an element type and of its reduction. Keeps the reduction's
-    /// object alive.
+    /// Returns NCCL's numbers of an element type and of a reduction. Keeps a created reduction
+    /// alive.
     #[inline]
     pub(crate) fn reduced<T: Element>(&mut self, op: &impl Reduction<T>) -> Checked<(ncclDataType_t, ncclRedOp_t)> {
         const {
@@ -133,12 +137,12 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok((data_type, op))
     }
 
-    /// Keeps a reduction or a window alive.
+    /// Keeps a reduction or a window alive for the call.
     pub(crate) fn own(&mut self, owner: Keep) {
         self.holds.owner = Some(owner);
     }
 
-    /// Returns a rank of the communicator as a number for NCCL.
+    /// Converts a rank to NCCL's type. Fails if the communicator has no such rank.
     #[inline]
     pub(crate) fn rank(&self, what: &'static str, rank: Rank) -> Checked<c_int> {
         let ranks = self.inner.n_ranks;
@@ -157,14 +161,15 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         if found == expected { Ok(()) } else { Err(wrong()) }
     }
 
-    /// Returns the total number of elements if each rank has `count`. Saturates on overflow: no
-    /// buffer has that length.
+    /// Returns the total number of elements if each rank has `count` elements. Saturates on
+    /// overflow, and no buffer has the saturated length.
     #[inline]
     pub(crate) fn of_all(&self, count: usize) -> usize {
         count.saturating_mul(self.inner.n_ranks)
     }
 
-    /// Returns the number of elements of each rank in a buffer that has a part for each rank.
+    /// Returns the number of elements of each part of a buffer that has one part for each rank.
+    /// Fails unless `len` is a multiple of the number of ranks.
     #[inline]
     pub(crate) fn part(&self, what: &'static str, len: usize) -> Checked<usize> {
         let count = len / self.inner.n_ranks;
@@ -181,8 +186,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         if found == expected { Ok(()) } else { Err(misuse(self.call, MisuseKind::Device { what, found, expected })) }
     }
 
-    /// Acquires a buffer that is read. Called after all other checks, because it may make the
-    /// stream wait for another.
+    /// Acquires a buffer that the call reads. Called after all other checks, because this function
+    /// may make the stream wait for another stream.
     #[inline(always)]
     pub(crate) fn read<T: Element, B: DeviceBuffer<T> + ?Sized>(
         &mut self,
@@ -198,7 +203,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(Operand { address, len_bytes })
     }
 
-    /// Acquires a buffer that is written.
+    /// Acquires a buffer that the call writes.
     #[inline(always)]
     pub(crate) fn write<T: Element, B: DeviceBufferMut<T> + ?Sized>(
         &mut self,
@@ -214,8 +219,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(Operand { address, len_bytes })
     }
 
-    /// Returns whether a graph must keep the buffer. A buffer that can be kept later is not checked
-    /// now.
+    /// Returns whether a graph must keep the buffer alive. Does not query the stream if the buffer
+    /// can be kept later.
     #[inline(always)]
     fn must_keep(&mut self, is_keepable: bool) -> Checked<bool> {
         match self.capturing {
@@ -233,8 +238,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(capturing)
     }
 
-    /// Determines whether the call is captured, unless known. Required before everything except an
-    /// immediate issue.
+    /// Queries whether the stream is being captured, if that is not known yet. Not needed for a
+    /// call that is issued immediately.
     pub(crate) fn resolve_capture(&mut self) -> Checked<()> {
         if self.capturing.is_none() && self.ask()? {
             self.holds.set_captured();
@@ -242,7 +247,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(())
     }
 
-    /// Records memory that is borrowed during the call.
+    /// Records the access to a buffer that is borrowed during the call. Returns the address of the
+    /// buffer.
     #[inline(always)]
     fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
         let address = access.address();
@@ -250,15 +256,15 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         if access.is_guarded() {
             self.holds.guards[which] = Some(access);
         } else {
-            // Dropping the access would have no effect, because its owner needs no notification.
-            // Forgetting it saves a function call.
+            // Dropping the access would have no effect, because the owner of the buffer needs no
+            // notification. Forgetting the access saves a function call.
             std::mem::forget(access);
         }
         address
     }
 
-    /// Checks at the end that the buffers do not overlap, and that acquiring them did not make the
-    /// stream part of a capture.
+    /// Checks, after all buffers were acquired, that the buffers do not overlap. Also checks that
+    /// acquiring the buffers did not make the stream part of a capture.
     #[inline(always)]
     pub(crate) fn finish(&mut self, send: Option<Operand>, recv: Option<Operand>) -> Checked<()> {
         if let (Some(send), Some(recv)) = (send, recv) {
@@ -282,11 +288,11 @@ fn misuse(call: Call, kind: MisuseKind) -> Box<NcclError> {
     Box::new(NcclError::misuse(call.name(), kind))
 }
 
-/// Returns the address of memory that a graph keeps.
+/// Returns the address of memory that a graph keeps alive. Fails if the memory is only borrowed.
 #[cold]
 fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked<u64> {
     let Some((address, keep)) = kept else {
-        let why = "the stream is being captured, and its graph accesses memory after the call; use memory that can be kept alive, such as a DeviceMemory or \
+        let why = "the stream is being captured, and the graph accesses memory after the call; use memory that can be kept alive, such as a DeviceMemory or \
                    a Raw, instead of a borrowed slice";
         return Err(misuse(call, MisuseKind::Context { why }));
     };
@@ -294,7 +300,8 @@ fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked
     Ok(address)
 }
 
-/// Finishes the checks of a call whose stream is being captured, or was made to wait by a buffer.
+/// Finishes the checks of a call if its stream is being captured, or if acquiring a buffer made its
+/// stream wait.
 #[inline(never)]
 fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
     if holds.guards.iter().all(Option::is_none) {
@@ -310,7 +317,8 @@ fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Ho
 }
 
 impl CallBuilder<'_, '_> {
-    /// Checks a call before its buffers, if [`Inner::is_common_case`] is false.
+    /// Checks the communicator and the stream of a call, if [`Inner::is_common_case`] is false.
+    /// Called before the buffers are checked.
     #[cold]
     pub(super) fn begin(&mut self) -> Checked<()> {
         let (inner, stream, name) = (self.inner, self.stream, self.call.name());

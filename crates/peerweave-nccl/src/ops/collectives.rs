@@ -1,5 +1,5 @@
-//! The calls of a communicator that are issued immediately. `signatures.rs` declares them,
-//! `group` records them in groups, and `configured.rs` adds a configuration.
+//! The collectives and transfers of a communicator, issued immediately. `signatures.rs` declares
+//! these calls, `group` records them in groups, and `configured.rs` adds a configuration.
 
 use std::sync::Arc;
 
@@ -31,14 +31,15 @@ macro_rules! at_once {
 /// Collectives. The documentation of [`all_reduce`](Self::all_reduce) applies to all calls that
 /// enqueue work.
 ///
-/// They return when the work is enqueued, and not when it is complete: [`Communicator::wait`] waits
-/// for that. Buffers may be dropped at any time after the call; their memory stays allocated until
-/// the stream has completed the work. Counts are in elements.
+/// These calls return when the work is enqueued, not when the work is complete.
+/// [`Communicator::wait`] waits for completion. Buffers may be dropped at any time after the call.
+/// Their memory stays allocated until the stream has completed the work. Counts are in elements.
 impl Communicator {
     collectives!(at_once);
 }
 
-/// Sends and receives. The documentation of [`all_reduce`](Self::all_reduce) applies.
+/// Sends, receives, and calls composed of several operations of NCCL. The documentation of
+/// [`all_reduce`](Self::all_reduce) applies.
 impl Communicator {
     transfers!(at_once);
 }
@@ -46,8 +47,8 @@ impl Communicator {
 impl Communicator {
     /// Checks, issues and counts one call.
     ///
-    /// Only `prepare` depends on the types of the buffers, so only this function is compiled for
-    /// each call and element type; the rest is [`run_prepared`](Self::run_prepared).
+    /// Only `prepare` depends on the types of the buffers. So only this function is compiled for
+    /// each call and element type. [`run_prepared`](Self::run_prepared) is compiled once.
     #[inline]
     pub(crate) fn run<'a>(
         &self,
@@ -60,13 +61,14 @@ impl Communicator {
         self.run_prepared(call, stream, config, &mut |builder| prepare.take().expect("a call is prepared once")(builder))
     }
 
-    /// Checks, issues and counts a call. `prepare` checks and describes it, and is called at most
-    /// once.
+    /// Checks, issues and counts a call. `prepare` checks the arguments and records the operations.
+    /// It is called at most once.
     ///
-    /// All checks come before the gate is locked, as in groups. So if no other thread is inside and
-    /// no stream is captured, one step locks the gate and enters NCCL. Rare cases are separate
-    /// functions: NCCL's own work evicts the processor's caches, so most of the cost of this
-    /// function is the time to fetch its instructions.
+    /// All checks precede the locking of the gate, as in groups. So if no other thread is inside
+    /// the gate and no stream is being captured, one atomic operation locks the gate and marks this
+    /// thread as inside NCCL. Rare cases are separate functions to keep this function small. NCCL
+    /// evicts the processor's caches, so most of the cost of this function is the time to fetch its
+    /// instructions.
     fn run_prepared<'a>(
         &self,
         call: Call,
@@ -83,7 +85,7 @@ impl Communicator {
         }
         prepare(&mut builder).map_err(|error| *error)?;
         let issued = builder.issue(config);
-        // Saves two calls of drop functions.
+        // Saves the calls of two drop functions, which would have no effect.
         if holds.is_free_of_drops() && span.is_none() {
             std::mem::forget(holds);
             std::mem::forget(span);

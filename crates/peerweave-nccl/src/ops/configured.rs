@@ -1,8 +1,8 @@
-//! Collectives with a configuration for the call (NCCL 2.31), issued immediately or recorded in a
-//! group.
+//! Collectives with a configuration for a single call (requires NCCL 2.31), issued immediately or
+//! recorded in a group.
 //!
-//! `of_call.rs` has the configuration. Invariant: NCCL reads a configuration that belongs to this
-//! call only, and lives as long as its borrows.
+//! `of_call.rs` has the configuration. Invariant: each call passes its own copy of the
+//! configuration to NCCL. The copy lives as long as the borrows of the call.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::ops::signatures::collectives;
 use crate::{Call, CollConfig};
 
 impl Communicator {
-    /// Returns the collectives with a configuration for the call. Requires NCCL 2.31.
+    /// Returns a wrapper of this communicator whose collectives use `config`. Requires NCCL 2.31.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -36,10 +36,10 @@ impl Communicator {
 }
 
 impl<'env> Group<'env> {
-    /// Returns the collectives with a configuration for the call, recorded in the group. For a
-    /// thread with several ranks. Requires NCCL 2.31.
+    /// Returns a wrapper of this group that records collectives with `config`. Useful for a thread
+    /// with several ranks. Requires NCCL 2.31.
     ///
-    /// The configuration is read when a call is recorded, and need not live longer.
+    /// The configuration is copied when a call is recorded, and need not live longer.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -78,14 +78,14 @@ pub struct ConfiguredGroup<'a, 'env> {
 
 macro_rules! configured {
     ($($(#[$doc:meta])* $Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
-        /// The collectives of the communicator, configured. Before NCCL 2.31 each is
-        /// [`NcclError::Unsupported`].
+        /// Collectives of the communicator with a configuration. Before NCCL 2.31 each call fails
+        /// with [`NcclError::Unsupported`].
         impl Configured<'_> {
             $(
-                #[doc = concat!("Enqueues [`Communicator::", stringify!($name), "`] with the configuration. The lengths are the same.")]
+                #[doc = concat!("Enqueues [`Communicator::", stringify!($name), "`] with the configuration. The rules for lengths are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[As for the call](Communicator::", stringify!($name), ");")]
+                #[doc = concat!("[Errors of the call](Communicator::", stringify!($name), ").")]
                 #[doc = "[`NcclError::Unsupported`] for options that the library does not support."]
                 pub fn $name<'a, T: Element>(&self, stream: &'a Arc<CudaStream>, $($argument: $Type),*) -> Result<(), NcclError> {
                     self.communicator.run(Call::$Call, stream, Some(self.config), |builder| shapes::$name(builder, $($argument),*))
@@ -93,16 +93,16 @@ macro_rules! configured {
             )*
         }
 
-        /// The collectives of a communicator, configured and recorded. Before NCCL 2.31 each is
-        /// [`NcclError::Unsupported`].
+        /// Collectives of a communicator, recorded in the group with a configuration. Before NCCL
+        /// 2.31 each call fails with [`NcclError::Unsupported`].
         impl<'a> ConfiguredGroup<'_, 'a> {
             $(
-                #[doc = concat!("Records [`Communicator::", stringify!($name), "`] with the configuration, issued when the group is launched. The lengths are the same.")]
+                #[doc = concat!("Records [`Communicator::", stringify!($name), "`] with the configuration. The call is issued when the group is launched. The rules for lengths are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[As for the call](Communicator::", stringify!($name), "), as far as they are detected before the launch, and")]
-                #[doc = "[`NcclError::Unsupported`] for options that the library does not support; the call is then not recorded. The other errors are returned by"]
-                #[doc = "[`Nccl::group`](crate::Nccl::group)."]
+                #[doc = concat!("[Errors of the call](Communicator::", stringify!($name), ") that are detected before the launch.")]
+                #[doc = "[`NcclError::Unsupported`] for options that the library does not support. The call is then not recorded."]
+                #[doc = "[`Nccl::group`](crate::Nccl::group) returns all other errors of the call."]
                 pub fn $name<T: Element>(
                     &mut self,
                     communicator: &Communicator,

@@ -1,5 +1,5 @@
-//! The resources that a call keeps alive: its buffers until it is issued, and those kept by a
-//! graph.
+//! Resources that a call keeps alive: its buffers until the call is issued, and the resources of a
+//! captured call for as long as the graph exists.
 //!
 //! Invariant: the graph into which a call is captured keeps all resources of the call.
 
@@ -12,17 +12,17 @@ use crate::Call;
 use crate::library::error::NcclError;
 use crate::member::membership::Inner;
 
-/// The resources that a call keeps until it is issued, or for the graph into which it is captured.
-/// Filled in place, because it is large and mostly empty.
+/// Resources that a call keeps alive until the call is issued, or that a graph keeps alive after a
+/// capture. The value is filled in place, because it is large and mostly empty.
 #[derive(Default)]
 pub(crate) struct Holds<'a> {
-    /// Guards of the buffer that is read and of the buffer that is written, if their owners are
-    /// notified when the work is enqueued.
+    /// Guards of the buffer that is read and of the buffer that is written. A guard exists if the
+    /// owner of the buffer is notified when the work is enqueued.
     pub(super) guards: [Option<Access<'a>>; 2],
-    /// Owners of these two buffers, which are kept alive if a capture is detected.
+    /// Owners of these two buffers. They are moved to `keeps` if a capture is detected.
     pub(super) keepers: [Option<&'a dyn Keeper>; 2],
-    /// Owners that the captured graph keeps alive. Nonempty if and only if the stream is known to
-    /// be captured.
+    /// Owners that the captured graph keeps alive. The list is not empty if and only if the stream
+    /// is known to be captured.
     pub(super) keeps: Vec<Keep>,
     /// The reduction or window that the call uses.
     pub(super) owner: Option<Keep>,
@@ -47,20 +47,20 @@ impl Holds<'_> {
         self.guards.iter().all(Option::is_none) && self.keeps.capacity() == 0 && self.owner.is_none()
     }
 
-    /// Records that the call is captured. The list is then never empty, so the communicator is kept
-    /// too.
+    /// Records that the call is captured. Adds the resources of the call to `keeps`, or an empty
+    /// placeholder, because a non-empty list marks a captured call.
     pub(super) fn set_captured(&mut self) {
         self.keeps.extend(self.keepers.iter_mut().filter_map(Option::take).map(|keeper| keeper.keep()));
         self.keeps.push(self.owner.clone().unwrap_or_else(|| Arc::new(())));
     }
 
-    /// Keeps the call's resources, after NCCL was called inside the gate and a check found that the
-    /// stream is being captured. The call is in the graph, or ran right before the capture began. A
-    /// graph that keeps the resources is correct in both cases.
+    /// Attaches the call's resources to the graph of an open capture. Used if the capture is found
+    /// only after NCCL was called. The call is in the graph, or ran right before the capture began.
+    /// In either case the graph may keep the resources.
     ///
     /// # Errors
-    /// If the graph does not accept the resources: the capture is then invalidated. If the capture
-    /// has ended, the resources are leaked.
+    /// Fails if the graph does not accept the resources, or if the capture has ended. The resources
+    /// are then leaked, and an open capture is invalidated.
     #[cold]
     pub(crate) fn keep_in_open_capture(
         &mut self,
@@ -71,14 +71,15 @@ impl Holds<'_> {
         self.set_captured();
         let Err(error) = keep_call(inner, stream, &self.keeps) else { return Ok(()) };
         std::mem::forget((GraphHold::new(inner), std::mem::take(&mut self.keeps)));
-        // The result is ignored: it only distinguishes a capture that was invalidated here from one
-        // that had ended.
+        // The result is ignored. It only tells whether the capture was invalidated here or had
+        // already ended.
         let _ = refuse_capture_begun(call.name(), stream);
         Err(error)
     }
 }
 
-/// Keeps the communicator of a captured call alive.
+/// Keeps the communicator of a captured call alive, and counts as one captured call of the
+/// communicator.
 struct GraphHold(Arc<Inner>);
 
 impl GraphHold {

@@ -1,4 +1,5 @@
-//! Issues a checked call: immediately if the gate is free, otherwise after waiting for it.
+//! Issues a checked call: immediately if the communicator's gate is free, otherwise after waiting
+//! for the gate.
 //!
 //! Invariant: a call is issued inside the gate, after all of its checks.
 
@@ -21,9 +22,10 @@ use crate::sys::{Api, ncclResult_t};
 use crate::{Call, CollConfig};
 
 impl CallBuilder<'_, '_> {
-    /// Issues a checked call: immediately if the gate is free and no capture is known.
+    /// Issues a checked call. Issues the call immediately if the gate is free and the stream is not
+    /// known to be captured.
     ///
-    /// The caller keeps the owners of the operation's addresses alive.
+    /// The caller keeps the owners of the operation's buffers alive.
     // `inline(always)` saves a function call: the only caller is not generic.
     #[inline(always)]
     pub(super) fn issue(&mut self, config: Option<&CollConfig>) -> Checked<()> {
@@ -34,11 +36,13 @@ impl CallBuilder<'_, '_> {
             inner.count(self.call);
             inner.registered.note(stream);
             let (comm, handle) = (inner.handle.get(), stream.cu_stream());
-            // SAFETY: the handle is live inside the gate; the operation was checked, so its buffers
-            // have the length that it states. The caller's owners keep them alive until NCCL is
-            // done. After that they live as long as the stream, or a graph, needs them.
+            // SAFETY: the handle is live inside the gate. The operation was checked, so the buffers
+            // have the length that the operation states. The caller keeps the buffers alive until
+            // NCCL is done. Afterwards the buffers live as long as the stream or a graph needs
+            // them.
             let issued = unsafe { operation.issue(inner.nccl.functions(), inner, comm, handle, std::ptr::null()) };
-            // Still inside the gate: the communicator is not finalized before the graph keeps it.
+            // This thread is still inside the gate, so the communicator is not finalized before a
+            // graph keeps it alive.
             return match issued {
                 Ok(ncclResult_t::ncclSuccess) if inner.is_surely_not_captured(stream) => Ok(()),
                 Ok(code) => self.complete_issued(code, inside),
@@ -64,7 +68,8 @@ impl CallBuilder<'_, '_> {
         Ok(())
     }
 
-    /// Issues any call after entering the gate.
+    /// Issues a call after waiting for the gate. Unlike the fast path, accepts configurations,
+    /// captured streams and several operations.
     #[cold]
     fn issue_locked(&mut self, config: Option<&CollConfig>) -> Checked<()> {
         self.resolve_capture()?;
@@ -73,29 +78,30 @@ impl CallBuilder<'_, '_> {
         let mut request = Request::new(self.call, self.stream, operations, holds);
         request.configure(inner, config)?;
         let inside = inner.enter(name, Allowed::LIVE)?;
-        // Waiting for the gate may have taken a while.
+        // A capture may have begun or ended while this thread waited for the gate.
         request.check_capture(inner)?;
         request.hand_to_graph(inner)?;
         inner.enter_blocking(name, &inside)?;
         inner.count(request.call);
         inner.registered.note(request.stream);
-        // SAFETY: this thread is inside.
+        // SAFETY: this thread is inside the gate.
         let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
-        // The request, and with it its configuration and the guards of its buffers, lives until
-        // NCCL is done.
+        // The request lives until NCCL is done. It owns the configuration of the call and the
+        // guards of the buffers.
         let completed = inner.complete(name, code, inside);
         Ok(request.is_captured_as_before(inner).and(completed)?)
     }
 }
 
-/// A checked call with the resources that it keeps alive.
+/// A checked call, with the resources that the call keeps alive.
 pub(crate) struct Request<'a> {
     pub(crate) call: Call,
     pub(crate) stream: &'a Arc<CudaStream>,
     pub(crate) operations: Operations,
-    /// Usually empty, so that a group that records many calls stays small.
+    /// Resources that the call keeps alive. They are boxed, because most calls have no resources
+    /// and a group may record many calls.
     holds: Option<Box<Holds<'a>>>,
-    /// Set only for collectives.
+    /// Configuration of a single collective, if the caller has set it.
     config: Option<Box<RawCollConfig>>,
 }
 
@@ -113,8 +119,7 @@ impl<'a> Request<'a> {
         self.holds.as_ref().is_some_and(|holds| holds.is_captured())
     }
 
-    /// Fails if the stream is being captured now and was not when the buffers were acquired, or
-    /// vice versa.
+    /// Fails if a capture of the stream began or ended after the buffers were acquired.
     pub(crate) fn check_capture(&self, inner: &Inner) -> Result<(), NcclError> {
         if inner.is_capturing(self.stream)? == self.is_captured() {
             return Ok(());
@@ -123,8 +128,8 @@ impl<'a> Request<'a> {
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
-    /// Fails, after NCCL was called, if a capture of the stream began or ended during the call. The
-    /// call's resources stay valid even then.
+    /// Fails if a capture of the stream began or ended during the call. Called after NCCL was
+    /// called. The call's resources stay allocated in spite of an error.
     pub(crate) fn is_captured_as_before(&self, inner: &Inner) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else {
             return inner.not_captured_meanwhile(self.call.name(), self.stream);
@@ -132,8 +137,8 @@ impl<'a> Request<'a> {
         if matches!(inner.is_capturing(self.stream), Ok(true)) {
             return Ok(());
         }
-        // The stream may run the work itself. Nothing reports when that work is complete, so its
-        // resources are leaked.
+        // The work may run in the stream instead of a graph. This crate cannot observe when that
+        // work is complete, so its resources are leaked.
         std::mem::forget(holds.keeps.clone());
         let why = "another thread ended the capture of the stream during the call; the memory of the call is leaked";
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
@@ -145,10 +150,11 @@ impl<'a> Request<'a> {
         keep_call(inner, self.stream, &holds.keeps)
     }
 
-    /// Sets the configuration of the call.
+    /// Sets the configuration of the call, if there is one.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] and [`NcclError::Misuse`] for an invalid configuration.
+    /// [`NcclError::Unsupported`] for options that the library does not support.
+    /// [`NcclError::Misuse`] for an invalid configuration.
     pub(crate) fn configure(&mut self, inner: &Inner, config: Option<&CollConfig>) -> Result<(), NcclError> {
         let Some(config) = config else { return Ok(()) };
         let config = config.to_raw(self.call.name(), inner)?;
@@ -168,23 +174,23 @@ impl<'a> Request<'a> {
         let config = self.config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());
         let (comm, stream) = (inner.handle.get(), self.stream.cu_stream());
         match &self.operations {
-            // SAFETY: the handle is live inside the gate; the operation was checked, so its buffers
-            // have the length that it states. They live as long as this request, and afterwards as
-            // long as the stream needs them.
+            // SAFETY: the handle is live inside the gate. The operation was checked, so the buffers
+            // have the length that the operation states. The buffers live as long as this request,
+            // and afterwards as long as the stream needs them.
             Operations::One(operation) => unsafe { operation.issue(api, inner, comm, stream, config) },
-            // SAFETY: as above; the range in the window was checked too.
+            // SAFETY: as above. The range in the window was also checked.
             Operations::Put(put) => unsafe {
                 let Put { count, data_type, peer, window, offset_bytes, index, context, .. } = *put;
                 let source: *const c_void = std::ptr::with_exposed_provenance(put.source as usize);
                 api.ncclPutSignal(source, count, data_type, peer, window, offset_bytes, index, context, 0, comm, stream)
             },
-            // SAFETY: the handle is live inside the gate; NCCL only reads the list, during the
+            // SAFETY: the handle is live inside the gate. NCCL only reads the list, during the
             // call.
             Operations::Wait(waits) => unsafe {
                 let count = c_int::try_from(waits.len()).unwrap_or(c_int::MAX);
                 api.ncclWaitSignal(count, waits.as_ptr().cast_mut(), comm, stream)
             },
-            // SAFETY: as above, for each.
+            // SAFETY: as above, for each operation.
             Operations::Many(operations) => unsafe {
                 grouped(api, || operations.iter().map(|operation| operation.issue(api, inner, comm, stream, config)))
             },

@@ -1,7 +1,7 @@
 //! The operations of a communicator: collectives, sends and receives, one-sided operations, groups.
 //!
-//! A call passes through `shapes` and `check` (its checks), the lock of `member`, `issue` (the call
-//! of NCCL) and `complete` of `comm`.
+//! `shapes` and `check` check a call. The call then acquires the lock of `member`, `issue` calls
+//! NCCL, and `complete` of `comm` waits until NCCL has finished on the host.
 
 pub(crate) mod check;
 pub(crate) mod collectives;

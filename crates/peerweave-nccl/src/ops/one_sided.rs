@@ -1,7 +1,6 @@
-//! One-sided operations: put with a signal, signal, wait for signals (NCCL 2.29).
+//! One-sided operations: put with a signal, signal, and wait for signals (requires NCCL 2.29.2).
 //!
-//! `window.rs` has windows. Invariant: a put is checked against the length of the target rank's
-//! window.
+//! `window.rs` has windows. Invariant: a put stays inside the target rank's window.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -17,40 +16,40 @@ use crate::ops::operation::{Kind, Operation, Operations, Put};
 use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
 use crate::{Call, Version, Window};
 
-/// A counter of a rank that other ranks increment, given by its index in a context.
+/// A counter on each rank that other ranks increment, identified by its index and its context.
 ///
 /// [`Config::num_rma_sig`](crate::Config::num_rma_sig) and
 /// [`Config::num_rma_ctx`](crate::Config::num_rma_ctx) set the number of signals. The first signal
-/// exists unless these numbers are 0. Before NCCL 2.31 it is the only one.
+/// exists unless one of these numbers is 0. Before NCCL 2.31 the first signal is the only signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signal {
     /// Index of the signal.
     pub index: u32,
-    /// Context of the signal. Operations of different contexts are not ordered.
+    /// Index of the signal's context. Operations of different contexts are not ordered.
     pub context: u32,
 }
 
-/// A number of signals of one rank to wait for.
+/// A number of increments by one rank to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalWait {
-    /// The rank that signals.
+    /// The rank that increments the signal.
     pub peer: Rank,
     /// The signal to wait for.
     pub signal: Signal,
-    /// Number of operations of that rank since the last wait; at least 1.
+    /// Number of increments by that rank since the last wait. At least 1.
     pub count: u32,
 }
 
 /// One-sided operations. The documentation of [`all_reduce`](Self::all_reduce) applies, except that
-/// they are not collective. They require NCCL 2.29.2.
+/// one-sided operations are not collective. They require NCCL 2.29.2.
 ///
-/// Before NCCL 2.31 the first one-sided operation on a communicator is collective nevertheless:
-/// NCCL prepares all ranks at that time, and waits for ranks that do not call one. NCCL has further
-/// rules that are not checked; breaking one makes a non-blocking communicator unusable: each later
-/// call is [`NcclError::Dead`].
+/// Before NCCL 2.31 the first one-sided operation on a communicator is collective. NCCL then
+/// prepares all ranks, and waits for every rank to call a one-sided operation. NCCL has further
+/// rules, which this crate does not check. A call that breaks such a rule makes a non-blocking
+/// communicator unusable: each later call returns [`NcclError::Dead`].
 impl Communicator {
     /// Writes `source` to the peer's window, starting at element `offset`, and then increments the
-    /// peer's signal. Both happen in stream order.
+    /// peer's signal. The write and the increment happen in stream order.
     ///
     /// Lengths: `offset` plus the length of `source` is at most [`Window::len_of`] for the peer,
     /// and `offset` is less than [`Window::len_of`] for this rank.
@@ -59,7 +58,7 @@ impl Communicator {
     /// [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
     ///
     /// In a captured graph, a put waits until the receiver has waited for the previous put. So two
-    /// puts with one wait for both never complete.
+    /// puts never complete if the receiver waits for both puts at once.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.
@@ -75,7 +74,7 @@ impl Communicator {
         self.run(Call::PutSignal, stream, None, |builder| put_signal(builder, source, peer, window, offset, signal))
     }
 
-    /// Increments a signal of the peer.
+    /// Increments a signal of the peer, in stream order.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.
@@ -83,8 +82,8 @@ impl Communicator {
         self.run(Call::Signal, stream, None, |builder| raise(builder, peer, signal))
     }
 
-    /// Makes the stream wait until all of these signals have arrived. Puts before a signal are then
-    /// visible.
+    /// Makes the stream wait until all signals in `waits` have arrived. The data of puts that
+    /// precede these signals is then visible.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.
@@ -93,14 +92,14 @@ impl Communicator {
     }
 }
 
-/// One-sided operations of [`Communicator`], recorded.
+/// One-sided operations of [`Communicator`], recorded in the group.
 impl<'env> Group<'env> {
-    /// Records [`Communicator::put_signal`], issued when the group is launched.
+    /// Records [`Communicator::put_signal`]. The call is issued when the group is launched.
     ///
     /// # Errors
-    /// [As for the call](Communicator::put_signal), as far as they are detected before the launch;
-    /// the call is then not recorded. The other errors are returned by
-    /// [`Nccl::group`](crate::Nccl::group).
+    /// [Errors of the call](Communicator::put_signal) that are detected before the launch. The call
+    /// is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors of the
+    /// call.
     #[allow(clippy::too_many_arguments, reason = "the arguments of the call, and its communicator")]
     pub fn put_signal<T: Element>(
         &mut self,
@@ -117,12 +116,12 @@ impl<'env> Group<'env> {
         })
     }
 
-    /// Records [`Communicator::signal`], issued when the group is launched.
+    /// Records [`Communicator::signal`]. The call is issued when the group is launched.
     ///
     /// # Errors
-    /// [As for the call](Communicator::signal), as far as they are detected before the launch; the
-    /// call is then not recorded. The other errors are returned by
-    /// [`Nccl::group`](crate::Nccl::group).
+    /// [Errors of the call](Communicator::signal) that are detected before the launch. The call
+    /// is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors of the
+    /// call.
     pub fn signal(
         &mut self,
         communicator: &Communicator,
@@ -133,12 +132,12 @@ impl<'env> Group<'env> {
         self.record(Call::Signal, communicator, stream, None, |builder| raise(builder, peer, signal))
     }
 
-    /// Records [`Communicator::wait_signal`], issued when the group is launched.
+    /// Records [`Communicator::wait_signal`]. The call is issued when the group is launched.
     ///
     /// # Errors
-    /// [As for the call](Communicator::wait_signal), as far as they are detected before the launch;
-    /// the call is then not recorded. The other errors are returned by
-    /// [`Nccl::group`](crate::Nccl::group).
+    /// [Errors of the call](Communicator::wait_signal) that are detected before the launch. The
+    /// call is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors of
+    /// the call.
     pub fn wait_signal(
         &mut self,
         communicator: &Communicator,
@@ -149,6 +148,7 @@ impl<'env> Group<'env> {
     }
 }
 
+/// First version of NCCL with one-sided operations.
 const SINCE: Version = Version::new(2, 29, 2);
 
 fn number(builder: &CallBuilder<'_, '_>, what: &'static str, found: u32) -> Checked<c_int> {
@@ -161,7 +161,7 @@ fn number(builder: &CallBuilder<'_, '_>, what: &'static str, found: u32) -> Chec
 /// Returns a signal's index and context as numbers for NCCL.
 fn numbers(builder: &CallBuilder<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
     if signal != Signal::default() {
-        // Before 2.31 there is only the first signal.
+        // Before NCCL 2.31 only the first signal of the first context exists.
         builder.inner.nccl.needs("a signal or a context other than the first", Version::new(2, 31, 0))?;
     }
     Ok((number(builder, "the signal's index", signal.index)?, number(builder, "the signal's context", signal.context)?))
@@ -186,7 +186,8 @@ fn put_signal<'a, T: Element>(
     }
     let own = window.len_of(builder.inner.rank)?;
     if offset >= own.max(1) {
-        // NCCL compares with the length of this rank's window too, for peers on the same machine.
+        // For peers on the same machine, NCCL also compares the offset with the length of this
+        // rank's window.
         let (found, expected) = (i64::try_from(offset).unwrap_or(i64::MAX), "less than the length of this rank's own window");
         return Err(NcclError::misuse(builder.call.name(), MisuseKind::Value { what: "the offset", found, expected }).into());
     }

@@ -1,6 +1,7 @@
-//! The operations of NCCL and how to call them: one call of NCCL, or several that belong together.
+//! Operations of NCCL, and functions that issue them. A call of this crate is one call of NCCL, or
+//! several calls in one group.
 //!
-//! This module makes no checks and does not wait.
+//! This module neither checks arguments nor waits.
 
 use std::ffi::{c_int, c_void};
 
@@ -11,7 +12,7 @@ use crate::sys::{
     Api, CUstream, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclWaitSignalDesc_t, ncclWindow_t,
 };
 
-/// An operation of NCCL.
+/// Kind of an operation of NCCL, with its reduction, root or peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce(ncclRedOp_t),
@@ -27,7 +28,8 @@ pub(crate) enum Kind {
     Signal { peer: c_int, index: c_int, context: c_int },
 }
 
-/// One call of NCCL, without communicator and stream. The address of a missing buffer is 0.
+/// Arguments of one call of NCCL, except communicator and stream. The address of a missing buffer
+/// is 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
     pub(crate) kind: Kind,
@@ -38,7 +40,7 @@ pub(crate) struct Operation {
     pub(crate) element_bytes: usize,
 }
 
-/// A put, which has more arguments than the others.
+/// Arguments of `ncclPutSignal`, except communicator and stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Put {
     pub(crate) source: u64,
@@ -51,7 +53,8 @@ pub(crate) struct Put {
     pub(crate) context: c_int,
 }
 
-/// One call of this crate: an operation of NCCL, or several that belong together.
+/// The operations of one call of this crate: one operation of NCCL, or several operations in one
+/// group.
 #[derive(Debug)]
 pub(crate) enum Operations {
     One(Operation),
@@ -61,17 +64,18 @@ pub(crate) enum Operations {
 }
 
 impl Default for Operations {
-    /// Returns no operations. Allocates nothing.
+    /// Returns an empty list of operations. Allocates nothing.
     #[inline]
     fn default() -> Self {
         Self::Many(Vec::new())
     }
 }
 
-/// Makes several calls of NCCL in one group. Returns the first failure.
+/// Makes several calls of NCCL in one group. Stops at the first failure and returns it. Returns the
+/// result of `ncclGroupEnd` if no call fails.
 ///
 /// # Safety
-/// As for the calls.
+/// The caller satisfies the safety contract of every call.
 pub(super) unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymbol>>>(
     api: &Api,
     calls: impl FnOnce() -> I,
@@ -91,9 +95,11 @@ pub(super) unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymb
 }
 
 impl Operation {
+    /// Issues the operation. A null `config` selects the function of NCCL without a configuration.
+    ///
     /// # Safety
     /// The handle is live and used only by this thread. The buffers are as long as the operation
-    /// requires, and stay allocated until the stream has completed it.
+    /// requires, and stay allocated until the stream has completed the operation.
     #[inline]
     pub(crate) unsafe fn issue(
         &self,
@@ -123,7 +129,8 @@ impl Operation {
                 }
             };
         }
-        // SAFETY: as above. Before 2.28 the last three collectives are composed.
+        // SAFETY: as above. Before NCCL 2.28 the last three collectives are composed of sends and
+        // receives.
         unsafe {
             match self.kind {
                 Kind::AllReduce(op) => api.ncclAllReduce(send, recv, count, kind, op, comm, stream),
@@ -150,7 +157,8 @@ impl Operation {
         }
     }
 
-    /// Implements a collective that the library lacks by sends and receives.
+    /// Issues an all-to-all, gather or scatter as sends and receives, for versions of NCCL that
+    /// lack these collectives.
     ///
     /// # Safety
     /// As for [`issue`](Self::issue).
@@ -174,7 +182,8 @@ impl Operation {
                 parts.extend(peers.flat_map(|peer| [send(peer, at(self.send, peer)), recv(peer, at(self.recv, peer))]))
             }
             Kind::Gather(root) => {
-                // The root's own part is not copied if it is already in place.
+                // The root's own part is not transferred if it is already at its place in the
+                // receive buffer.
                 let in_place = rank == root && at(self.recv, rank) == self.send;
                 if !in_place {
                     parts.push(send(root, self.send));
@@ -194,7 +203,7 @@ impl Operation {
             }
             _ => {}
         }
-        // SAFETY: each part lies inside the buffers of the whole.
+        // SAFETY: each part lies inside the buffers of the collective.
         unsafe { grouped(api, || parts.iter().map(|part| part.issue(api, inner, comm, stream, std::ptr::null()))) }
     }
 }

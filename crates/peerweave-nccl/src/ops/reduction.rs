@@ -1,8 +1,8 @@
-//! Reductions: the five predefined ones, and sums of products with a scalar, which are created for
-//! one communicator.
+//! Reductions: five predefined reductions, and [`PreMulSum`], which multiplies each rank's elements
+//! by a scalar and is created for one communicator.
 //!
-//! Invariant: the library's number of an operation is returned by this module only together with
-//! the communicator for which it was created.
+//! Invariant: this module returns NCCL's number of a created reduction only together with the
+//! communicator for which the reduction was created.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -24,8 +24,8 @@ use crate::ops::check::data_type;
 use crate::sys::{ncclRedOp_t, ncclScalarResidence_t};
 
 impl Nccl {
-    /// The reductions that every communicator supports. A [`PreMulSum`] is created for one
-    /// communicator; NCCL has no bitwise reductions.
+    /// Predefined reductions, which every communicator supports. A [`PreMulSum`] is created for one
+    /// communicator. NCCL has no bitwise reductions.
     ///
     /// ```
     /// use peerweave_nccl::{Nccl, ReduceOp};
@@ -35,8 +35,8 @@ impl Nccl {
     pub const REDUCTIONS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
 }
 
-/// Returns the library's number of a predefined reduction; `None` for one that NCCL lacks or that
-/// needs an object.
+/// Returns NCCL's number of a predefined reduction, or `None` for a reduction that NCCL lacks or
+/// that requires a [`PreMulSum`].
 #[inline]
 const fn predefined(op: ReduceOp) -> Option<ncclRedOp_t> {
     Some(match op {
@@ -52,9 +52,10 @@ const fn predefined(op: ReduceOp) -> Option<ncclRedOp_t> {
 mod sealed {
     use std::sync::Arc;
 
-    /// Converts a reduction to NCCL's number, for a call.
+    /// Conversion of a reduction to NCCL's number for a call.
     pub trait Resolve<T> {
-        /// Returns the library's number, if it has one, and the object to which the number belongs.
+        /// Returns NCCL's number of the reduction, if NCCL has one, and the created object that
+        /// owns the number.
         fn resolve(&self) -> (Option<crate::sys::ncclRedOp_t>, Option<&Arc<super::Made>>);
     }
 }
@@ -64,7 +65,7 @@ mod sealed {
 /// A call with a [`ReduceOp`] that is not in [`Nccl::REDUCTIONS`] fails with [`NcclError::Misuse`].
 /// For 8-bit and 16-bit floats NCCL selects the type of the accumulator.
 ///
-/// Sealed, because a program must not pass numbers of its own to the library.
+/// The trait is sealed, because a program must not pass arbitrary numbers to NCCL.
 ///
 /// ```compile_fail,E0277
 /// # use peerweave_nccl::{PreMulSum, Reduction};
@@ -97,10 +98,11 @@ impl<T: Element> sealed::Resolve<T> for &PreMulSum<T> {
 
 impl<T: Element> Reduction<T> for &PreMulSum<T> {}
 
-/// The sum of each rank's elements times the scalar of that rank.
+/// A sum over all ranks, in which each rank's elements are first multiplied by a scalar of that
+/// rank.
 ///
-/// Created for one communicator and one type. Destroyed once, when it is dropped and no call
-/// recorded with it remains.
+/// The reduction is created for one communicator and one element type. It is destroyed after this
+/// value was dropped and no recorded call uses it any more.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -117,7 +119,7 @@ pub struct PreMulSum<T> {
     _scalar: PhantomData<fn(T)>,
 }
 
-/// A reduction that NCCL created.
+/// A reduction that NCCL created, with its scalar in device memory, if any.
 pub struct Made {
     communicator: Arc<Inner>,
     op: ncclRedOp_t,
@@ -132,28 +134,27 @@ trait Scalar: Send + Sync {
 
 impl<T: Element> Scalar for DeviceMemory<T> {
     fn note(&self, stream: &Arc<CudaStream>) {
-        // When this kind of memory is freed, it waits for the streams recorded here, so no guard
-        // must be kept.
+        // Freeing this memory waits for the streams recorded here, so no guard must be kept.
         drop(DeviceBuffer::read(self, stream));
     }
 }
 
 impl<T: Element> PreMulSum<T> {
-    /// Creates the reduction with a scalar of the host.
+    /// Creates the reduction with a scalar value from the host.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] for 8-bit floats before NCCL 2.24; [`NcclError::Dead`]; NCCL's
-    /// own.
+    /// [`NcclError::Unsupported`] for 8-bit floats before NCCL 2.24.3. [`NcclError::Dead`]. Errors
+    /// of NCCL.
     pub fn new(communicator: &Communicator, scalar: T) -> Result<Self, NcclError> {
         Self::make("PreMulSum::new", communicator, scalar, None)
     }
 
-    /// Creates the reduction with a scalar in device memory. The scalar is read when the collective
-    /// runs, and kept alive by this object.
+    /// Creates the reduction with a scalar in device memory. The scalar is read when a collective
+    /// runs. This object keeps the scalar's memory alive.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless the memory is one element on the communicator's device;
-    /// otherwise as for [`new`](Self::new).
+    /// [`NcclError::Misuse`] unless the memory has exactly one element and is on the communicator's
+    /// device. All errors of [`new`](Self::new).
     pub fn from_device(communicator: &Communicator, scalar: DeviceMemory<T>) -> Result<Self, NcclError> {
         const CALL: &str = "PreMulSum::from_device";
         if scalar.len() != 1 {
@@ -186,9 +187,9 @@ impl<T: Element> PreMulSum<T> {
                 // SAFETY: the place is live.
                 None => (unsafe { &raw mut (*place).1 }.cast(), ncclScalarResidence_t::ncclScalarHostImmediate),
             };
-            // SAFETY: the handle is live inside the gate; a scalar of the host lies beside the
-            // place for the number, which lives until NCCL is done; one of the device is kept by
-            // the object.
+            // SAFETY: the handle is live inside the gate. A host scalar lies in `place`, beside the
+            // number, and `place` lives until NCCL is done. A device scalar is kept alive by the
+            // created object.
             unsafe { api.ncclRedOpCreatePreMulSum(&raw mut (*place).0, scalar, data_type, residence, comm) }
         })?;
         let scalar = memory.map(|memory| Box::new(memory) as Box<dyn Scalar>);
@@ -221,10 +222,11 @@ impl Made {
 impl Drop for Made {
     fn drop(&mut self) {
         let (inner, op) = (Arc::clone(&self.communicator), self.op);
-        // A freed communicator has nothing to free, and a destructor does not wait for the gate.
+        // NCCL frees the reduction together with its communicator. A destructor does not wait for
+        // the gate.
         run_or_defer(inner, Allowed::OPEN, Duration::ZERO, move |inner| {
-            // SAFETY: the handle is live inside the gate, the operation is its own, and this is the
-            // only destruction.
+            // SAFETY: the communicator's handle is live inside the gate. The reduction belongs to
+            // this communicator, and is destroyed only here.
             inner.nccl.code("ncclRedOpDestroy", |api| unsafe { api.ncclRedOpDestroy(op, inner.handle.get()) }).map(|_| ())
         });
     }

@@ -1,9 +1,9 @@
-//! The lengths and roots of each call, and its operation of NCCL.
+//! Checks the lengths and roots of each call, and creates the operations of NCCL for the call.
 //!
 //! `check.rs` has checks common to all calls. This module does not issue calls.
 //!
-//! Invariant: a request created by this module reads and writes only inside its buffers, on every
-//! rank.
+//! Invariant: an operation created by this module reads and writes only inside its buffers, on
+//! every rank.
 
 use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
 use peerweave_types::{Element, Rank};
@@ -14,19 +14,19 @@ use crate::ops::operation::{Kind, Operation, Operations};
 use crate::ops::reduction::Reduction;
 use crate::sys::ncclDataType_t;
 
-/// The address of a buffer that the caller did not pass and NCCL does not need.
+/// Address for a buffer that the caller did not pass and that NCCL does not access.
 const NO_BUFFER: u64 = 0;
 
 impl<'a> CallBuilder<'_, 'a> {
-    /// Describes one operation with its buffers.
+    /// Records one operation with its buffers.
     ///
-    /// If only the root has data to send, the other ranks pass NCCL the address of their receive
-    /// buffer twice. NCCL does not read it on those ranks, but checks whether both addresses are
-    /// registered or in windows. Ranks for which the checks differ use different algorithms: they
-    /// never complete (broadcast in 2.28.9), or return without transferring data (scatter without
-    /// CTAs in 2.32.3).
-    // `inline(always)`, so that the operation is written in place and not copied: such copies would
-    // take most of a call's time.
+    /// If only the root has data to send, the other ranks pass the address of their receive buffer
+    /// as both addresses. NCCL does not read the send address on those ranks, but checks whether
+    /// both addresses are registered or in windows. Ranks for which the results of this check
+    /// differ use different algorithms. The collective then never completes (broadcast in 2.28.9),
+    /// or transfers no data (scatter without CTAs in 2.32.3).
+    // `inline(always)`, so that the operation is written in place and not copied. Copies would take
+    // most of a call's time.
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn one<T: Element>(
@@ -48,8 +48,8 @@ impl<'a> CallBuilder<'_, 'a> {
         Ok(self.prepared(Operations::One(operation)))
     }
 
-    /// Describes one operation in one buffer: sent data starts at element `send`, received data at
-    /// element `recv`.
+    /// Records one operation in one buffer. Sent data starts at element `send` of the buffer,
+    /// received data at element `recv`.
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn in_place<T: Element>(
@@ -67,7 +67,7 @@ impl<'a> CallBuilder<'_, 'a> {
         Ok(self.prepared(Operations::One(operation)))
     }
 
-    /// Describes several operations in two buffers.
+    /// Records several operations in two buffers.
     fn many<T: Element>(
         &mut self,
         send: &'a (impl DeviceBuffer<T> + ?Sized),
@@ -223,8 +223,8 @@ pub(crate) fn gather<'a, T: Element>(
     let (count, data_type, raw_root) = (send.len(), builder.moved::<T>()?, builder.rank("the root", root)?);
     let recv = match recv {
         // Without CTAs, NCCL's copy engines write to the root's window at the offset that this
-        // rank's receive buffer has in its own window. So a receive buffer that the caller passes
-        // on this rank must be used.
+        // rank's receive buffer has in its own window. So the receive buffer of a rank that is not
+        // the root is passed to NCCL.
         Some(recv) if root != builder.inner.rank && recv.len() == builder.of_all(count) => {
             Some(builder.write("the receive buffer", recv)?)
         }
@@ -316,7 +316,7 @@ pub(crate) fn all_to_all_v<'a, T: Element>(
         for (peer, (&to, &from)) in send_counts.iter().zip(recv_counts).enumerate() {
             let peer = peer as i32;
             let part = Operation { kind: Kind::Send(peer), send, recv: NO_BUFFER, count: to, data_type, element_bytes };
-            // Both sides omit an empty transfer, because both know its count.
+            // Both ranks omit an empty transfer, because both ranks know the count.
             operations.extend((to > 0).then_some(part));
             let part = Operation { kind: Kind::Recv(peer), send: NO_BUFFER, recv, count: from, data_type, element_bytes };
             operations.extend((from > 0).then_some(part));
@@ -340,7 +340,7 @@ pub(crate) fn all_gather_v<'a, T: Element>(
     builder.many(send, recv, |send, mut recv, data_type| {
         let mut operations = Vec::with_capacity(counts.len());
         for (root, &count) in counts.iter().enumerate() {
-            // As in `one`.
+            // On the other ranks both addresses are the receive address, as in `one`.
             let send = if root == mine { send } else { recv };
             let part = Operation { kind: Kind::Broadcast(root as i32), send, recv, count, data_type, element_bytes };
             operations.extend((count > 0).then_some(part));
@@ -353,11 +353,15 @@ pub(crate) fn all_gather_v<'a, T: Element>(
 impl<'a> CallBuilder<'_, 'a> {
     #[cold]
     fn missing(&self, what: &'static str) -> Box<NcclError> {
-        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "missing; this rank is the root and must pass it" })
-            .into()
+        NcclError::misuse(
+            self.call.name(),
+            MisuseKind::Text { what, why: "missing; this rank is the root and must pass the buffer" },
+        )
+        .into()
     }
 
-    /// Returns a buffer that only the root reads.
+    /// Checks and acquires the send buffer of a call in which only the root sends. Returns `None`
+    /// on the other ranks.
     #[inline]
     fn sent_by_root<T: Element>(
         &mut self,
@@ -376,7 +380,8 @@ impl<'a> CallBuilder<'_, 'a> {
         }
     }
 
-    /// Returns a buffer that only the root writes.
+    /// Checks and acquires the receive buffer of a call in which only the root receives. Returns
+    /// `None` on the other ranks.
     fn of_root<T: Element>(
         &mut self,
         root: Rank,
@@ -394,8 +399,8 @@ impl<'a> CallBuilder<'_, 'a> {
         }
     }
 
-    /// Checks that there is a count for each rank, and that they add up to the length of the
-    /// buffer.
+    /// Checks that there is one count for each rank, and that the sum of the counts is the length
+    /// of the buffer.
     fn counts(&self, [what, buffer]: [&'static str; 2], counts: &[usize], len: usize) -> Checked<()> {
         if counts.len() != self.inner.n_ranks {
             let (found, expected) = (counts.len(), self.inner.n_ranks);

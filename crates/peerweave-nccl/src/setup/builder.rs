@@ -1,9 +1,10 @@
-//! The builder of communicators: it has the settings common to all ranks, and a method for each
-//! kind of bootstrap.
+//! `CommunicatorBuilder`: the settings with which communicators are created, and one method for
+//! each kind of bootstrap.
 //!
-//! `init.rs` calls NCCL; `split.rs` creates children of a communicator.
+//! `init.rs` calls NCCL. `split.rs` creates children of a communicator.
 //!
-//! Invariant: a builder holds no resource of NCCL, so it can be kept, cloned and reused.
+//! Invariant: a builder owns no resource of NCCL, so a program can store, clone and reuse a
+//! builder.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,10 +19,11 @@ use crate::setup::init::{JoinRequest, adopt_all, check_members, init, make_first
 use crate::setup::split::{grown, nothing_made};
 use crate::{Config, Nccl, Rank, UniqueId, Version};
 
-/// Settings with which communicators are created: the library, the options and the deadline.
+/// Settings with which communicators are created: the NCCL library, the options and the deadline.
 /// Created by [`Communicator::builder`].
 ///
-/// Defaults: the library is [`Nccl::load`], no option is set, and the deadline is one minute.
+/// By default, [`Nccl::load`] selects the library, no option is set, and the deadline is one
+/// minute.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -47,21 +49,21 @@ impl Communicator {
 }
 
 impl CommunicatorBuilder {
-    /// Sets the library. It must be the same for all ranks of a process.
+    /// Sets the NCCL library. All ranks of a process must use the same library.
     pub fn nccl(mut self, nccl: Nccl) -> Self {
         self.nccl = Some(nccl);
         self
     }
 
-    /// Sets the options of the communicators. NCCL requires most of them to be the same on every
+    /// Sets the options of the communicators. NCCL requires most options to be the same on every
     /// rank.
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
     }
 
-    /// Sets the time limit for creating the communicators, and for the host's part of each later
-    /// call on them ([`Communicator::set_deadline`] changes the latter).
+    /// Sets the time limit for creating the communicators. The value is also the initial
+    /// [`Communicator::deadline`] of the created communicators.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -83,8 +85,8 @@ impl CommunicatorBuilder {
         init(call, JoinRequest { nccl: self.library()?, members, n_ranks, ids, config, began, deadline, world: None })
     }
 
-    /// Creates communicators like [`init_all`](Self::init_all), given the ordinals of the devices:
-    /// rank `i` on the `i`-th device.
+    /// Creates communicators like [`init_all`](Self::init_all), for devices given by their
+    /// ordinals. Rank `i` is on the device with the `i`-th ordinal.
     ///
     /// # Errors
     /// As for [`init_all`](Self::init_all); [`NcclError::Cuda`] for a device that does not exist.
@@ -93,16 +95,18 @@ impl CommunicatorBuilder {
         self.init_all(&contexts)
     }
 
-    /// Creates the communicators of one process: rank `i` on the device of `contexts[i]`.
+    /// Creates a communicator whose ranks are all in this process. Rank `i` is on the device of
+    /// `contexts[i]`.
     ///
-    /// A thread with several ranks issues their calls in a group ([`Nccl::group`]). Outside of a
-    /// group, a call may wait for ranks whose calls come later.
+    /// A thread with several ranks issues the calls of these ranks in a group ([`Nccl::group`]).
+    /// Outside of a group, the call of one rank may wait for calls of other ranks that the thread
+    /// has not issued yet.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for an empty list of devices or a repeated device;
     /// [`NcclError::Unsupported`] for options that the library does not support;
-    /// [`NcclError::Timeout`] at the deadline; [`NcclError::Load`] if no library is found; NCCL's
-    /// own.
+    /// [`NcclError::Timeout`] at the deadline; [`NcclError::Load`] if no library is found; errors
+    /// of NCCL.
     pub fn init_all(&self, contexts: &[Arc<CudaContext>]) -> Result<Vec<Communicator>, NcclError> {
         const CALL: &str = "init_all";
         let began = Instant::now();
@@ -116,12 +120,13 @@ impl CommunicatorBuilder {
     /// arguments are in NCCL's order.
     ///
     /// # Collective
-    /// All ranks, each with the same id and number of ranks, on its own process or thread. Several
-    /// ranks of one thread join by [`init_ranks`](Self::init_ranks).
+    /// All ranks, each in a separate process or thread, with the same id and number of ranks. A
+    /// thread with several ranks calls [`init_ranks`](Self::init_ranks) instead.
     ///
     /// # Errors
-    /// [`NcclError::Timeout`] if other ranks do not arrive by the deadline; [`NcclError::Misuse`]
-    /// for a rank that is not less than `n_ranks`; otherwise as for [`init_all`](Self::init_all).
+    /// [`NcclError::Timeout`] if other ranks do not arrive by the deadline. [`NcclError::Misuse`]
+    /// for a rank that is not less than `n_ranks`. All other errors of
+    /// [`init_all`](Self::init_all).
     pub fn init_rank(
         &self,
         context: &Arc<CudaContext>,
@@ -135,15 +140,17 @@ impl CommunicatorBuilder {
         self.init(CALL, &members, n_ranks, std::slice::from_ref(id), began).map(only)
     }
 
-    /// Joins like [`init_rank`](Self::init_rank), for thousands of ranks: with several ids, created
-    /// by different processes, so that not all ranks connect to one process. Requires NCCL 2.23.4.
+    /// Joins a communicator like [`init_rank`](Self::init_rank), but with several ids, for
+    /// thousands of ranks. Different processes create the ids, so that not all ranks connect to one
+    /// process. Requires NCCL 2.23.4.
     ///
     /// # Collective
     /// All ranks, each with the same ids in the same order.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for no id, or for more ids than ranks; [`NcclError::Unsupported`] with
-    /// an older NCCL; otherwise as for [`init_rank`](Self::init_rank).
+    /// [`NcclError::Misuse`] for an empty list of ids, or for more ids than ranks.
+    /// [`NcclError::Unsupported`] with an older NCCL. All other errors of
+    /// [`init_rank`](Self::init_rank).
     pub fn init_rank_scalable(
         &self,
         context: &Arc<CudaContext>,
@@ -162,8 +169,8 @@ impl CommunicatorBuilder {
         self.init(CALL, &members, n_ranks, ids, began).map(only)
     }
 
-    /// Joins a communicator of `n_ranks` ranks with several ranks of this thread, each with its
-    /// device. The results are in the order of `members`.
+    /// Joins a communicator of `n_ranks` ranks with several ranks of this thread. `members` has the
+    /// context and the number of each rank. The results are in the order of `members`.
     ///
     /// # Collective
     /// All ranks, as for [`init_rank`](Self::init_rank).
@@ -182,25 +189,25 @@ impl CommunicatorBuilder {
         self.init(CALL, members, n_ranks, std::slice::from_ref(id), began)
     }
 
-    /// Creates the communicator of a job in one call: the ranks are the PEs of the rendezvous,
-    /// which also distributes the id. With a rendezvous, the error of a timed-out
-    /// [`Communicator::wait`] has the positions of the other ranks, and names the lost ones.
+    /// Joins the communicator of a job, whose ranks are the PEs of the rendezvous. The rendezvous
+    /// distributes the id. If [`Communicator::wait`] then times out, the error has the last calls
+    /// of the other ranks and names lost ranks.
     ///
-    /// The rendezvous still belongs to the caller, who may leave it while the communicator lives.
-    /// The exchange of the id has the rendezvous' own deadline.
+    /// The communicator does not keep the rendezvous alive. The caller may leave the rendezvous
+    /// before the communicator ends. The exchange of the id uses the deadline of the rendezvous.
     ///
     /// # Collective
     /// All PEs of the rendezvous.
     ///
     /// # Errors
-    /// [`NcclError::Bootstrap`] names the PEs that did not arrive for the exchange of the id;
-    /// otherwise as for [`init_rank`](Self::init_rank).
+    /// [`NcclError::Bootstrap`] if the exchange of the id fails. The error names the PEs that did
+    /// not arrive. All other errors of [`init_rank`](Self::init_rank).
     pub fn from_rendezvous(&self, context: &Arc<CudaContext>, rendezvous: &Arc<Rendezvous>) -> Result<Communicator, NcclError> {
         const CALL: &str = "from_rendezvous";
         let (began, nccl) = (Instant::now(), self.library()?);
         nccl.not_forked(CALL)?;
         let (rank, n_ranks) = (Rank::new(rendezvous.pe().get()), rendezvous.n_pes() as usize);
-        // Only rank 0 creates an id. If that fails, rank 0 still takes part in the exchange,
+        // Only rank 0 creates an id. If rank 0 fails to create an id, it still joins the exchange,
         // because the other ranks wait for the id.
         let made = if rank == Rank::new(0) { nccl.unique_id().map(Some) } else { Ok(None) };
         let mine = made.as_ref().ok().and_then(|id| id.as_ref()).map_or(Vec::new(), |id| id.as_bytes().to_vec());
@@ -227,8 +234,8 @@ impl CommunicatorBuilder {
         }
     }
 
-    /// Joins a communicator that grows to `n_ranks` ranks ([`Communicator::grow`]), as rank `rank`.
-    /// Requires NCCL 2.29.2.
+    /// Joins, as the new rank `rank`, a communicator that grows to `n_ranks` ranks by
+    /// [`Communicator::grow`]. Requires NCCL 2.29.2.
     ///
     /// # Collective
     /// All ranks of the communicator that grows, and all new ranks.
@@ -248,12 +255,14 @@ impl CommunicatorBuilder {
         let rank = i32::try_from(rank.get()).unwrap_or(i32::MAX);
         let contexts = [Arc::clone(context)];
         let handles = make_first(CALL, nccl, &contexts, blocking, deadline, move |api, _, out| {
-            // SAFETY: a new rank has no communicator yet; `out` lives as long as NCCL may write it;
-            // id and configuration are read during the call.
+            // SAFETY: the communicator is null, because a new rank has no communicator yet. `out`
+            // lives as long as NCCL may write to it. NCCL reads the id and the configuration only
+            // during the call.
             unsafe { api.ncclCommGrow(std::ptr::null_mut(), n, &raw const raw_id, rank, out, raw.as_mut_ptr()) }
         })?;
-        // The present ranks know their parent's identity, but a new rank knows only the id. So the
-        // identity cannot be a key in a rendezvous.
+        // The existing ranks compute the identity from the identity of their parent, but a new rank
+        // knows only the id. So the identity of a grown communicator differs between ranks, and
+        // cannot be a key in a rendezvous.
         let (identity, name) = (mix(0, id.as_bytes()), config.name_set().map(str::to_owned));
         let parts =
             |handle, context| Parts { nccl, handle, context, name: name.clone(), identity, blocking, deadline, world: None };
@@ -261,11 +270,12 @@ impl CommunicatorBuilder {
     }
 }
 
-/// Time within which the rendezvous detects the end of a process, after NCCL has detected the
+/// Time within which the rendezvous detects that a process has died, after NCCL has detected the
 /// closed connection.
 const NOTICED: Duration = Duration::from_millis(500);
 
-/// Returns the rendezvous' error about a lost process, if there is one, instead of `error`.
+/// Returns the error of the rendezvous that names lost PEs, or `error` if the rendezvous reports no
+/// lost PE.
 fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) -> NcclError {
     let mut lost = None;
     let _ = wait_until(Instant::now() + NOTICED, || {
@@ -276,5 +286,5 @@ fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) ->
 }
 
 fn only(mut made: Vec<Communicator>) -> Communicator {
-    made.pop().expect("one id was requested")
+    made.pop().expect("one communicator was requested")
 }

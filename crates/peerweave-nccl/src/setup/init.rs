@@ -1,4 +1,4 @@
-//! Creation of communicators: calls NCCL, and waits until they are ready.
+//! Creation of communicators: calls NCCL, and waits until the new communicators are ready.
 //!
 //! `builder.rs` has the public methods. `split.rs` creates children of a communicator.
 //!
@@ -28,6 +28,8 @@ use crate::member::state::Inside;
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Config, Nccl, Rank, Switch, UniqueId};
 
+/// Checks the arguments of a creation: the number of ranks, the range of each rank, and that no
+/// rank and no device is repeated.
 pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Rank)], n_ranks: usize) -> Result<(), NcclError> {
     let value = |what, found: usize, expected| {
         Err(NcclError::misuse(call, MisuseKind::Value { what, found: i64::try_from(found).unwrap_or(i64::MAX), expected }))
@@ -54,21 +56,21 @@ pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Ra
     Ok(())
 }
 
-/// The communicator that the ranks of this thread join.
+/// Arguments with which the ranks of this thread join a communicator.
 pub(crate) struct JoinRequest<'a> {
     pub(crate) nccl: Nccl,
-    /// Device and rank of each member.
+    /// Context and rank of each rank of this thread.
     pub(crate) members: &'a [(Arc<CudaContext>, Rank)],
     pub(crate) n_ranks: usize,
     pub(crate) ids: &'a [UniqueId],
     pub(crate) config: &'a Config,
-    /// Start of the creation, which must end within `deadline`.
+    /// Start of the creation. The creation must end within `deadline` after this time.
     pub(crate) began: Instant,
     pub(crate) deadline: Duration,
     pub(crate) world: Option<World>,
 }
 
-/// Joins with all ranks of this thread, after their checks.
+/// Creates the communicators of all ranks of this thread. The caller has checked the arguments.
 pub(crate) fn init(call: &'static str, joining: JoinRequest<'_>) -> Result<Vec<Communicator>, NcclError> {
     let JoinRequest { nccl, members, n_ranks, ids, config, began, deadline, world } = joining;
     let (config, blocking) = with_mode(config.clone());
@@ -84,11 +86,11 @@ pub(crate) fn init(call: &'static str, joining: JoinRequest<'_>) -> Result<Vec<C
     let handles = make_first(call, nccl, &contexts, blocking, rest, move |api, index, out| {
         let (rank, config) = (ranks[index], raw[index].as_mut_ptr());
         match raw_ids.as_mut_slice() {
-            // SAFETY: `make` gives memory for the handle that lives as long as NCCL may write it,
-            // and has made the device's context current; NCCL reads the configuration during the
-            // call.
+            // SAFETY: `out` points to memory for the handle that lives as long as NCCL may write to
+            // it. `make` has made the device's context current. NCCL reads the configuration only
+            // during the call.
             [id] => unsafe { api.ncclCommInitRankConfig(out, n, *id, rank, config) },
-            // SAFETY: as above; the ids are only read, during the call.
+            // SAFETY: as above. NCCL only reads the ids, during the call.
             ids => unsafe {
                 let n_ids = c_int::try_from(ids.len()).unwrap_or(c_int::MAX);
                 api.ncclCommInitRankScalable(out, n, rank, n_ids, ids.as_mut_ptr(), config)
@@ -108,7 +110,8 @@ pub(crate) fn init(call: &'static str, joining: JoinRequest<'_>) -> Result<Vec<C
     })
 }
 
-/// Makes communicators blocking unless the configuration sets the mode. Returns whether they block.
+/// Sets the mode of a configuration to blocking, unless the configuration already sets the mode.
+/// Returns whether the mode is blocking.
 pub(crate) fn with_mode(config: Config) -> (Config, bool) {
     match config.blocking_set() {
         None => (config.blocking(Switch::On), true),
@@ -116,27 +119,31 @@ pub(crate) fn with_mode(config: Config) -> (Config, bool) {
     }
 }
 
-/// Creates communicators from all handles. If one fails, all are aborted.
+/// Creates communicators from all handles. If one creation fails, ends all of these communicators
+/// and returns the error.
 pub(crate) fn adopt_all(
     handles: Vec<Option<Handle>>,
     contexts: &[Arc<CudaContext>],
     parts: impl Fn(Handle, Arc<CudaContext>) -> Parts,
 ) -> Result<Vec<Communicator>, NcclError> {
     let found = handles.into_iter().zip(contexts).filter_map(|(handle, context)| Some((handle?, Arc::clone(context))));
-    // If one fails, the others are created too, and all are dropped, which ends them.
+    // Even if one creation fails, the other communicators are created. All of them are then
+    // dropped, which ends them.
     let made: Vec<_> = found.map(|(handle, context)| Communicator::adopt(parts(handle, context))).collect();
     made.into_iter().collect()
 }
 
-/// Memory to which NCCL writes a handle, possibly from a thread of its own. It is freed only if
-/// NCCL is known to have finished.
+/// Memory to which NCCL writes a handle, possibly from a thread of NCCL. The memory is freed only
+/// if NCCL has finished.
 type Slot = ManuallyDrop<Box<AtomicPtr<ncclComm>>>;
 
-/// Like [`make`], for ranks without parents.
+/// Creates handles like [`make`], for communicators without parents. The deadline also applies to
+/// blocking communicators.
 ///
 /// NCCL's blocking initialization returns when all ranks have arrived. It has no deadline, and
-/// cannot be aborted because it returns the handle only at the end. So another thread calls it, and
-/// is abandoned at the deadline: a communicator that it creates later is ended immediately.
+/// cannot be aborted because it returns the handle only at the end. So this function calls it on
+/// another thread. At the deadline this function returns an error, and the other thread aborts the
+/// communicators that NCCL creates later.
 pub(crate) fn make_first(
     call: &'static str,
     nccl: Nccl,
@@ -162,13 +169,14 @@ pub(crate) fn make_first(
         Ok(mut unclaimed) => unclaimed.made.take().unwrap_or_else(|| Ok(Vec::new())),
         Err(RecvTimeoutError::Timeout) => Err(late(call, began, None)),
         Err(RecvTimeoutError::Disconnected) => {
-            let why = "the thread that called NCCL panicked; see its message on stderr";
+            let why = "the thread that called NCCL panicked; see the panic message on stderr";
             Err(NcclError::misuse(call, MisuseKind::Context { why }))
         }
     }
 }
 
-/// Handles created by a thread, until they are claimed. Dropping them aborts them.
+/// Handles that another thread has created, until the calling thread takes them. Dropping this
+/// value aborts handles that were not taken.
 struct Unclaimed {
     nccl: Nccl,
     contexts: Vec<Arc<CudaContext>>,
@@ -180,17 +188,18 @@ impl Drop for Unclaimed {
         if let Some(Ok(handles)) = self.made.take() {
             let handles =
                 handles.into_iter().zip(self.contexts.drain(..)).filter_map(|(handle, context)| Some((handle?, context)));
-            // Does not wait for the aborts: this may be the thread whose deadline has just expired.
+            // Does not wait for the aborts, because this may be the calling thread, whose deadline
+            // has expired.
             abort_handles(self.nccl, handles.collect(), Duration::ZERO);
         }
     }
 }
 
-/// Makes NCCL create handles, one for each context, and waits until they are ready. Several handles
-/// are created in a group.
+/// Makes NCCL create one handle for each context, and waits until the handles are ready. Several
+/// handles are created in one group of NCCL.
 ///
-/// This thread is inside the gates of `parents`, because NCCL uses them too. A handle is `None` if
-/// NCCL created none and reported no error.
+/// This thread is inside the gates of `parents`, because NCCL also uses the parents. The result has
+/// `None` for a context if NCCL created no handle and reported no error.
 pub(crate) fn make(
     call: &'static str,
     nccl: Nccl,
@@ -200,11 +209,11 @@ pub(crate) fn make(
     mut start: impl FnMut(&'static Api, usize, *mut ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
 ) -> Result<Vec<Option<Handle>>, NcclError> {
     let (began, deadline) = (Instant::now(), bounded(deadline));
-    // Checked before the driver is called, which does not work in a forked process either.
+    // This check precedes calls of the driver, which fail in a forked process.
     nccl.not_forked(call)?;
     let _span = spans::of_many(call, contexts.len());
     let _current = Current::save()?;
-    // Every step that can fail without NCCL comes before the first call of NCCL.
+    // Every step of this crate that can fail precedes the first call of NCCL.
     contexts.iter().try_for_each(|context| set_current(context))?;
     let slots: Vec<Slot> = contexts.iter().map(|_| Slot::default()).collect();
     let grouped = contexts.len() > 1;
@@ -216,8 +225,8 @@ pub(crate) fn make(
     for (index, (context, slot)) in contexts.iter().zip(&slots).enumerate() {
         // NCCL's allocations must not invalidate a capture of another thread.
         let mut call_nccl = || relaxed(|| nccl.code(call, |api| start(api, index, slot.as_ptr())));
-        // Inside a group NCCL only records a call. Outside of a group this thread may block in the
-        // call.
+        // Inside a group NCCL only records the call. Outside of a group this thread may block in
+        // the call.
         let may_call = || if grouped { Ok(()) } else { enter_blocking_all(call, parents) };
         let ready = set_current(context).and_then(|()| may_call());
         result = ready.and_then(|()| call_nccl()).and_then(|code| accepted(nccl, call, code));
@@ -228,7 +237,8 @@ pub(crate) fn make(
     if grouped {
         result = result.and_then(|code| enter_blocking_all(call, parents).map(|()| code));
         if result.is_err() {
-            // Part of the group must not be launched: the other ranks would never join it.
+            // A part of the group must not be launched, because the other ranks would never join
+            // that part.
             refuse_group(nccl);
         }
         // SAFETY: this thread started the group above.
@@ -236,7 +246,7 @@ pub(crate) fn make(
         let ended = ended.and_then(|code| accepted(nccl, call, code));
         result = result.and(ended);
     }
-    // From here on this thread only queries the parents, which is brief.
+    // From here on this thread only makes short queries on the parents.
     leave_blocking_all(parents);
     // Non-blocking parents may still be in progress, whatever NCCL has returned: see
     // `Inner::complete_started`.
@@ -247,7 +257,7 @@ pub(crate) fn make(
     let mut done = true;
     if result.is_ok() {
         let ready = wait_until(began + deadline, || {
-            // Without a parent, NCCL stores a handle at once or soon.
+            // Without parents, NCCL always stores a handle, immediately or soon.
             let started = !parents.is_empty() || has_begun(&slots);
             Ok(started && ready(nccl, call, parents, slots.iter().filter_map(made))?)
         });
@@ -262,8 +272,8 @@ pub(crate) fn make(
         slots.into_iter().for_each(|slot| drop(ManuallyDrop::into_inner(slot)));
         return Ok(handles);
     }
-    // Waits until the parents are idle, or a handle is stored. The handles found then are aborted;
-    // NCCL frees the others with their parents.
+    // Waits until NCCL has finished with the parents, or has stored all handles. Stored handles are
+    // aborted below. NCCL frees all other handles together with the parents.
     if in_progress && !parents.is_empty() {
         let over = wait_until(Instant::now() + PARENTS_LIMIT, || {
             let idle = |(parent, _): &(&Arc<Inner>, _)| {
@@ -273,7 +283,7 @@ pub(crate) fn make(
         });
         in_progress = !matches!(over, Ok(true));
     }
-    tracing::debug!(call, in_progress, "communicators were not created");
+    tracing::debug!(call, in_progress, "could not create communicators");
     let half_made: Vec<_> =
         slots.iter().zip(contexts).filter_map(|(slot, context)| Some((made(slot)?, Arc::clone(context)))).collect();
     abort_handles(nccl, half_made, ABORT_LIMIT);
@@ -286,18 +296,20 @@ fn late(call: &'static str, began: Instant, communicator: Option<Arc<Communicato
     Timeout { call, sequence: None, waited: began.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into()
 }
 
-/// Time for which a failed call waits until NCCL stops using a parent.
+/// Time for which a failed creation waits until NCCL stops using the parents.
 const PARENTS_LIMIT: Duration = Duration::from_secs(1);
 
+/// Returns the handle in a slot, if NCCL has stored a handle.
 fn made(slot: &Slot) -> Option<Handle> {
     Handle::new(slot.load(Ordering::Acquire))
 }
 
+/// Returns whether NCCL has stored all handles.
 fn has_begun(slots: &[Slot]) -> bool {
     slots.iter().all(|slot| made(slot).is_some())
 }
 
-/// Returns whether NCCL has finished with all handles.
+/// Returns whether NCCL has finished its work on all parents and all handles.
 fn ready(
     nccl: Nccl,
     call: &'static str,
@@ -317,8 +329,8 @@ fn ready(
     }
     for handle in handles {
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: NCCL created the handle and no other thread knows it; the pointer is to a live
-        // value.
+        // SAFETY: NCCL created the handle, and no other thread knows the handle. The pointer is to
+        // a live value.
         nccl.call("ncclCommGetAsyncError", |api| unsafe { api.ncclCommGetAsyncError(handle.get(), &raw mut state) })?;
         match state {
             ncclResult_t::ncclSuccess => {}
@@ -329,7 +341,7 @@ fn ready(
     Ok(all)
 }
 
-/// Returns success for a code that means success or work in progress.
+/// Returns the code if it is success or in progress. All other codes are errors.
 fn accepted(nccl: Nccl, call: &'static str, code: ncclResult_t) -> Result<ncclResult_t, NcclError> {
     match code {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(code),
@@ -337,7 +349,7 @@ fn accepted(nccl: Nccl, call: &'static str, code: ncclResult_t) -> Result<ncclRe
     }
 }
 
-/// The thread's context, which is restored when this value is dropped.
+/// The thread's current context. Dropping this value makes the context current again.
 struct Current(CUcontext);
 
 impl Current {
@@ -353,18 +365,18 @@ impl Current {
 impl Drop for Current {
     fn drop(&mut self) {
         if let Ok(driver) = Driver::get() {
-            // SAFETY: the context was current when the call began. If it was destroyed since, the
-            // driver only returns an error.
+            // SAFETY: the context was current when the call began. If the context has been
+            // destroyed, the driver only returns an error.
             let _ = unsafe { driver.api().cuCtxSetCurrent(self.0) };
         }
     }
 }
 
-/// The initial value of an identity.
+/// Initial value of the hash that identifies a communicator.
 const SEED: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// Mixes bytes into an identity (FNV-1a). Every rank computes the same number without
-/// communication.
+/// Mixes bytes into the hash that identifies a communicator (FNV-1a). Every rank computes the same
+/// hash without communication.
 pub(crate) fn mix(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }

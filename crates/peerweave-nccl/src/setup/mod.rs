@@ -1,4 +1,4 @@
-//! Creation of communicators: by an id, in one process, by a rendezvous, and from other
+//! Creation of communicators: with an id, in one process, with a rendezvous, and from other
 //! communicators.
 
 pub(crate) mod builder;

@@ -1,9 +1,9 @@
-//! Communicators created from others: by splitting, without some ranks, or with more ranks.
+//! Creation of communicators from other communicators: split, shrink and grow.
 //!
 //! `init.rs` creates communicators without parents.
 //!
-//! Invariant: a child's identity follows from its parent's, and from calls that all ranks make in
-//! the same order.
+//! Invariant: the identity of a child is computed from the identity of the parent, and from calls
+//! that all ranks make in the same order.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -22,27 +22,26 @@ use crate::setup::init::{make, mix};
 use crate::sys::{self, Api, ncclComm_t, ncclConfig_t, ncclResult_t};
 use crate::{Call, Config, Rank, Switch, UniqueId, Version};
 
-/// The treatment of the parent's pending work when it is shrunk.
+/// Action on pending work of a communicator that is shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShrinkMode {
-    /// Pending work completes. For a parent whose remaining ranks are healthy and have no stuck
-    /// work.
+    /// Pending work completes. Use this mode if no rank is lost and no work is stuck.
     Default,
-    /// Pending work is ended first. For a parent with a dead rank or stuck work.
+    /// Pending work is ended first. Use this mode if a rank is lost or work is stuck.
     Abort,
 }
 
 impl Communicator {
-    /// Splits the ranks: the ranks that pass the same color form a new communicator, ordered by
-    /// `key`, then by their rank in this one. A rank that passes `None` takes no part and gets
-    /// `None`.
+    /// Splits the communicator. The ranks that pass the same color form a new communicator. The new
+    /// ranks are ordered by `key`, and ranks with equal keys by their rank in this communicator. A
+    /// rank that passes `None` as color joins no new communicator, and the call returns `None`.
     ///
-    /// The child has the configuration of this communicator; [`split_all`](Self::split_all) accepts
-    /// another configuration.
+    /// The new communicator has the configuration of this communicator.
+    /// [`split_all`](Self::split_all) accepts a different configuration.
     ///
     /// # Collective
-    /// All ranks, each on its own thread or process; several ranks of one thread by
-    /// [`split_all`](Self::split_all).
+    /// All ranks, each in a separate thread or process. A thread with several ranks calls
+    /// [`split_all`](Self::split_all) instead.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a color above 2147483647; [`NcclError::Dead`];
@@ -51,16 +50,17 @@ impl Communicator {
         Self::split_all(&[(self, color, key)], None).map(|mut made| made.pop().flatten())
     }
 
-    /// Splits like [`split`](Self::split), for several ranks of this thread, each with its color
-    /// and key, and with a configuration. Unset options have NCCL's defaults, not the parent's
-    /// values. The results are in the order of `members`.
+    /// Splits like [`split`](Self::split), for several ranks of this thread, and with a
+    /// configuration. `members` has the communicator, the color and the key of each rank. Unset
+    /// options have NCCL's defaults, not the values of the parent. The results are in the order of
+    /// `members`.
     ///
     /// # Collective
     /// All ranks.
     ///
     /// # Errors
-    /// As for [`split`](Self::split); [`NcclError::Misuse`] also if the configuration blocks and
-    /// the communicators do not, or vice versa.
+    /// As for [`split`](Self::split); [`NcclError::Misuse`] also if the configuration and the
+    /// communicators are not both blocking or both non-blocking.
     pub fn split_all(members: &[(&Self, Option<u32>, i32)], config: Option<&Config>) -> Result<Vec<Option<Self>>, NcclError> {
         const CALL: &str = "split";
         let mut colors = Vec::new();
@@ -76,8 +76,8 @@ impl Communicator {
         let parents: Vec<_> = members.iter().map(|(parent, ..)| *parent).collect();
         let parts = |index: usize, hash: u64| mix(hash, &colors[index].to_le_bytes());
         let made = children(CALL, Call::Split, Allowed::SPLIT, &parents, config, parts, |api, index, comm, out, config| {
-            // SAFETY: the parent is live inside its gate; `out` lives as long as NCCL may write it;
-            // the configuration is null or read during the call.
+            // SAFETY: the parent is live inside its gate. `out` lives as long as NCCL may write to
+            // it. The configuration is null, or NCCL reads it only during the call.
             unsafe { api.ncclCommSplit(comm, colors[index], members[index].2, out, config) }
         })?;
         match made.iter().zip(members).any(|(child, (_, color, _))| child.is_none() && color.is_some()) {
@@ -86,20 +86,22 @@ impl Communicator {
         }
     }
 
-    /// Creates a communicator without the excluded ranks, which do not make this call. The other
-    /// ranks keep their order. Requires NCCL 2.27.3.
+    /// Creates a communicator without the excluded ranks. The excluded ranks do not make this call.
+    /// The other ranks keep their order. Requires NCCL 2.27.3.
     ///
-    /// With [`ShrinkMode::Abort`], the excluded ranks may be dead, and pending work of this
-    /// communicator is ended. From then on waits for it and new calls return [`NcclError::Dead`],
-    /// even if this call fails. The communicator can be shrunk again, aborted or dropped.
+    /// With [`ShrinkMode::Abort`], the excluded ranks may be lost, and pending work of this
+    /// communicator is ended. Waits for this work and new calls on this communicator then return
+    /// [`NcclError::Dead`], even if this call fails. This communicator can be shrunk again, aborted
+    /// or dropped.
     ///
-    /// This helps if work is stuck without an error, as over NVLink. If NCCL itself detected the
-    /// loss (by an asynchronous error, as over a network), NCCL refuses the call: create a new
-    /// communicator of the remaining ranks, with a new [`UniqueId`].
+    /// [`ShrinkMode::Abort`] works if the work is stuck without an error, as over NVLink. If NCCL
+    /// itself has detected the loss by an asynchronous error, as over a network, NCCL refuses the
+    /// call. In this case create a new communicator of the remaining ranks, with a new
+    /// [`UniqueId`].
     ///
     /// # Collective
-    /// All ranks that are not excluded, with the same list; several ranks of one thread by
-    /// [`shrink_all`](Self::shrink_all).
+    /// All ranks that are not excluded, with the same list. A thread with several ranks calls
+    /// [`shrink_all`](Self::shrink_all) instead.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if this rank is excluded, or if an excluded rank does not exist or is
@@ -138,7 +140,7 @@ impl Communicator {
                     return Err(NcclError::misuse(CALL, MisuseKind::Rank { what: "an excluded rank", found: rank, ranks }));
                 }
                 if rank == member.rank() {
-                    return Err(value("a rank other than the calling ones"));
+                    return Err(value("a rank other than the calling ranks"));
                 }
             }
             list.push(c_int::try_from(rank.get()).unwrap_or(c_int::MAX));
@@ -154,46 +156,46 @@ impl Communicator {
             ShrinkMode::Abort => sys::NCCL_SHRINK_ABORT,
         };
         if let Some(first) = members.first() {
-            // Checked before anything changes.
+            // This check precedes all changes of the communicators.
             first.nccl().needs_function("ncclCommShrink", Version::new(2, 27, 3))?;
         }
         let allowed = if mode == ShrinkMode::Abort { Allowed::SHRINK } else { Allowed::SPLIT };
         let bytes: Vec<u8> = list.iter().flat_map(|rank| rank.to_le_bytes()).collect();
         let identity = |_, hash| mix(hash, &bytes);
         let made = children(CALL, Call::Shrink, allowed, members, config, identity, |api, _, comm, out, config| {
-            // SAFETY: as for splitting; NCCL only reads the list, during the call.
+            // SAFETY: as in `split_all`. NCCL only reads the list, during the call.
             unsafe { api.ncclCommShrink(comm, list.as_mut_ptr(), count, out, config, flags) }
         })?;
         made.into_iter().map(|child| child.ok_or_else(|| nothing_made(CALL))).collect()
     }
 
-    /// Creates an id by which new ranks join ([`grow`](Self::grow),
-    /// [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join)). One of the present ranks
-    /// creates it. Requires NCCL 2.29.2.
+    /// Creates an id with which new ranks join this communicator. One of the existing ranks creates
+    /// the id and passes it to [`grow`](Self::grow). New ranks pass the id to
+    /// [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). Requires NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors of NCCL.
     pub fn grow_id(&self) -> Result<UniqueId, NcclError> {
         let empty = sys::ncclUniqueId { internal: [0; sys::NCCL_UNIQUE_ID_BYTES] };
         let id = self.inner.call_into("grow_id", Allowed::LIVE, empty, |api, comm, id| {
-            // SAFETY: the handle is live inside the gate; the place has 128 bytes.
+            // SAFETY: the handle is live inside the gate. `id` points to 128 bytes.
             unsafe { api.ncclCommGetUniqueId(comm, id) }
         })?;
         Ok(UniqueId::from_raw(id))
     }
 
-    /// Creates a communicator of `n_ranks` ranks: the ranks of this one, with unchanged numbers,
-    /// and new ranks, which join by
+    /// Creates a communicator of `n_ranks` ranks. It consists of the ranks of this communicator,
+    /// with unchanged numbers, and of new ranks. New ranks join by
     /// [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). Requires NCCL 2.29.2.
     ///
-    /// The rank that created the id passes it; the others pass `None`. This communicator should be
-    /// dropped afterwards.
+    /// The rank that created the id passes the id. The other ranks of this communicator pass
+    /// `None`. Drop this communicator afterwards.
     ///
     /// # Collective
     /// All ranks of this communicator, and all new ranks.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless `n_ranks` exceeds the present number;
+    /// [`NcclError::Misuse`] unless `n_ranks` exceeds the current number of ranks;
     /// [`NcclError::Unsupported`]; [`NcclError::Timeout`] at [`deadline`](Self::deadline);
     /// [`NcclError::Dead`]; errors of NCCL.
     pub fn grow(&self, n_ranks: usize, id: Option<&UniqueId>) -> Result<Self, NcclError> {
@@ -203,14 +205,15 @@ impl Communicator {
         let identity = |_, hash| mix(hash, &n.to_le_bytes());
         let mut made = children(CALL, Call::Grow, Allowed::LIVE, &[self], None, identity, |api, _, comm, out, config| {
             let id = id.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-            // SAFETY: as for splitting; the id is null or read during the call; -1 is "the rank
-            // that it has".
+            // SAFETY: as in `split_all`. The id is null, or NCCL reads it only during the call. The
+            // rank -1 means that the rank keeps its number.
             unsafe { api.ncclCommGrow(comm, n, id, -1, out, config) }
         })?;
         made.pop().flatten().ok_or_else(|| nothing_made(CALL))
     }
 }
 
+/// Checks the number of ranks of a communicator that grows, and converts it to NCCL's type.
 pub(crate) fn grown(call: &'static str, n_ranks: usize, now: usize) -> Result<c_int, NcclError> {
     let wrong = || {
         let (found, expected) =
@@ -225,7 +228,8 @@ pub(crate) fn nothing_made(call: &'static str) -> NcclError {
     NcclError::misuse(call, MisuseKind::Context { why: "NCCL created no communicator for this rank, but returned success" })
 }
 
-/// Creates a child of each parent.
+/// Creates a child of each parent. `start` calls NCCL for one parent, and `identity` computes the
+/// child's identity from a hash.
 fn children(
     call: &'static str,
     counted: Call,
@@ -239,7 +243,7 @@ fn children(
     let (nccl, blocking, deadline) = (first.nccl, first.blocking, first.deadline());
     for (index, parent) in parents.iter().enumerate() {
         if parents[..index].iter().any(|earlier| Arc::ptr_eq(&earlier.inner, &parent.inner)) {
-            let why = "one communicator is passed twice, expected each once";
+            let why = "one communicator is passed twice, expected each communicator once";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "the communicators", why }));
         }
     }
@@ -261,8 +265,8 @@ fn children(
         identities.push(identity(index, mix(mix(inner.identity, counted.name().as_bytes()), &number.to_le_bytes())));
     }
     if allowed == Allowed::SHRINK {
-        // NCCL ends the running work without an error: a caller that waits for it must not take it
-        // for complete.
+        // NCCL ends the running work without an error. The new state makes waits for the work fail,
+        // so that no caller takes the work for complete.
         for (inner, _) in inside.iter() {
             let _ = inner.gate.change(State::Live, State::Failed);
         }
@@ -278,21 +282,22 @@ fn children(
             let _ = parent.gate.set(State::Failed);
         }
     } else if made.is_err() {
-        // NCCL keeps the error, or work that a peer never joins, with the parent. The next call on
-        // the parent would only fail because of it.
+        // NCCL stores the error, or work that a peer never joins, with the parent. The next call on
+        // the parent would fail for this reason, so the parent is marked as failed.
         for (parent, inside) in inside.iter() {
-            // A thread that aborts from here on waits for this one to leave; one that aborted
-            // before may have freed the communicator.
+            // From here on, a thread that aborts waits until this thread has left the gate. A
+            // thread that has already aborted may have freed the communicator, so the gate is
+            // checked below.
             inside.leave_blocking();
-            // NCCL has counted a child for the ranks whose calls it recorded, but not for the
-            // others.
+            // NCCL has counted a child only for the ranks whose calls it recorded, and not for the
+            // other ranks.
             let is_partial = parents.len() > 1 && !matches!(made, Err(NcclError::Unsupported(_)));
             if !parent.gate.is_closed() && (is_partial || !matches!(parent.ask(), Ok(ncclResult_t::ncclSuccess))) {
                 let _ = parent.gate.change(State::Live, State::Failed);
             }
         }
     }
-    // If an abort ended the call, its reason is the error.
+    // If an abort ended the call, the reason of the abort is the error.
     let cut_off = made.is_err().then(|| inside.iter().find(|(parent, _)| parent.gate.is_closed())).flatten();
     let made = cut_off.map_or(made, |(parent, _)| Err(parent.abort_error(call)));
     drop(inside);
@@ -312,7 +317,7 @@ fn child(
     identity: u64,
     name: Option<String>,
 ) -> Result<Communicator, NcclError> {
-    // Ranks that joined from elsewhere are not in the rendezvous.
+    // Ranks that joined by growing are not in the rendezvous.
     let world = parent.world.as_ref().filter(|_| call != Call::Grow);
     let world = world.map(|world| World { rendezvous: world.rendezvous.clone(), ranks_are_pes: false });
     Communicator::adopt(Parts {

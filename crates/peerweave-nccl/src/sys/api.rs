@@ -1,4 +1,4 @@
-//! Every function of NCCL, each with the first library that exports it.
+//! All functions of NCCL, each with the first version of the library that exports the function.
 //!
 //! These functions make no checks. The profiling entry points (`pnccl...`) and the inline functions
 //! of headers are not declared.
@@ -9,26 +9,27 @@ use super::requirements::*;
 use super::types::*;
 
 peerweave_dylib::bindings! {
-    /// The functions of one libnccl, each resolved at its first call.
+    /// The functions of one libnccl. Each function is resolved at its first call.
     pub struct Api {
         // Version, ids, errors.
 
-        /// Returns the library's version, encoded.
+        /// Returns the library's version as a number.
         "2.0.0" fn ncclGetVersion(version: *mut c_int) -> ncclResult_t;
-        /// Creates an id. Opens a listening socket.
+        /// Creates an id for a new communicator. Opens a listening socket.
         "2.0.0" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t;
-        /// Creates an id for ranks that will join.
+        /// Creates an id with which new ranks join a communicator.
         "2.29.2" fn ncclCommGetUniqueId(comm: ncclComm_t, uniqueId: *mut ncclUniqueId) -> ncclResult_t;
-        /// Returns the text of a code, valid as long as the library is loaded.
+        /// Returns the description of a result code. The text is valid as long as the library is
+        /// loaded.
         "2.0.0" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char;
-        /// Returns the text of the last error: null, or valid until the next error.
+        /// Returns the text of the last error, or null. The text is valid until the next error.
         "2.13.4" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char;
         /// Returns the state of a communicator.
         "2.4.2" fn ncclCommGetAsyncError(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t;
-        /// Reads the variables of logging again. Deprecated by the vendor.
+        /// Makes the library read the variables of its log again. Deprecated by NVIDIA.
         "2.24.3" fn ncclResetDebugInit();
-        /// Reads the variables of logging again, under the name that is not deprecated. No header
-        /// declares it.
+        /// Makes the library read the variables of its log again. Replaces the deprecated function.
+        /// No header declares this function.
         "2.28.3" fn ncclResetDebugInitInternal();
 
         // Lifecycle.
@@ -41,49 +42,50 @@ peerweave_dylib::bindings! {
         "2.14.3" fn ncclCommInitRankConfig(
             comm: *mut ncclComm_t, nranks: c_int, commId: ncclUniqueId, rank: c_int, config: *mut ncclConfig_t,
         ) -> ncclResult_t;
-        /// Creates a communicator of many ranks, with several ids. Collective.
+        /// Creates a communicator with several ids, for many ranks. Collective.
         "2.23.4" fn ncclCommInitRankScalable(
             newcomm: *mut ncclComm_t, nranks: c_int, myrank: c_int, nId: c_int, commIds: *mut ncclUniqueId,
             config: *mut ncclConfig_t,
         ) -> ncclResult_t;
-        /// Creates communicators of subsets. Collective.
+        /// Splits a communicator into communicators of subsets of its ranks. Collective.
         "2.18.1" fn ncclCommSplit(
             comm: ncclComm_t, color: c_int, key: c_int, newcomm: *mut ncclComm_t, config: *mut ncclConfig_t,
         ) -> ncclResult_t;
-        /// Creates a communicator without some ranks. Collective over the others.
+        /// Creates a communicator without the excluded ranks. Collective over the remaining ranks.
         "2.27.3" fn ncclCommShrink(
             comm: ncclComm_t, excludeRanksList: *mut c_int, excludeRanksCount: c_int, newcomm: *mut ncclComm_t,
             config: *mut ncclConfig_t, shrinkFlags: c_int,
         ) -> ncclResult_t;
-        /// Creates a communicator with more ranks. Collective over old and new ranks.
+        /// Creates a communicator with additional ranks. Collective over the old and new ranks.
         "2.29.2" fn ncclCommGrow(
             comm: ncclComm_t, nRanks: c_int, uniqueId: *const ncclUniqueId, rank: c_int, newcomm: *mut ncclComm_t,
             config: *mut ncclConfig_t,
         ) -> ncclResult_t;
-        /// Completes issued work. Collective.
+        /// Waits until issued work is complete. Collective.
         "2.14.3" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t;
         /// Frees a communicator.
         "2.0.0" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t;
         /// Ends running work, and frees a communicator.
         "2.4.2" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t;
-        /// Ends running work, and keeps the communicator for split and shrink.
+        /// Ends running work. The communicator can then be split or shrunk.
         "2.28.7" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t;
-        /// Releases device memory.
+        /// Releases device memory of a communicator.
         "2.29.7" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t;
-        /// Reacquires device memory.
+        /// Reallocates the released device memory of a communicator.
         "2.29.7" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t;
 
         // Queries of a communicator.
 
         /// Returns the number of ranks.
         "2.0.0" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t;
-        /// Returns the device.
+        /// Returns the CUDA ordinal of the device.
         "2.0.0" fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t;
-        /// Returns the rank of this process.
+        /// Returns this rank.
         "2.0.0" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
         /// Returns a statistic of a communicator's memory.
         "2.29.7" fn ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t;
-        /// Returns the capabilities. The version in the struct selects its layout.
+        /// Returns the capabilities of a communicator. The version in the struct selects the
+        /// layout.
         "2.29.2" fn ncclCommQueryProperties(comm: ncclComm_t, props: *mut ncclCommProperties_t) -> ncclResult_t;
 
         // Collectives.
@@ -113,7 +115,7 @@ peerweave_dylib::bindings! {
             sendbuff: *const c_void, recvbuff: *mut c_void, recvcount: usize, datatype: ncclDataType_t, op: ncclRedOp_t,
             comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Sends a part from each rank to each rank.
+        /// Sends one part of the send buffer of each rank to each rank.
         "2.28.3" fn ncclAlltoAll(
             sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, comm: ncclComm_t,
             stream: CUstream,
@@ -123,7 +125,7 @@ peerweave_dylib::bindings! {
             sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, root: c_int,
             comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Sends each rank its part of the root's buffer.
+        /// Sends one part of the root's buffer to each rank.
         "2.28.3" fn ncclScatter(
             sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, root: c_int,
             comm: ncclComm_t, stream: CUstream,
@@ -133,7 +135,7 @@ peerweave_dylib::bindings! {
             buff: *mut c_void, count: usize, datatype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
 
-        // Collectives with a configuration of their own.
+        // Collectives with a configuration for the call.
 
         /// Like `ncclAllReduce`, with a configuration.
         "2.31.0" fn ncclAllReduceConfig(
@@ -178,67 +180,69 @@ peerweave_dylib::bindings! {
 
         // Point-to-point operations, one-sided operations, groups.
 
-        /// Sends to a rank that receives.
+        /// Sends to a rank, which must receive.
         "2.7.3" fn ncclSend(
             sendbuff: *const c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Receives from a rank that sends.
+        /// Receives from a rank, which must send.
         "2.7.3" fn ncclRecv(
             recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Writes to a peer's window, then signals.
+        /// Writes to a peer's window, and then increments a signal of the peer.
         "2.29.2" fn ncclPutSignal(
             localbuff: *const c_void, count: usize, datatype: ncclDataType_t, peer: c_int, peerWin: ncclWindow_t,
             peerWinOffset: usize, sigIdx: c_int, ctx: c_int, flags: c_uint, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Signals a peer.
+        /// Increments a signal of a peer.
         "2.29.2" fn ncclSignal(
             peer: c_int, sigIdx: c_int, ctx: c_int, flags: c_uint, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Waits for signals.
+        /// Waits for signals of peers.
         "2.29.2" fn ncclWaitSignal(
             nDesc: c_int, signalDescs: *mut ncclWaitSignalDesc_t, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
         /// Starts a group of this thread.
         "2.0.0" fn ncclGroupStart() -> ncclResult_t;
-        /// Ends and launches the group of this thread.
+        /// Ends the group of this thread, and launches its calls.
         "2.0.0" fn ncclGroupEnd() -> ncclResult_t;
-        /// Ends the group of this thread, and estimates it instead of launching it.
+        /// Ends the group of this thread. Estimates the duration of the calls instead of launching
+        /// them.
         "2.22.3" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t;
 
         // Memory, registration, windows.
 
         /// Allocates device memory that supports all of NCCL's algorithms.
         "2.19.1" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t;
-        /// Frees memory of `ncclMemAlloc`.
+        /// Frees memory that `ncclMemAlloc` allocated.
         "2.19.1" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t;
-        /// Registers a buffer. Local.
+        /// Registers a buffer of this rank. Not collective.
         "2.19.1" fn ncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t;
         /// Unregisters a buffer.
         "2.19.1" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t;
-        /// Registers a window. Collective. Success with a null window means that windows are not
-        /// supported.
+        /// Registers a window. Collective. If windows are not supported, returns success and stores
+        /// a null window.
         "2.27.3" fn ncclCommWindowRegister(
             comm: ncclComm_t, buff: *mut c_void, size: usize, win: *mut ncclWindow_t, winFlags: c_int,
         ) -> ncclResult_t;
-        /// Unregisters a window. Local.
+        /// Unregisters a window of this rank. Not collective.
         "2.27.3" fn ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t;
-        /// Returns the address with which a window was registered.
+        /// Returns the address of the memory that was registered as a window.
         "2.29.2" fn ncclWinGetUserPtr(comm: ncclComm_t, win: ncclWindow_t, outUserPtr: *mut *mut c_void) -> ncclResult_t;
         /// Returns the address of a rank's window for loads and stores, given its index in the LSA
         /// team.
         "2.29.2" fn ncclGetLsaDevicePointer(
             window: ncclWindow_t, offset: usize, lsaRank: c_int, outPtr: *mut *mut c_void,
         ) -> ncclResult_t;
-        /// Returns the address of the multicast of the LSA team.
+        /// Returns the multicast address of the LSA team.
         "2.29.2" fn ncclGetLsaMultimemDevicePointer(
             window: ncclWindow_t, offset: usize, outPtr: *mut *mut c_void,
         ) -> ncclResult_t;
-        /// Returns the address of a team's multicast.
+        /// Returns the multicast address of a team.
         "2.29.2" fn ncclGetMultimemDevicePointer(
             window: ncclWindow_t, offset: usize, multimem: ncclMultimemHandle_t, outPtr: *mut *mut c_void,
         ) -> ncclResult_t;
-        /// Returns the address of a rank's window; null if loads and stores cannot access it.
+        /// Returns the address of a rank's window, or null if kernels cannot access the rank by
+        /// loads and stores.
         "2.29.2" fn ncclGetPeerDevicePointer(
             window: ncclWindow_t, offset: usize, peer: c_int, outPtr: *mut *mut c_void,
         ) -> ncclResult_t;
@@ -246,7 +250,7 @@ peerweave_dylib::bindings! {
         "2.31.1" fn ncclGetCftDeviceLeInfo(
             window: ncclWindow_t, offset: usize, peerCft: c_int, cftTeam: ncclTeam_t, leId: *mut u32, leOffset: *mut usize,
         ) -> ncclResult_t;
-        /// Returns the logical endpoint of a multicast.
+        /// Returns the logical endpoint of the fabric's multicast.
         "2.31.1" fn ncclGetMultimemDeviceLeInfo(
             window: ncclWindow_t, offset: usize, leId: *mut u32, leOffset: *mut usize,
         ) -> ncclResult_t;
@@ -257,7 +261,7 @@ peerweave_dylib::bindings! {
 
         // Custom reductions.
 
-        /// Creates a reduction: the sum of products with a scalar.
+        /// Creates a sum in which each rank's elements are first multiplied by a scalar.
         "2.11.4" fn ncclRedOpCreatePreMulSum(
             op: *mut ncclRedOp_t, scalar: *mut c_void, datatype: ncclDataType_t, residence: ncclScalarResidence_t,
             comm: ncclComm_t,
@@ -274,27 +278,29 @@ peerweave_dylib::bindings! {
         ) -> ncclResult_t;
         /// Frees a device communicator.
         "2.28.3" fn ncclDevCommDestroy(comm: ncclComm_t, devComm: *const c_void) -> ncclResult_t;
-        /// Returns the requirement of barriers by loads and stores.
+        /// Returns the requirement for barriers that use loads and stores.
         "2.28.3" fn ncclLsaBarrierCreateRequirement(
             team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclLsaBarrierHandle_t,
             outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Returns the requirement of barriers over the network.
+        /// Returns the requirement for barriers over the network.
         "2.28.7" fn ncclGinBarrierCreateRequirement(
             comm: ncclComm_t, team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclGinBarrierHandle_t,
             outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
         /// Returns the number of slots of an all-to-all of short messages.
         "2.28.3" fn ncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -> c_int;
-        /// Returns the requirement of an all-to-all of short messages.
+        /// Returns the requirement for an all-to-all of short messages.
         "2.28.3" fn ncclLLA2ACreateRequirement(
             nBlocks: c_int, nSlots: c_int, outHandle: *mut ncclLLA2AHandle_t, outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Returns the requirement of outboxes over the network. No header for Linux declares it.
+        /// Returns the requirement for outboxes over the network. No header for Linux declares this
+        /// function.
         "2.29.7" fn ncclGinOutboxCreateRequirement(
             nBlocks: c_int, sizeLog2: c_int, outHandle: *mut c_void, outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Returns the requirement of inboxes over the network. No header for Linux declares it.
+        /// Returns the requirement for inboxes over the network. No header for Linux declares this
+        /// function.
         "2.29.7" fn ncclGinInboxA2ACreateRequirement(
             peers: ncclTeam_t, nBlocks: c_int, sizeLog2: c_int, outHandle: *mut c_void,
             outReq: *mut ncclDevResourceRequirements_t,
@@ -304,11 +310,11 @@ peerweave_dylib::bindings! {
 
         /// Returns the team of all ranks.
         "2.28.3" fn ncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t;
-        /// Returns the ranks accessible by loads and stores.
+        /// Returns the LSA team: the ranks that access each other by loads and stores.
         "2.28.3" fn ncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t;
-        /// Returns the ranks with the same index in their LSA teams.
+        /// Returns the rail team: the ranks that have the same index in their LSA teams.
         "2.28.3" fn ncclTeamRail(comm: ncclComm_t) -> ncclTeam_t;
-        /// Returns the ranks of the fabric.
+        /// Returns a team of ranks of the fabric.
         "2.31.0" fn ncclTeamCft(comm: ncclComm_t, mode: ncclCftTeamMode_t) -> ncclTeam_t;
         /// Returns the ranks that the fabric's multicast reaches.
         "2.31.0" fn ncclTeamCftMultimem(comm: ncclComm_t) -> ncclTeam_t;
@@ -319,7 +325,7 @@ peerweave_dylib::bindings! {
 
         // Parameters.
 
-        /// Returns a parameter by its name.
+        /// Returns the handle of a parameter, given the parameter's name.
         "2.30.3" fn ncclParamBind(out: *mut ncclParamHandle_t, key: *const c_char) -> ncclResult_t;
         /// Returns a parameter as `i8`.
         "2.30.3" fn ncclParamGetI8(h: ncclParamHandle_t, out: *mut i8) -> ncclResult_t;
@@ -337,13 +343,14 @@ peerweave_dylib::bindings! {
         "2.30.3" fn ncclParamGetU32(h: ncclParamHandle_t, out: *mut u32) -> ncclResult_t;
         /// Returns a parameter as `u64`.
         "2.30.3" fn ncclParamGetU64(h: ncclParamHandle_t, out: *mut u64) -> ncclResult_t;
-        /// Returns a parameter as text, valid until this thread's next query.
+        /// Returns a parameter as text. The text is valid until this thread's next query.
         "2.30.3" fn ncclParamGetStr(h: ncclParamHandle_t, out: *mut *const c_char) -> ncclResult_t;
         /// Returns a parameter as bytes.
         "2.30.3" fn ncclParamGet(h: ncclParamHandle_t, out: *mut c_void, maxLen: c_int, len: *mut c_int) -> ncclResult_t;
-        /// Returns a parameter by name as text, valid until this thread's next query.
+        /// Returns a parameter as text, given the parameter's name. The text is valid until this
+        /// thread's next query.
         "2.30.3" fn ncclParamGetParameter(key: *const c_char, value: *mut *const c_char, valueLen: *mut c_int) -> ncclResult_t;
-        /// Returns the names of all parameters, valid until this thread's next query.
+        /// Returns the names of all parameters. The names are valid until this thread's next query.
         "2.30.3" fn ncclParamGetAllParameterKeys(table: *mut *mut *const c_char, tableLen: *mut c_int) -> ncclResult_t;
         /// Prints all parameters to the library's log.
         "2.30.3" fn ncclParamDumpAll();

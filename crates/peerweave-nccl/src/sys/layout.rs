@@ -1,11 +1,12 @@
-//! The fields of each struct in each version.
+//! Layouts of NCCL's structs: the fields of each struct in each version.
 //!
-//! NCCL appends fields to its structs, and identifies versions by the size and version fields at
-//! the start. So an older version's struct is a prefix of the newest one. The only exception is
-//! `ncclCommProperties_t` before 2.29.7, which has a struct of its own here.
+//! NCCL appends new fields to its structs, and identifies the version of a struct by the size and
+//! version fields at the start. So the struct of an older version is a prefix of the newest struct.
+//! The only exception is `ncclCommProperties_t` before 2.29.7, for which this crate declares a
+//! separate struct.
 //!
-//! Invariant: `cargo xtask abi` compares every size and offset of this module with those of the
-//! vendor's headers.
+//! Invariant: `cargo xtask abi` compares every size and offset of this module with NVIDIA's
+//! headers.
 
 use std::mem::{align_of, offset_of, size_of};
 
@@ -17,25 +18,25 @@ use crate::Version;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Field {
-    /// The vendor's name of the field.
+    /// NCCL's name of the field.
     pub name: &'static str,
-    /// The version that introduced the field.
+    /// Version that introduced the field.
     pub since: Version,
-    /// Offset in bytes.
+    /// Offset from the start of the struct, in bytes.
     pub offset_bytes: usize,
     /// Length in bytes.
     pub len_bytes: usize,
 }
 
-/// A struct in one version.
+/// Layout of a struct in one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layout {
-    /// The vendor's name of the struct.
+    /// NCCL's name of the struct.
     pub name: &'static str,
-    /// The value of `sizeof` in that version.
+    /// Size of the struct in this version, in bytes (`sizeof`).
     pub len_bytes: usize,
-    /// Fields of that version in order.
+    /// Fields of this version, in order.
     pub fields: Vec<Field>,
 }
 
@@ -45,14 +46,16 @@ pub(crate) trait Versioned {
     const FIELDS: &'static [Field];
     const ALIGN_BYTES: usize;
 
-    /// Returns the value of `sizeof` in that version; `None` if the version lacks the struct.
+    /// Returns the size of the struct in this version, in bytes (`sizeof`), or `None` if the
+    /// version lacks the struct.
     fn len_bytes(version: Version) -> Option<usize> {
         let last = Self::FIELDS.iter().take_while(|field| version.at_least(field.since)).last()?;
         Some((last.offset_bytes + last.len_bytes).next_multiple_of(Self::ALIGN_BYTES))
     }
 }
 
-/// Declares the history of a struct: each version, and the fields that it appended.
+/// Declares the history of a struct: each version that changed the struct, and the fields that the
+/// version appended.
 macro_rules! history {
     ($Struct:ident as $name:literal { $(($major:literal, $minor:literal, $patch:literal) $($field:ident)+;)+ }) => {
         impl Versioned for $Struct {
@@ -138,13 +141,13 @@ history!(ncclDevCommRequirements_t as "ncclDevCommRequirements_t" {
     (2, 31, 0) ginCustomStride ginType useRuntimeVersion cftCaps cftBarrierCount;
 });
 
-/// Returns the layout of a struct in that version, given the vendor's name; `None` if the version
-/// lacks the struct.
+/// Returns the layout of a struct in this version, or `None` if the version lacks the struct.
+/// `name` is NCCL's name of the struct.
 pub fn layout_of(name: &str, version: Version) -> Option<Layout> {
     layouts(version).into_iter().find(|layout| layout.name == name)
 }
 
-/// Returns the structs that this version declares.
+/// Returns the layouts of all structs that this version declares.
 pub fn layouts(version: Version) -> Vec<Layout> {
     fn push<T: Versioned>(all: &mut Vec<Layout>, version: Version) {
         if let Some(len_bytes) = T::len_bytes(version) {
@@ -175,8 +178,8 @@ pub fn layouts(version: Version) -> Vec<Layout> {
     all
 }
 
-/// Returns the size in bytes of `ncclDevComm` in that version; `None` if unknown. Since 2.31 the
-/// library reports it.
+/// Returns the size of `ncclDevComm` in this version, in bytes, or `None` if this crate does not
+/// know the size. Since 2.31 NCCL reports the size.
 pub fn device_comm_len_bytes(version: Version) -> Option<usize> {
     const KNOWN: [(Version, usize); 5] = [
         (Version::new(2, 30, 3), 240),

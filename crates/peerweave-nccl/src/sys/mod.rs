@@ -1,11 +1,11 @@
 //! NCCL's own names, types and functions, which are unsafe to call. Public under the feature `raw`.
 //!
-//! These declarations make no checks; [`crate::Nccl`] selects the library. The structs are those of
-//! the newest supported header ([`HEADER`]); `layout.rs` has the prefix of each struct that an
-//! older library uses.
+//! These declarations make no checks. [`crate::Nccl`] selects the library. The structs have the
+//! layout of the newest supported header ([`HEADER`]). `layout.rs` has the prefix of each struct
+//! that an older library uses.
 //!
-//! The version of each function is that of the first *library* that exports it, in the vendor's
-//! wheels, even if a header declared it later.
+//! The version of a function is the version of the first *library* in NVIDIA's wheels that exports
+//! the function. The headers may declare the function only in a later version.
 
 mod api;
 mod constants;
@@ -22,6 +22,6 @@ pub use requirements::*;
 pub use types::*;
 pub use values::values;
 
-/// The version of the header from which the structs are declared. It is passed to a newer library,
-/// which uses its own defaults for later fields.
+/// Version of the header from which the structs are declared. This version is passed to a newer
+/// library, which then uses its own defaults for later fields.
 pub const HEADER: crate::Version = crate::Version::new(2, 32, 3);

@@ -1,15 +1,15 @@
 //! The structs of NCCL's device API: capabilities of a communicator, and requirements of a device
 //! communicator.
 //!
-//! `ncclDevComm` itself is not declared: its layout differs between versions, so it is handled as
-//! bytes of a size known at run time.
+//! `ncclDevComm` itself is not declared, because its layout differs between versions. This crate
+//! handles it as bytes, whose number is known at run time.
 
 use std::ffi::{c_int, c_uint};
 
 use super::types::{ncclGinConnectionType_t, ncclGinType_t};
 
-/// Capabilities of a communicator. Since 2.29.2; `layout.rs` has the fields of each version. See
-/// [`ncclCommProperties_v22902`] for the first version.
+/// Capabilities of a communicator. Since 2.29.2. `layout.rs` lists the fields of each version.
+/// [`ncclCommProperties_v22902`] is the first version of the struct.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is documented at the method of `CommProperties` that reads it")]
@@ -21,8 +21,8 @@ pub struct ncclCommProperties_t {
     pub nRanks: c_int,
     pub cudaDev: c_int,
     pub nvmlDev: c_int,
-    // Numbers, not bool: the library writes them, and a bool of any other value than 0 and 1 would
-    // be undefined behaviour.
+    // These fields are numbers and not `bool`, because NCCL writes them. A `bool` with a value
+    // other than 0 or 1 would be undefined behaviour.
     pub deviceApiSupport: u8,
     pub multimemSupport: u8,
     pub ginType: ncclGinType_t,
@@ -39,7 +39,7 @@ pub struct ncclCommProperties_t {
     pub cftCountedSupport: u8,
 }
 
-/// The properties in 2.29.2 and 2.29.3, with a type of one byte.
+/// Capabilities of a communicator in 2.29.2 and 2.29.3, with a GIN type of one byte.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "as in `ncclCommProperties_t`")]
@@ -62,37 +62,37 @@ pub struct ncclCommProperties_v22902 {
 pub struct ncclTeam_t {
     /// Number of ranks.
     pub nRanks: c_int,
-    /// This process's index in the team.
+    /// Index of this rank in the team.
     pub rank: c_int,
-    /// Distance of neighbouring ranks in the communicator.
+    /// Difference between consecutive ranks of the team, in ranks of the communicator.
     pub stride: c_int,
 }
 
-/// The multicast address of a team.
+/// Multicast address of a team.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclMultimemHandle_t {
-    /// An address that only kernels may use.
+    /// Device address that only kernels may use.
     pub mcBasePtr: *mut core::ffi::c_void,
 }
 
-/// Handle by which a kernel uses a barrier among ranks accessible by loads and stores.
+/// Handle by which a kernel uses barriers among the ranks of an LSA team.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ncclLsaBarrierHandle_t {
-    /// Handle of the barrier's buffer.
+    /// Handle of the buffer of the barriers.
     pub bufHandle: u32,
     /// Number of barriers.
     pub nBarriers: c_int,
 }
 
-/// Handle by which a kernel uses a barrier over the network.
+/// Handle by which a kernel uses barriers over the network.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ncclGinBarrierHandle_t {
-    /// Index of the barrier's first signal.
+    /// Index of the first signal of the barriers.
     pub signal0: u32,
-    /// Handle of the barrier's buffer up to 2.29; unused since.
+    /// Handle of the buffer of the barriers up to 2.29. Not used since 2.30.3.
     pub unused: u32,
 }
 
@@ -102,7 +102,7 @@ pub struct ncclGinBarrierHandle_t {
 pub struct ncclLLA2AHandle_t {
     /// Handle of the all-to-all's buffer.
     pub bufHandle: u32,
-    /// Number of slots of a block.
+    /// Number of slots of each thread block.
     pub nSlots: u32,
 }
 
@@ -121,7 +121,7 @@ pub struct ncclDevResourceRequirements_t {
     pub outGinCounterStart: *mut u32,
 }
 
-/// A team whose ranks need a multicast, in a linked list.
+/// A team whose ranks need a multicast object, in a linked list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "as in the header")]
@@ -132,7 +132,7 @@ pub struct ncclTeamRequirements_t {
     pub outMultimemHandle: *mut ncclMultimemHandle_t,
 }
 
-/// Requirements of a device communicator. `layout.rs` has the fields of each version.
+/// Requirements of a device communicator. `layout.rs` lists the fields of each version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is documented at the method of `DeviceCommRequirements` that sets it")]

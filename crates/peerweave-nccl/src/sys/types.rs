@@ -1,15 +1,15 @@
 //! Handles, numbers and the structs of `nccl.h`. `requirements.rs` has the structs of the device
 //! communicator.
 //!
-//! Invariant: every number from the library is a newtype of an integer, never a Rust enum, because
-//! a newer library may use unknown values.
+//! Invariant: every number that the library returns is a newtype of an integer, and not a Rust
+//! enum, because a newer library may return unknown values.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fmt;
 
 pub use peerweave_driver::cudarc::driver::sys::{CUevent, CUstream};
 
-/// Declares the opaque type to which a handle points.
+/// Declares a handle type, and the opaque type to which the handle points.
 macro_rules! opaque {
     ($($(#[$attribute:meta])* $Pointee:ident as $Handle:ident;)*) => {$(
         /// The opaque type to which the handle points.
@@ -26,15 +26,15 @@ macro_rules! opaque {
 }
 
 opaque! {
-    /// A rank's handle of a communicator.
+    /// Handle of a communicator on one rank.
     ncclComm as ncclComm_t;
-    /// A registered window. Points to device memory.
+    /// Handle of a registered window. Points to device memory.
     ncclWindow_vidmem as ncclWindow_t;
-    /// A parameter, owned by the library.
+    /// Handle of a parameter. NCCL owns the parameter.
     ncclParamHandle as ncclParamHandle_t;
 }
 
-/// Declares a number type of the library with the names that this crate knows.
+/// Declares a newtype for an enum of NCCL, with the values that this crate knows.
 macro_rules! numbers {
     ($(#[$attribute:meta])* $Name:ident($Integer:ty) { $($(#[$value_attribute:meta])* $value:ident = $number:expr;)* }) => {
         $(#[$attribute])*
@@ -46,10 +46,10 @@ macro_rules! numbers {
         impl $Name {
             $($(#[$value_attribute])* pub const $value: Self = Self($number);)*
 
-            /// The known names with their numbers.
+            /// NCCL's names of the known values, with their numbers.
             pub const NAMES: &'static [(&'static str, i64)] = &[$((stringify!($value), $number as i64)),*];
 
-            /// Returns the vendor's name of this number, if known.
+            /// Returns NCCL's name of this value, or `None` if this crate does not know the value.
             pub fn name(self) -> Option<&'static str> {
                 Self::NAMES.iter().find(|(_, number)| *number == i64::from(self.0)).map(|(name, _)| *name)
             }
@@ -67,9 +67,9 @@ macro_rules! numbers {
 }
 
 numbers! {
-    /// The result of a function.
+    /// Result code of a function.
     ncclResult_t(c_int) {
-        /// Success; the work may only be enqueued.
+        /// Success. Work may be enqueued but not complete.
         ncclSuccess = 0;
         /// A call of CUDA failed.
         ncclUnhandledCudaError = 1;
@@ -85,33 +85,33 @@ numbers! {
         ncclRemoteError = 6;
         /// A call on a non-blocking communicator has not finished.
         ncclInProgress = 7;
-        /// A wait inside the library timed out. Since 2.30.3.
+        /// A wait inside NCCL timed out. Since 2.30.3.
         ncclTimeout = 8;
     }
 }
 
 numbers! {
-    /// A type of elements.
+    /// Element type of a buffer.
     ncclDataType_t(c_int) {
-        /// `i8`.
+        /// Elements of type `i8`.
         ncclInt8 = 0;
-        /// `u8`.
+        /// Elements of type `u8`.
         ncclUint8 = 1;
-        /// `i32`.
+        /// Elements of type `i32`.
         ncclInt32 = 2;
-        /// `u32`.
+        /// Elements of type `u32`.
         ncclUint32 = 3;
-        /// `i64`.
+        /// Elements of type `i64`.
         ncclInt64 = 4;
-        /// `u64`.
+        /// Elements of type `u64`.
         ncclUint64 = 5;
-        /// `f16`.
+        /// Elements of type `f16`.
         ncclFloat16 = 6;
-        /// `f32`.
+        /// Elements of type `f32`.
         ncclFloat32 = 7;
-        /// `f64`.
+        /// Elements of type `f64`.
         ncclFloat64 = 8;
-        /// `bf16`.
+        /// Elements of type `bf16`.
         ncclBfloat16 = 9;
         /// 8-bit float with 4 exponent bits. Since 2.24.3.
         ncclFloat8e4m3 = 10;
@@ -121,7 +121,8 @@ numbers! {
 }
 
 numbers! {
-    /// A reduction. Numbers from 5 on are reductions created for one communicator.
+    /// Number of a reduction. Numbers from 5 on denote reductions that were created for one
+    /// communicator.
     ncclRedOp_t(c_int) {
         /// Sum.
         ncclSum = 0;
@@ -137,37 +138,37 @@ numbers! {
 }
 
 numbers! {
-    /// Location of a reduction's scalar, and the time at which it is read.
+    /// Location of a reduction's scalar, and the time at which NCCL reads the scalar.
     ncclScalarResidence_t(c_int) {
-        /// In memory accessible to the device; read while the collective runs.
+        /// In memory accessible to the device. Read while the collective runs.
         ncclScalarDevice = 0;
-        /// In host memory; read before the call returns.
+        /// In host memory. Read before the call returns.
         ncclScalarHostImmediate = 1;
     }
 }
 
 numbers! {
-    /// A statistic of a communicator's memory. Since 2.29.7.
+    /// Selects a statistic of a communicator's memory. Since 2.29.7.
     ncclCommMemStat_t(c_int) {
-        /// Bytes of device memory that suspending releases.
+        /// Device memory, in bytes, that suspending releases.
         ncclStatGpuMemSuspend = 0;
-        /// 1 while suspended.
+        /// 1 while the communicator is suspended, otherwise 0.
         ncclStatGpuMemSuspended = 1;
-        /// Bytes of device memory that suspending does not release.
+        /// Device memory, in bytes, that suspending does not release.
         ncclStatGpuMemPersist = 2;
-        /// All bytes of device memory that NCCL tracks.
+        /// All device memory that NCCL tracks, in bytes.
         ncclStatGpuMemTotal = 3;
     }
 }
 
 numbers! {
-    /// The ranks that a device communicator connects over the network. Since 2.29.7.
+    /// Ranks that kernels reach over the network. Since 2.29.7.
     ncclGinConnectionType_t(c_int) {
         /// No ranks.
         NCCL_GIN_CONNECTION_NONE = 0;
-        /// Every rank with every rank.
+        /// All ranks.
         NCCL_GIN_CONNECTION_FULL = 1;
-        /// Along rails.
+        /// Ranks along the rails.
         NCCL_GIN_CONNECTION_RAIL = 2;
         /// Ranks at equal strides. Since 2.31.0.
         NCCL_GIN_CONNECTION_CUSTOM_STRIDE = 3;
@@ -175,35 +176,35 @@ numbers! {
 }
 
 numbers! {
-    /// Transport by which kernels communicate over the network (GIN). One byte in 2.29.2 and
-    /// 2.29.3, four bytes since.
+    /// Transport by which kernels communicate over the network (GIN). The type has one byte in
+    /// 2.29.2 and 2.29.3, and four bytes in later versions.
     ncclGinType_t(c_int) {
-        /// No transport; in requirements, any transport.
+        /// No transport. In requirements, any transport.
         NCCL_GIN_TYPE_NONE = 0;
         /// A proxy thread of the host.
         NCCL_GIN_TYPE_PROXY = 2;
         /// The device itself (GDAKI).
         NCCL_GIN_TYPE_GDAKI = 3;
-        /// GPI.
+        /// NCCL's GPI transport.
         NCCL_GIN_TYPE_GPI = 4;
-        /// Amazon's network adapters.
+        /// Amazon's network adapters (EFA).
         NCCL_GIN_TYPE_EFA_GDA = 5;
     }
 }
 
 numbers! {
-    /// The ranks of a fabric team. Since 2.31.0.
+    /// Selects the ranks of a fabric team. Since 2.31.0.
     ncclCftTeamMode_t(c_int) {
         /// All ranks of the fabric.
         NCCL_CFT_TEAM_FLAT = 0;
-        /// Ranks that a multicast reaches.
+        /// Ranks that the fabric's multicast reaches.
         NCCL_CFT_TEAM_HIER_MULTIMEM = 1;
-        /// Ranks accessible by loads and stores.
+        /// Ranks that access each other by loads and stores.
         NCCL_CFT_TEAM_HIER_LSA = 2;
     }
 }
 
-/// The id by which ranks connect. Passed by value.
+/// The id with which ranks connect to each other. Passed by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclUniqueId {
@@ -211,7 +212,7 @@ pub struct ncclUniqueId {
     pub internal: [c_char; 128],
 }
 
-/// The configuration of a communicator. `layout.rs` has the fields of each version.
+/// Configuration of a communicator. `layout.rs` lists the fields of each version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is documented at the method of `Config` that sets it")]
@@ -250,7 +251,7 @@ pub struct ncclConfig_t {
 pub struct ncclConfigExtKey {
     /// Number of the vendor.
     pub vendorId: c_int,
-    /// The vendor's number of the option.
+    /// Number of the option, defined by the vendor.
     pub optionId: c_int,
 }
 
@@ -258,7 +259,7 @@ pub struct ncclConfigExtKey {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ncclConfigExtValue {
-    /// A number.
+    /// An integer.
     pub i: c_int,
     /// A text.
     pub s: *const c_char,
@@ -278,7 +279,7 @@ pub struct ncclConfigExt_t {
     pub val: ncclConfigExtValue,
 }
 
-/// The configuration of one collective. Since 2.31.0; the last field since 2.32.0.
+/// Configuration of one collective. Since 2.31.0. The last field exists since 2.32.0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is documented at the method of `CollConfig` that sets it")]
@@ -298,13 +299,13 @@ pub struct ncclCollConfig_t {
     pub launchCompletionEvent: CUevent,
 }
 
-/// The estimate for a simulated group. Since 2.22.3.
+/// Estimate for a simulated group. Since 2.22.3.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ncclSimInfo_t {
     /// Size of the struct in bytes.
     pub size: usize,
-    /// [`NCCL_SIM_INFO_MAGIC`](super::NCCL_SIM_INFO_MAGIC), which no other struct has.
+    /// Must be [`NCCL_SIM_INFO_MAGIC`](super::NCCL_SIM_INFO_MAGIC).
     pub magic: c_uint,
     /// Version of the caller.
     pub version: c_uint,
@@ -312,23 +313,23 @@ pub struct ncclSimInfo_t {
     pub estimatedTime: f32,
 }
 
-/// Encryption of the library's sockets. Since 2.32.0.
+/// Encryption of NCCL's sockets. Since 2.32.0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ncclEncryptionConfig_t {
     /// Size of the struct in bytes.
     pub size: usize,
-    /// [`NCCL_API_MAGIC`](super::NCCL_API_MAGIC).
+    /// Must be [`NCCL_API_MAGIC`](super::NCCL_API_MAGIC).
     pub magic: c_uint,
     /// Version of the caller.
     pub version: c_uint,
-    /// 0 for no encryption, 1 for a pre-shared key.
+    /// Encryption mode: 0 for no encryption, 1 for a pre-shared key.
     pub mode: c_int,
     /// The pre-shared key.
     pub psk: *const c_char,
 }
 
-/// A number of signals of one rank to wait for. Since 2.29.2.
+/// A number of signals by one rank to wait for. Since 2.29.2.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclWaitSignalDesc_t {
@@ -338,6 +339,6 @@ pub struct ncclWaitSignalDesc_t {
     pub peer: c_int,
     /// Index of the signal.
     pub sigIdx: c_int,
-    /// Context of the signal.
+    /// Index of the signal's context.
     pub ctx: c_int,
 }

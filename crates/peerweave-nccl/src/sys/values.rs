@@ -1,11 +1,11 @@
-//! All declared constants with the vendor's names, and the first version whose header has each.
-//! Used for the comparison with headers.
+//! All declared constants, with NCCL's name and the first version whose header has the constant.
+//! Used for the comparison with NVIDIA's headers.
 
 use super::constants::*;
 use super::types::*;
 use crate::Version;
 
-/// Returns name, first version and number of each constant.
+/// Returns the name, the first version and the value of each constant.
 pub fn values() -> Vec<(&'static str, Version, i64)> {
     let mut all = Vec::new();
     let mut from = |minor, patch, values: &[(&'static str, i64)]| {

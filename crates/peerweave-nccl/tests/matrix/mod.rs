@@ -1,8 +1,8 @@
-//! Tests of every collective x type x reduction x in and out of place against expected results
-//! computed on the host. Shared by the tests and `tools/peerweave-check`.
+//! Compares every collective, element type and reduction, in and out of place, with expected
+//! results computed on the host. Shared by the tests and `tools/peerweave-check`.
 //!
-//! The values are chosen such that every result is exact in every type, independently of the order
-//! in which the library reduces.
+//! The values are chosen so that every result is exact in every type, whatever the order in which
+//! NCCL reduces.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use peerweave_types::{Element, F8E4M3, F8E5M2, Rank, bf16, f16};
 /// Time limit of each wait.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A rank of this thread.
+/// A rank of this thread, with the stream of its calls.
 pub(crate) struct Member {
     pub(crate) comm: Communicator,
     pub(crate) stream: Arc<CudaStream>,
@@ -25,25 +25,26 @@ pub(crate) struct Member {
 pub(crate) struct Check<'a> {
     pub(crate) nccl: Nccl,
     pub(crate) members: &'a [Member],
-    /// Whether calls are made without groups, for a thread with one rank.
+    /// Whether calls are issued without groups. Only possible for a thread with one rank.
     pub(crate) direct: bool,
-    /// Numbers of passed and failed checks by collective.
+    /// Numbers of passed and failed checks for each collective.
     pub(crate) table: BTreeMap<&'static str, (usize, usize)>,
-    /// The first failures.
+    /// Texts of the first ten failures.
     pub(crate) failures: Vec<String>,
 }
 
 /// An element type of the checks.
 pub(crate) trait Sample: Element + Default {
-    /// Converts a small number; integers wrap.
+    /// Converts a small number. Integer types wrap on overflow.
     fn number(value: i64) -> Self;
     /// Returns a value for data that is only transferred.
     fn pattern(seed: usize) -> Self {
         Self::number((seed % 101) as i64)
     }
-    /// Returns whether the value is close to the expected one, for divisions that are not exact.
+    /// Returns whether the element is close to the expected value. Used for divisions that are not
+    /// exact.
     fn near(self, value: f64) -> bool;
-    /// The largest value with which all sums of eight are exact.
+    /// Largest value for which the sum of eight such values is exact.
     const SMALL: i64 = 4;
 }
 
@@ -74,7 +75,7 @@ sample! {
     f64: value => value as f64, |x| x, 1e-12;
 }
 
-/// Returns the value of an 8-bit float.
+/// Returns the value of an 8-bit float with this number of mantissa bits and this exponent bias.
 fn value_of_bits(bits: u8, mantissa_bits: u32, bias: i32) -> f64 {
     let mantissa = f64::from(bits & ((1 << mantissa_bits) - 1)) / f64::from(1u32 << mantissa_bits);
     let exponent = i32::from(bits & 0x7f) >> mantissa_bits;
@@ -105,23 +106,24 @@ sample_8_bits! {
     F8E5M2: 2, 15;
 }
 
-/// Returns an element that a rank contributes to a reduction.
+/// Returns the element at `index` that a rank contributes to a reduction over `n` ranks.
 fn given<T: Sample>(op: &Op<'_, T>, n: usize, rank: usize, index: usize) -> i64 {
     let mixed = (rank * 7 + index * 3 + rank * index) as i64;
     match op {
         // Powers of two, so that products are exact.
         Op::Plain(ReduceOp::Prod) => 1 + mixed % 2,
-        // Every rank contributes the same value: each partial sum, divided or not, is exact.
+        // Every rank contributes the same value, so each partial sum is exact, also after the
+        // division.
         Op::Plain(ReduceOp::Avg) if T::SMALL == 1 => (index % 3) as i64,
         Op::Plain(ReduceOp::Avg) => n as i64 * (mixed % 3),
         _ => mixed % (T::SMALL + 1),
     }
 }
 
-/// A reduction, with its name in the table.
+/// A reduction of a check.
 pub(crate) enum Op<'a, T> {
     Plain(ReduceOp),
-    /// A sum with the scalar 2, one object for each member.
+    /// A sum of elements multiplied by 2, with one [`PreMulSum`] for each member.
     Scaled(&'a [PreMulSum<T>]),
 }
 
@@ -132,6 +134,7 @@ impl<T> Clone for Op<'_, T> {
 }
 impl<T> Copy for Op<'_, T> {}
 
+/// Returns the expected element at `index` after a reduction over `n` ranks.
 fn reduced<T: Sample>(op: &Op<'_, T>, n: usize, index: usize) -> i64 {
     let values = (0..n).map(|rank| given(op, n, rank, index));
     match op {
@@ -145,7 +148,7 @@ fn reduced<T: Sample>(op: &Op<'_, T>, n: usize, index: usize) -> i64 {
     }
 }
 
-/// Issues a call for each member: in one group, or directly.
+/// Issues a call for each member, in one group or without a group.
 macro_rules! each {
     ($check:ident, $iterator:expr, |$index:pat_param, $member:ident, $arguments:pat_param| $method:ident($($argument:expr),*)) => {
         if $check.direct {
@@ -164,7 +167,7 @@ macro_rules! each {
     };
 }
 
-/// Like `each`, with the reduction of each member.
+/// Issues a reduction for each member, like `each`.
 macro_rules! each_reduced {
     ($check:ident, $op:ident, $iterator:expr, |$member:ident, $arguments:pat_param| $method:ident([$($before:expr),*], [$($after:expr),*])) => {
         match $op {
@@ -191,7 +194,8 @@ impl<'a> Check<'a> {
         self.members[0].comm.n_ranks()
     }
 
-    /// Returns a buffer for each member, with `len(rank)` elements.
+    /// Creates a buffer for each member. The buffer has `len(rank)` elements with the values
+    /// `value(rank, index)`.
     fn buffers<T: Sample>(
         &self,
         len: impl Fn(usize) -> usize,
@@ -209,7 +213,8 @@ impl<'a> Check<'a> {
         self.buffers(len, |_, _| T::default())
     }
 
-    /// Waits for all members and compares their results.
+    /// Waits for the work of all members, compares the results with `expected`, and counts the
+    /// checks in the table.
     fn verify<T: Sample>(
         &mut self,
         what: &'static str,
@@ -248,7 +253,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Makes all checks, with `count` elements of each rank.
+    /// Makes all checks with all types, with `count` elements of each rank.
     pub(crate) fn all(&mut self, count: usize) -> Result<(), NcclError> {
         self.of_type::<i8>(count)?;
         self.of_type::<u8>(count)?;
@@ -264,7 +269,7 @@ impl<'a> Check<'a> {
         self.of_type::<F8E5M2>(count)
     }
 
-    /// Checks every collective with one type. Reductions only if the library supports the type.
+    /// Checks every collective with one type. Checks reductions only if NCCL supports the type.
     pub(crate) fn of_type<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
         if T::SMALL > 1 || self.nccl.version().at_least(peerweave_nccl::Version::new(2, 24, 3)) {
             for op in Nccl::REDUCTIONS {
@@ -286,7 +291,7 @@ impl<'a> Check<'a> {
         let n = self.n();
         let value = |rank: usize, index: usize| T::number(given(&op, n, rank, index));
         let result = |index: usize| T::number(reduced(&op, n, index));
-        // NCCL multiplies by 1/n, which only powers of two have.
+        // NCCL multiplies by 1/n, which is exact only if n is a power of two.
         let divides = matches!(op, Op::Plain(ReduceOp::Avg)) && !n.is_power_of_two();
         let number = |index: usize| reduced(&op, n, index) as f64;
         let everywhere = |_: usize, index: usize| number(index);
@@ -407,8 +412,8 @@ impl<'a> Check<'a> {
         self.uneven::<T>(count)
     }
 
-    /// Checks different numbers of elements for each rank, including zero, and a ring of sends and
-    /// receives.
+    /// Checks calls with a different number of elements for each rank, including zero, and a ring
+    /// of sends and receives.
     fn uneven<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
         let n = self.n();
         let sent = |from: usize, to: usize| (from * 2 + to * 3) % 4 * count / 3;

@@ -1,5 +1,5 @@
-//! Tests of all interleavings of calls, an abort and a reader, by the model checker. Durations of
-//! waits are not modelled.
+//! Tests of the gate with the model checker loom, which runs all interleavings of calls, an abort
+//! and a reader. Durations of waits are not modelled.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: in no
 //! interleaving is the guarded value freed while a thread may still use it.
@@ -8,12 +8,12 @@ use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
-/// A gate, and whether the value that it guards was freed. The model fails if that flag is read and
-/// written without order.
+/// A gate, and a flag that says whether the guarded value was freed. The model checker fails if the
+/// flag is read and written without synchronisation.
 #[derive(Default)]
 struct Guarded(Gate, UnsafeCell<bool>);
 
-// SAFETY: the shared cell is watched by the model checker, and synchronised by the gate: every test
+// SAFETY: the gate synchronises the shared cell. The model checker watches the cell, so every test
 // here checks that.
 unsafe impl Sync for Guarded {}
 
@@ -23,7 +23,8 @@ impl Guarded {
         self.1.with(|is_freed| assert!(!unsafe { *is_freed }, "the value was used after it was freed"));
     }
 
-    /// Aborts, and waits without a limit.
+    /// Closes the gate as an abort does, waits without a limit until no thread is inside, and marks
+    /// the value as freed.
     fn end(&self) {
         self.0.close(State::Aborted).expect("the gate was open");
         while self.0.occupancy() != Occupancy::Empty {
@@ -34,13 +35,14 @@ impl Guarded {
     }
 }
 
+/// Runs `call` on one thread while another thread aborts.
 fn against_an_abort(call: fn(&Guarded)) {
     loom::model(move || {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
         let calling = loom::thread::spawn(move || call(&theirs));
         shared.end();
-        calling.join().expect("no panic");
+        calling.join().expect("the thread does not panic");
         assert!(shared.0.try_enter_blocking().is_none());
         assert_eq!(shared.0.occupancy(), Occupancy::Empty);
     });
@@ -80,10 +82,10 @@ fn abort_during_shared_entry_is_safe() {
     });
 }
 
-/// Aborts without waiting for threads that may be blocked in NCCL. Threads that have left NCCL are
-/// waited for.
+/// The abort does not wait for threads that may be blocked in NCCL. It waits for threads that have
+/// left NCCL.
 #[test]
-fn leave_blocking_after_abort_gave_up_is_safe() {
+fn leave_blocking_after_an_abort_timed_out_is_safe() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
@@ -101,13 +103,14 @@ fn leave_blocking_after_abort_gave_up_is_safe() {
         while shared.0.occupancy() == Occupancy::Brief {
             loom::thread::yield_now();
         }
-        // SAFETY: a thread inside is blocked, and checks the gate before it touches anything.
+        // SAFETY: a thread inside is marked as blocking, and checks the gate before it uses the
+        // value.
         shared.1.with_mut(|is_freed| unsafe { *is_freed = true });
-        calling.join().expect("no panic");
+        calling.join().expect("the thread does not panic");
     });
 }
 
-/// Revokes by either function that changes the state.
+/// Runs a revocation on one thread while another thread aborts. `revoke` changes the state.
 fn check_abort_during_revoke(revoke: fn(&Gate) -> bool) {
     loom::model(move || {
         let shared = Arc::new(Guarded::default());
@@ -120,7 +123,7 @@ fn check_abort_during_revoke(revoke: fn(&Gate) -> bool) {
             }
         });
         shared.end();
-        revoking.join().expect("no panic");
+        revoking.join().expect("the thread does not panic");
         assert_eq!(shared.0.state(), State::Aborted, "[G2]");
     });
 }
@@ -135,7 +138,7 @@ fn abort_during_a_state_change_is_safe() {
     check_abort_during_revoke(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
-/// Finalizing frees immediately, and does not wait for a revocation.
+/// Finalizing frees the value without waiting for a reader that is blocked in a revocation.
 #[test]
 fn finalize_during_revoke_is_safe() {
     loom::model(|| {
@@ -156,10 +159,10 @@ fn finalize_during_revoke_is_safe() {
             while shared.0.occupancy() == Occupancy::Brief {
                 loom::thread::yield_now();
             }
-            // SAFETY: a remaining reader finds the gate closed before it touches anything.
+            // SAFETY: a remaining reader finds the gate closed before it uses the value.
             shared.1.with_mut(|is_freed| unsafe { *is_freed = true });
         }
-        revoking.join().expect("no panic");
+        revoking.join().expect("the thread does not panic");
         assert_eq!(shared.0.state(), if closed.is_ok() { State::Finalized } else { State::Revoked });
     });
 }
@@ -167,7 +170,7 @@ fn finalize_during_revoke_is_safe() {
 #[test]
 fn calls_exclude_each_other_and_see_earlier_writes() {
     struct Counted(Gate, UnsafeCell<u32>);
-    // SAFETY: the shared cell is watched by the model checker, and synchronised by the gate: this
+    // SAFETY: the gate synchronises the shared cell. The model checker watches the cell, so this
     // test checks that.
     unsafe impl Sync for Counted {}
     fn call(shared: &Counted) -> u32 {
@@ -181,9 +184,9 @@ fn calls_exclude_each_other_and_see_earlier_writes() {
         let theirs = Arc::clone(&shared);
         let calling = loom::thread::spawn(move || call(&theirs) + call(&theirs));
         let mine = call(&shared);
-        let all = mine + calling.join().expect("no panic");
+        let all = mine + calling.join().expect("the thread does not panic");
         // SAFETY: the other thread has ended.
         assert_eq!(shared.1.with(|calls| unsafe { *calls }), all);
-        assert!(all >= 1, "both threads found another one inside");
+        assert!(all >= 1, "both threads found the gate occupied");
     });
 }

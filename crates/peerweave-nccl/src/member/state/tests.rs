@@ -1,7 +1,8 @@
-//! Tests of the gate with real threads: entering, waiting, notification, giving up.
+//! Tests of the gate with real threads: entering, waiting, notification, and giving up after a time
+//! limit.
 //!
-//! `model.rs` tests every interleaving, `weak.rs` weak memory. Invariant: no test depends on which
-//! thread is first.
+//! `model.rs` tests every interleaving. `weak.rs` tests weak memory orders. Invariant: no test
+//! depends on which thread is first.
 
 use super::*;
 use std::sync::Barrier;
@@ -16,7 +17,7 @@ fn gate_admits_one_thread_and_wakes_every_waiter() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..2_000 {
-                    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("it is live");
+                    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("the communicator is live");
                     assert_eq!(inside.fetch_add(1, Relaxed), 0);
                     entries.fetch_add(1, Relaxed);
                     inside.fetch_sub(1, Relaxed);
@@ -29,10 +30,10 @@ fn gate_admits_one_thread_and_wakes_every_waiter() {
     assert_eq!(gate.starving.into_inner(), 0);
 }
 
-/// A call and an abort race repeatedly: the abort waits for a thread that entered before the gate
-/// was closed.
+/// Calls and an abort race repeatedly. The abort must wait for every thread that entered before the
+/// gate was closed.
 #[test]
-fn drained_gate_is_empty() {
+fn drained_gate_has_no_thread_inside() {
     let (mut got_in, mut refused) = (0, 0);
     for round in 0..3_000 {
         let (gate, is_freed, start) = (Gate::default(), AtomicBool::new(false), Barrier::new(3));
@@ -56,17 +57,17 @@ fn drained_gate_is_empty() {
             gate.close(State::Aborted).expect("the gate was open");
             assert!(gate.drain(LONG));
             is_freed.store(true, Relaxed);
-            got_in += entering_blocking.join().expect("no panic");
-            refused += 200 - entering.join().expect("no panic");
+            got_in += entering_blocking.join().expect("the thread does not panic");
+            refused += 200 - entering.join().expect("the thread does not panic");
         });
     }
-    assert!(got_in > 0 && refused > 0, "{got_in} and {refused}: the race was not run");
+    assert!(got_in > 0 && refused > 0, "{got_in} entered, {refused} refused: the threads did not race");
 }
 
 #[test]
-fn held_gate_stays_held_when_others_try() {
+fn owned_gate_refuses_other_threads() {
     let gate = Gate::default();
-    let inside = gate.try_enter_blocking().expect("nobody is inside");
+    let inside = gate.try_enter_blocking().expect("no thread is inside");
     assert!(gate.try_enter_blocking().is_none());
     assert_eq!(gate.enter(Allowed::LIVE, || Duration::ZERO).map(drop), Err(Refused::Busy));
     assert!(gate.try_enter_blocking().is_none(), "the refused thread released the gate");
@@ -78,19 +79,19 @@ fn held_gate_stays_held_when_others_try() {
 fn blocking_entry_succeeds_only_on_live_communicators() {
     for state in [State::Suspended, State::Failed, State::Revoked] {
         let gate = Gate::default();
-        gate.set(state).expect("open");
+        gate.set(state).expect("the gate is open");
         assert!(gate.try_enter_blocking().is_none(), "{state:?}");
         assert!(gate.enter(Allowed::OPEN, || Duration::ZERO).is_ok(), "{state:?}: the gate is free");
     }
     let gate = Gate::default();
-    let inside = gate.try_enter_blocking().expect("it is live");
+    let inside = gate.try_enter_blocking().expect("the communicator is live");
     gate.close(State::Aborted).expect("the gate was open");
-    assert!(!gate.drain(Duration::from_millis(5)), "it may be stuck");
+    assert!(!gate.drain(Duration::from_millis(5)), "the thread inside may be stuck");
     drop(inside);
     assert!(gate.drain(Duration::ZERO) && gate.try_enter_blocking().is_none());
 }
 
-/// The other thread leaves the gate only briefly before it tries to enter again.
+/// Another thread enters the gate in a loop, and leaves it only briefly between two entries.
 #[test]
 fn waiter_is_not_starved_by_a_caller_in_a_loop() {
     let (gate, taken, done) = (Gate::default(), AtomicUsize::new(0), AtomicBool::new(false));
@@ -98,7 +99,7 @@ fn waiter_is_not_starved_by_a_caller_in_a_loop() {
         scope.spawn(|| {
             while !done.load(Relaxed) {
                 let inside = gate.try_enter_blocking().ok_or(()).or_else(|()| gate.enter(Allowed::LIVE, || LONG));
-                let (_inside, start) = (inside.expect("it is live"), Instant::now());
+                let (_inside, start) = (inside.expect("the communicator is live"), Instant::now());
                 taken.fetch_add(1, Relaxed);
                 while start.elapsed() < Duration::from_millis(1) {
                     std::hint::spin_loop();
@@ -109,11 +110,11 @@ fn waiter_is_not_starved_by_a_caller_in_a_loop() {
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(3));
             let before = taken.load(Relaxed);
-            drop(gate.enter(Allowed::LIVE, || LONG).expect("it is live"));
+            drop(gate.enter(Allowed::LIVE, || LONG).expect("the communicator is live"));
             most = most.max(taken.load(Relaxed) - before);
         }
         done.store(true, Relaxed);
-        println!("the other thread entered at most {most} times meanwhile");
+        println!("the other thread entered at most {most} times during one wait");
         assert!(most < 60, "{most}");
     });
 }
@@ -121,7 +122,7 @@ fn waiter_is_not_starved_by_a_caller_in_a_loop() {
 #[test]
 fn waiter_is_notified_of_a_state_change() {
     let gate = Gate::default();
-    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
     for (from, to) in [(State::Live, State::Failed), (State::Failed, State::Revoked)] {
         let allowed = Allowed(from.bit());
         std::thread::scope(|scope| {
@@ -131,7 +132,7 @@ fn waiter_is_notified_of_a_state_change() {
                 State::Live => assert_eq!(gate.change(from, to), Ok(())),
                 _ => assert_eq!(gate.set(to), Ok(from)),
             }
-            assert_eq!(waiting.join().expect("no panic"), Err(Refused::State(to)));
+            assert_eq!(waiting.join().expect("the thread does not panic"), Err(Refused::State(to)));
         });
     }
 }
@@ -139,39 +140,39 @@ fn waiter_is_notified_of_a_state_change() {
 #[test]
 fn waiter_is_notified_when_the_gate_closes() {
     let gate = Gate::default();
-    let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+    let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| gate.enter(Allowed::LIVE, || LONG).map(drop));
         std::thread::sleep(Duration::from_millis(20));
         gate.close(State::Aborted).expect("the gate was open");
-        assert_eq!(waiting.join().expect("no panic"), Err(Refused::State(State::Aborted)));
+        assert_eq!(waiting.join().expect("the thread does not panic"), Err(Refused::State(State::Aborted)));
     });
-    assert!(inside.enter_blocking().is_err(), "it is closed");
+    assert!(inside.enter_blocking().is_err(), "the gate is closed");
     drop(inside);
     assert!(gate.drain(LONG));
 }
 
 #[test]
-fn drain_gives_up_stuck_callers_but_awaits_brief_ones() {
+fn drain_waits_only_for_callers_that_are_not_blocked() {
     let gate = Gate::default();
-    let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
-    inside.enter_blocking().expect("it is open");
+    let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
+    inside.enter_blocking().expect("the gate is open");
     gate.close(State::Aborted).expect("the gate was open");
-    assert!(!gate.drain(Duration::from_millis(5)), "it is stuck");
+    assert!(!gate.drain(Duration::from_millis(5)), "the thread inside is stuck");
     inside.leave_blocking();
     std::thread::scope(|scope| {
         let draining = scope.spawn(|| gate.drain(Duration::ZERO));
         std::thread::sleep(Duration::from_millis(30));
         assert!(!draining.is_finished());
         drop(inside);
-        assert!(draining.join().expect("no panic"));
+        assert!(draining.join().expect("the thread does not panic"));
     });
 }
 
 #[test]
-fn drain_gives_up_a_stuck_reader() {
+fn drain_does_not_wait_for_a_blocked_reader() {
     let gate = Gate::default();
-    let reader = gate.enter_shared(Allowed::OPEN).expect("it is open");
+    let reader = gate.enter_shared(Allowed::OPEN).expect("the gate is open");
     let drained = reader.enter_blocking(|| {
         gate.close(State::Aborted).expect("the gate was open");
         gate.drain(Duration::from_millis(5))
@@ -186,7 +187,7 @@ fn drain_gives_up_a_stuck_reader() {
 fn state_changes_only_from_the_expected_state() {
     let gate = Gate::default();
     assert_eq!(gate.change(State::Suspended, State::Live), Err(State::Live));
-    gate.set(State::Revoked).expect("open");
+    gate.set(State::Revoked).expect("the gate is open");
     assert_eq!(gate.change(State::Suspended, State::Live), Err(State::Revoked));
     assert_eq!(gate.change(State::Revoked, State::Live), Ok(()));
 }
@@ -194,9 +195,9 @@ fn state_changes_only_from_the_expected_state() {
 #[test]
 fn gate_closes_only_from_the_expected_state() {
     let gate = Gate::default();
-    let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+    let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
     // A revocation enters as a reader.
-    let reader = gate.enter_shared(Allowed::OPEN).expect("it is open");
+    let reader = gate.enter_shared(Allowed::OPEN).expect("the gate is open");
     assert_eq!(gate.set(State::Revoked), Ok(State::Live));
     let freed = reader.enter_blocking(|| gate.close_from(State::Live, State::Finalized));
     assert_eq!(freed, Ok(Err(State::Revoked)), "the handle would be freed while a thread is inside NCCL");
@@ -221,19 +222,19 @@ fn gate_closes_once() {
 #[test]
 fn entry_into_a_busy_gate_fails_at_the_deadline() {
     let gate = Gate::default();
-    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
     let second = gate.enter(Allowed::LIVE, || Duration::from_millis(10));
     assert_eq!(second.map(drop), Err(Refused::Busy));
-    assert!(gate.enter_shared(Allowed::LIVE).is_ok(), "reader is possible beside it");
+    assert!(gate.enter_shared(Allowed::LIVE).is_ok(), "a reader can enter beside an owner");
 }
 
 #[test]
-fn allowed_states_match_the_table() {
+fn entry_succeeds_only_in_allowed_states() {
     let gate = Gate::default();
-    gate.set(State::Revoked).expect("open");
+    gate.set(State::Revoked).expect("the gate is open");
     assert_eq!(gate.enter(Allowed::LIVE, || LONG).map(drop), Err(Refused::State(State::Revoked)));
     assert!(gate.enter(Allowed::SPLIT, || LONG).is_ok());
-    gate.set(State::Suspended).expect("open");
+    gate.set(State::Suspended).expect("the gate is open");
     assert!(gate.enter(Allowed::SUSPENDED, || LONG).is_ok());
     assert!(gate.enter(Allowed::SPLIT, || LONG).is_err());
 }

@@ -1,10 +1,11 @@
-//! Tests of the gate under weak memory, with Miri: loads may return old values, as the memory
-//! orders allow without a fence.
+//! Tests of the gate under weak memory, with Miri. Loads may return old values, as far as the
+//! memory orders allow.
 //!
 //! `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test -p
-//! peerweave-nccl --lib state::weak`. Only the orders of the seeds are tested. Invariant: the same
-//! as in `model.rs`. That module explores every order with few preemptions, but only with explicit
-//! fences.
+//! peerweave-nccl --lib state::weak`. Miri tests only the executions that the seeds select.
+//! `model.rs` tests every execution with few preemptions, but only with explicit fences.
+//!
+//! Invariant: in no execution is the guarded value freed while a thread may still use it.
 
 use super::*;
 use std::cell::UnsafeCell;
@@ -13,12 +14,12 @@ use std::sync::Arc;
 /// Number of runs of each scenario with one seed.
 const ROUNDS: usize = 3;
 
-/// A gate, and whether the value that it guards was freed. If that flag is read and written without
-/// order, it is a data race.
+/// A gate, and a flag that says whether the guarded value was freed. Miri reports a data race if
+/// the flag is read and written without synchronisation.
 #[derive(Default)]
 struct Guarded(Gate, UnsafeCell<bool>);
 
-// SAFETY: the shared cell is watched by Miri, and synchronised by the gate: every test here checks
+// SAFETY: the gate synchronises the shared cell. Miri watches the cell, so every test here checks
 // that.
 unsafe impl Sync for Guarded {}
 
@@ -28,22 +29,25 @@ impl Guarded {
         assert!(!unsafe { *self.1.get() }, "the value was used after it was freed");
     }
 
-    /// Aborts.
+    /// Closes the gate as an abort does, waits for at most `patience` for blocked threads, and
+    /// marks the value as freed.
     fn end(&self, patience: Duration) {
         self.0.close(State::Aborted).expect("the gate was open");
         self.0.drain(patience);
-        // SAFETY: no thread is inside any more, or it checks the gate before it touches anything.
+        // SAFETY: no thread is inside any more, or a thread inside checks the gate before it uses
+        // the value.
         unsafe { *self.1.get() = true };
     }
 }
 
+/// Runs `call` on one thread while another thread aborts.
 fn against_an_abort(patience: Duration, call: fn(&Guarded)) {
     for _ in 0..ROUNDS {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
         let calling = std::thread::spawn(move || call(&theirs));
         shared.end(patience);
-        calling.join().expect("no panic");
+        calling.join().expect("the thread does not panic");
     }
 }
 
@@ -95,7 +99,7 @@ fn abort_during_revoke_is_safe() {
 }
 
 #[test]
-fn leave_blocking_after_abort_gave_up_is_safe() {
+fn leave_blocking_after_an_abort_timed_out_is_safe() {
     against_an_abort(Duration::ZERO, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
@@ -111,7 +115,7 @@ fn leave_blocking_after_abort_gave_up_is_safe() {
 #[test]
 fn calls_exclude_each_other_and_see_earlier_writes() {
     struct Counted(Gate, UnsafeCell<u32>);
-    // SAFETY: the shared cell is watched by Miri, and synchronised by the gate: this test checks
+    // SAFETY: the gate synchronises the shared cell. Miri watches the cell, so this test checks
     // that.
     unsafe impl Sync for Counted {}
     fn call(shared: &Counted) -> u32 {
@@ -125,7 +129,7 @@ fn calls_exclude_each_other_and_see_earlier_writes() {
         let theirs = Arc::clone(&shared);
         let calling = std::thread::spawn(move || call(&theirs) + call(&theirs));
         let mine = call(&shared) + call(&shared);
-        let all = mine + calling.join().expect("no panic");
+        let all = mine + calling.join().expect("the thread does not panic");
         // SAFETY: the other thread has ended.
         assert_eq!(unsafe { *shared.1.get() }, all);
     }

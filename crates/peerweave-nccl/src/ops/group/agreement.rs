@@ -1,12 +1,13 @@
-//! Checks that the ranks of one group agree: the same collectives in the same order, with the same
-//! lengths, types, roots and reductions, and receives as long as their sends.
+//! Checks that the ranks of one communicator in a group agree. The ranks must issue the same
+//! collectives in the same order, with the same lengths, types, roots and reductions. Each receive
+//! must have the length of its send.
 //!
-//! NCCL makes none of these checks: ranks that disagree wait for each other forever, or transfer
-//! too much. Ranks of other threads and processes are not checked.
+//! NCCL makes none of these checks. Ranks that disagree deadlock, or write beyond a buffer. Ranks
+//! of other threads and processes are not checked.
 //!
-//! Invariant: only calls that belong together are compared. Collectives are numbered on each
-//! communicator. Sends and receives are compared only between ranks whose transfers so far have all
-//! been paired within groups.
+//! Invariant: only calls that NCCL matches with each other are compared. Collectives are numbered
+//! on each communicator, and collectives with the same number are compared. Sends and receives are
+//! compared only between ranks whose earlier transfers were all paired within groups.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,12 +24,13 @@ use crate::sys::{ncclDataType_t, ncclRedOp_t};
 /// A recorded call and its communicator.
 pub(crate) type Recorded<'a, 'env> = (&'a Arc<Inner>, &'a Request<'env>);
 
-/// Fails if two ranks of one communicator disagree. The caller is inside the gates of all of them.
+/// Fails if two ranks of one communicator disagree. The caller is inside the gates of all
+/// communicators.
 ///
 /// # Errors
 /// [`MisuseKind::Disagreement`].
 pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>> + Clone) -> Result<(), NcclError> {
-    // Most groups have one rank, and nothing to compare.
+    // Most groups have calls of only one rank, so there is nothing to compare.
     let mut inners = calls.clone().map(|(inner, _)| inner);
     let Some(first) = inners.next() else { return Ok(()) };
     if inners.all(|inner| Arc::ptr_eq(inner, first)) {
@@ -52,16 +54,17 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
     Ok(())
 }
 
-/// A communicator of the group.
+/// One rank's communicator, with counts of its calls in the group.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
-    /// Number of the last collective of this communicator that was counted.
+    /// Number of the last collective of this communicator, including the calls of the group visited
+    /// by `collectives`.
     collectives: u64,
-    /// Number of sends and receives of this communicator whose other side is in this group.
+    /// Number of sends and receives of this communicator whose matching call is in this group.
     paired: u64,
 }
 
-/// Compares collectives with the same number.
+/// Compares the collectives that have the same number on different ranks.
 fn collectives<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>>, ranks: &mut [Member<'a>]) -> Result<(), NcclError> {
     let mut numbered: Vec<(u64, u64, Recorded<'a, 'env>)> = Vec::new();
     for (inner, request) in calls.filter(|(_, request)| request.call.is_collective()) {
@@ -69,7 +72,7 @@ fn collectives<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>>, ra
         rank.collectives += 1;
         numbered.push((inner.identity, rank.collectives, (inner, request)));
     }
-    // Stable: an error names the ranks in the order of their calls.
+    // The sort is stable, so an error names the ranks in the order of their calls.
     numbered.sort_by_key(|(identity, number, _)| (*identity, *number));
     for part in numbered.chunk_by(|one, other| (one.0, one.1) == (other.0, other.1)) {
         let first = part[0].2;
@@ -80,7 +83,7 @@ fn collectives<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>>, ra
     Ok(())
 }
 
-/// Compares one collective of two ranks.
+/// Checks that two ranks issue the same collective.
 fn agree((one, expected): Recorded<'_, '_>, (other, found): Recorded<'_, '_>) -> Result<(), NcclError> {
     let agrees = match (&expected.operations, &found.operations) {
         (Operations::One(one), Operations::One(other)) => one.matches(other),
@@ -93,7 +96,8 @@ fn agree((one, expected): Recorded<'_, '_>, (other, found): Recorded<'_, '_>) ->
     if agrees {
         return Ok(());
     }
-    // Two ranks can disagree about what one sends the other.
+    // The error shows the lengths for the other rank: two ranks can disagree about the data that
+    // one rank sends to the other.
     let shown = |request: &Request<'_>, peer: Rank| Shown(request.call, &request.operations, peer).to_string().into();
     Err(disagreement(found.call, other, shown(found, one.rank), one, shown(expected, other.rank)))
 }
@@ -127,7 +131,7 @@ fn transfers<'a, 'env: 'a>(
             Some(pair) => pair,
             None => {
                 pairs.push(Pair { key, sends: Vec::new(), receives: Vec::new() });
-                pairs.last_mut().expect("the call was just inserted")
+                pairs.last_mut().expect("the pair was just inserted")
             }
         };
         if is_send { &mut pair.sends } else { &mut pair.receives }.push((inner, request));
@@ -153,8 +157,9 @@ fn transfers<'a, 'env: 'a>(
     Ok(())
 }
 
-/// The transfers from one rank to another within the group.
+/// The sends and receives from one rank to another rank within the group.
 struct Pair<'a, 'env> {
+    /// Identity of the communicator, sending rank, receiving rank.
     key: (u64, Rank, Rank),
     sends: Vec<Recorded<'a, 'env>>,
     receives: Vec<Recorded<'a, 'env>>,
@@ -169,7 +174,8 @@ impl Operation {
     fn matches(&self, other: &Self) -> bool {
         let same_data = (self.count, self.data_type) == (other.count, other.data_type);
         let same_reduction = match (self.reduction(), other.reduction()) {
-            // The number of a created reduction is valid only for its communicator.
+            // The number of a created reduction is valid only for one communicator, so the numbers
+            // of two ranks differ.
             (Some(one), Some(other)) => one == other || !is_predefined(one) && !is_predefined(other),
             (None, None) => true,
             _ => false,
@@ -197,8 +203,8 @@ fn is_predefined(op: ncclRedOp_t) -> bool {
     op.0 <= ncclRedOp_t::ncclAvg.0
 }
 
-/// Formats a call in an error. If the call has a length for each rank, shows only those of the
-/// given rank.
+/// Formats a call for an error message. If an all-to-all has a length for each rank, shows only the
+/// lengths for the given rank.
 struct Shown<'a>(Call, &'a Operations, Rank);
 
 impl fmt::Display for Shown<'_> {
@@ -230,7 +236,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// Returns the Rust name of the type.
+/// Returns the Rust name of an element type.
 fn rust_name(data_type: ncclDataType_t) -> &'static str {
     let dtype = match data_type {
         ncclDataType_t::ncclInt8 => DType::I8,

@@ -1,10 +1,12 @@
-//! Groups: calls that NCCL receives together, so that none waits for another.
+//! Groups: calls that NCCL receives together, so that no call of a group waits for another call of
+//! the group.
 //!
-//! A group records calls; NCCL is called when the closure has returned. So after an error or a
-//! panic no call of the group has been issued, and no resource of a group can be freed before it is
-//! launched.
+//! A group records calls. NCCL is called after the closure has returned. So after an error or a
+//! panic in the closure, no call of the group has been issued. Resources of a call cannot be freed
+//! before the group is launched.
 //!
-//! Invariant: between `ncclGroupStart` and `ncclGroupEnd` only this file runs, on one thread.
+//! Invariant: between `ncclGroupStart` and `ncclGroupEnd`, no code of the caller runs on the
+//! thread.
 
 mod agreement;
 pub(crate) mod sim_info;
@@ -33,7 +35,7 @@ use crate::ops::signatures::{collectives, transfers};
 use crate::sys::ncclResult_t;
 use crate::{Call, CollConfig, Nccl, SimInfo, Version};
 
-/// Calls that are issued together. Created by [`Nccl::group`].
+/// Recorded calls that are issued together. Created by [`Nccl::group`].
 ///
 /// The resources of a call stay borrowed until the group has been launched:
 ///
@@ -53,34 +55,37 @@ pub struct Group<'env> {
     nccl: Nccl,
 }
 
+/// A recorded call, with its communicator.
 struct Member<'env> {
     inner: Arc<Inner>,
     request: Request<'env>,
 }
 
 impl Member<'_> {
-    /// Fails unless NCCL only estimates this call, without launching it.
+    /// Fails if a simulated group would launch this call instead of only estimating the duration.
     fn can_be_simulated(&self, call: &'static str) -> Result<(), NcclError> {
         let why = match self.request.call {
-            _ if !self.inner.blocking => "NCCL would launch a group of non-blocking communicators instead of estimating it",
+            _ if !self.inner.blocking => {
+                "NCCL would launch a group of non-blocking communicators instead of estimating the duration"
+            }
             _ if self.inner.n_ranks == 1 => "NCCL would execute a call of a communicator of one rank immediately",
             _ if self.request.is_captured() => "the stream is being captured",
             Call::AllReduce | Call::Reduce | Call::AllGather | Call::ReduceScatter => return Ok(()),
             Call::AllReduceInPlace | Call::ReduceInPlace | Call::AllGatherInPlace | Call::ReduceScatterInPlace => return Ok(()),
             Call::Broadcast | Call::BroadcastInPlace if !self.inner.nccl.version().at_least(BROADCASTS_ARE_SENT) => return Ok(()),
             _ => {
-                "NCCL would keep sends and launch them with the next group; only reductions and gathers to all ranks can be estimated"
+                "NCCL would queue this call and launch it with the next group; only reductions and gathers to all ranks can be estimated"
             }
         };
         Err(NcclError::misuse(call, MisuseKind::Context { why }))
     }
 }
 
-/// The first version that queues broadcasts like sends.
+/// First version of NCCL that queues broadcasts like sends.
 const BROADCASTS_ARE_SENT: Version = Version::new(2, 29, 2);
 
-/// A group while a closure records calls in it. When this value is dropped, all calls recorded
-/// after the first `before` ones are removed.
+/// A group while a closure records calls in the group. When this value is dropped, all recorded
+/// calls after the first `before` calls are removed.
 struct Part<'a, 'env> {
     group: &'a mut Group<'env>,
     before: usize,
@@ -93,11 +98,12 @@ impl Drop for Part<'_, '_> {
 }
 
 impl Nccl {
-    /// Issues the calls that the closure records, together, when it has returned.
+    /// Runs the closure, which records calls, and then issues all recorded calls together.
     ///
     /// If the closure returns an error or panics, no call is issued. A group is required if one
-    /// thread has several ranks, and if ranks send to each other. It also lets NCCL run several
-    /// operations concurrently. The group locks each of its communicators only while it is issued.
+    /// thread has several ranks, and if ranks send to each other. A group also lets NCCL run
+    /// several operations concurrently. The communicators are locked only while the calls are
+    /// issued, not while they are recorded.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -115,14 +121,14 @@ impl Nccl {
     /// ```
     ///
     /// # Errors
-    /// The closure's. [`MisuseKind::Disagreement`](crate::MisuseKind::Disagreement) if ranks of one
-    /// communicator issue collectives that do not match (lengths, element types, roots, reductions,
-    /// another collective), or if a receive has another length than its send: no call is issued
-    /// then. The first error of any of the calls.
-    /// [`MisuseKind::NotInGroup`](crate::MisuseKind::NotInGroup) if NCCL cannot connect the ranks
-    /// because this thread omitted one. [`NcclError::Timeout`] if NCCL cannot connect the ranks by
-    /// the longest [`deadline`](Communicator::deadline) of the communicators, which are then
-    /// aborted.
+    /// The error of the closure. The first error of any of the calls.
+    /// [`MisuseKind::Disagreement`](crate::MisuseKind::Disagreement) if ranks of one communicator
+    /// issue different collectives, or the same collective with different lengths, element types,
+    /// roots or reductions. The same error if the lengths of a send and its receive differ. No call
+    /// is issued after a disagreement. [`MisuseKind::NotInGroup`](crate::MisuseKind::NotInGroup) if
+    /// NCCL cannot connect the ranks because this thread omitted a rank. [`NcclError::Timeout`] if
+    /// NCCL cannot connect the ranks by the longest [`deadline`](Communicator::deadline) of the
+    /// communicators. All communicators of the group are then aborted.
     pub fn group<'env, R>(self, record: impl FnOnce(&mut Group<'env>) -> Result<R, NcclError>) -> Result<R, NcclError> {
         let mut group = Group { members: Vec::new(), nccl: self };
         let result = record(&mut group)?;
@@ -130,22 +136,23 @@ impl Nccl {
         Ok(result)
     }
 
-    /// Returns NCCL's estimate of the time of the calls that the closure records. No call is
-    /// issued. Requires NCCL 2.22.3.
+    /// Returns NCCL's estimate of the duration of the calls that the closure records. No call is
+    /// executed. Requires NCCL 2.22.3.
     ///
-    /// The communicators must block ([`Config::blocking`](crate::Config::blocking)) and have
-    /// several ranks; NCCL would launch a group of other communicators. The calls must be
-    /// reductions, gathers to all ranks of equal lengths, or, before NCCL 2.29.2, broadcasts. NCCL
-    /// would keep sends and receives, and calls composed of them, and launch them with the next
-    /// group.
+    /// The communicators must be blocking ([`Config::blocking`](crate::Config::blocking)) and have
+    /// several ranks, because NCCL would launch the calls of other communicators. Only all-reduce,
+    /// reduce, all-gather and reduce-scatter can be estimated, and broadcast before NCCL 2.29.2.
+    /// NCCL would queue all other calls and launch them with the next group.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for other communicators and calls, and for streams that are being
-    /// captured; otherwise as for [`group`](Self::group); [`NcclError::Unsupported`].
+    /// captured. [`NcclError::Unsupported`] before NCCL 2.22.3. All errors of
+    /// [`group`](Self::group).
     pub fn simulate<'env>(self, record: impl FnOnce(&mut Group<'env>) -> Result<(), NcclError>) -> Result<SimInfo, NcclError> {
         const CALL: &str = "simulate";
         let mut info = ManuallyDrop::new(Box::new(SimInfo::empty(self)?));
-        // Checked before NCCL begins a group that could not be ended.
+        // The function is checked first, because a group that has begun could not be ended without
+        // the function.
         self.needs_function("ncclGroupSimulateEnd", Version::new(2, 22, 3))?;
         let mut group = Group { members: Vec::new(), nccl: self };
         record(&mut group)?;
@@ -160,13 +167,13 @@ impl Nccl {
 }
 
 impl<'env> Group<'env> {
-    /// Records a group within the group; NCCL receives both together. For functions that form
-    /// groups and are called inside groups.
+    /// Records a nested group. NCCL receives the calls of the nested group together with the calls
+    /// of this group. Useful in a function that forms a group and may be called inside a group.
     ///
-    /// If the closure returns an error or panics, none of its calls is issued.
+    /// If the closure returns an error or panics, the calls that it recorded are removed.
     ///
     /// # Errors
-    /// The closure's.
+    /// The error of the closure.
     pub fn group<R>(&mut self, record: impl FnOnce(&mut Self) -> Result<R, NcclError>) -> Result<R, NcclError> {
         let mut inner = Part { before: self.members.len(), group: self };
         let result = record(inner.group);
@@ -186,7 +193,8 @@ impl<'env> Group<'env> {
         self.members.is_empty()
     }
 
-    /// Checks and records one call. As in [`Communicator::run`], only `prepare` depends on types.
+    /// Checks and records one call. Only `prepare` depends on the types of the buffers, as in
+    /// [`Communicator::run`].
     #[inline]
     pub(crate) fn record(
         &mut self,
@@ -248,11 +256,12 @@ impl<'env> Group<'env> {
         let deadline = self.members.iter().map(|member| member.inner.deadline()).max().unwrap_or_default();
         let inside = enter_all(call, Allowed::LIVE, self.members.iter().map(|member| &member.inner))?;
         agreement::check(self.members.iter().map(|member| (&member.inner, &member.request)))?;
-        // Captures may have begun or ended while this thread waited for the gates. Every step that
-        // can fail without NCCL comes before the first call of NCCL.
+        // Captures may have begun or ended while this thread waited for the gates. Every step of
+        // this crate that can fail precedes the first call of NCCL.
         let (mut before, mut contexts) = (None, 0);
         for Member { inner, request } in &self.members {
-            // Queries the driver once for consecutive calls on one stream, the most frequent case.
+            // Consecutive calls often use the same stream. The driver is queried only once for
+            // these calls.
             let place = Some((inner.context.cu_ctx(), request.stream.cu_stream(), request.is_captured()));
             if before != place {
                 inner.bind()?;
@@ -273,10 +282,10 @@ impl<'env> Group<'env> {
                 inner.registered.note(request.stream);
             }
             let name = request.call.name();
-            // If all calls have the same context, it is already current.
+            // If all calls have the same context, that context is already current.
             let bound = if contexts > 1 { inner.bind() } else { Ok(()) };
-            // Inside a group NCCL only records a call: this thread does not block, and a thread
-            // that aborts one of the communicators waits until it has left.
+            // Inside a group NCCL only records a call, so this thread does not block. A thread that
+            // aborts one of the communicators waits until this thread has left the gate.
             let open = bound.and_then(|()| inner.check_open(name));
             // SAFETY: this thread is inside the gates of all communicators.
             let code = open.and_then(|()| nccl.code(name, |api| unsafe { request.issue(api, inner) }));
@@ -287,8 +296,8 @@ impl<'env> Group<'env> {
             }
             break;
         }
-        // After an error of this crate NCCL has part of the group, which the other ranks would
-        // never join.
+        // After an error of this crate, NCCL has only part of the group. The other ranks would
+        // never join that part.
         if runs && is_ours {
             refuse_group(nccl);
         } else if first_error.is_none()
@@ -302,7 +311,8 @@ impl<'env> Group<'env> {
             true => self.members.iter().try_for_each(|member| member.request.is_captured_as_before(&member.inner)),
             false => Ok(()),
         };
-        // Only from here on may the memory of the members be freed.
+        // NCCL does not use the memory of the calls any more, so the memory may be freed from here
+        // on.
         drop(self.members);
         match (first_error, refused) {
             (Some(error), Some(inner)) => Err(root_cause(&inner, error)),
@@ -321,14 +331,14 @@ impl std::fmt::Debug for Group<'_> {
 
 macro_rules! recorded {
     ($($(#[$doc:meta])* $Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
-        /// The calls of [`Communicator`], recorded.
+        /// Collectives and transfers of [`Communicator`], recorded in the group.
         impl<'a> Group<'a> {
             $(
-                #[doc = concat!("Records [`Communicator::", stringify!($name), "`], issued when the group is launched. The lengths are the same.")]
+                #[doc = concat!("Records [`Communicator::", stringify!($name), "`]. The call is issued when the group is launched. The rules for lengths are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[As for the call](Communicator::", stringify!($name), "), as far as they are detected before the launch; the call is then not recorded.")]
-                #[doc = "The other errors are returned by [`Nccl::group`](Nccl::group)."]
+                #[doc = concat!("[Errors of the call](Communicator::", stringify!($name), ") that are detected before the launch. The call is then not recorded.")]
+                #[doc = "[`Nccl::group`](Nccl::group) returns all other errors of the call."]
                 pub fn $name<T: Element>(
                     &mut self,
                     communicator: &Communicator,

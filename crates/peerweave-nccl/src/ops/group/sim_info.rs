@@ -1,4 +1,4 @@
-//! NCCL's estimate for a group that is not launched (NCCL 2.22.3).
+//! NCCL's estimate of the duration of a group, without launching the group (requires NCCL 2.22.3).
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub struct SimInfo {
 }
 
 impl SimInfo {
-    /// Returns the struct for NCCL to fill.
+    /// Returns an initialized struct for NCCL to fill.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before 2.22.3.
@@ -23,8 +23,8 @@ impl SimInfo {
         empty(version).ok_or_else(|| nccl.unsupported("SimInfo (ncclSimInfo_t)", Version::new(2, 22, 3)))
     }
 
-    /// Converts the struct filled by NCCL. The time is in microseconds; negative or not a number if
-    /// there is no estimate.
+    /// Converts the struct filled by NCCL. The time of the struct is in microseconds, and is
+    /// negative or NaN if NCCL has no estimate.
     pub(crate) fn of(raw: &ncclSimInfo_t) -> Self {
         let microseconds = f64::from(raw.estimatedTime);
         Self { estimated_time: Duration::try_from_secs_f64(microseconds / 1e6).ok() }
@@ -46,14 +46,14 @@ mod tests {
 
     #[test]
     fn sim_info_struct_needs_2_22_3() {
-        let raw = empty(Version::new(2, 22, 3)).expect("2.22.3 has it");
+        let raw = empty(Version::new(2, 22, 3)).expect("NCCL 2.22.3 has the struct");
         assert_eq!((raw.size, raw.magic, raw.version), (24, 0x7468_5283, 22203));
         assert!(empty(Version::new(2, 21, 5)).is_none());
     }
 
     #[test]
     fn missing_estimate_is_none() {
-        let mut raw = empty(Version::new(2, 32, 3)).expect("2.32 has it");
+        let mut raw = empty(Version::new(2, 32, 3)).expect("NCCL 2.32 has the struct");
         assert_eq!(SimInfo::of(&raw).estimated_time, None);
         raw.estimatedTime = f32::NAN;
         assert_eq!(SimInfo::of(&raw).estimated_time, None);
