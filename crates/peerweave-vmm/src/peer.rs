@@ -173,8 +173,8 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
         Some(at) => Err(broken(format!("{direction}: word {at} is {:#018x}, expected {:#018x}", found[at], expected[at]))),
     };
     let put = pattern((1 + near as u64) << 32 | far as u64, source.len());
-    // Each step first accesses the device's own memory, so that a failure there is not attributed
-    // to the path between the devices.
+    // Only the copies below use the path between the devices. A failed access to a device's own
+    // memory is therefore not reported as a broken path.
     crate::write(&near_stream, &mut source, &put, deadline)?;
     crate::copy(&near_stream, &mut reached, &source)?;
     judged(crate::memory::streams::wait_for(&near_stream, "a write to the peer", Instant::now(), deadline))?;
