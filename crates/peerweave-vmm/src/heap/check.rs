@@ -157,11 +157,11 @@ mod tests {
     #[test]
     fn missing_data_error_names_the_tested_path() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
-        let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("it did not arrive");
+        let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("the data did not arrive");
         let text = "peer access from PE 1 to PE 3 is broken: data written did not arrive by the deadline";
         assert_eq!(error.to_string(), text);
         let other = broken_path::<()>(Err(broken(Pe::new(0), Pe::new(2), "lost".into())), Pe::new(1), Pe::new(3), "written");
-        assert!(other.expect_err("it was lost").to_string().contains("from PE 0 to PE 2"));
+        assert!(other.expect_err("the data was lost").to_string().contains("from PE 0 to PE 2"));
         assert!(broken_path(Ok(5), Pe::new(1), Pe::new(3), "written").is_ok_and(|broken_path| broken_path == 5));
     }
 }

@@ -569,7 +569,9 @@ mod tests {
         let at = |at: u64| at.to_le_bytes().to_vec();
         assert!(same_offsets("alloc", &[at(256), at(256)]).is_ok());
         assert!(same_offsets("alloc", &[vec![], vec![]]).is_ok());
-        let text = |found: &[Vec<u8>]| VmmError::from(same_offsets("alloc", found).expect_err("they differ")).to_string();
+        let text = |found: &[Vec<u8>]| {
+            VmmError::from(same_offsets("alloc", found).expect_err("the data of the PEs differs")).to_string()
+        };
         let differ = "alloc: the PEs disagree: PE 0 has offset 256, PE 2 has offset 512";
         assert_eq!(text(&[at(256), at(256), at(512)]), differ);
         assert_eq!(text(&[vec![], at(0)]), "alloc: the PEs disagree: PE 0 has no room, PE 1 has offset 0");

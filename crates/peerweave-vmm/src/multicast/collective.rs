@@ -98,12 +98,7 @@ type Begun = (Building, Option<Descriptor>);
 fn look(me: Pe, context: &CudaContext, members: &[Pe]) -> Result<String, VmmError> {
     multicast_switch()?;
     if !members.is_sorted_by(|one, next| one < next) || !members.contains(&me) {
-        return Err(wrong_value(
-            CALL,
-            "members",
-            format!("{members:?}"),
-            "PEs in ascending order, each once, including this PE",
-        ));
+        return Err(wrong_value(CALL, "members", format!("{members:?}"), "PEs in ascending order, each once, including this PE"));
     }
     check_device(context.ordinal())?;
     raw::pci_address(context.ordinal())
@@ -206,7 +201,7 @@ mod tests {
     }
 
     fn message_of(statements: &[Vec<u8>]) -> String {
-        check_devices("it", statements).expect_err("they differ").to_string()
+        check_devices("it", statements).expect_err("the data of the PEs differs").to_string()
     }
 
     #[test]
@@ -239,7 +234,7 @@ mod tests {
         assert!(check_objects("it", &groups).is_ok());
         let apart = [statement(&[0, 2], "a"), statement(&[1], "a"), statement(&[0, 2], "b")];
         assert_eq!(
-            check_objects("it", &apart).expect_err("two objects").to_string(),
+            check_objects("it", &apart).expect_err("the objects differ").to_string(),
             "it: the PEs disagree: PE 0 has a, PE 2 has b"
         );
     }

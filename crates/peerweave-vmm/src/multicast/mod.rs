@@ -16,11 +16,11 @@
 //! [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) performs all steps for a heap.
 //!
 //! **The authors of this crate have never tested multicast on a real GPU.** One environment
-//! variable disables it: see [`multicast_switch`]. Every step above, the granularity and an export
-//! first check that multicast is enabled. A mapping that exists when multicast is disabled stays
-//! until it is dropped, and is then unmapped, unbound and released. Only [`check_device`] ignores
-//! the switch: it reads the driver's version and an attribute.
-//!
+//! **The authors of this crate have never tested multicast on a real GPU.** Environment variables
+//! disable it: see [`multicast_switch`]. Every step above, the granularity and an export first
+//! check that multicast is enabled. A mapping that exists when multicast is disabled stays until it
+//! is dropped, and is then unmapped, unbound and released. Only [`check_device`] ignores the
+//! variables: it reads the driver's version and an attribute.
 //! Memory can be bound only to a complete team:
 //! ```compile_fail,E0599
 //! # use peerweave_vmm::{PhysicalMemory, multicast::Building};

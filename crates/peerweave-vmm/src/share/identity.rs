@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn threads_have_the_identity_of_their_process() {
-        let other = std::thread::spawn(ProcessId::mine).join().expect("no panic");
+        let other = std::thread::spawn(ProcessId::mine).join().expect("the thread does not panic");
         assert_eq!(other, ProcessId::mine());
     }
 }
