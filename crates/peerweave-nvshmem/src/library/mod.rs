@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_library_error_lists_the_tried_paths() {
+    fn missing_library_error_lists_the_paths_tried() {
         // SAFETY: the file does not exist, so no code of it runs.
         let error = unsafe { Nvshmem::open("/nowhere/libnvshmem_host.so.3") }.expect_err("nothing is there");
         assert!(matches!(&error, NvshmemError::Load(load) if load.exclusive && load.tried.len() == 1), "{error}");
