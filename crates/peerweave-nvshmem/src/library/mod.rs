@@ -415,22 +415,22 @@ mod tests {
     use super::*;
 
     fn touch(directory: &Path, name: &str) {
-        std::fs::write(directory.join(name), "").expect("temporary directory is writable");
+        std::fs::write(directory.join(name), "").expect("the temporary directory is writable");
     }
 
     #[test]
     fn missing_plugins_error_lists_missing_and_present_files() {
-        let directory = tempfile::tempdir().expect("temporary directory");
+        let directory = tempfile::tempdir().expect("the temporary directory is created");
         let version = Version::new(3, 4, 5);
         let check = || check_plugin(directory.path(), "nvshmem_bootstrap_uid", Some(3), version);
-        let error = check().expect_err("it is empty");
+        let error = check().expect_err("the directory is empty");
         assert!(
             error.to_string().contains("nvshmem_bootstrap_uid.so.3")
                 && error.to_string().contains("no file of this plug-in was found"),
             "{error}"
         );
         touch(directory.path(), "nvshmem_bootstrap_uid.so.2");
-        let error = check().expect_err("it is another version");
+        let error = check().expect_err("the plug-in has another version");
         assert!(error.to_string().contains("nvshmem_bootstrap_uid.so.2 was found, which has another version"), "{error}");
         touch(directory.path(), "nvshmem_bootstrap_uid.so.3");
         assert!(check().is_ok());
@@ -438,7 +438,7 @@ mod tests {
 
     #[test]
     fn transports_of_unknown_versions_are_not_checked() {
-        let directory = tempfile::tempdir().expect("temporary directory");
+        let directory = tempfile::tempdir().expect("the temporary directory is created");
         let version = Version::new(3, 7, 0);
         assert!(check_plugin(directory.path(), "nvshmem_transport_ibrc", transport_abi(version), version).is_ok());
     }
@@ -446,17 +446,17 @@ mod tests {
     #[test]
     fn missing_library_error_lists_the_paths_tried() {
         // SAFETY: the file does not exist, so no code of it runs.
-        let error = unsafe { Nvshmem::open("/nowhere/libnvshmem_host.so.3") }.expect_err("nothing is there");
+        let error = unsafe { Nvshmem::open("/nowhere/libnvshmem_host.so.3") }.expect_err("the file does not exist");
         assert!(matches!(&error, NvshmemError::Load(load) if load.exclusive && load.tried.len() == 1), "{error}");
     }
 
     #[test]
     fn library_other_than_nvshmem_is_refused() {
-        let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
-        let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("this test is linked to it");
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("the test runs on Linux");
+        let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("the test is linked to libc");
         // SAFETY: libc is already loaded. None of its functions is called, because it lacks
         // NVSHMEM's version function.
-        let error = unsafe { Nvshmem::open(libc) }.expect_err("libc is no NVSHMEM");
+        let error = unsafe { Nvshmem::open(libc) }.expect_err("libc is not NVSHMEM");
         assert!(matches!(&error, NvshmemError::Load(_)), "{error}");
         assert!(
             error.to_string().contains("lacks the function nvshmemx_vendor_get_version_info, so it is not NVSHMEM"),

@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn variables_without_the_nvshmem_prefix_are_refused() {
-        let refused = |settings: Settings| settings.check("test").expect_err("it is refused").to_string();
+        let refused = |settings: Settings| settings.check("test").expect_err("the call is refused").to_string();
         assert!(refused(Settings::default().variable("LD_PRELOAD", "x")).contains("must begin with NVSHMEM_"));
         assert!(refused(Settings::default().debug("a\0b")).contains("zero byte"));
         assert!(Settings::default().debug("INFO").check("test").is_ok());

@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn overlap_error_names_both_buffers_and_the_address() {
-        let error = check_apart("test", ("the source", 0x100, 32), ("the target", 0x110, 32)).expect_err("they overlap");
+        let error = check_apart("test", ("the source", 0x100, 32), ("the target", 0x110, 32)).expect_err("the ranges overlap");
         assert_eq!(error.to_string(), "test: the source and the target overlap at 0x110, expected separate memory");
     }
 

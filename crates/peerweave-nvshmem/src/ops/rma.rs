@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn strided_range_must_contain_its_last_element() {
         assert!(span("test", "the target", 3, 4, 10).is_ok());
-        let error = span("test", "the target", 3, 4, 9).expect_err("the last element is outside");
+        let error = span("test", "the target", 3, 4, 9).expect_err("the last element is out of range");
         assert_eq!(error.to_string(), "test: the target is 0..10, expected a range within 9 elements");
         assert!(span("test", "the target", 3, 0, 0).is_ok());
         assert!(span("test", "the target", 0, 1, 1).is_err());

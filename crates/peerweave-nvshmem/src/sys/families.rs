@@ -298,7 +298,7 @@ mod tests {
         // Any library suffices, because no function is called.
         // SAFETY: a file of this name is the system's C library.
         const SEARCH: Search = unsafe { Search::without_variable("libc", &["libc.so.6"]) };
-        Families::new(SEARCH.open(Visibility::Local).expect("every Linux has it"))
+        Families::new(SEARCH.open(Visibility::Local).expect("the C library is loaded"))
     }
 
     #[test]
@@ -320,9 +320,9 @@ mod tests {
     #[test]
     fn function_of_an_unsupported_type_is_missing() {
         let families = families();
-        let missing = families.and_reduce_on_stream(CType::Float).expect_err("bitwise operations are for integers");
+        let missing = families.and_reduce_on_stream(CType::Float).expect_err("bitwise operations exist only for integers");
         assert_eq!(missing.name, "");
-        let missing = families.put(CType::Float).expect_err("libc has no such function");
+        let missing = families.put(CType::Float).expect_err("libc lacks the function");
         assert_eq!(missing.name, "nvshmem_float_put");
     }
 }

@@ -292,9 +292,9 @@ impl Team {
     /// All PEs of the team.
     ///
     /// # Errors
-    /// [`MisuseKind::Context`] for a predefined team. [`MisuseKind::InUse`] if a captured graph or
-    /// another handle uses the team: the team then stays alive without this handle. Other errors as
-    /// for [`split_strided`](Self::split_strided).
+    /// [`MisuseKind::Context`] for a predefined team. [`MisuseKind::InUse`] if a captured graph
+    /// uses the team: the team then stays alive without a handle. Other errors as for
+    /// [`split_strided`](Self::split_strided).
     pub fn destroy(self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_team_destroy";
         if self.core.kind != TeamKind::Made {
