@@ -15,7 +15,7 @@ pub(crate) enum Disagreement {
     /// All PEs know of the failure, and each PE undoes the call.
     Known(VmmError),
     /// The exchange itself failed, so some PEs may have completed the call and others may have
-    /// undone it.
+    /// undone the call.
     Unknown(VmmError),
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn agree(
             if let Err(own) = outcome {
                 // The round's error is returned instead of `own`: it is worse, because other PEs
                 // may not know of this PE's failure.
-                tracing::warn!(call, error = %own, "failed, and other PEs may not have been notified");
+                tracing::warn!(call, error = %own, "this PE failed, and other PEs may not have been notified");
             }
             Disagreement::Unknown(error.into())
         }

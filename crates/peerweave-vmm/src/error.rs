@@ -43,7 +43,7 @@ pub enum VmmError {
     /// disconnected).
     #[error("{call}: {pe} {cause}")]
     Peer {
-        /// The collective call.
+        /// Name of the collective call.
         call: String,
         /// The PE at fault.
         pe: Pe,
@@ -105,7 +105,7 @@ pub enum Misuse {
     /// A length or an offset is zero or is not a multiple of the granularity.
     #[error("{call}: {what} is {value} bytes, expected a positive multiple of {multiple}")]
     Unaligned {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// Name of the argument.
         what: &'static str,
@@ -117,7 +117,7 @@ pub enum Misuse {
     /// A range exceeds the memory.
     #[error("{call}: the range is {start}..{end}, expected a range within {len} {unit}")]
     OutOfRange {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// First index of the range.
         start: usize,
@@ -131,7 +131,7 @@ pub enum Misuse {
     /// A mapping was requested at addresses that are already mapped.
     #[error("{call}: bytes {start}..{end} of the reservation are already mapped, expected free addresses")]
     Occupied {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// First byte of the range.
         start: usize,
@@ -141,7 +141,7 @@ pub enum Misuse {
     /// An argument has an invalid value.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Value {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// Name of the argument.
         what: &'static str,
@@ -154,7 +154,7 @@ pub enum Misuse {
     /// or it is on another machine.
     #[error("{call}: {pe} is not mapped here; the heap has PEs {mapped:?} of this machine")]
     NotMapped {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The requested PE.
         pe: Pe,
@@ -164,7 +164,7 @@ pub enum Misuse {
     /// The PEs did not make the same calls with the same arguments.
     #[error("{call}: the PEs disagree: {one} has {one_has}, {other} has {other_has}")]
     Diverged {
-        /// The collective call.
+        /// Name of the collective call.
         call: String,
         /// The first PE.
         one: Pe,
@@ -178,7 +178,7 @@ pub enum Misuse {
     /// The memory to be freed is still in use: this PE or a graph has other handles of it.
     #[error("{call}: the memory at offset {offset} has {handles} handles, expected 1")]
     StillShared {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// Offset of the memory in the heap, in bytes.
         offset: u64,
@@ -188,14 +188,14 @@ pub enum Misuse {
     /// The memory belongs to another heap.
     #[error("{call}: the memory belongs to another heap, expected memory of this heap")]
     OtherHeap {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
     },
     /// The heap has too little free memory, and growing to the required size would exceed its
     /// limit.
     #[error("{call}: {bytes} bytes do not fit: {free} of {total} bytes are free, and the heap's limit is {limit} bytes")]
     Exhausted {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// Number of requested bytes.
         bytes: u64,
@@ -210,7 +210,7 @@ pub enum Misuse {
     /// different states, and the heap refuses every later call.
     #[error("{call}: the heap is unusable because an earlier call failed: {earlier}")]
     Broken {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The earlier failure.
         earlier: String,

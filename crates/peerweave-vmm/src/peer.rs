@@ -90,7 +90,7 @@ impl PeerMatrix {
     }
 }
 
-/// Queries the driver about `from`'s access to the memory of `to`.
+/// Returns what the driver reports about the access of device `from` to the memory of device `to`.
 ///
 /// # Errors
 /// Errors of the driver.

@@ -435,7 +435,7 @@ fn weak_handle_cannot_be_upgraded_after_rights_are_removed() {
         let (of_mapping, of_memory) =
             (mapping.keep(), mapping.memory::<u8>(0).expect("the device has rights").keep().expect("the memory has an owner").1);
         let weak = [Arc::downgrade(&of_mapping), Arc::downgrade(&of_memory)];
-        assert!(mapping.allow(&[0], Rights::None).is_err(), "somebody keeps it");
+        assert!(mapping.allow(&[0], Rights::None).is_err(), "rights were removed although an owner exists");
         drop((of_mapping, of_memory));
         mapping.allow(&[0], Rights::None).expect("no other handle exists");
         assert!(weak.iter().all(|weak| weak.upgrade().is_none()), "a weak handle can still be upgraded");

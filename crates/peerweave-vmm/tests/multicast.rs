@@ -140,7 +140,7 @@ fn multicast_store_reaches_the_pes_of_all_processes() {
         Fakes::new().cuda().run_many(n, |child| {
             let me = process(&child);
             whole_life(&me);
-            Calls::now().assert_balanced("one of several processes");
+            Calls::now().assert_balanced("at the end of each process");
             me.leave();
         });
     }
@@ -237,7 +237,7 @@ fn heap_has_multicast_addresses_for_threads_and_processes() {
     Fakes::new().cuda().run_many(4, |child| {
         let me = process(&child);
         heap(&me);
-        Calls::now().assert_balanced("one of four processes");
+        Calls::now().assert_balanced("at the end of each process");
         me.leave();
     });
 }
@@ -569,7 +569,7 @@ fn multicast_object_imported_as_memory_is_not_mapped() {
         else {
             panic!()
         };
-        // SAFETY: none. The call violates the contract on purpose, and the driver returns an error.
+        // SAFETY: the call violates the contract on purpose, and the driver returns an error.
         let imported = unsafe { PhysicalMemory::import(&contexts[0], SharedMemory::FileDescriptor { fd, bytes: bytes() }) };
         let mapped = imported.and_then(|memory| {
             let mapping = Reservation::new(&contexts[0], bytes(), 2 * MIB)?.map(0, &memory, bytes())?;

@@ -1,6 +1,6 @@
-//! Calls of NVSHMEM by destructors. A destructor must not wait for the gate or for a stream. Its
-//! call is made immediately if the gate is free and the streams are idle. If not, a thread that
-//! acquires the gate later makes the call.
+//! Calls of NVSHMEM by destructors. A destructor must not wait for the gate or for a stream. The
+//! call of a destructor is made immediately if the gate is free and the streams are idle. If not, a
+//! thread that acquires the gate later makes the call.
 //!
 //! Invariants: a resource that NVSHMEM may still use is never released, unless NVSHMEM has ended.
 //! No destructor of the user runs while the gate is held.
@@ -60,7 +60,7 @@ pub(crate) struct DeferredCall {
 #[derive(Default)]
 pub(crate) struct Deferred {
     calls: Mutex<Vec<DeferredCall>>,
-    /// Whether calls may be deferred. Set after a call is added and before its destructor tries to
+    /// Whether calls may be deferred. Set after a call is added and before the destructor tries to
     /// acquire the gate. The gate's lock makes the value visible to the next thread that acquires
     /// the gate.
     any: AtomicBool,
@@ -107,7 +107,7 @@ impl Comm {
         let call = deferred.call;
         match self.dead_state() {
             Some(DeadState::Finalized) => return,
-            // NVSHMEM may still use the resource, so it is leaked.
+            // NVSHMEM may still use the resource, so the resource is leaked.
             Some(_) => return deferred.held.leak(),
             None if self.nvshmem.not_forked(call).is_err() => return deferred.held.leak(),
             None => {}

@@ -82,14 +82,14 @@ impl Comm {
         })
     }
 
-    /// Returns an error if the device has one. NVSHMEM's functions without a result only print such
-    /// an error.
+    /// Returns an error if earlier work of the device failed. NVSHMEM's functions without a result
+    /// only print such an error.
     pub(crate) fn check_device_errors(&self) -> Result<(), NvshmemError> {
         Ok(wait(&self.side, Instant::now()).map(drop)?)
     }
 
-    /// Returns whether a value has no other owner. `alone` tells whether this is so now. Waits for
-    /// up to 2 s, because a graph drops its values some time after it is destroyed.
+    /// Returns whether a value has no other owner. `alone` checks this once. Waits for up to 2 s,
+    /// because a graph drops its values some time after the graph is destroyed.
     pub(crate) fn unused_after_graphs(&self, alone: impl Fn() -> bool) -> bool {
         const LONGEST: Duration = Duration::from_secs(2);
         if alone() {

@@ -50,7 +50,7 @@ impl Comm {
 
     /// Makes all later calls fail with `state`.
     pub(crate) fn mark_dead(&self, state: DeadState) {
-        // If a reason is already set, it is kept.
+        // If a reason is already set, that reason stays.
         let _ = self.entry.dead.set(state);
     }
 

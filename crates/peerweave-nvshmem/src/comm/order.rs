@@ -25,7 +25,7 @@ use crate::error::{MisuseKind, NvshmemError};
 #[derive(Debug, Default)]
 pub(crate) struct Order(Mutex<Option<Arc<CudaStream>>>);
 
-/// The right to enqueue the team's next collective. Dropping the value gives the right to the next
+/// The right to enqueue the team's next collective. Dropping the value passes the right to the next
 /// thread.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {

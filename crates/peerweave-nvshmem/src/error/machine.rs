@@ -38,7 +38,7 @@ pub enum PreflightError {
     /// NVSHMEM reports that another PE uses the GPU of this PE. Half of the NVSHMEM calls would
     /// then fail.
     #[error(
-        "another PE shares device {device} with {pe}: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
+        "{pe} shares device {device} with another PE: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
     )]
     NotAlone {
         /// This PE.
@@ -84,7 +84,7 @@ pub enum PreflightError {
     },
     /// The GPU is too old for NVSHMEM.
     #[error(
-        "device {device} has compute capability {major}.{minor}, expected at least 7.0: NVSHMEM needs a GPU of the Volta generation or a later one"
+        "device {device} has compute capability {major}.{minor}, expected at least 7.0: NVSHMEM needs a GPU of the Volta generation or later"
     )]
     OldGpu {
         /// The device.
@@ -96,7 +96,7 @@ pub enum PreflightError {
     },
     /// /dev/shm has too little free memory, which is common in containers.
     #[error(
-        "/dev/shm has {free_bytes} bytes free, expected about {needed_bytes} for NVSHMEM to start; give the container more (--shm-size)"
+        "/dev/shm has {free_bytes} bytes free, expected about {needed_bytes} for NVSHMEM to start; enlarge it, in a container by --shm-size"
     )]
     SharedMemory {
         /// Number of free bytes in /dev/shm.

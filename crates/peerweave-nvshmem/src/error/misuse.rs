@@ -7,7 +7,7 @@ use peerweave_types::Pe;
 #[error("{call}: {kind}")]
 #[non_exhaustive]
 pub struct Misuse {
-    /// The call.
+    /// Name of the call.
     pub call: &'static str,
     /// The invalid argument, its value, and the expected value.
     pub kind: MisuseKind,
@@ -30,7 +30,7 @@ pub enum MisuseKind {
     /// An argument has a wrong length.
     #[error("{what} has {found} {unit}, expected {expected}")]
     Length {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Length of the argument.
         found: usize,
@@ -42,7 +42,7 @@ pub enum MisuseKind {
     /// A range exceeds the memory.
     #[error("{what} is {start}..{end}, expected a range within {len} elements")]
     OutOfRange {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// The first element.
         start: usize,
@@ -62,7 +62,7 @@ pub enum MisuseKind {
     /// A PE number is not below the number of PEs of the job.
     #[error("{what} is {found}, expected a PE below {n_pes}")]
     Pe {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Value of the argument.
         found: Pe,
@@ -72,7 +72,7 @@ pub enum MisuseKind {
     /// A rank is not below the number of ranks of the team.
     #[error("{what} is rank {found}, expected a rank below {ranks}")]
     Rank {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Value of the argument.
         found: usize,
@@ -82,7 +82,7 @@ pub enum MisuseKind {
     /// Memory or a stream belongs to another device.
     #[error("{what} is on device {found}, expected device {expected}")]
     Device {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Ordinal of the argument's device.
         found: usize,
@@ -90,9 +90,9 @@ pub enum MisuseKind {
         expected: usize,
     },
     /// Symmetric memory or a team belongs to another context, or to a finalised context.
-    #[error("{what} belongs to another NVSHMEM context, expected this one")]
+    #[error("{what} belongs to another NVSHMEM context, expected this context")]
     WrongContext {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
     },
     /// A resource cannot be released because it is still in use.
@@ -103,23 +103,23 @@ pub enum MisuseKind {
         /// The user.
         by: &'static str,
     },
-    /// Another PE is reached only over the network, and its transfers need symmetric or registered
-    /// memory.
+    /// Memory is neither symmetric nor registered, and the other PE of the transfer is reached only
+    /// over the network.
     #[error("{what} is neither symmetric nor registered, and {pe} is reached only over the network: register it first")]
     Unregistered {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// The other PE.
         pe: Pe,
     },
-    /// Two buffers overlap, one of which the call reads and the other of which it writes.
+    /// A buffer that the call reads overlaps a buffer that the call writes.
     #[error("{read} and {written} overlap at {address:#x}, expected separate memory")]
     Overlap {
         /// The argument that is read.
         read: &'static str,
         /// The argument that is written.
         written: &'static str,
-        /// The first address that both buffers have.
+        /// The first address that is in both buffers.
         address: u64,
     },
     /// NVSHMEM does not support this reduction for the element type.
@@ -131,7 +131,7 @@ pub enum MisuseKind {
         dtype: peerweave_types::DType,
     },
     /// NVSHMEM already runs in this process, and was initialised with other arguments.
-    #[error("NVSHMEM already runs in this process with {what} {found}, expected {asked}; a process has one NVSHMEM")]
+    #[error("NVSHMEM already runs in this process with {what} {found}, expected {asked}; a process can run only one NVSHMEM")]
     AlreadyInitialized {
         /// Name of the argument that differs.
         what: &'static str,

@@ -1,8 +1,8 @@
 //! Errors, grouped by cause: the caller, the library, the machine, another PE, or a deadline.
 //!
 //! `misuse.rs` has the errors for invalid arguments, `machine.rs` those for problems of the
-//! machine. A message names the call, the value and what was expected. It also has the library's
-//! code if the library returned one.
+//! machine. A message names the call, the value and what was expected. The message also has the
+//! library's status code if the library returned a code.
 //!
 //! Invariant: large variants are boxed, so that results stay small.
 
@@ -45,8 +45,8 @@ pub enum NvshmemError {
     /// The library was found, but a plug-in that it needs is missing.
     #[error(transparent)]
     Plugin(Box<PluginError>),
-    /// This machine or this job is not suitable for NVSHMEM. NVSHMEM was not called, because it
-    /// would have ended the process or hung.
+    /// This machine or this job is not suitable for NVSHMEM. NVSHMEM was not called, because
+    /// NVSHMEM would have ended the process or hung.
     #[error(transparent)]
     Preflight(Box<PreflightError>),
     /// CUDA's driver is missing, or returned an error.
@@ -63,7 +63,7 @@ pub enum NvshmemError {
     /// NVSHMEM.
     #[error("{call}: process {process} was forked from process {loaded_by}, which loaded NVSHMEM; start a new program instead")]
     Forked {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// Process ID of the process that loaded NVSHMEM.
         loaded_by: u32,
@@ -73,7 +73,7 @@ pub enum NvshmemError {
     /// NVSHMEM can no longer be used in this process, or through this context.
     #[error("{call}: {state}")]
     Dead {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The reason why NVSHMEM cannot be used.
         state: DeadState,
@@ -84,7 +84,7 @@ pub enum NvshmemError {
     /// The rendezvous failed.
     #[error("{call}: {source}")]
     Bootstrap {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The error of the rendezvous.
         source: Arc<BootstrapError>,
@@ -268,7 +268,7 @@ pub struct Timeout {
     pub call: &'static str,
     /// The time waited.
     pub waited: Duration,
-    /// This PE, if NVSHMEM had assigned a number.
+    /// This PE; `None` before NVSHMEM has assigned its number.
     pub pe: Option<Pe>,
     /// The PEs that did not arrive; empty if unknown.
     pub missing: Vec<Pe>,
@@ -303,7 +303,7 @@ pub struct Disagree {
     pub call: &'static str,
     /// The PE with the other call.
     pub pe: Pe,
-    /// The arguments of `pe`, or the reason why it could not make the call.
+    /// The arguments of `pe`, or the reason why `pe` could not make the call.
     pub theirs: String,
     /// The arguments of this PE.
     pub ours: String,

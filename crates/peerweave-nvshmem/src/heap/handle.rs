@@ -35,7 +35,7 @@ impl Handle {
         Self(Arc::clone(allocation))
     }
 
-    /// Returns a new handle in an `Arc` of its own, for an owner that keeps the memory allocated. A
+    /// Returns a new handle in a separate `Arc`, for an owner that keeps the memory allocated. A
     /// `Weak` of that `Arc` cannot be upgraded after the `Arc` is dropped.
     pub(crate) fn keep(&self) -> Keep {
         Arc::new(self.clone())

@@ -39,8 +39,8 @@ static MADE: Mutex<Made> = Mutex::new(Made { texts: BTreeSet::new(), lists: Vec:
 /// ignored.
 ///
 /// Other threads may read the environment during the call, through Rust's standard library or C's
-/// `getenv`. They see either all of the changes or none. A change that another thread makes at the
-/// same time may be lost.
+/// `getenv`. Such a thread sees either all changes or no change. A change that another thread makes
+/// at the same time may be lost.
 pub(crate) fn change(changes: &[(String, Option<OsString>)]) {
     if changes.is_empty() {
         return;

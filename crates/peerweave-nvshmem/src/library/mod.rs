@@ -78,7 +78,7 @@ struct Functions {
 
 /// All libraries loaded by this crate.
 static LOADED: Registry<Functions> =
-    Registry::new("libnvshmem_host.so", "peerweave-nvshmem", OLDEST, "plug-ins may use the symbols of the wrong one");
+    Registry::new("libnvshmem_host.so", "peerweave-nvshmem", OLDEST, "plug-ins may use the symbols of the wrong library");
 
 impl Nvshmem {
     /// Returns the library of this process. The first call searches and loads the library; later
@@ -111,8 +111,8 @@ impl Nvshmem {
     /// one NVSHMEM library.
     ///
     /// # Safety
-    /// The file is an NVSHMEM library. Its initialisers run, and its functions are called with
-    /// NVSHMEM's signatures.
+    /// The file is an NVSHMEM library. The initialisers of the file run, and its functions are
+    /// called with NVSHMEM's signatures.
     ///
     /// # Errors
     /// As for [`load`](Self::load).
@@ -132,7 +132,7 @@ impl Nvshmem {
         Self(loaded).not_forked("Nvshmem::load").map(|()| Self(loaded))
     }
 
-    /// Returns the version of the NVSHMEM library. It differs from the version of the OpenSHMEM
+    /// Returns the version of the NVSHMEM library, which differs from the version of the OpenSHMEM
     /// specification.
     pub fn version(self) -> Version {
         self.0.version
@@ -226,7 +226,7 @@ impl Nvshmem {
     /// Checks only the plug-in for an initialisation by an id, with these settings.
     pub(crate) fn check_id_plugin(self, settings: &Settings) -> Result<(), NvshmemError> {
         let (stem, variable) = plugins::OF_IDS;
-        // If the plug-in is selected by its own variable, it may have any name, so it is not
+        // A plug-in that its own variable selects may have any name, so such a plug-in is not
         // checked.
         match self.plugins() {
             Some(directory) if !settings.names(variable) => check_plugin(directory, stem, Some(3), self.0.version),

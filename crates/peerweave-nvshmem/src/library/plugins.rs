@@ -47,8 +47,8 @@ pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &
 /// Loads the plug-in in the library's directory as NVSHMEM does, with all functions resolved
 /// immediately.
 ///
-/// A plug-in that is not in this directory may be elsewhere, so it is not checked. A plug-in
-/// selected by its own variable is not checked either.
+/// A plug-in that is not in this directory may be elsewhere, so its absence is not an error. A
+/// plug-in selected by its own variable is not checked either.
 ///
 /// # Errors
 /// [`NvshmemError::Plugin`] with the dynamic linker's message.

@@ -76,8 +76,8 @@ impl Settings {
         self
     }
 
-    /// Sets a variable without a method of its own here. Its name must begin with `NVSHMEM_`, which
-    /// is checked when NVSHMEM starts.
+    /// Sets a variable for which this type has no method. Its name must begin with `NVSHMEM_`,
+    /// which is checked when NVSHMEM starts.
     pub fn variable(self, name: &str, value: &str) -> Self {
         self.set(name, value)
     }

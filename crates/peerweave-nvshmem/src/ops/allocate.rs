@@ -101,8 +101,9 @@ impl Context {
             // SAFETY: every size is permitted, and all PEs make the same call.
             let address = unsafe {
                 match kind {
-                    // `nvshmem_calloc` is not used: it writes the zeros on the default stream
-                    // without waiting, and could overwrite data that peers have put by then.
+                    // `nvshmem_calloc` is not used, because it writes the zeros on the default
+                    // stream without waiting. The zeros could overwrite data that peers have put by
+                    // then.
                     Kind::Malloc | Kind::Zeroed => api.nvshmem_malloc(bytes),
                     Kind::Align(alignment) => api.nvshmem_align(alignment, bytes),
                 }
@@ -165,7 +166,7 @@ impl Context {
     }
 
     /// Returns an error if the memory is in use. `allocation` is the caller's only handle. If no
-    /// other handle exists now, none can be created later.
+    /// other handle exists now, no handle can be created later.
     fn may_free(&self, call: &'static str, allocation: &Handle) -> Result<(), NvshmemError> {
         if !Arc::ptr_eq(&allocation.comm, &self.comm) {
             return Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what: "the buffer" }));

@@ -1,8 +1,9 @@
 //! Atomic operations on words of another PE that NVSHMEM's host library supports.
 //!
 //! The library exports 150 typed atomics. In every release from 3.3.24 to 3.8.0 they only print
-//! "not implemented" and return zero. Its signal operations work, and set or add to a 64-bit word.
-//! The operations of this module use them. Kernels can use all atomics.
+//! "not implemented" and return zero. The library's signal operations work: they set a 64-bit word
+//! or add to it. The operations of this module use these signal operations. Kernels can use all
+//! atomics.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Collectives of a team on a stream, by element type and operation, and barriers.
 //!
-//! A collective has no deadline. If a PE does not call it, the streams of the other PEs stay
-//! blocked, and waits of their hosts for these streams time out.
+//! A collective has no deadline. If a PE does not call the collective, the streams of the other PEs
+//! stay blocked, and waits of their hosts for these streams time out.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,13 +39,13 @@ fn reduced(dtype: DType) -> Option<CType> {
 type Found = Result<sys::CollectiveOnStream, MissingSymbol>;
 
 impl Context {
-    /// Calls NVSHMEM's barrier of all PEs from the host (`nvshmem_barrier_all`). It waits until
-    /// every PE has called it. It completes this PE's `nbi` transfers, and its puts and gets
-    /// without a stream, also over a network.
+    /// Calls NVSHMEM's barrier of all PEs from the host (`nvshmem_barrier_all`). The barrier
+    /// completes this PE's `nbi` transfers, and its puts and gets without a stream, also over a
+    /// network. It returns after every PE has made this call.
     ///
-    /// The call does not wait for puts on streams of this process: see [`Team::barrier`]. It waits
-    /// inside NVSHMEM, so a PE that does not arrive by the deadline makes the context unusable.
-    /// [`Team::barrier_blocking`] waits on the device, and does not have this effect.
+    /// The barrier does not wait for puts on streams of this process: see [`Team::barrier`]. The
+    /// host waits inside NVSHMEM, so a PE that does not arrive by the deadline makes the context
+    /// unusable. [`Team::barrier_blocking`] waits on the device, and does not have this effect.
     ///
     /// # Collective
     /// All PEs, in the same order as other collectives of the world team.

@@ -181,7 +181,7 @@ impl<'a> Enqueue<'a> {
             keep_in_graph(self.stream, keeps)?;
         }
         // The turn is kept until NVSHMEM has enqueued the call, so that no other collective of the
-        // team comes between.
+        // team is enqueued before it.
         let _turn = match self.team {
             Some(team) => Some(team.order().follow(self.call, self.comm, self.stream, self.capturing)?),
             None => None,

@@ -24,8 +24,8 @@ pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
     held: Held,
-    /// Prevents NVSHMEM from being finalised. At its next start, NVSHMEM would write its state into
-    /// the module.
+    /// A token: while it exists, NVSHMEM cannot be finalised. After a finalisation, NVSHMEM would
+    /// write its state into the module at its next start.
     _counted: Arc<()>,
 }
 

@@ -132,7 +132,7 @@ impl Context {
             // SAFETY: the memory has `bytes` bytes and is kept alive until it is unregistered.
             unsafe { api.nvshmemx_buffer_register(std::ptr::without_provenance_mut(address as usize), bytes) }
         })?;
-        // If one of several networks has registered the memory, it must not be freed.
+        // One of several networks may have registered the memory, so the memory must not be freed.
         comm.nvshmem.check(CALL, code).inspect_err(|_| held.leak())?;
         Ok(self.heap.register(address, bytes, held))
     }

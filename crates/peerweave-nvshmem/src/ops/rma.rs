@@ -37,7 +37,7 @@ fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len
     }
 }
 
-const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM would make this transfer on its own streams, or with a value that does not outlive the call";
+const NO_CAPTURE: &str = "the stream is being captured, and a graph cannot contain this transfer, because NVSHMEM uses its own streams or a value that does not outlive the call";
 
 impl Context {
     /// Writes `source` to `target` on another PE, in stream order.

@@ -29,7 +29,7 @@ pub struct Signal<'a> {
     pub op: SignalOp,
 }
 
-const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may read the value of a set signal from memory that does not outlive the call; use add";
+const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may read the value of a set signal from memory that does not outlive the call; use SignalOp::Add";
 
 impl Context {
     /// Writes `source` to `target` on another PE, then signals that PE, in stream order. A PE that
@@ -92,7 +92,7 @@ impl Context {
         const CALL: &str = "nvshmemx_putmem_signal_nbi_on_stream";
         let comm = &self.comm;
         let mut enqueue = Enqueue::begin(comm, CALL, stream)?;
-        enqueue.not_captured("the stream is being captured, and NVSHMEM would make this transfer on its own streams")?;
+        enqueue.not_captured("the stream is being captured, and a graph cannot contain this transfer, because NVSHMEM makes it on its own streams")?;
         let (remote, word, bytes, to) = self.check_put_signal(CALL, &mut enqueue, target, source.len(), signal, pe)?;
         if bytes == 0 {
             return self.signal(signal, pe, stream);
@@ -205,8 +205,9 @@ impl Context {
         const CALL: &str = "nvshmem_signal_fetch";
         one_at_least(CALL, "the signal", word)?;
         check_context(&self.comm, CALL, "the signal", word)?;
-        // NVSHMEM's own function is not used: it would wait for the default stream, and end the
-        // process on an error of CUDA. A copy also reads an aligned word atomically.
+        // NVSHMEM's own function is not used, because that function would wait for the default
+        // stream, and end the process on an error of CUDA. A copy also reads an aligned word
+        // atomically.
         let values = word.slice(0..1)?.read_by(CALL, &self.comm.side)?;
         Ok(values[0])
     }

@@ -28,8 +28,8 @@ pub(super) enum Bootstrapping {
 }
 
 /// An initialisation in progress. Dropping it sets the state of this process: a running context, or
-/// the reason why NVSHMEM cannot be started again. If NVSHMEM was not called, it is the previous
-/// state.
+/// the reason why NVSHMEM cannot be started again. If NVSHMEM was not called, the previous state is
+/// restored.
 pub(super) struct Start {
     call: &'static str,
     outcome: Option<ProcessState>,
@@ -39,8 +39,8 @@ pub(super) enum Begun {
     /// The context that already runs has the same arguments; this is a new handle.
     Running(Context),
     Start(Start),
-    /// This process cannot start NVSHMEM. Other PEs may be waiting for it at the rendezvous, so the
-    /// error must be sent to them.
+    /// This process cannot start NVSHMEM. Other PEs may be waiting for this PE at the rendezvous,
+    /// so the error must be sent to them.
     Refused(NvshmemError),
 }
 
@@ -48,8 +48,8 @@ impl Start {
     /// Begins an initialisation, or returns why this process cannot start NVSHMEM.
     ///
     /// # Errors
-    /// Returns an error only if it must not be sent to other PEs, because this PE is in another
-    /// call with them.
+    /// Returns an error only if the error must not be sent to other PEs, because this PE is in
+    /// another call with them.
     pub(super) fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
         // In a forked child, the lock may be held by a thread that exists only in the parent.
         let forked = Nvshmem::is_forked();
@@ -173,8 +173,8 @@ impl Drop for Start {
     }
 }
 
-const STARTING: &str = "another thread is starting NVSHMEM; a process has one NVSHMEM";
-const ENDING: &str = "another thread is ending NVSHMEM; a process has one NVSHMEM";
+const STARTING: &str = "another thread is starting NVSHMEM; a process can run only one NVSHMEM";
+const ENDING: &str = "another thread is ending NVSHMEM; a process can run only one NVSHMEM";
 
 fn busy(call: &'static str, why: &'static str) -> NvshmemError {
     NvshmemError::misuse(call, MisuseKind::Context { why })

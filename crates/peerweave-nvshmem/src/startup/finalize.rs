@@ -52,7 +52,7 @@ impl Context {
     /// [`current`](Self::current) returns the context again. [`NvshmemError::Timeout`] and
     /// [`NvshmemError::Bootstrap`] name the PEs that did not arrive.
     ///
-    /// If NVSHMEM itself fails to finalise, it ends the process.
+    /// If finalising fails inside NVSHMEM, NVSHMEM ends the process.
     pub fn finalize(self) -> Result<FinalizeReport, NvshmemError> {
         const CALL: &str = END;
         let running = Arc::clone(&self.running);

@@ -1,4 +1,4 @@
-//! Checks the network interface by which the PEs connect before NVSHMEM uses it.
+//! Checks the network interface by which the PEs will connect, before NVSHMEM uses the interface.
 //!
 //! NVSHMEM's variable is a list of names. Each name is a prefix unless the list starts with `=`. A
 //! list that starts with `^` excludes its names. If no interface matches, NVSHMEM only prints a
@@ -13,7 +13,7 @@ const VARIABLE: &str = "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
 /// Checks that an interface of this machine matches the settings.
 pub(crate) fn check(settings: &Settings) -> Result<(), PreflightError> {
     let Some(asked) = settings.effective(VARIABLE).filter(|asked| !asked.is_empty()) else { return Ok(()) };
-    // If the operating system cannot list interfaces, nothing is checked.
+    // If the operating system cannot list interfaces, the check succeeds.
     let Ok(all) = peerweave_bootstrap::interface::interfaces() else { return Ok(()) };
     let mut there: Vec<String> = all.into_iter().map(|one| one.name).collect();
     there.dedup();

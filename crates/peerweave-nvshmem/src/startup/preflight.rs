@@ -93,7 +93,7 @@ pub(crate) fn local(
 }
 
 /// Checks that the library has the functions that every PE needs after the start. If a PE detected
-/// a missing function only later, the other PEs would wait for it inside NVSHMEM.
+/// a missing function only later, the other PEs would wait for that PE inside NVSHMEM.
 fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     const NEEDED: [&str; 12] = [
         "nvshmemx_get_uniqueid",

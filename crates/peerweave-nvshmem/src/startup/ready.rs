@@ -33,7 +33,7 @@ pub(super) fn start_worker(call: &'static str) -> Result<Worker, NvshmemError> {
 }
 
 /// The resources of this process that an initialisation needs. They are acquired before this PE
-/// reports to the other PEs that it is ready.
+/// reports to the other PEs that this PE is ready.
 pub(super) struct Ready {
     pub(super) nvshmem: Nvshmem,
     pub(super) worker: Worker,
@@ -88,8 +88,8 @@ pub(super) fn make_id(
     }
 }
 
-/// Whether the creation of an id has failed. NVSHMEM 3.4.5 then has freed its plug-in, and may free
-/// it again at the next attempt.
+/// Whether the creation of an id has failed. NVSHMEM 3.4.5 has then freed its plug-in, and may free
+/// the plug-in again at the next attempt.
 static ID_FAILED: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn can_still_start(call: &'static str) -> Result<(), NvshmemError> {
@@ -101,7 +101,8 @@ pub(super) fn enter(call: &'static str, patience: Duration) -> Result<Sent, Nvsh
     let start = Instant::now();
     let inside = GATE.enter(call, patience).map_err(|inside| {
         tracing::warn!(call, inside, "timed out: another call is still inside NVSHMEM");
-        // It is not known whether the call inside will return. The context of that call reports it.
+        // It is not known whether the other call will return. If it does not return, its own
+        // context reports the timeout.
         Timeout { call, waited: start.elapsed(), pe: None, missing: Vec::new(), lost: None }
     })?;
     Ok(inside.send(&GATE))

@@ -32,10 +32,10 @@ impl Context {
     /// collective calls, whose order must be the same on every PE.
     ///
     /// If NVSHMEM already runs in this process with the same arguments, this call returns another
-    /// handle without communication. If a process has a context with other arguments, or NVSHMEM
-    /// cannot be started again there, every PE gets an error.
+    /// handle without communication. If a process has a context with other arguments, or cannot
+    /// start NVSHMEM again, every PE gets an error.
     ///
-    /// `device` is the device of this PE. Each PE needs a device of its own.
+    /// `device` is the device of this PE. Each PE needs a separate device.
     ///
     /// # Collective
     /// All PEs of the rendezvous.
@@ -137,7 +137,8 @@ impl Context {
     ///
     /// # Errors
     /// As for [`from_rendezvous`](Self::from_rendezvous), with an exception: missing PEs, different
-    /// libraries and shared GPUs are not detected before the call. With them, the call times out.
+    /// libraries and shared GPUs are not detected before the call. In these cases the call times
+    /// out.
     pub fn from_unique_id(
         id: UniqueId,
         pe: Pe,

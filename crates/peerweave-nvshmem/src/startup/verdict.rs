@@ -11,7 +11,7 @@ pub(super) enum Readiness {
 }
 
 impl Readiness {
-    /// Returns the line to send. It has the id in hexadecimal.
+    /// Returns the outcome as a line of text for the other PEs. The id is written in hexadecimal.
     pub(super) fn to_text(&self) -> String {
         match self {
             Self::Ready(id) => {

@@ -1,4 +1,4 @@
-//! Sizes and offsets of the declared structs, for the comparison with headers.
+//! Sizes and offsets of the declared structs, which are compared with NVSHMEM's headers.
 
 use std::mem::offset_of;
 

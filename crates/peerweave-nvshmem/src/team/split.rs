@@ -136,13 +136,13 @@ impl Team {
         self.comm.nvshmem.check(CALL, code)?;
         let mut made = |handle, identity| {
             let team = self.made(CALL, &mut entered, handle, true, identity)?;
-            Ok::<_, NvshmemError>(team.expect("a member has a team or an error"))
+            Ok::<_, NvshmemError>(team.expect("a member gets a team or an error"))
         };
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
 
-    /// Creates a part of this team by an id. This is used for parents that were created by an id,
-    /// because NVSHMEM's own split of such teams reads beyond its tables. It is also used for
+    /// Creates a part of this team by an id. This function is used if the parent was created by an
+    /// id, because NVSHMEM's own split of such teams reads beyond its tables. It is also used for
     /// negative strides.
     fn part(
         &self,

@@ -39,9 +39,9 @@ pub enum HeapTransport {
 
 impl HeapTransport {
     /// Returns the handle types with which memory is created for this transport. `file_descriptor`
-    /// tells whether descriptors are supported. They are then requested even for other transports:
-    /// a multicast object that is exported as a descriptor accepts only memory with that handle
-    /// type.
+    /// tells whether descriptors are supported. If so, descriptors are requested even for other
+    /// transports: a multicast object that is exported as a descriptor accepts only memory with
+    /// that handle type.
     pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
         Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
@@ -270,7 +270,7 @@ impl Layout {
 const PEER_REFUSED: &[CudaCode] = &[CudaCode::INVALID_DEVICE, CudaCode::NOT_SUPPORTED, CudaCode::PEER_ACCESS_UNSUPPORTED];
 
 fn gone(call: &str, pe: Pe) -> VmmError {
-    VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("has closed its memory".into()) }
+    VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("its memory was closed before this PE mapped it".into()) }
 }
 
 impl Made {
@@ -353,7 +353,7 @@ impl Part {
         match self {
             Self::Mapped(mapping) => mapping.unused(),
             Self::Mine(memory) => memory.unused(),
-            // The PE that owns the memory marks it.
+            // The PE that owns the memory marks the memory.
             Self::Found { .. } => {}
             Self::Opened(opened) => opened.unused(),
         }

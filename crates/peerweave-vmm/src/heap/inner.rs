@@ -163,8 +163,8 @@ impl Around {
         if any_ipc { granularity } else { 0 }
     }
 
-    /// Returns the transport for the PEs of one machine: the requested or the best one that all of
-    /// them support.
+    /// Returns the transport for the PEs of one machine: the requested transport, or the best
+    /// transport that all of these PEs support.
     fn transport(members: &[&Self], sharing: Sharing) -> HeapTransport {
         let all = |can: fn(&Self) -> bool| members.iter().all(|member| can(member));
         let one_process = members.iter().all(|member| member.process == members[0].process);
@@ -479,7 +479,7 @@ impl HeapInner {
     }
 }
 
-/// Returns the label of a round: the heap's number, the number of calls so far, and `what`.
+/// Returns the label of a round: the heap's number, the number of completed calls, and `what`.
 pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
 }
@@ -495,7 +495,7 @@ pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: In
     closings.iter().filter_map(|closing| closing.get().cloned()).collect()
 }
 
-/// Checks that all PEs found the same offset for an allocation, or that no PE found one.
+/// Checks that all PEs found the same offset for an allocation, or that no PE found an offset.
 pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagreement> {
     let text = |blob: &[u8]| match blob.try_into() {
         Ok(at) => format!("offset {}", u64::from_le_bytes(at)),

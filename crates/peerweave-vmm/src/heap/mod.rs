@@ -90,9 +90,9 @@ pub struct HeapOptions {
     pub growth: Growth,
     /// The requested transport.
     pub sharing: Sharing,
-    /// Whether [`SymmetricHeap::multicast`] will be called. If so, the granularity is a multiple of
-    /// the one that the driver recommends for multicast objects, which may be 512 MiB. PEs whose
-    /// device or settings do not allow multicast objects ignore this option.
+    /// Whether [`SymmetricHeap::multicast`] will be called. If so, the heap's granularity is a
+    /// multiple of the granularity that the driver recommends for multicast objects, which may be
+    /// 512 MiB. PEs whose device or settings do not allow multicast objects ignore this option.
     pub multicast: bool,
 }
 
@@ -131,8 +131,8 @@ impl HeapOptions {
 /// All PEs of the job call [`new`](Self::new), [`alloc`](Self::alloc),
 /// [`signal_pad`](Self::signal_pad), [`free`](Self::free), [`grow`](Self::grow) and
 /// [`finalize`](Self::finalize) in the same order with the same arguments. If their calls differ,
-/// all PEs get [`Misuse::Diverged`], and nothing changes. Each call returns by the deadline of the
-/// rendezvous. Its error names the PEs that did not arrive.
+/// all PEs get [`Misuse::Diverged`], and the heap is unchanged. Each call returns by the deadline
+/// of the rendezvous. Its error names the PEs that did not arrive.
 ///
 /// Dropping the heap or a handle of its memory is local. Memory whose handles are dropped without
 /// [`free`](Self::free) stays allocated until the heap is released, and
@@ -525,8 +525,8 @@ impl SymmetricHeap {
         self.inner.with_chunks(|chunks| chunks.iter().map(|chunk| chunk.bytes).sum())
     }
 
-    /// Returns this PE's physical memory: the offset and the memory of each chunk. It can be bound
-    /// to a multicast object. The result is empty with legacy IPC.
+    /// Returns this PE's physical memory: the offset and the memory of each chunk. The memory can
+    /// be bound to a multicast object. The result is empty with legacy IPC.
     pub fn physical(&self) -> Vec<(u64, PhysicalMemory)> {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }

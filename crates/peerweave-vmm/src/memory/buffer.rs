@@ -96,7 +96,7 @@ pub fn copy<T: Element>(
     }
     let from = source.read(stream)?;
     let to = target.write(stream)?;
-    // Bind the context last, because a buffer type of another crate may have made another one
+    // Bind the context last, because a buffer type of another crate may have made another context
     // current.
     raw::bind(stream.context())?;
     // SAFETY: both ranges have `bytes` bytes. Their accesses keep them allocated until the stream
@@ -113,7 +113,7 @@ pub fn copy<T: Element>(
 ///
 /// # Errors
 /// As for [`copy`](copy#errors). [`VmmError::Timeout`] if the stream is not idle by the deadline.
-/// In that case nothing is copied.
+/// In that case no data is copied.
 pub fn write<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,

@@ -96,7 +96,7 @@ impl Mapping {
     pub fn allow(&self, devices: &[usize], rights: Rights) -> Result<(), VmmError> {
         let call = "Mapping::allow";
         if devices.is_empty() {
-            let (value, expected) = ("no device".into(), "at least one".into());
+            let (value, expected) = ("no device".into(), "at least one device".into());
             return Err(Misuse::Value { call, what: "devices", value, expected }.into());
         }
         let mut known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
@@ -210,8 +210,8 @@ impl Mapping {
     }
 }
 
-/// Returns a new handle in an `Arc` of its own. A `Weak` of that `Arc` cannot create a handle of
-/// the mapping that `allow` did not count.
+/// Returns a new handle in a separate `Arc`. A `Weak` of that `Arc` cannot create a handle of the
+/// mapping that `allow` did not count.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }
@@ -234,7 +234,7 @@ impl Drop for Inner {
                         // The memory is still mapped, so the memory and the addresses must stay.
                         // They are forgotten before logging, because logging may panic.
                         std::mem::forget((source, place));
-                        tracing::warn!(%error, "a mapping is leaked");
+                        tracing::warn!(%error, "a mapping that could not be unmapped is leaked");
                     }
                 }
             }),

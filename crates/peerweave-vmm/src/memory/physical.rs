@@ -50,9 +50,9 @@ impl Exportable {
 /// The allocation granularity of physical memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granularity {
-    /// Smallest unit: lengths and offsets must be multiples of it.
+    /// Smallest unit, in bytes. Lengths and offsets must be multiples of this unit.
     pub minimum: usize,
-    /// Unit with the best performance, a multiple of `minimum`.
+    /// Unit with the best performance, in bytes. It is a multiple of `minimum`.
     pub recommended: usize,
 }
 
@@ -76,7 +76,7 @@ impl Granularity {
         if minimum == 0 || recommended % minimum != 0 {
             return Err(VmmError::Unsupported {
                 feature: "virtual memory management",
-                needs: "a positive granularity, and a recommended one that is a multiple of it".into(),
+                needs: "a positive minimum granularity that divides the recommended granularity".into(),
                 found: format!("minimum {minimum}, recommended {recommended}"),
             });
         }

@@ -101,7 +101,7 @@ impl Reservation {
         let place = self.inner.occupy(call, range)?;
         raw::bind(&self.inner.context)?;
         let address = self.inner.base + offset as u64;
-        // SAFETY: the range is inside this reservation, nothing is mapped there, and the source's
+        // SAFETY: the range is inside this reservation, no memory is mapped to it, and the source's
         // handle is live.
         let code = unsafe { raw::api()?.cuMemMap(address, bytes, 0, source.handle(), 0) };
         raw::done("cuMemMap", code)?;
@@ -170,7 +170,7 @@ impl Drop for Inner {
     }
 }
 
-/// Returns `start..start + bytes` if it is not empty and within `len`.
+/// Returns the range `start..start + bytes`. Fails if the range is empty or exceeds `len`.
 pub(crate) fn range_of(call: &'static str, start: usize, bytes: usize, len: usize) -> Result<Range<usize>, Misuse> {
     match start.checked_add(bytes) {
         Some(end) if end <= len && bytes > 0 => Ok(start..end),

@@ -27,8 +27,8 @@ pub(crate) fn wait_for_all(streams: &Streams, call: &'static str, deadline: Inst
     Ok(())
 }
 
-/// Waits until the work of `stream` is complete. Returns [`VmmError::Timeout`] if it is not
-/// complete by the deadline; `start` is when the wait began.
+/// Waits until the work of `stream` is complete. Returns [`VmmError::Timeout`] if the work is not
+/// complete by the deadline. `start` is the time at which the caller began to wait.
 pub(crate) fn wait_for(stream: &Arc<CudaStream>, call: &str, start: Instant, deadline: Instant) -> Result<(), VmmError> {
     match peerweave_driver::wait(stream, deadline)? {
         true => Ok(()),

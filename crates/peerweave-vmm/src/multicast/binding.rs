@@ -50,7 +50,7 @@ impl Team {
     /// numbers are in bytes and must be multiples of the granularity.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled).
+    /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
     /// [`Misuse::Unaligned`](crate::Misuse::Unaligned) for a number that is not a multiple of the
     /// granularity. [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the
     /// memory or the object.
@@ -117,8 +117,9 @@ impl Team {
     /// completed.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled). [`Misuse::Value`](crate::Misuse::Value) for
-    /// a device that this process did not add. [`Misuse::Unaligned`](crate::Misuse::Unaligned),
+    /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
+    /// [`Misuse::Value`](crate::Misuse::Value) for a device that this process did not add.
+    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned),
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) and
     /// [`Misuse::Occupied`](crate::Misuse::Occupied) as for [`bind`](Self::bind). Errors of the
     /// driver.
@@ -284,7 +285,7 @@ impl Drop for Binding {
                         // The memory is still bound, so the memory and the object must stay. They
                         // are forgotten before logging, because logging may panic.
                         std::mem::forget((place, memory));
-                        tracing::warn!(%error, "a multicast binding is leaked");
+                        tracing::warn!(%error, "a multicast binding that could not be unbound is leaked");
                     }
                 }
             }),

@@ -52,10 +52,10 @@ impl Team {
     /// Returns the object with its bindings if this process added all devices.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled). [`Misuse::Value`](crate::Misuse::Value) for
-    /// a binding of another object, for a device whose `bindings` leave a gap, or for a team with
-    /// devices of other processes. Live bindings that are not in `bindings` do not count. The
-    /// bindings are dropped after an error.
+    /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
+    /// [`Misuse::Value`](crate::Misuse::Value) for a binding of another object, for a device whose
+    /// `bindings` leave a gap, or for a team with devices of other processes. Live bindings that
+    /// are not in `bindings` do not count. The bindings are dropped after an error.
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
         if here != all as usize {
@@ -81,8 +81,8 @@ impl Team {
     /// all PEs if PEs of one team have different objects. The bindings are dropped after these
     /// errors.
     ///
-    /// As for every collective call. A PE that timed out cannot know whether another PE already
-    /// stores to its memory, so its bindings are leaked.
+    /// [`VmmError::Timeout`] names the PEs that did not arrive. A PE that timed out cannot know
+    /// whether another PE already stores to its memory, so its bindings are leaked.
     pub fn bound_with(self, rendezvous: &Rendezvous, label: &str, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         Ok(self.agree_on_bound(rendezvous, label, bindings)?)
     }
@@ -107,7 +107,7 @@ impl Team {
                 Ok(self.into_bound(bindings))
             }
             Err(Disagreement::Unknown(error)) if others_know => {
-                tracing::warn!(%error, ?bindings, "multicast bindings are leaked, because other PEs may store there");
+                tracing::warn!(%error, ?bindings, "multicast bindings are leaked, because other PEs may store to the memory");
                 // The forgotten bindings also keep the object alive.
                 std::mem::forget(bindings);
                 Err(Disagreement::Unknown(error))
@@ -179,7 +179,7 @@ impl Bound {
     /// can read and write the mapping.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled).
+    /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange),
     /// [`Misuse::Unaligned`](crate::Misuse::Unaligned) and
     /// [`Misuse::Occupied`](crate::Misuse::Occupied) as for [`Reservation::map`]. Errors of the

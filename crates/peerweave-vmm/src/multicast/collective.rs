@@ -35,8 +35,8 @@ const CALL: &str = "multicast::collective";
 /// # Errors
 /// [`VmmError::MulticastDisabled`] before the driver is called; the other PEs get
 /// [`VmmError::Peer`]. [`Misuse::Diverged`] on all PEs if members pass different lists.
-/// [`Misuse::Value`] on all PEs if two members have the same device. As for [`Building::create`]
-/// and every collective call.
+/// [`Misuse::Value`] on all PEs if two members have the same device. [`VmmError::Timeout`] names
+/// the PEs that did not arrive. Other errors as for [`Building::create`].
 pub fn collective(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,

@@ -15,12 +15,12 @@
 //! [`collective`] creates an object and adds the devices on all PEs of a job.
 //! [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) performs all steps for a heap.
 //!
-//! **The authors of this crate have never tested multicast on a real GPU.** One environment
 //! **The authors of this crate have never tested multicast on a real GPU.** Environment variables
 //! disable it: see [`multicast_switch`]. Every step above, the granularity and an export first
 //! check that multicast is enabled. A mapping that exists when multicast is disabled stays until it
 //! is dropped, and is then unmapped, unbound and released. Only [`check_device`] ignores the
 //! variables: it reads the driver's version and an attribute.
+//!
 //! Memory can be bound only to a complete team:
 //! ```compile_fail,E0599
 //! # use peerweave_vmm::{PhysicalMemory, multicast::Building};
@@ -99,9 +99,9 @@ pub struct MulticastProperties {
 /// The granularity of memory bound to a multicast object, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulticastGranularity {
-    /// Smallest unit: lengths and offsets must be multiples of it.
+    /// Smallest unit, in bytes. Lengths and offsets must be multiples of this unit.
     pub minimum: usize,
-    /// Unit with the best performance, a multiple of `minimum`.
+    /// Unit with the best performance, in bytes. It is a multiple of `minimum`.
     pub recommended: usize,
 }
 
@@ -144,8 +144,9 @@ impl MulticastProperties {
     /// Returns the granularity of memory that can be bound to such an object. Creates no object.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]. [`VmmError::Unsupported`] if the driver is too old for
-    /// multicast objects. Errors of the driver.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process.
+    /// [`VmmError::Unsupported`] if the driver is too old for multicast objects. Errors of the
+    /// driver.
     pub fn granularity(&self) -> Result<MulticastGranularity, VmmError> {
         multicast_switch()?;
         check_version()?;
@@ -162,7 +163,7 @@ impl MulticastProperties {
         if minimum == 0 || recommended == 0 || recommended % minimum != 0 {
             return Err(VmmError::Unsupported {
                 feature: "the use of multicast objects",
-                needs: "a positive granularity, and a recommended one that is a multiple of it".into(),
+                needs: "a positive minimum granularity that divides the recommended granularity".into(),
                 found: format!("minimum {minimum}, recommended {recommended}"),
             });
         }

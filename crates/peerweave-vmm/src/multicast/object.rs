@@ -156,9 +156,9 @@ impl Building {
     /// Adds a device to the object. Each device must be added exactly once, by one process.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]. [`Misuse::Value`] for a device that this process has
-    /// already added, or if the object already has all its devices. [`VmmError::Unsupported`] for a
-    /// device without multicast. Errors of the driver.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
+    /// for a device that this process has already added, or if the object already has all its
+    /// devices. [`VmmError::Unsupported`] for a device without multicast. Errors of the driver.
     pub fn add_device(&mut self, context: &Arc<CudaContext>) -> Result<(), VmmError> {
         let call = "Building::add_device";
         multicast_switch()?;
@@ -185,8 +185,8 @@ impl Building {
     /// adds its own devices.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]. [`Misuse::Value`] if the object was created without file
-    /// descriptors as handle type. Errors of the driver.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
+    /// if the object was created without file descriptors as handle type. Errors of the driver.
     pub fn export_file_descriptor(&self) -> Result<SharedMulticast, VmmError> {
         multicast_switch()?;
         let Object { handle, properties, id, .. } = *self.object;
@@ -231,8 +231,8 @@ impl Building {
     /// Returns the team if this process has added all devices.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]. [`Misuse::Value`] if devices are missing. This value is
-    /// dropped after an error.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
+    /// if devices are missing. This value is dropped after an error.
     pub fn complete(self) -> Result<Team, VmmError> {
         multicast_switch()?;
         let (found, expected) = (self.devices.len(), self.object.properties.devices);
@@ -255,9 +255,10 @@ impl Building {
     /// machine, use [`collective`](super::collective).
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; the other PEs get [`VmmError::Peer`]. [`Misuse::Value`] on
-    /// all PEs if devices are missing, or two PEs added the same device. [`Misuse::Diverged`] on
-    /// all PEs if they have different objects. As for every collective call.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled on this PE; the other PEs get
+    /// [`VmmError::Peer`]. [`Misuse::Value`] on all PEs if devices are missing, or two PEs added
+    /// the same device. [`Misuse::Diverged`] on all PEs if they have different objects.
+    /// [`VmmError::Timeout`] names the PEs that did not arrive.
     pub fn complete_with(self, rendezvous: &Rendezvous, label: &str) -> Result<Team, VmmError> {
         let Object { properties, id, .. } = *self.object;
         // The call includes the id, so the round fails if the PEs have different objects.

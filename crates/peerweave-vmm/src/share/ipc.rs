@@ -51,8 +51,8 @@ struct Inner {
 }
 
 impl IpcMemory {
-    /// Unit of the driver's allocator, in bytes. An allocation whose length is a multiple of it
-    /// shares no unit with other data.
+    /// Unit of the driver's allocator, in bytes. An allocation whose length is a multiple of this
+    /// unit shares no unit with other data.
     pub const STEP_BYTES: usize = 2 << 20;
 
     /// Allocates `bytes` of memory on the device of `context`.
@@ -101,7 +101,7 @@ impl IpcMemory {
     ///
     /// # Safety
     /// All processes have dropped their [`IpcPeerMemory`] after the streams that used it had
-    /// completed, and have reported this.
+    /// completed, and have reported the drop to the caller.
     pub unsafe fn recall(&self) {
         self.inner.lent.store(false, Ordering::Release);
     }
@@ -152,12 +152,12 @@ impl Drop for Inner {
             &self.context,
             streams,
             Box::new(move || {
-                // `cuMemFree` is not used, because it waits for the whole device and meanwhile
-                // blocks launches of this process.
+                // `cuMemFree` is not used, because it waits for the whole device, and blocks
+                // launches of this process until then.
                 // SAFETY: the last handle was dropped, no other process has the memory open, and
                 // the streams that used it have completed that work.
                 if let Err(error) = unsafe { peerweave_driver::free(&context, address) } {
-                    tracing::warn!(%error, "memory was not freed");
+                    tracing::warn!(%error, "memory exported by legacy IPC was not freed");
                 }
             }),
         );
