@@ -3,9 +3,9 @@
 //! `signal.rs` has puts with a signal, `rma_blocking.rs` the puts and gets for which the host
 //! waits.
 //!
-//! A put or get on a stream is locally complete in stream order: later work of the stream may
-//! overwrite the source of a put or read the target of a get. A put is visible to the other PE
-//! after a quiet, a barrier, or a signal sent with the put.
+//! A put or get on a stream is locally complete in stream order. Later work of the stream may
+//! therefore overwrite the source of the put, or read the target of the get. A put is visible to
+//! the other PE after a quiet, a barrier, or a signal sent with the put.
 
 use std::ffi::c_int;
 use std::sync::Arc;

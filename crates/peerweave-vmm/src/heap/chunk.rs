@@ -32,7 +32,7 @@ pub enum HeapTransport {
     /// Memory exported as fabric handles.
     Fabric,
     /// Legacy CUDA IPC. The segments are not at equal strides. Such a heap cannot be finalised
-    /// while a stream of its context is being captured: the driver would refuse to close the memory
+    /// while a stream of its context is being captured. The driver would refuse to close the memory
     /// of other PEs, and would invalidate the capture.
     Ipc,
 }

@@ -35,9 +35,9 @@ macro_rules! buffers {
             }
         }
 
-        // SAFETY: [D1] ranges stay inside the memory, which its device may read and write; [D2] the
+        // SAFETY: [D1] ranges stay inside the memory, which its device may read and write. [D2] The
         // stream is recorded before work is enqueued, and freeing or unmapping the memory waits for
-        // the recorded streams; [D3] `keep_alive` returns the owner of the mapping.
+        // the recorded streams. [D3] `keep_alive` returns the owner of the mapping.
         unsafe impl<T> peerweave_driver::DeviceBuffer<T> for $Memory<T> {
             fn len(&self) -> usize {
                 self.len

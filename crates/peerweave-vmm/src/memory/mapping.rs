@@ -1,8 +1,8 @@
 //! Mapped memory. A mapping keeps its memory and its reservation alive. The memory is unmapped when
 //! the last handle is dropped and the streams that used the mapping have completed.
 //!
-//! Invariants: [M1] the memory and the addresses live as long as the mapping; [M2] unmapping
-//! happens after all work on every stream that uses the mapping; [M3] no address is returned for a
+//! Invariants: [M1] the memory and the addresses live as long as the mapping. [M2] Memory is
+//! unmapped after all work on every stream that uses the mapping. [M3] No address is returned for a
 //! device without rights.
 
 use std::collections::BTreeMap;

@@ -60,8 +60,8 @@ impl Team {
     /// for that.
     ///
     /// [`Misuse::Value`](crate::Misuse::Value) for memory of a device that this process did not
-    /// add, for imported memory (its device is unknown), or for memory that lacks a handle type of
-    /// the object. Errors of the driver.
+    /// add, or memory that lacks a handle type of the object. The same error is returned for
+    /// imported memory, whose device is unknown. Errors of the driver.
     pub fn bind(&self, memory: &PhysicalMemory, offset: usize, memory_offset: usize, bytes: usize) -> Result<Binding, VmmError> {
         let call = "Team::bind";
         multicast_switch()?;

@@ -190,9 +190,9 @@ impl IpcPeerMemory {
     /// Errors of the driver. Legacy IPC refuses a handle that was exported by the same process.
     ///
     /// # Safety
-    /// The handle belongs to an allocation of `bytes`. Its owner does not free the allocation
-    /// before every handle of this value has been dropped, the streams that used the memory have
-    /// completed, and the owner has been notified of both.
+    /// The handle belongs to an allocation of `bytes`. Its owner frees the allocation only after
+    /// two things: every handle of this value was dropped, and the streams that used the memory
+    /// have completed. The owner is notified of both.
     pub unsafe fn open(context: &Arc<CudaContext>, handle: IpcHandle, bytes: usize) -> Result<Self, VmmError> {
         // SAFETY: the contract of `open_for` is that of this function, which the caller keeps.
         unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
