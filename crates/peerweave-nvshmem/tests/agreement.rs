@@ -143,7 +143,7 @@ fn team_created_by_an_id_does_not_change_split_numbers() {
 }
 
 #[test]
-fn teams_after_a_restart_do_not_read_earlier_keys() {
+fn splits_after_a_restart_use_new_rendezvous_keys() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         for life in 0..2 {

@@ -49,7 +49,7 @@ unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
 }
 
 #[test]
-fn outside_memory_stays_while_its_registration_is_stuck() {
+fn foreign_memory_is_kept_while_its_registration_is_stuck() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_buffer_register_symmetric").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let memory = Counted { memory: mapped(&here, 1), owner: Arc::default() };
@@ -172,7 +172,7 @@ fn split_is_refused_while_a_stream_waits_for_a_signal() {
 }
 
 #[test]
-fn foreign_nvshmem_in_the_process_is_refused() {
+fn nvshmem_that_other_code_started_is_refused() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_init_status@0:1=2,nvshmemx_init_status:1=2").run(|| {
         let id = Context::unique_id(&settings(DEADLINE)).expect("the id is created");
         let refused = misuse(Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)));

@@ -57,7 +57,7 @@ fn weak_handle_cannot_be_upgraded_during_free() {
 }
 
 #[test]
-fn kept_memory_is_not_freed() {
+fn memory_with_an_owner_is_not_freed() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = here.context.alloc_zeroed::<u64>(16).expect("the memory is allocated");

@@ -176,7 +176,7 @@ pub enum Misuse {
         other_has: String,
     },
     /// The memory to be freed is still in use: this PE or a graph has other handles of it.
-    #[error("{call}: the memory at offset {offset} has {handles} handles, expected 1")]
+    #[error("{call}: the memory at offset {offset} has {handles} handles, expected 1 (the handle passed to the call)")]
     StillShared {
         /// Name of the call.
         call: &'static str,

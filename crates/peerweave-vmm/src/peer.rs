@@ -101,7 +101,7 @@ pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
     raw::done("cuDeviceCanAccessPeer", unsafe { raw::api()?.cuDeviceCanAccessPeer(&raw mut can, number(from), number(to)) })?;
     let ask = |attribute| {
         let mut value = 0;
-        // SAFETY: as above.
+        // SAFETY: the pointer is to a live integer; the driver checks the other arguments.
         let code = unsafe { raw::api()?.cuDeviceGetP2PAttribute(&raw mut value, attribute, number(from), number(to)) };
         raw::done("cuDeviceGetP2PAttribute", code).map(|()| value)
     };

@@ -39,7 +39,7 @@ fn memory(context: &Arc<CudaContext>, bytes: usize) -> PhysicalMemory {
 }
 
 #[test]
-fn range_bound_by_other_bindings_counts_as_unbound() {
+fn bindings_that_are_not_passed_do_not_count() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let bytes = bytes();
@@ -273,7 +273,7 @@ fn fabric_object_refuses_memory_without_fabric_handles() {
 }
 
 #[test]
-fn member_lists_must_be_unique_and_equal() {
+fn member_lists_must_be_equal_and_without_duplicates() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let start = Instant::now();

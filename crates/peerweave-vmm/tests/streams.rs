@@ -161,7 +161,7 @@ fn memory_used_on_a_foreign_per_thread_stream_stays_mapped() {
 }
 
 #[test]
-fn endless_foreign_work_delays_no_deadline() {
+fn endless_work_of_other_code_delays_no_deadline() {
     Fakes::new().cuda().run(|| {
         let (send, receive) = channel();
         std::thread::spawn(move || {

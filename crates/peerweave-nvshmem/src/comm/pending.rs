@@ -21,7 +21,7 @@ use crate::error::{MisuseKind, NvshmemError};
 #[derive(Default)]
 pub(crate) struct Pending {
     open: Mutex<Open>,
-    /// Streams that wait for transfers and have taken over the list.
+    /// The streams that wait for transfers that were removed from the list.
     taken: peerweave_driver::Streams,
 }
 

@@ -92,7 +92,9 @@ impl Context {
         const CALL: &str = "nvshmemx_putmem_signal_nbi_on_stream";
         let comm = &self.comm;
         let mut enqueue = Enqueue::begin(comm, CALL, stream)?;
-        enqueue.not_captured("the stream is being captured, and a graph cannot contain this transfer, because NVSHMEM makes it on its own streams")?;
+        enqueue.not_captured(
+            "the stream is being captured, and a graph cannot contain this transfer, because NVSHMEM makes it on its own streams",
+        )?;
         let (remote, word, bytes, to) = self.check_put_signal(CALL, &mut enqueue, target, source.len(), signal, pe)?;
         if bytes == 0 {
             return self.signal(signal, pe, stream);
@@ -279,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comparisons_equal_nvshmems_constants() {
+    fn comparison_codes_equal_those_of_nvshmem() {
         let numbers = Compare::ALL.map(compare);
         assert_eq!(numbers, [0, 1, 2, 5, 4, 3]);
         assert_eq!((signal_op(SignalOp::Set), signal_op(SignalOp::Add)), (9, 10));

@@ -122,7 +122,7 @@ impl Start {
                 // next call would try to initialise on this PE alone, and end the process.
                 status => {
                     let detail = format!(
-                        "NVSHMEM failed after the PEs were connected ({status:?}); with NVSHMEM_DEBUG=INFO it prints the reason"
+                        "NVSHMEM failed after the PEs were connected ({status:?}); set NVSHMEM_DEBUG=INFO to print the reason"
                     );
                     Err(nvshmem.failure(FUNCTION, None, detail))
                 }

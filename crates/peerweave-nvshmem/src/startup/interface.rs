@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interface_list_has_prefixes_exact_and_excluded_names() {
+    fn interface_list_matches_prefixes_and_exact_names() {
         let there = ["lo", "eth0", "ib0"].map(str::to_owned);
         for right in ["eth0", "eth", "nope,ib", "=eth0", "=nope,ib0", "^eth", "^=eth0"] {
             assert!(matches(right, &there), "{right}");

@@ -226,7 +226,7 @@ impl Layout {
 
     fn map(&self, pe: Pe, place: usize, start: u64, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
         let reservation = self.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
-            feature: "segments at equal strides",
+            feature: "a heap with segments at equal strides",
             needs: "virtual memory management".into(),
             found: "legacy IPC".into(),
         })?;
@@ -270,7 +270,11 @@ impl Layout {
 const PEER_REFUSED: &[CudaCode] = &[CudaCode::INVALID_DEVICE, CudaCode::NOT_SUPPORTED, CudaCode::PEER_ACCESS_UNSUPPORTED];
 
 fn gone(call: &str, pe: Pe) -> VmmError {
-    VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("its memory was closed before this PE mapped it".into()) }
+    VmmError::Peer {
+        call: call.to_owned(),
+        pe,
+        cause: PeerCause::Failed("its memory was closed before this PE mapped it".into()),
+    }
 }
 
 impl Made {

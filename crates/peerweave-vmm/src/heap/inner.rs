@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn start_data_of_a_pe_decodes_to_the_same_data() {
+    fn encoded_start_data_decodes_to_the_same_data() {
         for (fabric, refusal) in [(true, ""), (false, "refused")] {
             let blob = around(7, true, false, fabric).encode();
             let read = Around::decode(&blob).expect("the blob is complete");

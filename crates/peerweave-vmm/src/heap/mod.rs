@@ -492,7 +492,7 @@ impl SymmetricHeap {
     pub fn geometry(&self) -> Result<HeapGeometry, VmmError> {
         let layout = &self.inner.layout;
         let base = layout.reservation.as_ref().map(Reservation::base).ok_or_else(|| VmmError::Unsupported {
-            feature: "segments at equal strides",
+            feature: "a heap with segments at equal strides",
             needs: "virtual memory management".into(),
             found: "legacy IPC".into(),
         })?;

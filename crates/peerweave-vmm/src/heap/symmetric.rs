@@ -157,7 +157,7 @@ impl<T: Element> SymmetricMemory<T> {
     pub fn view(&self) -> Result<SymmetricView, VmmError> {
         let layout = &self.block.heap.layout;
         let reservation = layout.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
-            feature: "segments at equal strides",
+            feature: "a heap with segments at equal strides",
             needs: "virtual memory management".into(),
             found: "legacy IPC".into(),
         })?;

@@ -34,7 +34,7 @@ pub struct Mapping {
     inner: Arc<Inner>,
 }
 
-/// The driver's object that is mapped.
+/// The source of a mapping: physical memory or a multicast object.
 pub(crate) enum Source {
     Physical(PhysicalMemory),
     /// A multicast object. `_keep` is the owner of `handle`.
@@ -139,7 +139,7 @@ impl Mapping {
         };
         raw::done("cuMemGetAccess", code)?;
         Rights::from_flags(flags).ok_or_else(|| VmmError::Unsupported {
-            feature: "these rights",
+            feature: "this combination of rights",
             needs: "none, read, or read and write".into(),
             found: format!("flags {flags}"),
         })
