@@ -23,8 +23,9 @@ unsafe extern "C" {
 /// A list of variables that is or was installed, including the terminating null.
 struct List(&'static [*const c_char]);
 
-// SAFETY: the strings at these addresses are never changed or freed, so no synchronisation is
-// needed. The test `environment_is_readable_through_c_while_it_changes` covers this.
+// SAFETY: the threads share the addresses of strings that are never changed or freed, so no
+// synchronisation is needed. The test `environment_is_readable_through_c_while_it_changes` covers
+// this.
 unsafe impl Send for List {}
 
 /// The lists and strings that were ever installed. Locked while the environment is changed.
