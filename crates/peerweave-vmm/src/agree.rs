@@ -31,7 +31,7 @@ impl From<Disagreement> for VmmError {
 ///
 /// `call` must be the same on all PEs: the call's name, its arguments and the state in which it
 /// started. `outcome` is this PE's blob for the other PEs, or this PE's error. If `outcome` is an
-/// error, the round returns that error.
+/// error, the round returns that error unless the exchange itself fails.
 pub(crate) fn agree(
     rendezvous: &Rendezvous,
     label: &str,

@@ -191,7 +191,7 @@ pub enum Misuse {
         /// Name of the call.
         call: &'static str,
     },
-    /// The heap has too little free memory, and growing to the required size would exceed its
+    /// The heap has too little free memory. It does not grow automatically, or would exceed its
     /// limit.
     #[error("{call}: {bytes} bytes do not fit: {free} of {total} bytes are free, and the heap's limit is {limit} bytes")]
     Exhausted {

@@ -167,9 +167,9 @@ impl Context {
     ///
     /// If the device's streams can wait without a kernel, NVSHMEM uses such waits for
     /// [`Compare::Eq`] and [`Compare::Ge`]. These waits compare `Ge` cyclically: a word that is
-    /// 2^63 or more above `value` may not satisfy the comparison. A wait never ends too early. For
-    /// such large words (for example with all bits set), use [`Compare::Gt`]. A kernel makes all
-    /// other comparisons, and all comparisons of [`wait_until`](Self::wait_until).
+    /// 2^63 or more above `value` may not satisfy the comparison. If the word can have such a value
+    /// (for example all bits set), use [`Compare::Gt`]. A wait never ends too early. A kernel makes
+    /// all other comparisons, and all comparisons of [`wait_until`](Self::wait_until).
     ///
     /// # Errors
     /// As for [`signal`](Self::signal).

@@ -28,19 +28,19 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// An ordered set of PEs that includes this PE. A [`Rank`] is an index in the set.
 ///
 /// # Order
-/// NVSHMEM has one set of counters for each team. Two conditions follow for the collectives of a
-/// team, including barriers, syncs, setup calls and splits. They must be called in the same order
-/// on every PE, which the caller ensures. Two of them must never run concurrently in one process,
-/// which this crate ensures:
+/// NVSHMEM has one set of counters for each team. The collectives of a team, including barriers,
+/// syncs, setup calls and splits, must therefore be called in the same order on every PE. The
+/// caller must ensure this order. Two collectives of a team must never run concurrently in one
+/// process. This crate ensures that, by these rules:
 ///
 /// - All handles of a team share one order: the order of the calls. Several threads may call its
 ///   collectives. NVSHMEM's predefined teams (world, shared, node, same index) share one order,
 ///   because NVSHMEM implements collectives of all PEs partly as collectives of the other
 ///   predefined teams.
-/// - A collective on another stream than the team's last one waits on the device for all earlier
-///   work of that last stream. The host waits only while another thread is in a call of the team.
-///   If a stream waits for work that is enqueued after the new collective, both streams deadlock:
-///   use a separate team for each independent stream.
+/// - A collective on another stream than the team's last collective waits on the device for all
+///   earlier work of that last stream. The host waits only while another thread is in a call of the
+///   team. If a stream waits for work that is enqueued after the new collective, both streams
+///   deadlock: use a separate team for each independent stream.
 /// - Setup calls are allocating, freeing, registering, creating and destroying teams, and
 ///   finalising. They must be called in the same order over all teams, on every PE that takes part.
 ///   One thread of a process at a time makes a setup call; other threads wait for it. If the

@@ -100,7 +100,7 @@ impl Mapping {
             return Err(Misuse::Value { call, what: "devices", value, expected }.into());
         }
         let mut known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another handle may have passed the memory to a stream that is not recorded here.
+        // Another handle may pass the memory to a stream at any time.
         let may_be_in_use = Arc::strong_count(&self.inner) > 1 || !self.inner.streams.is_empty();
         if let Some(device) = devices.iter().find(|device| may_be_in_use && known.get(device).is_some_and(|has| *has > rights)) {
             let value = format!("{rights:?} for device {device}, which has {:?}", known[device]);

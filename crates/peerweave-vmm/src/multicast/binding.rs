@@ -46,8 +46,8 @@ impl Drop for Place {
 }
 
 impl Team {
-    /// Binds `bytes` of `memory`, starting at `memory_offset`, to the object at `offset`. The three
-    /// numbers are in bytes and must be multiples of the granularity.
+    /// Binds `bytes` of `memory`, starting at `memory_offset`, to the object at `offset`. `offset`,
+    /// `memory_offset` and `bytes` are in bytes, and must be multiples of the granularity.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
