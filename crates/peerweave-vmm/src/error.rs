@@ -191,8 +191,8 @@ pub enum Misuse {
         /// Name of the call.
         call: &'static str,
     },
-    /// The heap has too little free memory. It does not grow automatically, or would exceed its
-    /// limit.
+    /// The heap has too little free memory. The heap does not grow automatically, or would exceed
+    /// its limit.
     #[error("{call}: {bytes} bytes do not fit: {free} of {total} bytes are free, and the heap's limit is {limit} bytes")]
     Exhausted {
         /// Name of the call.

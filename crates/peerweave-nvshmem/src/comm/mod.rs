@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  entry      one call into NVSHMEM at a time, each with a deadline      gate
-//!  agree      PEs compare a collective set-up call before any enters it  identity
+//!  agree      PEs compare a set-up call before any PE calls NVSHMEM      identity
 //!  enqueued   work that has not completed: streams, teams, graphs        order, pending, streams
 //!  deferred   calls of NVSHMEM that destructors leave for later
 //! ```

@@ -44,9 +44,9 @@ pub enum MisuseKind {
     OutOfRange {
         /// Name of the argument.
         what: &'static str,
-        /// The first element.
+        /// Index of the first element.
         start: usize,
-        /// One past the last element.
+        /// Index one past the last element.
         end: usize,
         /// Number of elements of the memory.
         len: usize,
