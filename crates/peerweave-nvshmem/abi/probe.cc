@@ -1,7 +1,7 @@
-// Prints what a vendor's header says: the size of each struct, the offset of each field, the number behind each name.
+// Prints facts of a vendor's header: the size of each struct, the offset of each field, the value of each constant.
 //
-// What to ask is in facts.inc, which `cargo xtask abi-nvshmem` writes from what the Rust side believes of the header's version. A name that the
-// header does not have stops the compiler, and so the check.
+// The list of facts is in facts.inc. `cargo xtask abi-nvshmem` writes this file from the Rust declarations for the header's version. If the header
+// lacks a name of the list, compilation fails, and the check fails too.
 
 #include <cstddef>
 #include <cstdio>

@@ -1,11 +1,13 @@
-//! Measures the CPU time that this crate adds to a bare call of NVSHMEM's C function: in a loop,
-//! with the fake library in its mode without work.
+//! Measures the CPU time that a call of this crate adds to the bare call of NVSHMEM's C function.
+//! Each call runs in a loop, with the fake library in its mode without work.
 //!
-//! Before each call the driver is queried twice: for the current context, and for whether the
-//! stream is being captured. The two queries are also measured separately. They use the fake
-//! driver, which is about as fast as the real one. The results do not apply to GPUs. Fails if a
-//! call did not reach the library. The variable `ONLY` selects the rows whose names contain its
-//! value.
+//! Before each call of this crate, the driver is queried twice: for the current context, and for
+//! whether the stream is being captured. The benchmark also measures these two queries separately.
+//! They use the fake driver, which is about as fast as the real driver. The results do not apply to
+//! GPUs.
+//!
+//! The benchmark fails if a call did not reach the library. The variable `ONLY` selects the rows
+//! whose names contain its value.
 
 use std::ffi::{CString, c_int, c_void};
 use std::hint::black_box;
@@ -30,7 +32,7 @@ type Barrier = unsafe extern "C" fn(c_int, Handle) -> c_int;
 type Reduce = unsafe extern "C" fn(c_int, *mut c_void, *const c_void, usize, Handle) -> c_int;
 type Count = unsafe extern "C" fn(*const libc::c_char) -> i64;
 
-/// `NVSHMEM_SIGNAL_ADD` and `NVSHMEM_TEAM_WORLD`.
+/// The values of `NVSHMEM_SIGNAL_ADD` and `NVSHMEM_TEAM_WORLD`.
 const ADD: c_int = 10;
 const WORLD: c_int = 0;
 const BYTES: usize = 8;
@@ -41,7 +43,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let fakes = Fakes::new().cuda().nvshmem().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env("PEERWEAVE_FAKE_NVSHMEM_NOOP", "1");
-    // Disables the fake driver's log, which takes longer than the calls.
+    // Disables the fake driver's log, because writing it takes longer than the calls.
     let fakes = fakes.env("PEERWEAVE_MULTICAST", "off").env_remove("PEERWEAVE_FAKE_CUDA_LOG");
     let output = fakes.limit(Duration::from_secs(300)).run_child("main");
     print!("{}", output.stdout);
@@ -52,32 +54,33 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns a function of the library by its name.
+/// Returns the function of the library that is called `name`.
 ///
 /// # Safety
-/// `F` is the type of a pointer to the function.
+/// `F` is a function pointer type with the function's signature.
 unsafe fn function<F: Copy>(name: &str) -> F {
-    let path = Nvshmem::load().expect("the fake is there").path().to_str().expect("UTF-8");
-    let (path, name) = (CString::new(path).expect("no zero byte"), CString::new(name).expect("no zero byte"));
-    // SAFETY: both names end with zero; the library is loaded already, and stays.
+    let path = Nvshmem::load().expect("the fake library is loaded").path().to_str().expect("the path is UTF-8");
+    let (path, name) =
+        (CString::new(path).expect("the text has no zero byte"), CString::new(name).expect("the text has no zero byte"));
+    // SAFETY: both strings end in a zero byte, and the library is loaded and stays loaded.
     let function = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
     assert!(!function.is_null(), "{name:?}");
     assert_eq!(size_of::<F>(), size_of::<Handle>());
-    // SAFETY: the caller's promise; both are pointers.
+    // SAFETY: the caller guarantees that `F` is the function's type; both types are pointers.
     unsafe { std::mem::transmute_copy(&function) }
 }
 
 fn measure() {
-    let device = peerweave_driver::context(0).expect("a device");
+    let device = peerweave_driver::context(0).expect("the device exists");
     let settings = Settings::default().remote_transport("none").symmetric_size_bytes(64 << 20).deadline(Duration::from_secs(20));
-    let id = Context::unique_id(&settings).expect("an id");
+    let id = Context::unique_id(&settings).expect("the id is created");
     let pe = Pe::new(0);
-    let context = Context::from_unique_id(id, pe, 1, &device, settings).expect("it starts");
-    let (world, stream) = (context.world(), device.new_stream().expect("a stream"));
-    let alloc = || context.alloc_zeroed::<u64>(1).expect("memory");
+    let context = Context::from_unique_id(id, pe, 1, &device, settings).expect("NVSHMEM starts");
+    let (world, stream) = (context.world(), device.new_stream().expect("the stream is created"));
+    let alloc = || context.alloc_zeroed::<u64>(1).expect("the memory is allocated");
     let (source, target, word) = (alloc(), alloc(), alloc());
-    let private = DeviceMemory::from_slice(&stream, &[0u64]).expect("memory");
-    let slice = stream.clone_htod(&[0u64]).expect("memory");
+    let private = DeviceMemory::from_slice(&stream, &[0u64]).expect("the memory is allocated");
+    let slice = stream.clone_htod(&[0u64]).expect("the memory is allocated");
 
     // SAFETY: the types are the signatures of these functions.
     let (put, get, put_nbi, put_signal, signal, put_value, quiet, barrier, reduce, count) = unsafe {
@@ -96,9 +99,9 @@ fn measure() {
     };
     let (from, to, on) = (source.address() as *const c_void, target.address() as *mut c_void, stream.cu_stream().cast());
     let (at, own) = (word.address() as *mut u64, private.address() as *const c_void);
-    let api = Driver::get().expect("the fake is there").api();
+    let api = Driver::get().expect("the fake library is loaded").api();
 
-    // SAFETY: the names end with zero.
+    // SAFETY: the names end in a zero byte.
     let counted = || unsafe { count(c"transfers".as_ptr()) + count(c"collectives".as_ptr()) };
     let ask = || {
         let mut current = std::ptr::null_mut();
@@ -111,10 +114,10 @@ fn measure() {
     println!(
         "nanoseconds per call, medians of {ROUNDS} rounds of {CALLS} calls; overhead: over the bare call, and over the bare call with both queries"
     );
-    println!("{:<36} {:>6} {:>10} {:>7} {:>8} {:>8}", "", "bare", "questions", "ours", "beyond", "beyond");
+    println!("{:<36} {:>6} {:>10} {:>7} {:>8} {:>8}", "", "bare", "queries", "ours", "beyond", "beyond");
     let bench = Bench { counted: &counted, ask };
-    // SAFETY: the library only checks and counts; the arguments are live all the same. So are they
-    // below.
+    // SAFETY: the fake library only checks and counts the call, and the arguments are live. The
+    // same is true for the calls below.
     let bare = || unsafe { put(to, black_box(from), BYTES, 0, on) };
     bench.row("put", bare, || context.put(&target, black_box(&source), pe, &stream));
     // SAFETY: as above.
@@ -124,7 +127,7 @@ fn measure() {
     // SAFETY: as above.
     let bare = || unsafe { put_nbi(to, black_box(from), BYTES, 0, on) };
     bench.row("put_nbi", bare, || context.put_nbi(&target, black_box(&source), pe, &stream));
-    context.quiet_blocking().expect("all is complete");
+    context.quiet_blocking().expect("the quiet completes");
     // SAFETY: as above.
     let bare = || unsafe { put_signal(to, black_box(from), BYTES, at, 1, ADD, 0, on) };
     bench.row("put_signal", bare, || context.put_signal(&target, black_box(&source), &added, pe, &stream));
@@ -154,8 +157,8 @@ fn measure() {
         context.put_nbi(&target, black_box(&source), pe, &stream).and_then(|()| context.quiet(&stream))
     });
     drop((added, into));
-    [source, target, word].into_iter().for_each(|buffer| context.free(buffer).expect("it is freed"));
-    context.finalize().expect("it ends");
+    [source, target, word].into_iter().for_each(|buffer| context.free(buffer).expect("all PEs free the memory"));
+    context.finalize().expect("all PEs finalize NVSHMEM");
 }
 
 struct Bench<'a, A> {
@@ -164,8 +167,8 @@ struct Bench<'a, A> {
 }
 
 impl<A: Fn()> Bench<'_, A> {
-    /// Measures the bare call, the bare call after the two queries, and the wrapped call, in turn,
-    /// so that other load on the machine affects all three equally.
+    /// Measures the bare call, the bare call after the two queries, and the call of this crate. The
+    /// three are measured in turn, so that other load on the machine affects all of them equally.
     fn row(&self, name: &str, bare: impl Fn(), mut ours: impl FnMut() -> Result<(), NvshmemError>) {
         if std::env::var("ONLY").is_ok_and(|only| !name.contains(&only)) {
             return;
@@ -177,21 +180,21 @@ impl<A: Fn()> Bench<'_, A> {
                 (self.ask)();
                 bare();
             }));
-            times[2].push(self.round(name, || ours().expect("it works")));
+            times[2].push(self.round(name, || ours().expect("the call succeeds")));
         }
         let beyond = |base: usize| median(times[2].iter().zip(&times[base]).map(|(ours, base)| ours - base).collect());
         let (beyond, [bare, asked, ours]) = ([beyond(0), beyond(1)], times.clone().map(median));
         println!("{name:<36} {bare:>6.1} {asked:>10.1} {ours:>7.1} {:>8.1} {:>8.1}", beyond[0], beyond[1]);
     }
 
-    /// Returns the nanoseconds of one call. Every call has to reach the library.
+    /// Returns the time of one call in nanoseconds. Asserts that every call reached the library.
     fn round(&self, name: &str, mut call: impl FnMut()) -> f64 {
         let (before, start) = ((self.counted)(), Instant::now());
         for _ in 0..CALLS {
             call();
         }
         let nanoseconds = start.elapsed().as_nanos() as f64 / CALLS as f64;
-        assert_eq!((self.counted)() - before, CALLS as i64, "{name}: every call reaches the library");
+        assert_eq!((self.counted)() - before, CALLS as i64, "{name}: a call did not reach the library");
         nanoseconds
     }
 }

@@ -1,5 +1,5 @@
-//! Prints the properties of this machine's NVSHMEM that are known without a GPU: its path, its
-//! version, missing functions, and whether ids can be created.
+//! Prints what is known about this machine's NVSHMEM without a GPU: its path, its version, its
+//! missing functions, and whether it can create an id.
 //!
 //! Output with the wheel of 3.8.0:
 //!

@@ -1,8 +1,8 @@
-//! Prints this crate's declarations of one version of NVSHMEM: sizes, offsets, constants,
+//! Prints this crate's declarations of one version of NVSHMEM: sizes, offsets, constants and
 //! functions.
 //!
-//! Loads no library. `cargo xtask abi-nvshmem` compares the output with the headers and the library
-//! of that version.
+//! The program loads no library. `cargo xtask abi-nvshmem` compares the output with the headers and
+//! the library of that version.
 
 use clap::Parser;
 use peerweave_nvshmem::{Nvshmem, Version, sys};

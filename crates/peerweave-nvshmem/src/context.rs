@@ -1,7 +1,6 @@
-//! The caller's handle of the NVSHMEM running in this process, and the state of NVSHMEM in this
-//! process.
+//! The caller's handle of the running NVSHMEM, and the state of NVSHMEM in this process.
 //!
-//! `ops` and `team` have the operations of a context; `startup` starts and ends it.
+//! `ops` and `team` implement the operations of a context; `startup` starts and ends NVSHMEM.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,11 +16,11 @@ use crate::heap::Heap;
 use crate::heap::limits::Limits;
 use crate::library::{Nvshmem, Settings, Status};
 
-/// NVSHMEM, running in this process. Clones are handles of the same context. NVSHMEM is finalised
-/// when the last handle is passed to [`finalize`](Self::finalize).
+/// The NVSHMEM that runs in this process. Clones are handles of the same context. NVSHMEM is
+/// finalised when the last handle is passed to [`finalize`](Self::finalize).
 ///
-/// Dropping a handle is local and does not finalise NVSHMEM. If a process only drops its context,
-/// NVSHMEM keeps running, and [`current`](Self::current) returns the context again.
+/// Dropping a handle is local and does not finalise NVSHMEM. If all handles are only dropped,
+/// NVSHMEM keeps running, and [`current`](Self::current) returns a handle again.
 pub struct Context {
     pub(crate) comm: Arc<Comm>,
     pub(crate) heap: Arc<Heap>,
@@ -36,17 +35,17 @@ pub(crate) struct Running {
     handles: AtomicUsize,
 }
 
-/// The kind of bootstrap, and a number that identifies it.
+/// The kind of bootstrap and a number that identifies its rendezvous, id or communicator.
 pub(crate) type BootstrapKey = (&'static str, u64);
 
-/// The arguments of an initialisation. The arguments of a second one are compared with them.
+/// The arguments of an initialisation. Those of a later initialisation must be equal to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arguments {
-    /// The kind of bootstrap: a rendezvous, an id, MPI, a launcher.
+    /// The kind of bootstrap: a rendezvous, an id, MPI or a launcher.
     pub(crate) bootstrap: &'static str,
-    /// This PE and the number of PEs, if the kind specifies them.
+    /// The number of this PE and the number of PEs, if the kind of bootstrap specifies them.
     pub(crate) place: Option<(u32, u32)>,
-    /// Number that identifies the id, rendezvous or communicator, as far as possible.
+    /// Number that identifies the rendezvous, id or communicator, if it can be identified.
     pub(crate) identity: u64,
     pub(crate) device: usize,
     pub(crate) settings: Settings,
@@ -58,15 +57,15 @@ impl Arguments {
     }
 }
 
-/// The state of NVSHMEM in this process [C1].
+/// State of NVSHMEM in this process [C1].
 pub(crate) enum ProcessState {
-    /// Not started.
+    /// NVSHMEM was not started.
     Idle,
-    /// A thread is initialising NVSHMEM, with this kind of bootstrap.
+    /// A thread is initialising NVSHMEM with this kind of bootstrap.
     Starting(BootstrapKey),
-    /// Running.
+    /// NVSHMEM is running.
     Live(Arc<Running>),
-    /// A thread has passed the last handle to `finalize`.
+    /// A thread has passed the last handle to `finalize`, which has not returned.
     Ending(Arc<Running>),
     /// NVSHMEM cannot be started again.
     Over(DeadState),
@@ -97,18 +96,19 @@ impl Context {
         Self { comm, heap, running: Arc::clone(running) }
     }
 
-    /// Returns a closure that returns `true` once all handles of this context, of its memory and of
-    /// its teams are gone, including those held by threads. From then on the context does not hold
-    /// the rendezvous. A context that has not been [finalized](Self::finalize) stays until the
-    /// process ends.
+    /// Returns a closure that tells whether the context is released. It returns `true` once all
+    /// handles of this context, of its memory and of its teams are dropped, including those owned
+    /// by background threads. From then on the context no longer keeps the rendezvous alive.
+    ///
+    /// A context that has not been [finalized](Self::finalize) stays until the process ends.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let alive = Arc::downgrade(&self.comm.alive);
         move || alive.strong_count() == 0
     }
 
-    /// Returns another handle of the running context, or `None` if there is none.
+    /// Returns another handle of the running context, or `None` if NVSHMEM is not running.
     pub fn current() -> Option<Self> {
-        // In a forked child, a thread that does not exist may hold the lock.
+        // In a forked child, the lock may be held by a thread that exists only in the parent.
         let life = match Nvshmem::is_forked() {
             false => LIFE.lock().unwrap_or_else(PoisonError::into_inner),
             true => LIFE.try_lock().ok()?,
@@ -129,7 +129,7 @@ impl Context {
         self.comm.n_pes
     }
 
-    /// Returns the library that runs.
+    /// Returns the loaded NVSHMEM library.
     pub fn library(&self) -> Nvshmem {
         self.comm.nvshmem
     }
@@ -147,23 +147,23 @@ impl Context {
         &self.comm.context
     }
 
-    /// Returns a stream of this context. Blocking calls use it; the caller may use it too.
+    /// Returns the stream that blocking calls use. The caller may use it too.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.comm.stream
     }
 
-    /// Returns the time limit of a setup call or a blocking call.
+    /// Returns the time limit of each setup call and each blocking call.
     pub fn deadline(&self) -> Duration {
         self.comm.deadline
     }
 
-    /// Returns a description for logs and bug reports.
+    /// Returns a description of the context for logs and bug reports.
     pub fn info(&self) -> Info {
         let (comm, arguments) = (&self.comm, &self.running.arguments);
         let allocations: Vec<usize> = match Nvshmem::is_forked() {
             false => self.heap.allocations().iter().map(|one| one.bytes()).collect(),
-            // A thread that does not exist may hold the lock. A forked child has no symmetric
-            // memory either.
+            // In a forked child, the lock may be held by a thread that exists only in the parent. A
+            // forked child has no symmetric memory.
             true => Vec::new(),
         };
         Info {
@@ -178,11 +178,12 @@ impl Context {
         }
     }
 
-    /// Ends the processes of all PEs as soon as possible, with an exit status. Only some bootstraps
-    /// support this; a unique id does not.
+    /// Ends the processes of all PEs as soon as possible with the exit status `status`. Some
+    /// bootstraps do not support this call, for example a unique id.
     ///
     /// # Errors
-    /// [`NvshmemError::Dead`], [`NvshmemError::Timeout`].
+    /// [`NvshmemError::Dead`] if NVSHMEM is unusable. [`NvshmemError::Timeout`] if the call does
+    /// not return by the deadline.
     pub fn global_exit(&self, status: i32) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_global_exit";
         // SAFETY: the function accepts any status, and ends the job.
@@ -209,23 +210,23 @@ impl fmt::Debug for Context {
     }
 }
 
-/// A description of the running NVSHMEM.
+/// A description of the running NVSHMEM for logs and bug reports.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Info {
-    /// The library, its version and its file.
+    /// The library, with its version and its file.
     pub library: Nvshmem,
     /// Number of this PE.
     pub pe: Pe,
     /// Number of PEs.
     pub n_pes: u32,
-    /// Ordinal of the device.
+    /// Ordinal of the device that NVSHMEM uses.
     pub device: usize,
-    /// The kind of bootstrap.
+    /// The kind of bootstrap, such as "rendezvous".
     pub bootstrap: &'static str,
-    /// Settings of the initialisation, including those that this crate added.
+    /// Settings of the initialisation, including settings that this crate added.
     pub settings: Settings,
-    /// Number of allocations of symmetric memory that are not freed.
+    /// Number of allocations of symmetric memory that have not been freed.
     pub allocations: usize,
     /// Size of these allocations in bytes.
     pub allocated_bytes: usize,

@@ -1,7 +1,7 @@
-//! Safe host API of NVSHMEM, loaded at run time. One binary works with NVSHMEM 3.3 to 3.8, and on
-//! machines without NVSHMEM.
+//! Safe host API of NVSHMEM, loaded at run time. One binary works with NVSHMEM 3.3 to 3.8, and also
+//! runs on machines without NVSHMEM.
 //!
-//! This crate has no kernels, no network transport of its own and no tensor type.
+//! This crate has no kernels, no network transport and no tensor type.
 //!
 //! ```text
 //!  Nvshmem           the library: its path, version, missing functions and plug-ins

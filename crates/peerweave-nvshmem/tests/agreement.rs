@@ -1,5 +1,5 @@
-//! Tests of setup calls: either all PEs call NVSHMEM or none does, whatever other threads do, and
-//! no PE that arrived is reported as missing.
+//! Tests of setup calls: either all PEs call NVSHMEM or no PE does, whatever other threads do. No
+//! PE that arrived is reported as missing.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -18,29 +18,30 @@ fn setup_calls_in_different_orders_are_errors_on_all_pes() {
         let meeting = rendezvous(&child, Duration::from_secs(3));
         let here = start_at(meeting, &child, settings(Duration::from_secs(1)));
         let (context, world) = (&here.context, here.context.world());
-        let make = || world.split_strided(0, 1, 2, TeamConfig::default()).expect("split").expect("all are in it");
+        let make =
+            || world.split_strided(0, 1, 2, TeamConfig::default()).expect("the team is split").expect("every PE is a member");
         let (one, other) = (make(), make());
         let (first, second) = if child.rank == 0 { (&one, &other) } else { (&other, &one) };
         let outcomes = std::thread::scope(|scope| {
             let first = scope.spawn(|| first.split_strided(0, 1, 1, TeamConfig::default()).map(drop));
             std::thread::sleep(A_WHILE);
-            [second.split_strided(0, 1, 1, TeamConfig::default()).map(drop), first.join().expect("no panic")]
+            [second.split_strided(0, 1, 1, TeamConfig::default()).map(drop), first.join().expect("the thread does not panic")]
         });
         for outcome in &outcomes {
             let waited = matches!(outcome, Err(NvshmemError::Timeout(_) | NvshmemError::Disagree(_)));
             assert!(waited, "{outcome:?}");
         }
         child.meet("over");
-        // No PE was inside NVSHMEM, so it can still be used.
-        world.barrier_blocking().expect("all come");
-        context.free(context.alloc::<u8>(8).expect("memory")).expect("freed");
+        // No PE was inside NVSHMEM, so NVSHMEM is usable.
+        world.barrier_blocking().expect("all PEs make the call");
+        context.free(context.alloc::<u8>(8).expect("the memory is allocated")).expect("all PEs free the memory");
         here.context
             .world()
             .split_strided(0, 1, 2, TeamConfig::default())
-            .expect("split")
-            .expect("a team")
+            .expect("the team is split")
+            .expect("the team exists")
             .destroy()
-            .expect("ended");
+            .expect("all PEs destroy the team");
         drop((one, other, world));
         here.end();
     });
@@ -51,16 +52,17 @@ fn setup_calls_in_the_same_order_wait_for_each_other() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let world = here.context.world();
-        let make = || world.split_strided(0, 1, 2, TeamConfig::default()).expect("split").expect("all are in it");
+        let make =
+            || world.split_strided(0, 1, 2, TeamConfig::default()).expect("the team is split").expect("every PE is a member");
         let (one, other) = (make(), make());
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // The other PE calls later.
+                // The other PE makes this call later.
                 std::thread::sleep(A_WHILE * 2 * child.rank as u32);
-                one.split_strided(0, 1, 1, TeamConfig::default()).expect("split");
+                one.split_strided(0, 1, 1, TeamConfig::default()).expect("the team is split");
             });
             std::thread::sleep(A_WHILE * (1 + 3 * child.rank as u32));
-            other.split_strided(0, 1, 1, TeamConfig::default()).expect("split");
+            other.split_strided(0, 1, 1, TeamConfig::default()).expect("the team is split");
         });
         drop((one, other, world));
         here.end();
@@ -68,24 +70,24 @@ fn setup_calls_in_the_same_order_wait_for_each_other() {
 }
 
 #[test]
-fn timed_out_wait_for_a_turn_leaves_the_other_call_intact() {
+fn timeout_behind_another_setup_call_does_not_affect_it() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let first = if child.rank == 0 {
             std::thread::scope(|scope| {
                 let first = scope.spawn(|| here.context.alloc::<u8>(8));
                 std::thread::sleep(A_WHILE);
-                let error = here.context.alloc::<u8>(8).expect_err("the first is before it");
+                let error = here.context.alloc::<u8>(8).expect_err("another thread makes a setup call");
                 assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
                 child.put_file("late", b"");
-                first.join().expect("no panic")
+                first.join().expect("the thread does not panic")
             })
         } else {
             child.wait_for_file("late");
             here.context.alloc::<u8>(8)
         };
-        here.context.free(first.expect("all came to the first call")).expect("freed");
-        here.context.world().barrier_blocking().expect("all come");
+        here.context.free(first.expect("all PEs made the first call")).expect("all PEs free the memory");
+        here.context.world().barrier_blocking().expect("all PEs make the call");
         here.end();
     });
 }
@@ -94,12 +96,14 @@ fn timed_out_wait_for_a_turn_leaves_the_other_call_intact() {
 fn timeout_after_agreement_does_not_block_other_pes() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
         let here = start_within(&child, Duration::from_secs(3));
-        let memory = here.context.alloc::<u32>(128).expect("memory");
-        let (target, source) = (memory.slice(0..64).expect("a half"), memory.slice(64..128).expect("a half"));
+        let memory = here.context.alloc::<u32>(128).expect("the memory is allocated");
+        let (target, source) =
+            (memory.slice(0..64).expect("the range is in bounds"), memory.slice(64..128).expect("the range is in bounds"));
         let outcome = std::thread::scope(|scope| {
             if child.rank == 0 {
                 for _ in 0..4 {
-                    // Each of these calls returns well within its own deadline, or with an error.
+                    // Each of these calls returns well within its own deadline, with or without an
+                    // error.
                     scope.spawn(|| (0..2).for_each(|_| drop(here.context.put_blocking(&target, &source, here.context.pe()))));
                 }
                 std::thread::sleep(Duration::from_millis(50));
@@ -109,12 +113,12 @@ fn timeout_after_agreement_does_not_block_other_pes() {
         let alike = if outcome.is_ok() { "memory" } else { "an error" };
         child.put_file(&format!("outcome-{}", child.rank), alike.as_bytes());
         child.meet("over");
-        let theirs = std::fs::read(child.directory.join(format!("outcome-{}", 1 - child.rank))).expect("it is there");
+        let theirs = std::fs::read(child.directory.join(format!("outcome-{}", 1 - child.rank))).expect("the file exists");
         assert_eq!(String::from_utf8_lossy(&theirs), alike, "{outcome:?}");
-        here.context.world().barrier_blocking().expect("nobody is inside");
+        here.context.world().barrier_blocking().expect("no call is inside NVSHMEM");
         drop((outcome, target, source));
-        here.context.free(memory).expect("freed");
-        here.context.finalize().expect("it ends");
+        here.context.free(memory).expect("all PEs free the memory");
+        here.context.finalize().expect("all PEs finalize NVSHMEM");
     });
 }
 
@@ -124,34 +128,40 @@ fn team_created_by_an_id_does_not_change_split_numbers() {
         let here = start_within(&child, Duration::from_secs(2));
         if child.rank < 2 {
             let members = [Pe::new(0), Pe::new(1)];
-            let team = here.context.team_of(TeamId::from_u64(1), &members, TeamConfig::default()).expect("made");
-            team.destroy().expect("ended");
+            let team = here.context.team_of(TeamId::from_u64(1), &members, TeamConfig::default()).expect("the team is created");
+            team.destroy().expect("all PEs destroy the team");
         }
-        let part = here.context.world().split_strided(0, 1, 3, TeamConfig::default()).expect("split").expect("all are in it");
-        part.destroy().expect("all came to the same call");
+        let part = here
+            .context
+            .world()
+            .split_strided(0, 1, 3, TeamConfig::default())
+            .expect("the team is split")
+            .expect("every PE is a member");
+        part.destroy().expect("all PEs make the same call");
         here.end();
     });
 }
 
 #[test]
-fn teams_after_a_restart_do_not_read_earlier_keys() {
+fn splits_after_a_restart_use_new_rendezvous_keys() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         for life in 0..2 {
-            let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("it starts");
-            let node = context.node().expect("the team");
-            // PE 1 calls later, with the same arguments. They differ in each start of NVSHMEM.
+            let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("NVSHMEM starts");
+            let node = context.node().expect("the team exists");
+            // PE 1 calls later, with the same arguments. The keys at the rendezvous differ in each
+            // start of NVSHMEM.
             if child.rank == 1 {
                 std::thread::sleep(A_WHILE);
             }
             let count = 2 - life;
             let part = node.split_strided(0, 1, count, TeamConfig::default());
-            let part = part.unwrap_or_else(|error| panic!("life {life}: both came with the same arguments: {error}"));
+            let part = part.unwrap_or_else(|error| panic!("start {life}: equal calls failed: {error}"));
             if let Some(part) = part {
-                part.destroy().expect("it ends");
+                part.destroy().expect("all PEs destroy the team");
             }
             drop(node);
-            context.finalize().expect("it ends");
+            context.finalize().expect("all PEs finalize NVSHMEM");
         }
     });
 }
@@ -160,14 +170,16 @@ fn teams_after_a_restart_do_not_read_earlier_keys() {
 fn start_by_another_id_is_refused() {
     fakes().run(|| {
         let quiet = || settings(DEADLINE);
-        let (one, other) = (Context::unique_id(&quiet()).expect("an id"), Context::unique_id(&quiet()).expect("an id"));
+        let (one, other) =
+            (Context::unique_id(&quiet()).expect("the id is created"), Context::unique_id(&quiet()).expect("the id is created"));
         assert_ne!(one, other);
-        let context = Context::from_unique_id(one, Pe::new(0), 1, &device(0), quiet()).expect("it starts");
-        let again = Context::from_unique_id(one, Pe::new(0), 1, &device(0), quiet()).expect("the same again is a handle");
+        let context = Context::from_unique_id(one, Pe::new(0), 1, &device(0), quiet()).expect("NVSHMEM starts");
+        let again = Context::from_unique_id(one, Pe::new(0), 1, &device(0), quiet())
+            .expect("a second start with equal arguments returns a handle");
         let refused = misuse(Context::from_unique_id(other, Pe::new(0), 1, &device(0), quiet()));
         assert!(matches!(refused, MisuseKind::AlreadyInitialized { .. }), "{refused:?}");
-        again.finalize().expect("a handle goes");
-        context.finalize().expect("it ends");
+        again.finalize().expect("a handle is released");
+        context.finalize().expect("all PEs finalize NVSHMEM");
     });
 }
 
@@ -178,11 +190,11 @@ fn two_threads_that_create_ids_restore_the_environment() {
             for after in [0, 100] {
                 scope.spawn(move || {
                     std::thread::sleep(Duration::from_millis(after));
-                    Context::unique_id(&Settings::default().debug("WARN")).expect("an id");
+                    Context::unique_id(&Settings::default().debug("WARN")).expect("the id is created");
                 });
             }
         });
-        assert_eq!(std::env::var("NVSHMEM_DEBUG").ok(), None, "it was not set before");
+        assert_eq!(std::env::var("NVSHMEM_DEBUG").ok(), None, "the variable was not removed again");
     });
 }
 
@@ -194,7 +206,7 @@ fn pes_that_allocate_different_types_get_an_error() {
             0 => here.context.alloc::<f32>(2).err(),
             _ => here.context.alloc::<u64>(1).err(),
         };
-        let error = error.expect("they have as many bytes and are not the same");
+        let error = error.expect("the element types differ");
         assert!(matches!(error, NvshmemError::Disagree(_)), "{error}");
         here.end();
     });
@@ -205,16 +217,16 @@ fn late_pe_does_not_call_nvshmem_alone() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, Duration::from_secs(2));
         let deadline = Duration::from_secs(3);
-        let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(deadline)).expect("it starts");
-        let node = context.node().expect("the team");
+        let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(deadline)).expect("NVSHMEM starts");
+        let node = context.node().expect("the team exists");
         if child.rank == 1 {
             std::thread::sleep(Duration::from_millis(3500));
         }
-        let error = node.split_strided(0, 1, 2, TeamConfig::default()).expect_err("the other did not come in time");
-        // No PE called NVSHMEM, so it can still be used.
+        let error = node.split_strided(0, 1, 2, TeamConfig::default()).expect_err("the other PE was late");
+        // No PE called NVSHMEM, so NVSHMEM is usable.
         let alive = context.quiet_blocking();
-        // PE 0 stays until then, because it runs the server of the rendezvous.
-        std::fs::write(child.directory.join(child.rank.to_string()), "done").expect("a file");
+        // PE 0 must not end before PE 1, because PE 0 runs the server of the rendezvous.
+        std::fs::write(child.directory.join(child.rank.to_string()), "done").expect("the file is written");
         child.wait_for_file("0");
         child.wait_for_file("1");
         alive.unwrap_or_else(|dead| panic!("{dead}, after: {error}"));
@@ -225,15 +237,15 @@ fn late_pe_does_not_call_nvshmem_alone() {
 fn shared_gpu_without_a_rendezvous_is_an_error() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SHARE_GPU", "1").run_many(2, |child| {
         if child.rank == 0 {
-            child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("an id").to_bytes());
+            child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("the id is created").to_bytes());
         }
         child.wait_for_file("id");
-        let bytes = std::fs::read(child.directory.join("id")).expect("the id");
-        let id = bytes.as_slice().try_into().expect("128 bytes");
+        let bytes = std::fs::read(child.directory.join("id")).expect("the file has the id");
+        let id = bytes.as_slice().try_into().expect("the id has 128 bytes");
         let started = Context::from_unique_id(id, Pe::new(child.rank as u32), 2, &device(0), settings(DEADLINE));
         // NVSHMEM would end the process at the first barrier.
         let refused = started.and_then(|context| context.world().barrier(context.stream()));
-        let error = refused.expect_err("they share a GPU");
+        let error = refused.expect_err("the PEs share a GPU");
         assert!(matches!(error, NvshmemError::Preflight(_) | NvshmemError::Unsupported(_)), "{error}");
     });
 }
@@ -243,14 +255,17 @@ fn bad_alignment_on_one_pe_is_an_error_on_all() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let began = Instant::now();
-        let error = here.context.alloc_aligned::<u8>(if child.rank == 0 { 64 } else { 3 }, 8).expect_err("one is wrong");
+        let error = here
+            .context
+            .alloc_aligned::<u8>(if child.rank == 0 { 64 } else { 3 }, 8)
+            .expect_err("the arguments of one PE are invalid");
         match child.rank {
             0 => assert!(matches!(error, NvshmemError::Disagree(_)), "{error}"),
             _ => assert!(matches!(error, NvshmemError::Misuse(_)), "{error}"),
         }
         assert!(began.elapsed() < DEADLINE / 2, "it took {:?}", began.elapsed());
-        let memory = here.context.alloc_aligned::<u8>(64, 8).expect("all are in step");
-        here.context.free(memory).expect("it is freed");
+        let memory = here.context.alloc_aligned::<u8>(64, 8).expect("all PEs make the same call");
+        here.context.free(memory).expect("all PEs free the memory");
         here.end();
     });
 }
@@ -264,14 +279,16 @@ fn bad_settings_of_one_pe_are_an_error_on_all() {
             _ => settings(DEADLINE).variable("LD_PRELOAD", "x"),
         };
         let began = Instant::now();
-        let error = Context::from_rendezvous(&meeting, &device(child.rank), wrong).expect_err("one is wrong");
+        let error =
+            Context::from_rendezvous(&meeting, &device(child.rank), wrong).expect_err("the arguments of one PE are invalid");
         match child.rank {
             0 => assert!(matches!(error, NvshmemError::Preflight(_)), "{error}"),
             _ => assert!(matches!(error, NvshmemError::Misuse(_)), "{error}"),
         }
         assert!(began.elapsed() < DEADLINE / 2, "it took {:?}", began.elapsed());
-        // No PE called NVSHMEM.
-        let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("all are in step");
-        context.finalize().expect("it ends");
+        // No PE called NVSHMEM, so NVSHMEM can still be started.
+        let context =
+            Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("all PEs make the same call");
+        context.finalize().expect("all PEs finalize NVSHMEM");
     });
 }

@@ -17,13 +17,13 @@ use peerweave_types::{Compare, Pe, SignalOp};
 const A_WHILE: Duration = Duration::from_millis(200);
 const DEFAULT_STREAM: CUstream = std::ptr::null_mut();
 
-/// Records an error in the context, like the destructor of another object.
+/// Records an error in the context, as the destructor of another object does.
 fn leave_an_error(here: &Arc<peerweave_driver::CudaContext>) {
     here.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_LAUNCH_FAILED)));
 }
 
 #[test]
-fn pending_context_error_of_one_pe_fails_no_call() {
+fn error_recorded_by_other_code_does_not_fail_calls() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(child.rank);
@@ -34,29 +34,34 @@ fn pending_context_error_of_one_pe_fails_no_call() {
             }
         };
         left();
-        let context = Context::from_rendezvous(&meeting, &gpu, settings(DEADLINE)).expect("it starts");
-        assert_eq!(gpu.check_err().is_err(), mine, "it is for whoever asks");
-        let here = Here { stream: gpu.new_stream().expect("a stream"), context, rendezvous: meeting };
+        let context = Context::from_rendezvous(&meeting, &gpu, settings(DEADLINE)).expect("NVSHMEM starts");
+        assert_eq!(gpu.check_err().is_err(), mine, "the recorded error was lost during the start");
+        let here = Here { stream: gpu.new_stream().expect("the stream is created"), context, rendezvous: meeting };
         let other = here.new_stream();
         left();
-        let source = here.context.alloc_zeroed::<u32>(64).expect("memory");
-        let target = here.context.alloc::<u32>(64).expect("memory");
+        let source = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
+        let target = here.context.alloc::<u32>(64).expect("the memory is allocated");
         left();
-        source.copy_from(&here.stream, &[child.rank as u32; 64]).expect("a copy");
+        source.copy_from(&here.stream, &[child.rank as u32; 64]).expect("the copy completes");
         left();
-        here.context.put(&target, &source, here.next(), &here.stream).expect("it is enqueued");
-        here.context.world().barrier(&here.stream).expect("it is enqueued");
+        here.context.put(&target, &source, here.next(), &here.stream).expect("the work is enqueued");
+        here.context.world().barrier(&here.stream).expect("the work is enqueued");
         left();
-        // On another stream, which must wait for the first one.
-        here.context.world().barrier(&other).expect("it is enqueued");
+        // The next barrier is on another stream, which must wait for the first stream.
+        here.context.world().barrier(&other).expect("the work is enqueued");
         left();
-        assert_eq!(target.to_vec(&other).expect("a copy"), [here.previous(); 64]);
+        assert_eq!(target.to_vec(&other).expect("the copy completes"), [here.previous(); 64]);
         left();
-        let team = here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect("it is split").expect("a member");
-        team.destroy().expect("it ends");
-        here.context.free(source).expect("freed");
-        here.context.free(target).expect("freed");
-        assert_eq!(gpu.check_err().is_err(), mine, "nobody took it");
+        let team = here
+            .context
+            .world()
+            .split_strided(0, 1, 2, TeamConfig::default())
+            .expect("the team is split")
+            .expect("this PE is a member");
+        team.destroy().expect("all PEs destroy the team");
+        here.context.free(source).expect("all PEs free the memory");
+        here.context.free(target).expect("all PEs free the memory");
+        assert_eq!(gpu.check_err().is_err(), mine, "the recorded error was lost during the calls");
         here.end();
     });
 }
@@ -68,45 +73,46 @@ fn new_memory_is_zero_even_if_the_default_stream_is_busy() {
         let hold = Hold::new(&here);
         let default = here.context.device().default_stream();
         hold.hold(&default);
-        let memory = here.context.alloc_zeroed::<u32>(64).expect("memory");
-        assert_eq!(memory.to_vec(&here.stream).expect("a copy"), [0; 64]);
-        here.context.world().barrier_blocking().expect("all have looked");
-        let source = here.context.alloc::<u32>(64).expect("memory");
-        source.copy_from(&here.stream, &[7; 64]).expect("a copy");
-        here.context.put(&memory, &source, here.next(), &here.stream).expect("it is enqueued");
-        here.context.world().barrier(&here.stream).expect("it is enqueued");
-        here.stream.synchronize().expect("all have put");
+        let memory = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
+        assert_eq!(memory.to_vec(&here.stream).expect("the copy completes"), [0; 64]);
+        here.context.world().barrier_blocking().expect("all PEs have compared the data");
+        let source = here.context.alloc::<u32>(64).expect("the memory is allocated");
+        source.copy_from(&here.stream, &[7; 64]).expect("the copy completes");
+        here.context.put(&memory, &source, here.next(), &here.stream).expect("the work is enqueued");
+        here.context.world().barrier(&here.stream).expect("the work is enqueued");
+        here.stream.synchronize().expect("all PEs have put their data");
         hold.release();
-        default.synchronize().expect("it passes");
-        assert_eq!(memory.to_vec(&here.stream).expect("a copy"), [7; 64], "zeros came late");
-        [memory, source].into_iter().for_each(|memory| here.context.free(memory).expect("freed"));
+        default.synchronize().expect("the stream completes");
+        assert_eq!(memory.to_vec(&here.stream).expect("the copy completes"), [7; 64], "the zeros overwrote data that was put");
+        [memory, source].into_iter().for_each(|memory| here.context.free(memory).expect("all PEs free the memory"));
         hold.free();
         here.end();
     });
 }
 
 #[test]
-fn alloc_zeroed_without_rendezvous_waits_for_zeros_on_all() {
+fn alloc_zeroed_without_rendezvous_waits_for_all_zeros() {
     fakes().env("PEERWEAVE_FAKE_CUDA_LOG", "").run_many(2, |child| {
         if child.rank == 0 {
-            child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("an id").to_bytes());
+            child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("the id is created").to_bytes());
         }
-        let bytes = std::fs::read(child.file("id")).expect("the id");
-        let id = peerweave_nvshmem::UniqueId::try_from(bytes.as_slice()).expect("128 bytes");
+        let bytes = std::fs::read(child.file("id")).expect("the file has the id");
+        let id = peerweave_nvshmem::UniqueId::try_from(bytes.as_slice()).expect("the id has 128 bytes");
         let gpu = device(child.rank);
-        let context = Context::from_unique_id(id, Pe::new(child.rank as u32), 2, &gpu, settings(DEADLINE)).expect("it starts");
+        let context =
+            Context::from_unique_id(id, Pe::new(child.rank as u32), 2, &gpu, settings(DEADLINE)).expect("NVSHMEM starts");
         if child.rank == 1 {
-            // PE 1 writes its zeros late.
+            // PE 1 writes its zeros with a delay.
             driver::fail("cuMemsetD8Async:*=300ms");
         }
-        let memory = context.alloc_zeroed::<u64>(1).expect("memory");
+        let memory = context.alloc_zeroed::<u64>(1).expect("the memory is allocated");
         if child.rank == 0 {
-            context.put_value_blocking(&memory, 7, Pe::new(1)).expect("it is put");
+            context.put_value_blocking(&memory, 7, Pe::new(1)).expect("the put completes");
         }
-        context.world().barrier_blocking().expect("all come");
-        assert_eq!(memory.to_vec(context.stream()).expect("a copy"), [if child.rank == 1 { 7 } else { 0 }]);
-        context.free(memory).expect("freed");
-        context.finalize().expect("it ends");
+        context.world().barrier_blocking().expect("all PEs make the call");
+        assert_eq!(memory.to_vec(context.stream()).expect("the copy completes"), [if child.rank == 1 { 7 } else { 0 }]);
+        context.free(memory).expect("all PEs free the memory");
+        context.finalize().expect("all PEs finalize NVSHMEM");
         child.meet("ended");
     });
 }
@@ -116,7 +122,7 @@ fn copy_does_not_wait_for_later_work_of_other_threads() {
     fakes().run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
-        let memory = here.context.alloc_zeroed::<u32>(64).expect("memory");
+        let memory = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
         driver::fail("cuMemcpyHtoDAsync_v2:*=300ms,cuMemcpyDtoHAsync_v2:*=300ms");
         let meanwhile = |function: &str, copy: &(dyn Fn() + Sync)| {
             let before = peerweave_fakes::entered(function);
@@ -131,15 +137,15 @@ fn copy_does_not_wait_for_later_work_of_other_threads() {
                 }
                 let done = copying.is_finished();
                 hold.release();
-                copying.join().expect("it comes back");
-                assert!(done, "the copy waited for the other thread's work, for which there is no deadline");
+                copying.join().expect("the stream joins the fork");
+                assert!(done, "the copy waited without a deadline for work of another thread");
             });
-            here.stream.synchronize().expect("it passes");
+            here.stream.synchronize().expect("the stream completes");
         };
-        meanwhile("cuMemcpyHtoDAsync_v2", &|| memory.copy_from(&here.stream, &[7; 64]).expect("a copy"));
+        meanwhile("cuMemcpyHtoDAsync_v2", &|| memory.copy_from(&here.stream, &[7; 64]).expect("the copy completes"));
         hold.reset();
-        meanwhile("cuMemcpyDtoHAsync_v2", &|| assert_eq!(memory.to_vec(&here.stream).expect("a copy"), [7; 64]));
-        here.context.free(memory).expect("freed");
+        meanwhile("cuMemcpyDtoHAsync_v2", &|| assert_eq!(memory.to_vec(&here.stream).expect("the copy completes"), [7; 64]));
+        here.context.free(memory).expect("all PEs free the memory");
         hold.free();
         here.end();
     });
@@ -150,19 +156,22 @@ fn start_on_a_busy_device_ends_at_its_deadline() {
     fakes().run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(0);
-        gpu.bind_to_thread().expect("it is current");
+        gpu.bind_to_thread().expect("the context becomes current");
         driver::block(DEFAULT_STREAM);
         let began = Instant::now();
         says(Context::from_rendezvous(&meeting, &gpu, settings(SHORT)), &["cuCtxSynchronize"]);
         assert!(began.elapsed() < DEADLINE / 2, "{:?}", began.elapsed());
         driver::unblock(DEFAULT_STREAM);
-        // No PE called NVSHMEM, so the start can be repeated.
-        Context::from_rendezvous(&meeting, &gpu, settings(DEADLINE)).expect("it starts").finalize().expect("it ends");
+        // No PE called NVSHMEM, so NVSHMEM can still be started.
+        Context::from_rendezvous(&meeting, &gpu, settings(DEADLINE))
+            .expect("NVSHMEM starts")
+            .finalize()
+            .expect("all PEs finalize NVSHMEM");
     });
 }
 
 fn tell(context: &Context, keep: &Arc<String>) -> Result<ModuleGuard, NvshmemError> {
-    // SAFETY: the fake never looks into a module.
+    // SAFETY: the fake library does not read the module.
     unsafe { context.init_module(std::ptr::without_provenance_mut(0x1000), Arc::clone(keep) as _) }
 }
 
@@ -172,21 +181,21 @@ fn module_init_completes_within_the_deadline_or_fails() {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
         let keep = Arc::new("module".to_owned());
-        // NVSHMEM would wait for the whole device.
+        // Inside the call, NVSHMEM would wait for the whole device.
         hold.hold(&here.stream);
-        let error = tell(&here.context, &keep).expect_err("the stream waits");
+        let error = tell(&here.context, &keep).expect_err("the stream does not complete");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         hold.release();
-        here.stream.synchronize().expect("it passes");
-        // NVSHMEM's copies wait for all work of the default stream, also of other code.
-        here.context.device().bind_to_thread().expect("it is current");
+        here.stream.synchronize().expect("the stream completes");
+        // NVSHMEM's copies wait for all work of the default stream, including work of other code.
+        here.context.device().bind_to_thread().expect("the context becomes current");
         driver::block(DEFAULT_STREAM);
-        let error = tell(&here.context, &keep).expect_err("the default stream waits");
+        let error = tell(&here.context, &keep).expect_err("the default stream does not complete");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         driver::unblock(DEFAULT_STREAM);
         common::settle();
         assert_eq!(Arc::strong_count(&keep), 1);
-        drop(tell(&here.context, &keep).expect("nothing is under way"));
+        drop(tell(&here.context, &keep).expect("the device is idle"));
         common::settle();
         assert_eq!(Arc::strong_count(&keep), 1);
         hold.free();
@@ -201,9 +210,9 @@ fn module_stays_loaded_while_nvshmem_uses_it() {
     stuck.run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let keep = Arc::new("module".to_owned());
-        let error = tell(&here.context, &keep).expect_err("it never comes back");
+        let error = tell(&here.context, &keep).expect_err("the call does not return");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
-        assert_eq!(Arc::strong_count(&keep), 2, "NVSHMEM still has it");
+        assert_eq!(Arc::strong_count(&keep), 2, "a module that NVSHMEM uses was unloaded");
     });
 }
 
@@ -213,37 +222,38 @@ fn module_that_cannot_be_finalized_is_never_unloaded() {
     fails.env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_cumodule_finalize").run_many(1, |child| {
         let here = start(&child);
         let keep = Arc::new("module".to_owned());
-        drop(tell(&here.context, &keep).expect("it is told"));
-        assert_eq!(Arc::strong_count(&keep), 2, "NVSHMEM said no, and writes there when it starts again");
+        drop(tell(&here.context, &keep).expect("the module is initialised"));
+        assert_eq!(Arc::strong_count(&keep), 2, "a module that NVSHMEM did not finalise was unloaded");
         here.end();
     });
 }
 
 #[test]
-fn wait_for_another_call_ends_with_a_timeout_error() {
+fn wait_for_calls_of_other_threads_times_out() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=400").run_many(1, |child| {
         let here = start_within(&child, Duration::from_millis(600));
-        let memory = here.context.alloc::<u32>(128).expect("memory");
-        let (target, source) = (memory.slice(0..64).expect("a half"), memory.slice(64..128).expect("a half"));
+        let memory = here.context.alloc::<u32>(128).expect("the memory is allocated");
+        let (target, source) =
+            (memory.slice(0..64).expect("the range is in bounds"), memory.slice(64..128).expect("the range is in bounds"));
         let together = Barrier::new(4);
-        // Each call returns well within its own deadline; the last ones time out at the gate.
+        // Each call returns well within its own deadline, but the last calls time out at the gate.
         let put = || {
             together.wait();
             here.context.put_blocking(&target, &source, here.context.pe())
         };
         let results: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(put)).collect();
-            threads.into_iter().map(|thread| thread.join().expect("it ends")).collect()
+            threads.into_iter().map(|thread| thread.join().expect("the thread does not panic")).collect()
         });
         let late: Vec<_> = results.into_iter().filter_map(Result::err).collect();
         assert!(!late.is_empty());
         for error in late {
             assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         }
-        // Creating an id needs the gate, too.
-        here.context.put_blocking(&target, &source, here.context.pe()).expect("it is well");
+        // The creation of an id also needs the gate.
+        here.context.put_blocking(&target, &source, here.context.pe()).expect("NVSHMEM is usable");
         drop((target, source));
-        here.context.free(memory).expect("freed");
+        here.context.free(memory).expect("all PEs free the memory");
         here.end();
     });
 }
@@ -259,8 +269,8 @@ fn call_after_finalize_is_an_error() {
                 std::thread::sleep(4 * A_WHILE);
                 team.config()
             });
-            context.finalize().expect("it ends");
-            let error = asked.join().expect("it comes back").expect_err("NVSHMEM has ended");
+            context.finalize().expect("all PEs finalize NVSHMEM");
+            let error = asked.join().expect("the stream joins the fork").expect_err("NVSHMEM was finalised");
             assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Finalized, .. }), "{error}");
         });
     });
@@ -268,47 +278,53 @@ fn call_after_finalize_is_an_error() {
 
 #[test]
 fn job_of_a_launcher_needs_no_plugin_for_ids() {
-    let place = tempfile::tempdir().expect("a directory");
+    let place = tempfile::tempdir().expect("the directory is created");
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "1").env("PMI_RANK", "0").run_many(1, |child| {
-        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
+        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set the variable");
         let alone = child.directory.join("alone");
-        std::fs::create_dir(&alone).expect("a directory");
+        std::fs::create_dir(&alone).expect("the directory is created");
         let file = std::path::Path::new(&library).join("libnvshmem_host.so.3");
-        std::fs::copy(file, alone.join("libnvshmem_host.so.3")).expect("a copy");
-        // SAFETY: no other thread runs.
+        std::fs::copy(file, alone.join("libnvshmem_host.so.3")).expect("the copy completes");
+        // SAFETY: the process has no other thread.
         unsafe { std::env::set_var("PEERWEAVE_NVSHMEM_PATH", &alone) };
         assert!(matches!(Context::unique_id(&settings(DEADLINE)), Err(NvshmemError::Plugin(_))));
-        Context::from_launcher(&device(0), settings(DEADLINE)).expect("it starts").finalize().expect("it ends");
+        Context::from_launcher(&device(0), settings(DEADLINE))
+            .expect("NVSHMEM starts")
+            .finalize()
+            .expect("all PEs finalize NVSHMEM");
     });
 }
 
 #[test]
 fn broken_launcher_plugin_is_an_error_before_start() {
-    let place = tempfile::tempdir().expect("a directory");
+    let place = tempfile::tempdir().expect("the directory is created");
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "1").env("PMI_RANK", "0").run_many(1, |child| {
-        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
+        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set the variable");
         let own = child.directory.join("own");
-        std::fs::create_dir(&own).expect("a directory");
+        std::fs::create_dir(&own).expect("the directory is created");
         let file = std::path::Path::new(&library).join("libnvshmem_host.so.3");
-        std::fs::copy(file, own.join("libnvshmem_host.so.3")).expect("a copy");
+        std::fs::copy(file, own.join("libnvshmem_host.so.3")).expect("the copy completes");
         for plugin in ["pmix", "pmi2", "mpi"] {
-            std::fs::write(own.join(format!("nvshmem_bootstrap_{plugin}.so.3")), "no library").expect("a file");
+            std::fs::write(own.join(format!("nvshmem_bootstrap_{plugin}.so.3")), "no library").expect("the file is written");
         }
-        // SAFETY: no other thread runs.
+        // SAFETY: the process has no other thread.
         unsafe { std::env::set_var("PEERWEAVE_NVSHMEM_PATH", &own) };
         let by = |bootstrap: &str, pmi: &str| settings(DEADLINE).bootstrap(bootstrap).bootstrap_pmi(pmi);
         for (bootstrap, pmi, plugin) in [("PMI", "PMIX", "pmix"), ("pmi", "PMI-2", "pmi2"), ("MPI", "PMI", "mpi")] {
-            let error = Context::from_launcher(&device(0), by(bootstrap, pmi)).expect_err("it does not load");
+            let error = Context::from_launcher(&device(0), by(bootstrap, pmi)).expect_err("the plug-in cannot be loaded");
             let NvshmemError::Plugin(fault) = &error else { panic!("{error}") };
             assert_eq!(fault.plugin, format!("nvshmem_bootstrap_{plugin}.so.3"));
             assert!(fault.found.contains("cannot be loaded: ") && fault.found.contains(&fault.plugin), "{error}");
         }
-        // SAFETY: no MPI is reached.
-        let error =
-            unsafe { Context::from_mpi(std::ptr::null_mut(), &device(0), settings(DEADLINE)) }.expect_err("it does not load");
+        // SAFETY: the call fails before it uses MPI.
+        let error = unsafe { Context::from_mpi(std::ptr::null_mut(), &device(0), settings(DEADLINE)) }
+            .expect_err("the plug-in cannot be loaded");
         assert!(matches!(error, NvshmemError::Plugin(_)), "{error}");
-        // The requested plug-in is not in this directory: NVSHMEM may find it elsewhere.
-        Context::from_launcher(&device(0), by("PMI", "PMI")).expect("it starts").finalize().expect("it ends");
+        // The requested plug-in is not in this directory, and NVSHMEM may find it elsewhere.
+        Context::from_launcher(&device(0), by("PMI", "PMI"))
+            .expect("NVSHMEM starts")
+            .finalize()
+            .expect("all PEs finalize NVSHMEM");
     });
 }
 
@@ -316,11 +332,11 @@ fn broken_launcher_plugin_is_an_error_before_start() {
 fn device_error_is_returned_by_calls_without_a_status() {
     fakes().run_many(1, |child| {
         let here = start(&child);
-        let memory = here.context.alloc::<u32>(8).expect("memory");
-        here.context.quiet_blocking().expect("all is well");
-        here.context.device().bind_to_thread().expect("it is current");
+        let memory = here.context.alloc::<u32>(8).expect("the memory is allocated");
+        here.context.quiet_blocking().expect("the device has no error");
+        here.context.device().bind_to_thread().expect("the context becomes current");
         driver::fail_context(700);
-        let error = here.context.quiet_blocking().expect_err("the device has failed");
+        let error = here.context.quiet_blocking().expect_err("the device has an error");
         assert!(matches!(error, NvshmemError::Cuda(_)), "{error}");
         assert!(error.to_string().contains("ILLEGAL_ADDRESS"), "{error}");
         drop(memory);
@@ -328,7 +344,7 @@ fn device_error_is_returned_by_calls_without_a_status() {
 }
 
 #[test]
-fn impossible_member_list_is_reported_to_all_at_once() {
+fn invalid_member_list_is_reported_to_all_at_once() {
     fakes().run_many(3, |child| {
         let here = start(&child);
         let all: Vec<Pe> = (0..3).map(Pe::new).collect();
@@ -337,19 +353,19 @@ fn impossible_member_list_is_reported_to_all_at_once() {
         };
         let began = Instant::now();
         if child.rank == 1 {
-            // A list with a repeated PE.
+            // This list contains a PE twice.
             assert!(matches!(misuse(team(1, &[all[0], all[1], all[1]])), MisuseKind::Value { .. }));
-            // A list without the calling PE.
+            // This list does not contain the calling PE.
             assert!(matches!(misuse(team(2, &[all[0], all[2]])), MisuseKind::Value { .. }));
         } else {
             says(team(1, &all), &["cannot", "each PE only once"]);
             says(team(2, &all), &["cannot", "one of the members"]);
         }
-        // A different order is a different team.
+        // The same PEs in another order are a different team.
         let mine = if child.rank == 2 { [all[0], all[2], all[1]] } else { [all[0], all[1], all[2]] };
         assert!(matches!(team(3, &mine), Err(NvshmemError::Disagree(_))));
-        assert!(began.elapsed() < DEADLINE / 2, "nobody waits for a deadline: {:?}", began.elapsed());
-        team(4, &all).expect("all came with the same").destroy().expect("it ends");
+        assert!(began.elapsed() < DEADLINE / 2, "a PE waited for the deadline: {:?}", began.elapsed());
+        team(4, &all).expect("all PEs pass the same list").destroy().expect("all PEs destroy the team");
         child.meet("told");
         here.end();
     });
@@ -361,10 +377,10 @@ fn sizes_that_overflow_are_refused() {
         let here = start(&child);
         let most = isize::MAX as usize;
         for (alignment, len) in [(1 << 63, most), (1 << 62, most), (1 << 63, 0), (8, most)] {
-            let error = here.context.alloc_aligned::<u8>(alignment, len).expect_err("too much");
+            let error = here.context.alloc_aligned::<u8>(alignment, len).expect_err("the size overflows");
             assert!(matches!(error, NvshmemError::Cuda(_)), "{error}");
         }
-        let error = here.context.alloc_aligned::<u8>(1 << 40, 8).expect_err("there is no such place");
+        let error = here.context.alloc_aligned::<u8>(1 << 40, 8).expect_err("the alignment exceeds the heap");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
         here.end();
     });
@@ -375,24 +391,24 @@ fn setup_call_is_not_made_after_one_pe_timed_out() {
     const PATIENCE: Duration = Duration::from_millis(1000);
     fakes().run_many(3, |child| {
         let meeting = rendezvous(&child, PATIENCE * if child.rank == 0 { 1 } else { 4 });
-        let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("it starts");
-        let node = context.node().expect("the team");
+        let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("NVSHMEM starts");
+        let node = context.node().expect("the team exists");
         child.meet("together");
-        // PE 0 calls and times out; PE 1 calls while PE 0 waits; PE 2 calls after PE 0 has timed
-        // out.
+        // PE 0 calls first and times out. PE 1 calls while PE 0 waits. PE 2 calls after PE 0 has
+        // timed out.
         std::thread::sleep(PATIENCE * [0, 4, 14][child.rank] / 8);
         let began = Instant::now();
-        let error = node.split_strided(0, 1, 3, TeamConfig::default()).expect_err("they were never there at once");
+        let error = node.split_strided(0, 1, 3, TeamConfig::default()).expect_err("the PEs never called at the same time");
         match child.rank {
             0 => assert!(matches!(error, NvshmemError::Timeout(_)), "{error}"),
             _ => assert!(matches!(error, NvshmemError::Disagree(_)), "{error}"),
         }
         assert!(began.elapsed() < PATIENCE * 3, "{:?}: {error}", began.elapsed());
         child.meet("told");
-        // No PE called NVSHMEM.
-        let memory = context.alloc::<u8>(8).expect("it is well");
-        context.free(memory).expect("freed");
-        context.finalize().expect("it ends");
+        // No PE called NVSHMEM, so the context is usable.
+        let memory = context.alloc::<u8>(8).expect("NVSHMEM is usable");
+        context.free(memory).expect("all PEs free the memory");
+        context.finalize().expect("all PEs finalize NVSHMEM");
         child.meet("ended");
     });
 }
@@ -401,10 +417,10 @@ fn setup_call_is_not_made_after_one_pe_timed_out() {
 fn all_missing_members_of_a_team_call_are_named() {
     fakes().run_many(3, |child| {
         let meeting = rendezvous(&child, Duration::from_secs(2));
-        let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("it starts");
-        let node = context.node().expect("the team");
+        let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("NVSHMEM starts");
+        let node = context.node().expect("the team exists");
         if child.rank == 0 {
-            let error = node.split_strided(0, 1, 2, TeamConfig::default()).expect_err("nobody else comes");
+            let error = node.split_strided(0, 1, 2, TeamConfig::default()).expect_err("the other PEs do not make the call");
             assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
             says::<()>(Err(error), &["PE 1", "PE 2"]);
         }
@@ -417,28 +433,29 @@ fn all_missing_members_of_a_team_call_are_named() {
 fn signal_wait_compares_unsigned_and_never_ends_early() {
     fakes().run_many(1, |child| {
         let here = start(&child);
-        let (word, stream) = (here.context.alloc_zeroed::<u64>(1).expect("memory"), here.new_stream());
+        let (word, stream) = (here.context.alloc_zeroed::<u64>(1).expect("the memory is allocated"), here.new_stream());
         let set = |value| {
             let signal = Signal { word: &word, value, op: SignalOp::Set };
-            here.context.signal(&signal, here.context.pe(), &here.stream).expect("it is enqueued");
-            here.stream.synchronize().expect("it passes");
+            here.context.signal(&signal, here.context.pe(), &here.stream).expect("the work is enqueued");
+            here.stream.synchronize().expect("the stream completes");
         };
-        let passed = || peerweave_driver::wait(&stream, Instant::now() + Duration::from_millis(100)).expect("it can be asked");
+        let passed =
+            || peerweave_driver::wait(&stream, Instant::now() + Duration::from_millis(100)).expect("the stream can be queried");
         let (far, most) = ((1 << 63) | 1, u64::MAX);
         for value in [1, 1 << 62, far, most] {
             set(0);
-            here.context.signal_wait(&word, Compare::Ge, value, &stream).expect("it is enqueued");
+            here.context.signal_wait(&word, Compare::Ge, value, &stream).expect("the work is enqueued");
             assert!(!passed(), "0 is not {value} or more");
             set(value - 1);
             assert!(!passed(), "{} is not {value} or more", value - 1);
             set(value);
-            stream.synchronize().expect("it is reached");
+            stream.synchronize().expect("the comparison becomes true");
         }
         set(most);
-        here.context.signal_wait(&word, Compare::Ge, 0, &stream).expect("nothing is below 0");
-        here.context.signal_wait(&word, Compare::Gt, 0, &stream).expect("it is enqueued");
-        stream.synchronize().expect("it is above");
-        here.context.free(word).expect("freed");
+        here.context.signal_wait(&word, Compare::Ge, 0, &stream).expect("the comparison is always true");
+        here.context.signal_wait(&word, Compare::Gt, 0, &stream).expect("the work is enqueued");
+        stream.synchronize().expect("the comparison is true");
+        here.context.free(word).expect("all PEs free the memory");
         here.end();
     });
 }

@@ -1,5 +1,5 @@
-//! Tests that resources still used by NVSHMEM, a stream or another PE are kept, and that no call
-//! blocks inside NVSHMEM, with faults of the fake library.
+//! Tests with faults of the fake library: resources that NVSHMEM, a stream or another PE uses are
+//! kept, and no call blocks inside NVSHMEM.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -16,7 +16,7 @@ use peerweave_types::{Compare, Pe, SignalOp};
 
 const A_WHILE: Duration = Duration::from_millis(200);
 
-/// Memory with counted owners: every owner has a clone of `owner`.
+/// Memory whose owners are counted: every owner has a clone of `owner`.
 struct Counted<B> {
     memory: B,
     owner: Arc<()>,
@@ -24,11 +24,11 @@ struct Counted<B> {
 
 impl Counted<DeviceMemory<u32>> {
     fn new(len: usize) -> Self {
-        Self { memory: DeviceMemory::<u32>::alloc(&device(0), len).expect("memory"), owner: Arc::default() }
+        Self { memory: DeviceMemory::<u32>::alloc(&device(0), len).expect("the memory is allocated"), owner: Arc::default() }
     }
 }
 
-// SAFETY: all methods are those of the inner memory, with one more owner.
+// SAFETY: all methods are those of `memory`; `keep` adds an owner.
 unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
     fn len(&self) -> usize {
         self.memory.len()
@@ -49,16 +49,16 @@ unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
 }
 
 #[test]
-fn outside_memory_stays_while_its_registration_is_stuck() {
+fn foreign_memory_is_kept_while_its_registration_is_stuck() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_buffer_register_symmetric").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let memory = Counted { memory: mapped(&here, 1), owner: Arc::default() };
-        let error = here.context.register_symmetric(&memory).expect_err("it never comes back");
+        let error = here.context.register_symmetric(&memory).expect_err("the call does not return");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         let owner = Arc::clone(&memory.owner);
         drop(memory);
-        assert!(Arc::strong_count(&owner) > 1, "NVSHMEM still has it");
-        let error = here.context.alloc::<u8>(1).expect_err("a call is inside");
+        assert!(Arc::strong_count(&owner) > 1, "memory that NVSHMEM uses was dropped");
+        let error = here.context.alloc::<u8>(1).expect_err("another call is inside NVSHMEM");
         assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Stuck { .. }, .. }), "{error}");
     });
 }
@@ -69,23 +69,24 @@ fn failed_unregister_leaks_memory_and_finalize_succeeds() {
     fails.run_many(1, |child| {
         let here = start(&child);
         let memory = Counted::new(64);
-        drop(here.context.register_local(&memory).expect("it is registered"));
-        assert_eq!(Arc::strong_count(&memory.owner), 2, "NVSHMEM said no, and still has it");
+        drop(here.context.register_local(&memory).expect("the memory is registered"));
+        assert_eq!(Arc::strong_count(&memory.owner), 2, "memory that NVSHMEM did not unregister was dropped");
         here.end();
     });
 }
 
 #[test]
-fn memory_missing_on_one_pe_is_an_error_on_all() {
+fn allocation_that_fails_on_one_pe_is_an_error_on_all() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:2").run_many(3, |child| {
         let here = common::start_with(&child, settings(DEADLINE).disable_cuda_vmm(true));
-        let first = here.context.alloc::<u8>(100).expect("memory");
-        let error = here.context.alloc::<u8>(100).expect_err("PE 1 got none");
+        let first = here.context.alloc::<u8>(100).expect("the memory is allocated");
+        let error = here.context.alloc::<u8>(100).expect_err("PE 1 got no memory");
         assert!(matches!(error, NvshmemError::Disagree(_)), "{error}");
-        // The heaps differ now, so no put is allowed.
-        let dead = here.context.put(&first, &first, here.next(), &here.stream).expect_err("it is over");
+        // The heaps of the PEs differ now, so a put is refused.
+        let dead = here.context.put(&first, &first, here.next(), &here.stream).expect_err("NVSHMEM can no longer be used");
         assert!(matches!(&dead, NvshmemError::Dead { state: DeadState::Broken { .. }, .. }), "{dead}");
-        // PE 0 runs the server of the rendezvous, and the others may not have their response yet.
+        // PE 0 runs the server of the rendezvous, and must wait until the other PEs have their
+        // responses.
         child.meet("told");
     });
 }
@@ -94,10 +95,10 @@ fn memory_missing_on_one_pe_is_an_error_on_all() {
 fn failed_allocation_of_a_fixed_heap_leaves_it_usable() {
     fakes().run_many(2, |child| {
         let here = common::start_with(&child, settings(DEADLINE).disable_cuda_vmm(true));
-        let error = here.context.alloc::<u8>(1 << 30).expect_err("the heap is smaller");
+        let error = here.context.alloc::<u8>(1 << 30).expect_err("the heap is smaller than the request");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
-        let memory = here.context.alloc::<u8>(100).expect("memory");
-        here.context.free(memory).expect("freed");
+        let memory = here.context.alloc::<u8>(100).expect("the memory is allocated");
+        here.context.free(memory).expect("all PEs free the memory");
         here.end();
     });
 }
@@ -107,40 +108,40 @@ fn signal_fetch_does_not_wait_for_the_default_stream() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
-        let word = here.context.alloc_zeroed::<u64>(1).expect("memory");
+        let word = here.context.alloc_zeroed::<u64>(1).expect("the memory is allocated");
         let default = here.context.device().default_stream();
         hold.hold(&default);
         let began = Instant::now();
-        assert_eq!(here.context.signal_fetch_blocking(&word).expect("a look"), 0);
+        assert_eq!(here.context.signal_fetch_blocking(&word).expect("the read completes"), 0);
         assert!(began.elapsed() < DEADLINE / 4, "{:?}", began.elapsed());
         hold.release();
-        default.synchronize().expect("it passes");
-        here.context.free(word).expect("freed");
+        default.synchronize().expect("the stream completes");
+        here.context.free(word).expect("all PEs free the memory");
         hold.free();
         here.end();
     });
 }
 
 #[test]
-fn capture_of_another_thread_is_neither_refused_nor_broken() {
+fn calls_during_a_capture_of_another_thread_succeed() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let captured = here.new_stream();
-        captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("it can be captured");
+        captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("the capture begins");
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
-                let memory = here.context.alloc_zeroed::<u64>(8).expect("memory");
-                memory.copy_from(&here.stream, &[5; 8]).expect("a copy");
-                assert_eq!(memory.to_vec(&here.stream).expect("a copy"), [5; 8]);
-                assert_eq!(here.context.signal_fetch_blocking(&memory).expect("a look"), 5);
-                here.context.quiet_blocking().expect("quiet");
-                here.context.world().barrier_blocking().expect("all come");
-                here.context.free(memory).expect("freed");
+                let memory = here.context.alloc_zeroed::<u64>(8).expect("the memory is allocated");
+                memory.copy_from(&here.stream, &[5; 8]).expect("the copy completes");
+                assert_eq!(memory.to_vec(&here.stream).expect("the copy completes"), [5; 8]);
+                assert_eq!(here.context.signal_fetch_blocking(&memory).expect("the read completes"), 5);
+                here.context.quiet_blocking().expect("the quiet completes");
+                here.context.world().barrier_blocking().expect("all PEs make the call");
+                here.context.free(memory).expect("all PEs free the memory");
             });
-            other.join().expect("nothing was refused");
+            other.join().expect("the thread does not panic");
         });
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        captured.end_capture(flags).expect("the capture was not spoilt");
+        captured.end_capture(flags).expect("the capture is valid");
         here.end();
     });
 }
@@ -150,26 +151,30 @@ fn split_is_refused_while_a_stream_waits_for_a_signal() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
-        // A blocked stream without a collective: NVSHMEM would wait for the whole device inside the
-        // split.
+        // The stream is blocked, but not by a collective. NVSHMEM would wait for the whole device
+        // inside the split.
         hold.hold(&here.stream);
-        let error = here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect_err("the stream does not pass");
+        let error = here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect_err("the stream does not complete");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         hold.release();
-        here.stream.synchronize().expect("it passes");
-        here.rendezvous.barrier("released").expect("all come");
-        let team =
-            here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect("now it is split").expect("a member");
-        team.destroy().expect("it ends");
+        here.stream.synchronize().expect("the stream completes");
+        here.rendezvous.barrier("released").expect("all PEs make the call");
+        let team = here
+            .context
+            .world()
+            .split_strided(0, 1, 2, TeamConfig::default())
+            .expect("the team is split")
+            .expect("this PE is a member");
+        team.destroy().expect("all PEs destroy the team");
         hold.free();
         here.end();
     });
 }
 
 #[test]
-fn foreign_nvshmem_in_the_process_is_refused() {
+fn nvshmem_that_other_code_started_is_refused() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_init_status@0:1=2,nvshmemx_init_status:1=2").run(|| {
-        let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
+        let id = Context::unique_id(&settings(DEADLINE)).expect("the id is created");
         let refused = misuse(Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)));
         assert!(matches!(refused, MisuseKind::AlreadyInitialized { what: "NVSHMEM", .. }), "{refused:?}");
         assert!(Context::current().is_none());
@@ -180,10 +185,10 @@ fn foreign_nvshmem_in_the_process_is_refused() {
 fn slow_malloc_times_out_and_ends_the_context() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=4000").run_many(1, |child| {
         let here = start_within(&child, SHORT);
-        let error = here.context.alloc::<u8>(8).expect_err("it takes too long");
+        let error = here.context.alloc::<u8>(8).expect_err("the call exceeds the deadline");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         std::thread::sleep(2 * A_WHILE);
-        let error = here.context.world().barrier(&here.stream).expect_err("who knows what that call did");
+        let error = here.context.world().barrier(&here.stream).expect_err("the timed-out call made NVSHMEM unusable");
         assert!(matches!(error, NvshmemError::Dead { .. }), "{error}");
     });
 }
@@ -192,23 +197,29 @@ fn slow_malloc_times_out_and_ends_the_context() {
 fn team_that_a_graph_uses_is_not_destroyed() {
     fakes().run_many(2, |child| {
         let here = start(&child);
-        let make = || here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect("split").expect("a member");
+        let make = || {
+            here.context
+                .world()
+                .split_strided(0, 1, 2, TeamConfig::default())
+                .expect("the team is split")
+                .expect("this PE is a member")
+        };
         let team = make();
-        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it can be captured");
-        team.barrier(&here.stream).expect("it is captured");
+        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
+        team.barrier(&here.stream).expect("the call is captured");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = here.stream.end_capture(flags).expect("a graph").expect("it has nodes");
+        let graph = here.stream.end_capture(flags).expect("the capture ends").expect("the graph has nodes");
         let refused = misuse(team.destroy());
         assert!(matches!(refused, MisuseKind::InUse { what: "the team", .. }), "{refused:?}");
-        graph.launch().expect("the team lives on, without a name");
-        here.stream.synchronize().expect("it passes");
-        // Finalising is refused while the graph exists.
+        graph.launch().expect("the graph keeps the team alive");
+        here.stream.synchronize().expect("the stream completes");
+        // NVSHMEM cannot be finalised while the graph exists.
         let refused = misuse(here.context.finalize());
         assert!(matches!(refused, MisuseKind::InUse { .. }), "{refused:?}");
         drop(graph);
-        let context = Context::current().expect("it goes on");
-        context.world().barrier_blocking().expect("all come");
-        context.finalize().expect("it ends");
+        let context = Context::current().expect("NVSHMEM is still running");
+        context.world().barrier_blocking().expect("all PEs make the call");
+        context.finalize().expect("all PEs finalize NVSHMEM");
     });
 }
 
@@ -216,54 +227,56 @@ fn team_that_a_graph_uses_is_not_destroyed() {
 fn memory_used_by_a_graph_lives_as_long_as_the_graph() {
     fakes().run_many(2, |child| {
         let here = start(&child);
-        let (target, word) =
-            (here.context.alloc_zeroed::<u32>(64).expect("memory"), here.context.alloc_zeroed::<u64>(1).expect("memory"));
+        let (target, word) = (
+            here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated"),
+            here.context.alloc_zeroed::<u64>(1).expect("the memory is allocated"),
+        );
         let values = [child.rank as u32 + 1; 64];
-        let memory = DeviceMemory::from_slice(&here.stream, &values).expect("memory");
+        let memory = DeviceMemory::from_slice(&here.stream, &values).expect("the memory is allocated");
         let source = Counted { memory, owner: Arc::default() };
-        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it can be captured");
+        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         let signal = Signal { word: &word, value: 1, op: SignalOp::Add };
-        here.context.put_signal(&target, &source, &signal, here.next(), &here.stream).expect("it is captured");
+        here.context.put_signal(&target, &source, &signal, here.next(), &here.stream).expect("the call is captured");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = here.stream.end_capture(flags).expect("a graph").expect("it has nodes");
+        let graph = here.stream.end_capture(flags).expect("the capture ends").expect("the graph has nodes");
         let owner = Arc::clone(&source.owner);
         drop(source);
-        assert_eq!(Arc::strong_count(&owner), 2, "the graph has the source");
-        let look = (target.slice(0..1).expect("a part"), word.clone());
+        assert_eq!(Arc::strong_count(&owner), 2, "the graph must own the source");
+        let look = (target.slice(0..1).expect("the range is in bounds"), word.clone());
         for refused in [here.context.free(target), here.context.free(word)] {
             let refused = misuse(refused);
             assert!(matches!(refused, MisuseKind::InUse { what: "the buffer", .. }), "{refused:?}");
         }
-        graph.launch().expect("all of it is there");
-        here.context.signal_wait(&look.1, Compare::Eq, 1, &here.stream).expect("it is enqueued");
-        assert_eq!(look.0.to_vec(&here.stream).expect("a copy"), [here.previous() + 1]);
-        // Only the graph keeps the memory now.
+        graph.launch().expect("the graph is launched");
+        here.context.signal_wait(&look.1, Compare::Eq, 1, &here.stream).expect("the work is enqueued");
+        assert_eq!(look.0.to_vec(&here.stream).expect("the copy completes"), [here.previous() + 1]);
+        // From here on only the graph keeps the memory.
         drop(look);
         let refused = misuse(here.context.finalize());
         assert!(matches!(refused, MisuseKind::InUse { .. }), "{refused:?}");
         drop(graph);
-        let context = Context::current().expect("it goes on");
-        assert_eq!(context.finalize().expect("it ends").leaked.len(), 2);
+        let context = Context::current().expect("NVSHMEM is still running");
+        assert_eq!(context.finalize().expect("all PEs finalize NVSHMEM").leaked.len(), 2);
         assert!(Arc::strong_count(&owner) == 1);
         child.meet("ended");
     });
 }
 
 #[test]
-fn graph_alone_keeps_its_memory_from_being_freed() {
+fn memory_used_only_by_a_graph_is_not_freed() {
     fakes().run_many(1, |child| {
         let here = start(&child);
-        let [source, target] = [8, 8].map(|len| here.context.alloc_zeroed::<u32>(len).expect("memory"));
-        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it can be captured");
-        here.context.put(&target, &source, here.context.pe(), &here.stream).expect("it is captured");
+        let [source, target] = [8, 8].map(|len| here.context.alloc_zeroed::<u32>(len).expect("the memory is allocated"));
+        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
+        here.context.put(&target, &source, here.context.pe(), &here.stream).expect("the call is captured");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = here.stream.end_capture(flags).expect("a graph").expect("it has nodes");
+        let graph = here.stream.end_capture(flags).expect("the capture ends").expect("the graph has nodes");
         for refused in [here.context.free(source), here.context.free(target)] {
             let refused = misuse(refused);
             assert!(matches!(refused, MisuseKind::InUse { what: "the buffer", .. }), "{refused:?}");
         }
         drop(graph);
-        assert_eq!(here.context.finalize().expect("it ends").leaked.len(), 2);
+        assert_eq!(here.context.finalize().expect("all PEs finalize NVSHMEM").leaked.len(), 2);
     });
 }
 
@@ -271,29 +284,31 @@ fn graph_alone_keeps_its_memory_from_being_freed() {
 fn multicast_addresses_require_team_and_memory_of_one_context() {
     fakes().env_remove("PEERWEAVE_MULTICAST").env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
-        let start = || Context::from_rendezvous(&meeting, &device(0), settings(DEADLINE)).expect("it starts");
+        let start = || Context::from_rendezvous(&meeting, &device(0), settings(DEADLINE)).expect("NVSHMEM starts");
         let first = start();
         let old = first.world();
-        first.finalize().expect("it ends");
+        first.finalize().expect("all PEs finalize NVSHMEM");
         let second = start();
-        let memory = second.alloc::<u32>(100).expect("memory");
-        let whole = memory.multicast_address(&second.world()).expect("it is asked").expect("there is one");
-        let part = memory.slice(10..20).expect("inside").multicast_address(&second.world()).expect("it is asked");
+        let memory = second.alloc::<u32>(100).expect("the memory is allocated");
+        let whole =
+            memory.multicast_address(&second.world()).expect("the call succeeds").expect("the memory has a multicast address");
+        let part =
+            memory.slice(10..20).expect("the range is in bounds").multicast_address(&second.world()).expect("the call succeeds");
         assert_eq!(part, Some(whole + 40));
         let refused = misuse(memory.multicast_address(&old));
         assert_eq!(refused, MisuseKind::WrongContext { what: "the team" });
-        second.free(memory).expect("freed");
-        second.finalize().expect("it ends");
+        second.free(memory).expect("all PEs free the memory");
+        second.finalize().expect("all PEs finalize NVSHMEM");
     });
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").env("PEERWEAVE_MULTICAST", "off").run_many(1, |child| {
         let here = start(&child);
-        let memory = here.context.alloc::<u32>(100).expect("memory");
-        let refused = memory.multicast_address(&here.context.world()).expect_err("it is forbidden");
+        let memory = here.context.alloc::<u32>(100).expect("the memory is allocated");
+        let refused = memory.multicast_address(&here.context.world()).expect_err("multicast is disabled");
         assert!(matches!(refused, NvshmemError::MulticastDisabled(_)), "{refused}");
         let disabled =
             here.context.info().settings.variables().any(|(name, value)| (name, value) == ("NVSHMEM_DISABLE_NVLS", "1"));
-        assert!(disabled, "NVSHMEM is told too");
-        here.context.free(memory).expect("freed");
+        assert!(disabled, "multicast must be disabled in NVSHMEM too");
+        here.context.free(memory).expect("all PEs free the memory");
         here.end();
     });
 }
@@ -305,21 +320,21 @@ fn unreleasable_memory_does_not_stop_finalize() {
         let here = start(&child);
         let memory = Counted { memory: mapped(&here, 1), owner: Arc::default() };
         let owner = Arc::clone(&memory.owner);
-        let outside = here.context.register_symmetric(&memory).expect("it is registered");
+        let outside = here.context.register_symmetric(&memory).expect("the memory is registered");
         drop(memory);
-        let own = here.context.alloc::<u8>(100).expect("memory");
+        let own = here.context.alloc::<u8>(100).expect("the memory is allocated");
         drop((outside, own));
-        let error = here.context.finalize().expect_err("one of them cannot be released");
+        let error = here.context.finalize().expect_err("one allocation cannot be released");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
-        assert!(Context::current().is_none(), "it has ended nevertheless");
+        assert!(Context::current().is_none(), "NVSHMEM must be finalised after the error");
         assert_eq!(count("allocations"), 0);
-        assert_eq!(Arc::strong_count(&owner), 2, "NVSHMEM said no, and others may still store there");
-        let again = Context::from_rendezvous(&here.rendezvous, &device(0), settings(DEADLINE)).expect("it starts again");
-        again.finalize().expect("it ends");
+        assert_eq!(Arc::strong_count(&owner), 2, "memory that NVSHMEM did not unregister was dropped");
+        let again = Context::from_rendezvous(&here.rendezvous, &device(0), settings(DEADLINE)).expect("NVSHMEM starts again");
+        again.finalize().expect("all PEs finalize NVSHMEM");
     });
 }
 
-/// Counts its drops, and panics in each.
+/// Counts its drops, and panics in each drop.
 struct Bomb(Arc<AtomicUsize>);
 
 impl Drop for Bomb {
@@ -329,7 +344,7 @@ impl Drop for Bomb {
     }
 }
 
-/// Calls NVSHMEM when it is dropped, and records whether the call returned.
+/// Calls NVSHMEM in its destructor, and records whether the call returned.
 struct Quiet(Context, Arc<CudaStream>, Arc<AtomicUsize>);
 
 impl Drop for Quiet {
@@ -341,13 +356,14 @@ impl Drop for Quiet {
 }
 
 #[test]
-fn destructor_of_a_keeper_may_panic_or_call_nvshmem() {
+fn destructor_of_an_owner_may_panic_or_call_nvshmem() {
     let slow = fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=500");
     slow.run_many(1, |child| {
         let here = start(&child);
         let tell = |address: usize, keep: Keep| {
-            // SAFETY: the fake never looks into a module.
-            unsafe { here.context.init_module(std::ptr::without_provenance_mut(address), keep) }.expect("it is told")
+            // SAFETY: the fake library does not read the module.
+            unsafe { here.context.init_module(std::ptr::without_provenance_mut(address), keep) }
+                .expect("the module is initialised")
         };
         let (bombs, quiets) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let quiet = Quiet(here.context.clone(), Arc::clone(&here.stream), Arc::clone(&quiets));
@@ -357,12 +373,12 @@ fn destructor_of_a_keeper_may_panic_or_call_nvshmem() {
             tell(0x3000, Arc::new(std::sync::Mutex::new(quiet))),
         ];
         std::thread::scope(|scope| {
-            scope.spawn(|| here.context.fence_blocking().expect("it comes back"));
+            scope.spawn(|| here.context.fence_blocking().expect("the call returns"));
             std::thread::sleep(A_WHILE);
             drop(guards);
         });
-        assert_eq!(count("modules"), 3, "the gate was shut");
-        here.context.quiet_blocking().expect("what destructors do is not its own");
+        assert_eq!(count("modules"), 3, "a module was finalised although another call held the gate");
+        here.context.quiet_blocking().expect("the quiet ignores errors of destructors");
         assert_eq!(count("modules"), 0);
         common::settle();
         assert_eq!((bombs.load(Ordering::SeqCst), quiets.load(Ordering::SeqCst)), (2, 1));
@@ -374,32 +390,32 @@ fn destructor_of_a_keeper_may_panic_or_call_nvshmem() {
 fn memory_dropped_in_use_lives_until_its_stream_completes() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_putmem_on_stream=400").run_many(2, |child| {
         let here = start(&child);
-        let source = here.context.alloc_zeroed::<u32>(64).expect("memory");
-        let target = here.context.alloc_zeroed::<u32>(64).expect("memory");
-        here.context.put(&target, &source, here.next(), &here.stream).expect("it is enqueued");
+        let source = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
+        let target = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
+        here.context.put(&target, &source, here.next(), &here.stream).expect("the work is enqueued");
         drop((source, target));
         let began = Instant::now();
-        let report = here.context.finalize().expect("it ends");
+        let report = here.context.finalize().expect("all PEs finalize NVSHMEM");
         assert!(began.elapsed() >= A_WHILE, "{:?}", began.elapsed());
         assert_eq!(report.leaked.len(), 2, "{report:?}");
     });
 }
 
 #[test]
-fn blocking_quiet_waits_for_a_quiet_queued_before() {
+fn blocking_quiet_waits_for_an_earlier_quiet_on_a_stream() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "10000").run_many(1, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
-        let source = here.context.alloc_zeroed::<u32>(64).expect("memory");
-        let target = here.context.alloc_zeroed::<u32>(64).expect("memory");
-        here.context.put_nbi(&target, &source, here.context.pe(), &here.new_stream()).expect("it is left");
+        let source = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
+        let target = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
+        here.context.put_nbi(&target, &source, here.context.pe(), &here.new_stream()).expect("the transfer is enqueued");
         hold.hold(&here.stream);
-        here.context.quiet(&here.stream).expect("it is enqueued");
+        here.context.quiet(&here.stream).expect("the work is enqueued");
         let (quiet, took) = hold.release_after(A_WHILE, || here.context.quiet_blocking());
-        quiet.expect("quiet");
-        assert!(took >= A_WHILE / 2, "it took {took:?}");
-        here.context.free(source).expect("freed");
-        here.context.free(target).expect("freed");
+        quiet.expect("the quiet completes");
+        assert!(took >= A_WHILE / 2, "the quiet took {took:?}, expected a wait for the held stream");
+        here.context.free(source).expect("all PEs free the memory");
+        here.context.free(target).expect("all PEs free the memory");
         hold.free();
         here.end();
     });

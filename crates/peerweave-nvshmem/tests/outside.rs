@@ -1,5 +1,5 @@
 //! Tests of memory from outside the heap and of oversized requests: they are refused before NVSHMEM
-//! is called, or kept for as long as needed.
+//! is called, or are kept alive while they are used.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -18,22 +18,22 @@ fn network_registration_ends_after_its_stream_completes() {
     fakes().run_many(2, |child| {
         let here = by_network(&child);
         let hold = Hold::new(&here);
-        let target = here.context.alloc::<u32>(64).expect("memory");
-        let source = DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32; 64]).expect("memory");
+        let target = here.context.alloc::<u32>(64).expect("the memory is allocated");
+        let source = DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32; 64]).expect("the memory is allocated");
         let refused = misuse(here.context.put(&target, &source, here.next(), &here.stream));
         assert!(matches!(refused, MisuseKind::Unregistered { .. }), "{refused:?}");
-        let registration = here.context.register_local(&source).expect("it is registered");
+        let registration = here.context.register_local(&source).expect("the memory is registered");
         hold.hold(&here.stream);
-        here.context.put(&target, &source, here.next(), &here.stream).expect("it is registered");
+        here.context.put(&target, &source, here.next(), &here.stream).expect("the memory is registered");
         drop(registration);
-        here.context.quiet_blocking().expect("quiet");
-        assert_eq!(count("registrations"), 1, "the stream has not passed");
+        here.context.quiet_blocking().expect("the quiet completes");
+        assert_eq!(count("registrations"), 1, "the registration ended before its stream completed");
         hold.release();
-        here.context.world().barrier(&here.stream).expect("it is enqueued");
-        assert_eq!(target.to_vec(&here.stream).expect("a copy"), [here.previous(); 64]);
-        here.context.quiet_blocking().expect("quiet");
+        here.context.world().barrier(&here.stream).expect("the work is enqueued");
+        assert_eq!(target.to_vec(&here.stream).expect("the copy completes"), [here.previous(); 64]);
+        here.context.quiet_blocking().expect("the quiet completes");
         assert_eq!(count("registrations"), 0);
-        here.context.free(target).expect("freed");
+        here.context.free(target).expect("all PEs free the memory");
         hold.free();
         here.end();
     });
@@ -46,29 +46,32 @@ fn memory_that_cannot_be_symmetric_is_refused_before_mapping() {
         let all = mapped(&here, 2);
         let half = all.len() / 2;
         let deadline = || Instant::now() + DEADLINE;
-        let low = all.slice(0..half).expect("the first half");
-        let mut first = all.slice(0..half).expect("the first half");
-        peerweave_vmm::write(&here.stream, &mut first, &vec![7; half], deadline()).expect("a copy");
+        let low = all.slice(0..half).expect("the range is in bounds");
+        let mut first = all.slice(0..half).expect("the range is in bounds");
+        peerweave_vmm::write(&here.stream, &mut first, &vec![7; half], deadline()).expect("the copy completes");
         drop(first);
-        // NVSHMEM would map the start of the handle's memory instead of the given part.
+        // NVSHMEM would map the start of the physical memory instead of the given part.
         for part in [all.slice(half..2 * half), all.slice(0..half)] {
-            let refused = misuse(here.context.register_symmetric(&part.expect("a part")));
+            let refused = misuse(here.context.register_symmetric(&part.expect("the range is in bounds")));
             assert!(matches!(refused, MisuseKind::Context { why } if why.contains("a part of a mapping")), "{refused:?}");
         }
-        // NVSHMEM would detect this too late, and lose its heap.
-        let plain = DeviceMemory::<u32>::from_slice(&here.stream, &[1; 64]).expect("memory");
+        // NVSHMEM would detect this memory too late, and lose its heap.
+        let plain = DeviceMemory::<u32>::from_slice(&here.stream, &[1; 64]).expect("the memory is allocated");
         let refused = misuse(here.context.register_symmetric(&plain));
         assert!(matches!(refused, MisuseKind::Context { why } if why.contains("virtual memory")), "{refused:?}");
-        assert_eq!(peerweave_vmm::read(&here.stream, &low, deadline()).expect("a copy"), vec![7; half]);
-        let whole = here.context.register_symmetric(&all).expect("it is registered");
-        assert_eq!(whole.slice(0..half).expect("a part").to_vec(&here.stream).expect("a copy"), vec![7; half]);
-        here.context.free(whole).expect("it is given back");
+        assert_eq!(peerweave_vmm::read(&here.stream, &low, deadline()).expect("the copy completes"), vec![7; half]);
+        let whole = here.context.register_symmetric(&all).expect("the memory is registered");
+        assert_eq!(
+            whole.slice(0..half).expect("the range is in bounds").to_vec(&here.stream).expect("the copy completes"),
+            vec![7; half]
+        );
+        here.context.free(whole).expect("all PEs free the memory");
         here.end();
     });
 }
 
 #[test]
-fn foreign_memory_outside_the_heap_range_is_refused() {
+fn foreign_memory_of_unsuitable_length_is_refused() {
     fakes().run_many(1, |child| {
         let here = start_with(&child, settings(DEADLINE).heap_step_bytes(512 << 20));
         let refused = misuse(here.context.register_symmetric(&mapped(&here, 1)));
@@ -86,14 +89,14 @@ fn foreign_memory_outside_the_heap_range_is_refused() {
 fn oversized_allocation_is_refused_before_the_heap_is_lost() {
     fakes().run_many(2, |child| {
         let here = start_with(&child, settings(DEADLINE).max_memory_bytes(32 << 30));
-        let first = here.context.alloc_zeroed::<u32>(64).expect("memory");
+        let first = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
         let error = says(here.context.alloc::<u8>(33 << 30), &["NVSHMEM_MAX_MEMORY_PER_GPU"]);
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
-        let (free, _) = here.context.device().mem_get_info().expect("the driver knows");
-        assert!(free < 32 << 30, "the fake device has less");
+        let (free, _) = here.context.device().mem_get_info().expect("the driver reports the free memory");
+        assert!(free < 32 << 30, "the fake device must have less free memory");
         says(here.context.alloc::<u8>(free + (1 << 20)), &["the heap would have to grow"]);
-        assert_eq!(first.to_vec(&here.stream).expect("a copy"), [0; 64]);
-        here.context.free(first).expect("freed");
+        assert_eq!(first.to_vec(&here.stream).expect("the copy completes"), [0; 64]);
+        here.context.free(first).expect("all PEs free the memory");
         here.end();
     });
 }
@@ -103,25 +106,25 @@ fn registration_in_use_lives_until_the_call_is_enqueued() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=600").run_many(2, |child| {
         let here = by_network(&child);
         let hold = Hold::new(&here);
-        let target = here.context.alloc::<u32>(64).expect("memory");
-        let source = DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32; 64]).expect("memory");
-        let registration = here.context.register_local(&source).expect("registered");
-        here.context.put(&target, &source, here.next(), &here.stream).expect("it is registered");
-        here.stream.synchronize().expect("it passes");
+        let target = here.context.alloc::<u32>(64).expect("the memory is allocated");
+        let source = DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32; 64]).expect("the memory is allocated");
+        let registration = here.context.register_local(&source).expect("the memory is registered");
+        here.context.put(&target, &source, here.next(), &here.stream).expect("the memory is registered");
+        here.stream.synchronize().expect("the stream completes");
         let other = here.new_stream();
         std::thread::scope(|scope| {
-            scope.spawn(|| here.context.fence_blocking().expect("it comes back"));
+            scope.spawn(|| here.context.fence_blocking().expect("the call returns"));
             std::thread::sleep(A_WHILE);
             let put = scope.spawn(|| here.context.put(&target, &source, here.next(), &other));
             std::thread::sleep(A_WHILE);
             drop(registration);
-            put.join().expect("no panic").expect("it was registered");
+            put.join().expect("the thread does not panic").expect("the memory was still registered");
         });
-        other.synchronize().expect("it passes");
-        here.context.world().barrier_blocking().expect("all come");
-        here.context.quiet_blocking().expect("quiet");
+        other.synchronize().expect("the stream completes");
+        here.context.world().barrier_blocking().expect("all PEs make the call");
+        here.context.quiet_blocking().expect("the quiet completes");
         assert_eq!(count("registrations"), 0);
-        here.context.free(target).expect("freed");
+        here.context.free(target).expect("all PEs free the memory");
         hold.free();
         here.end();
     });
@@ -131,29 +134,30 @@ fn registration_in_use_lives_until_the_call_is_enqueued() {
 fn registration_lives_as_long_as_a_graph_that_uses_it() {
     fakes().run_many(2, |child| {
         let here = by_network(&child);
-        let target = here.context.alloc::<u32>(64).expect("memory");
-        let source = DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32 + 1; 64]).expect("memory");
-        here.stream.synchronize().expect("it passes");
-        let registration = here.context.register_local(&source).expect("registered");
-        // The first put queries which PEs are mapped.
-        here.context.put(&target, &source, here.next(), &here.stream).expect("it is registered");
-        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("a capture");
-        here.context.put(&target, &source, here.next(), &here.stream).expect("it is captured");
+        let target = here.context.alloc::<u32>(64).expect("the memory is allocated");
+        let source =
+            DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32 + 1; 64]).expect("the memory is allocated");
+        here.stream.synchronize().expect("the stream completes");
+        let registration = here.context.register_local(&source).expect("the memory is registered");
+        // The first put queries whose memory is mapped in this process.
+        here.context.put(&target, &source, here.next(), &here.stream).expect("the memory is registered");
+        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
+        here.context.put(&target, &source, here.next(), &here.stream).expect("the call is captured");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = here.stream.end_capture(flags).expect("a graph").expect("it has nodes");
+        let graph = here.stream.end_capture(flags).expect("the capture ends").expect("the graph has nodes");
         drop(registration);
-        here.context.quiet_blocking().expect("quiet");
-        assert_eq!(count("registrations"), 1, "the graph needs it");
-        graph.launch().expect("it is launched");
-        here.stream.synchronize().expect("it passes");
+        here.context.quiet_blocking().expect("the quiet completes");
+        assert_eq!(count("registrations"), 1, "the registration ended while a graph uses it");
+        graph.launch().expect("the graph is launched");
+        here.stream.synchronize().expect("the stream completes");
         drop(graph);
-        // Values owned by a graph are dropped some time after the graph.
+        // Values that a graph owns are dropped some time after the graph.
         let gone = Instant::now() + DEADLINE;
         while count("registrations") > 0 {
-            assert!(Instant::now() < gone, "nobody needs it any more");
-            here.context.quiet_blocking().expect("quiet");
+            assert!(Instant::now() < gone, "the registration did not end after its graph");
+            here.context.quiet_blocking().expect("the quiet completes");
         }
-        here.context.free(target).expect("freed");
+        here.context.free(target).expect("all PEs free the memory");
         here.end();
     });
 }

@@ -1,5 +1,5 @@
-//! Tests of failed starts of NVSHMEM: typed errors within the deadline on every PE; and of second
-//! starts.
+//! Tests that a failed start of NVSHMEM returns a typed error within the deadline on every PE. Also
+//! tests second starts.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -14,26 +14,27 @@ use peerweave_nvshmem::{
 };
 use peerweave_types::Pe;
 
-/// Returns the error of a start, which must be returned well before the deadline.
+/// Returns the error of a start. Asserts that the error came well before the deadline.
 #[track_caller]
 fn start_error(child: &Child, ordinal: usize, settings: Settings) -> NvshmemError {
     let rendezvous = rendezvous(child, DEADLINE);
     let began = Instant::now();
-    let error = Context::from_rendezvous(&rendezvous, &device(ordinal), settings).expect_err("it does not start");
+    let error = Context::from_rendezvous(&rendezvous, &device(ordinal), settings).expect_err("NVSHMEM does not start");
     assert!(began.elapsed() < DEADLINE / 2, "{error} took {:?}", began.elapsed());
-    // PE 0 runs the server of the rendezvous, and the others may not have their response yet.
+    // PE 0 runs the server of the rendezvous, and must wait until the other PEs have their
+    // responses.
     child.meet("told");
     error
 }
 
-/// Sets a variable in this child process only, before it is read.
+/// Sets a variable of this child process before the variable is read.
 fn set(name: &str, value: &str) {
-    // SAFETY: the child has one thread that reads the environment through C, this one.
+    // SAFETY: this is the only thread of the child that reads the environment through C.
     unsafe { std::env::set_var(name, value) };
 }
 
 #[test]
-fn missing_library_error_lists_every_path_tried() {
+fn missing_library_error_lists_every_tried_path() {
     let nowhere = Fakes::new().cuda().env("PEERWEAVE_NVSHMEM_PATH", "/nowhere/at/all");
     nowhere.run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE));
@@ -45,7 +46,7 @@ fn missing_library_error_lists_every_path_tried() {
 }
 
 #[test]
-fn one_pe_without_the_library_is_named_by_the_others() {
+fn pe_without_the_library_is_named_on_the_other_pes() {
     fakes().run_many(3, |child| {
         if child.rank == 1 {
             set("PEERWEAVE_NVSHMEM_PATH", "/nowhere/at/all");
@@ -59,7 +60,7 @@ fn one_pe_without_the_library_is_named_by_the_others() {
             ),
             _ => panic!("{error}"),
         }
-        // No PE called NVSHMEM, so the start can be repeated.
+        // No PE called NVSHMEM, so NVSHMEM can still be started.
         assert!(Context::current().is_none());
     });
 }
@@ -67,23 +68,23 @@ fn one_pe_without_the_library_is_named_by_the_others() {
 #[test]
 fn library_without_its_plugins_is_an_error() {
     fakes().run_many(2, |child| {
-        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
+        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set the variable");
         let alone = child.directory.join(format!("alone-{}", child.rank));
-        std::fs::create_dir(&alone).expect("a directory");
+        std::fs::create_dir(&alone).expect("the directory is created");
         let file = std::path::Path::new(&library).join("libnvshmem_host.so.3");
-        std::fs::copy(file, alone.join("libnvshmem_host.so.3")).expect("a copy");
+        std::fs::copy(file, alone.join("libnvshmem_host.so.3")).expect("the copy completes");
         set("PEERWEAVE_NVSHMEM_PATH", &alone.to_string_lossy());
         let error = start_error(&child, child.rank, settings(DEADLINE));
         assert!(matches!(error, NvshmemError::Plugin(_)), "{error}");
         let directory = alone.to_string_lossy().into_owned();
         says(Context::unique_id(&Settings::default()), &["nvshmem_bootstrap_uid.so.3", &directory, "no file of this plug-in"]);
-        // NVSHMEM would load a transport of another version, and end the process.
+        // NVSHMEM would load the transport of another version, and end the process.
         let plugin = alone.join("nvshmem_bootstrap_uid.so.3");
-        std::fs::write(&plugin, "").expect("a file");
-        std::fs::write(alone.join("nvshmem_transport_ibrc.so.2"), "").expect("a file");
-        let nvshmem = Nvshmem::load().expect("it is there");
+        std::fs::write(&plugin, "").expect("the file is written");
+        std::fs::write(alone.join("nvshmem_transport_ibrc.so.2"), "").expect("the file is written");
+        let nvshmem = Nvshmem::load().expect("the library is loaded");
         says(nvshmem.check_plugins("ibrc"), &["nvshmem_transport_ibrc.so.7", "another version"]);
-        nvshmem.check_plugins("none").expect("none is asked for");
+        nvshmem.check_plugins("none").expect("no transport is requested");
     });
 }
 
@@ -100,8 +101,8 @@ fn missing_required_function_is_an_error_before_start() {
     fakes().without("nvshmem_team_n_pes").run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE));
         assert!(matches!(&error, NvshmemError::Unsupported(it) if it.what == "nvshmem_team_n_pes"), "{error}");
-        // NVSHMEM was not called, so a start is still possible.
-        let status = Nvshmem::load().and_then(Nvshmem::status).expect("a status");
+        // NVSHMEM was not called, so it can still be started.
+        let status = Nvshmem::load().and_then(Nvshmem::status).expect("the library reports its status");
         assert_eq!(status, Status::NotInitialized);
     });
 }
@@ -134,15 +135,16 @@ fn different_settings_error_names_the_other_pe() {
 }
 
 #[test]
-fn pes_on_one_gpu_are_named_and_can_try_again() {
+fn pes_on_one_gpu_are_named_and_can_start_again() {
     fakes().run_many(3, |child| {
         let rendezvous = rendezvous(&child, DEADLINE);
         let shared = [0, 1, 0][child.rank];
-        let error = Context::from_rendezvous(&rendezvous, &device(shared), settings(DEADLINE)).expect_err("two share one");
+        let error = Context::from_rendezvous(&rendezvous, &device(shared), settings(DEADLINE)).expect_err("two PEs share a GPU");
         let NvshmemError::Preflight(inner) = &error else { panic!("{error}") };
         assert!(matches!(&**inner, PreflightError::SharedGpu { pes, .. } if *pes == [Pe::new(0), Pe::new(2)]), "{error}");
-        let context = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(DEADLINE)).expect("now it starts");
-        context.finalize().expect("it ends");
+        let context = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(DEADLINE))
+            .expect("NVSHMEM starts with separate GPUs");
+        context.finalize().expect("all PEs finalize NVSHMEM");
     });
 }
 
@@ -168,7 +170,7 @@ fn missing_pe_at_start_is_named_at_the_deadline() {
             return;
         }
         let began = Instant::now();
-        let error = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(SHORT)).expect_err("one is missing");
+        let error = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(SHORT)).expect_err("PE 2 is missing");
         assert!(matches!(error, NvshmemError::Bootstrap { .. }), "{error}");
         assert!(error.to_string().contains("PE 2"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
@@ -179,14 +181,15 @@ fn missing_pe_at_start_is_named_at_the_deadline() {
 #[test]
 fn missing_pe_at_start_by_id_times_out() {
     fakes().run_many(1, |_| {
-        let id = Context::unique_id(&settings(SHORT)).expect("an id");
+        let id = Context::unique_id(&settings(SHORT)).expect("the id is created");
         let began = Instant::now();
-        let error = Context::from_unique_id(id, Pe::new(0), 2, &device(0), settings(SHORT)).expect_err("nobody comes");
+        let error = Context::from_unique_id(id, Pe::new(0), 2, &device(0), settings(SHORT)).expect_err("PE 1 does not start");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-        let error = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(SHORT)).expect_err("it is inside");
+        let error =
+            Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(SHORT)).expect_err("a call is still inside NVSHMEM");
         assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Stuck { .. }, .. }), "{error}");
-        // The fake's own timeout is longer, and would end the process.
+        // The fake's own timeout is longer than this deadline, and would end the process.
     });
 }
 
@@ -195,7 +198,7 @@ fn failed_initialisation_on_one_pe_is_an_error_on_both() {
     let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_hostlib_init_attr@1:1=5");
     fails.run_many(2, |child| {
         let rendezvous = rendezvous(&child, DEADLINE);
-        let error = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(SHORT)).expect_err("one fails");
+        let error = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(SHORT)).expect_err("PE 1 fails");
         let state = if child.rank == 1 {
             assert!(matches!(&error, NvshmemError::Nvshmem(_)), "{error}");
             assert_eq!(error.code().map(|code| code.get()), Some(5));
@@ -206,17 +209,17 @@ fn failed_initialisation_on_one_pe_is_an_error_on_both() {
         };
         child.meet("told");
         let again = Context::from_unique_id(UniqueId::from_bytes([0; 128]), Pe::new(0), 1, &device(child.rank), settings(SHORT));
-        let error = again.expect_err("it is over");
+        let error = again.expect_err("NVSHMEM can no longer be used");
         assert!(matches!(&error, NvshmemError::Dead { state: found, .. } if *found == state), "{error}");
     });
 }
 
 #[test]
-fn second_start_returns_a_handle_or_the_difference() {
+fn second_start_returns_a_handle_or_names_the_difference() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let own = device(child.rank);
-        let again = Context::from_rendezvous(&here.rendezvous, &own, settings(DEADLINE)).expect("the same arguments");
+        let again = Context::from_rendezvous(&here.rendezvous, &own, settings(DEADLINE)).expect("the arguments are equal");
         assert_eq!(again.pe(), here.context.pe());
         let differs = |result: Result<Context, NvshmemError>, expected: &str| match misuse(result) {
             MisuseKind::AlreadyInitialized { what, .. } => assert_eq!(what, expected),
@@ -229,11 +232,11 @@ fn second_start_returns_a_handle_or_the_difference() {
         let id = UniqueId::from_bytes([7; 128]);
         differs(Context::from_unique_id(id, Pe::new(0), 2, &own, settings(DEADLINE)), "the bootstrap");
         differs(Context::from_launcher(&own, settings(DEADLINE)), "the bootstrap");
-        // Handles are counted: releasing the last one finalises NVSHMEM.
-        let third = Context::current().expect("it runs");
-        assert_eq!(third.finalize().expect("one of three").other_handles, 2);
-        assert_eq!(again.finalize().expect("one of two").other_handles, 1);
-        assert_eq!(here.context.status().expect("a status"), Status::Initialized);
+        // Handles are counted: only the release of the last one finalises NVSHMEM.
+        let third = Context::current().expect("NVSHMEM is running");
+        assert_eq!(third.finalize().expect("two other handles exist").other_handles, 2);
+        assert_eq!(again.finalize().expect("one other handle exists").other_handles, 1);
+        assert_eq!(here.context.status().expect("the library reports its status"), Status::Initialized);
         here.end();
         assert!(Context::current().is_none());
     });
@@ -247,17 +250,18 @@ fn restart_after_finalize_shares_no_state_with_the_first() {
         let stream = first.stream.clone();
         drop(world);
         let rendezvous = Arc::clone(&first.rendezvous);
-        first.context.finalize().expect("it ends");
-        let error = team.barrier(&stream).expect_err("it has ended");
+        first.context.finalize().expect("all PEs finalize NVSHMEM");
+        let error = team.barrier(&stream).expect_err("the context was finalised");
         assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Finalized, .. }), "{error}");
-        let second = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(DEADLINE)).expect("it starts again");
-        let buffer = second.alloc::<u32>(8).expect("memory");
-        let error = buffer.multicast_address(&team).expect_err("multicast is off");
+        let second =
+            Context::from_rendezvous(&rendezvous, &device(child.rank), settings(DEADLINE)).expect("NVSHMEM starts again");
+        let buffer = second.alloc::<u32>(8).expect("the memory is allocated");
+        let error = buffer.multicast_address(&team).expect_err("multicast is disabled");
         assert!(matches!(error, NvshmemError::MulticastDisabled(_)), "{error}");
         assert!(matches!(team.barrier(&stream), Err(NvshmemError::Dead { .. })));
-        second.world().barrier_blocking().expect("all come");
-        second.free(buffer).expect("freed");
-        second.finalize().expect("it ends");
+        second.world().barrier_blocking().expect("all PEs make the call");
+        second.free(buffer).expect("all PEs free the memory");
+        second.finalize().expect("all PEs finalize NVSHMEM");
     });
 }
 
@@ -276,7 +280,7 @@ fn invalid_arguments_are_refused_before_any_effect() {
         }
         assert!(Context::current().is_none());
         // NVSHMEM itself refuses an id that no process created.
-        let error = Context::from_unique_id(id, Pe::new(0), 1, &own, settings(DEADLINE)).expect_err("nobody made it");
+        let error = Context::from_unique_id(id, Pe::new(0), 1, &own, settings(DEADLINE)).expect_err("no process created the id");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
     });
 }
@@ -284,34 +288,35 @@ fn invalid_arguments_are_refused_before_any_effect() {
 #[test]
 fn launcher_bootstrap_without_a_launcher_is_an_error() {
     fakes().env_remove("PMI_RANK").run_many(1, |_| {
-        let error = Context::from_launcher(&device(0), settings(DEADLINE)).expect_err("nobody launched it");
+        let error = Context::from_launcher(&device(0), settings(DEADLINE)).expect_err("no launcher started the process");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
     });
     fakes().run_many(1, |_| {
         let communicator = std::ptr::dangling_mut::<u64>();
-        // SAFETY: the fake refuses MPI and does not look at it.
-        let error = unsafe { Context::from_mpi(communicator.cast(), &device(0), settings(DEADLINE)) }.expect_err("no MPI");
+        // SAFETY: the fake library refuses MPI and does not read the communicator.
+        let error =
+            unsafe { Context::from_mpi(communicator.cast(), &device(0), settings(DEADLINE)) }.expect_err("the fake refuses MPI");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
     });
 }
 
 #[test]
 fn job_of_a_launcher_starts_without_a_rendezvous() {
-    let place = tempfile::tempdir().expect("a directory");
+    let place = tempfile::tempdir().expect("the directory is created");
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "2").run_many(2, |child| {
         set("PMI_RANK", &child.rank.to_string());
-        let context = Context::from_launcher(&device(child.rank), settings(DEADLINE)).expect("it starts");
+        let context = Context::from_launcher(&device(child.rank), settings(DEADLINE)).expect("NVSHMEM starts");
         assert_eq!((context.pe().get() as usize, context.n_pes()), (child.rank, 2));
         assert_eq!(context.info().bootstrap, "the launcher");
-        let memory = context.alloc_zeroed::<u64>(3).expect("memory");
-        assert_eq!(memory.to_vec(context.stream()).expect("a copy"), [0; 3]);
-        let team = context.world().split_2d(1, Default::default()).expect("it is split").1;
-        team.barrier_blocking().expect("all come");
-        team.destroy().expect("it ends");
-        context.free(memory).expect("freed");
-        context.finalize().expect("it ends");
-        // A start by a launcher cannot be repeated.
-        let error = Context::from_launcher(&device(child.rank), settings(DEADLINE)).expect_err("it is over");
+        let memory = context.alloc_zeroed::<u64>(3).expect("the memory is allocated");
+        assert_eq!(memory.to_vec(context.stream()).expect("the copy completes"), [0; 3]);
+        let team = context.world().split_2d(1, Default::default()).expect("the team is split").1;
+        team.barrier_blocking().expect("all PEs make the call");
+        team.destroy().expect("all PEs destroy the team");
+        context.free(memory).expect("all PEs free the memory");
+        context.finalize().expect("all PEs finalize NVSHMEM");
+        // A start by a launcher cannot be repeated in a process.
+        let error = Context::from_launcher(&device(child.rank), settings(DEADLINE)).expect_err("NVSHMEM can no longer be used");
         assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Finalized, .. }), "{error}");
     });
 }
@@ -320,14 +325,14 @@ fn job_of_a_launcher_starts_without_a_rendezvous() {
 fn id_distributed_by_the_caller_starts_a_job() {
     fakes().run_many(2, |child| {
         if child.rank == 0 {
-            child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("an id").to_bytes());
+            child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("the id is created").to_bytes());
         }
-        let bytes = std::fs::read(child.file("id")).expect("the id");
-        let id = UniqueId::try_from(bytes.as_slice()).expect("128 bytes");
+        let bytes = std::fs::read(child.file("id")).expect("the file has the id");
+        let id = UniqueId::try_from(bytes.as_slice()).expect("the id has 128 bytes");
         let context = Context::from_unique_id(id, Pe::new(child.rank as u32), 2, &device(child.rank), settings(DEADLINE));
-        let context = context.expect("it starts");
-        context.world().barrier_blocking().expect("all come");
-        context.finalize().expect("it ends");
+        let context = context.expect("NVSHMEM starts");
+        context.world().barrier_blocking().expect("all PEs make the call");
+        context.finalize().expect("all PEs finalize NVSHMEM");
         child.meet("ended");
     });
 }
@@ -336,9 +341,8 @@ fn id_distributed_by_the_caller_starts_a_job() {
 fn call_in_a_forked_child_names_the_parent() {
     fakes().run_many(1, |child| {
         let here = start(&child);
-        let memory = here.context.alloc::<u8>(8).expect("memory");
-        // SAFETY: the child calls nothing that needs the threads of its parent, and ends by
-        // `_exit`.
+        let memory = here.context.alloc::<u8>(8).expect("the memory is allocated");
+        // SAFETY: the child calls no function that needs the parent's threads, and ends by `_exit`.
         let process = unsafe { libc::fork() };
         if process == 0 {
             let forked = |result: Result<(), NvshmemError>| matches!(result, Err(NvshmemError::Forked { .. }));
@@ -346,14 +350,14 @@ fn call_in_a_forked_child_names_the_parent() {
                 && forked(here.context.world().barrier(&here.stream))
                 && forked(here.context.alloc::<u8>(1).map(drop))
                 && forked(memory.to_vec(&here.stream).map(drop));
-            // SAFETY: it only ends the process.
+            // SAFETY: the call only ends the process.
             unsafe { libc::_exit(if right { 0 } else { 1 }) };
         }
         let mut status = 0;
-        // SAFETY: the process is a child of this one, and the pointer is to a live integer.
+        // SAFETY: the process is a child of this process, and the pointer is to a live integer.
         assert_eq!(unsafe { libc::waitpid(process, &raw mut status, 0) }, process);
-        assert_eq!(status, 0, "the fork was not refused");
-        here.context.free(memory).expect("freed");
+        assert_eq!(status, 0, "the call in the forked child was not refused");
+        here.context.free(memory).expect("all PEs free the memory");
         here.end();
     });
 }
@@ -380,38 +384,41 @@ fn gpus_without_peer_access_need_a_network() {
 }
 
 #[test]
-fn broken_id_plugin_is_an_error_before_a_double_free() {
+fn broken_id_plugin_is_refused_before_nvshmem_loads_it() {
     fakes().run_many(1, |child| {
-        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
+        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set the variable");
         let alone = child.directory.join("alone");
-        std::fs::create_dir(&alone).expect("a directory");
+        std::fs::create_dir(&alone).expect("the directory is created");
         let file = std::path::Path::new(&library).join("libnvshmem_host.so.3");
-        std::fs::copy(file, alone.join("libnvshmem_host.so.3")).expect("a copy");
-        std::fs::write(alone.join("nvshmem_bootstrap_uid.so.3"), "no library").expect("a file");
+        std::fs::copy(file, alone.join("libnvshmem_host.so.3")).expect("the copy completes");
+        std::fs::write(alone.join("nvshmem_bootstrap_uid.so.3"), "no library").expect("the file is written");
         set("PEERWEAVE_NVSHMEM_PATH", &alone.to_string_lossy());
         says(Context::unique_id(&settings(DEADLINE)), &["nvshmem_bootstrap_uid.so.3", "cannot be loaded"]);
-        // A plug-in that is selected by its variable is not checked.
+        // A plug-in that its variable selects is not checked.
         let named = settings(DEADLINE).variable("NVSHMEM_BOOTSTRAP_UID_PLUGIN", &format!("{library}/nvshmem_bootstrap_uid.so.3"));
-        let id = Context::unique_id(&named).expect("an id");
-        Context::from_unique_id(id, Pe::new(0), 1, &device(0), named).expect("it starts").finalize().expect("it ends");
+        let id = Context::unique_id(&named).expect("the id is created");
+        Context::from_unique_id(id, Pe::new(0), 1, &device(0), named)
+            .expect("NVSHMEM starts")
+            .finalize()
+            .expect("all PEs finalize NVSHMEM");
     });
 }
 
 #[test]
 fn failed_unique_id_is_not_requested_again() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_get_uniqueid:1").run_many(1, |_| {
-        let error = Context::unique_id(&settings(DEADLINE)).expect_err("it fails");
+        let error = Context::unique_id(&settings(DEADLINE)).expect_err("the call fails");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
-        // NVSHMEM would free its plug-in a second time.
-        let again = Context::unique_id(&settings(DEADLINE)).expect_err("it is over");
+        // In a second call, NVSHMEM would free its plug-in again.
+        let again = Context::unique_id(&settings(DEADLINE)).expect_err("NVSHMEM can no longer be used");
         assert!(matches!(again, NvshmemError::Dead { state: DeadState::InitFailed, .. }), "{again}");
-        let start = Context::from_launcher(&device(0), settings(DEADLINE)).expect_err("it is over");
+        let start = Context::from_launcher(&device(0), settings(DEADLINE)).expect_err("NVSHMEM can no longer be used");
         assert!(matches!(start, NvshmemError::Dead { state: DeadState::InitFailed, .. }), "{start}");
     });
 }
 
 #[test]
-fn start_abandoned_by_nvshmem_is_an_error() {
+fn start_that_only_connects_the_pes_is_an_error() {
     fakes().run_many(2, |child| {
         let gives_up = settings(DEADLINE).variable("NVSHMEM_MAX_TEAMS", "many");
         let error = start_error(&child, child.rank, gives_up.clone());
@@ -420,7 +427,7 @@ fn start_abandoned_by_nvshmem_is_an_error() {
         assert!(Context::current().is_none());
         let again = Context::unique_id(&gives_up)
             .and_then(|id| Context::from_unique_id(id, Pe::new(0), 1, &device(child.rank), gives_up).map(drop));
-        let again = again.expect_err("NVSHMEM would take the PEs of the first");
+        let again = again.expect_err("NVSHMEM cannot be started again");
         assert!(matches!(again, NvshmemError::Dead { state: DeadState::InitFailed, .. }), "{again}");
     });
 }
@@ -430,23 +437,23 @@ fn pe_with_another_context_is_reported_to_all_at_once() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let running = (child.rank == 1).then(|| {
-            let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
-            Context::from_unique_id(id, Pe::new(0), 1, &device(1), settings(DEADLINE)).expect("it starts")
+            let id = Context::unique_id(&settings(DEADLINE)).expect("the id is created");
+            Context::from_unique_id(id, Pe::new(0), 1, &device(1), settings(DEADLINE)).expect("NVSHMEM starts")
         });
         child.meet("ready");
         let began = Instant::now();
-        let error = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect_err("one cannot");
+        let error = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect_err("one PE cannot start");
         assert!(began.elapsed() < DEADLINE / 4, "{error} after {:?}", began.elapsed());
         assert!(error.to_string().contains("the bootstrap"), "{error}");
         if let Some(running) = running {
-            running.finalize().expect("it ends");
+            running.finalize().expect("all PEs finalize NVSHMEM");
         }
-        // The rendezvous is still in step on all PEs.
+        // All PEs have made the same rendezvous calls, so the rendezvous is usable.
         child.meet("ended");
         Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE))
-            .expect("it starts")
+            .expect("NVSHMEM starts")
             .finalize()
-            .expect("it ends");
+            .expect("all PEs finalize NVSHMEM");
     });
 }
 
@@ -471,7 +478,10 @@ fn equal_sizes_written_in_different_units_are_equal() {
         let own =
             settings(DEADLINE).variable("NVSHMEM_SYMMETRIC_SIZE", size).nvtx(if child.rank == 0 { "off" } else { "common" });
         let meeting = rendezvous(&child, DEADLINE);
-        Context::from_rendezvous(&meeting, &device(child.rank), own).expect("it starts").finalize().expect("it ends");
+        Context::from_rendezvous(&meeting, &device(child.rank), own)
+            .expect("NVSHMEM starts")
+            .finalize()
+            .expect("all PEs finalize NVSHMEM");
     });
 }
 
@@ -493,14 +503,14 @@ fn unknown_bootstrap_is_refused_before_nvshmem_is_called() {
             let kind = misuse(Context::from_launcher(&device(0), settings(DEADLINE).bootstrap(bootstrap)));
             assert!(matches!(kind, MisuseKind::Text { what: "NVSHMEM_BOOTSTRAP", .. }), "{kind:?}");
         }
-        let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
-        let context = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)).expect("it starts");
+        let id = Context::unique_id(&settings(DEADLINE)).expect("the id is created");
+        let context = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)).expect("NVSHMEM starts");
         let other = says(
             Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(SHORT)),
             &["a deadline of 20s", &format!("a deadline of {SHORT:?}")],
         );
         assert!(other.misuse_kind().is_some(), "{other}");
-        context.finalize().expect("it ends");
+        context.finalize().expect("all PEs finalize NVSHMEM");
     });
 }
 
@@ -508,51 +518,51 @@ fn unknown_bootstrap_is_refused_before_nvshmem_is_called() {
 fn multicast_switch_applies_to_unique_ids_too() {
     let fakes = fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").env_remove("NVSHMEM_DISABLE_NVLS");
     fakes.run_many(1, |_| {
-        // NVSHMEM reads its settings here, and only once.
-        let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
-        let context = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)).expect("it starts");
-        let memory = context.alloc::<u8>(8).expect("memory");
-        // SAFETY: the fake's function takes a team and an address, and only looks them up.
+        // NVSHMEM reads its settings in this call, and only once.
+        let id = Context::unique_id(&settings(DEADLINE)).expect("the id is created");
+        let context = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)).expect("NVSHMEM starts");
+        let memory = context.alloc::<u8>(8).expect("the memory is allocated");
+        // SAFETY: the fake's function takes a team and an address, and only looks up the address.
         let address = unsafe {
             let name = c"nvshmemx_mc_ptr";
             let function = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
-            assert!(!function.is_null(), "the fake is loaded");
+            assert!(!function.is_null(), "the fake library must be loaded");
             let function = std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn(i32, u64) -> usize>(function);
             function(0, memory.address())
         };
-        assert_eq!(address, 0, "multicast is forbidden");
-        context.free(memory).expect("freed");
-        context.finalize().expect("it ends");
+        assert_eq!(address, 0, "multicast must be disabled");
+        context.free(memory).expect("all PEs free the memory");
+        context.finalize().expect("all PEs finalize NVSHMEM");
     });
 }
 
 #[test]
-fn changed_settings_after_the_first_read_are_refused_on_all() {
+fn settings_changed_after_the_first_start_are_refused() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let begin = |settings| Context::from_rendezvous(&meeting, &device(child.rank), settings);
-        begin(settings(DEADLINE)).expect("it starts").finalize().expect("it ends");
+        begin(settings(DEADLINE)).expect("NVSHMEM starts").finalize().expect("all PEs finalize NVSHMEM");
         let other = settings(DEADLINE).max_teams(64);
         let kind = misuse(begin(other));
         assert!(matches!(&kind, MisuseKind::AlreadyInitialized { asked, .. } if asked == "NVSHMEM_MAX_TEAMS=64"), "{kind:?}");
-        begin(settings(SHORT)).expect("the deadline is none of NVSHMEM's").finalize().expect("it ends");
+        begin(settings(SHORT)).expect("the deadline is not a setting of NVSHMEM").finalize().expect("all PEs finalize NVSHMEM");
     });
 }
 
 #[test]
-fn refused_start_leaves_the_settings_unread() {
+fn settings_may_change_after_a_refused_start() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let begin = |settings| Context::from_rendezvous(&meeting, &device(child.rank), settings);
-        begin(settings(DEADLINE).max_teams(20 + child.rank as u64)).map(drop).expect_err("they differ");
-        begin(settings(DEADLINE).max_teams(30)).expect("they are equal").finalize().expect("it ends");
+        begin(settings(DEADLINE).max_teams(20 + child.rank as u64)).map(drop).expect_err("the settings of the PEs differ");
+        begin(settings(DEADLINE).max_teams(30)).expect("the settings are equal").finalize().expect("all PEs finalize NVSHMEM");
     });
 }
 
 #[test]
-fn unexpected_pe_number_is_an_error() {
+fn unexpected_number_of_pes_is_an_error() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmem_n_pes=3").run_many(1, |_| {
-        let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
+        let id = Context::unique_id(&settings(DEADLINE)).expect("the id is created");
         let started = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE));
         says(started, &["PE 0 of 3, expected PE 0 of 1"]);
         assert!(Context::current().is_none());
@@ -560,12 +570,12 @@ fn unexpected_pe_number_is_an_error() {
 }
 
 #[test]
-fn gpu_older_than_volta_is_refused_with_its_generation() {
+fn gpu_older_than_volta_is_refused_with_its_capability() {
     fakes().env("PEERWEAVE_FAKE_CUDA_CAPABILITY", "6.1").run_many(1, |child| {
         let error =
-            Context::from_rendezvous(&rendezvous(&child, DEADLINE), &device(0), settings(DEADLINE)).expect_err("it is too old");
+            Context::from_rendezvous(&rendezvous(&child, DEADLINE), &device(0), settings(DEADLINE)).expect_err("the GPU is too old");
         assert!(matches!(&error, NvshmemError::Preflight(it) if matches!(**it, PreflightError::OldGpu { device: 0, major: 6, minor: 1 })), "{error}");
         assert!(error.to_string().contains("compute capability 6.1, expected at least 7.0"), "{error}");
-        assert_eq!(Nvshmem::load().expect("the fake").status().expect("a status"), Status::NotInitialized);
+        assert_eq!(Nvshmem::load().expect("the fake library is loaded").status().expect("the library reports its status"), Status::NotInitialized);
     });
 }

@@ -1,8 +1,8 @@
-//! A round of agreement in a collective call of the heap or of a multicast object, with this
-//! crate's errors.
+//! The round in which the PEs of a collective call report their outcome to each other. Converts its
+//! errors to this crate's.
 //!
 //! [`peerweave_bootstrap::agree`] implements the round. Invariant: after [`Disagreement::Known`]
-//! all PEs undo the call, so no PE waits for the deadline.
+//! every PE undoes the call, so no PE waits for another until the deadline.
 
 use peerweave_bootstrap::agree::{self, Failure, Members};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
@@ -12,9 +12,10 @@ use crate::error::{Misuse, PeerCause, VmmError};
 
 /// The reason why a round failed.
 pub(crate) enum Disagreement {
-    /// All PEs know the failure and undo the call.
+    /// All PEs know of the failure, and each PE undoes the call.
     Known(VmmError),
-    /// The round itself failed: the PEs may have reached different decisions.
+    /// The exchange itself failed, so some PEs may have completed the call and others may have
+    /// undone the call.
     Unknown(VmmError),
 }
 
@@ -26,11 +27,11 @@ impl From<Disagreement> for VmmError {
     }
 }
 
-/// Takes part in a round. `call` names the call with its arguments and the state in which it
-/// started; it must be the same on all PEs. `outcome` is this PE's blob for the others, or its
-/// error; an error is also the result.
+/// Takes part in a round and returns the blobs of all PEs of the job.
 ///
-/// Returns the blobs of all PEs of the job.
+/// `call` must be the same on all PEs: the call's name, its arguments and the state in which it
+/// started. `outcome` is this PE's blob for the other PEs, or this PE's error. If `outcome` is an
+/// error, the round returns that error unless the exchange itself fails.
 pub(crate) fn agree(
     rendezvous: &Rendezvous,
     label: &str,
@@ -43,15 +44,15 @@ pub(crate) fn agree(
         Disagreement::Known(Misuse::Diverged { call, one, one_has, other, other_has }.into())
     };
     agree::agree(rendezvous, Members::All, label, call, said).map_err(|disagreement| match (disagreement, outcome) {
-        // Every PE gets this error.
+        // Every PE gets the error `Mismatch`.
         (agree::Disagreement::Rendezvous(BootstrapError::Mismatch { call, one, one_call, other, other_call }), _) => {
             diverged(call, one, one_call, other, other_call)
         }
         (agree::Disagreement::Rendezvous(error), outcome) => {
             if let Err(own) = outcome {
-                // The caller gets the error of the round, which is worse: other PEs may not know of
-                // this PE's failure.
-                tracing::warn!(call, error = %own, "failed, and other PEs may not have been notified");
+                // The round's error is returned instead of `own`: it is worse, because other PEs
+                // may not know of this PE's failure.
+                tracing::warn!(call, error = %own, "this PE failed, and other PEs may not have been notified");
             }
             Disagreement::Unknown(error.into())
         }
@@ -66,7 +67,7 @@ pub(crate) fn agree(
     })
 }
 
-/// Reads numbers from the front of a blob.
+/// Reads numbers from the front of a blob that another PE sent.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -85,7 +86,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the error for an invalid blob.
+/// Returns the error for an invalid blob from `pe`.
 pub(crate) fn unreadable(call: &str, pe: Pe) -> VmmError {
     let cause = PeerCause::Failed("sent an invalid blob".into());
     VmmError::Peer { call: call.to_owned(), pe, cause }

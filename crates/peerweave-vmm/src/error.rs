@@ -15,39 +15,42 @@ use peerweave_types::Pe;
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmmError {
-    /// An argument is invalid, or the call is not possible in this state: a bug in the caller.
+    /// An argument is invalid, or the object's state does not permit the call. The caller has a
+    /// bug.
     #[error(transparent)]
     Misuse(#[from] Misuse),
     /// The driver, the device or the machine does not support a feature.
     #[error("{feature} is not supported: it needs {needs}, found {found}")]
     Unsupported {
-        /// The feature.
+        /// The feature's name.
         feature: &'static str,
-        /// The requirement of the feature.
+        /// What the feature requires.
         needs: String,
-        /// The value found instead.
+        /// What this machine has instead of the requirement.
         found: String,
     },
-    /// Multicast objects are disabled in this process. The driver was not called.
+    /// Multicast objects are disabled in this process. The error was returned before the driver was
+    /// called.
     #[error(transparent)]
     MulticastDisabled(#[from] MulticastDisabled),
-    /// The driver is missing, is too old, or returned an error.
+    /// The driver is missing or too old, or one of its functions returned an error.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The rendezvous failed, and no single PE is the cause.
+    /// The rendezvous failed, and no single PE is at fault.
     #[error(transparent)]
     Bootstrap(BootstrapError),
-    /// Another PE failed in the same collective call, or was lost.
+    /// Another PE failed in the same collective call, or was lost (its process died or
+    /// disconnected).
     #[error("{call}: {pe} {cause}")]
     Peer {
-        /// The collective call.
+        /// Name of the collective call.
         call: String,
         /// The PE at fault.
         pe: Pe,
         /// The cause of the failure.
         cause: PeerCause,
     },
-    /// The deadline passed.
+    /// The deadline passed before the call was complete.
     #[error("{call}: timed out after {waited:.1?}{}", did_not_arrive(.missing))]
     Timeout {
         /// The call that waited.
@@ -57,14 +60,15 @@ pub enum VmmError {
         /// The PEs that did not arrive; empty if this PE's own device did not complete its work.
         missing: Vec<Pe>,
     },
-    /// The driver reports peer access, but the transferred data is wrong or missing.
+    /// The driver reports peer access, but data transferred between the two devices is wrong or
+    /// missing.
     #[error("peer access from {from} to {to} is broken: {what}")]
     BrokenPeer {
         /// The device or PE that accesses the memory.
         from: String,
         /// The device or PE that has the memory.
         to: String,
-        /// The wrong or missing data.
+        /// Description of the wrong or missing data.
         what: String,
     },
 }
@@ -79,7 +83,7 @@ impl fmt::Debug for VmmError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerCause {
-    /// The PE was lost.
+    /// The PE's process died or disconnected.
     Lost(Loss),
     /// The PE failed in this call, with this error.
     Failed(String),
@@ -94,62 +98,63 @@ impl std::fmt::Display for PeerCause {
     }
 }
 
-/// An invalid argument, or a call that is not possible at this point.
+/// An invalid argument, or a call that the object's state does not permit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// A length or an offset that is not a multiple of the granularity, or is zero.
+    /// A length or an offset is zero or is not a multiple of the granularity.
     #[error("{call}: {what} is {value} bytes, expected a positive multiple of {multiple}")]
     Unaligned {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Value of the argument, in bytes.
         value: usize,
         /// The required alignment, in bytes.
         multiple: usize,
     },
-    /// A range outside of the memory.
+    /// A range exceeds the memory.
     #[error("{call}: the range is {start}..{end}, expected a range within {len} {unit}")]
     OutOfRange {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// The first index.
+        /// First index of the range.
         start: usize,
-        /// One past the last index.
+        /// One past the last index of the range.
         end: usize,
-        /// The length.
+        /// Length of the memory, in `unit`.
         len: usize,
-        /// The unit: bytes or elements.
+        /// Unit of the indices and of the length: "bytes" or "elements".
         unit: &'static str,
     },
-    /// Addresses that are already mapped.
+    /// A mapping was requested at addresses that are already mapped.
     #[error("{call}: bytes {start}..{end} of the reservation are already mapped, expected free addresses")]
     Occupied {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// First byte.
+        /// First byte of the range.
         start: usize,
-        /// One past the last byte.
+        /// One past the last byte of the range.
         end: usize,
     },
-    /// An invalid value.
+    /// An argument has an invalid value.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Value {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Value of the argument.
         value: String,
         /// Description of valid values.
         expected: String,
     },
-    /// A PE whose memory is not mapped here: it does not exist or is on another machine.
+    /// The memory of the requested PE is not mapped in this process. Either the PE does not exist,
+    /// or it is on another machine.
     #[error("{call}: {pe} is not mapped here; the heap has PEs {mapped:?} of this machine")]
     NotMapped {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The requested PE.
         pe: Pe,
@@ -159,51 +164,53 @@ pub enum Misuse {
     /// The PEs did not make the same calls with the same arguments.
     #[error("{call}: the PEs disagree: {one} has {one_has}, {other} has {other_has}")]
     Diverged {
-        /// The collective call.
+        /// Name of the collective call.
         call: String,
         /// The first PE.
         one: Pe,
-        /// The call or result of the first PE.
+        /// The call or result of PE `one`.
         one_has: String,
         /// The second PE.
         other: Pe,
-        /// The call or result of the second PE.
+        /// The call or result of PE `other`.
         other_has: String,
     },
-    /// Memory to be freed has other handles, of this PE or of a graph.
-    #[error("{call}: the memory at offset {offset} has {handles} handles, expected 1")]
+    /// The memory to be freed is still in use: this PE or a graph has other handles of it.
+    #[error("{call}: the memory at offset {offset} has {handles} handles, expected 1 (the handle passed to the call)")]
     StillShared {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// Offset of the memory in the heap, in bytes.
         offset: u64,
         /// Number of handles.
         handles: usize,
     },
-    /// Memory of another heap.
+    /// The memory belongs to another heap.
     #[error("{call}: the memory belongs to another heap, expected memory of this heap")]
     OtherHeap {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
     },
-    /// The heap has too little free memory, and cannot grow.
+    /// The heap has too little free memory. The heap does not grow automatically, or would exceed
+    /// its limit.
     #[error("{call}: {bytes} bytes do not fit: {free} of {total} bytes are free, and the heap's limit is {limit} bytes")]
     Exhausted {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// Requested bytes.
+        /// Number of requested bytes.
         bytes: u64,
-        /// Free bytes, possibly in several parts.
+        /// Number of free bytes, possibly in several ranges.
         free: u64,
         /// Current size of the heap in bytes.
         total: u64,
         /// Maximum size of the heap in bytes.
         limit: u64,
     },
-    /// An earlier collective call on this heap failed in part; the state of the PEs may differ.
+    /// An earlier collective call on this heap failed on some PEs. The PEs may therefore have
+    /// different states, and the heap refuses every later call.
     #[error("{call}: the heap is unusable because an earlier call failed: {earlier}")]
     Broken {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The earlier failure.
         earlier: String,
@@ -227,8 +234,8 @@ impl VmmError {
         }
     }
 
-    /// Returns whether the error means that another PE was lost or did not arrive, so that it takes
-    /// no part in later rounds of the call.
+    /// Returns whether another PE was lost or did not arrive. That PE does not take part in later
+    /// rounds of the call.
     pub(crate) fn is_loss(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Peer { cause: PeerCause::Lost(_), .. })
     }

@@ -1,5 +1,5 @@
 //! GPU memory shared among PEs: safe wrappers of CUDA's virtual memory management, a symmetric heap
-//! over NVLink, multicast objects.
+//! over NVLink, and multicast objects.
 #![doc = include_str!("../README.md")]
 
 mod agree;
@@ -29,7 +29,7 @@ pub use peerweave_driver::{MulticastDisabled, multicast_switch};
 pub use share::ipc::{IpcHandle, IpcMemory, IpcPeerMemory};
 pub use share::{FabricHandle, SharedMemory};
 
-/// Checks at compile time that these types can be shared between threads.
+/// Compile-time check that these types can be shared between threads.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<PhysicalMemory>();

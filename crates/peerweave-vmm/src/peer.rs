@@ -1,6 +1,7 @@
-//! Peer access between devices: the driver's answers, and tests of it.
+//! Peer access between devices: what the driver reports, and tests that transfer data.
 //!
-//! Invariant: a pair counts as working only after data transferred in both directions was compared.
+//! Invariant: a pair of devices is reported as working only after data transferred in both
+//! directions was compared.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +16,7 @@ use crate::memory::physical::{Exportable, Granularity, PhysicalMemory};
 use crate::memory::reservation::Reservation;
 use crate::raw::{self, Attribute};
 
-/// Features of a device for shared memory.
+/// Properties of a device that matter for shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
@@ -27,21 +28,22 @@ pub struct DeviceInfo {
     pub pci_address: String,
     /// Whether the device has virtual memory management.
     pub vmm: bool,
-    /// Handle types for export; for fabric handles by the attribute alone.
+    /// Handle types for export. For fabric handles this is only the device's attribute; creating
+    /// such memory may still fail.
     pub exportable: Exportable,
-    /// Whether the device supports multicast objects, by the attribute.
+    /// Whether the device supports multicast objects, according to its attribute.
     pub multicast: bool,
 }
 
-/// The driver's answers about the access of one device to the memory of another.
+/// What the driver reports about the access of one device to the memory of another device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PairInfo {
-    /// Whether the device has access.
+    /// Whether the device can access the memory.
     pub access: bool,
-    /// Whether all atomic operations are supported.
+    /// Whether all atomic operations are supported on that memory.
     pub native_atomics: bool,
-    /// Performance rank given by the driver; lower is faster.
+    /// Performance rank that the driver reports. A lower rank is faster.
     pub performance_rank: i32,
 }
 
@@ -51,12 +53,13 @@ pub struct PairInfo {
 pub struct PeerMatrix {
     /// The devices, by ordinal.
     pub devices: Vec<DeviceInfo>,
-    /// `pairs[from][to]`; `None` if both are the same device.
+    /// `pairs[from][to]` describes the access of device `from` to the memory of device `to`. The
+    /// entry is `None` if both are the same device.
     pub pairs: Vec<Vec<Option<PairInfo>>>,
 }
 
 impl PeerMatrix {
-    /// Queries the driver. Creates no context and allocates no memory.
+    /// Queries the driver about all devices and pairs. Creates no context and allocates no memory.
     ///
     /// ```
     /// match peerweave_vmm::PeerMatrix::look() {
@@ -66,7 +69,7 @@ impl PeerMatrix {
     /// ```
     ///
     /// # Errors
-    /// Errors of the driver, for example that there is none.
+    /// Errors of the driver, for example if no driver is installed.
     pub fn look() -> Result<Self, VmmError> {
         let count = Driver::get()?.device_count()?;
         let device = |ordinal| -> Result<DeviceInfo, VmmError> {
@@ -87,7 +90,7 @@ impl PeerMatrix {
     }
 }
 
-/// Returns the driver's answers about `from`'s access to the memory of `to`.
+/// Returns what the driver reports about the access of device `from` to the memory of device `to`.
 ///
 /// # Errors
 /// Errors of the driver.
@@ -98,7 +101,7 @@ pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
     raw::done("cuDeviceCanAccessPeer", unsafe { raw::api()?.cuDeviceCanAccessPeer(&raw mut can, number(from), number(to)) })?;
     let ask = |attribute| {
         let mut value = 0;
-        // SAFETY: as above.
+        // SAFETY: the pointer is to a live integer; the driver checks the other arguments.
         let code = unsafe { raw::api()?.cuDeviceGetP2PAttribute(&raw mut value, attribute, number(from), number(to)) };
         raw::done("cuDeviceGetP2PAttribute", code).map(|()| value)
     };
@@ -109,11 +112,12 @@ pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
     })
 }
 
-/// Gives the context `from` access to plain allocations of the context `to`. (Mappings have rights
-/// of their own.) Repeating the call is not an error.
+/// Enables access of the context `from` to plain allocations of the context `to`. Mappings do not
+/// need this call, because each mapping has its own rights. Repeating the call is not an error.
 ///
 /// # Errors
-/// [`VmmError::Unsupported`] if the devices cannot access each other; errors of the driver.
+/// [`VmmError::Unsupported`] if the device of `from` cannot access the memory of the device of
+/// `to`. Errors of the driver.
 pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmError> {
     raw::bind(from)?;
     // SAFETY: both contexts are live.
@@ -133,11 +137,12 @@ pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmE
 /// Writes and reads memory of device `to` from device `from`, and compares every word with the
 /// written data.
 ///
-/// Detects machines on which the driver reports peer access, but data is wrong or does not arrive.
+/// Detects machines on which the driver reports peer access although data is wrong or does not
+/// arrive.
 ///
 /// # Errors
 /// [`VmmError::BrokenPeer`] for data that differs or does not arrive by the deadline.
-/// [`VmmError::Timeout`] for a device that cannot even access its own memory by then.
+/// [`VmmError::Timeout`] if a device cannot access even its own memory by the deadline.
 /// [`VmmError::Unsupported`] if the devices cannot access each other. Errors of the driver.
 pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Instant) -> Result<(), VmmError> {
     let (near, far) = (from.ordinal(), to.ordinal());
@@ -157,7 +162,7 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
     let theirs = scratch(to, &[near, far])?;
     let (mut source, mut reached): (MappedMemory<u64>, MappedMemory<u64>) = (own.memory(near)?, theirs.memory(near)?);
     let mut there: MappedMemory<u64> = theirs.memory(far)?;
-    // Waits for no other work of the devices.
+    // Private streams do not wait for other work of the devices.
     let (near_stream, far_stream) = (PrivateStream::new(from)?, PrivateStream::new(to)?);
     let compare = |found: Vec<u64>, expected: &[u64], direction: &str| match found
         .iter()
@@ -168,7 +173,8 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
         Some(at) => Err(broken(format!("{direction}: word {at} is {:#018x}, expected {:#018x}", found[at], expected[at]))),
     };
     let put = pattern((1 + near as u64) << 32 | far as u64, source.len());
-    // First each device's access to its own memory, without the path between them.
+    // Only the copies below use the path between the devices. A failed access to a device's own
+    // memory is therefore not reported as a broken path.
     crate::write(&near_stream, &mut source, &put, deadline)?;
     crate::copy(&near_stream, &mut reached, &source)?;
     judged(crate::memory::streams::wait_for(&near_stream, "a write to the peer", Instant::now(), deadline))?;
@@ -183,7 +189,7 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
     compare(found, &get, "read")
 }
 
-/// Returns memory of a context's device, mapped for these devices.
+/// Returns new memory of the context's device, mapped with read and write access for `devices`.
 fn scratch(context: &Arc<CudaContext>, devices: &[usize]) -> Result<Mapping, VmmError> {
     let granularity = Granularity::of_device(context.ordinal(), Exportable::NOWHERE)?;
     let bytes = granularity.recommended;
@@ -193,12 +199,12 @@ fn scratch(context: &Arc<CudaContext>, devices: &[usize]) -> Result<Mapping, Vmm
     Ok(mapping)
 }
 
-/// Returns pseudo-random words (splitmix64).
+/// Returns `len` pseudo-random words of the splitmix64 generator.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u64> {
     (0..len).map(|index| pattern_word(seed, index)).collect()
 }
 
-/// Returns the word of the pattern at `index`.
+/// Returns the pseudo-random word at `index` of the pattern for `seed`.
 pub(crate) fn pattern_word(seed: u64, index: usize) -> u64 {
     let mut z = seed.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

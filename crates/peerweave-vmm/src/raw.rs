@@ -1,8 +1,8 @@
-//! Structs of the driver as plain data, and the conversion of its codes to errors.
+//! Structs of the driver as plain data, and the conversion of the driver's codes to errors.
 //!
-//! They are declared here because cudarc's structs depend on the CUDA version for which a program
-//! is built, and the driver's do not. Invariant: each struct has the size and layout of its
-//! counterpart in the driver's header, checked below against cudarc's.
+//! The structs are declared here because cudarc's declarations depend on the CUDA version for which
+//! a program is built. The driver's structs do not. Invariant: each struct has the size and layout
+//! of its counterpart in the driver's header. The sizes are compared with cudarc's below.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -26,7 +26,7 @@ peerweave_dylib::bindings! {
     }
 }
 
-/// Attributes of devices, by the driver's numbers.
+/// Device attributes that this crate queries. The values are the driver's numbers.
 #[derive(Clone, Copy, Debug)]
 #[repr(i32)]
 pub(crate) enum Attribute {
@@ -47,7 +47,7 @@ pub(crate) fn extra() -> Result<&'static Extra, VmmError> {
 pub(crate) fn device_name(ordinal: usize) -> Result<String, VmmError> {
     let mut text: [c_char; 128] = [0; 128];
     let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
-    // SAFETY: the pointer is to an array longer than that, so that a zero byte follows.
+    // SAFETY: the array has one byte more than the length passed, so a zero byte follows the name.
     let code = unsafe { extra()?.cuDeviceGetName(text.as_mut_ptr(), text.len() as c_int - 1, device) };
     done("cuDeviceGetName", code)?;
     Ok(text_of(&text))
@@ -57,23 +57,26 @@ pub(crate) fn device_name(ordinal: usize) -> Result<String, VmmError> {
 pub(crate) fn pci_address(ordinal: usize) -> Result<String, VmmError> {
     let mut text: [c_char; 64] = [0; 64];
     let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
-    // SAFETY: the pointer is to an array longer than that, so that a zero byte follows.
+    // SAFETY: the array has one byte more than the length passed, so a zero byte follows the
+    // address.
     let code = unsafe { api()?.cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as c_int - 1, device) };
     done("cuDeviceGetPCIBusId", code)?;
     Ok(text_of(&text))
 }
 
 fn text_of(text: &[c_char]) -> String {
-    // SAFETY: the driver was given one byte less than there is, so a zero byte follows.
+    // SAFETY: the driver got a length one byte shorter than the zeroed array, so a zero byte
+    // follows.
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// Returns a Boolean attribute; `false` if the driver does not know it.
+/// Returns whether a device has an attribute. Returns `false` if the driver does not know the
+/// attribute.
 pub(crate) fn has(ordinal: usize, attribute: Attribute) -> Result<bool, VmmError> {
     let extra = extra()?;
     let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
     let mut value: c_int = 0;
-    // SAFETY: the pointer is to a live integer; the driver checks the rest.
+    // SAFETY: the pointer is to a live integer; the driver checks the attribute and the device.
     match unsafe { extra.cuDeviceGetAttribute(&raw mut value, attribute as c_int, device) } {
         Ok(CudaCode::INVALID_VALUE) => Ok(false),
         code => done("cuDeviceGetAttribute", code).map(|()| value != 0),

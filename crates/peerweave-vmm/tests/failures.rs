@@ -1,5 +1,5 @@
 //! Tests of the symmetric heap after a failure, over the fake driver: the PEs that are notified,
-//! the delay, and later calls.
+//! the time until they are notified, and later calls.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -17,7 +17,7 @@ use peerweave_vmm::{
 const MIB: usize = 1 << 20;
 
 fn heap(me: &Me) -> SymmetricHeap {
-    SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB).max_bytes(64 * MIB)).expect("a heap")
+    SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB).max_bytes(64 * MIB)).expect("the heap is created")
 }
 
 #[test]
@@ -25,11 +25,11 @@ fn failed_growth_frees_its_addresses_for_the_next_growth() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me);
-            let mut memory = heap.alloc::<u64>(64).expect("room");
+            let mut memory = heap.alloc::<u64>(64).expect("the heap has room");
             // Endless work on memory of the heap does not delay the release of a chunk that no PE
             // has used.
             hold(&me.stream, true);
-            peerweave_vmm::zero(&me.stream, &mut memory).expect("enqueued");
+            peerweave_vmm::zero(&me.stream, &mut memory).expect("the work is enqueued");
             for round in 0..10 {
                 for function in ["cuMemMap", "cuMemSetAccess"] {
                     me.barrier("before");
@@ -43,13 +43,13 @@ fn failed_growth_frees_its_addresses_for_the_next_growth() {
                 }
             }
             me.barrier("disarmed");
-            heap.grow(MIB).expect("the heap is as it was");
+            heap.grow(MIB).expect("the heap is unchanged");
             assert_eq!(heap.bytes(), 6 * MIB as u64);
             hold(&me.stream, false);
-            heap.free(memory).expect("all free it");
+            heap.free(memory).expect("all PEs free the memory");
         });
         settle();
-        Calls::now().assert_balanced("at the end");
+        Calls::now().assert_balanced("after the heap was dropped");
     });
 }
 
@@ -59,26 +59,26 @@ fn failed_ipc_growth_frees_unopened_memory_at_once() {
         let me = process(&child);
         let heap = heap(&me);
         assert_eq!(heap.transport(), HeapTransport::Ipc);
-        let mut memory = heap.alloc::<u64>(64).expect("room");
+        let mut memory = heap.alloc::<u64>(64).expect("the heap has room");
         hold(&me.stream, true);
-        peerweave_vmm::zero(&me.stream, &mut memory).expect("enqueued");
+        peerweave_vmm::zero(&me.stream, &mut memory).expect("the work is enqueued");
         let free = common::free_bytes(&me.context);
         if me.pe == 1 {
             fail("cuMemAlloc_v2:1=201");
         }
-        heap.grow(MIB).expect_err("PE 1 has no memory");
+        heap.grow(MIB).expect_err("PE 1 is out of memory");
         fail("");
         settle();
-        assert_eq!(common::free_bytes(&me.context), free, "it does not wait for the heap's streams");
+        assert_eq!(common::free_bytes(&me.context), free, "the memory must be freed without waiting for the heap's streams");
         hold(&me.stream, false);
-        heap.free(memory).expect("all free it");
-        heap.finalize().expect("all end it");
+        heap.free(memory).expect("all PEs free the memory");
+        heap.finalize().expect("all PEs finalize the heap");
         me.leave();
     });
 }
 
 #[test]
-fn failed_ipc_growth_frees_memory_that_others_opened() {
+fn failed_ipc_growth_frees_memory_that_other_pes_opened() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(3, |child| {
         let me = process(&child);
         let free = common::free_bytes(&me.context);
@@ -86,26 +86,28 @@ fn failed_ipc_growth_frees_memory_that_others_opened() {
             if me.pe == 1 {
                 fail(&format!("cuIpcOpenMemHandle_v2:{nth}=201"));
             }
-            SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).map(drop).expect_err("PE 1 cannot open");
+            SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB))
+                .map(drop)
+                .expect_err("PE 1 cannot open the memory");
             fail("");
             settle();
-            assert_eq!(common::free_bytes(&me.context), free, "opening {nth}: nobody has it open any more");
+            assert_eq!(common::free_bytes(&me.context), free, "opening {nth} failed: closed memory was not freed");
         }
         let heap = heap(&me);
         let with_heap = common::free_bytes(&me.context);
         if me.pe == 2 {
             fail("cuIpcOpenMemHandle_v2:2=201");
         }
-        heap.grow(MIB).expect_err("PE 2 cannot open");
+        heap.grow(MIB).expect_err("PE 2 cannot open the memory");
         fail("");
         settle();
         assert_eq!(common::free_bytes(&me.context), with_heap);
-        heap.grow(MIB).expect("without faults");
-        heap.check_peers().expect("all is mapped");
-        assert!(heap.finalize().expect("all end it").is_clean());
+        heap.grow(MIB).expect("no fault is injected");
+        heap.check_peers().expect("all memory is mapped");
+        assert!(heap.finalize().expect("all PEs finalize the heap").is_clean());
         settle();
         assert_eq!(common::free_bytes(&me.context), free);
-        Calls::now().assert_balanced("at the end");
+        Calls::now().assert_balanced("after the heap was finalised");
         me.leave();
     });
 }
@@ -116,26 +118,26 @@ fn pe_out_of_descriptors_is_reported_and_the_heap_survives() {
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
         let heap = heap(&me);
-        // PE 0 leads the exchange, PE 1 follows. Room for five descriptors is enough to export and
-        // to connect, but not to receive those of the others. Room for two is enough to create and
-        // export. Room for one is not.
+        // PE 0 leads the exchange, and PE 1 takes part. Five free descriptors suffice to export and
+        // to connect, but not to receive the descriptors of the other PEs. Two suffice to create
+        // and export. One does not.
         for (victim, room) in [(0, 5), (1, 5), (1, 2), (0, 2), (1, 1)] {
-            // Descriptors that are released later would make room.
+            // Descriptors that are closed during the call would hide the shortage.
             settle();
             me.barrier("ready");
             let before = getrlimit(Resource::Nofile);
             let mut held = Vec::new();
             if me.pe == victim {
                 setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: before.maximum })
-                    .expect("less is always allowed");
+                    .expect("lowering the limit is allowed");
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     held.push(file);
                 }
                 held.truncate(held.len() - room);
             }
             let start = Instant::now();
-            let error = heap.grow(MIB).expect_err("one PE takes no descriptors");
-            assert!(start.elapsed() < LONG / 2, "reported only after {:?}: {error}", start.elapsed());
+            let error = heap.grow(MIB).expect_err("one PE is out of descriptors");
+            assert!(start.elapsed() < LONG / 2, "the error came only after {:?}: {error}", start.elapsed());
             let says_so = |text: &str| ["descriptors", "open files", "OPERATING_SYSTEM"].iter().any(|word| text.contains(word));
             if me.pe == victim {
                 assert!(says_so(&error.to_string()), "{room}: {error}");
@@ -144,31 +146,31 @@ fn pe_out_of_descriptors_is_reported_and_the_heap_survives() {
                 assert!(pe.get() == victim && says_so(text), "{room}: {error}");
             }
             drop(held);
-            setrlimit(Resource::Nofile, before).expect("what it was");
+            setrlimit(Resource::Nofile, before).expect("the previous limit is restored");
         }
-        heap.grow(MIB).expect("there is room now");
-        heap.finalize().expect("all end it");
+        heap.grow(MIB).expect("the shortage is over");
+        heap.finalize().expect("all PEs finalize the heap");
         me.leave();
     });
 }
 
 #[test]
-fn failed_peer_check_frees_its_pages() {
+fn peer_check_that_finds_a_broken_path_frees_its_memory() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
         for round in 0..60 {
-            let error = heap.check_peers().expect_err("what PE 0 writes to PE 1 is lost");
+            let error = heap.check_peers().expect_err("data written from PE 0 to PE 1 is lost");
             let exhausted = matches!(error, VmmError::Misuse(Misuse::Exhausted { .. }));
             assert!(!exhausted, "round {round}: {error}");
         }
-        assert!(heap.finalize().expect("all end it").is_clean());
+        assert!(heap.finalize().expect("all PEs finalize the heap").is_clean());
         me.leave();
     });
 }
 
 #[test]
-fn failed_check_is_reported_to_all_and_frees_its_pages() {
+fn failed_peer_check_is_an_error_on_all_pes() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -176,32 +178,32 @@ fn failed_check_is_reported_to_all_and_frees_its_pages() {
             if me.pe == 1 {
                 fail(&format!("cuMemcpyAsync:{nth}=201"));
             }
-            let error = heap.check_peers().expect_err("by order");
+            let error = heap.check_peers().expect_err("a fault is injected");
             fail("");
             match me.pe {
                 1 => assert_eq!(cuda(&error), Some(("cuMemcpyAsync", 201)), "{error}"),
                 _ => assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == 1), "{error}"),
             }
         }
-        heap.check_peers().expect("without faults");
-        assert!(heap.finalize().expect("all end it").is_clean());
+        heap.check_peers().expect("no fault is injected");
+        assert!(heap.finalize().expect("all PEs finalize the heap").is_clean());
         me.leave();
     });
 }
 
 #[test]
-fn finalize_of_an_ipc_heap_waits_only_for_its_own_device() {
+fn finalize_of_an_ipc_heap_ignores_other_devices() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
-        // Memory of other code, on a stream that never completes.
-        let elsewhere = common::context(7).new_stream().expect("a stream");
+        // Memory of other code, freed on a stream of another device that never completes.
+        let elsewhere = common::context(7).new_stream().expect("the stream is created");
         hold(&elsewhere, true);
-        drop(DeviceMemory::<u8>::zeroed(&elsewhere, 1 << 10).expect("room"));
+        drop(DeviceMemory::<u8>::zeroed(&elsewhere, 1 << 10).expect("there is enough memory"));
         let start = Instant::now();
-        heap.finalize().expect("the heap has nothing to do with it");
+        heap.finalize().expect("the heap does not use this stream");
         assert!(start.elapsed() < LONG / 4, "{:?}", start.elapsed());
-        Calls::now().assert_balanced("all is closed");
+        Calls::now().assert_balanced("after finalize");
         hold(&elsewhere, false);
         settle();
         me.leave();
@@ -209,7 +211,7 @@ fn finalize_of_an_ipc_heap_waits_only_for_its_own_device() {
 }
 
 #[test]
-fn memory_that_a_pe_could_not_close_is_not_freed() {
+fn memory_that_a_peer_failed_to_close_is_not_freed() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -217,33 +219,33 @@ fn memory_that_a_pe_could_not_close_is_not_freed() {
         if me.pe == 1 {
             fail("cuIpcCloseMemHandle:1=201");
         }
-        let error = heap.finalize().expect_err("PE 1 could not close");
+        let error = heap.finalize().expect_err("PE 1 could not close the memory");
         match me.pe {
             1 => assert_eq!(cuda(&error), Some(("cuIpcCloseMemHandle", 201)), "{error}"),
             _ => assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == 1), "{error}"),
         }
         fail("");
         settle();
-        assert_eq!(common::free_bytes(&me.context), free, "it is leaked");
+        assert_eq!(common::free_bytes(&me.context), free, "the memory must be leaked");
         me.leave();
     });
 }
 
 #[test]
-fn finalize_of_an_ipc_heap_keeps_memory_that_a_pe_holds() {
+fn finalize_of_an_ipc_heap_keeps_memory_with_a_handle() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
-        let mut memory = heap.alloc::<u64>(4).expect("room");
-        peerweave_vmm::write(&me.stream, &mut memory, &[u64::from(me.pe) + 5; 4], soon()).expect("written");
-        let held = (me.pe == 1).then(|| memory.peer(Pe::new(0)).expect("of this machine"));
+        let mut memory = heap.alloc::<u64>(4).expect("the heap has room");
+        peerweave_vmm::write(&me.stream, &mut memory, &[u64::from(me.pe) + 5; 4], soon()).expect("the write completes");
+        let held = (me.pe == 1).then(|| memory.peer(Pe::new(0)).expect("PE 0 is on this machine"));
         drop(memory);
         me.barrier("written");
-        heap.finalize().expect("all end it");
+        heap.finalize().expect("all PEs finalize the heap");
         settle();
         me.barrier("settled");
         if let Some(held) = held {
-            assert_eq!(peerweave_vmm::read(&me.stream, &held, soon()).expect("it is still there"), [5; 4]);
+            assert_eq!(peerweave_vmm::read(&me.stream, &held, soon()).expect("the memory is still open"), [5; 4]);
         }
         me.barrier("seen");
         me.leave();
@@ -251,17 +253,17 @@ fn finalize_of_an_ipc_heap_keeps_memory_that_a_pe_holds() {
 }
 
 #[test]
-fn growth_with_an_unknown_outcome_keeps_its_memory() {
+fn growth_that_timed_out_keeps_its_memory() {
     let deadline = Duration::from_millis(1500);
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process_within(&child, deadline);
         let heap = heap(&me);
         let free = common::free_bytes(&me.context);
         if me.pe == 0 {
-            let error = heap.grow(MIB).expect_err("PE 1 does not come");
+            let error = heap.grow(MIB).expect_err("PE 1 does not arrive");
             assert!(matches!(&error, VmmError::Timeout { .. }), "{error}");
             settle();
-            assert!(common::free_bytes(&me.context) < free, "PE 1 may have been notified and open it later");
+            assert!(common::free_bytes(&me.context) < free, "the memory must stay allocated, because PE 1 may open it later");
             child.put_file("done", b"");
         } else {
             child.wait_for_file("done");
@@ -274,15 +276,15 @@ fn finalize_waits_for_work_on_the_memory_of_the_heap() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me);
-            let mut memory = heap.alloc::<u64>(64).expect("room");
+            let mut memory = heap.alloc::<u64>(64).expect("the heap has room");
             hold(&me.stream, true);
-            peerweave_vmm::zero(&me.stream, &mut memory).expect("enqueued");
+            peerweave_vmm::zero(&me.stream, &mut memory).expect("the work is enqueued");
             std::thread::scope(|scope| {
                 let ending = scope.spawn(|| heap.finalize());
                 std::thread::sleep(Duration::from_millis(200));
-                assert!(!ending.is_finished(), "the work is still to come");
+                assert!(!ending.is_finished(), "finalize returned before the pending work completed");
                 hold(&me.stream, false);
-                ending.join().expect("no panic").expect("all are through");
+                ending.join().expect("the thread does not panic").expect("all PEs complete the call");
             });
         });
     });
@@ -303,17 +305,18 @@ fn pe_that_sends_an_invalid_blob_is_named_to_all() {
             };
             if me.pe == 0 {
                 let error =
-                    SymmetricHeap::new(&me.rendezvous, &me.context, options).map(drop).expect_err("PE 1 is another program");
+                    SymmetricHeap::new(&me.rendezvous, &me.context, options).map(drop).expect_err("PE 1 sends an invalid blob");
                 assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == 1), "{error}");
                 return;
             }
-            // Like a version of this crate that sends a longer statement.
-            let message_of = me.rendezvous.exchange("peerweave-vmm/new", &statement(&call, &[7; 80])).expect("a round");
-            let id = u64::from_le_bytes(message_of[0][5 + call.len()..][..8].try_into().expect("8 bytes"));
+            // Acts like a version of this crate that sends a longer blob.
+            let message_of =
+                me.rendezvous.exchange("peerweave-vmm/new", &statement(&call, &[7; 80])).expect("the round succeeds");
+            let id = u64::from_le_bytes(message_of[0][5 + call.len()..][..8].try_into().expect("the number has 8 bytes"));
             let start = Instant::now();
             let chunk = me.rendezvous.exchange(&format!("peerweave-vmm/{id:016x}/0/chunk"), &statement(&call, &[]));
-            let chunk = chunk.expect("PE 0 tells");
-            assert_eq!(chunk[0][0], 3, "that it failed because of another PE");
+            let chunk = chunk.expect("PE 0 reports its failure");
+            assert_eq!(chunk[0][0], 3, "PE 0 must report that it failed because of another PE");
             assert!(start.elapsed() < LONG / 4, "{:?}", start.elapsed());
         });
     });
@@ -323,11 +326,11 @@ fn pe_that_sends_an_invalid_blob_is_named_to_all() {
 fn settle_waits_until_a_dropped_mapping_is_unmapped() {
     Fakes::new().cuda().run(|| {
         let context = common::context(0);
-        let bytes = Granularity::of_device(0, Exportable::NOWHERE).expect("VMM").recommended;
-        let memory = PhysicalMemory::create(&context, bytes, Exportable::NOWHERE).expect("room");
-        let addresses = peerweave_vmm::Reservation::new(&context, bytes, bytes).expect("addresses");
+        let bytes = Granularity::of_device(0, Exportable::NOWHERE).expect("the device has virtual memory management").recommended;
+        let memory = PhysicalMemory::create(&context, bytes, Exportable::NOWHERE).expect("there is enough memory");
+        let addresses = peerweave_vmm::Reservation::new(&context, bytes, bytes).expect("the addresses are reserved");
         for _ in 0..100 {
-            drop(addresses.map(0, &memory, bytes).expect("free"));
+            drop(addresses.map(0, &memory, bytes).expect("the addresses are free"));
             assert!(peerweave_driver::settle(Instant::now() + Duration::from_secs(10)));
         }
     });
@@ -346,9 +349,9 @@ fn broken_heap_creates_no_multicast_objects() {
             }
             heap.alloc::<u8>(1).expect_err("PE 1 sleeps");
             let start = Instant::now();
-            let error = heap.multicast().expect_err("the PEs may not agree any more");
+            let error = heap.multicast().expect_err("the PEs may have different states");
             assert!(matches!(error, VmmError::Misuse(Misuse::Broken { .. })), "{error}");
-            assert!(start.elapsed() < deadline, "nobody is waited for");
+            assert!(start.elapsed() < deadline, "the call must not wait for another PE");
             is_over.wait();
         });
     });
@@ -364,11 +367,11 @@ fn allocation_waits_for_multicast_creation_of_its_pe() {
                     let has_begun = || Ok::<_, ()>(Calls::now().names().contains(&"cuMulticastCreate"));
                     assert_eq!(peerweave_driver::wait_until(common::soon(), has_begun), Ok(true));
                     for _ in 0..10 {
-                        let memory = heap.alloc::<u64>(64).expect("all allocate");
-                        heap.free(memory).expect("all free it");
+                        let memory = heap.alloc::<u64>(64).expect("all PEs allocate the memory");
+                        heap.free(memory).expect("all PEs free the memory");
                     }
                 });
-                heap.multicast().expect("all make them");
+                heap.multicast().expect("all PEs create the objects");
             });
         });
     });

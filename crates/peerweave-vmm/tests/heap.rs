@@ -18,66 +18,77 @@ fn options() -> HeapOptions {
 }
 
 fn heap(me: &Me, options: HeapOptions) -> SymmetricHeap {
-    SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("a heap")
+    SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("the heap is created")
 }
 
 fn words(from: u32, to: u32, len: usize) -> Vec<u64> {
     (0..len as u64).map(|word| u64::from(from) << 40 | u64::from(to) << 32 | word).collect()
 }
 
-/// Writes to every PE, and compares the data that every PE wrote.
+/// Writes to the memory of every PE, and compares the data from every PE.
 fn all_to_all(me: &Me, heap: &SymmetricHeap, len: usize) {
-    let mailbox: SymmetricMemory<u64> = heap.alloc(len * me.n as usize).expect("room");
+    let mailbox: SymmetricMemory<u64> = heap.alloc(len * me.n as usize).expect("the heap has room");
     let slot = |of: u32| of as usize * len..(of as usize + 1) * len;
-    let zeros = peerweave_vmm::read(&me.stream, &mailbox, soon()).expect("read");
-    assert!(zeros.iter().all(|word| *word == 0), "memory is zero at first");
+    let zeros = peerweave_vmm::read(&me.stream, &mailbox, soon()).expect("the read completes");
+    assert!(zeros.iter().all(|word| *word == 0), "new memory must be zero");
     me.barrier("zeros seen");
     for to in 0..me.n {
-        let mut theirs = mailbox.peer(Pe::new(to)).and_then(|peer| peer.slice(slot(me.pe))).expect("mapped");
-        peerweave_vmm::write(&me.stream, &mut theirs, &words(me.pe, to, len), soon()).expect("put");
+        let mut theirs = mailbox.peer(Pe::new(to)).and_then(|peer| peer.slice(slot(me.pe))).expect("the memory is mapped");
+        peerweave_vmm::write(&me.stream, &mut theirs, &words(me.pe, to, len), soon()).expect("the put completes");
     }
     me.barrier("put");
     for (at, from) in (0..me.n).flat_map(|at| (0..me.n).map(move |from| (at, from))) {
-        let theirs = mailbox.peer(Pe::new(at)).and_then(|peer| peer.slice(slot(from))).expect("mapped");
-        assert_eq!(peerweave_vmm::read(&me.stream, &theirs, soon()).expect("get"), words(from, at, len), "{from} to {at}");
+        let theirs = mailbox.peer(Pe::new(at)).and_then(|peer| peer.slice(slot(from))).expect("the memory is mapped");
+        assert_eq!(
+            peerweave_vmm::read(&me.stream, &theirs, soon()).expect("the get completes"),
+            words(from, at, len),
+            "{from} to {at}"
+        );
     }
     me.barrier("got");
-    heap.free(mailbox).expect("all free it");
+    heap.free(mailbox).expect("all PEs free the memory");
 }
 
-/// Runs a heap through every call once.
+/// Calls every function of a heap once.
 fn whole_life(me: &Me, options: HeapOptions, transport: HeapTransport) {
     let free = free_bytes(&me.context);
     me.barrier("measured");
     let heap = heap(me, options);
     assert_eq!((heap.transport(), heap.bytes(), heap.members().len()), (transport, 4 * MIB as u64, me.n as usize));
     all_to_all(me, &heap, 1000);
-    heap.grow(1).expect("there is room");
+    heap.grow(1).expect("the heap may grow");
     assert_eq!(heap.bytes(), 6 * MIB as u64);
-    let first = heap.alloc::<u8>(4 * MIB).expect("the first chunk");
+    let first = heap.alloc::<u8>(4 * MIB).expect("the memory fits in the first chunk");
     all_to_all(me, &heap, 10_000);
     if let Ok(geometry) = heap.geometry() {
-        let address = heap.address_of(Pe::new(me.n - 1), 4096).expect("inside");
+        let address = heap.address_of(Pe::new(me.n - 1), 4096).expect("the range is in bounds");
         assert_eq!(address, geometry.address(Pe::new(me.n - 1), peerweave_types::SymOffset(4096)));
-        let view = first.view().expect("arithmetic");
+        let view = first.view().expect("the segments are at equal strides");
         assert_eq!(view.address(Rank::new(me.pe), peerweave_types::SymOffset(0)), first.address());
     } else {
         assert_eq!(transport, HeapTransport::Ipc);
     }
-    heap.free(first).expect("all free it");
-    let pad = heap.signal_pad(5).expect("room");
+    heap.free(first).expect("all PEs free the memory");
+    let pad = heap.signal_pad(5).expect("there is enough memory");
     let next = Pe::new((me.pe + 1) % me.n);
-    peerweave_vmm::write(&me.stream, &mut pad.signal_of(next, 3).expect("mapped"), &[77], soon()).expect("set");
+    peerweave_vmm::write(&me.stream, &mut pad.signal_of(next, 3).expect("the memory is mapped"), &[77], soon())
+        .expect("the signal is set");
     me.barrier("signalled");
-    assert_eq!(peerweave_vmm::read(&me.stream, &pad.signal(3).expect("inside"), soon()).expect("read"), [77]);
-    assert_eq!(peerweave_vmm::read(&me.stream, &pad.signal(2).expect("inside"), soon()).expect("read"), [0]);
+    assert_eq!(
+        peerweave_vmm::read(&me.stream, &pad.signal(3).expect("the range is in bounds"), soon()).expect("the read completes"),
+        [77]
+    );
+    assert_eq!(
+        peerweave_vmm::read(&me.stream, &pad.signal(2).expect("the range is in bounds"), soon()).expect("the read completes"),
+        [0]
+    );
     assert!(matches!(pad.signal(5), Err(VmmError::Misuse(Misuse::OutOfRange { unit: "signals", .. }))));
-    heap.free_signal_pad(pad).expect("all free it");
-    let report = heap.finalize().expect("all end it");
+    heap.free_signal_pad(pad).expect("all PEs free the memory");
+    let report = heap.finalize().expect("all PEs finalize the heap");
     assert!(report.is_clean(), "{report}");
     settle();
     me.barrier("settled");
-    assert_eq!(free_bytes(&me.context), free, "PE {}: all memory is back", me.pe);
+    assert_eq!(free_bytes(&me.context), free, "PE {}: memory of the device was not released", me.pe);
 }
 
 #[test]
@@ -98,7 +109,7 @@ fn processes_share_memory_and_release_everything() {
     Fakes::new().cuda().run_many(4, |child| {
         let me = process(&child);
         whole_life(&me, options(), HeapTransport::FileDescriptor);
-        Calls::now().assert_balanced("one of four processes");
+        Calls::now().assert_balanced("at the end of each process");
         me.leave();
     });
 }
@@ -108,7 +119,7 @@ fn processes_without_virtual_memory_share_by_legacy_ipc() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(3, |child| {
         let me = process(&child);
         whole_life(&me, options(), HeapTransport::Ipc);
-        Calls::now().assert_balanced("one of three processes");
+        Calls::now().assert_balanced("at the end of each process");
         me.leave();
     });
 }
@@ -124,7 +135,7 @@ fn failure_of_one_pe_leaves_no_ipc_memory_open() {
         assert!(SymmetricHeap::new(&me.rendezvous, &me.context, options()).is_err());
         fail("");
         settle();
-        assert_eq!(free_bytes(&me.context), free, "what nobody opened is freed");
+        assert_eq!(free_bytes(&me.context), free, "memory that no PE opened was not freed");
         whole_life(&me, options(), HeapTransport::Ipc);
         me.leave();
     });
@@ -135,23 +146,23 @@ fn memory_kept_for_a_graph_is_not_freed() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());
-            let memory = heap.alloc::<u64>(16).expect("room");
-            let (_, keep) = memory.keep().expect("it can be kept");
-            let error = heap.free(memory).expect_err("somebody keeps it");
+            let memory = heap.alloc::<u64>(16).expect("the heap has room");
+            let (_, keep) = memory.keep().expect("the memory has an owner");
+            let error = heap.free(memory).expect_err("another owner exists");
             assert!(matches!(error, VmmError::Misuse(Misuse::StillShared { handles: 2, .. })), "{error}");
             drop(keep);
-            // No weak handle can be upgraded either.
-            let memory = heap.alloc::<u64>(16).expect("room");
-            let weak = memory.keep().map(|(_, keep)| std::sync::Arc::downgrade(&keep)).expect("it can be kept");
-            assert!(heap.free(memory).is_err() && weak.upgrade().is_none(), "it is parked");
-            let report = heap.finalize().expect("it ends");
+            // A weak handle cannot be upgraded either.
+            let memory = heap.alloc::<u64>(16).expect("the heap has room");
+            let weak = memory.keep().map(|(_, keep)| std::sync::Arc::downgrade(&keep)).expect("the memory has an owner");
+            assert!(heap.free(memory).is_err() && weak.upgrade().is_none(), "the memory must stay allocated without a handle");
+            let report = heap.finalize().expect("all PEs finalize the heap");
             assert_eq!(report.leaks.iter().map(|leak| leak.dropped).collect::<Vec<_>>(), [true, true]);
         });
     });
 }
 
 #[test]
-fn threads_without_virtual_memory_enable_peer_access_instead() {
+fn threads_without_virtual_memory_enable_peer_access() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run(|| {
         threads(3, |me| whole_life(&me, options().sharing(Sharing::Ipc), HeapTransport::Ipc));
     });
@@ -159,12 +170,12 @@ fn threads_without_virtual_memory_enable_peer_access_instead() {
 
 #[test]
 fn fabric_handles_are_used_or_the_reason_is_returned() {
-    let place = tempfile::tempdir().expect("a temporary directory");
+    let place = tempfile::tempdir().expect("the temporary directory is created");
     let fabric = || Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path());
     let fallback_reason = |me: &Me| {
         let heap = heap(me, options().sharing(Sharing::PreferFabric));
         let message_of = (heap.transport(), heap.fallback_reason().map(str::to_owned));
-        heap.finalize().expect("all end it");
+        heap.finalize().expect("all PEs finalize the heap");
         settle();
         me.barrier("gone");
         message_of
@@ -177,27 +188,27 @@ fn fabric_handles_are_used_or_the_reason_is_returned() {
         assert_eq!(
             (plain.transport(), plain.fallback_reason()),
             (HeapTransport::FileDescriptor, None),
-            "nobody wished for fabric handles"
+            "fabric handles were not requested"
         );
-        plain.finalize().expect("all end it");
+        plain.finalize().expect("all PEs finalize the heap");
         me.leave();
     });
-    // Threads of one process need no handles, but use fabric handles if they are requested.
+    // Threads of one process need no handles, but they use fabric handles if these are requested.
     fabric().run(|| {
         threads(2, |me| {
             assert_eq!(fallback_reason(&me), (HeapTransport::Fabric, None));
             me.leave();
         });
     });
-    // A device that reports fabric handles, on a machine whose service refuses them to one PE or to
-    // both.
+    // The device reports fabric handles, but the machine's service refuses them to one PE or to
+    // both PEs.
     for refused in [0..2, 1..2] {
         fabric().run_many(2, |child| {
             let me = process(&child);
             let exporting = "cuMemExportToShareableHandle:1=800";
             let making = "cuMemCreate:1=801,cuMemCreate:2=801,cuMemCreate:3=801";
             for orders in [exporting, making] {
-                let (call, _) = orders.split_once(':').expect("a call and its number");
+                let (call, _) = orders.split_once(':').expect("the fault has a function and a number");
                 if refused.contains(&me.pe) {
                     fail(orders);
                 }
@@ -205,7 +216,7 @@ fn fabric_handles_are_used_or_the_reason_is_returned() {
                 let (transport, why) = fallback_reason(&me);
                 fail("");
                 assert_eq!(transport, HeapTransport::FileDescriptor);
-                let why = why.expect("it is no fabric handle");
+                let why = why.expect("fabric handles are not used");
                 assert!(why.starts_with(&format!("PE {}: ", refused.start)) && why.contains(call), "{why}");
                 me.barrier("message_of");
             }
@@ -234,17 +245,17 @@ fn heap_grows_automatically_up_to_its_limit() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me, options().max_bytes(16 * MIB).growth(Growth::Steps { bytes: MIB }));
-            let large = heap.alloc::<f32>(2 * MIB).expect("it grows");
+            let large = heap.alloc::<f32>(2 * MIB).expect("the heap grows");
             assert!(heap.bytes() >= 8 * MIB as u64);
-            let error = heap.alloc::<u8>(16 * MIB).expect_err("beyond the limit");
+            let error = heap.alloc::<u8>(16 * MIB).expect_err("the allocation exceeds the limit");
             let VmmError::Misuse(Misuse::Exhausted { bytes, limit, .. }) = error else { panic!("{error}") };
             assert_eq!((bytes, limit), (16 * MIB as u64, 16 * MIB as u64));
-            // A refused allocation does not affect the heap.
-            let small = heap.alloc::<f64>(3).expect("room");
+            // The refused allocation does not affect the heap.
+            let small = heap.alloc::<f64>(3).expect("the heap has room");
             assert!(matches!(heap.grow(1 << 30), Err(VmmError::Misuse(Misuse::Exhausted { .. }))));
-            heap.free(large).expect("all free it");
-            heap.free(small).expect("all free it");
-            assert!(heap.finalize().expect("all end it").is_clean());
+            heap.free(large).expect("all PEs free the memory");
+            heap.free(small).expect("all PEs free the memory");
+            assert!(heap.finalize().expect("all PEs finalize the heap").is_clean());
         });
     });
 }
@@ -259,18 +270,18 @@ fn diverging_calls_are_an_error_on_all_pes_and_recoverable() {
             let VmmError::Misuse(Misuse::Diverged { one, other, one_has, other_has, .. }) = &error else { panic!("{error}") };
             assert_eq!((*one, *other), (Pe::new(0), Pe::new(2)));
             assert!(one_has.contains("alloc(10 x f32") && other_has.contains("alloc(11 x f32"), "{error}");
-            let memory = heap.alloc::<f32>(10).expect("now they agree");
-            // One PE grows the heap, the others free memory.
+            let memory = heap.alloc::<f32>(10).expect("the calls of the PEs are equal");
+            // PE 0 grows the heap, and the other PEs free memory.
             let error = match me.pe {
-                0 => heap.grow(MIB).expect_err("the others free"),
-                _ => heap.free(memory.clone()).expect_err("two handles, and another call"),
+                0 => heap.grow(MIB).expect_err("the other PEs free memory"),
+                _ => heap.free(memory.clone()).expect_err("two handles exist, and PE 0 makes another call"),
             };
             assert!(matches!(error, VmmError::Misuse(Misuse::Diverged { .. } | Misuse::StillShared { .. })), "{error}");
             let offset = memory.offset();
-            heap.free(memory).expect("now they agree");
+            heap.free(memory).expect("the calls of the PEs are equal");
             offset
         });
-        assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "symmetric: {all:?}");
+        assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "the offsets differ among the PEs: {all:?}");
     });
 }
 
@@ -279,9 +290,9 @@ fn memory_with_another_handle_is_not_freed() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me, options());
-            let memory = heap.alloc::<u32>(100).expect("room");
+            let memory = heap.alloc::<u32>(100).expect("the heap has room");
             let offset = memory.offset().0;
-            let kept = (me.pe == 1).then(|| memory.slice(3..4).expect("inside"));
+            let kept = (me.pe == 1).then(|| memory.slice(3..4).expect("the range is in bounds"));
             let error = heap.free(memory).expect_err("PE 1 has a slice");
             match me.pe {
                 1 => assert!(matches!(error, VmmError::Misuse(Misuse::StillShared { handles: 2, .. })), "{error}"),
@@ -289,14 +300,14 @@ fn memory_with_another_handle_is_not_freed() {
                     assert!(matches!(&error, VmmError::Peer { pe, cause: PeerCause::Failed(_), .. } if pe.get() == 1), "{error}")
                 }
             }
-            let other = heap.alloc::<u32>(100).expect("room");
-            assert_ne!(other.offset().0, offset, "what could not be freed is not given out again");
-            let report = heap.finalize().expect("all end it");
+            let other = heap.alloc::<u32>(100).expect("the heap has room");
+            assert_ne!(other.offset().0, offset, "memory that was not freed was allocated again");
+            let report = heap.finalize().expect("all PEs finalize the heap");
             let seen: Vec<(u64, bool)> = report.leaks.iter().map(|leak| (leak.offset, leak.dropped)).collect();
             assert_eq!(seen, [(offset, kept.is_none()), (other.offset().0, false)]);
-            // The memory is still mapped for the PE that holds it.
+            // The memory is still mapped for the PE that has the slice.
             if let Some(mut kept) = kept {
-                peerweave_vmm::write(&me.stream, &mut kept, &[5], soon()).expect("it is there");
+                peerweave_vmm::write(&me.stream, &mut kept, &[5], soon()).expect("the memory is still mapped");
             }
         });
         settle();
@@ -309,26 +320,26 @@ fn memory_of_one_heap_is_not_freed_by_another() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let (one, other) = (heap(&me, options()), heap(&me, options()));
-            let memory = one.alloc::<u8>(1).expect("room");
+            let memory = one.alloc::<u8>(1).expect("the heap has room");
             assert!(matches!(other.free(memory), Err(VmmError::Misuse(Misuse::OtherHeap { .. }))));
-            assert_eq!(one.finalize().expect("it ends").leaks.len(), 1);
+            assert_eq!(one.finalize().expect("all PEs finalize the heap").leaks.len(), 1);
         });
     });
 }
 
 #[test]
-fn free_waits_for_local_streams_and_names_an_expired_wait() {
+fn free_waits_for_local_streams_and_times_out() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_millis(1500);
         threads_within(2, deadline, |me| {
             let heap = heap(&me, options());
-            let mut memory = heap.alloc::<u32>(100).expect("room");
+            let mut memory = heap.alloc::<u32>(100).expect("the heap has room");
             if me.pe == 0 {
                 hold(&me.stream, true);
-                peerweave_vmm::zero(&me.stream, &mut memory).expect("enqueued");
+                peerweave_vmm::zero(&me.stream, &mut memory).expect("the work is enqueued");
             }
             let start = Instant::now();
-            let error = heap.free(memory).expect_err("a stream does not end");
+            let error = heap.free(memory).expect_err("a stream does not complete");
             assert!(start.elapsed() < 3 * deadline, "{:?}", start.elapsed());
             match (me.pe, &error) {
                 (0, VmmError::Timeout { call, missing, .. }) => assert!(call.contains("stream") && missing.is_empty(), "{error}"),
@@ -338,11 +349,11 @@ fn free_waits_for_local_streams_and_names_an_expired_wait() {
             if me.pe == 0 {
                 hold(&me.stream, false);
             }
-            // All PEs know of the failure, so the heap stays usable. Memory that was not freed
+            // All PEs know of the failure, so the heap stays usable. The memory that was not freed
             // stays allocated.
-            let other = heap.alloc::<u32>(100).expect("room");
-            heap.free(other).expect("all free it");
-            assert_eq!(heap.finalize().expect("all end it").leaks.len(), 1);
+            let other = heap.alloc::<u32>(100).expect("the heap has room");
+            heap.free(other).expect("all PEs free the memory");
+            assert_eq!(heap.finalize().expect("all PEs finalize the heap").leaks.len(), 1);
         });
     });
 }
@@ -359,7 +370,7 @@ fn missing_pe_is_named_at_the_deadline() {
             }
             let error = heap.alloc::<u8>(1).expect_err("PE 1 sleeps");
             assert!(matches!(&error, VmmError::Timeout { missing, .. } if *missing == [Pe::new(1)]), "{error}");
-            let error = heap.alloc::<u8>(1).expect_err("the PEs may not agree any more");
+            let error = heap.alloc::<u8>(1).expect_err("the PEs may have different states");
             assert!(matches!(error, VmmError::Misuse(Misuse::Broken { .. })), "{error}");
             is_over.wait();
         });
@@ -398,7 +409,7 @@ fn failed_heap_creation_is_reported_to_all_and_leaks_nothing() {
                 Calls::now().assert_balanced(&format!("{function} at call {nth}"));
             }
         }
-        // The rendezvous stays usable.
+        // The rendezvous stays usable after the failures.
         whole_life(&me, options(), HeapTransport::FileDescriptor);
         me.leave();
     });
@@ -421,7 +432,7 @@ fn failed_growth_leaves_the_heap_unchanged() {
             assert!(heap.alloc::<u8>(9).is_err());
             fail("");
             all_to_all(&me, &heap, 4 * MIB / 8);
-            heap.grow(MIB).expect("without faults");
+            heap.grow(MIB).expect("no fault is injected");
         });
     });
 }
@@ -430,15 +441,17 @@ fn failed_growth_leaves_the_heap_unchanged() {
 fn too_little_memory_on_one_device_is_an_error_on_all() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (8 * MIB).to_string()).run(|| {
         threads(2, |me| {
-            let taken = (me.pe == 1).then(|| peerweave_vmm::IpcMemory::alloc(&me.context, 6 * MIB).expect("room"));
+            let taken =
+                (me.pe == 1).then(|| peerweave_vmm::IpcMemory::alloc(&me.context, 6 * MIB).expect("there is enough memory"));
             me.barrier("taken");
-            let error = SymmetricHeap::new(&me.rendezvous, &me.context, options()).map(drop).expect_err("PE 1 has too little");
+            let error =
+                SymmetricHeap::new(&me.rendezvous, &me.context, options()).map(drop).expect_err("PE 1 has too little memory");
             assert_eq!(error.is_out_of_memory(), me.pe == 1, "{error}");
             assert!(error.to_string().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
             drop(taken);
             settle();
             me.barrier("dropped");
-            SymmetricHeap::new(&me.rendezvous, &me.context, options()).expect("there is room now");
+            SymmetricHeap::new(&me.rendezvous, &me.context, options()).expect("the shortage is over");
         });
     });
 }
@@ -447,7 +460,9 @@ fn too_little_memory_on_one_device_is_an_error_on_all() {
 fn devices_without_peer_access_are_named() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1,1-0").run(|| {
         threads(2, |me| {
-            let error = SymmetricHeap::new(&me.rendezvous, &me.context, options()).map(drop).expect_err("no transport");
+            let error = SymmetricHeap::new(&me.rendezvous, &me.context, options())
+                .map(drop)
+                .expect_err("the devices cannot access each other");
             let text = error.to_string();
             assert!(text.contains("peer access"), "{text}");
         });
@@ -459,18 +474,18 @@ fn peers_that_lose_data_are_found_and_named_to_all() {
     Fakes::new().cuda().run(|| {
         threads(3, |me| {
             let heap = heap(&me, options());
-            heap.check_peers().expect("all ways are good");
-            assert!(heap.finalize().expect("all end it").is_clean());
+            heap.check_peers().expect("all paths work");
+            assert!(heap.finalize().expect("all PEs finalize the heap").is_clean());
         });
     });
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me, options());
-        let error = heap.check_peers().expect_err("what PE 0 writes to PE 1 is lost");
+        let error = heap.check_peers().expect_err("data written from PE 0 to PE 1 is lost");
         let text = error.to_string();
         assert!(text.contains("peer access from PE 0 to PE 1 is broken: written: word 0"), "{text}");
         assert_eq!(matches!(error, VmmError::BrokenPeer { .. }), me.pe == 1);
-        heap.finalize().expect("all end it");
+        heap.finalize().expect("all PEs finalize the heap");
         me.leave();
     });
 }
@@ -487,8 +502,8 @@ fn pe_killed_with_mapped_memory_is_an_error_for_the_others() {
 fn one_is_killed(child: &peerweave_fakes::Child) {
     let me = process(child);
     let heap = heap(&me, options());
-    let mut memory = heap.alloc::<u64>(1000).expect("room");
-    peerweave_vmm::write(&me.stream, &mut memory, &words(me.pe, 0, 1000), soon()).expect("written");
+    let mut memory = heap.alloc::<u64>(1000).expect("the heap has room");
+    peerweave_vmm::write(&me.stream, &mut memory, &words(me.pe, 0, 1000), soon()).expect("the write completes");
     me.barrier("written");
     if me.pe == 2 {
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
@@ -497,13 +512,13 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     let error = heap.alloc::<u64>(1).expect_err("PE 2 is dead");
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
     assert!(matches!(&error, VmmError::Peer { cause: PeerCause::Lost(_), .. }), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(5), "at once, not at the deadline: {:?}", start.elapsed());
-    let theirs = memory.peer(Pe::new(2)).expect("it is still mapped");
-    assert_eq!(peerweave_vmm::read(&me.stream, &theirs, soon()).expect("and still there"), words(2, 0, 1000));
+    assert!(start.elapsed() < Duration::from_secs(5), "the loss was reported only after {:?}", start.elapsed());
+    let theirs = memory.peer(Pe::new(2)).expect("the memory is still mapped");
+    assert_eq!(peerweave_vmm::read(&me.stream, &theirs, soon()).expect("the memory is still mapped"), words(2, 0, 1000));
     drop((theirs, memory));
     assert!(heap.finalize().is_err());
     settle();
-    Calls::now().assert_balanced("after the death of another");
+    Calls::now().assert_balanced("after another PE was killed");
 }
 
 #[test]
@@ -514,13 +529,13 @@ fn thousand_allocations_leak_nothing() {
             me.barrier("measured");
             let heap = heap(&me, options());
             for round in 0..1000usize {
-                let one = heap.alloc::<u64>(1 + round * 37 % 1000).expect("room");
-                let other = heap.alloc_aligned::<u8>(1 + round % 300, 4096).expect("room");
+                let one = heap.alloc::<u64>(1 + round * 37 % 1000).expect("the heap has room");
+                let other = heap.alloc_aligned::<u8>(1 + round % 300, 4096).expect("the heap has room");
                 assert_eq!(other.offset().0 % 4096, 0);
-                heap.free(one).expect("all free it");
-                heap.free(other).expect("all free it");
+                heap.free(one).expect("all PEs free the memory");
+                heap.free(other).expect("all PEs free the memory");
             }
-            heap.free(heap.alloc::<u8>(4 * MIB).expect("it is whole again")).expect("all free it");
+            heap.free(heap.alloc::<u8>(4 * MIB).expect("the free ranges have merged")).expect("all PEs free the memory");
             drop(heap);
             settle();
             me.barrier("settled");
@@ -530,7 +545,7 @@ fn thousand_allocations_leak_nothing() {
 }
 
 #[test]
-fn impossible_requests_are_refused_with_their_value() {
+fn invalid_requests_are_refused_with_their_value() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());
@@ -539,20 +554,20 @@ fn impossible_requests_are_refused_with_their_value() {
             assert_eq!(error, Err("SymmetricHeap::alloc: alignment_bytes is 3, expected a power of two of at most 2 MiB".into()));
             assert!(heap.alloc::<u64>(usize::MAX / 4).is_err());
             assert!(heap.alloc::<u64>(usize::MAX).is_err());
-            let mut memory = heap.alloc::<u32>(10).expect("room");
+            let mut memory = heap.alloc::<u32>(10).expect("the heap has room");
             assert_eq!((memory.len(), memory.is_empty(), memory.device()), (10, false, me.context.ordinal()));
             assert!(matches!(memory.peer(Pe::new(1)), Err(VmmError::Misuse(Misuse::NotMapped { .. }))));
             assert!(matches!(memory.slice(5..11), Err(VmmError::Misuse(Misuse::OutOfRange { .. }))));
             assert!(heap.address_of(Pe::new(0), 4 * MIB as u64).is_err());
-            assert!(peerweave_vmm::write(&me.stream, &mut memory, &[1; 9], soon()).is_err(), "a length");
-            let other = common::context(1).new_stream().expect("a stream");
-            assert!(peerweave_vmm::zero(&other, &mut memory).is_err(), "a device");
+            assert!(peerweave_vmm::write(&me.stream, &mut memory, &[1; 9], soon()).is_err(), "a wrong length was accepted");
+            let other = common::context(1).new_stream().expect("the stream is created");
+            assert!(peerweave_vmm::zero(&other, &mut memory).is_err(), "a stream of another device was accepted");
             let address = memory.address();
-            assert_eq!(memory.write(&me.stream).expect("a live stream").address(), address);
+            assert_eq!(memory.write(&me.stream).expect("the stream is live").address(), address);
             assert!(memory.keep().is_some());
-            let empty = heap.alloc::<u32>(0).expect("nothing is little");
-            assert!(peerweave_vmm::read(&me.stream, &empty, soon()).expect("no copy").is_empty());
-            heap.free(empty).expect("as any other");
+            let empty = heap.alloc::<u32>(0).expect("an empty allocation succeeds");
+            assert!(peerweave_vmm::read(&me.stream, &empty, soon()).expect("no copy is needed").is_empty());
+            heap.free(empty).expect("an empty allocation is freed like any other");
         });
     });
 }

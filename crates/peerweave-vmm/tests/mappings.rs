@@ -1,4 +1,5 @@
-//! Tests of physical memory, addresses, mappings and sharing of one process, over the fake driver.
+//! Tests of physical memory, addresses, mappings and export within one process, over the fake
+//! driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -14,10 +15,10 @@ use peerweave_vmm::{
 };
 
 fn step() -> usize {
-    Granularity::of_device(0, Exportable::NOWHERE).expect("the fake has VMM").minimum
+    Granularity::of_device(0, Exportable::NOWHERE).expect("the fake driver has virtual memory management").minimum
 }
 
-/// Creates, reserves, maps, allows, uses and drops memory once.
+/// Creates, reserves, maps, accesses and drops memory once.
 fn sequence(context: &Arc<CudaContext>) -> Result<(), VmmError> {
     let bytes = Granularity::of_device(context.ordinal(), Exportable::FILE_DESCRIPTOR)?.recommended;
     let memory = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR)?;
@@ -25,15 +26,15 @@ fn sequence(context: &Arc<CudaContext>) -> Result<(), VmmError> {
     let mapping = addresses.map(bytes, &memory, bytes)?;
     mapping.allow(&[context.ordinal()], Rights::ReadWrite)?;
     let shared = memory.export_file_descriptor()?;
-    // SAFETY: it was just exported.
+    // SAFETY: the descriptor was just exported.
     let again = unsafe { PhysicalMemory::import(context, shared) }?;
     let twin = addresses.map(0, &again, bytes)?;
     twin.allow(&[context.ordinal()], Rights::ReadWrite)?;
-    let stream = context.new_stream().expect("a stream");
+    let stream = context.new_stream().expect("the stream is created");
     let values: Vec<u32> = (0..1000).collect();
     peerweave_vmm::write(&stream, &mut mapping.memory::<u32>(context.ordinal())?.slice(5..1005)?, &values, soon())?;
     let found = peerweave_vmm::read(&stream, &twin.memory::<u32>(context.ordinal())?.slice(5..1005)?, soon())?;
-    assert_eq!(found, values, "both mappings are of the same memory");
+    assert_eq!(found, values, "both mappings have the same memory");
     Ok(())
 }
 
@@ -42,24 +43,25 @@ fn mapping_keeps_its_memory_and_addresses_alive() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let free = free_bytes(&context);
-        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
-        let addresses = Reservation::new(&context, step(), step()).expect("addresses");
-        let mapping = addresses.map(0, &memory, step()).expect("both are free");
-        mapping.allow(&[0], Rights::ReadWrite).expect("the own device");
-        let view = mapping.memory::<u64>(0).expect("it has rights");
+        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("there is enough memory");
+        let addresses = Reservation::new(&context, step(), step()).expect("the addresses are reserved");
+        let mapping = addresses.map(0, &memory, step()).expect("the memory and the addresses are unused");
+        mapping.allow(&[0], Rights::ReadWrite).expect("the device gets rights");
+        let view = mapping.memory::<u64>(0).expect("the device has rights");
         drop((memory, addresses, mapping));
         settle();
-        let stream = context.new_stream().expect("a stream");
-        peerweave_vmm::write(&stream, &mut view.slice(0..2).expect("inside"), &[7, 8], soon()).expect("it is still mapped");
+        let stream = context.new_stream().expect("the stream is created");
+        peerweave_vmm::write(&stream, &mut view.slice(0..2).expect("the range is in bounds"), &[7, 8], soon())
+            .expect("the memory is still mapped");
         assert_eq!(free_bytes(&context), free - step());
         assert_eq!(Calls::now().good("cuMemUnmap"), 0);
         drop(view);
         settle();
         let calls = Calls::now();
         let names = calls.names();
-        let at = |function| names.iter().position(|name| *name == function).expect("it was called");
+        let at = |function| names.iter().position(|name| *name == function).expect("the function was called");
         assert!(at("cuMemUnmap") < at("cuMemRelease") && at("cuMemUnmap") < at("cuMemAddressFree"));
-        calls.assert_balanced("all dropped");
+        calls.assert_balanced("after all values were dropped");
         assert_eq!(free_bytes(&context), free);
     });
 }
@@ -68,47 +70,49 @@ fn mapping_keeps_its_memory_and_addresses_alive() {
 fn dropped_mapping_is_unmapped_after_its_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
-        let stream = context.new_stream().expect("a stream");
-        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
-        let mapping =
-            Reservation::new(&context, step(), step()).and_then(|addresses| addresses.map(0, &memory, step())).expect("free");
-        mapping.allow(&[0], Rights::ReadWrite).expect("the own device");
+        let stream = context.new_stream().expect("the stream is created");
+        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("there is enough memory");
+        let mapping = Reservation::new(&context, step(), step())
+            .and_then(|addresses| addresses.map(0, &memory, step()))
+            .expect("the addresses are free");
+        mapping.allow(&[0], Rights::ReadWrite).expect("the device gets rights");
         hold(&stream, true);
-        let mut view = mapping.memory::<u64>(0).expect("it has rights");
-        peerweave_vmm::zero(&stream, &mut view).expect("enqueued");
+        let mut view = mapping.memory::<u64>(0).expect("the device has rights");
+        peerweave_vmm::zero(&stream, &mut view).expect("the work is enqueued");
         drop((view, mapping, memory));
         std::thread::sleep(Duration::from_millis(100));
-        assert_eq!(Calls::now().good("cuMemUnmap"), 0, "the stream has not come to its work yet");
+        assert_eq!(Calls::now().good("cuMemUnmap"), 0, "the stream has not run its work yet");
         hold(&stream, false);
         settle();
-        Calls::now().assert_balanced("after the stream");
+        Calls::now().assert_balanced("after the stream completed");
     });
 }
 
 #[test]
-fn completed_streams_are_not_kept() {
+fn completed_streams_of_a_mapping_are_released() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
-        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
-        let mapping =
-            Reservation::new(&context, step(), step()).and_then(|addresses| addresses.map(0, &memory, step())).expect("free");
-        mapping.allow(&[0], Rights::ReadWrite).expect("the own device");
-        let view = mapping.memory::<u64>(0).expect("it has rights").slice(0..1).expect("inside");
-        let busy = context.new_stream().expect("a stream");
+        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("there is enough memory");
+        let mapping = Reservation::new(&context, step(), step())
+            .and_then(|addresses| addresses.map(0, &memory, step()))
+            .expect("the addresses are free");
+        mapping.allow(&[0], Rights::ReadWrite).expect("the device gets rights");
+        let view = mapping.memory::<u64>(0).expect("the device has rights").slice(0..1).expect("the range is in bounds");
+        let busy = context.new_stream().expect("the stream is created");
         hold(&busy, true);
-        peerweave_vmm::zero(&busy, &mut view.clone()).expect("enqueued");
+        peerweave_vmm::zero(&busy, &mut view.clone()).expect("the work is enqueued");
         let weak_busy = Arc::downgrade(&busy);
         let mut seen = Vec::new();
         for value in 0..1000 {
-            let stream = context.new_stream().expect("a stream");
-            peerweave_vmm::write(&stream, &mut view.clone(), &[value], soon()).expect("written");
+            let stream = context.new_stream().expect("the stream is created");
+            peerweave_vmm::write(&stream, &mut view.clone(), &[value], soon()).expect("the write completes");
             seen.push(Arc::downgrade(&stream));
         }
         let kept = seen.iter().filter(|stream| stream.upgrade().is_some()).count();
-        assert!(kept <= 64, "{kept} of 1000 streams are kept");
+        assert!(kept <= 64, "{kept} of 1000 streams are still recorded, expected at most 64");
         drop(busy);
-        assert!(weak_busy.upgrade().is_some(), "one that still has work is");
-        hold(&weak_busy.upgrade().expect("it is kept"), false);
+        assert!(weak_busy.upgrade().is_some(), "a stream with pending work must stay recorded");
+        hold(&weak_busy.upgrade().expect("the stream is still recorded"), false);
         drop((view, mapping, memory));
         settle();
         Calls::now().assert_balanced("at the end");
@@ -116,12 +120,12 @@ fn completed_streams_are_not_kept() {
 }
 
 #[test]
-fn impossible_arguments_are_refused_before_the_driver_call() {
+fn invalid_arguments_are_refused_before_the_driver_call() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let step = step();
-        let memory = PhysicalMemory::create(&context, 2 * step, Exportable::NOWHERE).expect("room");
-        let addresses = Reservation::new(&context, 4 * step, step).expect("addresses");
+        let memory = PhysicalMemory::create(&context, 2 * step, Exportable::NOWHERE).expect("there is enough memory");
+        let addresses = Reservation::new(&context, 4 * step, step).expect("the addresses are reserved");
         let before = Calls::now().names().len();
         let text = |error: VmmError| error.to_string();
         let unaligned = PhysicalMemory::create(&context, step + 1, Exportable::NOWHERE).map(drop).map_err(text);
@@ -148,32 +152,32 @@ fn impossible_arguments_are_refused_before_the_driver_call() {
             .collect();
         assert!(mapped.is_empty(), "{mapped:?}");
 
-        let mapping = addresses.map(step, &memory, 2 * step).expect("free");
+        let mapping = addresses.map(step, &memory, 2 * step).expect("the addresses are free");
         for offset in [0, step, 2 * step] {
             let bytes = 2 * step;
             assert!(matches!(addresses.map(offset, &memory, bytes), Err(VmmError::Misuse(Misuse::Occupied { .. }))), "{offset}");
         }
         assert!(matches!(mapping.memory::<u8>(0), Err(VmmError::Misuse(Misuse::Value { what: "rights", .. }))));
-        mapping.allow(&[0, 1], Rights::ReadWrite).expect("devices of the fake");
-        assert_eq!(mapping.rights(1).expect("the driver tells"), Rights::ReadWrite);
-        let view = mapping.memory::<u8>(1).expect("it has rights");
+        mapping.allow(&[0, 1], Rights::ReadWrite).expect("the fake driver has both devices");
+        assert_eq!(mapping.rights(1).expect("the driver reports the rights"), Rights::ReadWrite);
+        let view = mapping.memory::<u8>(1).expect("the device has rights");
         assert_eq!((view.device(), view.len()), (1, 2 * step));
         assert!(
             matches!(mapping.allow(&[1], Rights::None), Err(VmmError::Misuse(Misuse::Value { what: "rights", .. }))),
-            "it may be in use"
+            "rights were reduced although a handle exists"
         );
         assert!(matches!(memory.export_file_descriptor(), Err(VmmError::Misuse(Misuse::Value { what: "exportable", .. }))));
         drop(view);
         fail("cuMemSetAccess:1=999");
         assert!(mapping.allow(&[0, 1], Rights::Read).is_err(), "by order");
         fail("");
-        // The driver may have changed some of the rights.
+        // The driver may have reduced the rights of some devices before it failed.
         assert!(matches!(mapping.memory::<u8>(1), Err(VmmError::Misuse(Misuse::Value { what: "rights", .. }))));
-        mapping.allow(&[0, 1], Rights::ReadWrite).expect("devices of the fake");
-        let view = mapping.memory::<u8>(1).expect("it has rights again");
+        mapping.allow(&[0, 1], Rights::ReadWrite).expect("the fake driver has both devices");
+        let view = mapping.memory::<u8>(1).expect("the device has rights again");
         drop((view, mapping));
         settle();
-        addresses.map(0, &memory, 2 * step).expect("there is room again");
+        addresses.map(0, &memory, 2 * step).expect("the addresses are free again");
     });
 }
 
@@ -181,7 +185,7 @@ fn impossible_arguments_are_refused_before_the_driver_call() {
 fn failing_driver_calls_leak_nothing_and_do_not_panic() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
-        sequence(&context).expect("without faults");
+        sequence(&context).expect("no fault is injected");
         settle();
         let free = free_bytes(&context);
         let functions = [
@@ -207,7 +211,7 @@ fn failing_driver_calls_leak_nothing_and_do_not_panic() {
                 assert_eq!(free_bytes(&context), free, "{function} at call {nth}");
             }
         }
-        sequence(&context).expect("after the faults");
+        sequence(&context).expect("no fault is injected any more");
     });
 }
 
@@ -216,13 +220,13 @@ fn memory_that_cannot_be_released_is_leaked_without_panic() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         fail("cuMemUnmap:*=201,cuMemRelease:*=201,cuMemAddressFree:*=201");
-        sequence(&context).expect("nothing fails before the end");
+        sequence(&context).expect("only the release calls fail");
         settle();
         fail("");
         assert_eq!(Calls::now().good("cuMemUnmap"), 0);
-        // Memory of a mapping that still exists is not released.
+        // Memory of a mapping that is still mapped is not released.
         assert_eq!(Calls::now().names().iter().filter(|name| **name == "cuMemRelease").count(), 0);
-        sequence(&context).expect("the process goes on");
+        sequence(&context).expect("later calls succeed");
     });
 }
 
@@ -230,11 +234,12 @@ fn memory_that_cannot_be_released_is_leaked_without_panic() {
 fn too_little_memory_is_an_out_of_memory_error() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (8usize << 20).to_string()).run(|| {
         let context = context(0);
-        let error = PhysicalMemory::create(&context, 16 << 20, Exportable::NOWHERE).expect_err("there is half of it");
+        let error =
+            PhysicalMemory::create(&context, 16 << 20, Exportable::NOWHERE).expect_err("the device has only half of that memory");
         assert!(error.is_out_of_memory(), "{error}");
-        // Memory that was dropped a moment ago counts as free.
+        // Memory that was dropped just now counts as free.
         for _ in 0..4 {
-            PhysicalMemory::create(&context, 6 << 20, Exportable::NOWHERE).expect("the one before is gone");
+            PhysicalMemory::create(&context, 6 << 20, Exportable::NOWHERE).expect("the previous memory was freed");
         }
     });
 }
@@ -243,7 +248,8 @@ fn too_little_memory_is_an_out_of_memory_error() {
 fn device_without_virtual_memory_is_unsupported() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run(|| {
         let context = context(0);
-        let error = PhysicalMemory::create(&context, 2 << 20, Exportable::NOWHERE).expect_err("no VMM");
+        let error = PhysicalMemory::create(&context, 2 << 20, Exportable::NOWHERE)
+            .expect_err("the device lacks virtual memory management");
         assert!(matches!(error, VmmError::Unsupported { feature: "virtual memory management", .. }), "{error}");
         assert!(error.to_string().contains("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"), "{error}");
         assert!(matches!(Reservation::new(&context, 2 << 20, 2 << 20), Err(VmmError::Unsupported { .. })));
@@ -254,8 +260,8 @@ fn device_without_virtual_memory_is_unsupported() {
 fn missing_driver_function_is_named_in_the_error() {
     for function in ["cuMemCreate", "cuMemAddressReserve", "cuMemSetAccess"] {
         Fakes::new().cuda().without(function).env("LACKS", function).run(|| {
-            let lacks = std::env::var("LACKS").expect("set above");
-            let error = sequence(&context(0)).expect_err("a function is missing");
+            let lacks = std::env::var("LACKS").expect("the variable is set above");
+            let error = sequence(&context(0)).expect_err("the driver lacks a function");
             let VmmError::Driver(DriverError::Missing(missing)) = &error else { panic!("{error}") };
             assert_eq!((missing.name, missing.since), (lacks.as_str(), "10.2"));
             settle();
@@ -265,9 +271,9 @@ fn missing_driver_function_is_named_in_the_error() {
 }
 
 #[test]
-fn missing_driver_error_lists_paths_tried() {
+fn missing_driver_error_lists_the_tried_paths() {
     Fakes::new().run(|| {
-        let error = peerweave_vmm::PeerMatrix::look().expect_err("no driver");
+        let error = peerweave_vmm::PeerMatrix::look().expect_err("no driver is installed");
         assert!(matches!(error, VmmError::Driver(DriverError::Load(_))), "{error}");
         assert!(error.to_string().contains("libcuda.so.1"), "{error}");
         assert!(matches!(Granularity::of_device(0, Exportable::NOWHERE), Err(VmmError::Driver(DriverError::Load(_)))));
@@ -279,7 +285,8 @@ fn exported_descriptor_outlives_the_exporting_process() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let members = [0, 1].map(Into::into);
-        let bytes = Granularity::of_device(0, Exportable::FILE_DESCRIPTOR).expect("VMM").recommended;
+        let bytes =
+            Granularity::of_device(0, Exportable::FILE_DESCRIPTOR).expect("the device has virtual memory management").recommended;
         let words: Vec<u64> = (0..4096).map(|word| word * 3).collect();
         let map = |memory: &PhysicalMemory| {
             let mapping = Reservation::new(&me.context, bytes, bytes)?.map(0, memory, bytes)?;
@@ -287,59 +294,64 @@ fn exported_descriptor_outlives_the_exporting_process() {
             mapping.memory::<u64>(me.context.ordinal())?.slice(0..4096)
         };
         if me.pe == 0 {
-            let memory = PhysicalMemory::create(&me.context, bytes, Exportable::FILE_DESCRIPTOR).expect("room");
-            peerweave_vmm::write(&me.stream, &mut map(&memory).expect("mapped"), &words, soon()).expect("written");
-            let SharedMemory::FileDescriptor { fd, .. } = memory.export_file_descriptor().expect("exportable") else { panic!() };
-            me.rendezvous.share_descriptor(&members, Some(fd)).expect("the other comes");
+            let memory = PhysicalMemory::create(&me.context, bytes, Exportable::FILE_DESCRIPTOR).expect("there is enough memory");
+            peerweave_vmm::write(&me.stream, &mut map(&memory).expect("the memory is mapped"), &words, soon())
+                .expect("the write completes");
+            let SharedMemory::FileDescriptor { fd, .. } = memory.export_file_descriptor().expect("the handle type is supported")
+            else {
+                panic!()
+            };
+            me.rendezvous.share_descriptor(&members, Some(fd)).expect("the other PE takes part");
             drop(memory);
             settle();
             me.barrier("dropped");
         } else {
-            let fd = me.rendezvous.share_descriptor(&members, None).expect("the first gives it");
-            // SAFETY: the first child exported memory of that length.
-            let memory =
-                unsafe { PhysicalMemory::import(&me.context, SharedMemory::FileDescriptor { fd, bytes }) }.expect("imported");
-            let view = map(&memory).expect("mapped");
+            let fd = me.rendezvous.share_descriptor(&members, None).expect("PE 0 takes part");
+            // SAFETY: PE 0 exported memory of that length.
+            let memory = unsafe { PhysicalMemory::import(&me.context, SharedMemory::FileDescriptor { fd, bytes }) }
+                .expect("the import succeeds");
+            let view = map(&memory).expect("the memory is mapped");
             me.barrier("dropped");
-            assert_eq!(peerweave_vmm::read(&me.stream, &view, soon()).expect("it is there"), words);
+            assert_eq!(peerweave_vmm::read(&me.stream, &view, soon()).expect("the memory is still mapped"), words);
         }
         me.leave();
     });
 }
 
 #[test]
-fn legacy_ipc_owner_leaks_memory_that_others_have_open() {
+fn ipc_memory_that_another_process_may_have_open_is_leaked() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let bytes = IpcMemory::STEP_BYTES;
         if me.pe == 0 {
-            let memory = IpcMemory::alloc(&me.context, bytes).expect("room");
-            let lost = IpcMemory::alloc(&me.context, bytes).expect("room");
-            let handle = memory.export().expect("a handle");
-            lost.export().expect("a handle");
-            me.rendezvous.put("handle", &handle.0).expect("the server is here");
+            let memory = IpcMemory::alloc(&me.context, bytes).expect("there is enough memory");
+            let lost = IpcMemory::alloc(&me.context, bytes).expect("there is enough memory");
+            let handle = memory.export().expect("the memory is exported");
+            lost.export().expect("the memory is exported");
+            me.rendezvous.put("handle", &handle.0).expect("the rendezvous server answers");
             me.barrier("opened");
             me.barrier("closed");
-            // SAFETY: the other one has closed it.
+            // SAFETY: the other process has closed the memory.
             unsafe { memory.recall() };
             drop((memory, lost));
             settle();
-            assert_eq!(Calls::now().good("cuMemFreeAsync"), 1, "what was not recalled is leaked");
+            assert_eq!(Calls::now().good("cuMemFreeAsync"), 1, "only the recalled memory must be freed");
         } else {
-            let handle = me.rendezvous.get("handle").expect("the first puts it").try_into().expect("64 bytes");
-            // SAFETY: the owner keeps it until the barrier below.
-            let opened = unsafe { IpcPeerMemory::open(&me.context, peerweave_vmm::IpcHandle(handle), bytes) }.expect("opened");
+            let handle = me.rendezvous.get("handle").expect("PE 0 puts the handle").try_into().expect("the handle has 64 bytes");
+            // SAFETY: the owner keeps the memory until the barrier below.
+            let opened = unsafe { IpcPeerMemory::open(&me.context, peerweave_vmm::IpcHandle(handle), bytes) }
+                .expect("the memory is opened");
             assert!(opened.address() != 0);
             me.barrier("opened");
             hold(&me.stream, true);
             drop(opened.access(&me.stream));
             drop(opened);
             std::thread::sleep(Duration::from_millis(100));
-            assert_eq!(Calls::now().good("cuIpcCloseMemHandle"), 0, "the stream may still use it");
+            assert_eq!(Calls::now().good("cuIpcCloseMemHandle"), 0, "the memory was closed while a stream may use it");
             hold(&me.stream, false);
             settle();
             me.barrier("closed");
-            Calls::now().assert_balanced("closed");
+            Calls::now().assert_balanced("after closing");
         }
         me.leave();
     });
@@ -349,20 +361,27 @@ fn legacy_ipc_owner_leaks_memory_that_others_have_open() {
 fn memory_used_by_address_is_freed_after_recorded_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
-        let stream = context.new_stream().expect("a stream");
-        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
-        let mapping = Reservation::new(&context, step(), step()).expect("addresses").map(0, &memory, step()).expect("free");
-        let error = mapping.access(0, &stream).map(drop).expect_err("it has no rights yet");
+        let stream = context.new_stream().expect("the stream is created");
+        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("there is enough memory");
+        let mapping = Reservation::new(&context, step(), step())
+            .expect("the addresses are reserved")
+            .map(0, &memory, step())
+            .expect("the addresses are free");
+        let error = mapping.access(0, &stream).map(drop).expect_err("the device has no rights yet");
         assert!(matches!(&error, VmmError::Misuse(Misuse::Value { what: "rights", .. })), "{error}");
-        mapping.allow(&[0], Rights::Read).expect("the own device");
-        let older = IpcMemory::alloc(&context, IpcMemory::STEP_BYTES).expect("room");
+        mapping.allow(&[0], Rights::Read).expect("the device gets rights");
+        let older = IpcMemory::alloc(&context, IpcMemory::STEP_BYTES).expect("there is enough memory");
         hold(&stream, true);
-        assert_eq!(mapping.access(0, &stream).expect("it may read").address(), mapping.address());
+        assert_eq!(mapping.access(0, &stream).expect("the device has the right to read").address(), mapping.address());
         assert_eq!(older.access(&stream).address(), older.address());
         drop((mapping, older, memory));
         std::thread::sleep(Duration::from_millis(100));
         let calls = Calls::now();
-        assert_eq!((calls.good("cuMemUnmap"), calls.good("cuMemFreeAsync")), (0, 0), "the stream may still use them");
+        assert_eq!(
+            (calls.good("cuMemUnmap"), calls.good("cuMemFreeAsync")),
+            (0, 0),
+            "the memory was released while a stream may use it"
+        );
         hold(&stream, false);
         settle();
         let calls = Calls::now();
@@ -371,16 +390,20 @@ fn memory_used_by_address_is_freed_after_recorded_streams() {
 }
 
 #[test]
-fn work_on_a_captured_stream_is_refused() {
+fn copies_on_a_captured_stream_are_refused() {
     use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
     Fakes::new().cuda().run(|| {
         let context = context(0);
-        let stream = context.new_stream().expect("a stream");
-        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
-        let mapping = Reservation::new(&context, step(), step()).expect("room").map(0, &memory, step()).expect("it fits");
-        mapping.allow(&[0], Rights::ReadWrite).expect("it is mapped");
-        let (mut view, other) = (mapping.memory::<u64>(0).expect("rights"), mapping.memory::<u64>(0).expect("rights"));
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        let stream = context.new_stream().expect("the stream is created");
+        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("there is enough memory");
+        let mapping = Reservation::new(&context, step(), step())
+            .expect("the addresses are reserved")
+            .map(0, &memory, step())
+            .expect("the addresses are free");
+        mapping.allow(&[0], Rights::ReadWrite).expect("the memory is mapped");
+        let (mut view, other) =
+            (mapping.memory::<u64>(0).expect("the device has rights"), mapping.memory::<u64>(0).expect("the device has rights"));
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         let values = vec![0; view.len()];
         for refused in [
             peerweave_vmm::zero(&stream, &mut view),
@@ -388,7 +411,7 @@ fn work_on_a_captured_stream_is_refused() {
             peerweave_vmm::write(&stream, &mut view, &values, soon()),
             peerweave_vmm::read(&stream, &other, soon()).map(drop),
         ] {
-            let error = refused.expect_err("it is captured");
+            let error = refused.expect_err("the stream is being captured");
             assert!(matches!(error, VmmError::Driver(DriverError::Capturing { .. })), "{error}");
         }
         drop(stream.end_capture(CUgraphInstantiate_flags(0)));
@@ -399,16 +422,22 @@ fn work_on_a_captured_stream_is_refused() {
 fn weak_handle_cannot_be_upgraded_after_rights_are_removed() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
-        let granularity = Granularity::of_device(0, Exportable::NOWHERE).expect("virtual memory").recommended;
-        let physical = PhysicalMemory::create(&context, granularity, Exportable::NOWHERE).expect("room");
-        let mapping = Reservation::new(&context, granularity, granularity).expect("addresses").map(0, &physical, granularity);
-        let mapping = mapping.expect("mapped");
-        mapping.allow(&[0], Rights::ReadWrite).expect("allowed");
-        let (of_mapping, of_memory) = (mapping.keep(), mapping.memory::<u8>(0).expect("rights").keep().expect("it is owned").1);
+        let granularity =
+            Granularity::of_device(0, Exportable::NOWHERE).expect("the device has virtual memory management").recommended;
+        let physical = PhysicalMemory::create(&context, granularity, Exportable::NOWHERE).expect("there is enough memory");
+        let mapping = Reservation::new(&context, granularity, granularity).expect("the addresses are reserved").map(
+            0,
+            &physical,
+            granularity,
+        );
+        let mapping = mapping.expect("the memory is mapped");
+        mapping.allow(&[0], Rights::ReadWrite).expect("the device gets rights");
+        let (of_mapping, of_memory) =
+            (mapping.keep(), mapping.memory::<u8>(0).expect("the device has rights").keep().expect("the memory has an owner").1);
         let weak = [Arc::downgrade(&of_mapping), Arc::downgrade(&of_memory)];
-        assert!(mapping.allow(&[0], Rights::None).is_err(), "somebody keeps it");
+        assert!(mapping.allow(&[0], Rights::None).is_err(), "rights were removed although an owner exists");
         drop((of_mapping, of_memory));
-        mapping.allow(&[0], Rights::None).expect("nobody keeps it");
-        assert!(weak.iter().all(|weak| weak.upgrade().is_none()), "what was kept cannot be accessed any more");
+        mapping.allow(&[0], Rights::None).expect("no other handle exists");
+        assert!(weak.iter().all(|weak| weak.upgrade().is_none()), "a weak handle can still be upgraded");
     });
 }

@@ -1,5 +1,5 @@
-//! Tests of multicast objects over the fake driver, whose stores replicate. They never run on a
-//! real driver.
+//! Tests of multicast objects over the fake driver, which replicates stores. They never use a real
+//! driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -20,10 +20,10 @@ use peerweave_vmm::{
 const MIB: usize = 1 << 20;
 
 fn bytes() -> usize {
-    MulticastProperties::new(2, 2 * MIB).granularity().expect("the fake has multicast").recommended
+    MulticastProperties::new(2, 2 * MIB).granularity().expect("the fake driver supports multicast").recommended
 }
 
-/// Returns memory of a device, mapped for it.
+/// Returns memory of a device and a mapping that the device can access.
 fn memory(context: &Arc<CudaContext>, bytes: usize) -> Result<(PhysicalMemory, Mapping), VmmError> {
     let memory = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR)?;
     let mapping = Reservation::new(context, bytes, 2 * MIB)?.map(0, &memory, bytes)?;
@@ -37,8 +37,8 @@ fn team(contexts: &[Arc<CudaContext>], bytes: usize) -> Result<Team, VmmError> {
     building.complete()
 }
 
-/// Runs the whole sequence in one process: half of the devices bind physical memory, the others
-/// mapped memory.
+/// Runs all steps in one process. Half of the devices bind physical memory, and the other half
+/// binds mapped memory.
 fn sequence(contexts: &[Arc<CudaContext>], bytes: usize) -> Result<(Vec<Mapping>, MulticastMapping), VmmError> {
     let team = team(contexts, bytes)?;
     let mut own = Vec::new();
@@ -59,9 +59,10 @@ fn sequence(contexts: &[Arc<CudaContext>], bytes: usize) -> Result<(Vec<Mapping>
 }
 
 fn seen(context: &Arc<CudaContext>, mapping: &Mapping, at: usize, len: usize) -> Vec<u8> {
-    let stream = context.new_stream().expect("a stream");
-    let view = mapping.memory::<u8>(context.ordinal()).and_then(|memory| memory.slice(at..at + len)).expect("inside");
-    peerweave_vmm::read(&stream, &view, soon()).expect("read")
+    let stream = context.new_stream().expect("the stream is created");
+    let view =
+        mapping.memory::<u8>(context.ordinal()).and_then(|memory| memory.slice(at..at + len)).expect("the range is in bounds");
+    peerweave_vmm::read(&stream, &view, soon()).expect("the read completes")
 }
 
 fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
@@ -69,15 +70,15 @@ fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
 }
 
 #[test]
-fn store_of_one_process_reaches_every_device_of_the_team() {
+fn multicast_store_reaches_every_device_of_a_process() {
     Fakes::new().cuda().run(|| {
         for n in 1..=devices() {
             let contexts = contexts(n);
             let free = free_bytes(&contexts[0]);
-            let (own, mapping) = sequence(&contexts, bytes()).expect("without faults");
+            let (own, mapping) = sequence(&contexts, bytes()).expect("no fault is injected");
             for (round, context) in contexts.iter().enumerate() {
                 let message_of = [round as u8 + 1, 2, 3, 4, 5, 6, 7, 8];
-                multicast_store(context, mapping.address() + 4096, &message_of).expect("mapped for every device");
+                multicast_store(context, mapping.address() + 4096, &message_of).expect("every device has mapped the object");
                 for (context, own) in contexts.iter().zip(&own) {
                     assert_eq!(seen(context, own, 4096, 8), message_of, "{n} devices");
                 }
@@ -94,13 +95,13 @@ fn store_of_one_process_reaches_every_device_of_the_team() {
 fn whole_life(me: &Me) {
     let members: Vec<Pe> = (0..me.n).map(Pe::new).collect();
     let bytes = bytes();
-    let team = collective(&me.rendezvous, &me.context, &members, "test", bytes).expect("all add their devices");
+    let team = collective(&me.rendezvous, &me.context, &members, "test", bytes).expect("all PEs add their devices");
     assert_eq!((team.devices(), team.properties().devices), (&[me.context.ordinal()][..], me.n));
-    let (memory, own) = memory(&me.context, bytes).expect("room");
+    let (memory, own) = memory(&me.context, bytes).expect("there is enough memory");
     let binding = team.bind(&memory, 0, 0, bytes).expect("the team is complete");
-    let bound = team.bound_with(&me.rendezvous, "test", vec![binding]).expect("all bind");
-    let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("addresses");
-    let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("mapped");
+    let bound = team.bound_with(&me.rendezvous, "test", vec![binding]).expect("all PEs bind their memory");
+    let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("the addresses are reserved");
+    let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("the memory is mapped");
     drop((bound, addresses, memory));
     let view = mapping.view::<u64>();
     assert_eq!((view.address(), view.len()), (mapping.address(), bytes / 8));
@@ -108,10 +109,15 @@ fn whole_life(me: &Me) {
     for turn in 0..me.n {
         if turn == me.pe {
             let access = mapping.access(&me.stream);
-            multicast_store(&me.context, access.address() + 64 * u64::from(turn), &[turn as u8 + 1; 16]).expect("mapped");
+            multicast_store(&me.context, access.address() + 64 * u64::from(turn), &[turn as u8 + 1; 16])
+                .expect("the memory is mapped");
         }
         me.barrier("stored");
-        assert_eq!(seen(&me.context, &own, 64 * turn as usize, 16), [turn as u8 + 1; 16], "what PE {turn} stored");
+        assert_eq!(
+            seen(&me.context, &own, 64 * turn as usize, 16),
+            [turn as u8 + 1; 16],
+            "the data that PE {turn} stored has not arrived"
+        );
         me.barrier("seen");
     }
     drop((mapping, own));
@@ -119,7 +125,7 @@ fn whole_life(me: &Me) {
 }
 
 #[test]
-fn store_reaches_every_pe_that_is_a_thread() {
+fn multicast_store_reaches_the_pes_of_all_threads() {
     Fakes::new().cuda().run(|| {
         for n in [2, 3, 8] {
             threads(n, |me| whole_life(&me));
@@ -134,7 +140,7 @@ fn multicast_store_reaches_the_pes_of_all_processes() {
         Fakes::new().cuda().run_many(n, |child| {
             let me = process(&child);
             whole_life(&me);
-            Calls::now().assert_balanced("one of several processes");
+            Calls::now().assert_balanced("at the end of each process");
             me.leave();
         });
     }
@@ -143,30 +149,34 @@ fn multicast_store_reaches_the_pes_of_all_processes() {
 #[test]
 fn groups_of_pes_create_and_complete_separate_objects() {
     Fakes::new().cuda().run(|| {
-        // Groups as on several machines. The last one has one PE less.
+        // The groups are as on several machines. The last group has one PE less.
         threads(5, |me| {
             let groups = [vec![0, 2], vec![1, 3], vec![4]].map(|pes| pes.into_iter().map(Pe::new).collect::<Vec<_>>());
-            let members = groups.iter().find(|group| group.contains(&Pe::new(me.pe))).expect("each is in one");
+            let members = groups.iter().find(|group| group.contains(&Pe::new(me.pe))).expect("each PE is in a group");
             let bytes = bytes();
-            let team = collective(&me.rendezvous, &me.context, members, "groups", bytes).expect("all add their devices");
+            let team = collective(&me.rendezvous, &me.context, members, "groups", bytes).expect("all PEs add their devices");
             assert_eq!(team.properties().devices as usize, members.len());
-            let (memory, own) = memory(&me.context, bytes).expect("room");
+            let (memory, own) = memory(&me.context, bytes).expect("there is enough memory");
             let binding = team.bind(&memory, 0, 0, bytes).expect("the team is complete");
-            let bound = team.bound_with(&me.rendezvous, "groups", vec![binding]).expect("all bind");
-            let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("addresses");
-            let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("mapped");
+            let bound = team.bound_with(&me.rendezvous, "groups", vec![binding]).expect("all PEs bind their memory");
+            let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("the addresses are reserved");
+            let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("the memory is mapped");
             me.barrier("mapped");
             if members[0].get() == me.pe {
-                multicast_store(&me.context, mapping.address(), &[me.pe as u8 + 1; 4]).expect("mapped");
+                multicast_store(&me.context, mapping.address(), &[me.pe as u8 + 1; 4]).expect("the memory is mapped");
             }
             me.barrier("stored");
-            assert_eq!(seen(&me.context, &own, 0, 4), [members[0].get() as u8 + 1; 4], "what the first of the group stored");
-            // A PE that holds a different object than the rest of its group is reported to all PEs.
-            let team = collective(&me.rendezvous, &me.context, members, "again", bytes).expect("all add their devices");
-            let other = collective(&me.rendezvous, &me.context, members, "other", bytes).expect("all add their devices");
+            assert_eq!(
+                seen(&me.context, &own, 0, 4),
+                [members[0].get() as u8 + 1; 4],
+                "the data of the group's first PE has not arrived"
+            );
+            // A PE that has another object than the rest of its group is an error on all PEs.
+            let team = collective(&me.rendezvous, &me.context, members, "again", bytes).expect("all PEs add their devices");
+            let other = collective(&me.rendezvous, &me.context, members, "other", bytes).expect("all PEs add their devices");
             let team = if me.pe == 2 { other } else { team };
             let binding = team.bind(&memory, 0, 0, bytes).expect("the team is complete");
-            let error = team.bound_with(&me.rendezvous, "apart", vec![binding]).map(drop).expect_err("PE 2 has another one");
+            let error = team.bound_with(&me.rendezvous, "apart", vec![binding]).map(drop).expect_err("PE 2 has another object");
             assert!(
                 matches!(&error, VmmError::Misuse(Misuse::Diverged { one, other, .. }) if (one.get(), other.get()) == (0, 2)),
                 "{error}"
@@ -177,39 +187,44 @@ fn groups_of_pes_create_and_complete_separate_objects() {
     });
 }
 
-/// Tests a heap, including its growth, at multicast addresses.
+/// Tests stores to the multicast addresses of a heap that has grown.
 fn heap(me: &Me) {
     let options = HeapOptions::new(16 * MIB).max_bytes(256 * MIB);
-    let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("a heap");
-    heap.grow(16 * MIB).expect("room");
-    let first = heap.alloc::<u32>(1000).expect("room");
-    let rest = heap.alloc::<u8>(20 * MIB).expect("it goes across the chunks");
-    let multicast = heap.multicast().expect("the fake has multicast");
-    let view = multicast.view(&rest).expect("inside");
-    assert_eq!(view.multicast, multicast.address_of(rest.offset()).expect("inside"));
+    let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("the heap is created");
+    heap.grow(16 * MIB).expect("there is enough memory");
+    let first = heap.alloc::<u32>(1000).expect("the heap has room");
+    let rest = heap.alloc::<u8>(20 * MIB).expect("the allocation spans both chunks");
+    let multicast = heap.multicast().expect("the fake driver supports multicast");
+    let view = multicast.view(&rest).expect("the range is in bounds");
+    assert_eq!(view.multicast, multicast.address_of(rest.offset()).expect("the range is in bounds"));
     assert_eq!((view.me, view.n_pes), (me.pe, me.n));
-    let elements = multicast.elements(&first).expect("inside");
+    let elements = multicast.elements(&first).expect("the range is in bounds");
     assert_eq!((elements.len(), Some(elements.address())), (1000, multicast.address_of(first.offset()).ok()));
     if me.pe == 0 {
-        let address = elements.slice(7..8).expect("inside").address_of(0).expect("one of them");
-        multicast_store(&me.context, address, &7u32.to_ne_bytes()).expect("mapped");
+        let address = elements.slice(7..8).expect("the range is in bounds").address_of(0).expect("the index is in bounds");
+        multicast_store(&me.context, address, &7u32.to_ne_bytes()).expect("the memory is mapped");
     }
     me.barrier("mapped");
     let last = 20 * MIB as u64 - 8;
     if me.pe == me.n - 1 {
-        multicast_store(&me.context, view.multicast_address(SymOffset(last)).expect("there is one"), b"all hear")
-            .expect("mapped");
+        multicast_store(
+            &me.context,
+            view.multicast_address(SymOffset(last)).expect("the view has a multicast address"),
+            b"all hear",
+        )
+        .expect("the memory is mapped");
     }
     me.barrier("stored");
-    let found = rest.slice(last as usize..20 * MIB).expect("inside");
-    assert_eq!(peerweave_vmm::read(&me.stream, &found, soon()).expect("read"), b"all hear");
-    let words = peerweave_vmm::read(&me.stream, &first.slice(6..9).expect("inside"), soon()).expect("read");
+    let found = rest.slice(last as usize..20 * MIB).expect("the range is in bounds");
+    assert_eq!(peerweave_vmm::read(&me.stream, &found, soon()).expect("the read completes"), b"all hear");
+    let words =
+        peerweave_vmm::read(&me.stream, &first.slice(6..9).expect("the range is in bounds"), soon()).expect("the read completes");
     assert_eq!(words, [0, 7, 0]);
     assert!(multicast.address_of(SymOffset(32 * MIB as u64)).is_err());
     drop((found, multicast));
-    heap.free(rest).expect("all free it");
-    heap.free(first).expect("all free it");
-    assert!(heap.finalize().expect("all end it").is_clean());
+    heap.free(rest).expect("all PEs free the memory");
+    heap.free(first).expect("all PEs free the memory");
+    assert!(heap.finalize().expect("all PEs finalize the heap").is_clean());
     settle();
 }
 
@@ -222,7 +237,7 @@ fn heap_has_multicast_addresses_for_threads_and_processes() {
     Fakes::new().cuda().run_many(4, |child| {
         let me = process(&child);
         heap(&me);
-        Calls::now().assert_balanced("one of four processes");
+        Calls::now().assert_balanced("at the end of each process");
         me.leave();
     });
 }
@@ -231,10 +246,10 @@ fn heap_has_multicast_addresses_for_threads_and_processes() {
 fn disabled_multicast_calls_no_driver_function() {
     for (variable, value) in [("PEERWEAVE_MULTICAST", "off"), ("NCCL_NVLS_ENABLE", "0"), ("NVSHMEM_DISABLE_NVLS", "1")] {
         Fakes::new().cuda().env(variable, value).env("FORBIDS", variable).run(|| {
-            let forbids = std::env::var("FORBIDS").expect("set above");
+            let forbids = std::env::var("FORBIDS").expect("the variable is set above");
             threads(2, |me| {
-                let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(MIB)).expect("a heap");
-                let file = || std::fs::File::open("/dev/null").expect("every Linux has it").into();
+                let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(MIB)).expect("the heap is created");
+                let file = || std::fs::File::open("/dev/null").expect("/dev/null exists").into();
                 let properties = MulticastProperties::new(2, 16 * MIB);
                 me.barrier("before");
                 let before = Calls::now().names().len();
@@ -243,17 +258,19 @@ fn disabled_multicast_calls_no_driver_function() {
                     VmmError::MulticastDisabled(disabled) => assert_eq!(disabled.variable, forbids),
                     other => panic!("{other}"),
                 };
-                check(Building::create(&me.context, properties).expect_err("forbidden"));
+                check(Building::create(&me.context, properties).expect_err("multicast is disabled"));
                 let shared = SharedMulticast::FileDescriptor { fd: file(), properties, id: MulticastId([1; 16]) };
-                // SAFETY: it is not imported.
-                check(unsafe { Building::import(&me.context, shared) }.expect_err("forbidden"));
+                // SAFETY: the call fails before it imports the descriptor.
+                check(unsafe { Building::import(&me.context, shared) }.expect_err("multicast is disabled"));
                 let handle = peerweave_vmm::FabricHandle([1; 64]);
                 let shared = SharedMulticast::Fabric { handle, properties, id: MulticastId([1; 16]) };
-                // SAFETY: it is not imported.
-                check(unsafe { Building::import(&me.context, shared) }.expect_err("forbidden"));
+                // SAFETY: the call fails before it imports the handle.
+                check(unsafe { Building::import(&me.context, shared) }.expect_err("multicast is disabled"));
                 let members = [Pe::new(0), Pe::new(1)];
-                check(collective(&me.rendezvous, &me.context, &members, "forbidden", 16 * MIB).expect_err("forbidden"));
-                check(heap.multicast().expect_err("forbidden"));
+                check(
+                    collective(&me.rendezvous, &me.context, &members, "forbidden", 16 * MIB).expect_err("multicast is disabled"),
+                );
+                check(heap.multicast().expect_err("multicast is disabled"));
                 me.barrier("tried");
                 let calls = Calls::now();
                 assert_eq!(&calls.names()[before..], [""; 0], "{forbids}");
@@ -269,12 +286,13 @@ fn multicast_disabled_on_one_pe_is_an_error_on_all() {
     Fakes::new().cuda().run_many(2, |child| {
         let bytes = bytes();
         if child.rank == 1 {
-            // SAFETY: the scenario's process has one thread that reads the environment, this one.
+            // SAFETY: this is the only thread of the process that reads the environment.
             unsafe { std::env::set_var("PEERWEAVE_MULTICAST", "off") };
         }
         let me = process(&child);
-        let error = collective(&me.rendezvous, &me.context, &[Pe::new(0), Pe::new(1)], "half", bytes).expect_err("PE 1 forbids");
-        assert!(!Calls::now().names().contains(&"cuMulticastCreate"), "no PE creates what one of them forbids");
+        let error = collective(&me.rendezvous, &me.context, &[Pe::new(0), Pe::new(1)], "half", bytes)
+            .expect_err("PE 1 has disabled multicast");
+        assert!(!Calls::now().names().contains(&"cuMulticastCreate"), "a PE created an object although PE 1 forbids it");
         match (me.pe, &error) {
             (1, VmmError::MulticastDisabled(_)) => {}
             (0, VmmError::Peer { pe, .. }) => {
@@ -283,7 +301,7 @@ fn multicast_disabled_on_one_pe_is_an_error_on_all() {
             _ => panic!("{error}"),
         }
         settle();
-        Calls::now().assert_balanced("nothing is kept");
+        Calls::now().assert_balanced("after the failed call");
         me.leave();
     });
 }
@@ -293,7 +311,7 @@ fn failing_driver_calls_leak_nothing_and_do_not_panic() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
         let bytes = bytes();
-        drop(sequence(&contexts, bytes).expect("without faults"));
+        drop(sequence(&contexts, bytes).expect("no fault is injected"));
         settle();
         let free = free_bytes(&contexts[0]);
         let functions = [
@@ -320,16 +338,16 @@ fn failing_driver_calls_leak_nothing_and_do_not_panic() {
                 assert_eq!(free_bytes(&contexts[0]), free, "{function} at call {nth}");
             }
         }
-        drop(sequence(&contexts, bytes).expect("after the faults"));
+        drop(sequence(&contexts, bytes).expect("no fault is injected any more"));
     });
 }
 
 #[test]
-fn failure_in_any_step_is_reported_and_no_pe_keeps_the_object() {
+fn failed_step_is_reported_and_no_pe_keeps_the_object() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let options = HeapOptions::new(16 * MIB).max_bytes(64 * MIB);
-        let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("a heap");
+        let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("the heap is created");
         let free = free_bytes(&me.context);
         let steps = [
             (0, "cuMulticastCreate"),
@@ -365,10 +383,10 @@ fn failure_in_any_step_is_reported_and_no_pe_keeps_the_object() {
             assert_eq!((new("cuMemUnmap"), new("cuMemAddressFree")), (new("cuMemMap"), new("cuMemAddressReserve")), "{function}");
             assert_eq!(free_bytes(&me.context), free, "{function}");
         }
-        let multicast = heap.multicast().expect("after the faults");
+        let multicast = heap.multicast().expect("no fault is injected any more");
         me.barrier("mapped");
         drop(multicast);
-        assert!(heap.finalize().expect("all end it").is_clean());
+        assert!(heap.finalize().expect("all PEs finalize the heap").is_clean());
         settle();
         Calls::now().assert_balanced("at the end");
         me.leave();
@@ -380,26 +398,34 @@ fn multicast_parts_are_released_in_order() {
     const GOING: [&str; 4] = ["cuMemUnmap", "cuMulticastUnbind", "cuMemRelease", "cuMemAddressFree"];
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
-        let (own, mapping) = sequence(&contexts, bytes()).expect("without faults");
+        let (own, mapping) = sequence(&contexts, bytes()).expect("no fault is injected");
         settle();
         let before = Calls::now().names().len();
-        // The memory's own mappings stay, so only the multicast address and its parts are released.
+        // The mappings of the memory itself stay, so only the multicast address and its parts are
+        // released.
         drop(mapping);
         settle();
         let calls = Calls::now();
         let names = &calls.names()[before..];
         let count = |function| names.iter().filter(|name| **name == function).count();
         assert_eq!(GOING.map(count), [1, 2, 1, 1], "{names:?}");
-        let first = |function| names.iter().position(|name| *name == function).expect("it was called");
-        let last = |function| names.iter().rposition(|name| *name == function).expect("it was called");
-        assert!(first("cuMemUnmap") < first("cuMulticastUnbind"), "the address goes before anything is unbound: {names:?}");
-        assert!(last("cuMulticastUnbind") < first("cuMemRelease"), "the object goes after that: {names:?}");
+        let first = |function| names.iter().position(|name| *name == function).expect("the function was called");
+        let last = |function| names.iter().rposition(|name| *name == function).expect("the function was called");
+        assert!(
+            first("cuMemUnmap") < first("cuMulticastUnbind"),
+            "the address must be unmapped before any memory is unbound: {names:?}"
+        );
+        assert!(
+            last("cuMulticastUnbind") < first("cuMemRelease"),
+            "the object must be released after all memory is unbound: {names:?}"
+        );
         drop(own);
         settle();
-        Calls::now().assert_balanced("all is gone");
+        Calls::now().assert_balanced("after the memory was dropped");
 
-        // The call that fails, and the numbers of other calls, in the order of `GOING`: first after
-        // the address was dropped, then after the memory was dropped too.
+        // The call that fails, and the numbers of successful release calls in the order of `GOING`.
+        // The first numbers are those after the address was dropped, the second those after the
+        // memory was dropped too.
         let failures = [
             ("cuMemUnmap", [0, 0, 0, 0], [1, 0, 0, 1]),
             ("cuMulticastUnbind", [1, 1, 0, 1], [3, 1, 1, 3]),
@@ -407,7 +433,7 @@ fn multicast_parts_are_released_in_order() {
             ("cuMemAddressFree", [1, 2, 1, 0], [3, 2, 3, 2]),
         ];
         for (function, first, then) in failures {
-            let (own, mapping) = sequence(&contexts, bytes()).expect("nothing fails before the end");
+            let (own, mapping) = sequence(&contexts, bytes()).expect("only the release calls fail");
             settle();
             let before = Calls::now();
             let new = || GOING.map(|function| Calls::now().good(function) - before.good(function));
@@ -415,15 +441,15 @@ fn multicast_parts_are_released_in_order() {
             drop(mapping);
             settle();
             fail("");
-            assert_eq!(new(), first, "{function}: what is behind the address, or bound, or has a handle, keeps what it needs");
+            assert_eq!(new(), first, "{function}: wrong release calls after the address was dropped");
             drop(own);
             settle();
-            // The order in which the threads of two devices unbind is not defined. One of the two
-            // bindings keeps a mapping, which keeps its memory.
+            // The order in which the threads of the two devices unbind is not defined. One of the
+            // two bindings keeps a mapping, which keeps its memory.
             let other = if function == "cuMulticastUnbind" { [2, 1, 1, 2] } else { then };
-            assert!([then, other].contains(&new()), "{function}: and so it stays: {:?}, not {then:?}", new());
+            assert!([then, other].contains(&new()), "{function}: the release calls are {:?}, expected {then:?}", new());
         }
-        drop(sequence(&contexts, bytes()).expect("the process goes on"));
+        drop(sequence(&contexts, bytes()).expect("later calls succeed"));
         settle();
     });
 }
@@ -433,7 +459,7 @@ fn invalid_properties_are_refused_with_their_value() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
         let bytes = bytes();
-        let step = MulticastProperties::new(2, bytes).granularity().expect("the fake tells").minimum;
+        let step = MulticastProperties::new(2, bytes).granularity().expect("the fake driver reports the granularity").minimum;
         let create = |properties| Building::create(&contexts[0], properties).map(drop);
         let value = |result: Result<(), VmmError>, name: &str| match result {
             Err(VmmError::Misuse(Misuse::Value { what, .. })) => assert_eq!(what, name),
@@ -446,25 +472,25 @@ fn invalid_properties_are_refused_with_their_value() {
             assert!(matches!(result, Err(VmmError::Misuse(Misuse::Unaligned { what: "bytes", .. }))), "{result:?}");
         }
         let private = MulticastProperties { exportable: Exportable::NOWHERE, ..MulticastProperties::new(2, bytes) };
-        let private = Building::create(&contexts[0], private).expect("room");
+        let private = Building::create(&contexts[0], private).expect("the object is created");
         value(private.export_file_descriptor().map(drop), "exportable");
         value(private.export_fabric().map(drop), "exportable");
         drop(private);
 
-        let mut building = Building::create(&contexts[0], MulticastProperties::new(2, bytes)).expect("room");
-        building.add_device(&contexts[0]).expect("the first");
+        let mut building = Building::create(&contexts[0], MulticastProperties::new(2, bytes)).expect("the object is created");
+        building.add_device(&contexts[0]).expect("the first device is added");
         value(building.add_device(&contexts[0]), "device");
-        building.add_device(&contexts[1]).expect("the second");
+        building.add_device(&contexts[1]).expect("the second device is added");
         value(building.add_device(&contexts[2]), "device");
-        let mut alone = Building::create(&contexts[0], MulticastProperties::new(2, bytes)).expect("room");
-        alone.add_device(&contexts[0]).expect("the first");
+        let mut alone = Building::create(&contexts[0], MulticastProperties::new(2, bytes)).expect("the object is created");
+        alone.add_device(&contexts[0]).expect("the first device is added");
         value(alone.complete().map(drop), "devices added");
 
-        let team = building.complete().expect("both are there");
-        let private = PhysicalMemory::create(&contexts[0], bytes, Exportable::NOWHERE).expect("room");
+        let team = building.complete().expect("all devices are added");
+        let private = PhysicalMemory::create(&contexts[0], bytes, Exportable::NOWHERE).expect("there is enough memory");
         value(team.bind(&private, 0, 0, bytes).map(drop), "exportable");
         drop(private);
-        let ours: Vec<_> = contexts.iter().map(|context| memory(context, bytes).expect("room")).collect();
+        let ours: Vec<_> = contexts.iter().map(|context| memory(context, bytes).expect("there is enough memory")).collect();
         value(team.bind(&ours[2].0, 0, 0, bytes).map(drop), "memory");
         let misuse = |result: Result<Binding, VmmError>| match result {
             Err(VmmError::Misuse(misuse)) => misuse,
@@ -475,22 +501,23 @@ fn invalid_properties_are_refused_with_their_value() {
         assert!(matches!(misuse(team.bind(&ours[0].0, 1, 0, step)), Misuse::Unaligned { what: "offset", .. }));
         assert!(matches!(misuse(team.bind(&ours[0].0, 0, 1, step)), Misuse::Unaligned { what: "memory_offset", .. }));
         assert!(matches!(misuse(team.bind(&ours[0].0, 0, 0, step - 1)), Misuse::Unaligned { what: "bytes", .. }));
-        let first = team.bind(&ours[0].0, 0, 0, step).expect("free");
+        let first = team.bind(&ours[0].0, 0, 0, step).expect("the range is unbound");
         assert!(matches!(misuse(team.bind(&ours[0].0, 0, 0, bytes)), Misuse::Occupied { .. }));
         assert!(matches!(misuse(team.bind_mapping(&ours[0].1, 0, 1, step)), Misuse::Unaligned { what: "mapping_offset", .. }));
-        let second = team.bind(&ours[1].0, 0, 0, bytes).expect("free");
-        // A device with a gap: an access there would fault.
+        let second = team.bind(&ours[1].0, 0, 0, bytes).expect("the range is unbound");
+        // Device 0 has a gap, where an access would fault.
         let gap = team.clone().bound(vec![first, second]).map(drop);
         assert!(
             matches!(&gap, Err(error) if error.to_string().contains(&format!("without a binding at byte {step} of device 0"))),
             "{gap:?}"
         );
         settle();
-        let other = self::team(&contexts[..2], bytes).expect("another object");
-        let foreign: Vec<Binding> = (0..2).map(|at| other.bind(&ours[at].0, 0, 0, bytes).expect("free")).collect();
+        let other = self::team(&contexts[..2], bytes).expect("a second object is created");
+        let foreign: Vec<Binding> =
+            (0..2).map(|at| other.bind(&ours[at].0, 0, 0, bytes).expect("the range is unbound")).collect();
         value(team.bound(foreign).map(drop), "a binding");
 
-        let (_own, mapping) = sequence(&contexts[..2], bytes).expect("without faults");
+        let (_own, mapping) = sequence(&contexts[..2], bytes).expect("no fault is injected");
         assert_eq!(mapping.bytes(), bytes);
         assert!(multicast_store(&contexts[2], mapping.address(), &[1]).is_err(), "device 2 has no rights");
         drop(mapping);
@@ -506,29 +533,30 @@ fn multicast_team_is_complete_when_all_devices_are_added() {
             let members = [Pe::new(0), Pe::new(1)];
             let properties = MulticastProperties::new(3, bytes());
             let mut building = if me.pe == 0 {
-                let building = Building::create(&me.context, properties).expect("room");
-                let SharedMulticast::FileDescriptor { fd, id, .. } = building.export_file_descriptor().expect("exportable")
+                let building = Building::create(&me.context, properties).expect("the object is created");
+                let SharedMulticast::FileDescriptor { fd, id, .. } =
+                    building.export_file_descriptor().expect("the handle type is supported")
                 else {
                     panic!()
                 };
-                me.rendezvous.exchange("id", &id.0).expect("the other comes");
-                me.rendezvous.share_descriptor(&members, Some(fd)).expect("the other comes");
+                me.rendezvous.exchange("id", &id.0).expect("the other PE takes part");
+                me.rendezvous.share_descriptor(&members, Some(fd)).expect("the other PE takes part");
                 building
             } else {
-                let ids = me.rendezvous.exchange("id", &[]).expect("the first gives it");
-                let id = MulticastId(ids[0][..].try_into().expect("16 bytes"));
-                let fd = me.rendezvous.share_descriptor(&members, None).expect("the first gives it");
+                let ids = me.rendezvous.exchange("id", &[]).expect("PE 0 takes part");
+                let id = MulticastId(ids[0][..].try_into().expect("the id has 16 bytes"));
+                let fd = me.rendezvous.share_descriptor(&members, None).expect("PE 0 takes part");
                 // SAFETY: PE 0 exported a multicast object with these properties and this id.
                 unsafe { Building::import(&me.context, SharedMulticast::FileDescriptor { fd, properties, id }) }
-                    .expect("imported")
+                    .expect("the import succeeds")
             };
-            building.add_device(&me.context).expect("its own");
+            building.add_device(&me.context).expect("the PE's own device is accepted");
             assert_eq!(building.devices_added(), 1);
-            let error = building.complete_with(&me.rendezvous, "three").map(drop).expect_err("one of three is missing");
+            let error = building.complete_with(&me.rendezvous, "three").map(drop).expect_err("one of three devices is missing");
             assert!(error.to_string().contains("devices added by all PEs is 2, expected 3"), "{error}");
         });
         settle();
-        Calls::now().assert_balanced("nothing is kept");
+        Calls::now().assert_balanced("after the failed completion");
     });
 }
 
@@ -536,10 +564,12 @@ fn multicast_team_is_complete_when_all_devices_are_added() {
 fn multicast_object_imported_as_memory_is_not_mapped() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
-        let building = Building::create(&contexts[0], MulticastProperties::new(1, bytes())).expect("room");
-        let SharedMulticast::FileDescriptor { fd, .. } = building.export_file_descriptor().expect("exportable") else { panic!() };
-        // SAFETY: none: this is what the contract forbids, and what comes of it is an error of the
-        // driver.
+        let building = Building::create(&contexts[0], MulticastProperties::new(1, bytes())).expect("the object is created");
+        let SharedMulticast::FileDescriptor { fd, .. } = building.export_file_descriptor().expect("the handle type is supported")
+        else {
+            panic!()
+        };
+        // SAFETY: the call violates the contract on purpose, and the driver returns an error.
         let imported = unsafe { PhysicalMemory::import(&contexts[0], SharedMemory::FileDescriptor { fd, bytes: bytes() }) };
         let mapped = imported.and_then(|memory| {
             let mapping = Reservation::new(&contexts[0], bytes(), 2 * MIB)?.map(0, &memory, bytes())?;
@@ -552,20 +582,21 @@ fn multicast_object_imported_as_memory_is_not_mapped() {
 #[test]
 fn old_driver_or_device_error_names_the_requirement() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_VERSION", "12000").run(|| {
-        let error = Building::create(&context(0), MulticastProperties::new(2, 16 * MIB)).map(drop).expect_err("too old");
+        let error = Building::create(&context(0), MulticastProperties::new(2, 16 * MIB)).map(drop).expect_err("the driver is too old");
         assert_eq!(
             error.to_string(),
             "the use of multicast objects is not supported: it needs a driver for CUDA 12.1 or later, found a driver for CUDA 12.0"
         );
     });
     Fakes::new().cuda().without("cuMulticastCreate").run(|| {
-        let error =
-            Building::create(&context(0), MulticastProperties::new(2, bytes())).map(drop).expect_err("a function is missing");
+        let error = Building::create(&context(0), MulticastProperties::new(2, bytes()))
+            .map(drop)
+            .expect_err("the driver lacks a function");
         assert!(matches!(&error, VmmError::Unsupported { needs, .. } if needs.contains("CUDA 12.1")), "{error}");
         assert!(error.to_string().contains("cuMulticastCreate"), "{error}");
     });
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_MULTICAST", "1").run(|| {
-        let error = check_device(0).expect_err("no multicast");
+        let error = check_device(0).expect_err("the device lacks multicast");
         assert!(matches!(&error, VmmError::Unsupported { found, .. } if found.contains("device 0")), "{error}");
         assert!(matches!(check_device(99), Err(VmmError::Driver(DriverError::NoSuchDevice { ordinal: 99, .. }))));
         threads(2, |me| {

@@ -1,5 +1,5 @@
-//! Tests of multicast objects with wrong arguments, disabled multicast and missing PEs. Over the
-//! fake driver, never a real one.
+//! Tests of multicast objects with invalid arguments, disabled multicast and missing PEs. They
+//! always use the fake driver, never a real one.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -20,7 +20,7 @@ use peerweave_vmm::{
 const MIB: usize = 1 << 20;
 
 fn bytes() -> usize {
-    MulticastProperties::new(2, 2 * MIB).granularity().expect("the fake has multicast").recommended
+    MulticastProperties::new(2, 2 * MIB).granularity().expect("the fake driver supports multicast").recommended
 }
 
 fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
@@ -29,56 +29,63 @@ fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
 
 fn team(contexts: &[Arc<CudaContext>], bytes: usize) -> Team {
     let properties = MulticastProperties::new(contexts.len() as u32, bytes);
-    let mut building = Building::create(&contexts[0], properties).expect("room");
-    contexts.iter().for_each(|context| building.add_device(context).expect("it has multicast"));
-    building.complete().expect("all are there")
+    let mut building = Building::create(&contexts[0], properties).expect("the object is created");
+    contexts.iter().for_each(|context| building.add_device(context).expect("the device supports multicast"));
+    building.complete().expect("all devices are added")
 }
 
 fn memory(context: &Arc<CudaContext>, bytes: usize) -> PhysicalMemory {
-    PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR).expect("room")
+    PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR).expect("there is enough memory")
 }
 
 #[test]
-fn range_bound_by_other_bindings_counts_as_unbound() {
+fn bindings_that_are_not_passed_do_not_count() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let bytes = bytes();
-        let step = MulticastProperties::new(2, bytes).granularity().expect("the fake tells").minimum;
+        let step = MulticastProperties::new(2, bytes).granularity().expect("the fake driver reports the granularity").minimum;
         let team = team(&contexts, bytes);
         let ours: Vec<_> = contexts.iter().map(|context| memory(context, bytes)).collect();
         let gap = |result: Result<_, VmmError>| {
-            let error = result.map(drop::<peerweave_vmm::multicast::Bound>).expect_err("there is a gap");
+            let error = result.map(drop::<peerweave_vmm::multicast::Bound>).expect_err("the bindings leave a gap");
             assert!(matches!(error, VmmError::Misuse(Misuse::Value { .. })), "{error}");
             error.to_string()
         };
-        // Both ranges are bound by bindings that could be dropped at any moment.
-        let kept = [0, 1].map(|at| team.bind(&ours[at], 0, 0, bytes).expect("free"));
+        // Both ranges have bindings, but the caller does not pass them and could drop them at any
+        // time.
+        let kept = [0, 1].map(|at| team.bind(&ours[at], 0, 0, bytes).expect("the range is unbound"));
         assert!(gap(team.clone().bound(vec![])).contains("without a binding at byte 0 of device 0"));
         let [first, second] = kept;
         assert!(gap(team.clone().bound(vec![first])).contains("without a binding at byte 0 of device 1"));
         drop(second);
         settle();
-        // Pieces in any order are enough, but not without the one in the middle.
-        let piece = |device: usize, at: usize, len: usize| team.bind(&ours[device], at, at, len).expect("free");
+        // Pieces in any order cover the object, but not if the middle piece is missing.
+        let piece = |device: usize, at: usize, len: usize| team.bind(&ours[device], at, at, len).expect("the range is unbound");
         let mut pieces = vec![piece(1, 0, bytes), piece(0, 2 * step, bytes - 2 * step), piece(0, 0, step), piece(0, step, step)];
         let middle = pieces.pop();
         assert!(gap(team.clone().bound(pieces)).contains(&format!("without a binding at byte {step} of device 0")));
         settle();
-        let pieces = vec![piece(0, 2 * step, bytes - 2 * step), piece(1, 0, bytes), piece(0, 0, step), middle.expect("it lives")];
-        let bound = team.clone().bound(pieces).expect("every byte has memory");
-        let addresses = Reservation::new(&contexts[0], bytes, 2 * MIB).expect("addresses");
-        let mapping = bound.map(&addresses, 0, bytes, &[0, 1]).expect("mapped");
+        let pieces = vec![
+            piece(0, 2 * step, bytes - 2 * step),
+            piece(1, 0, bytes),
+            piece(0, 0, step),
+            middle.expect("the middle piece is still bound"),
+        ];
+        let bound = team.clone().bound(pieces).expect("every byte is bound");
+        let addresses = Reservation::new(&contexts[0], bytes, 2 * MIB).expect("the addresses are reserved");
+        let mapping = bound.map(&addresses, 0, bytes, &[0, 1]).expect("the memory is mapped");
         assert_eq!(multicast_store(&contexts[0], mapping.address(), &[1; 8]), Ok(()));
     });
 }
 
 #[test]
-fn pe_that_gives_up_leaves_its_memory_bound() {
+fn pe_that_times_out_keeps_its_memory_bound() {
     Fakes::new().cuda().run(|| {
         threads_within(2, Duration::from_millis(1500), |me| {
             let bytes = bytes();
-            let team = collective(&me.rendezvous, &me.context, &[Pe::new(0), Pe::new(1)], "late", bytes).expect("both add");
-            let binding = team.bind(&memory(&me.context, bytes), 0, 0, bytes).expect("free");
+            let team = collective(&me.rendezvous, &me.context, &[Pe::new(0), Pe::new(1)], "late", bytes)
+                .expect("both PEs add their devices");
+            let binding = team.bind(&memory(&me.context, bytes), 0, 0, bytes).expect("the range is unbound");
             if me.pe == 1 {
                 std::thread::sleep(Duration::from_millis(3000));
             }
@@ -86,30 +93,30 @@ fn pe_that_gives_up_leaves_its_memory_bound() {
                 (0, given_up) => {
                     assert!(matches!(given_up, Err(VmmError::Timeout { .. })), "{given_up:?}");
                     settle();
-                    // Its rendezvous stays open, so that the PE does not count as lost.
+                    // The rendezvous of this PE stays open, so that this PE does not count as lost.
                     std::thread::sleep(Duration::from_millis(3500));
                 }
                 (_, message_of) => {
-                    let bound = message_of.expect("the other one said that its memory is bound");
-                    let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("addresses");
-                    let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("mapped");
+                    let bound = message_of.expect("the other PE has reported that its memory is bound");
+                    let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("the addresses are reserved");
+                    let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("the memory is mapped");
                     assert_eq!(multicast_store(&me.context, mapping.address(), &[1; 8]), Ok(()));
                 }
             }
         });
         settle();
-        assert_eq!(Calls::now().good("cuMulticastUnbind"), 1, "of the one that was not leaked");
+        assert_eq!(Calls::now().good("cuMulticastUnbind"), 1, "only the binding of PE 1 must be unbound");
     });
 }
 
 #[test]
-fn pe_that_gives_up_after_mapping_leaves_its_memory_bound() {
+fn pe_that_times_out_after_mapping_keeps_its_memory_bound() {
     Fakes::new().cuda().run(|| {
         let ends = threads_within(2, Duration::from_millis(1500), |me| {
-            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("the heap is created");
             me.barrier("made");
             if me.pe == 0 {
-                // Delays the last step of one PE, so that only its report is missing.
+                // Delays the last step of PE 0, so that only its report is missing.
                 fail("cuMemSetAccess:1=3000ms");
             }
             me.barrier("ordered");
@@ -117,19 +124,23 @@ fn pe_that_gives_up_after_mapping_leaves_its_memory_bound() {
                 Err(given_up) => {
                     assert!(matches!(given_up, VmmError::Timeout { .. }), "{given_up:?}");
                     settle();
-                    let again = heap.multicast().map(drop).expect_err("the PEs may be of different minds");
+                    let again = heap.multicast().map(drop).expect_err("the PEs may have different outcomes");
                     assert!(matches!(again, VmmError::Misuse(Misuse::Broken { .. })), "{again}");
                     std::thread::sleep(Duration::from_millis(3500));
                     false
                 }
                 Ok(multicast) => {
-                    let address = multicast.address_of(SymOffset(0)).expect("inside");
-                    assert_eq!(multicast_store(&me.context, address, &[1; 8]), Ok(()), "the other one said that it is mapped");
+                    let address = multicast.address_of(SymOffset(0)).expect("the range is in bounds");
+                    assert_eq!(
+                        multicast_store(&me.context, address, &[1; 8]),
+                        Ok(()),
+                        "the other PE has reported that the object is mapped"
+                    );
                     true
                 }
             }
         });
-        assert!(ends[0] != ends[1], "one PE gave up, and the other one succeeded: {ends:?}");
+        assert!(ends[0] != ends[1], "exactly one PE must time out: {ends:?}");
     });
 }
 
@@ -142,7 +153,7 @@ fn bound_range_is_occupied_until_it_is_unbound() {
         let ours = memory(&contexts[0], bytes);
         let is_occupied = |error: &VmmError| matches!(error, VmmError::Misuse(Misuse::Occupied { .. }));
         for round in 0..300 {
-            drop(team.bind(&ours, 0, 0, bytes).expect("free"));
+            drop(team.bind(&ours, 0, 0, bytes).expect("the range is unbound"));
             let next = loop {
                 match team.bind(&ours, 0, 0, bytes) {
                     Ok(binding) => break binding,
@@ -150,18 +161,18 @@ fn bound_range_is_occupied_until_it_is_unbound() {
                 }
             };
             settle();
-            let error = team.bind(&ours, 0, 0, bytes).map(drop).expect_err("the next one is there");
+            let error = team.bind(&ours, 0, 0, bytes).map(drop).expect_err("the next binding occupies the range");
             assert!(is_occupied(&error), "round {round}: {error}");
             drop(next);
             settle();
         }
-        // Memory that could not be unbound stays bound, in this crate and in the driver.
-        let stuck = team.bind(&ours, 0, 0, bytes).expect("free");
+        // Memory that could not be unbound stays bound, both for this crate and for the driver.
+        let stuck = team.bind(&ours, 0, 0, bytes).expect("the range is unbound");
         fail("cuMulticastUnbind:1=201");
         drop(stuck);
         settle();
         fail("");
-        let error = team.bind(&ours, 0, 0, bytes).map(drop).expect_err("still bound");
+        let error = team.bind(&ours, 0, 0, bytes).map(drop).expect_err("the memory is still bound");
         assert!(is_occupied(&error), "{error}");
     });
 }
@@ -174,22 +185,23 @@ fn imported_memory_is_bound_only_by_its_creator() {
         let team = team(&contexts, bytes);
         let made = memory(&contexts[0], bytes);
         assert_eq!(made.device(), Some(0));
-        // SAFETY: exported with these properties.
-        let imported = unsafe { PhysicalMemory::import(&contexts[1], made.export_file_descriptor().expect("it may leave")) };
-        let imported = imported.expect("imported");
+        // SAFETY: the memory was just exported with this length.
+        let imported =
+            unsafe { PhysicalMemory::import(&contexts[1], made.export_file_descriptor().expect("the export succeeds")) };
+        let imported = imported.expect("the import succeeds");
         assert_eq!(imported.device(), None);
         let mapping = Reservation::new(&contexts[1], bytes, 2 * MIB).and_then(|place| place.map(0, &imported, bytes));
-        let mapping = mapping.expect("mapped");
-        mapping.allow(&[1], Rights::ReadWrite).expect("peers");
+        let mapping = mapping.expect("the memory is mapped");
+        mapping.allow(&[1], Rights::ReadWrite).expect("the devices are peers");
         for refused in [team.bind(&imported, 0, 0, bytes), team.bind_mapping(&mapping, 0, 0, bytes)] {
-            let error = refused.map(drop).expect_err("it is on device 0");
+            let error = refused.map(drop).expect_err("the memory is on device 0");
             assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "memory", .. })), "{error}");
             assert!(error.to_string().contains("imported"), "{error}");
         }
-        drop(team.bind(&made, 0, 0, bytes).expect("no range was taken in vain"));
+        drop(team.bind(&made, 0, 0, bytes).expect("the refused calls occupied no range"));
         drop((mapping, imported, made, team));
         settle();
-        Calls::now().assert_balanced("nothing is bound to another device than it is recorded for");
+        Calls::now().assert_balanced("after refused bindings of imported memory");
     });
 }
 
@@ -197,81 +209,89 @@ fn imported_memory_is_bound_only_by_its_creator() {
 fn devices_of_different_objects_form_no_team() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
-            let mut building = Building::create(&me.context, MulticastProperties::new(2, bytes())).expect("room");
-            building.add_device(&me.context).expect("its own");
-            let error = building.complete_with(&me.rendezvous, "apart").map(drop).expect_err("each has one of two");
+            let mut building =
+                Building::create(&me.context, MulticastProperties::new(2, bytes())).expect("the object is created");
+            building.add_device(&me.context).expect("the PE's own device is accepted");
+            let error =
+                building.complete_with(&me.rendezvous, "apart").map(drop).expect_err("each object has only one of two devices");
             assert!(matches!(error, VmmError::Misuse(Misuse::Diverged { .. })), "{error}");
         });
         settle();
-        Calls::now().assert_balanced("nothing is kept");
+        Calls::now().assert_balanced("after the failed completion");
     });
 }
 
 #[test]
 fn fabric_object_refuses_memory_without_fabric_handles() {
-    let place = tempfile::tempdir().expect("a temporary directory");
+    let place = tempfile::tempdir().expect("the temporary directory is created");
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run_many(2, |child| {
         let me = process(&child);
         let bytes = bytes();
         let properties = MulticastProperties { exportable: Exportable::FABRIC, ..MulticastProperties::new(2, bytes) };
         let mut building = if me.pe == 0 {
-            let building = Building::create(&me.context, properties).expect("room");
-            let SharedMulticast::Fabric { handle, id, .. } = building.export_fabric().expect("exportable") else {
+            let building = Building::create(&me.context, properties).expect("the object is created");
+            let SharedMulticast::Fabric { handle, id, .. } = building.export_fabric().expect("the handle type is supported")
+            else {
                 panic!("no fabric handle")
             };
-            me.rendezvous.exchange("handle", &[&handle.0[..], &id.0[..]].concat()).expect("the other comes");
+            me.rendezvous.exchange("handle", &[&handle.0[..], &id.0[..]].concat()).expect("the other PE takes part");
             building
         } else {
-            let message_of = me.rendezvous.exchange("handle", &[]).expect("the first gives it").swap_remove(0);
+            let message_of = me.rendezvous.exchange("handle", &[]).expect("PE 0 takes part").swap_remove(0);
             let (handle, id) = message_of.split_at(64);
-            let handle = FabricHandle(handle.try_into().expect("64 bytes"));
-            let id = MulticastId(id.try_into().expect("16 bytes"));
+            let handle = FabricHandle(handle.try_into().expect("the handle has 64 bytes"));
+            let id = MulticastId(id.try_into().expect("the id has 16 bytes"));
             // SAFETY: PE 0 exported a multicast object with these properties and this id.
-            unsafe { Building::import(&me.context, SharedMulticast::Fabric { handle, properties, id }) }.expect("imported")
+            unsafe { Building::import(&me.context, SharedMulticast::Fabric { handle, properties, id }) }
+                .expect("the import succeeds")
         };
-        building.add_device(&me.context).expect("its own");
-        let team = building.complete_with(&me.rendezvous, "fabric").expect("both are there");
-        let error = team.bind(&memory(&me.context, bytes), 0, 0, bytes).map(drop).expect_err("it leaves as a descriptor only");
+        building.add_device(&me.context).expect("the PE's own device is accepted");
+        let team = building.complete_with(&me.rendezvous, "fabric").expect("all devices are added");
+        let error =
+            team.bind(&memory(&me.context, bytes), 0, 0, bytes).map(drop).expect_err("the memory has no fabric handle type");
         assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "exportable", .. })), "{error}");
-        let memory = PhysicalMemory::create(&me.context, bytes, Exportable::FABRIC).expect("room");
-        let binding = team.bind(&memory, 0, 0, bytes).expect("it leaves as the object does");
-        let bound = team.bound_with(&me.rendezvous, "fabric", vec![binding]).expect("both bind");
-        let addresses = Reservation::new(&me.context, 2 * bytes, bytes).expect("addresses");
-        let own = addresses.map(bytes, &memory, bytes).expect("free");
-        own.allow(&[me.context.ordinal()], Rights::ReadWrite).expect("its own");
-        let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("mapped");
+        let memory = PhysicalMemory::create(&me.context, bytes, Exportable::FABRIC).expect("there is enough memory");
+        let binding = team.bind(&memory, 0, 0, bytes).expect("the memory has the object's handle type");
+        let bound = team.bound_with(&me.rendezvous, "fabric", vec![binding]).expect("all PEs bind their memory");
+        let addresses = Reservation::new(&me.context, 2 * bytes, bytes).expect("the addresses are reserved");
+        let own = addresses.map(bytes, &memory, bytes).expect("the addresses are free");
+        own.allow(&[me.context.ordinal()], Rights::ReadWrite).expect("the PE's own device is accepted");
+        let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("the memory is mapped");
         me.barrier("mapped");
         if me.pe == 1 {
-            multicast_store(&me.context, mapping.address(), &9u64.to_ne_bytes()).expect("mapped");
+            multicast_store(&me.context, mapping.address(), &9u64.to_ne_bytes()).expect("the memory is mapped");
         }
         me.barrier("stored");
-        let view = own.memory::<u64>(me.context.ordinal()).and_then(|view| view.slice(0..1)).expect("it has rights");
+        let view = own.memory::<u64>(me.context.ordinal()).and_then(|view| view.slice(0..1)).expect("the device has rights");
         let soon = Instant::now() + Duration::from_secs(10);
-        assert_eq!(peerweave_vmm::read(&me.stream, &view, soon).expect("read"), [9]);
+        assert_eq!(peerweave_vmm::read(&me.stream, &view, soon).expect("the read completes"), [9]);
         drop((bound, mapping, own, view, memory, addresses));
         settle();
-        Calls::now().assert_balanced("nothing is kept");
+        Calls::now().assert_balanced("after all values were dropped");
         me.leave();
     });
 }
 
 #[test]
-fn member_lists_must_be_unique_and_equal() {
+fn member_lists_must_be_equal_and_without_duplicates() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let start = Instant::now();
             let twice = [me.pe, me.pe].map(Pe::new);
-            let error =
-                collective(&me.rendezvous, &me.context, &twice, "twice", bytes()).map(drop).expect_err("one device of two");
+            let error = collective(&me.rendezvous, &me.context, &twice, "twice", bytes())
+                .map(drop)
+                .expect_err("a member is listed twice");
             assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "members", .. })), "{error}");
             let all = [0, 1].map(Pe::new);
             let members = if me.pe == 0 { &all[..1] } else { &all };
-            let error = collective(&me.rendezvous, &me.context, members, "differ", bytes()).map(drop).expect_err("they differ");
+            let error = collective(&me.rendezvous, &me.context, members, "differ", bytes())
+                .map(drop)
+                .expect_err("the data of the PEs differs");
             assert!(matches!(error, VmmError::Misuse(Misuse::Diverged { .. })), "{error}");
-            assert!(start.elapsed() < Duration::from_secs(10), "nobody waited for the deadline");
+            assert!(start.elapsed() < Duration::from_secs(10), "a PE waited for the deadline");
         });
         settle();
-        Calls::now().assert_balanced("nothing is kept");
+        Calls::now().assert_balanced("after the refused calls");
     });
 }
 
@@ -280,32 +300,34 @@ fn pes_on_one_device_are_refused_and_create_nothing() {
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
         let members = [0, 1, 2].map(Pe::new);
-        // The driver would wait, without end, for a device that is not added.
+        // The driver would wait forever for a device that is not added.
         let shared = context(me.pe.min(1) as usize);
         let bytes = bytes();
-        let error = collective(&me.rendezvous, &shared, &members, "one device", bytes).map(drop).expect_err("two of them share");
+        let error =
+            collective(&me.rendezvous, &shared, &members, "one device", bytes).map(drop).expect_err("two PEs share a device");
         let text = error.to_string();
         assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "members", .. })), "{error}");
         assert!(text.contains("PE 1 and PE 2 on device") && text.contains("different devices"), "{text}");
-        let heap = SymmetricHeap::new(&me.rendezvous, &shared, HeapOptions::new(16 * MIB)).expect("a heap may share a device");
-        let error = heap.multicast().map(drop).expect_err("two of them share");
+        let heap =
+            SymmetricHeap::new(&me.rendezvous, &shared, HeapOptions::new(16 * MIB)).expect("PEs of a heap may share a device");
+        let error = heap.multicast().map(drop).expect_err("two PEs share a device");
         assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "members", .. })), "{error}");
-        assert!(!Calls::now().names().contains(&"cuMulticastCreate"), "nothing is created");
-        heap.finalize().expect("all end it");
+        assert!(!Calls::now().names().contains(&"cuMulticastCreate"), "an object was created");
+        heap.finalize().expect("all PEs finalize the heap");
         me.leave();
     });
 }
 
 #[test]
-fn pe_that_gives_up_at_a_later_chunk_keeps_earlier_chunks_bound() {
+fn timeout_at_a_later_chunk_keeps_earlier_chunks_bound() {
     Fakes::new().cuda().run(|| {
         threads_within(2, Duration::from_millis(1500), |me| {
             let options = HeapOptions::new(16 * MIB).max_bytes(64 * MIB);
-            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("a heap");
-            heap.grow(16 * MIB).expect("room");
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("the heap is created");
+            heap.grow(16 * MIB).expect("there is enough memory");
             me.barrier("made");
             if me.pe == 0 {
-                // Delays the last step of one PE, in the second chunk.
+                // Delays the last step of PE 0 for the second chunk.
                 fail("cuMemSetAccess:3=3000ms");
             }
             me.barrier("ordered");
@@ -317,11 +339,11 @@ fn pe_that_gives_up_at_a_later_chunk_keeps_earlier_chunks_bound() {
                 Ok(multicast) => {
                     settle();
                     for offset in [0, 16 * MIB as u64] {
-                        let address = multicast.address_of(SymOffset(offset)).expect("inside");
+                        let address = multicast.address_of(SymOffset(offset)).expect("the range is in bounds");
                         assert_eq!(
                             multicast_store(&me.context, address, &[1; 8]),
                             Ok(()),
-                            "the other one said that it is mapped"
+                            "the other PE has reported that the object is mapped"
                         );
                     }
                 }
@@ -331,7 +353,7 @@ fn pe_that_gives_up_at_a_later_chunk_keeps_earlier_chunks_bound() {
 }
 
 #[test]
-fn pe_lost_before_import_delays_the_call_by_one_deadline() {
+fn pe_lost_before_import_costs_one_deadline() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(3);
         threads_within(2, deadline, |me| {
@@ -341,14 +363,14 @@ fn pe_lost_before_import_delays_the_call_by_one_deadline() {
                 let error = collective(&me.rendezvous, &me.context, &members, "lost", bytes).map(drop).expect_err("PE 1 is lost");
                 let took = start.elapsed();
                 assert_eq!(error.blamed(), [Pe::new(1)], "{error}");
-                assert!(took < deadline * 3 / 2, "it went on to the next round, where nobody was either: {took:?}");
+                assert!(took < deadline * 3 / 2, "the call waited for a second round: {took:?}");
                 return;
             }
-            // Like a PE that ends after the second round.
+            // Acts like a PE that is lost after the second round.
             let call = format!("multicast::collective(lost, {bytes} bytes)");
             let say = |round: &str, blob: &[u8]| {
                 let statement = [&[1], &(call.len() as u32).to_le_bytes()[..], call.as_bytes(), blob].concat();
-                me.rendezvous.exchange(&format!("peerweave-vmm/multicast/lost/{round}"), &statement).expect("PE 0 comes");
+                me.rendezvous.exchange(&format!("peerweave-vmm/multicast/lost/{round}"), &statement).expect("PE 0 takes part");
             };
             let numbers = [2u32, 0, 1].map(u32::to_le_bytes).concat();
             say("looked", &[&numbers, &b"another device"[..]].concat());
@@ -368,27 +390,30 @@ fn pe_that_cannot_import_is_named_at_once() {
             if me.pe == full {
                 let old = rustix::process::getrlimit(rustix::process::Resource::Nofile);
                 let few = rustix::process::Rlimit { current: Some(64), maximum: old.maximum };
-                rustix::process::setrlimit(rustix::process::Resource::Nofile, few).expect("less is allowed");
+                rustix::process::setrlimit(rustix::process::Resource::Nofile, few).expect("lowering the limit is allowed");
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     held.push(file);
                 }
-                // Enough descriptors for the PE's own part, but not for the exchange.
+                // The remaining descriptors suffice for the PE's own export, but not for the
+                // exchange.
                 held.truncate(held.len() - if full == 0 { 8 } else { 1 });
             }
             let bytes = bytes();
             me.barrier("full");
             let start = Instant::now();
-            let error = collective(&me.rendezvous, &me.context, &members, "full", bytes).map(drop).expect_err("no room");
+            let error = collective(&me.rendezvous, &me.context, &members, "full", bytes)
+                .map(drop)
+                .expect_err("one PE is out of descriptors");
             let took = start.elapsed();
             drop(held);
-            assert!(took < Duration::from_secs(8), "PE {}: reported only after {took:?}: {error}", me.pe);
+            assert!(took < Duration::from_secs(8), "PE {}: the error came only after {took:?}: {error}", me.pe);
             if me.pe != full {
                 assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == full), "PE {}: {error}", me.pe);
             }
             me.barrier("message_of");
         }
         settle();
-        Calls::now().assert_balanced("nothing is kept");
+        Calls::now().assert_balanced("after the failed calls");
         me.leave();
     });
 }
@@ -397,10 +422,12 @@ fn pe_that_cannot_import_is_named_at_once() {
 fn memory_of_another_heap_has_no_multicast_address() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
-            let heap = || SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
+            let heap =
+                || SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("the heap is created");
             let (one, other) = (heap(), heap());
-            let (ours, theirs) = (one.alloc::<u64>(64).expect("room"), other.alloc::<u64>(64).expect("room"));
-            let multicast = one.multicast().expect("the fake has it");
+            let (ours, theirs) =
+                (one.alloc::<u64>(64).expect("the heap has room"), other.alloc::<u64>(64).expect("there is enough memory"));
+            let multicast = one.multicast().expect("the fake driver supports multicast");
             assert!(multicast.view(&ours).is_ok());
             let view = multicast.view(&theirs);
             assert!(matches!(view, Err(VmmError::Misuse(Misuse::OtherHeap { .. }))), "{view:?}");
@@ -413,20 +440,20 @@ fn memory_of_another_heap_has_no_multicast_address() {
 fn collective_calls_of_a_heap_are_serialised() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
-            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("the heap is created");
             fail("cuMulticastCreate:1=700ms");
             std::thread::scope(|scope| {
                 let multicast = scope.spawn(|| heap.multicast().map(drop));
                 while Calls::now().good("cuMulticastCreate") == 0 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                let memory = heap.alloc::<u64>(16).expect("it waits for its turn");
-                assert_eq!(Calls::now().good("cuMulticastBindMem"), 1, "the other call was through when this one began");
-                multicast.join().expect("no panic").expect("undisturbed");
-                heap.free(memory).expect("freed");
+                let memory = heap.alloc::<u64>(16).expect("the allocation waits for the multicast call");
+                assert_eq!(Calls::now().good("cuMulticastBindMem"), 1, "the multicast call was still running when alloc began");
+                multicast.join().expect("the thread does not panic").expect("the multicast call succeeds");
+                heap.free(memory).expect("all PEs free the memory");
             });
             settle();
-            heap.multicast().map(drop).expect("and again, for what the heap has then");
+            heap.multicast().map(drop).expect("a second call succeeds");
         });
     });
 }
@@ -438,18 +465,18 @@ fn steps_after_multicast_is_disabled_are_refused() {
             let contexts = contexts(2);
             let bytes = bytes();
             let properties = MulticastProperties::new(2, bytes);
-            let create = || Building::create(&contexts[0], properties).expect("room");
+            let create = || Building::create(&contexts[0], properties).expect("the object is created");
             let (mut one, two) = (create(), create());
             let team = team(&contexts, bytes);
             let ours: Vec<_> = contexts.iter().map(|context| memory(context, bytes)).collect();
-            let addresses = Reservation::new(&contexts[0], bytes, 2 * MIB).expect("addresses");
+            let addresses = Reservation::new(&contexts[0], bytes, 2 * MIB).expect("the addresses are reserved");
             let own = Reservation::new(&contexts[0], bytes, 2 * MIB).and_then(|place| place.map(0, &ours[0], bytes));
-            let own = own.expect("mapped");
-            let bindings = ours.iter().map(|memory| team.bind(memory, 0, 0, bytes).expect("free")).collect();
+            let own = own.expect("the memory is mapped");
+            let bindings = ours.iter().map(|memory| team.bind(memory, 0, 0, bytes).expect("the range is unbound")).collect();
             let other = self::team(&contexts, bytes);
-            let bound = team.bound(bindings).expect("all have memory");
+            let bound = team.bound(bindings).expect("all devices have bound memory");
             let before = Calls::now().names().len();
-            // SAFETY: the scenario's only thread that reads or writes the environment is this one.
+            // SAFETY: this is the only thread of the scenario that reads or writes the environment.
             unsafe { std::env::set_var("PEERWEAVE_MULTICAST", "off") };
             let forbidden = |result: Result<(), VmmError>, what: &str| {
                 assert!(matches!(result, Err(VmmError::MulticastDisabled(_))), "{what}: {result:?}");
@@ -465,25 +492,26 @@ fn steps_after_multicast_is_disabled_are_refused() {
             forbidden(bound.map(&addresses, 0, bytes, &[0, 1]).map(drop), "map");
             let calls = Calls::now();
             assert_eq!(calls.names()[before..], [""; 0]);
-            check_device(0).expect("it asks for an attribute, which makes nothing");
-            // These calls fail and drop the object, which is released nevertheless.
+            check_device(0).expect("the check only reads an attribute");
+            // The calls fail and drop the object. The object is released although multicast is
+            // disabled.
             forbidden(one.complete().map(drop), "complete");
             forbidden(two.complete_with(&me.rendezvous, "late").map(drop), "complete_with");
             assert_eq!(Calls::now().good("cuDeviceGetPCIBusId"), calls.good("cuDeviceGetPCIBusId"));
             drop((bound, other, own, ours, addresses));
         });
         settle();
-        Calls::now().assert_balanced("after the switch");
+        Calls::now().assert_balanced("after multicast was disabled");
     });
 }
 
 #[test]
 fn object_with_two_handle_types_uses_the_requested_one() {
-    let place = tempfile::tempdir().expect("a temporary directory");
+    let place = tempfile::tempdir().expect("the temporary directory is created");
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run(|| {
         let exportable = Exportable { file_descriptor: true, fabric: true };
         let properties = MulticastProperties { exportable, ..MulticastProperties::new(2, bytes()) };
-        let building = Building::create(&context(0), properties).expect("room");
+        let building = Building::create(&context(0), properties).expect("the object is created");
         assert!(matches!(building.export_file_descriptor(), Ok(SharedMulticast::FileDescriptor { .. })));
         assert!(matches!(building.export_fabric(), Ok(SharedMulticast::Fabric { .. })));
     });
@@ -494,37 +522,37 @@ fn heap_memory_is_freed_after_work_at_its_multicast_address() {
     Fakes::new().cuda().run(|| {
         let both_have_waited = std::sync::Barrier::new(2);
         threads(2, |me| {
-            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
-            let memory = heap.alloc::<u8>(256).expect("room");
-            let multicast = heap.multicast().expect("the fake has it");
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("the heap is created");
+            let memory = heap.alloc::<u8>(256).expect("the heap has room");
+            let multicast = heap.multicast().expect("the fake driver supports multicast");
             me.barrier("mapped");
             if me.pe == 0 {
                 hold(&me.stream, true);
                 let access = multicast.mappings()[0].access(&me.stream);
-                let address = multicast.elements(&memory).expect("inside").address();
-                me.context.bind_to_thread().expect("a live context");
-                let api = Driver::get().expect("the fake").api();
-                // SAFETY: the range is mapped, and the access is held while the work is enqueued.
+                let address = multicast.elements(&memory).expect("the range is in bounds").address();
+                me.context.bind_to_thread().expect("the context is live");
+                let api = Driver::get().expect("the fake driver is loaded").api();
+                // SAFETY: the range is mapped, and the access is kept until the work is enqueued.
                 let code = unsafe { api.cuMemsetD8Async(address, 7, 256, me.stream.cu_stream()) };
                 assert_eq!(code, Ok(CudaCode::SUCCESS));
                 drop(access);
             }
-            // No stream of the other PE is stuck, but both PEs free together.
+            // No stream of the other PE is stuck, but both PEs free the memory together.
             let freed = std::thread::scope(|scope| {
                 let freeing = scope.spawn(|| heap.free(memory));
                 std::thread::sleep(Duration::from_millis(200));
-                assert!(!freeing.is_finished(), "the work is still to come");
-                // The PEs do not meet by the rendezvous, because `free` uses it.
+                assert!(!freeing.is_finished(), "free returned before the pending work completed");
+                // The PEs do not synchronise by the rendezvous here, because `free` uses it.
                 both_have_waited.wait();
                 if me.pe == 0 {
                     hold(&me.stream, false);
                 }
-                freeing.join().expect("no panic")
+                freeing.join().expect("the thread does not panic")
             });
-            freed.expect("all are through");
+            freed.expect("all PEs complete the call");
             drop(multicast);
-            let again = heap.alloc::<u8>(256).expect("room");
-            assert_eq!(read(&me.stream, &again, soon()).expect("read"), [0; 256]);
+            let again = heap.alloc::<u8>(256).expect("the heap has room");
+            assert_eq!(read(&me.stream, &again, soon()).expect("the read completes"), [0; 256]);
             me.barrier("seen");
         });
     });
@@ -532,20 +560,24 @@ fn heap_memory_is_freed_after_work_at_its_multicast_address() {
 
 #[test]
 fn fabric_service_is_named_only_for_refused_fabric_handles() {
-    let place = tempfile::tempdir().expect("a temporary directory");
+    let place = tempfile::tempdir().expect("the temporary directory is created");
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run(|| {
         let context = context(0);
-        let bytes = Granularity::of_device(0, Exportable::FABRIC).expect("it has memory").minimum;
+        let bytes = Granularity::of_device(0, Exportable::FABRIC).expect("the device has virtual memory management").minimum;
         let create = || PhysicalMemory::create(&context, bytes, Exportable::FABRIC).map(drop);
         fail("cuMemCreate:1=1,cuMemCreate:2=1");
-        let error = create().expect_err("two faults");
-        assert_eq!(cuda(&error), Some(("cuMemCreate", 1)), "fabric handles are to be had here: {error}");
+        let error = create().expect_err("two faults are injected");
+        assert_eq!(
+            cuda(&error),
+            Some(("cuMemCreate", 1)),
+            "fabric handles are available, so the error is that of the driver: {error}"
+        );
         fail("cuMemCreate:1=800,cuMemCreate:2=800");
-        let error = create().expect_err("the machine does not permit it");
+        let error = create().expect_err("fabric handles are not permitted");
         assert!(matches!(&error, VmmError::Unsupported { needs, .. } if needs.contains("IMEX")), "{error}");
         fail("");
         settle();
-        Calls::now().assert_balanced("what was tried is given back");
+        Calls::now().assert_balanced("after the failed allocations");
     });
 }
 
@@ -553,13 +585,13 @@ fn fabric_service_is_named_only_for_refused_fabric_handles() {
 fn imported_object_keeps_its_id() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
-        let building = Building::create(&contexts[0], MulticastProperties::new(2, bytes())).expect("room");
-        let other = Building::create(&contexts[0], MulticastProperties::new(2, bytes())).expect("room");
+        let building = Building::create(&contexts[0], MulticastProperties::new(2, bytes())).expect("the object is created");
+        let other = Building::create(&contexts[0], MulticastProperties::new(2, bytes())).expect("the object is created");
         assert_ne!(building.id(), other.id());
-        let shared = building.export_file_descriptor().expect("it may leave");
+        let shared = building.export_file_descriptor().expect("the export succeeds");
         assert!(matches!(&shared, SharedMulticast::FileDescriptor { id, .. } if *id == building.id()));
-        // SAFETY: just exported.
-        let imported = unsafe { Building::import(&contexts[1], shared) }.expect("imported");
+        // SAFETY: the object was just exported.
+        let imported = unsafe { Building::import(&contexts[1], shared) }.expect("the import succeeds");
         assert_eq!(imported.id(), building.id());
     });
 }

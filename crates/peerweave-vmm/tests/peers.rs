@@ -1,4 +1,4 @@
-//! Tests of peer access, by the driver's answers and by transferring data, over the fake driver.
+//! Tests of peer access over the fake driver: what the driver reports, and transferred data.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -16,13 +16,13 @@ fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
 }
 
 #[test]
-fn peer_matrix_has_the_answers_of_the_driver() {
+fn peer_matrix_equals_what_the_driver_reports() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3").env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
-        let matrix = PeerMatrix::look().expect("the fake");
+        let matrix = PeerMatrix::look().expect("the fake driver is loaded");
         assert_eq!((matrix.devices.len(), matrix.pairs.len()), (3, 3));
         let access = |from: usize, to: usize| matrix.pairs[from][to].map(|pair| pair.access);
         assert_eq!([access(0, 0), access(0, 1), access(0, 2), access(2, 1)], [None, Some(true), Some(false), Some(true)]);
-        assert!(matrix.pairs[0][1].expect("a pair").native_atomics);
+        assert!(matrix.pairs[0][1].expect("the devices are a pair").native_atomics);
         assert!(!matrix.devices[1].name.is_empty() && matrix.devices[1].pci_address.contains(':'));
         assert_ne!(matrix.devices[0].pci_address, matrix.devices[1].pci_address);
         assert!(matrix.devices[2].vmm && matrix.devices[2].exportable.file_descriptor);
@@ -31,12 +31,12 @@ fn peer_matrix_has_the_answers_of_the_driver() {
 }
 
 #[test]
-fn pair_check_passes_or_names_the_pair_without_access() {
+fn pair_check_names_a_pair_without_access() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "1-2").run(|| {
         let contexts = contexts(3);
-        peer::check_pair(&contexts[0], &contexts[1], soon()).expect("a good pair");
-        peer::check_pair(&contexts[1], &contexts[0], soon()).expect("and back");
-        let error = peer::check_pair(&contexts[1], &contexts[2], soon()).expect_err("no way");
+        peer::check_pair(&contexts[0], &contexts[1], soon()).expect("peer access works");
+        peer::check_pair(&contexts[1], &contexts[0], soon()).expect("peer access works in the other direction");
+        let error = peer::check_pair(&contexts[1], &contexts[2], soon()).expect_err("the devices cannot access each other");
         assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
         assert!(error.to_string().contains("access of device 1 to the memory of device 2"), "{error}");
         settle();
@@ -48,8 +48,8 @@ fn pair_check_passes_or_names_the_pair_without_access() {
 fn peer_access_that_loses_data_is_named() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let contexts = contexts(2);
-        assert!(peer::pair(0, 1).expect("the fake").access, "it claims to work");
-        let error = peer::check_pair(&contexts[0], &contexts[1], soon()).expect_err("what is written is lost");
+        assert!(peer::pair(0, 1).expect("the fake driver is loaded").access, "the driver must report peer access");
+        let error = peer::check_pair(&contexts[0], &contexts[1], soon()).expect_err("the written data is lost");
         let VmmError::BrokenPeer { from, to, what } = &error else { panic!("{error}") };
         assert_eq!((from.as_str(), to.as_str()), ("device 0", "device 1"));
         assert!(what.contains("written: word 0 is"), "{what}");
@@ -61,7 +61,7 @@ fn unresponsive_peer_is_reported_by_the_deadline() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let start = Instant::now();
-        // The copy to the peer is enqueued, and from then on no stream reports completion.
+        // The copy to the peer is enqueued. From then on, no stream reports completion.
         fail("cuMemcpyAsync:1=300ms");
         let order = std::thread::spawn(|| {
             while !common::Calls::now().names().contains(&"cuMemcpyAsync") {
@@ -69,8 +69,9 @@ fn unresponsive_peer_is_reported_by_the_deadline() {
             }
             fail("cuStreamQuery:*=600");
         });
-        let error = peer::check_pair(&contexts[0], &contexts[1], start + Duration::from_millis(900)).expect_err("no answer");
-        order.join().expect("no panic");
+        let error = peer::check_pair(&contexts[0], &contexts[1], start + Duration::from_millis(900))
+            .expect_err("the device does not respond");
+        order.join().expect("the thread does not panic");
         fail("");
         assert!(matches!(&error, VmmError::BrokenPeer { what, .. } if what.contains("timed out after")), "{error}");
         assert!(start.elapsed() < Duration::from_secs(5));
@@ -79,12 +80,12 @@ fn unresponsive_peer_is_reported_by_the_deadline() {
 }
 
 #[test]
-fn device_that_is_stuck_itself_is_not_a_broken_peer() {
+fn stuck_device_is_not_reported_as_a_broken_peer() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         fail("cuStreamQuery:*=600");
         let soon = Instant::now() + Duration::from_millis(300);
-        let error = peer::check_pair(&contexts[0], &contexts[1], soon).expect_err("no answer");
+        let error = peer::check_pair(&contexts[0], &contexts[1], soon).expect_err("the device does not respond");
         fail("");
         assert!(matches!(&error, VmmError::Timeout { call, .. } if call.contains("a stream of device 0")), "{error}");
         settle();
@@ -92,13 +93,13 @@ fn device_that_is_stuck_itself_is_not_a_broken_peer() {
 }
 
 #[test]
-fn peer_access_can_be_enabled_twice_or_is_refused_with_reason() {
+fn peer_access_can_be_enabled_repeatedly() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
         let contexts = contexts(3);
-        peer::enable(&contexts[0], &contexts[1]).expect("a good pair");
-        peer::enable(&contexts[0], &contexts[1]).expect("again");
-        let error = peer::enable(&contexts[0], &contexts[2]).expect_err("no way");
+        peer::enable(&contexts[0], &contexts[1]).expect("peer access works");
+        peer::enable(&contexts[0], &contexts[1]).expect("a repeated call succeeds");
+        let error = peer::enable(&contexts[0], &contexts[2]).expect_err("the devices cannot access each other");
         assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
-        assert!(IpcMemory::alloc(&contexts[0], 5).is_err(), "not a whole step");
+        assert!(IpcMemory::alloc(&contexts[0], 5).is_err(), "a length that is not a multiple of the step was accepted");
     });
 }

@@ -1,15 +1,21 @@
 //! Checks that NVSHMEM starts without a rendezvous: `mpirun -n 4 check_start --way
 //! pmix|pmi|pmi2|mpi|id [--file PATH]`.
 //!
-//! The PEs are connected by the launcher's own service (`pmix` of Open MPI and Slurm, `pmi` and
-//! `pmi2` of Hydra and Slurm), by MPI's world communicator (`mpi`: Open MPI, loaded from
-//! `libmpi.so.40` or `PEERWEAVE_MPI_PATH`), or by an id in a file (`id`, for one machine or a
-//! shared file system; `--file` is the path, to which the job's name is appended). After the start,
-//! the program only checks that memory, a put, a barrier and a reduction work on all PEs;
-//! `check nvshmem` of `peerweave-check` tests the rest.
+//! `--way` selects how the PEs are connected:
 //!
-//! Each PE uses the GPU with its index on the machine. It prints `OK way PE 1 of 4` and exits with
-//! 0, or prints `FAILED way PE 1 of 4: ...` and exits with 1. A run ends within 40 seconds.
+//! - `pmix`, `pmi`, `pmi2`: by the launcher's service (PMIx of Open MPI and Slurm, PMI and PMI-2 of
+//!   Hydra and Slurm).
+//! - `mpi`: by MPI's world communicator, of Open MPI loaded from `libmpi.so.40` or
+//!   `PEERWEAVE_MPI_PATH`.
+//! - `id`: by an id in a file, on one machine or a shared file system. `--file` is the path, to
+//!   which the job's name is appended.
+//!
+//! After the start, the program only checks that memory, a put, a barrier and a reduction work on
+//! all PEs. `check nvshmem` of `peerweave-check` tests the other operations.
+//!
+//! Each PE uses the GPU with the PE's index on its machine. A PE prints `OK way PE 1 of 4` and
+//! exits with 0, or prints `FAILED way PE 1 of 4: ...` and exits with 1. A run ends within 40
+//! seconds.
 
 mod mpi;
 mod place;
@@ -31,12 +37,12 @@ pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Time limit of each wait.
 const WAIT: Duration = Duration::from_secs(20);
-/// Time after which the process ends in any case.
+/// Time after which the process ends even if a call has not returned.
 const WHOLE_RUN: Duration = Duration::from_secs(40);
-/// Number of elements: odd, and more than one block of any copy.
+/// Number of elements of the test data: odd, and more than one block of any copy.
 const COUNT: usize = 100_003;
 
-/// How the PEs are connected.
+/// Kind of bootstrap by which the PEs are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Way {
     /// PMIx of Open MPI or Slurm
@@ -56,7 +62,8 @@ impl Way {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Returns the plug-in that NVSHMEM loads from its own directory for this kind of start.
+    /// Returns the name of the plug-in that NVSHMEM needs in its directory for this kind of
+    /// bootstrap.
     fn plugin(self) -> &'static str {
         match self {
             Self::Pmix => "nvshmem_bootstrap_pmix.so.3",
@@ -89,10 +96,10 @@ impl Way {
 #[derive(Parser)]
 #[command(max_term_width = 110)]
 struct Asked {
-    /// How the PEs are connected
+    /// Kind of bootstrap by which the PEs are connected
     #[arg(long)]
     way: Way,
-    /// File with the id of `--way id`; the job's name is appended
+    /// File for the id of `--way id`; the job's name is appended to the path
     #[arg(long, value_name = "PATH", default_value_os_t = std::env::temp_dir().join("check-start"))]
     file: PathBuf,
 }
@@ -122,8 +129,9 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             println!("FAILED {who}: {error}");
-            // The GPU, MPI and NVSHMEM's own clean-up may wait for PEs that failed otherwise; the
-            // launcher ends those. SAFETY: the call only ends the process.
+            // The clean-up of the GPU, MPI and NVSHMEM may wait for PEs that failed in another
+            // call, and is skipped. The launcher ends those PEs.
+            // SAFETY: the call only ends the process.
             unsafe { libc::_exit(1) }
         }
     }
@@ -131,15 +139,14 @@ fn main() -> ExitCode {
 
 fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     let way = asked.way;
-    // MPI is started first, as it requires. Its errors should also be reported before a GPU is
-    // used.
+    // MPI requires to be initialised first. Its errors are also reported before a GPU is used.
     let mpi = if way == Way::Mpi { Some(Mpi::start(place)?) } else { None };
     let absent = plugin_that_is_not_beside(way)?;
     let device = peerweave_driver::context(place.local as usize)?;
     let context = match &mpi {
-        // SAFETY: the pointer is to the communicator of all, of the library under whose name
-        // NVSHMEM's plug-in finds its MPI; MPI was started with MPI_THREAD_SERIALIZED, the main
-        // thread leaves it alone while NVSHMEM runs, and ends it only after NVSHMEM has ended.
+        // SAFETY: the pointer is to the world communicator of the MPI library that NVSHMEM's
+        // plug-in also loads. MPI was initialised with MPI_THREAD_SERIALIZED. The main thread does
+        // not call MPI while NVSHMEM runs, and finalises MPI only after NVSHMEM.
         Some(mpi) => unsafe { Context::from_mpi(mpi.world(), &device, way.settings()) }.map_err(Failure::from),
         None if way == Way::Id => by_id(&asked.file, place, &device),
         None => Context::from_launcher(&device, way.settings()).map_err(Failure::from),
@@ -165,21 +172,21 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     }
 }
 
-/// Returns the expected path of NVSHMEM's plug-in for this kind of start if the file does not
-/// exist. NVSHMEM may find the plug-in elsewhere, and a library that needs no plug-ins starts
-/// without it.
+/// Returns the path at which NVSHMEM's plug-in for this kind of bootstrap is expected, if the file
+/// does not exist. The start may still succeed: NVSHMEM may find the plug-in elsewhere, and some
+/// libraries need no plug-in.
 fn plugin_that_is_not_beside(way: Way) -> Result<Option<PathBuf>, Failure> {
     let path = Nvshmem::load()?.path().parent().map(|directory| directory.join(way.plugin()));
     Ok(path.filter(|path| !path.is_file()))
 }
 
-/// Starts by an id: the first PE creates it and writes it to a file of the job, which the others
-/// read.
+/// Starts NVSHMEM by an id. PE 0 creates the id and writes it to a file of the job, and the other
+/// PEs read the file.
 fn by_id(file: &Path, place: &Place, device: &Arc<CudaContext>) -> Result<Context, Failure> {
     let path = PathBuf::from(format!("{}-{}", file.display(), place.job));
     let _written = if place.pe == 0 {
         let id = Context::unique_id(&Way::Id.settings())?;
-        // The file is created atomically by a rename.
+        // The file is complete when it appears, because a rename is atomic.
         let draft = path.with_extension("draft");
         std::fs::write(&draft, id.to_bytes()).map_err(|error| format!("{}: {error}", draft.display()))?;
         std::fs::rename(&draft, &path)?;
@@ -198,7 +205,7 @@ fn by_id(file: &Path, place: &Place, device: &Arc<CudaContext>) -> Result<Contex
         }
     };
     let id = UniqueId::try_from(bytes.as_slice())?;
-    // All PEs have read the file when this call returns.
+    // When this call returns, all PEs have read the file, and it can be removed.
     Ok(Context::from_unique_id(id, Pe::new(place.pe), place.n_pes, device, Way::Id.settings())?)
 }
 
@@ -211,7 +218,7 @@ impl Drop for Written<'_> {
     }
 }
 
-/// Checks memory, a put to the next PE, a barrier and a sum over all PEs; compares every element.
+/// Checks memory, a put to the next PE, a barrier and a sum over all PEs. Compares every element.
 fn everybody_is_reached(context: &Context) -> Result<(), Failure> {
     let (pe, n_pes) = (context.pe().get(), context.n_pes());
     let (next, previous) = ((pe + 1) % n_pes, (pe + n_pes - 1) % n_pes);

@@ -1,5 +1,5 @@
-//! The functions of Open MPI that are needed for a communicator, loaded at run time. There are no
-//! messages.
+//! The functions of Open MPI that are needed to get a communicator, loaded at run time. The program
+//! sends no MPI messages.
 //!
 //! Invariant: MPI is initialised and finalised once, by the same thread.
 
@@ -20,11 +20,12 @@ const SEARCH: Search = unsafe { Search::new("Open MPI", "PEERWEAVE_MPI_PATH", &[
     "/opt/openmpi/lib",
 ]);
 
-/// Any thread may call MPI, one at a time: NVSHMEM is called on a separate thread.
+/// The thread level at which any thread may call MPI, one at a time. It is needed because NVSHMEM
+/// is called on a separate thread.
 const MPI_THREAD_SERIALIZED: c_int = 2;
 
 peerweave_dylib::bindings! {
-    /// Functions of Open MPI, whose communicators are pointers.
+    /// The functions of Open MPI. Its communicators are pointers.
     struct Api {
         /// Initialises MPI.
         "1.0" fn MPI_Init_thread(argc: *mut c_int, argv: *mut *mut *mut c_char, required: c_int, provided: *mut c_int) -> c_int;
@@ -37,24 +38,25 @@ peerweave_dylib::bindings! {
     }
 }
 
-/// MPI, initialised.
+/// The initialised MPI.
 pub(crate) struct Mpi {
     api: Api,
-    /// The world communicator. It lives as long as the process, because NVSHMEM may access it at
+    /// The world communicator. It lives until the process ends, because NVSHMEM may access it at
     /// any time.
     world: &'static *mut c_void,
 }
 
 impl Mpi {
     pub(crate) fn start(place: &Place) -> Result<Self, Failure> {
-        // Global, because the plug-ins of MPI and of NVSHMEM need its symbols.
+        // The symbols are global, because the plug-ins of MPI and of NVSHMEM need them.
         let library = SEARCH.open(Visibility::Global)?;
         let path = library.path().display().to_string();
         let world = library.symbol(c"ompi_mpi_comm_world");
         let world = world.ok_or_else(|| format!("{path} has no ompi_mpi_comm_world, expected Open MPI"))?;
         let api = Api::new(library);
         let mut provided = -1;
-        // SAFETY: MPI allows no arguments to be given, and the last pointer is to a live integer.
+        // SAFETY: MPI permits null pointers for the arguments, and the last pointer is to a live
+        // integer.
         let code =
             unsafe { api.MPI_Init_thread(std::ptr::null_mut(), std::ptr::null_mut(), MPI_THREAD_SERIALIZED, &raw mut provided) }?;
         check("MPI_Init_thread", code)?;
@@ -66,10 +68,10 @@ impl Mpi {
         }
         let world = world.as_ptr();
         let (mut rank, mut size) = (-1, -1);
-        // SAFETY: the symbol is the communicator of all itself, MPI has been started, and the
-        // pointer is to a live integer.
+        // SAFETY: the symbol is the world communicator itself, MPI is initialised, and the pointer
+        // is to a live integer.
         check("MPI_Comm_rank", unsafe { api.MPI_Comm_rank(world, &raw mut rank) }?)?;
-        // SAFETY: as above.
+        // SAFETY: as for `MPI_Comm_rank`.
         check("MPI_Comm_size", unsafe { api.MPI_Comm_size(world, &raw mut size) }?)?;
         if (i64::from(rank), i64::from(size)) != (place.pe.into(), place.n_pes.into()) {
             return Err(format!("MPI reports rank {rank} of {size}; {path} may be another MPI than the launcher's").into());
@@ -77,13 +79,13 @@ impl Mpi {
         Ok(Self { api, world: Box::leak(Box::new(world)) })
     }
 
-    /// Returns the address of the world communicator: a pointer to an `MPI_Comm`.
+    /// Returns the address of the world communicator, which is a pointer to an `MPI_Comm`.
     pub(crate) fn world(&self) -> *mut c_void {
         std::ptr::from_ref(self.world).cast_mut().cast()
     }
 
     pub(crate) fn end(self) -> Result<(), Failure> {
-        // SAFETY: MPI was started by this thread, and nothing uses it any more.
+        // SAFETY: this thread initialised MPI, and no code uses MPI any more.
         check("MPI_Finalize", unsafe { self.api.MPI_Finalize() }?)
     }
 }

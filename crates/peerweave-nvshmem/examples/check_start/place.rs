@@ -1,6 +1,7 @@
-//! The PE of this process, from the launcher's variables. NVSHMEM connects the PEs.
+//! The PE number of this process, from the launcher's variables. NVSHMEM itself connects the PEs.
 //!
-//! Invariant: the index is less than the count, and the job's name can be part of a file name.
+//! Invariant: the PE number is less than the number of PEs, and the job's name can be part of a
+//! file name.
 
 use crate::Failure;
 
@@ -9,12 +10,13 @@ pub(crate) struct Place {
     pub(crate) n_pes: u32,
     /// Index of the PE on its machine.
     pub(crate) local: u32,
-    /// Name of the job: the same on all of its PEs on one machine, and different from every other
-    /// job there.
+    /// Name of the job. It is the same for all PEs of the job on one machine, and differs from the
+    /// names of other jobs on the machine.
     pub(crate) job: String,
 }
 
-/// Variables with the index, the count and the index on the machine, of Open MPI, Slurm and Hydra.
+/// Variables of Open MPI, Hydra and Slurm: the PE number, the number of PEs, and the PE's index on
+/// its machine.
 const LAUNCHERS: [[&str; 3]; 3] = [
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
     ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"],
@@ -33,7 +35,8 @@ impl Place {
             let value = set(name).ok_or_else(|| format!("{pe} is set, but {name} is not"))?;
             Ok(value.parse().map_err(|_| format!("{name} is {value}, expected a number"))?)
         };
-        // Processes of a job on one machine have the same parent, unless a script starts them.
+        // The fallback is the parent's process ID: processes of a job on one machine have the same
+        // parent unless a script starts them.
         let job = set("PMIX_NAMESPACE")
             .or_else(|| set("SLURM_JOB_ID").zip(set("SLURM_STEP_ID")).map(|(job, step)| format!("{job}.{step}")));
         let job = job.unwrap_or_else(|| std::os::unix::process::parent_id().to_string());

@@ -1,12 +1,14 @@
-//! Collective setup calls: either all PEs call NVSHMEM with the same arguments, or none does.
+//! Collective setup calls: either all PEs call NVSHMEM with the same arguments, or no PE calls
+//! NVSHMEM.
 //!
 //! NVSHMEM's setup calls wait forever for a missing PE, and corrupt the heap if PEs allocate
-//! different sizes. PEs with a rendezvous therefore agree there first. The rendezvous names PEs
-//! that are missing, were lost, or made another call. Then each PE acquires the gate, and they
-//! agree again, so that no PE waits inside NVSHMEM for one that could not acquire it. Without a
-//! rendezvous there is only the deadline.
+//! different sizes. PEs with a rendezvous therefore agree there before the call. The rendezvous
+//! names PEs that are missing, were lost, or made another call.
 //!
-//! Invariant: the outcome is an error on every PE or on none.
+//! Each PE then acquires the gate, and the PEs agree again. So no PE waits inside NVSHMEM for a PE
+//! that could not acquire the gate. PEs without a rendezvous have only the deadline.
+//!
+//! Invariant: either all PEs get an error, or no PE does.
 
 use peerweave_bootstrap::agree::{self, Disagreement, Failure, agree};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
@@ -16,18 +18,19 @@ use crate::comm::Comm;
 use crate::comm::entry::Entered;
 use crate::error::{Disagree, NvshmemError, Timeout};
 
-/// The PEs that take part.
+/// The PEs that take part in a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Members<'a> {
     /// All PEs.
     World,
-    /// The PEs of a team, in rank order. The number identifies the team, and is the same on every
-    /// member.
+    /// The PEs of a team in rank order, and a number that identifies the team on every member.
     Team(&'a [Pe], u64),
 }
 
-/// Takes part in a collective call, with its arguments or the reason why this PE cannot make it.
-/// Returns the acquired gate; all other members have acquired theirs by then.
+/// Takes part in a collective call and returns the acquired gate. By then all other members have
+/// acquired their gates.
+///
+/// `arguments` are this PE's arguments. `able` is an error if this PE cannot make the call.
 pub(crate) fn arrive<'a>(
     comm: &'a Comm,
     call: &'static str,
@@ -41,7 +44,8 @@ pub(crate) fn arrive<'a>(
     match members {
         Members::World => {
             round(call, agree::Members::All, arguments, able)?;
-            // A PE that cannot acquire the gate must not leave the others waiting inside NVSHMEM.
+            // A PE that cannot acquire the gate must report it, so that other PEs do not wait
+            // inside NVSHMEM.
             let entered = comm.enter_blocking(call);
             round(call, agree::Members::All, ENTERED, entered.as_ref().map(drop).map_err(Clone::clone))?;
             entered
@@ -52,10 +56,11 @@ pub(crate) fn arrive<'a>(
             let key = &key_of(sequence);
             let some = agree::Members::Some { pes, key };
             round("came", some, arguments, able).inspect_err(|_| {
-                // Notifies the others now; otherwise they would wait until their deadline.
+                // Notifies the other PEs now. Without this call, they would wait until their
+                // deadline.
                 agree::give_up(world, key, "seen", "another PE made another call");
             })?;
-            // All members have read the statements of the previous round, so they can be removed.
+            // All members have read the statements of the previous call, so these can be removed.
             for step in ["came", "seen"] {
                 agree::forget(world, &key_of(sequence - 1), step);
             }
@@ -66,11 +71,11 @@ pub(crate) fn arrive<'a>(
     }
 }
 
-/// The statement of a PE that has agreed to the call and acquired the gate.
+/// The statement of a PE in the second round: it has agreed to the call and acquired the gate.
 const ENTERED: &str = "entered, after all PEs agreed";
 
-/// Compares `arguments` with those of all PEs, if the PEs have a rendezvous. `able` is the reason
-/// why this PE cannot make the call.
+/// Compares `arguments` with those of all PEs if the PEs have a rendezvous. `able` is an error if
+/// this PE cannot make the call.
 pub(crate) fn compare(
     comm: &Comm,
     call: &'static str,
@@ -93,7 +98,7 @@ fn round(
     let named = format!("{call} {arguments}");
     let outcome = able.as_ref().map(|()| &[][..]).map_err(|error| Failure { reason: error.to_string(), is_consequence: false });
     let agreed = agree(world, members, step, &named, outcome);
-    // An error of this PE takes precedence over what the others report.
+    // This PE's own error takes precedence over what the other PEs report.
     able?;
     let arguments_of = |text: &str| text.strip_prefix(call).map_or(text, str::trim_start).to_owned();
     let disagree = |pe, theirs| Disagree { call, pe, theirs, ours: arguments.to_owned() }.into();
@@ -101,7 +106,7 @@ fn round(
         Disagreement::Own => unreachable!("bug in peerweave-nvshmem: this PE reported no failure"),
         Disagreement::Failed { pe, reason } => disagree(pe, format!("cannot: {reason}")),
         Disagreement::Diverged { one, one_has, other, other_has } => {
-            // One of the two calls differs from this PE's.
+            // At least one of the two reported calls differs from this PE's call.
             let (pe, theirs) = if one_has == named { (other, other_has) } else { (one, one_has) };
             disagree(pe, arguments_of(&theirs))
         }
@@ -114,7 +119,7 @@ fn round(
     })
 }
 
-/// Splits a result into the value to keep and the outcome to report to the other PEs.
+/// Splits a result into its value and the outcome that is reported to the other PEs.
 pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, Result<(), NvshmemError>) {
     match result {
         Ok(taken) => (Some(taken), Ok(())),
@@ -122,13 +127,13 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
     }
 }
 
-/// Counters that advance equally on every PE that takes part.
+/// Counters that have the same values on all PEs that take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
-    /// Allocations of symmetric memory.
+    /// Number of allocations of symmetric memory.
     Allocations,
-    /// Collective calls of the team with this identity.
+    /// Number of collective calls of the team with this identity.
     Calls(u64),
-    /// Teams split from the team with this identity.
+    /// Number of teams split from the team with this identity.
     Children(u64),
 }

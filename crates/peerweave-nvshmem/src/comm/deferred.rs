@@ -1,8 +1,9 @@
 //! Calls of NVSHMEM by destructors. A destructor must not wait for the gate or for a stream. The
-//! call is made immediately if the gate is free, otherwise by the next thread that acquires it.
+//! call of a destructor is made immediately if the gate is free and the streams are idle. If not, a
+//! thread that acquires the gate later makes the call.
 //!
-//! Invariant: a resource that NVSHMEM still uses stays alive forever, unless NVSHMEM has ended. No
-//! destructor of the user runs while the gate is held.
+//! Invariants: a resource that NVSHMEM may still use is never released, unless NVSHMEM has ended.
+//! No destructor of the user runs while the gate is held.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +15,9 @@ use crate::comm::Comm;
 use crate::comm::streams::Streams;
 use crate::error::{DeadState, NvshmemError};
 
-/// A value used by NVSHMEM, or by this crate for it. After the last handle is dropped, a thread of
-/// `peerweave-driver` drops the value, because its destructor may panic, wait or call NVSHMEM.
+/// A value that NVSHMEM uses, or that this crate needs for NVSHMEM. After the last handle is
+/// dropped, a thread of `peerweave-driver` drops the value, because its destructor may panic, wait
+/// or call NVSHMEM.
 #[derive(Clone)]
 pub(crate) struct Held(Arc<Value>);
 
@@ -29,7 +31,7 @@ impl Held {
         Self(Arc::new(Value { context: Arc::clone(context), keep: Some(keep) }))
     }
 
-    /// Keeps the value alive forever.
+    /// Leaks the value: its destructor never runs.
     pub(crate) fn leak(&self) {
         std::mem::forget(Arc::clone(&self.0));
     }
@@ -43,27 +45,29 @@ impl Drop for Value {
     }
 }
 
-/// A local call of NVSHMEM that does not wait, with the values that must live until it is made.
+/// A local call of NVSHMEM that does not wait for other PEs, and the values that must live until
+/// the call is made.
 pub(crate) struct DeferredCall {
     pub(crate) call: &'static str,
     pub(crate) run: fn(&Comm, usize) -> Result<(), NvshmemError>,
     pub(crate) address: usize,
-    /// Streams that must complete before the call.
+    /// The streams that must be idle before the call; `None` if the call needs no idle stream.
     pub(crate) streams: Option<Arc<Streams>>,
     pub(crate) held: Held,
 }
 
-/// Calls that destructors could not make immediately.
+/// Calls of destructors that could not be made immediately.
 #[derive(Default)]
 pub(crate) struct Deferred {
     calls: Mutex<Vec<DeferredCall>>,
-    /// Whether there may be deferred calls. Set after a call is added and before its destructor
-    /// tries the gate; the lock of the gate makes it visible to the next thread that acquires it.
+    /// Whether calls may be deferred. Set after a call is added and before the destructor tries to
+    /// acquire the gate. The gate's lock makes the value visible to the next thread that acquires
+    /// the gate.
     any: AtomicBool,
 }
 
 impl Deferred {
-    /// Returns whether there may be deferred calls.
+    /// Returns whether calls may be deferred.
     #[inline]
     pub(crate) fn is_any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
@@ -87,7 +91,7 @@ impl fmt::Debug for DeferredCall {
 }
 
 impl DeferredCall {
-    /// Makes the call. The caller holds the gate. If the call fails, its values are leaked.
+    /// Makes the call. The calling thread holds the gate. If the call fails, its values are leaked.
     fn make(self, comm: &Comm) {
         if let Err(error) = (self.run)(comm, self.address) {
             tracing::warn!(%error, "NVSHMEM still uses the memory at {:#x}, so the memory is leaked", self.address);
@@ -97,12 +101,13 @@ impl DeferredCall {
 }
 
 impl Comm {
-    /// Makes the call now or later. Never waits, and does not change the thread's current context.
+    /// Makes the call immediately, or defers it. Never waits, and does not change the thread's
+    /// current context.
     pub(crate) fn defer(&self, deferred: DeferredCall) {
         let call = deferred.call;
         match self.dead_state() {
             Some(DeadState::Finalized) => return,
-            // NVSHMEM may still use the resource.
+            // NVSHMEM may still use the resource, so the resource is leaked.
             Some(_) => return deferred.held.leak(),
             None if self.nvshmem.not_forked(call).is_err() => return deferred.held.leak(),
             None => {}
@@ -115,7 +120,7 @@ impl Comm {
         }
     }
 
-    /// Makes all deferred calls. The caller holds the gate.
+    /// Makes all deferred calls whose streams are idle. The calling thread holds the gate.
     #[cold]
     pub(crate) fn run_deferred(&self) {
         let deferred = self.deferred.take();

@@ -1,5 +1,5 @@
 //! Work in flight on the device: streams, the collective order of teams, transfers on NVSHMEM's own
-//! streams, captured graphs.
+//! streams, and captured graphs.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -15,29 +15,29 @@ use super::streams::wait_all;
 use crate::error::NvshmemError;
 use crate::sys::nvshmem_team_t;
 
-/// Work in flight, and users of NVSHMEM that prevent its end.
+/// Work in flight, and the users of NVSHMEM that prevent finalising.
 #[derive(Default)]
 pub(crate) struct InFlight {
-    /// Every stream that was passed to NVSHMEM.
+    /// All streams that were passed to NVSHMEM.
     pub(crate) used: Arc<Streams>,
     /// Collective order of NVSHMEM's predefined teams and of its setup calls. They share one order,
-    /// because NVSHMEM implements a collective of the world partly by collectives of its node and
-    /// same-index teams.
+    /// because NVSHMEM implements a collective of all PEs partly by collectives of the node team
+    /// and the same-index team.
     world_order: Arc<Order>,
-    /// Collective order of each team that was split, by the team's handle.
+    /// Collective order of each team that the program created, by the team's handle.
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,
-    /// Transfers on NVSHMEM's own streams.
+    /// Incomplete transfers on NVSHMEM's own streams.
     pub(crate) pending: Pending,
-    /// Whether the host has sent over a network since the last quiet from the host.
+    /// Whether the host has sent data over a network since the host's last quiet.
     pub(crate) sent: AtomicBool,
-    /// Captured graphs that call NVSHMEM hold clones of it.
+    /// A token. Every captured graph that calls NVSHMEM owns a clone.
     pub(crate) captured: Arc<()>,
-    /// Modules initialised with NVSHMEM's state hold clones of it.
+    /// A token. Every module that is initialised with NVSHMEM's state owns a clone.
     pub(crate) modules: Arc<()>,
 }
 
 impl InFlight {
-    /// Returns the collective order of a team that was split.
+    /// Returns the collective order of a team that the program created.
     pub(crate) fn order(&self, team: nvshmem_team_t) -> Arc<Order> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(orders.entry(team).or_default())
@@ -54,24 +54,26 @@ impl InFlight {
         orders.values().cloned().chain([self.world_order()]).collect()
     }
 
-    /// Removes the order of a destroyed team. NVSHMEM may reuse its handle.
+    /// Removes the order of a destroyed team, because NVSHMEM may reuse the team's handle.
     pub(crate) fn forget_order(&self, team: nvshmem_team_t) {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner).remove(&team);
     }
 }
 
 impl Comm {
-    /// Waits for all known work on the device. NVSHMEM waits for the whole device when it creates
-    /// and destroys teams: a timeout inside NVSHMEM makes NVSHMEM unusable, but a timeout here is
-    /// only an error.
+    /// Waits for all recorded work on the device. NVSHMEM waits for the whole device when it
+    /// creates and destroys teams. A timeout inside NVSHMEM would make NVSHMEM unusable, but a
+    /// timeout here is only an error.
     pub(crate) fn drain(&self, call: &'static str) -> Result<(), NvshmemError> {
         wait_all(call, self, &self.enqueued.used)?;
         self.enqueued.orders().iter().try_for_each(|order| order.drain(call, self).map(drop))
     }
 
-    /// Completes what the host has sent over a network, and transfers on NVSHMEM's own streams.
+    /// Completes data that the host has sent over a network, and transfers on NVSHMEM's own
+    /// streams.
     pub(crate) fn quiet_host(&self) -> Result<(), NvshmemError> {
-        // Cleared before the call: data sent during the call is not covered by it.
+        // Cleared before the call, because the call does not complete data that is sent during the
+        // call.
         let sent = self.enqueued.sent.swap(false, Ordering::Relaxed);
         // SAFETY: NVSHMEM is initialised.
         let quiet = self.block("nvshmem_quiet", |api, _| unsafe { api.nvshmem_quiet() });
@@ -80,13 +82,14 @@ impl Comm {
         })
     }
 
-    /// Fails if the device has an error. NVSHMEM's functions without a result only print it.
+    /// Returns an error if earlier work of the device failed. NVSHMEM's functions without a result
+    /// only print such an error.
     pub(crate) fn check_device_errors(&self) -> Result<(), NvshmemError> {
         Ok(wait(&self.side, Instant::now()).map(drop)?)
     }
 
-    /// Returns whether a value has no other owner. Waits for up to 2 s, because a graph drops its
-    /// values some time after it is destroyed.
+    /// Returns whether a value has no other owner. `alone` checks this once. Waits for up to 2 s,
+    /// because a graph drops its values some time after the graph is destroyed.
     pub(crate) fn unused_after_graphs(&self, alone: impl Fn() -> bool) -> bool {
         const LONGEST: Duration = Duration::from_secs(2);
         if alone() {
@@ -103,15 +106,16 @@ impl Comm {
 }
 
 /// Returns whether `value` is the only handle. Writes made through dropped handles are then visible
-/// to the caller. For values without a `Weak` only.
+/// to the caller. The value must have no `Weak` handles.
 pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
     let is_alone = Arc::strong_count(value) == 1;
     fence(Ordering::Acquire);
     is_alone
 }
 
-/// Runs a function of cudarc that would return and clear an error recorded in the context by
-/// another object's destructor. That error is removed first and restored afterwards.
+/// Runs a function of cudarc without losing a recorded error. cudarc records errors of destructors
+/// in the context, and `run` would return and clear such an error. The error is removed before
+/// `run` and restored afterwards.
 pub(crate) fn with_error_preserved<R>(context: &CudaContext, run: impl FnOnce() -> R) -> R {
     let earlier = context.check_err();
     let result = run();

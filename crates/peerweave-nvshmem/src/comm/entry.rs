@@ -1,7 +1,6 @@
-//! The entry to NVSHMEM: one thread at a time, with a deadline, and only while the library is
-//! usable.
+//! The entry to NVSHMEM: one thread at a time, with a deadline, and only while NVSHMEM is usable.
 //!
-//! `gate.rs` has the lock, and the thread for calls that wait.
+//! `gate.rs` has the lock, and the thread that makes calls that wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,12 +17,12 @@ use crate::sys::{Api, Families};
 /// The function that finalises NVSHMEM.
 pub(crate) const END: &str = "nvshmemx_hostlib_finalize";
 
-/// The gate, and the reason why NVSHMEM can no longer be called.
+/// The gate and the worker thread, and the reason why NVSHMEM can no longer be called.
 pub(crate) struct Entry {
     gate: Arc<Gate>,
     worker: Worker,
     dead: OnceLock<DeadState>,
-    /// Set while a thread finalises NVSHMEM; no other thread may call it then.
+    /// Set while a thread finalises NVSHMEM. No other thread may call NVSHMEM then.
     ending: AtomicBool,
 }
 
@@ -34,7 +33,7 @@ impl Entry {
 }
 
 impl Comm {
-    /// Fails if NVSHMEM cannot be called.
+    /// Returns an error if NVSHMEM can no longer be called.
     #[inline]
     pub(crate) fn check_usable(&self, call: &'static str) -> Result<(), NvshmemError> {
         self.nvshmem.not_forked(call)?;
@@ -44,26 +43,27 @@ impl Comm {
         }
     }
 
-    /// Returns the reason why NVSHMEM can no longer be called.
+    /// Returns the reason why NVSHMEM can no longer be called, or `None` if it can be called.
     pub(crate) fn dead_state(&self) -> Option<&DeadState> {
         self.entry.dead.get()
     }
 
     /// Makes all later calls fail with `state`.
     pub(crate) fn mark_dead(&self, state: DeadState) {
-        // The first cause is kept.
+        // If a reason is already set, that reason stays.
         let _ = self.entry.dead.set(state);
     }
 
     #[inline]
     fn enter(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
-        // Checked first: in a forked child, a thread that does not exist may hold the gate's lock.
+        // This check is first, because in a forked child the gate may be held by a thread that
+        // exists only in the parent.
         self.check_usable(call)?;
         let inside = match self.entry.gate.try_enter(call) {
             Some(inside) => inside,
             None => self.enter_later(call)?,
         };
-        // The call that held the gate may have made NVSHMEM unusable.
+        // The call that held the gate before may have made NVSHMEM unusable.
         self.check_usable(call)?;
         if self.entry.ending.load(Ordering::Relaxed) && call != END {
             return Err(NvshmemError::misuse(call, MisuseKind::Context { why: "another thread is ending NVSHMEM" }));
@@ -79,7 +79,8 @@ impl Comm {
         let start = Instant::now();
         self.entry.gate.enter(call, self.deadline).map_err(|other| {
             tracing::warn!(call, inside = other, "timed out: another call is still inside NVSHMEM");
-            // The other call may still be within its own deadline.
+            // If the other call is past its own deadline, NVSHMEM is unusable, and that error is
+            // returned.
             self.check_usable(call).err().unwrap_or_else(|| self.late(call, start.elapsed(), Vec::new()))
         })
     }
@@ -95,8 +96,8 @@ impl Comm {
         function(self.nvshmem.raw_api(), self.nvshmem.raw_families()).map_err(|missing| self.missing(call, &missing))
     }
 
-    /// Acquires the gate with the context current in this thread. Not generic, so that it is
-    /// compiled once.
+    /// Acquires the gate and makes the context current in this thread. Not generic, so that the
+    /// function is compiled once.
     #[inline(never)]
     fn enter_bound(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
         let inside = self.enter(call)?;
@@ -109,7 +110,8 @@ impl Comm {
         self.nvshmem.unsupported_function(call, missing)
     }
 
-    /// Like [`issue`](Self::issue), for functions that return a status.
+    /// Calls a function that returns a status code, like [`issue`](Self::issue), and checks the
+    /// code.
     #[inline]
     pub(crate) fn issue_status(
         &self,
@@ -136,21 +138,22 @@ impl Comm {
         Ok(Entered { comm: self, inside: Some(inside) })
     }
 
-    /// Acquires the gate if it is free.
+    /// Acquires the gate if it is free, or returns `None`.
     pub(crate) fn try_enter(&self, call: &'static str) -> Option<Inside<'_>> {
         self.entry.gate.try_enter(call)
     }
 
-    /// Starts finalising NVSHMEM: all other calls are refused from now on.
+    /// Starts finalising NVSHMEM. All other calls are refused from now on.
     pub(crate) fn begin_finalize(&self) -> Result<Finalizing<'_>, NvshmemError> {
-        // Set while the gate is held, so every later caller sees it.
+        // Set while this thread holds the gate, so every later caller of the gate sees the value.
         let _inside = self.enter(END)?;
         self.entry.ending.store(true, Ordering::Relaxed);
         Ok(Finalizing(self))
     }
 }
 
-/// Finalising NVSHMEM in progress. Dropping it without success allows other calls again.
+/// Finalising of NVSHMEM in progress. Dropping the value allows other calls again, which then fail
+/// if NVSHMEM has ended.
 pub(crate) struct Finalizing<'a>(&'a Comm);
 
 impl Drop for Finalizing<'_> {
@@ -159,7 +162,8 @@ impl Drop for Finalizing<'_> {
     }
 }
 
-/// The acquired gate, for several calls that wait. No other thread can call NVSHMEM while it lives.
+/// The acquired gate, for several calls that wait. While the value lives, no other thread can call
+/// NVSHMEM.
 pub(crate) struct Entered<'a> {
     comm: &'a Comm,
     /// `None` after a call that did not return.

@@ -1,17 +1,17 @@
-//! Serialises calls of NVSHMEM, and gives a deadline to calls that have none.
+//! Serialises calls of NVSHMEM, and adds a deadline to calls that wait.
 //!
-//! Several threads may call NVSHMEM, one at a time. Calls that wait for other PEs run on a separate
-//! thread, so that the caller can time out. The gate then stays locked, because that thread is
-//! still inside NVSHMEM.
+//! Several threads may call NVSHMEM, but only one at a time. Calls that wait for other PEs run on a
+//! separate thread, so that the caller can time out. After a timeout the gate stays locked, because
+//! the separate thread is still inside NVSHMEM.
 //!
-//! Invariant: a thread that calls NVSHMEM holds an [`Inside`] or a [`Sent`], and releases it only
-//! after the call has returned.
+//! Invariant: a thread that calls NVSHMEM owns an [`Inside`] or a [`Sent`], and drops it only after
+//! the call has returned.
 
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A lock that admits one thread.
+/// A lock that one thread at a time can hold.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<State>,
@@ -21,21 +21,22 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 struct State {
     inside: Option<&'static str>,
-    /// Number of waiting threads. Without this number every call would make a system call, even if
-    /// no thread waits.
+    /// Number of waiting threads. It is used to skip the notification, a system call, if no thread
+    /// waits.
     waiting: usize,
 }
 
-/// The lock held by this thread. Dropping it releases the lock.
+/// The guard of the gate. Dropping it releases the gate.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
-/// The held lock in a form that can be sent to another thread.
+/// The guard of the gate in a form that can be sent to another thread. Dropping it releases the
+/// gate.
 #[derive(Debug)]
 pub(crate) struct Sent(Arc<Gate>);
 
 impl Gate {
-    /// Acquires the lock for a call. If the lock is not free within `patience`, returns the name of
+    /// Acquires the gate for a call. If the gate is not free within `patience`, returns the name of
     /// the call that holds it.
     pub(crate) fn enter(&self, call: &'static str, patience: Duration) -> Result<Inside<'_>, &'static str> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,7 +55,7 @@ impl Gate {
         }
     }
 
-    /// Acquires the lock if it is free.
+    /// Acquires the gate if it is free, or returns `None`.
     #[inline]
     pub(crate) fn try_enter(&self, call: &'static str) -> Option<Inside<'_>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,8 +79,8 @@ impl Gate {
 }
 
 impl Inside<'_> {
-    /// Converts the guard to one that another thread can release. `gate` is the gate that was
-    /// acquired.
+    /// Converts the guard to a guard that another thread can drop. `gate` is the gate to which the
+    /// guard belongs.
     pub(crate) fn send(self, gate: &Arc<Gate>) -> Sent {
         debug_assert!(std::ptr::eq(self.0, Arc::as_ptr(gate)), "the guard belongs to this gate");
         std::mem::forget(self);
@@ -101,13 +102,13 @@ impl Drop for Sent {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread for calls that wait.
+/// The thread that makes calls that wait.
 #[derive(Debug)]
 pub(crate) struct Worker {
     jobs: Mutex<Sender<Job>>,
 }
 
-/// The reason why there is no result.
+/// The reason why a call has no result.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
     /// The deadline has passed, and the call is still running.
@@ -117,15 +118,16 @@ pub(crate) enum NoAnswer {
 }
 
 impl Worker {
-    /// Starts the thread. It ends after its current call when this value is dropped.
+    /// Starts the thread. After this value is dropped, the thread ends when its current call has
+    /// returned.
     pub(crate) fn start() -> std::io::Result<Self> {
         let (jobs, todo) = channel::<Job>();
         std::thread::Builder::new().name("peerweave-nvshmem".into()).spawn(move || {
-            // Makes calls of the driver by NVSHMEM legal while another thread captures a graph, and
-            // keeps them from invalidating that capture.
+            // NVSHMEM's driver calls are permitted in this capture mode while another thread
+            // captures a graph, and they do not invalidate that capture.
             peerweave_driver::relaxed(|| {
                 for job in todo {
-                    // The caller gets the panic as a missing answer.
+                    // The caller detects the panic, because the result is missing.
                     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
                 }
             });
@@ -133,8 +135,8 @@ impl Worker {
         Ok(Self { jobs: Mutex::new(jobs) })
     }
 
-    /// Runs a call and waits for its result, for at most `patience`. `inside` is returned with the
-    /// result; if the caller no longer waits, `inside` is dropped when the call returns.
+    /// Runs a call on the thread and waits for its result, for at most `limit`. `inside` is
+    /// returned with the result. After a timeout, `inside` is dropped when the call returns.
     pub(crate) fn run<R: Send + 'static, I: Send + 'static>(
         &self,
         inside: I,
@@ -171,7 +173,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..500 {
-                        let _inside = gate.enter("call", LONG).expect("nobody stays");
+                        let _inside = gate.enter("call", LONG).expect("no thread keeps the gate");
                         assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
                         inside.fetch_sub(1, Ordering::Relaxed);
                     }
@@ -183,24 +185,24 @@ mod tests {
     #[test]
     fn call_that_has_not_returned_keeps_the_gate_locked() {
         let gate = Arc::new(Gate::default());
-        let worker = Worker::start().expect("threads are possible");
+        let worker = Worker::start().expect("the thread starts");
         let (release, wait) = channel::<()>();
-        let inside = gate.enter("stuck", LONG).expect("nobody is inside").send(&gate);
+        let inside = gate.enter("stuck", LONG).expect("the gate is free").send(&gate);
         let late = worker.run(inside, Duration::from_millis(20), move || wait.recv().is_ok());
         assert!(matches!(late, Err(NoAnswer::Late(_))), "{late:?}");
         assert_eq!(gate.enter("other", Duration::from_millis(5)).map(drop), Err("stuck"));
-        release.send(()).expect("it waits");
+        release.send(()).expect("the call waits for the release");
         assert!(gate.enter("other", LONG).is_ok());
     }
 
     #[test]
     fn panic_inside_a_call_ends_the_wait() {
         let gate = Arc::new(Gate::default());
-        let worker = Worker::start().expect("threads are possible");
-        let inside = gate.enter("first", LONG).expect("nobody is inside").send(&gate);
+        let worker = Worker::start().expect("the thread starts");
+        let inside = gate.enter("first", LONG).expect("the gate is free").send(&gate);
         let panicked = worker.run::<(), _>(inside, LONG, || panic!("on purpose")).map(drop);
         assert_eq!(panicked, Err(NoAnswer::Panicked));
-        let inside = gate.enter("second", LONG).expect("the first thread released it").send(&gate);
+        let inside = gate.enter("second", LONG).expect("the first call released the gate").send(&gate);
         assert_eq!(worker.run(inside, LONG, || 7).map(|(answer, _)| answer), Ok(7));
     }
 }

@@ -1,7 +1,7 @@
-//! Numbers that every PE computes equally without communication. They identify teams, ids and
-//! collective calls.
+//! Numbers that identify teams, ids and collective calls. Every PE computes the same numbers
+//! without communication.
 
-/// The initial value of an identity.
+/// Initial value of an identity.
 pub(crate) const SEED: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// Mixes a number into an identity (FNV-1a).

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  entry      one call into NVSHMEM at a time, each with a deadline      gate
-//!  agree      PEs compare a collective set-up call before any enters it  identity
+//!  agree      PEs compare a set-up call before any PE calls NVSHMEM      identity
 //!  enqueued   work that has not completed: streams, teams, graphs        order, pending, streams
 //!  deferred   calls of NVSHMEM that destructors leave for later
 //! ```
@@ -45,26 +45,26 @@ use order::take;
 pub(crate) struct Comm {
     pub(crate) nvshmem: Nvshmem,
     pub(crate) context: Arc<CudaContext>,
-    /// The stream of blocking calls.
+    /// The stream that blocking calls use.
     pub(crate) stream: Arc<CudaStream>,
-    /// A stream used only to read single words of device memory, so that no other work delays the
-    /// reads.
+    /// A stream for reads of single words of device memory. No other work runs on it, so no other
+    /// work delays the reads.
     pub(crate) side: PrivateStream,
     pub(crate) pe: Pe,
     pub(crate) n_pes: u32,
     pub(crate) deadline: Duration,
     pub(crate) world: Option<Arc<Rendezvous>>,
-    /// Distinguishes this run of NVSHMEM from others over the same rendezvous; the same on every
-    /// PE.
+    /// Number that distinguishes this run of NVSHMEM from other runs over the same rendezvous. It
+    /// is the same on every PE.
     pub(crate) life: u64,
     pub(crate) entry: Entry,
     pub(crate) enqueued: InFlight,
     pub(crate) deferred: Deferred,
     counts: Mutex<HashMap<Counter, u64>>,
-    /// Held by the thread that makes a collective setup call, from the first agreement until the
+    /// Locked by the thread that makes a collective setup call, from the first agreement until the
     /// call has returned.
     setup: Mutex<()>,
-    /// The last field: dropped after all others, including the rendezvous.
+    /// Declared last, so it is dropped after all other fields, including the rendezvous.
     pub(crate) alive: Arc<()>,
 }
 
@@ -104,7 +104,7 @@ impl Comm {
         }
     }
 
-    /// Returns the next number of a counter that advances equally on every PE.
+    /// Returns the next value of a counter. All PEs that take part get the same value.
     pub(crate) fn count(&self, what: Counter) -> u64 {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(what).or_default();
@@ -113,21 +113,22 @@ impl Comm {
     }
 
     /// Waits until this thread may make a collective setup call. Only one thread at a time makes
-    /// such a call, from the first agreement until the call has returned. So the agreements of two
-    /// calls do not interleave, and NVSHMEM never waits for PEs that make another call.
+    /// such a call, from the first agreement until the call has returned. The agreements of two
+    /// calls therefore do not interleave, and NVSHMEM never waits for PEs that make another call.
     pub(crate) fn setup_turn(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, NvshmemError> {
         self.check_usable(call)?;
         take(&self.setup, call, self)
     }
 
-    /// Returns the error of a wait that timed out, with the losses reported by the rendezvous.
+    /// Returns the error of a wait that timed out. It includes the PEs that the rendezvous reports
+    /// as lost.
     #[cold]
     pub(crate) fn late(&self, call: &'static str, waited: Duration, missing: Vec<Pe>) -> NvshmemError {
         let lost = self.world.as_ref().and_then(|world| world.check().err()).map(|error| error.to_string());
         Timeout { call, waited, pe: Some(self.pe), missing, lost }.into()
     }
 
-    /// Fails unless the PE belongs to the job.
+    /// Checks that the job has the PE, and returns its number for NVSHMEM.
     #[inline]
     pub(crate) fn check_pe(&self, call: &'static str, what: &'static str, pe: Pe) -> Result<i32, NvshmemError> {
         if pe.get() < self.n_pes {
@@ -137,7 +138,7 @@ impl Comm {
         }
     }
 
-    /// Fails unless the stream belongs to this context's device.
+    /// Checks that the stream belongs to this context's device and is not a per-thread stream.
     #[inline]
     pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NvshmemError> {
         refuse_per_thread(call, stream)?;

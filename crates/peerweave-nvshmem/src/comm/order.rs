@@ -1,14 +1,15 @@
-//! The order of a team's collectives in this process, on any streams.
+//! The order of a team's collectives in this process, across all streams.
 //!
 //! The order is not compared among PEs: all PEs must call the same collectives in the same order.
 //!
-//! NVSHMEM has one set of counters for each team, by which its PEs synchronise. Two collectives of
-//! a team that run concurrently on two streams corrupt these counters: both may hang or end too
-//! early. So a collective on another stream than the previous one waits for it.
+//! NVSHMEM has one set of counters for each team, with which the PEs of the team synchronise. Two
+//! collectives of a team that run concurrently on two streams corrupt these counters: both
+//! collectives may hang or end too early. Therefore a collective on another stream than the team's
+//! last one waits for the last one.
 //!
 //! # Invariant
-//! - **\[O1\]** Each pending collective of a team in this process waits for the one enqueued before
-//!   it.
+//! - **\[O1\]** Each collective of a team in this process starts on the device after the team's
+//!   previous collective.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -20,18 +21,19 @@ use crate::comm::Comm;
 use crate::comm::streams::wait_stream;
 use crate::error::{MisuseKind, NvshmemError};
 
-/// The stream of the team's last collective.
+/// The stream of the team's last collective; `None` before the first one and after a wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct Order(Mutex<Option<Arc<CudaStream>>>);
 
-/// The right to enqueue the team's next collective, until it is dropped.
+/// The right to enqueue the team's next collective. Dropping the value passes the right to the next
+/// thread.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     _last: MutexGuard<'a, Option<Arc<CudaStream>>>,
 }
 
-/// Acquires a lock within the context's deadline. Another thread may hold it in a call that waits
-/// for other PEs.
+/// Acquires a lock within the context's deadline. Another thread may hold the lock during a call
+/// that waits for other PEs.
 pub(crate) fn take<'a, T>(lock: &'a Mutex<T>, call: &'static str, comm: &Comm) -> Result<MutexGuard<'a, T>, NvshmemError> {
     let try_take = || match lock.try_lock() {
         Ok(taken) => Some(taken),
@@ -50,7 +52,7 @@ pub(crate) fn take<'a, T>(lock: &'a Mutex<T>, call: &'static str, comm: &Comm) -
 }
 
 impl Order {
-    /// Orders the stream's next work after the team's last collective [O1].
+    /// Makes the stream's next work wait for the team's last collective [O1].
     pub(crate) fn follow(
         &self,
         call: &'static str,
@@ -62,7 +64,8 @@ impl Order {
         if let Some(former) = last.as_ref().filter(|former| !same(former, stream)) {
             match (is_capturing(former)?, capturing) {
                 (false, false) => relaxed(|| join(stream, former))?,
-                // A graph cannot wait for work outside of it, so that work must be complete.
+                // A graph cannot wait for work outside of the graph, so the host waits for that
+                // work.
                 (false, true) => wait_stream(call, comm, former)?,
                 (true, true) if is_same_capture(former, stream)? => join(stream, former)?,
                 (true, _) => {
@@ -89,8 +92,8 @@ impl Order {
     }
 }
 
-/// Returns whether both handles are the same stream of the driver. The default stream has several
-/// handles.
+/// Returns whether both handles are the same stream of the driver. The default stream can have
+/// several handles.
 fn same(one: &Arc<CudaStream>, other: &Arc<CudaStream>) -> bool {
     Arc::ptr_eq(one, other) || one.cu_stream() == other.cu_stream() && one.context() == other.context()
 }

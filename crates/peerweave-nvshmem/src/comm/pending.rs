@@ -1,11 +1,11 @@
-//! Incomplete transfers on NVSHMEM's own streams (`nbi`).
+//! Incomplete transfers on NVSHMEM's own streams (`nbi`), and the memory that they use.
 //!
 //! A quiet or a barrier on a stream makes that stream wait for NVSHMEM's own streams. NVSHMEM then
-//! forgets those transfers: a later quiet on the host does not wait for them, nor does the quiet
-//! inside a free. So from then on their memory must wait for that stream.
+//! forgets these transfers: a later quiet on the host does not wait for them, and neither does the
+//! quiet inside a free. From then on, freeing their memory must wait for that stream.
 //!
 //! # Invariant
-//! - **\[N1\]** The memory of an incomplete `nbi` transfer is listed here, or is recorded as used
+//! - **\[N1\]** The memory of an incomplete `nbi` transfer is in this list, or is recorded as used
 //!   by a stream that waits for the transfer.
 
 use std::sync::atomic::Ordering;
@@ -17,19 +17,20 @@ use crate::comm::Comm;
 use crate::comm::streams::{Streams, wait_all};
 use crate::error::{MisuseKind, NvshmemError};
 
-/// The incomplete transfers.
+/// The list of incomplete transfers.
 #[derive(Default)]
 pub(crate) struct Pending {
     open: Mutex<Open>,
-    /// Streams that wait for transfers.
+    /// The streams that wait for transfers that were removed from the list.
     taken: peerweave_driver::Streams,
 }
 
-/// For each memory of an incomplete transfer, the streams that use it. A stream is added when it
-/// waits for the transfer.
+/// For each memory of an incomplete transfer, the list of streams that use the memory. When a
+/// stream waits for the transfers, that stream is added to each of these lists.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
-    /// Number of times that the list was emptied, by which a memory detects whether it is listed.
+    /// Number of times that the list was emptied, starting at 1. A memory is in the list if it has
+    /// stored this number.
     emptied: u64,
 }
 
@@ -41,15 +42,16 @@ impl Default for Open {
 
 impl Open {
     fn note(&mut self, streams: &Arc<Streams>) {
-        // The counter changes only under this list's lock. Further transfers of the same memory
-        // only compare it.
+        // The number changes only while this list is locked. A further transfer of the same memory
+        // only compares the number.
         if streams.pending.load(Ordering::Relaxed) != self.emptied {
             streams.pending.store(self.emptied, Ordering::Relaxed);
             self.memory.push(Arc::clone(streams));
         }
     }
 
-    /// Empties the list: NVSHMEM has completed the transfers, or a stream waits for them.
+    /// Empties the list, after NVSHMEM has completed the transfers or a stream has been made to
+    /// wait for them.
     pub(crate) fn empty(&mut self) {
         self.emptied += 1;
         self.memory.clear();
@@ -61,15 +63,16 @@ impl Pending {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the memory of a transfer to the list. Hold the result until the transfer is enqueued.
+    /// Adds the memory of a transfer to the list. The caller keeps the result until the transfer is
+    /// enqueued.
     pub(crate) fn add(&self, memory: [Option<&Arc<Streams>>; 3]) -> MutexGuard<'_, Open> {
         let mut open = self.lock();
         memory.into_iter().flatten().for_each(|streams| open.note(streams));
         open
     }
 
-    /// Records that a stream is about to wait for all listed transfers. Hold the result until it
-    /// does, and then call [`empty`](Open::empty).
+    /// Records that a stream is about to wait for all listed transfers. The caller keeps the result
+    /// until the wait is enqueued, and then calls [`empty`](Open::empty).
     pub(crate) fn wait_for_all(
         &self,
         call: &'static str,
@@ -87,12 +90,14 @@ impl Pending {
         Ok(open)
     }
 
-    /// Fails if a captured stream would have to wait for incomplete transfers.
+    /// Returns an error if transfers are incomplete, because a captured stream cannot wait for
+    /// them.
     pub(crate) fn check_capture(&self, call: &'static str) -> Result<(), NvshmemError> {
         if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
 
-    /// Waits for the streams that wait for transfers, then completes the remaining ones.
+    /// Waits for the streams that wait for transfers, then completes the listed transfers by
+    /// `quiet`.
     pub(crate) fn complete(
         &self,
         call: &'static str,
@@ -107,8 +112,8 @@ impl Pending {
     }
 }
 
-/// Returns the error for a wait that NVSHMEM cannot capture: it would make the graph wait for a
-/// stream outside of it, and end the process.
+/// Returns the error for a captured wait. NVSHMEM would make the graph wait for a stream outside of
+/// the graph, and end the process.
 fn outside(call: &'static str) -> NvshmemError {
     let why =
         "transfers on NVSHMEM's own streams are pending, and a graph cannot wait for them; call quiet_blocking before capturing";

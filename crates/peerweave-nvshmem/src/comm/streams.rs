@@ -1,5 +1,5 @@
-//! The streams that use a resource, which must complete before it is released; and waits for
-//! streams.
+//! Waits for streams, and the list of streams that use a resource. A resource is released after
+//! these streams have completed.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -10,7 +10,7 @@ use peerweave_driver::{CudaStream, DriverError, deadline_after, wait};
 use crate::comm::Comm;
 use crate::error::NvshmemError;
 
-/// Waits within the context's deadline until the stream has completed its work.
+/// Waits within the context's deadline until `stream` has completed its work.
 pub(crate) fn wait_stream(call: &'static str, comm: &Comm, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
     pass_until(call, comm, stream, Instant::now(), deadline_after(comm.deadline))
 }
@@ -25,16 +25,18 @@ fn pass_until(
     if wait(stream, deadline)? { Ok(()) } else { Err(comm.late(call, start.elapsed(), Vec::new())) }
 }
 
-/// Waits until all these streams have completed their work, within one deadline of the context.
+/// Waits until all these streams have completed their work. One deadline of the context applies to
+/// all streams together.
 pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driver::Streams) -> Result<(), NvshmemError> {
     let (start, deadline) = (Instant::now(), deadline_after(comm.deadline));
     streams.all().iter().try_for_each(|stream| pass_until(call, comm, stream, start, deadline))
 }
 
-/// Streams that use a resource. A stream that is idle and has no other handle may be removed.
+/// The streams that use a resource. An idle stream without another handle may be removed from the
+/// list.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// Value of the counter in `pending.rs` when this memory was last listed there.
+    /// Number of the list in `pending.rs` in which this memory was last listed.
     pub(crate) pending: AtomicU64,
 }
 
@@ -45,13 +47,14 @@ impl Streams {
         Self { known: peerweave_driver::Streams::within(&comm.enqueued.used), pending: AtomicU64::new(0) }
     }
 
-    /// Records that work was enqueued on a stream.
+    /// Records that work that uses the resource was enqueued on `stream`.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.known.note(stream);
     }
 
-    /// Returns whether each stream is idle or will never complete.
+    /// Returns whether no stream has pending work. A stream with an error counts as idle, because
+    /// it will never complete.
     pub(crate) fn are_idle(&self) -> bool {
         let passed = |stream| match wait(stream, Instant::now()) {
             Ok(passed) => passed,
@@ -60,8 +63,8 @@ impl Streams {
         self.known.all().iter().all(passed)
     }
 
-    /// Waits within the context's deadline until all streams have completed their work. They stay
-    /// recorded.
+    /// Waits within the context's deadline until all streams have completed their work. The streams
+    /// stay in the list.
     pub(crate) fn drain(&self, call: &'static str, comm: &Comm) -> Result<(), NvshmemError> {
         wait_all(call, comm, &self.known)
     }

@@ -1,4 +1,4 @@
-//! Problems of the machine or of the job's start, found before NVSHMEM is called.
+//! Problems of the machine or of the job that are found before NVSHMEM is called.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use peerweave_types::Pe;
 
 use crate::Version;
 
-/// A plug-in that the library loads is missing, or has another version.
+/// A plug-in that the library needs is missing, or has another version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("NVSHMEM {version} needs {plugin} in {}, beside the library; {found}", directory.display())]
 #[non_exhaustive]
@@ -15,9 +15,9 @@ pub struct PluginError {
     pub plugin: String,
     /// Directory in which the plug-in is expected.
     pub directory: PathBuf,
-    /// Files that were found instead of the plug-in.
+    /// Description of what was found in the directory instead of the plug-in.
     pub found: String,
-    /// The version of the library.
+    /// Version of the NVSHMEM library.
     pub version: Version,
 }
 
@@ -35,9 +35,10 @@ pub enum PreflightError {
         /// UUID of the GPU.
         uuid: String,
     },
-    /// NVSHMEM found another PE on this PE's GPU; half of its calls would fail.
+    /// NVSHMEM reports that another PE uses the GPU of this PE. Half of the NVSHMEM calls would
+    /// then fail.
     #[error(
-        "another PE shares device {device} with {pe}: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
+        "{pe} shares device {device} with another PE: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
     )]
     NotAlone {
         /// This PE.
@@ -48,24 +49,24 @@ pub enum PreflightError {
     /// The PEs have different versions of the library.
     #[error("{pe} has NVSHMEM {theirs}, this PE has {ours}, expected the same version on all PEs")]
     Versions {
-        /// The other PE.
+        /// The PE with another version.
         pe: Pe,
         /// Version of the other PE.
         theirs: String,
         /// Version of this PE.
         ours: Version,
     },
-    /// The PEs have different settings.
+    /// The PEs have different settings that must be equal on all PEs.
     #[error("{pe} initialises with `{theirs}`, this PE initialises with `{ours}`, expected the same on all PEs")]
     Settings {
-        /// The other PE.
+        /// The PE with other settings.
         pe: Pe,
         /// Settings of the other PE.
         theirs: String,
         /// Settings of this PE.
         ours: String,
     },
-    /// Another PE cannot take part.
+    /// Another PE cannot take part in the initialisation.
     #[error("{pe} cannot initialise: {reason}")]
     Peer {
         /// The PE that cannot take part.
@@ -73,17 +74,17 @@ pub enum PreflightError {
         /// Error message of that PE.
         reason: String,
     },
-    /// The network interface that the PEs should use does not exist.
+    /// The network interface that the settings request does not exist on this machine.
     #[error("no network interface of this machine matches `{asked}`, expected one of {there}")]
     Interface {
         /// The requested interface, from the settings or the environment.
         asked: String,
-        /// The interfaces of this machine.
+        /// Names of the interfaces of this machine.
         there: String,
     },
     /// The GPU is too old for NVSHMEM.
     #[error(
-        "device {device} has compute capability {major}.{minor}, expected at least 7.0: NVSHMEM needs a GPU of the Volta generation or a later one"
+        "device {device} has compute capability {major}.{minor}, expected at least 7.0: NVSHMEM needs a GPU of the Volta generation or later"
     )]
     OldGpu {
         /// The device.
@@ -93,32 +94,32 @@ pub enum PreflightError {
         /// Minor number of the device's compute capability.
         minor: i32,
     },
-    /// Too little shared memory, which is common in containers.
+    /// /dev/shm has too little free memory, which is common in containers.
     #[error(
-        "/dev/shm has {free_bytes} bytes free, expected about {needed_bytes} for NVSHMEM to start; give the container more (--shm-size)"
+        "/dev/shm has {free_bytes} bytes free, expected about {needed_bytes} for NVSHMEM to start; enlarge it, in a container by --shm-size"
     )]
     SharedMemory {
-        /// Number of free bytes.
+        /// Number of free bytes in /dev/shm.
         free_bytes: u64,
-        /// Number of bytes needed.
+        /// Number of bytes that NVSHMEM needs.
         needed_bytes: u64,
     },
-    /// Too little device memory for the symmetric heap.
+    /// The device has too little free memory for the symmetric heap.
     #[error("device {device} has {free_bytes} bytes free, expected {needed_bytes} for the symmetric heap")]
     DeviceMemory {
         /// The device.
         device: usize,
-        /// Number of free bytes.
+        /// Number of free bytes on the device.
         free_bytes: u64,
-        /// Number of bytes needed.
+        /// Number of bytes that the symmetric heap needs.
         needed_bytes: u64,
     },
-    /// A peer's GPU cannot be accessed directly, and the network is disabled.
+    /// The GPU of another PE cannot be accessed directly, and the settings disable the network.
     #[error(
         "the GPU of {pe} cannot be accessed from device {device}, expected direct access because the remote transport is none"
     )]
     Unreachable {
-        /// The other PE.
+        /// The PE whose GPU cannot be accessed.
         pe: Pe,
         /// This PE's device.
         device: usize,

@@ -1,4 +1,4 @@
-//! Invalid arguments, found before NVSHMEM is called.
+//! Invalid arguments that are found before NVSHMEM is called.
 
 use peerweave_types::Pe;
 
@@ -7,51 +7,51 @@ use peerweave_types::Pe;
 #[error("{call}: {kind}")]
 #[non_exhaustive]
 pub struct Misuse {
-    /// The call.
+    /// Name of the call.
     pub call: &'static str,
-    /// The invalid argument, the value found and the expected value.
+    /// The invalid argument, its value, and the expected value.
     pub kind: MisuseKind,
 }
 
-/// The kinds of invalid arguments, with the value found and the expected value.
+/// The kinds of misuse, each with the value found and the expected value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MisuseKind {
-    /// A number out of range.
+    /// An argument or an option is outside its valid range.
     #[error("{what} is {found}, expected {expected}")]
     Value {
-        /// The argument or option.
+        /// Name of the argument or option.
         what: &'static str,
         /// Value of the argument.
         found: i64,
         /// Description of valid values.
         expected: &'static str,
     },
-    /// A wrong length.
+    /// An argument has a wrong length.
     #[error("{what} has {found} {unit}, expected {expected}")]
     Length {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Length of the argument.
         found: usize,
         /// The expected length.
         expected: usize,
-        /// The unit of both lengths: elements or bytes.
+        /// Unit of both lengths: "elements" or "bytes".
         unit: &'static str,
     },
-    /// A range outside of the memory.
+    /// A range exceeds the memory.
     #[error("{what} is {start}..{end}, expected a range within {len} elements")]
     OutOfRange {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
-        /// The first element.
+        /// Index of the first element.
         start: usize,
-        /// One past the last element.
+        /// Index one past the last element.
         end: usize,
         /// Number of elements of the memory.
         len: usize,
     },
-    /// An invalid text.
+    /// A text argument is invalid.
     #[error("{what}: {why}")]
     Text {
         /// The argument or option.
@@ -59,69 +59,70 @@ pub enum MisuseKind {
         /// The reason why the argument is invalid.
         why: &'static str,
     },
-    /// A PE that is not part of the job.
+    /// A PE number is not below the number of PEs of the job.
     #[error("{what} is {found}, expected a PE below {n_pes}")]
     Pe {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Value of the argument.
         found: Pe,
         /// Number of PEs of the job.
         n_pes: u32,
     },
-    /// A rank that is not part of the team.
+    /// A rank is not below the number of ranks of the team.
     #[error("{what} is rank {found}, expected a rank below {ranks}")]
     Rank {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Value of the argument.
         found: usize,
         /// Number of ranks of the team.
         ranks: usize,
     },
-    /// Memory or a stream of another device.
+    /// Memory or a stream belongs to another device.
     #[error("{what} is on device {found}, expected device {expected}")]
     Device {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
-        /// Device of the argument.
+        /// Ordinal of the argument's device.
         found: usize,
-        /// The expected device.
+        /// Ordinal of the device that NVSHMEM uses.
         expected: usize,
     },
-    /// Symmetric memory or a team of another context, or of a finalised one.
-    #[error("{what} belongs to another NVSHMEM context, expected this one")]
+    /// Symmetric memory or a team belongs to another context, or to a finalised context.
+    #[error("{what} belongs to another NVSHMEM context, expected this context")]
     WrongContext {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
     },
-    /// A resource that cannot be released because it is still in use.
+    /// A resource cannot be released because it is still in use.
     #[error("{what} is still used by {by}")]
     InUse {
-        /// The resource.
+        /// The resource that was to be released.
         what: &'static str,
         /// The user.
         by: &'static str,
     },
-    /// Memory that the other PE cannot access.
+    /// Memory is neither symmetric nor registered, and the other PE of the transfer is reached only
+    /// over the network.
     #[error("{what} is neither symmetric nor registered, and {pe} is reached only over the network: register it first")]
     Unregistered {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// The other PE.
         pe: Pe,
     },
-    /// Two buffers of a call overlap.
+    /// A buffer that the call reads overlaps a buffer that the call writes.
     #[error("{read} and {written} overlap at {address:#x}, expected separate memory")]
     Overlap {
         /// The argument that is read.
         read: &'static str,
         /// The argument that is written.
         written: &'static str,
-        /// The first shared address.
+        /// The first address that is in both buffers.
         address: u64,
     },
-    /// A reduction that is not defined for the element type, or that NVSHMEM lacks.
+    /// NVSHMEM does not support this reduction for the element type.
     #[error("{op} of {} elements is not supported by NVSHMEM", dtype.rust_name())]
     Reduction {
         /// The reduction.
@@ -129,17 +130,17 @@ pub enum MisuseKind {
         /// The element type.
         dtype: peerweave_types::DType,
     },
-    /// The context is already initialised with other arguments.
-    #[error("NVSHMEM already runs in this process with {what} {found}, expected {asked}; a process has one NVSHMEM")]
+    /// NVSHMEM already runs in this process, and was initialised with other arguments.
+    #[error("NVSHMEM already runs in this process with {what} {found}, expected {asked}; a process can run only one NVSHMEM")]
     AlreadyInitialized {
-        /// The argument that differs.
+        /// Name of the argument that differs.
         what: &'static str,
         /// Value in the running context.
         found: String,
         /// Requested value.
         asked: String,
     },
-    /// The call is not possible in this state.
+    /// The call is not possible in the present state of the context.
     #[error("{why}")]
     Context {
         /// The reason, and what to do instead.

@@ -1,7 +1,8 @@
-//! Errors, grouped by cause: the caller, the library, the machine, a peer, a deadline.
+//! Errors, grouped by cause: the caller, the library, the machine, another PE, or a deadline.
 //!
-//! `misuse.rs` has invalid arguments, `machine.rs` problems of the machine. A message names the
-//! call, the value, what was expected, and the library's code if there is one.
+//! `misuse.rs` has the errors for invalid arguments, `machine.rs` those for problems of the
+//! machine. A message names the call, the value and what was expected. The message also has the
+//! library's status code if the library returned a code.
 //!
 //! Invariant: large variants are boxed, so that results stay small.
 
@@ -29,10 +30,10 @@ use crate::{Version, sys};
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvshmemError {
-    /// An invalid argument: a bug in the caller. NVSHMEM was not called.
+    /// An argument is invalid: the caller has a bug. NVSHMEM was not called.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// The library does not support the call. NVSHMEM was not called.
+    /// The library lacks the function of the call. NVSHMEM was not called.
     #[error(transparent)]
     Unsupported(Box<Unsupported>),
     /// NVSHMEM returned an error.
@@ -44,36 +45,37 @@ pub enum NvshmemError {
     /// The library was found, but a plug-in that it needs is missing.
     #[error(transparent)]
     Plugin(Box<PluginError>),
-    /// This machine, or the start of the job, does not support NVSHMEM. NVSHMEM was not called,
-    /// because it would have ended the process or hung.
+    /// This machine or this job is not suitable for NVSHMEM. NVSHMEM was not called, because
+    /// NVSHMEM would have ended the process or hung.
     #[error(transparent)]
     Preflight(Box<PreflightError>),
     /// CUDA's driver is missing, or returned an error.
     #[error(transparent)]
     Cuda(#[from] DriverError),
-    /// A deadline passed.
+    /// A deadline passed before the call was complete.
     #[error(transparent)]
     Timeout(Box<Timeout>),
-    /// The PEs made different collective calls, or one of them could not make the call. No PE
-    /// called NVSHMEM.
+    /// The PEs made different collective calls, or a PE could not make the call. No PE called
+    /// NVSHMEM.
     #[error(transparent)]
     Disagree(Box<Disagree>),
-    /// The process was forked from the one that loaded NVSHMEM. Only the parent can use NVSHMEM.
+    /// This process was forked from a process that had loaded NVSHMEM. Only the parent can use
+    /// NVSHMEM.
     #[error("{call}: process {process} was forked from process {loaded_by}, which loaded NVSHMEM; start a new program instead")]
     Forked {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// Process ID of the process that loaded NVSHMEM.
         loaded_by: u32,
         /// Process ID of this process.
         process: u32,
     },
-    /// NVSHMEM can no longer be used in this process, or through this handle.
+    /// NVSHMEM can no longer be used in this process, or through this context.
     #[error("{call}: {state}")]
     Dead {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// The reason.
+        /// The reason why NVSHMEM cannot be used.
         state: DeadState,
     },
     /// Multicast objects are disabled in this process. Neither NVSHMEM nor the driver was called.
@@ -82,7 +84,7 @@ pub enum NvshmemError {
     /// The rendezvous failed.
     #[error("{call}: {source}")]
     Bootstrap {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The error of the rendezvous.
         source: Arc<BootstrapError>,
@@ -107,7 +109,7 @@ impl NvshmemError {
         move |source| Self::Bootstrap { call, source: Arc::new(source) }
     }
 
-    /// Returns the kind of misuse, if the error is one.
+    /// Returns the kind of misuse, or `None` if the error has another cause.
     pub fn misuse_kind(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),
@@ -115,7 +117,7 @@ impl NvshmemError {
         }
     }
 
-    /// Returns NVSHMEM's code, if NVSHMEM returned one.
+    /// Returns NVSHMEM's status code, or `None` if NVSHMEM returned no code.
     pub fn code(&self) -> Option<StatusCode> {
         match self {
             Self::Nvshmem(failure) => failure.code,
@@ -153,13 +155,13 @@ impl From<CudaError> for NvshmemError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Failure {
-    /// NVSHMEM's function.
+    /// Name of the NVSHMEM function.
     pub call: &'static str,
-    /// Code of the error; `None` for a function that returned a null pointer.
+    /// The status code; `None` for a function that returned a null pointer.
     pub code: Option<StatusCode>,
-    /// The arguments, if they are useful.
+    /// The arguments, if they help to find the cause; empty if not.
     pub detail: String,
-    /// The version of the library.
+    /// Version of the NVSHMEM library.
     pub version: Version,
 }
 
@@ -181,7 +183,7 @@ pub struct StatusCode(c_int);
 impl StatusCode {
     /// An argument is invalid.
     pub const INVALID_VALUE: Self = Self(sys::NVSHMEMX_ERROR_INVALID_VALUE);
-    /// Not enough memory of the device or of the symmetric heap.
+    /// The device or the symmetric heap has too little memory.
     pub const OUT_OF_MEMORY: Self = Self(sys::NVSHMEMX_ERROR_OUT_OF_MEMORY);
     /// The function is not supported.
     pub const NOT_SUPPORTED: Self = Self(sys::NVSHMEMX_ERROR_NOT_SUPPORTED);
@@ -192,12 +194,12 @@ impl StatusCode {
         Self(code)
     }
 
-    /// Returns the number.
+    /// Returns the code as a number.
     pub const fn get(self) -> i32 {
         self.0
     }
 
-    /// Returns NVSHMEM's name of the code, if it has one.
+    /// Returns NVSHMEM's name of the code, or `None` for an unknown code.
     pub fn name(self) -> Option<&'static str> {
         const NAMES: [&str; 8] = [
             "NVSHMEMX_SUCCESS",
@@ -229,16 +231,16 @@ impl fmt::Debug for StatusCode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeadState {
-    /// NVSHMEM was finalised.
+    /// The context was finalised.
     Finalized,
-    /// Initialisation failed. NVSHMEM cannot be initialised twice in a process.
+    /// The initialisation failed. NVSHMEM cannot be initialised twice in a process.
     InitFailed,
     /// A call timed out. Its thread is still inside NVSHMEM, so no other thread may call NVSHMEM.
     Stuck {
         /// The call that has not returned.
         inside: &'static str,
     },
-    /// NVSHMEM reported an error that makes it unusable.
+    /// A call failed in a manner that makes NVSHMEM unusable.
     Broken {
         /// The call that failed.
         by: &'static str,
@@ -258,19 +260,19 @@ impl fmt::Display for DeadState {
     }
 }
 
-/// A wait that timed out.
+/// The error of a wait that timed out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Timeout {
-    /// The call.
+    /// The call that waited.
     pub call: &'static str,
     /// The time waited.
     pub waited: Duration,
-    /// This PE, if known.
+    /// This PE; `None` before NVSHMEM has assigned its number.
     pub pe: Option<Pe>,
-    /// The PEs that did not arrive, if known.
+    /// The PEs that did not arrive; empty if unknown.
     pub missing: Vec<Pe>,
-    /// The PE that was lost meanwhile, as reported by the rendezvous.
+    /// The message of the rendezvous about a PE that was lost during the wait.
     pub lost: Option<String>,
 }
 
@@ -292,16 +294,16 @@ fn list(pes: &[Pe]) -> String {
     pes.iter().map(Pe::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// PEs that made different collective calls.
+/// The error of PEs that made different collective calls.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {pe} called with `{theirs}`, this PE with `{ours}`, expected the same call on all PEs")]
 #[non_exhaustive]
 pub struct Disagree {
-    /// The call.
+    /// The collective call of this PE.
     pub call: &'static str,
-    /// Another PE.
+    /// The PE with the other call.
     pub pe: Pe,
-    /// Arguments of the other PE, or the reason why it could not make the call.
+    /// The arguments of `pe`, or the reason why `pe` could not make the call.
     pub theirs: String,
     /// The arguments of this PE.
     pub ours: String,

@@ -1,4 +1,4 @@
-//! An allocation of symmetric memory.
+//! An allocation of symmetric memory, and its release.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,16 +12,17 @@ use crate::comm::entry::Entered;
 use crate::comm::streams::Streams;
 use crate::error::NvshmemError;
 
-/// An allocation of symmetric memory.
+/// An allocation of symmetric memory. The heap and all handles of the memory share it.
 pub(crate) struct Allocation {
     pub(crate) comm: Arc<Comm>,
     pub(crate) address: u64,
     bytes: usize,
     /// Number of the allocation, the same on every PE.
     id: u64,
-    /// Owner of registered memory; `None` for memory of the heap.
+    /// Owner of the memory if it is from outside the heap and was made symmetric. `None` for memory
+    /// of the heap.
     outside: Option<Held>,
-    /// Streams with work that uses the memory.
+    /// The streams with work that uses the memory.
     pub(crate) streams: Arc<Streams>,
     pub(crate) handles: Count,
 }
@@ -40,12 +41,12 @@ impl Allocation {
         self.id
     }
 
-    /// Records that work that uses this memory was enqueued on a stream.
+    /// Records that work that uses this memory was enqueued on `stream`.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);
     }
 
-    /// Waits until every stream that used the memory has completed its work.
+    /// Waits until every stream that used the memory has completed its work. Fails at the deadline.
     pub(crate) fn drain(&self, call: &'static str) -> Result<(), NvshmemError> {
         self.streams.drain(call, &self.comm)
     }
@@ -53,7 +54,8 @@ impl Allocation {
     /// Returns the memory to NVSHMEM; see [`Heap::release`](super::Heap::release).
     pub(super) fn release(self: &Arc<Self>, entered: &mut Entered<'_>) -> Result<(), NvshmemError> {
         self.call_release(entered).inspect_err(|_| {
-            // NVSHMEM and the other PEs may still use it, so registered memory is leaked.
+            // NVSHMEM and the other PEs may still use the memory, so memory from outside the heap
+            // is leaked.
             std::mem::forget(Arc::clone(self));
         })
     }
@@ -62,15 +64,15 @@ impl Allocation {
         let (address, bytes) = (self.address as usize, self.bytes);
         match &self.outside {
             None => entered.block("nvshmem_free", move |api, _| {
-                // SAFETY: the address came from the heap and is freed once, because the allocation
-                // is no longer listed.
+                // SAFETY: the address is that of an allocation of the heap. It is freed once,
+                // because the allocation is no longer in the heap's list.
                 unsafe { api.nvshmem_free(std::ptr::without_provenance_mut(address)) }
             }),
             Some(_) => {
                 const CALL: &str = "nvshmemx_buffer_unregister_symmetric";
                 let code = entered.block(CALL, move |api, _| {
-                    // SAFETY: the address and the length are those of one registration, which is
-                    // ended once.
+                    // SAFETY: the address and the length are those of one registration, which ends
+                    // only once.
                     unsafe { api.nvshmemx_buffer_unregister_symmetric(std::ptr::without_provenance_mut(address), bytes) }
                 })?;
                 self.comm.nvshmem.check(CALL, code)

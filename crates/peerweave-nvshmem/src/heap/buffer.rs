@@ -1,7 +1,7 @@
-//! The caller's handles of symmetric memory: slices, copies from and to the host, addresses at
-//! peers.
+//! The caller's handles of symmetric memory: slices, copies from and to the host, addresses of
+//! other PEs' memory.
 //!
-//! Invariant: freeing memory is refused while it has a handle.
+//! Invariant: memory is not freed while a handle of it exists.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,14 +20,14 @@ use crate::comm::Comm;
 use crate::comm::streams::wait_stream;
 use crate::error::{MisuseKind, NvshmemError};
 
-/// `len` elements of symmetric memory: the part of this PE. Clones and slices are handles of the
-/// same memory.
+/// `len` elements of symmetric memory. As a device buffer, it is this PE's elements. Clones and
+/// slices are handles of the same memory.
 ///
-/// As the target of a put, a buffer stands for the other PE's memory at the same offset. Peers may
-/// write it at any time, so no references to it are returned. Work on streams can access it, and it
-/// can be copied from and to the host.
+/// As the target of a put or the source of a get, it is the elements of the other PE at the same
+/// offset. Peers may write the memory at any time, so no Rust references to it are returned. Work
+/// on streams can access the memory, and it can be copied from and to the host.
 ///
-/// Dropping a handle does not free the memory, because freeing is collective: see
+/// Dropping a handle does not free the memory, because freeing is collective. To free it, call
 /// [`Context::free`](crate::Context::free).
 pub struct SymmetricBuffer<T> {
     pub(crate) allocation: Handle,
@@ -50,7 +50,7 @@ impl<T> SymmetricBuffer<T> {
         self.len
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -61,10 +61,10 @@ impl<T> SymmetricBuffer<T> {
         self.allocation.address + self.start_bytes as u64
     }
 
-    /// Returns a handle of a range of the memory. `range` counts elements.
+    /// Returns a handle of a part of the memory. `range` counts elements.
     ///
     /// # Errors
-    /// [`MisuseKind::OutOfRange`].
+    /// [`MisuseKind::OutOfRange`] if the range exceeds the buffer.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, NvshmemError> {
         let Range { start, end } = range;
         if start > end || end > self.len {
@@ -82,12 +82,13 @@ impl<T> SymmetricBuffer<T> {
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Copies `values` to this PE's part after the earlier work of `stream`, and waits for
+    /// Copies `values` to this PE's elements after the earlier work of `stream`, and waits for
     /// completion within the context's deadline.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless the buffer and `values` have the same number of elements;
-    /// [`NvshmemError::Timeout`]; errors of the driver, also from earlier work of the stream.
+    /// [`MisuseKind::Length`] unless the buffer and `values` have the same number of elements.
+    /// [`NvshmemError::Timeout`] if `stream` does not complete by the deadline. Errors of the
+    /// driver, including those of earlier work of the stream.
     pub fn copy_from(&self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NvshmemError> {
         const CALL: &str = "SymmetricBuffer::copy_from";
         let comm = self.arrive(CALL, stream, values.len())?;
@@ -95,7 +96,7 @@ impl<T: Element> SymmetricBuffer<T> {
         copy_from_host(CALL, &comm.side, &mut self.clone(), values, deadline).map_err(|error| late(error, comm, CALL, start))
     }
 
-    /// Copies this PE's part to the host after the earlier work of `stream`, and waits for
+    /// Copies this PE's elements to the host after the earlier work of `stream`, and waits for
     /// completion within the context's deadline.
     ///
     /// # Errors
@@ -110,8 +111,8 @@ impl<T: Element> SymmetricBuffer<T> {
         copy_to_host(call, &comm.side, self, deadline).map_err(|error| late(error, comm, call, start))
     }
 
-    /// Waits within the deadline until the stream has completed its work. The copy itself has no
-    /// deadline. It runs on the context's `side` stream, which has no other work.
+    /// Waits within the deadline until `stream` has completed its work. The copy that follows runs
+    /// on the context's `side` stream, which has no other work. The copy has no deadline.
     fn arrive(&self, call: &'static str, stream: &Arc<CudaStream>, count: usize) -> Result<&Comm, NvshmemError> {
         let comm = &self.allocation.comm;
         comm.check_usable(call)?;
@@ -127,30 +128,31 @@ impl<T: Element> SymmetricBuffer<T> {
         Ok(comm)
     }
 
-    /// Returns the address at which another PE's part is mapped in this process, for kernels that
-    /// access it; `None` if that PE is only reached over the network.
+    /// Returns the address at which the memory of `pe` is mapped in this process, for kernels.
+    /// Returns `None` if `pe` is reached only over the network.
     ///
-    /// The address is valid while this PE has a handle. Puts and gets take buffers instead of
-    /// addresses.
+    /// The address is valid while this PE has a handle of the memory. Puts and gets take buffers,
+    /// not addresses.
     ///
     /// # Errors
-    /// [`MisuseKind::Pe`], [`NvshmemError::Dead`].
+    /// [`MisuseKind::Pe`] if the job has no such PE. [`NvshmemError::Dead`] if NVSHMEM is unusable.
     pub fn peer_address(&self, pe: Pe) -> Result<Option<u64>, NvshmemError> {
         const CALL: &str = "nvshmem_ptr";
         let comm = &self.allocation.comm;
         let pe = comm.check_pe(CALL, "the PE", pe)?;
         let address = std::ptr::without_provenance(self.address() as usize);
-        // SAFETY: the function only looks up the address.
+        // SAFETY: the function only looks up the address in NVSHMEM's tables.
         let mapped = comm.issue(CALL, |api, _| unsafe { api.nvshmem_ptr(address, pe) })?;
         Ok(Some(mapped.addr() as u64).filter(|mapped| *mapped != 0))
     }
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Returns the same memory as elements of another type. A remainder at the end is dropped.
+    /// Returns a handle of the same memory as elements of type `U`. A remainder that is smaller
+    /// than an element is not included.
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] if the first element is not aligned for that type.
+    /// [`MisuseKind::Value`] if the address is not aligned for `U`.
     pub fn cast<U: Element>(&self) -> Result<SymmetricBuffer<U>, NvshmemError> {
         const CALL: &str = "SymmetricBuffer::cast";
         if !self.address().is_multiple_of(align_of::<U>() as u64) {
@@ -164,7 +166,7 @@ impl<T: Element> SymmetricBuffer<T> {
     }
 }
 
-/// Returns the error of a copy; after a timeout, with the losses reported by the rendezvous.
+/// Converts the error of a copy. A timeout gets the PEs that the rendezvous reports as lost.
 fn late(error: DriverError, comm: &Comm, call: &'static str, start: Instant) -> NvshmemError {
     match error {
         DriverError::Timeout { .. } => comm.late(call, start.elapsed(), Vec::new()),
@@ -186,9 +188,9 @@ impl<T> fmt::Debug for SymmetricBuffer<T> {
     }
 }
 
-// SAFETY: [D1] `slice` keeps ranges inside the allocation, which lives while a handle does; [D2]
-// the stream is recorded before work is enqueued, and freeing waits for it; [D3] the allocation
-// itself keeps the memory alive.
+// SAFETY: [D1] `slice` keeps ranges inside the allocation, which lives while a handle lives. [D2]
+// The stream is recorded before work is enqueued, and freeing waits for the stream. [D3]
+// `keep_handle` returns a handle of the allocation.
 unsafe impl<T> DeviceBuffer<T> for SymmetricBuffer<T> {
     fn len(&self) -> usize {
         self.len
@@ -208,7 +210,7 @@ unsafe impl<T> DeviceBuffer<T> for SymmetricBuffer<T> {
     }
 }
 
-// SAFETY: as above; only devices write the memory, never through a reference.
+// SAFETY: as for `DeviceBuffer`; only devices write the memory, and no Rust reference to it exists.
 unsafe impl<T> DeviceBufferMut<T> for SymmetricBuffer<T> {
     fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.read(stream)

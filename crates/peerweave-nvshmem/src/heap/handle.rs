@@ -1,7 +1,7 @@
-//! Counted handles of symmetric memory, by which freeing detects whether others exist.
+//! Counted handles of symmetric memory. Freeing uses the count to detect other handles.
 //!
-//! Invariant: a handle is cloned from a handle, or created by the call that allocates. So if the
-//! count is one, only the owner of that handle can create another. The count of an `Arc` is not
+//! Invariant: a handle is cloned from a handle, or created by the call that allocates. If the count
+//! is one, only the owner of that handle can create another one. The count of an `Arc` is not
 //! sufficient, because a `Weak` can be upgraded at any time.
 
 use std::ops::Deref;
@@ -12,31 +12,31 @@ use peerweave_driver::Keep;
 
 use super::allocation::Allocation;
 
-/// Number of handles.
+/// Number of handles of an allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicUsize);
 
 impl Count {
-    /// Returns whether there are at most `handles`. Effects of dropped handles, such as a recorded
-    /// stream, are visible to the caller.
+    /// Returns whether at most `handles` handles exist. Effects of dropped handles, such as a
+    /// recorded stream, are visible to the caller.
     pub(crate) fn is_at_most(&self, handles: usize) -> bool {
         self.0.load(Ordering::Acquire) <= handles
     }
 }
 
-/// A handle of symmetric memory. The memory is not freed while it lives.
+/// A handle of symmetric memory. The memory is not freed while a handle lives.
 pub(crate) struct Handle(Arc<Allocation>);
 
 impl Handle {
-    /// Creates a handle. Call this only while another handle is borrowed, or for new memory.
+    /// Creates a handle. The caller borrows another handle, or the memory is new.
     pub(crate) fn new(allocation: &Arc<Allocation>) -> Self {
-        // The caller has a handle, or the memory is new: no ordering is needed.
+        // No ordering is needed, because the caller has a handle or the memory is new.
         allocation.handles.0.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(allocation))
     }
 
-    /// Returns a separate handle for an owner that keeps the memory. A `Weak` of it cannot be
-    /// upgraded after it is dropped.
+    /// Returns a new handle in a separate `Arc`, for an owner that keeps the memory allocated. A
+    /// `Weak` of that `Arc` cannot be upgraded after the `Arc` is dropped.
     pub(crate) fn keep(&self) -> Keep {
         Arc::new(self.clone())
     }

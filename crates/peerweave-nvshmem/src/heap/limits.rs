@@ -1,5 +1,5 @@
-//! Limits of the heap. A request that NVSHMEM cannot serve is refused before the call, because
-//! NVSHMEM would end the process.
+//! Limits of the heap. A request that NVSHMEM cannot satisfy is refused before NVSHMEM is called,
+//! because NVSHMEM would end the process.
 
 use std::sync::PoisonError;
 
@@ -10,19 +10,20 @@ use crate::comm::enqueued::with_error_preserved;
 use crate::error::NvshmemError;
 use crate::library::Settings;
 
-/// Limits of the heap, from the settings of the initialisation.
+/// Limits of the heap that follow from the settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Whether the heap has a fixed size. NVSHMEM then refuses a request without damage.
+    /// Whether the heap has a fixed size. Such a heap refuses a request that is too large, and
+    /// stays usable.
     pub(crate) fixed: bool,
-    /// The heap grows by multiples of this number of bytes.
+    /// Step by which the heap grows, in bytes.
     pub(crate) step: u64,
     most_bytes: u64,
 }
 
 impl Limits {
     pub(crate) fn of(settings: &Settings) -> Self {
-        /// Mapping granularity of device memory.
+        /// Granularity of mapped device memory in bytes.
         const LEAST_STEP: u64 = 2 << 20;
         /// `NVSHMEMI_MAX_HANDLE_LENGTH`.
         const MOST_STEP: u64 = 1 << 31;
@@ -35,10 +36,11 @@ impl Limits {
 }
 
 impl Heap {
-    /// Fails if the heap cannot grow by that many bytes. NVSHMEM would fail too, and then unmap its
-    /// whole heap and end the process.
+    /// Checks that the heap can grow by `bytes`. If the heap could not grow, NVSHMEM would unmap
+    /// the whole heap and end the process.
     ///
-    /// The free blocks are unknown. If one may be large enough, the call is left to NVSHMEM.
+    /// The sizes of the heap's free blocks are unknown. If a free block may be large enough, the
+    /// check succeeds.
     pub(crate) fn check_room(&self, call: &'static str, bytes: usize, alignment: usize) -> Result<(), NvshmemError> {
         let comm = &self.comm;
         let Limits { fixed: false, step, .. } = self.limits else { return Ok(()) };
@@ -46,7 +48,7 @@ impl Heap {
         let pieces = self.allocations().len() as u64;
         let (freed_pieces, freed) = *self.freed.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = bytes as u64 + alignment as u64;
-        // Freed bytes, and the remainder of each growth.
+        // Upper bound of the free blocks: the freed bytes, and a remainder of each growth.
         let holes = freed + (pieces + freed_pieces + 1) * step;
         let (free, _) =
             with_error_preserved(&comm.context, || comm.context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
@@ -58,8 +60,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Fails if the addresses that the heap reserves for its own and for registered memory are not
-    /// sufficient.
+    /// Checks that the heap has enough reserved addresses. The heap uses them for its own memory
+    /// and for memory that was made symmetric.
     pub(crate) fn check_addresses(&self, call: &'static str, bytes: usize) -> Result<(), NvshmemError> {
         let Limits { fixed, most_bytes, .. } = self.limits;
         let held: u64 = self.allocations().iter().map(|allocation| allocation.bytes() as u64).sum();

@@ -1,6 +1,6 @@
-//! The symmetric heap: allocations, registrations, their handles, limits.
+//! The symmetric heap: allocations, registrations, their handles and the heap's limits.
 //!
-//! `ops` has the collective calls that allocate, free and register.
+//! `ops` has the collective calls that allocate, free and register memory.
 //!
 //! # Invariants
 //! - **\[H1\]** Memory is freed only when no handle, no captured graph and no stream uses it.
@@ -30,13 +30,14 @@ use registration::{Record, Registered, Registration};
 pub(crate) struct Heap {
     pub(crate) comm: Arc<Comm>,
     pub(crate) limits: Limits,
-    /// Allocations that have not been freed, in order of allocation, the same on every PE.
+    /// Allocations that have not been freed, in the order of allocation, which is the same on every
+    /// PE.
     allocations: Mutex<Vec<Arc<Allocation>>>,
     /// Number of freed allocations, and their total size in bytes.
     freed: Mutex<(u64, u64)>,
-    /// Memory registered for transfers of this PE.
+    /// Memory that this PE has registered for its network transfers.
     registered: Mutex<Vec<Record>>,
-    /// Whether the memory of each PE is mapped in this process.
+    /// For each PE, whether its memory is mapped in this process. Set by the first query.
     mapped: OnceLock<Vec<bool>>,
 }
 
@@ -46,7 +47,7 @@ impl Heap {
         Self { comm, limits, allocations, freed, registered, mapped: OnceLock::new() }
     }
 
-    /// Returns the allocations.
+    /// Returns the list of allocations, locked.
     pub(crate) fn allocations(&self) -> MutexGuard<'_, Vec<Arc<Allocation>>> {
         self.allocations.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -55,7 +56,7 @@ impl Heap {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds new memory to the list [H2].
+    /// Adds new memory to the list [H2], and returns its first handle.
     pub(crate) fn add_allocation(&self, address: u64, bytes: usize, outside: Option<Held>) -> Handle {
         let mut allocations = self.allocations();
         let id = self.comm.count(Counter::Allocations);
@@ -70,7 +71,8 @@ impl Heap {
         self.allocations().retain(|known| !Arc::ptr_eq(known, allocation));
     }
 
-    /// Returns unlisted memory to NVSHMEM. Collective; the caller has ensured [H1].
+    /// Returns memory that is no longer in the list to NVSHMEM. Collective. The caller has ensured
+    /// [H1].
     pub(crate) fn release(&self, allocation: &Arc<Allocation>, entered: &mut Entered<'_>) -> Result<(), NvshmemError> {
         allocation.release(entered)?;
         let mut freed = self.freed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,16 +80,16 @@ impl Heap {
         Ok(())
     }
 
-    /// Records memory that NVSHMEM has registered.
+    /// Records memory that NVSHMEM has registered, and returns the handle for the caller.
     pub(crate) fn register(self: &Arc<Self>, address: u64, bytes: usize, held: Held) -> Registration {
         let registered = Arc::new(Registered::new(self, address, bytes, held));
         self.registered().push(Record { address, bytes, registered: Arc::downgrade(&registered) });
         Registration(registered)
     }
 
-    /// Checks that the hardware that performs a transfer can access this PE's side of it. Copy
-    /// engines access all memory of the machine, the network only symmetric or registered memory.
-    /// Returns the registration that the transfer needs, if any.
+    /// Checks that this PE's memory of a transfer can be accessed by the hardware that performs the
+    /// transfer. A copy engine can access all memory of the machine; the network only symmetric or
+    /// registered memory. Returns the registration that the transfer needs, or `None`.
     pub(crate) fn check_reach(
         &self,
         call: &'static str,
@@ -111,15 +113,15 @@ impl Heap {
         }
     }
 
-    /// Returns whether the heap of each PE is mapped in this process. Queried once, with any
-    /// address of the heap.
+    /// Returns for each PE whether its heap is mapped in this process. NVSHMEM is queried only
+    /// once, with any address of the heap.
     pub(crate) fn mapped(&self, symmetric: u64) -> Result<&Vec<bool>, NvshmemError> {
         if let Some(known) = self.mapped.get() {
             return Ok(known);
         }
         let address = std::ptr::without_provenance(symmetric as usize);
         let found = self.comm.issue("nvshmem_ptr", |api, _| {
-            // SAFETY: the function only looks up the address.
+            // SAFETY: the function only looks up the address in NVSHMEM's tables.
             (0..self.comm.n_pes)
                 .map(|pe| unsafe { api.nvshmem_ptr(address, pe as i32) }.map(|mapped| !mapped.is_null()))
                 .collect()

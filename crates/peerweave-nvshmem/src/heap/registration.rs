@@ -1,4 +1,4 @@
-//! Memory registered as this PE's side of transfers over a network.
+//! Memory registered as this PE's memory of network transfers.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -11,7 +11,8 @@ use crate::comm::deferred::{DeferredCall, Held};
 use crate::comm::streams::Streams;
 use crate::error::NvshmemError;
 
-/// Memory registered as this PE's side of puts and gets.
+/// Memory registered as this PE's memory of puts and gets over a network. Dropping the value
+/// unregisters the memory after the streams that use it have completed.
 pub struct Registration(pub(super) Arc<Registered>);
 
 impl Registration {
@@ -27,18 +28,18 @@ impl fmt::Debug for Registration {
     }
 }
 
-/// A registration, shared by the caller's handle, calls in progress and graphs. Dropping the last
+/// A registration. The caller's handle, calls in progress and graphs share it. Dropping the last
 /// handle unregisters the memory.
 pub(crate) struct Registered {
     heap: Arc<Heap>,
     address: u64,
     bytes: usize,
-    /// Streams that use the memory in network transfers.
+    /// The streams that use the memory in network transfers.
     streams: Arc<Streams>,
     held: Held,
 }
 
-/// The heap's record of a registration.
+/// The entry of a registration in the heap's list.
 pub(super) struct Record {
     pub(super) address: u64,
     pub(super) bytes: usize,
@@ -51,7 +52,7 @@ impl Registered {
         Self { heap: Arc::clone(heap), address, bytes, streams, held }
     }
 
-    /// Records that work that needs the registration was enqueued on a stream.
+    /// Records that work that needs the registration was enqueued on `stream`.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);
     }
@@ -60,8 +61,8 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         let comm = &self.heap.comm;
-        // In a forked child, a thread that does not exist may hold the lock, and the list is not
-        // used.
+        // In a forked child, the lock may be held by a thread that exists only in the parent. The
+        // list is not used there.
         if comm.nvshmem.not_forked(UNREGISTER).is_ok() {
             self.heap.registered().retain(|record| record.address != self.address);
         }
@@ -74,7 +75,7 @@ const UNREGISTER: &str = "nvshmemx_buffer_unregister";
 
 fn unregister(comm: &Comm, address: usize) -> Result<(), NvshmemError> {
     let address = std::ptr::without_provenance_mut(address);
-    // SAFETY: the address was registered once, and is unregistered once, by the thread that holds
+    // SAFETY: the address was registered once and is unregistered once. The calling thread holds
     // the gate.
     let code = comm.nvshmem.code(UNREGISTER, |api| unsafe { api.nvshmemx_buffer_unregister(address) })?;
     comm.nvshmem.check(UNREGISTER, code)

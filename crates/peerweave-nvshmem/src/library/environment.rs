@@ -1,11 +1,12 @@
 //! Changes the environment of the process safely while other threads read it.
 //!
 //! `setenv` and `unsetenv` move and free the list that a `getenv` on another thread reads, and C
-//! has no lock for it. So this module builds a new list and installs it by one atomic store.
+//! has no lock for the list. This module therefore builds a new list and installs it by one atomic
+//! store.
 //!
-//! Invariant: an installed list and its texts are neither changed nor freed by this module, so a
-//! reader can finish with the list that it loaded. Texts are reused, so repeated changes need no
-//! more memory.
+//! Invariant: this module neither changes nor frees an installed list or its strings, so a reader
+//! can finish with the list that it loaded. Strings and lists are reused, so repeated changes need
+//! no more memory.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsString, c_char};
@@ -19,15 +20,15 @@ unsafe extern "C" {
     safe static environ: AtomicPtr<*const c_char>;
 }
 
-/// A list that is or was installed, with the terminating null.
+/// A list of variables that is or was installed, including the terminating null.
 struct List(&'static [*const c_char]);
 
-// SAFETY: the shared addresses are those of texts that are never changed nor freed, so nothing
-// needs synchronisation. A failure would be caught by the test
-// `environment_is_readable_through_c_while_it_changes`.
+// SAFETY: the threads share the addresses of strings that are never changed or freed, so no
+// synchronisation is needed. The test `environment_is_readable_through_c_while_it_changes` covers
+// this.
 unsafe impl Send for List {}
 
-/// The lists and texts installed so far. Locked while the environment is changed.
+/// The lists and strings that were ever installed. Locked while the environment is changed.
 struct Made {
     texts: BTreeSet<&'static CStr>,
     lists: Vec<List>,
@@ -35,10 +36,12 @@ struct Made {
 
 static MADE: Mutex<Made> = Mutex::new(Made { texts: BTreeSet::new(), lists: Vec::new() });
 
-/// Sets variables; `None` removes one. A name or value with a zero byte is ignored.
+/// Sets variables, and removes variables whose value is `None`. A name or value with a zero byte is
+/// ignored.
 ///
-/// Threads that read the environment meanwhile, through Rust's standard library or C's, see all of
-/// the changes or none. A change that another thread makes at the same time may be lost.
+/// Other threads may read the environment during the call, through Rust's standard library or C's
+/// `getenv`. Such a thread sees either all changes or no change. A change that another thread makes
+/// at the same time may be lost.
 pub(crate) fn change(changes: &[(String, Option<OsString>)]) {
     if changes.is_empty() {
         return;
@@ -46,19 +49,20 @@ pub(crate) fn change(changes: &[(String, Option<OsString>)]) {
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         let before = environ.load(Ordering::Acquire);
-        // Reads through the standard library, whose lock excludes its other users.
+        // Reads through the standard library, whose lock excludes other users of the standard
+        // library.
         let unchanged = std::env::vars_os().filter(|(name, _)| !changes.iter().any(|(changed, _)| name == changed.as_str()));
         let changed = changes.iter().filter_map(|(name, value)| Some((OsString::from(name), value.clone()?)));
         let after = made.list(unchanged.chain(changed));
         if environ.compare_exchange(before, after, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             return;
         }
-        // Another list was installed since.
+        // Another thread has installed a list since `before` was loaded.
     }
 }
 
 impl Made {
-    /// Builds a list of these variables that is never freed.
+    /// Returns a list of these variables. The list is never freed.
     fn list(&mut self, variables: impl Iterator<Item = (OsString, OsString)>) -> *mut *const c_char {
         let mut list: Vec<*const c_char> = variables.filter_map(|(name, value)| self.text(name, value)).collect();
         list.push(std::ptr::null());
@@ -98,9 +102,10 @@ mod tests {
     }
 
     fn through_c(name: &CStr) -> Option<String> {
-        // SAFETY: the texts found are never freed.
+        // SAFETY: the name ends in a zero byte, and this module never frees a string of the
+        // environment.
         let value = unsafe { libc::getenv(name.as_ptr()) };
-        // SAFETY: a C string that is never freed.
+        // SAFETY: `value` is a C string that is never freed.
         (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
     }
 
@@ -112,9 +117,9 @@ mod tests {
         (name.to_owned(), None)
     }
 
-    /// Returns the texts of an installed list.
+    /// Returns the addresses of the strings of an installed list.
     fn walk(list: *const *const c_char) -> Vec<*const c_char> {
-        // SAFETY: a list of this process's variables is terminated by null.
+        // SAFETY: a list of environment variables is terminated by null.
         (0..).map(|index| unsafe { *list.add(index) }).take_while(|text| !text.is_null()).collect()
     }
 

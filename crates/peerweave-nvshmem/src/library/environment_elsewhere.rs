@@ -2,5 +2,5 @@
 
 use std::ffi::OsString;
 
-/// Does nothing: NVSHMEM, which would read the variables, exists on Linux only.
+/// Does nothing. NVSHMEM, which would read the variables, exists only on Linux.
 pub(crate) fn change(_changes: &[(String, Option<OsString>)]) {}

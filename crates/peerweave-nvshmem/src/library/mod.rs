@@ -1,9 +1,9 @@
-//! The NVSHMEM library of this process: its search, version, missing functions and plug-ins.
+//! The NVSHMEM library of this process: search, version, missing functions and plug-ins.
 //!
-//! `startup` starts it.
+//! `startup` starts NVSHMEM.
 //!
 //! # Invariants
-//! - **\[L1\]** A library is never unloaded and its record never freed, so an [`Nvshmem`] is a
+//! - **\[L1\]** A library is never unloaded and its record is never freed, so an [`Nvshmem`] is a
 //!   plain `&'static` reference.
 //! - **\[L2\]** No function of a library is called in a forked child of the process that loaded it.
 
@@ -32,10 +32,10 @@ use crate::{Version, sys};
 /// The vendor's name of the library.
 const PRODUCT: &str = "NVSHMEM";
 
-/// The oldest supported library.
+/// The oldest supported version.
 const OLDEST: Version = Version::new(3, 3, 0);
 
-// SAFETY: a library with one of these names is NVSHMEM, or a substitute for it.
+// SAFETY: a library with one of these names is NVSHMEM or a substitute for NVSHMEM.
 const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NVSHMEM_PATH", &["libnvshmem_host.so.3", "libnvshmem_host.so"]) }
     .known_by(c"nvshmemx_vendor_get_version_info")
     .in_wheels(&["nvidia/nvshmem/lib"])
@@ -59,13 +59,13 @@ const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NVSHMEM_PATH", &
         "/opt/conda/lib",
     ]);
 
-/// Detects a forked child of the process that first loaded NVSHMEM.
+/// Guard with which a forked child of the process that first loaded NVSHMEM is detected.
 static FIRST: OnceLock<ForkGuard> = OnceLock::new();
 
 /// A loaded NVSHMEM host library. It stays loaded until the process ends.
 ///
-/// The handle can be copied freely and used on any thread. Two handles are equal if they refer to
-/// the same library.
+/// The handle can be copied and used on any thread. Two handles are equal if they refer to the same
+/// library.
 #[derive(Clone, Copy)]
 pub struct Nvshmem(&'static Loaded<Functions>);
 
@@ -78,22 +78,23 @@ struct Functions {
 
 /// All libraries loaded by this crate.
 static LOADED: Registry<Functions> =
-    Registry::new("libnvshmem_host.so", "peerweave-nvshmem", OLDEST, "plug-ins may use the symbols of the wrong one");
+    Registry::new("libnvshmem_host.so", "peerweave-nvshmem", OLDEST, "plug-ins may use the symbols of the wrong library");
 
 impl Nvshmem {
-    /// Returns the library of this process. The first call finds and loads it; later calls return
-    /// the same.
+    /// Returns the library of this process. The first call searches and loads the library; later
+    /// calls return the same library.
     ///
-    /// Search order: `PEERWEAVE_NVSHMEM_PATH` (a file or a directory; if set, no other place is
-    /// searched), the wheels of the active Python (`nvidia/nvshmem/lib`), the dynamic linker's path
-    /// (`libnvshmem_host.so.3`), well-known directories. The library's symbols are visible to
-    /// libraries that are loaded later, because its plug-ins need them. No GPU and no driver is
-    /// needed.
+    /// Search order: `PEERWEAVE_NVSHMEM_PATH` (a file or a directory), the wheels of the active
+    /// Python (`nvidia/nvshmem/lib`), the dynamic linker's path (`libnvshmem_host.so.3`),
+    /// well-known directories. If the variable is set, only its path is searched.
+    ///
+    /// The library's symbols are visible to libraries that are loaded later, because its plug-ins
+    /// need them. The call needs no GPU and no driver.
     ///
     /// # Errors
-    /// [`NvshmemError::Load`] with every path tried; a later call tries again.
+    /// [`NvshmemError::Load`] with every path tried; a later call searches again.
     /// [`NvshmemError::Unsupported`] for a library older than 3.3. [`NvshmemError::Forked`] in a
-    /// forked child of the process that loaded it.
+    /// forked child of the process that loaded the library.
     pub fn load() -> Result<Self, NvshmemError> {
         static DEFAULT: OnceLock<Nvshmem> = OnceLock::new();
         if let Some(nvshmem) = DEFAULT.get() {
@@ -103,20 +104,20 @@ impl Nvshmem {
         Ok(*DEFAULT.get_or_init(|| nvshmem))
     }
 
-    /// Loads a particular library: a file, or its directory. Does not change what
-    /// [`load`](Self::load) returns.
+    /// Loads the library in `path`, a file or a directory. The result of [`load`](Self::load) does
+    /// not change.
     ///
     /// Plug-ins use the symbols of the library that was loaded first, so a process should load only
-    /// one.
+    /// one NVSHMEM library.
     ///
     /// # Safety
-    /// The file is an NVSHMEM library: its initialisers run, and its functions are called with
-    /// NVSHMEM's signatures.
+    /// The file is an NVSHMEM library. The initialisers of the file run, and its functions are
+    /// called with NVSHMEM's signatures.
     ///
     /// # Errors
     /// As for [`load`](Self::load).
     pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self, NvshmemError> {
-        // SAFETY: the caller promises that it is NVSHMEM.
+        // SAFETY: the caller guarantees that the file is an NVSHMEM library.
         Self::adopt(unsafe { SEARCH.open_at(path.as_ref(), Visibility::Global) }?)
     }
 
@@ -131,41 +132,43 @@ impl Nvshmem {
         Self(loaded).not_forked("Nvshmem::load").map(|()| Self(loaded))
     }
 
-    /// Returns the version of the library (not of the OpenSHMEM specification).
+    /// Returns the version of the NVSHMEM library, which differs from the version of the OpenSHMEM
+    /// specification.
     pub fn version(self) -> Version {
         self.0.version
     }
 
-    /// Returns the version of the OpenSHMEM specification that the library implements, major and
-    /// minor.
+    /// Returns the major and minor version of the OpenSHMEM specification that the library
+    /// implements.
     ///
     /// # Errors
-    /// [`NvshmemError::Forked`], [`NvshmemError::Unsupported`].
+    /// [`NvshmemError::Forked`] in a forked child. [`NvshmemError::Unsupported`] if the library
+    /// lacks the function.
     pub fn specification(self) -> Result<(u32, u32), NvshmemError> {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: it writes two ints.
+        // SAFETY: the function writes two integers.
         self.code("nvshmem_info_get_version", |api| unsafe { api.nvshmem_info_get_version(&raw mut major, &raw mut minor) })?;
         Ok((major.unsigned_abs(), minor.unsigned_abs()))
     }
 
-    /// Returns the name that the library reports.
+    /// Returns the name that the library reports for itself.
     ///
     /// # Errors
-    /// [`NvshmemError::Forked`], [`NvshmemError::Unsupported`].
+    /// As for [`specification`](Self::specification).
     pub fn name(self) -> Result<String, NvshmemError> {
         let mut name = [0 as c_char; sys::NVSHMEM_MAX_NAME_LEN + 1];
-        // SAFETY: it writes at most NVSHMEM_MAX_NAME_LEN bytes, with a zero at the end.
+        // SAFETY: the function writes at most NVSHMEM_MAX_NAME_LEN bytes, including the final zero.
         self.code("nvshmem_info_get_name", |api| unsafe { api.nvshmem_info_get_name(name.as_mut_ptr()) })?;
-        // SAFETY: the last byte is zero, whatever was written before it.
+        // SAFETY: the function does not write the last byte, which is zero.
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
     }
 
     /// Returns the state of the library's initialisation in this process.
     ///
     /// # Errors
-    /// [`NvshmemError::Forked`], [`NvshmemError::Unsupported`].
+    /// As for [`specification`](Self::specification).
     pub fn status(self) -> Result<Status, NvshmemError> {
-        // SAFETY: it reads the library's state.
+        // SAFETY: the function only reads the library's state.
         Ok(Status::new(self.code("nvshmemx_init_status", |api| unsafe { api.nvshmemx_init_status() })?))
     }
 
@@ -174,75 +177,77 @@ impl Nvshmem {
         &self.0.path
     }
 
-    /// Returns all functions that this crate declares, each with the first version that has it.
+    /// Returns all functions that this crate declares, each with the first library version that has
+    /// it.
     pub fn functions() -> Vec<SymbolInfo> {
         Api::SYMBOLS.iter().copied().chain(sys::typed_symbols()).collect()
     }
 
-    /// Returns the functions that this crate can use and that the library lacks, each with the
-    /// first version that has it.
+    /// Returns the declared functions that this library lacks, each with the first library version
+    /// that has it.
     pub fn missing(self) -> Vec<SymbolInfo> {
         let mut missing = self.0.functions.api.missing();
         missing.extend(self.0.functions.families.missing());
         missing
     }
 
-    /// Returns whether the library has an untyped function, given NVSHMEM's name. Returns `false`
-    /// for names that this crate does not use.
+    /// Returns whether the library has the untyped function with the NVSHMEM name `function`.
+    /// Returns `false` for a function that this crate does not declare.
     pub fn has(self, function: &str) -> bool {
         self.0.functions.api.has(function)
     }
 
-    /// Returns NVSHMEM's untyped functions, which are unsafe to call. They check neither for forks
-    /// nor for concurrent calls.
+    /// Returns NVSHMEM's untyped functions. Calling them is unsafe: this crate then checks neither
+    /// for forks nor for concurrent calls.
     #[cfg(feature = "raw")]
     pub fn api(self) -> &'static Api {
         &self.0.functions.api
     }
 
-    /// Returns NVSHMEM's typed functions, which are unsafe to call, as for [`api`](Self::api).
+    /// Returns NVSHMEM's typed functions. Calling them is unsafe, as for [`api`](Self::api).
     #[cfg(feature = "raw")]
     pub fn families(self) -> &'static Families {
         &self.0.functions.families
     }
 
-    /// Checks that the plug-ins for an initialisation by an id are beside the library, in a version
-    /// that it can load.
+    /// Checks that the plug-ins for an initialisation by an id are in the directory of the library,
+    /// in versions that the library can load.
     ///
-    /// `remote_transport` is the value of `NVSHMEM_REMOTE_TRANSPORT` that will be used, such as
-    /// `ibrc` or `none`.
+    /// `remote_transport` is the value that `NVSHMEM_REMOTE_TRANSPORT` will have, such as `ibrc` or
+    /// `none`.
     ///
     /// # Errors
-    /// [`NvshmemError::Plugin`].
+    /// [`NvshmemError::Plugin`] with the missing plug-in and the files found instead.
     pub fn check_plugins(self, remote_transport: &str) -> Result<(), NvshmemError> {
         self.check_id_plugin(&Settings::default())?;
         self.check_transport(remote_transport)
     }
 
-    /// Checks the plug-in for ids only, with these settings.
+    /// Checks only the plug-in for an initialisation by an id, with these settings.
     pub(crate) fn check_id_plugin(self, settings: &Settings) -> Result<(), NvshmemError> {
         let (stem, variable) = plugins::OF_IDS;
-        // A plug-in named by its own variable is not checked.
+        // A plug-in that its own variable selects may have any name, so such a plug-in is not
+        // checked.
         match self.plugins() {
             Some(directory) if !settings.names(variable) => check_plugin(directory, stem, Some(3), self.0.version),
             _ => Ok(()),
         }
     }
 
-    /// Returns the directory of the plug-ins, if known.
+    /// Returns the directory of the plug-ins, or `None` if the library's path is not absolute.
     pub(crate) fn plugins(self) -> Option<&'static Path> {
         self.0.path.parent().filter(|directory| directory.is_absolute())
     }
 
-    /// Checks the plug-ins for an initialisation by MPI or a launcher, which does not need the
-    /// plug-in for ids.
+    /// Checks the transport plug-in. An initialisation by MPI or a launcher needs no other plug-in
+    /// of this module.
     pub(crate) fn check_transport(self, remote_transport: &str) -> Result<(), NvshmemError> {
         let Some(directory) = self.plugins() else { return Ok(()) };
         if remote_transport != "none" && !remote_transport.is_empty() {
             let abi = transport_abi(self.0.version);
             let stem = format!("nvshmem_transport_{remote_transport}");
-            // Only a transport of another version is an error: without any transport NVSHMEM uses
-            // NVLink alone.
+            // Only a transport of another version is an error. If no transport is installed,
+            // NVSHMEM uses NVLink only.
             if !names_of(directory, &stem).is_empty() {
                 check_plugin(directory, &stem, abi, self.0.version)?;
             }
@@ -250,7 +255,8 @@ impl Nvshmem {
         Ok(())
     }
 
-    /// Calls a function and returns its result. Only problems before the call are errors.
+    /// Calls a function and returns its result. Returns an error only if the function could not be
+    /// called.
     #[inline]
     pub(crate) fn code<R>(
         self,
@@ -269,19 +275,20 @@ impl Nvshmem {
         &self.0.functions.families
     }
 
-    /// Returns the error for a code that a call returned.
+    /// Returns the error for a status code that a call returned; `code` is `None` for a null
+    /// pointer.
     #[cold]
     pub(crate) fn failure(self, call: &'static str, code: Option<c_int>, detail: String) -> NvshmemError {
         Failure { call, code: code.map(StatusCode::new), detail, version: self.0.version }.into()
     }
 
-    /// Fails unless the code is success.
+    /// Returns an error unless `code` is success.
     #[inline]
     pub(crate) fn check(self, call: &'static str, code: c_int) -> Result<(), NvshmemError> {
         if code == sys::NVSHMEMX_SUCCESS { Ok(()) } else { Err(self.failure(call, Some(code), String::new())) }
     }
 
-    /// Returns the error for a call that this library does not support.
+    /// Returns the error for a function that this library lacks.
     #[cold]
     pub(crate) fn unsupported(self, call: &'static str, since: Option<Version>) -> NvshmemError {
         self.0.unsupported(call, since).into()
@@ -293,12 +300,12 @@ impl Nvshmem {
         self.unsupported(name, missing.since.parse().ok())
     }
 
-    /// Returns whether this process was forked from one that had loaded a library.
+    /// Returns whether this process was forked from a process that had loaded a library.
     pub(crate) fn is_forked() -> bool {
         FIRST.get().is_some_and(|guard| guard.is_forked())
     }
 
-    /// Checks [L2].
+    /// Checks [L2]: returns an error in a forked child.
     #[inline]
     pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NvshmemError> {
         if self.0.functions.guard.is_forked() { Err(self.forked(call)) } else { Ok(()) }
@@ -328,17 +335,17 @@ impl fmt::Debug for Nvshmem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
-    /// Not initialised.
+    /// NVSHMEM is not initialised.
     NotInitialized,
-    /// The PEs are connected.
+    /// The PEs are connected, and NVSHMEM is not initialised.
     Bootstrapped,
-    /// Initialised.
+    /// NVSHMEM is initialised.
     Initialized,
-    /// Initialised, with PEs that share a GPU and support only some calls.
+    /// NVSHMEM is initialised. Some PEs share a GPU, and only some calls are supported.
     LimitedSharing,
-    /// Initialised, with PEs that share a GPU.
+    /// NVSHMEM is initialised. Some PEs share a GPU, and all calls are supported.
     FullSharing,
-    /// A number that this crate does not know.
+    /// A status number that this crate does not know.
     Unknown(i32),
 }
 
@@ -355,7 +362,8 @@ impl Status {
     }
 }
 
-/// Returns the number after `.so.` of the transports that a version loads; `None` if unknown.
+/// Returns the number after `.so.` in the names of the transports that this version loads. Returns
+/// `None` for a version whose number is unknown.
 fn transport_abi(version: Version) -> Option<u32> {
     match (version.major, version.minor) {
         (3, 3 | 4) => Some(3),
@@ -393,7 +401,7 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NvshmemError> {
         NvshmemError::from(Unsupported { product: PRODUCT, what: call, since: Some(OLDEST), found, path: Arc::clone(path) })
     };
     let (mut major, mut minor, mut patch) = (0, 0, 0);
-    // SAFETY: it writes three ints.
+    // SAFETY: the function writes three integers.
     unsafe { api.nvshmemx_vendor_get_version_info(&raw mut major, &raw mut minor, &raw mut patch) }
         .map_err(|missing| unusable(missing.name))?;
     match (major.try_into(), minor.try_into(), patch.try_into()) {
@@ -407,22 +415,22 @@ mod tests {
     use super::*;
 
     fn touch(directory: &Path, name: &str) {
-        std::fs::write(directory.join(name), "").expect("temporary directory is writable");
+        std::fs::write(directory.join(name), "").expect("the temporary directory is writable");
     }
 
     #[test]
     fn missing_plugins_error_lists_missing_and_present_files() {
-        let directory = tempfile::tempdir().expect("temporary directory");
+        let directory = tempfile::tempdir().expect("the temporary directory is created");
         let version = Version::new(3, 4, 5);
         let check = || check_plugin(directory.path(), "nvshmem_bootstrap_uid", Some(3), version);
-        let error = check().expect_err("it is empty");
+        let error = check().expect_err("the directory is empty");
         assert!(
             error.to_string().contains("nvshmem_bootstrap_uid.so.3")
                 && error.to_string().contains("no file of this plug-in was found"),
             "{error}"
         );
         touch(directory.path(), "nvshmem_bootstrap_uid.so.2");
-        let error = check().expect_err("it is another version");
+        let error = check().expect_err("the plug-in has another version");
         assert!(error.to_string().contains("nvshmem_bootstrap_uid.so.2 was found, which has another version"), "{error}");
         touch(directory.path(), "nvshmem_bootstrap_uid.so.3");
         assert!(check().is_ok());
@@ -430,25 +438,25 @@ mod tests {
 
     #[test]
     fn transports_of_unknown_versions_are_not_checked() {
-        let directory = tempfile::tempdir().expect("temporary directory");
+        let directory = tempfile::tempdir().expect("the temporary directory is created");
         let version = Version::new(3, 7, 0);
         assert!(check_plugin(directory.path(), "nvshmem_transport_ibrc", transport_abi(version), version).is_ok());
     }
 
     #[test]
     fn missing_library_error_lists_the_paths_tried() {
-        // SAFETY: there is no such file.
-        let error = unsafe { Nvshmem::open("/nowhere/libnvshmem_host.so.3") }.expect_err("nothing is there");
+        // SAFETY: the file does not exist, so no code of it runs.
+        let error = unsafe { Nvshmem::open("/nowhere/libnvshmem_host.so.3") }.expect_err("the file does not exist");
         assert!(matches!(&error, NvshmemError::Load(load) if load.exclusive && load.tried.len() == 1), "{error}");
     }
 
     #[test]
-    fn other_library_is_not_accepted_as_nvshmem() {
-        let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
-        let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("this test is linked to it");
-        // SAFETY: it is loaded already, and none of its functions is called: it has no version of
-        // NVSHMEM's.
-        let error = unsafe { Nvshmem::open(libc) }.expect_err("libc is no NVSHMEM");
+    fn library_other_than_nvshmem_is_refused() {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("the test runs on Linux");
+        let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("the test is linked to libc");
+        // SAFETY: libc is already loaded. None of its functions is called, because it lacks
+        // NVSHMEM's version function.
+        let error = unsafe { Nvshmem::open(libc) }.expect_err("libc is not NVSHMEM");
         assert!(matches!(&error, NvshmemError::Load(_)), "{error}");
         assert!(
             error.to_string().contains("lacks the function nvshmemx_vendor_get_version_info, so it is not NVSHMEM"),

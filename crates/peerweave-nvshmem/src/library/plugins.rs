@@ -1,27 +1,29 @@
-//! Checks that the plug-in of a bootstrap can be loaded.
+//! Checks that the plug-in of a bootstrap can be loaded, before NVSHMEM loads it.
 //!
-//! `mod.rs` checks versions in file names. Invariant: NVSHMEM is not started if a plug-in in its
-//! directory cannot be loaded. NVSHMEM only prints such an error, and 3.4.5 ends the process by a
-//! double free.
+//! `mod.rs` checks the versions in file names. Invariant: NVSHMEM is not started if a plug-in in
+//! its directory cannot be loaded. NVSHMEM would only print the error, and 3.4.5 would end the
+//! process by a double free.
 
 use std::path::Path;
 
 use crate::error::{MisuseKind, NvshmemError, PluginError};
 use crate::{Nvshmem, Settings};
 
-/// The plug-in for ids: its file name without suffix, and the variable that selects another one.
+/// The plug-in for ids: its file name without suffix, and the variable that selects another
+/// plug-in.
 pub(crate) const OF_IDS: (&str, &str) = ("nvshmem_bootstrap_uid", "NVSHMEM_BOOTSTRAP_UID_PLUGIN");
 
-/// Returns the plug-in for MPI; `None` for settings that only NVSHMEM interprets.
+/// Returns the plug-in for MPI.
 pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
     Some(("nvshmem_bootstrap_mpi", "NVSHMEM_BOOTSTRAP_MPI_PLUGIN"))
 }
 
-/// Returns the plug-in for the bootstrap that a launcher provides.
+/// Returns the plug-in for the bootstrap that the settings select. Returns `None` for a value that
+/// only NVSHMEM interprets.
 ///
 /// # Errors
-/// [`MisuseKind::Text`] for bootstraps that no launcher provides: NVSHMEM would fail, and could not
-/// be started again.
+/// [`MisuseKind::Text`] for bootstraps that no launcher provides. NVSHMEM would fail with them, and
+/// could not be started again.
 pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &'static str)>, NvshmemError> {
     let set = |name| settings.effective(name).filter(|value| !value.is_empty()).map(|value| value.to_ascii_uppercase());
     Ok(match set("NVSHMEM_BOOTSTRAP").as_deref().unwrap_or("PMI") {
@@ -42,10 +44,11 @@ pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &
     })
 }
 
-/// Loads the plug-in beside the library as NVSHMEM does: all functions are resolved immediately.
+/// Loads the plug-in in the library's directory as NVSHMEM does, with all functions resolved
+/// immediately.
 ///
-/// A plug-in that is missing there may be elsewhere, so it is not checked. A plug-in selected by
-/// its variable is not checked either.
+/// A plug-in that is not in this directory may be elsewhere, so its absence is not an error. A
+/// plug-in selected by its own variable is not checked either.
 ///
 /// # Errors
 /// [`NvshmemError::Plugin`] with the dynamic linker's message.
@@ -73,21 +76,21 @@ pub(crate) fn check(
     }
 }
 
-/// Fails: NVSHMEM exists on Linux only.
+/// Returns an error: NVSHMEM exists only on Linux.
 #[cfg(not(unix))]
 fn open(_path: &Path) -> Result<(), String> {
     Err("plug-ins can be loaded on Linux only".to_owned())
 }
 
-/// Loads a plug-in and resolves all functions immediately. The plug-in stays loaded, because
-/// NVSHMEM loads it next. `peerweave-dylib` resolves lazily, so a plug-in for another PMIx would
-/// seem to load.
+/// Loads a plug-in and resolves all its functions immediately. The plug-in stays loaded, because
+/// NVSHMEM loads it next. `peerweave-dylib` is not used: it resolves functions lazily, so a plug-in
+/// for another version of PMIx would seem to load.
 #[cfg(unix)]
 fn open(path: &Path) -> Result<(), String> {
     use std::ffi::{CStr, CString};
     let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
-    // SAFETY: the path ends in a zero byte; the initialisers of NVSHMEM's plug-in run as they do
-    // when NVSHMEM starts.
+    // SAFETY: the path ends in a zero byte. The initialisers of the plug-in run as they do when
+    // NVSHMEM starts.
     if !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) }.is_null() {
         return Ok(());
     }
@@ -96,7 +99,7 @@ fn open(path: &Path) -> Result<(), String> {
     if words.is_null() {
         return Err("the dynamic linker reported no reason".to_owned());
     }
-    // SAFETY: the dynamic linker's message ends in a zero byte and lives until this thread's next
-    // call of it.
+    // SAFETY: the dynamic linker's message ends in a zero byte, and is valid until this thread's
+    // next call of the dynamic linker.
     Err(unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned())
 }

@@ -1,7 +1,8 @@
-//! NVSHMEM's environment variables as a typed builder, which sets them while NVSHMEM reads them.
+//! NVSHMEM's environment variables as a typed builder. The variables are set only while NVSHMEM
+//! reads them.
 //!
-//! Invariant: every variable has its previous value after initialisation, unless NVSHMEM may still
-//! be reading.
+//! Invariant: after initialisation every variable has its previous value, unless NVSHMEM may still
+//! be reading the variables.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,15 +12,17 @@ use std::time::Duration;
 use super::environment;
 use crate::error::{MisuseKind, NvshmemError};
 
-/// Settings of NVSHMEM. An unspecified setting keeps the value of the environment, or NVSHMEM's
-/// default.
+/// Settings of NVSHMEM. A setting that is not specified has the value of the environment, or
+/// NVSHMEM's default.
 ///
 /// NVSHMEM takes its options only from environment variables. It reads all of them once in a
 /// process, when it starts or creates an id. A second start must have the same settings
-/// ([`MisuseKind::AlreadyInitialized`]). So initialisation sets these variables in the process's
-/// environment and restores them afterwards. Threads that read the environment meanwhile, through
-/// Rust's standard library or C's `getenv`, see the old or the new values. A variable that another
-/// thread sets at the same time may be lost.
+/// ([`MisuseKind::AlreadyInitialized`]).
+///
+/// Initialisation therefore sets these variables in the process's environment, and restores them
+/// afterwards. Other threads that read the environment at that time, through Rust's standard
+/// library or C's `getenv`, see the old or the new values. A variable that another thread sets at
+/// that time may be lost.
 ///
 /// ```
 /// use peerweave_nvshmem::Settings;
@@ -73,79 +76,82 @@ impl Settings {
         self
     }
 
-    /// Sets any other variable. Its name must begin with `NVSHMEM_`, which is checked when NVSHMEM
-    /// starts.
+    /// Sets a variable for which this type has no method. Its name must begin with `NVSHMEM_`,
+    /// which is checked when NVSHMEM starts.
     pub fn variable(self, name: &str, value: &str) -> Self {
         self.set(name, value)
     }
 
-    /// Sets the time limit of each wait in initialisation, setup calls (allocate, free, create
-    /// teams) and blocking calls. The default is 60 seconds.
+    /// Sets the time limit of each wait in initialisation, setup calls (allocating, freeing,
+    /// creating teams) and blocking calls. The default is 60 seconds.
     ///
     /// A setup call waits for the streams that use its resources, then for the other PEs at the
-    /// rendezvous (at most for the rendezvous' own deadline), then for NVSHMEM. The three waits can
-    /// add up.
+    /// rendezvous, then for NVSHMEM. The wait at the rendezvous also ends at the rendezvous' own
+    /// deadline. The three waits can add up.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
     numbers! {
-        /// Size of the symmetric heap in bytes, if it is fixed; otherwise its initial size. The
-        /// default is 1 GiB.
+        /// Sets the size of a symmetric heap of fixed size, or the initial size of a growing heap,
+        /// in bytes. The default is 1 GiB.
         symmetric_size_bytes "NVSHMEM_SYMMETRIC_SIZE";
-        /// Maximum size of a growing heap in bytes: addresses are reserved, not memory. The default
-        /// is 256 GiB.
+        /// Sets the maximum size of a growing heap in bytes. Addresses are reserved for the
+        /// maximum, which costs no memory. The default is 256 GiB.
         max_memory_bytes "NVSHMEM_MAX_MEMORY_PER_GPU";
-        /// Step by which a heap grows; the default is 512 MiB.
+        /// Sets the step by which a heap grows, in bytes. The default is 512 MiB.
         heap_step_bytes "NVSHMEM_CUMEM_GRANULARITY";
-        /// Maximum number of teams; the default is 128. A team created by the user uses several.
+        /// Sets the maximum number of teams. The default is 128. A team that the user creates uses
+        /// several of them.
         max_teams "NVSHMEM_MAX_TEAMS";
-        /// Number of streams for non-blocking puts and gets; the default is 16.
+        /// Sets the number of streams for non-blocking puts and gets. The default is 16.
         max_peer_streams "NVSHMEM_MAX_PEER_STREAMS";
     }
 
     texts! {
-        /// The network interface by which the PEs connect; the default is the interface of the
+        /// Sets the network interface by which the PEs connect. The default is the interface of the
         /// rendezvous.
         bootstrap_interface "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
-        /// Address family of the bootstrap: `AF_INET` or `AF_INET6`.
+        /// Sets the address family of the bootstrap: `AF_INET` or `AF_INET6`.
         bootstrap_family "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY";
-        /// Bootstrap of PEs that a launcher started: `PMI`, `MPI`, or `SHMEM` (which the program
-        /// must have initialised).
+        /// Sets the bootstrap of PEs that a launcher started: `PMI`, `MPI` or `SHMEM`. For `SHMEM`,
+        /// the program must have initialised OpenSHMEM.
         bootstrap "NVSHMEM_BOOTSTRAP";
-        /// The variant of PMI: `PMI`, `PMI-2`, `PMIX`.
+        /// Sets the variant of PMI: `PMI`, `PMI-2` or `PMIX`.
         bootstrap_pmi "NVSHMEM_BOOTSTRAP_PMI";
-        /// The network transport: `ibrc` (the default), `ibdevx`, `libfabric`, `ucx`, or `none` for
-        /// one machine.
+        /// Sets the network transport: `ibrc` (the default), `ibdevx`, `libfabric`, `ucx`, or
+        /// `none` if all PEs are on one machine.
         remote_transport "NVSHMEM_REMOTE_TRANSPORT";
-        /// Log level of NVSHMEM: `VERSION`, `WARN`, `INFO`, `ABORT`, `TRACE`.
+        /// Sets the log level of NVSHMEM: `VERSION`, `WARN`, `INFO`, `ABORT` or `TRACE`.
         debug "NVSHMEM_DEBUG";
-        /// Subsystems to log: `INIT`, `COLL`, `P2P`, `TRANSPORT`, `MEM`, `TEAM`, ...
+        /// Sets the subsystems to log: `INIT`, `COLL`, `P2P`, `TRANSPORT`, `MEM`, `TEAM` and
+        /// others.
         debug_subsystem "NVSHMEM_DEBUG_SUBSYS";
-        /// Log file: a path, with `%h` for the host and `%p` for the process.
+        /// Sets the log file: a path, in which `%h` is replaced by the host and `%p` by the
+        /// process.
         debug_file "NVSHMEM_DEBUG_FILE";
-        /// Ranges for a profiler: `off`, `common`, `all`, ...
+        /// Sets the ranges to mark for a profiler: `off`, `common`, `all` and others.
         nvtx "NVSHMEM_NVTX";
-        /// The InfiniBand adapters to use.
+        /// Sets the InfiniBand adapters to use.
         hca_list "NVSHMEM_HCA_LIST";
     }
 
     switches! {
-        /// Disables NVLink multicast. It is always disabled if `peerweave_driver::multicast_switch`
-        /// disables it.
+        /// Disables NVLink multicast. Multicast is always disabled if
+        /// `peerweave_driver::multicast_switch` disables it.
         disable_nvls "NVSHMEM_DISABLE_NVLS";
         /// Disables direct access to other GPUs of the machine.
         disable_p2p "NVSHMEM_DISABLE_P2P";
         /// Disables the use of NCCL for collectives.
         disable_nccl "NVSHMEM_DISABLE_NCCL";
-        /// Allocates a heap of fixed size at the start.
+        /// Allocates a heap of fixed size at the start. The heap then cannot grow.
         disable_cuda_vmm "NVSHMEM_DISABLE_CUDA_VMM";
         /// Disables NVLink between machines.
         disable_mnnvl "NVSHMEM_DISABLE_MNNVL";
-        /// Enables network traffic started by the GPU.
+        /// Enables network transfers started by the GPU (IBGDA).
         ibgda "NVSHMEM_IB_ENABLE_IBGDA";
-        /// Enables NVSHMEM's own checks of arguments, at a cost.
+        /// Enables NVSHMEM's own checks of arguments, which make calls slower.
         error_checks "NVSHMEM_ENABLE_ERROR_CHECKS";
         /// Prints every variable at initialisation.
         info "NVSHMEM_INFO";
@@ -160,12 +166,14 @@ impl Settings {
         self.deadline.unwrap_or(Duration::from_secs(60))
     }
 
-    /// Returns the value that NVSHMEM will read.
+    /// Returns the value of a variable that NVSHMEM will read: from these settings or the
+    /// environment.
     pub(crate) fn effective(&self, name: &str) -> Option<String> {
         self.variables.get(name).cloned().or_else(|| std::env::var(name).ok())
     }
 
-    /// Returns the number of bytes that NVSHMEM will read; the text may have a unit.
+    /// Returns a variable that NVSHMEM will read as a number of bytes. The value may have a unit,
+    /// such as `1G`.
     pub(crate) fn bytes(&self, name: &str) -> Option<u64> {
         bytes_of(&self.effective(name)?)
     }
@@ -176,7 +184,7 @@ impl Settings {
         self.effective(name).is_some_and(|text| !off(&text))
     }
 
-    /// Returns whether a variable is set, even to a value that is not UTF-8.
+    /// Returns whether a variable has a value that is not empty, even if the value is not UTF-8.
     pub(crate) fn names(&self, name: &str) -> bool {
         match self.variables.get(name) {
             Some(value) => !value.is_empty(),
@@ -184,7 +192,8 @@ impl Settings {
         }
     }
 
-    /// Sets a variable unless it is already set.
+    /// Sets a variable to the result of `value`, unless the variable is already set here or in the
+    /// environment.
     pub(crate) fn or(self, name: &str, value: impl FnOnce() -> Option<String>) -> Self {
         match self.effective(name) {
             Some(_) => self,
@@ -195,9 +204,9 @@ impl Settings {
         }
     }
 
-    /// Returns the settings that must be equal on every PE, as one line: all of NVSHMEM's variables
-    /// except those of one process or machine. Numbers of bytes are compared as numbers, other
-    /// values as text.
+    /// Returns the settings that must be equal on every PE, as one line. These are all variables of
+    /// NVSHMEM except those of one process or machine. Numbers of bytes are compared as numbers,
+    /// other values as text.
     pub(crate) fn symmetric_part(&self) -> String {
         let one = |(name, text): (&String, &String)| {
             let value = bytes_of(text).map_or_else(|| text.escape_debug().to_string(), |bytes| bytes.to_string());
@@ -206,14 +215,15 @@ impl Settings {
         self.all_effective().iter().filter(|(name, _)| !is_local(name)).map(one).collect::<Vec<_>>().join(" ")
     }
 
-    /// Returns all variables of NVSHMEM that will be set. Its plug-ins read them at each bootstrap.
+    /// Returns all variables that NVSHMEM will read. Variables of the bootstrap by id are left out,
+    /// because its plug-in reads them at each bootstrap.
     fn all_effective(&self) -> BTreeMap<String, String> {
         let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
         let read = known.filter(|name| name.starts_with("NVSHMEM_") && !name.starts_with("NVSHMEM_BOOTSTRAP_UID_"));
         read.filter_map(|name| self.effective(&name).map(|value| (name, value))).collect()
     }
 
-    /// Fails if NVSHMEM has read other settings in this process.
+    /// Returns an error if NVSHMEM has read other settings in this process.
     pub(crate) fn check_read(&self, call: &'static str) -> Result<(), NvshmemError> {
         let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(read) = &*read else { return Ok(()) };
@@ -225,7 +235,7 @@ impl Settings {
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
     }
 
-    /// Disables multicast if it is disabled in this process.
+    /// Disables multicast in NVSHMEM if multicast is disabled in this process.
     pub(crate) fn with_switch(self) -> Self {
         match peerweave_driver::multicast_switch() {
             Ok(()) => self,
@@ -249,7 +259,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets the variables until [`Environment::restore`]. Only one thread does so at a time.
+    /// Sets the variables until [`Environment::restore`]. Only one thread at a time can have
+    /// changed them.
     pub(crate) fn apply(&self) -> Environment {
         let alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         READ.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| self.all_effective());
@@ -267,8 +278,8 @@ impl Settings {
     }
 }
 
-/// Returns whether a variable may differ among PEs: logging, paths, adapters of a machine,
-/// addresses of processes.
+/// Returns whether a variable may differ among PEs. Such variables are about logging, paths,
+/// adapters of a machine or addresses of processes.
 fn is_local(name: &str) -> bool {
     const BEGINNINGS: [&str; 8] =
         ["BOOTSTRAP", "DEBUG", "HCA_", "IB_GID_INDEX", "INFO", "NVTX", "VERSION", "ENABLE_NIC_PE_MAPPING"];
@@ -278,7 +289,7 @@ fn is_local(name: &str) -> bool {
     BEGINNINGS.iter().any(|beginning| name.starts_with(beginning)) || ENDS.iter().any(|end| place.ends_with(end))
 }
 
-/// Parses a number of bytes like NVSHMEM: `1G` is 1073741824.
+/// Parses a number of bytes as NVSHMEM does: `1G` is 1073741824.
 fn bytes_of(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_uppercase();
     let (number, unit) = text.split_at(text.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(text.len()));
@@ -293,14 +304,14 @@ fn bytes_of(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Locked while the environment is changed and NVSHMEM reads it: at most for the deadline of that
-/// call.
+/// Locked while the environment is changed and NVSHMEM reads it. The lock is held for at most the
+/// deadline of that call.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// The settings that NVSHMEM has read; it reads them once.
+/// The settings that NVSHMEM has read. NVSHMEM reads them only once in a process.
 static READ: Mutex<Option<BTreeMap<String, String>>> = Mutex::new(None);
 
-/// Changed variables with their previous values.
+/// The previous values of changed variables.
 #[must_use = "dropping this value restores the environment"]
 pub(crate) struct Environment {
     former: Vec<(String, Option<OsString>)>,
@@ -308,10 +319,10 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Restores the variables, like dropping.
+    /// Restores the variables, as dropping the value does.
     pub(crate) fn restore(self) {}
 
-    /// Keeps the changed variables, because NVSHMEM may still be reading.
+    /// Leaves the changed variables set, because NVSHMEM may still be reading them.
     pub(crate) fn leave(mut self) {
         self.former.clear();
     }
@@ -347,21 +358,21 @@ mod tests {
 
     #[test]
     fn variables_without_the_nvshmem_prefix_are_refused() {
-        let refused = |settings: Settings| settings.check("test").expect_err("it is refused").to_string();
+        let refused = |settings: Settings| settings.check("test").expect_err("the call is refused").to_string();
         assert!(refused(Settings::default().variable("LD_PRELOAD", "x")).contains("must begin with NVSHMEM_"));
         assert!(refused(Settings::default().debug("a\0b")).contains("zero byte"));
         assert!(Settings::default().debug("INFO").check("test").is_ok());
     }
 
     #[test]
-    fn set_variable_is_not_replaced_by_a_default() {
+    fn default_does_not_replace_a_set_variable() {
         let settings =
             Settings::default().bootstrap_interface("ib0").or("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", || Some("eth0".into()));
         assert_eq!(settings.effective("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME").as_deref(), Some("ib0"));
     }
 
     #[test]
-    fn settings_of_one_machine_need_not_be_equal() {
+    fn local_settings_need_not_be_equal_on_all_pes() {
         let settings =
             Settings::default().max_teams(7).disable_nccl(true).debug("INFO").hca_list("mlx5_0").bootstrap_interface("eth0");
         let settings = settings

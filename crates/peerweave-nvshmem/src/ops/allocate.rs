@@ -1,6 +1,4 @@
-//! Collective allocation and release of symmetric memory.
-//!
-//! `heap` has the allocations.
+//! Collective allocation and release of symmetric memory. `heap` has the list of allocations.
 
 use std::sync::Arc;
 
@@ -24,30 +22,32 @@ enum Kind {
 }
 
 impl Context {
-    /// Allocates `len` elements with unspecified values on every PE. Zero elements are allowed.
+    /// Allocates `len` elements with unspecified values on every PE. `len` may be zero.
     ///
-    /// If the heap has to grow, NVSHMEM waits for the device's default stream. If that takes longer
-    /// than the deadline, the context becomes unusable.
+    /// If the heap has to grow, NVSHMEM waits for the device's default stream. If this wait exceeds
+    /// the deadline, the context becomes unusable.
     ///
     /// # Collective
-    /// All PEs, with the same type and length, in the same order of setup calls.
+    /// All PEs, with the same type and length, and in the same order as other setup calls.
     ///
     /// # Errors
-    /// [`NvshmemError::Disagree`] on every PE if types or lengths differ; [`NvshmemError::Nvshmem`]
-    /// if the heap or the device has too little memory; [`NvshmemError::Bootstrap`] and
+    /// [`NvshmemError::Disagree`] on every PE if types or lengths differ. [`NvshmemError::Nvshmem`]
+    /// if the heap or the device has too little memory. [`NvshmemError::Bootstrap`] and
     /// [`NvshmemError::Timeout`] name the PEs that did not arrive.
     ///
-    /// NVSHMEM ends the process when its heap cannot grow, so requests that cannot succeed are
-    /// refused first. Two things are unknown: the free blocks of the heap after memory was freed,
-    /// and allocations of other processes on the device. In such a case NVSHMEM is called; if it
-    /// fails and the process survives, the context is unusable ([`DeadState::Broken`]). A heap of
-    /// fixed size ([`Settings::disable_cuda_vmm`](crate::Settings::disable_cuda_vmm)) refuses such
-    /// a request and stays usable.
+    /// If its heap cannot grow, NVSHMEM ends the process. Requests that cannot succeed are
+    /// therefore refused before NVSHMEM is called. Two things cannot be checked: the sizes of freed
+    /// blocks of the heap, and allocations of other processes on the device. If NVSHMEM fails for
+    /// such a reason and the process survives, the context is unusable ([`DeadState::Broken`]).
+    ///
+    /// A heap of fixed size ([`Settings::disable_cuda_vmm`](crate::Settings::disable_cuda_vmm))
+    /// refuses a request that is too large, and stays usable.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.allocate("nvshmem_malloc", len, Kind::Malloc)
     }
 
-    /// Like [`alloc`](Self::alloc), but the memory of all PEs is zero when it returns.
+    /// Allocates like [`alloc`](Self::alloc). When this call returns, the memory of all PEs is
+    /// zero.
     ///
     /// # Collective
     /// As for [`alloc`](Self::alloc).
@@ -58,7 +58,8 @@ impl Context {
         self.allocate("nvshmem_malloc", len, Kind::Zeroed)
     }
 
-    /// Like [`alloc`](Self::alloc), aligned to `alignment_bytes`, a power of two.
+    /// Allocates like [`alloc`](Self::alloc), at an address that is a multiple of
+    /// `alignment_bytes`. The alignment is a power of two of at least the size of a pointer.
     ///
     /// # Collective
     /// As for [`alloc`](Self::alloc).
@@ -73,7 +74,8 @@ impl Context {
         let comm = &self.comm;
         let alignment = if let Kind::Align(alignment) = kind { alignment } else { 0 };
         let countable = |bytes: &usize| isize::try_from(*bytes).is_ok();
-        // NVSHMEM adds the size and the alignment. An overflow would give too small an allocation.
+        // NVSHMEM adds the size and the alignment. If the sum overflowed, the allocation would be
+        // too small.
         let sum = |bytes: usize| bytes.max(size_of::<T>()).checked_add(alignment);
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| sum(*bytes).as_ref().is_some_and(countable));
         let able = match (bytes, kind) {
@@ -85,7 +87,7 @@ impl Context {
             (Some(_), _) => Ok(()),
             (None, _) => Err(DriverError::TooLarge { call, count: len, element_bytes: size_of::<T>() }.into()),
         };
-        // NVSHMEM ignores a call with zero bytes.
+        // NVSHMEM ignores a call with zero bytes, so at least one element is allocated.
         let bytes = bytes.unwrap_or(0).max(size_of::<T>());
         let _setup = comm.setup_turn(call)?;
         let order = comm.enqueued.world_order();
@@ -96,11 +98,12 @@ impl Context {
         let what = format!("{len} x {:?}, alignment {alignment}{zeroed}", T::DTYPE);
         let mut entered = arrive(comm, call, Members::World, &what, able)?;
         let address = entered.block(call, move |api, _| {
-            // SAFETY: all sizes are allowed; all PEs make the same call.
+            // SAFETY: every size is permitted, and all PEs make the same call.
             let address = unsafe {
                 match kind {
-                    // NVSHMEM fills with zeros on the default stream and does not wait for it: that
-                    // could overwrite data put by peers.
+                    // `nvshmem_calloc` is not used, because it writes the zeros on the default
+                    // stream without waiting. The zeros could overwrite data that peers have put by
+                    // then.
                     Kind::Malloc | Kind::Zeroed => api.nvshmem_malloc(bytes),
                     Kind::Align(alignment) => api.nvshmem_align(alignment, bytes),
                 }
@@ -117,8 +120,9 @@ impl Context {
         if matches!(kind, Kind::Zeroed)
             && let Some(mut entered) = alone
         {
-            // No PE may put before the zeros are written on all PEs; with a rendezvous, all PEs
-            // have just synchronised. SAFETY: NVSHMEM is initialised, and all PEs call.
+            // No PE may put before all PEs have written their zeros. PEs with a rendezvous have
+            // just synchronised there.
+            // SAFETY: NVSHMEM is initialised, and all PEs call.
             entered.block("nvshmem_barrier_all", |api, _| unsafe { api.nvshmem_barrier_all() })?;
         }
         if address == 0 {
@@ -129,11 +133,11 @@ impl Context {
         Ok(SymmetricBuffer::whole(allocation, len))
     }
 
-    /// Fills new memory with zeros, and waits for completion.
+    /// Fills new memory with zeros, and waits until the fill is complete.
     fn zero(&self, call: &'static str, address: u64, bytes: usize) -> Result<(), NvshmemError> {
         let (comm, api) = (&self.comm, Driver::get()?.api());
         bind_if_needed(&comm.context)?;
-        // SAFETY: the memory has that many bytes, and it is not shared yet; the stream is live.
+        // SAFETY: the memory has `bytes` bytes and is not shared yet, and the stream is live.
         let code = relaxed(|| unsafe { api.cuMemsetD8Async(address, 0, bytes, comm.side.cu_stream()) });
         CudaError::check("cuMemsetD8Async", code.map_err(DriverError::from)?)?;
         wait_stream(call, comm, &comm.side)
@@ -146,9 +150,9 @@ impl Context {
     /// All PEs, with a handle of the same allocation.
     ///
     /// # Errors
-    /// [`MisuseKind::InUse`] while other handles, slices or captured graphs use the memory. In that
-    /// case no PE frees it, the other PEs get [`NvshmemError::Disagree`], and
-    /// [`finalize`](Self::finalize) frees it. Otherwise as for [`alloc`](Self::alloc).
+    /// [`MisuseKind::InUse`] if other handles, slices or captured graphs use the memory. In that
+    /// case no PE frees the memory, and the other PEs get [`NvshmemError::Disagree`];
+    /// [`finalize`](Self::finalize) frees it later. Other errors as for [`alloc`](Self::alloc).
     pub fn free<T: Element>(&self, buffer: SymmetricBuffer<T>) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_free";
         let allocation = buffer.into_handle();
@@ -161,8 +165,8 @@ impl Context {
         self.heap.release(&allocation, &mut entered)
     }
 
-    /// Fails if the memory is in use. `allocation` is the caller's only handle, so no other handle
-    /// can be created if none exists now.
+    /// Returns an error if the memory is in use. `allocation` is the caller's only handle. If no
+    /// other handle exists now, no handle can be created later.
     fn may_free(&self, call: &'static str, allocation: &Handle) -> Result<(), NvshmemError> {
         if !Arc::ptr_eq(&allocation.comm, &self.comm) {
             return Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what: "the buffer" }));
@@ -175,7 +179,8 @@ impl Context {
     }
 }
 
-/// Fails if only some PEs got memory: the heaps then differ, and NVSHMEM is unusable.
+/// Returns an error if only some PEs got memory. The heaps of the PEs then differ, and NVSHMEM is
+/// marked as unusable.
 pub(super) fn check_all_allocated(
     comm: &Comm,
     call: &'static str,

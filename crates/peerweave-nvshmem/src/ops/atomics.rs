@@ -1,8 +1,9 @@
-//! Atomic operations on another PE's words, as far as NVSHMEM's host library supports them.
+//! Atomic operations on words of another PE that NVSHMEM's host library supports.
 //!
-//! The library exports 150 typed atomics, but in every release from 3.3.24 to 3.8.0 they print "not
-//! implemented" and return zero. Its signal operations work: they set or add to a 64-bit word, and
-//! implement the operations of this module. Kernels have all atomics.
+//! The library exports 150 typed atomics. In every release from 3.3.24 to 3.8.0 they only print
+//! "not implemented" and return zero. The library's signal operations work: they set a 64-bit word
+//! or add to it. The operations of this module use these signal operations. Kernels can use all
+//! atomics.
 
 use std::sync::Arc;
 
@@ -14,11 +15,11 @@ use crate::error::NvshmemError;
 use crate::{Signal, SymmetricBuffer};
 
 impl Context {
-    /// Adds to the first element of `word` on another PE, atomically with other additions and
-    /// signals, in stream order.
+    /// Adds `value` to the first element of `word` on another PE, in stream order. The addition is
+    /// atomic with other additions and signals.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`] for 32-bit elements; as for [`signal`](Self::signal).
+    /// [`NvshmemError::Unsupported`] for 32-bit elements. As for [`signal`](Self::signal).
     pub fn atomic_add<T: AtomicInteger>(
         &self,
         word: &SymmetricBuffer<T>,
@@ -29,7 +30,8 @@ impl Context {
         self.by_signal("nvshmem_TYPE_atomic_add", word, value, SignalOp::Add, pe, stream)
     }
 
-    /// Adds one; see [`atomic_add`](Self::atomic_add).
+    /// Adds one to the first element of `word` on another PE, like
+    /// [`atomic_add`](Self::atomic_add).
     ///
     /// # Errors
     /// As for [`atomic_add`](Self::atomic_add).
@@ -42,7 +44,7 @@ impl Context {
         self.by_signal("nvshmem_TYPE_atomic_inc", word, T::from_word(1), SignalOp::Add, pe, stream)
     }
 
-    /// Stores to the first element of `word` on another PE, atomically, in stream order.
+    /// Stores `value` atomically to the first element of `word` on another PE, in stream order.
     ///
     /// # Errors
     /// As for [`atomic_add`](Self::atomic_add).
@@ -68,7 +70,8 @@ impl Context {
         if size_of::<T>() != size_of::<u64>() {
             return Err(self.comm.nvshmem.unsupported(call, None));
         }
-        // Addition wraps in the same way for signed and unsigned integers.
+        // The word is added as an unsigned number, because addition wraps equally for signed and
+        // unsigned integers.
         let word = word.cast::<u64>()?;
         self.signal(&Signal { word: &word, value: value.to_word(), op }, pe, stream)
     }

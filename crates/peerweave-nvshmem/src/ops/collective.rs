@@ -1,7 +1,7 @@
-//! Collectives on a stream, by team, type and operation; barriers.
+//! Collectives of a team on a stream, by element type and operation, and barriers.
 //!
-//! A collective has no deadline of its own. If a PE does not call it, the streams of the others
-//! wait, and waits of the host for those streams time out.
+//! A collective has no deadline. If a PE does not call the collective, the streams of the other PEs
+//! stay blocked, and waits of their hosts for these streams time out.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::ops::enqueue::{Enqueue, by_width, check_apart, check_len, overlap, po
 use crate::sys::{self, CType, Families};
 use crate::{SymmetricBuffer, Team};
 
-/// Returns the C type of NVSHMEM's reductions of these elements.
+/// Returns the C type with which NVSHMEM reduces these elements, or `None` if it has no such type.
 fn reduced(dtype: DType) -> Option<CType> {
     Some(match dtype {
         DType::I8 => CType::Int8,
@@ -39,27 +39,28 @@ fn reduced(dtype: DType) -> Option<CType> {
 type Found = Result<sys::CollectiveOnStream, MissingSymbol>;
 
 impl Context {
-    /// Calls NVSHMEM's barrier of all PEs from the host (`nvshmem_barrier_all`). Completes this
-    /// PE's puts and gets without a stream and `nbi` transfers, also over a network, and waits
-    /// until every PE has called it.
+    /// Calls NVSHMEM's barrier of all PEs from the host (`nvshmem_barrier_all`). The barrier
+    /// completes this PE's `nbi` transfers, and its puts and gets without a stream, also over a
+    /// network. It returns after every PE has made this call.
     ///
-    /// Does not wait for puts on streams of this process: see [`Team::barrier`]. The call waits
-    /// inside NVSHMEM, so a PE that does not arrive by the deadline makes the context unusable.
-    /// [`Team::barrier_blocking`] waits on the device and does not have this effect.
+    /// The barrier does not wait for puts on streams of this process: see [`Team::barrier`]. The
+    /// host waits inside NVSHMEM, so a PE that does not arrive by the deadline makes the context
+    /// unusable. [`Team::barrier_blocking`] waits on the device, and does not have this effect.
     ///
     /// # Collective
-    /// All PEs, in the order of the collectives of the world team.
+    /// All PEs, in the same order as other collectives of the world team.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`], with PEs that were lost; [`NvshmemError::Dead`];
-    /// [`NvshmemError::Cuda`] if earlier work failed.
+    /// [`NvshmemError::Timeout`] with the PEs that were lost. [`NvshmemError::Dead`] if NVSHMEM is
+    /// unusable. [`NvshmemError::Cuda`] if earlier work on the device failed.
     pub fn barrier_all_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_barrier_all";
         let comm = &self.comm;
         comm.check_usable(CALL)?;
         let order = comm.enqueued.world_order();
         let _turn = order.drain(CALL, comm)?;
-        // SAFETY: NVSHMEM is initialised, and no other collective of all PEs is in progress here.
+        // SAFETY: NVSHMEM is initialised, and this process has no other collective of all PEs in
+        // progress.
         let barrier = || comm.block(CALL, |api, _| unsafe { api.nvshmem_barrier_all() });
         comm.enqueued.pending.complete(CALL, comm, barrier)?;
         comm.check_device_errors()
@@ -68,30 +69,32 @@ impl Context {
 
 impl Team {
     /// Completes transfers and synchronises the team, in stream order. Afterwards every PE of the
-    /// team has arrived, and the earlier puts of all PEs are visible.
+    /// team has arrived, and the earlier puts of these PEs are visible.
     ///
-    /// This includes the network. The stream waits for NVSHMEM's own streams, and then runs a
-    /// kernel that completes this PE's network transfers before it arrives
+    /// Transfers over a network are included. The stream waits for NVSHMEM's own streams. It then
+    /// runs a kernel that completes this PE's network transfers before this PE arrives
     /// (`nvshmemi_transfer_quiet` on all queues of the device, in NVSHMEM's `barrier.cuh`).
-    /// Transfers of the host by [`put_blocking`](Context::put_blocking) use another queue;
+    ///
+    /// Network transfers of the host by [`put_blocking`](Context::put_blocking) use another queue.
     /// [`barrier_blocking`](Self::barrier_blocking) completes them too.
     ///
     /// # Collective
     /// All PEs of the team.
     ///
     /// # Errors
-    /// [`MisuseKind::Device`], [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`];
-    /// [`MisuseKind::Context`] on a stream that is being captured while `nbi` transfers are
-    /// pending.
+    /// [`MisuseKind::Device`] for a stream of another device. [`NvshmemError::Dead`] if NVSHMEM is
+    /// unusable. [`NvshmemError::Nvshmem`] if NVSHMEM returns an error. [`MisuseKind::Context`] if
+    /// the stream is being captured while `nbi` transfers are pending.
     pub fn barrier(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_barrier_on_stream", stream)?;
         let team = enqueue.team(self)?;
         enqueue.waits_for_nbi()?;
-        // SAFETY: the team is live, and so is the stream.
+        // SAFETY: the team and the stream are live.
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_barrier_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Synchronises the team in stream order, without a quiet: earlier puts may not be visible.
+    /// Synchronises the team in stream order, without a quiet. Earlier puts may not be visible
+    /// afterwards.
     ///
     /// # Collective
     /// All PEs of the team.
@@ -101,31 +104,31 @@ impl Team {
     pub fn sync(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_team_sync_on_stream", stream)?;
         let team = enqueue.team(self)?;
-        // SAFETY: the team is live, and so is the stream.
+        // SAFETY: the team and the stream are live.
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_team_sync_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Waits within the context's deadline until every PE of the team has made this call, and its
-    /// earlier puts are visible. This includes puts of the host without a stream, also over a
+    /// Waits within the context's deadline until every PE of the team has made this call and its
+    /// earlier puts are visible. Puts of the host without a stream are included, also over a
     /// network.
     ///
-    /// Does not wait for puts on other streams of this process.
+    /// The call does not wait for puts on other streams of this process.
     ///
     /// # Collective
     /// All PEs of the team.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`], with PEs that were lost; as for [`barrier`](Self::barrier).
+    /// [`NvshmemError::Timeout`] with the PEs that were lost. As for [`barrier`](Self::barrier).
     pub fn barrier_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_barrier_on_stream";
         if self.comm.enqueued.sent.load(Ordering::Relaxed) {
-            // The kernel completes what devices have sent on their queues, not what the host has
-            // sent. Transfers on NVSHMEM's own streams are completed first, because only a wait
-            // outside NVSHMEM has a deadline.
+            // The barrier's kernel completes network transfers of the device's queues, but not
+            // those of the host. Transfers on NVSHMEM's own streams are completed first, because
+            // only a wait outside of NVSHMEM has a deadline.
             self.blocking("nvshmemx_quiet_on_stream", |team, stream| {
                 let mut enqueue = Enqueue::begin(&team.comm, "nvshmemx_quiet_on_stream", stream)?;
                 enqueue.waits_for_nbi()?;
-                // SAFETY: any stream of the device is allowed.
+                // SAFETY: NVSHMEM permits every stream of the device.
                 enqueue.call(|api, _| unsafe { api.nvshmemx_quiet_on_stream(stream.cu_stream()) })
             })?;
             self.comm.quiet_host()?;
@@ -133,7 +136,7 @@ impl Team {
         self.blocking(CALL, Self::barrier)
     }
 
-    /// Waits within the context's deadline until every PE of the team has called it.
+    /// Waits within the context's deadline until every PE of the team has made this call.
     ///
     /// # Collective
     /// All PEs of the team.
@@ -144,8 +147,8 @@ impl Team {
         self.blocking("nvshmemx_team_sync_on_stream", Self::sync)
     }
 
-    /// Runs a call on the context's own stream and waits for it. Fails if the caller is capturing
-    /// that stream.
+    /// Runs a call on the context's own stream and waits for the stream. Fails if the caller is
+    /// capturing that stream.
     fn blocking(
         &self,
         call: &'static str,
@@ -160,15 +163,17 @@ impl Team {
         wait_stream(call, &self.comm, stream)
     }
 
-    /// Copies `source` of the PE at `root` to `target` on every PE of the team, including the root.
+    /// Copies `source` of the PE with rank `root` to `target` on every PE of the team, including
+    /// the root.
     ///
     /// # Collective
     /// All PEs of the team, with the same length and root.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless both have the same number of elements; [`MisuseKind::Rank`],
-    /// [`MisuseKind::Overlap`], [`MisuseKind::WrongContext`], [`MisuseKind::Device`];
-    /// [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`].
+    /// [`MisuseKind::Length`] unless source and target have the same number of elements.
+    /// [`MisuseKind::Rank`], [`MisuseKind::Overlap`], [`MisuseKind::WrongContext`],
+    /// [`MisuseKind::Device`]. [`NvshmemError::Dead`] if NVSHMEM is unusable.
+    /// [`NvshmemError::Nvshmem`] if NVSHMEM returns an error.
     pub fn broadcast<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -183,19 +188,20 @@ impl Team {
         let count = target.len();
         enqueue.call_status(|_, families| {
             let function = families.broadcast_on_stream(by_width::<T>())?;
-            // SAFETY: both ranges are inside the symmetric heap and kept alive; the team is live
-            // and contains the root.
+            // SAFETY: both ranges are inside the symmetric heap and are kept alive. The team is
+            // live and contains the root.
             Ok(unsafe { function(team, pointer(to), pointer(from), count, root, stream.cu_stream()) })
         })
     }
 
-    /// Concatenates the sources of all PEs in rank order in `target` on each of them.
+    /// Concatenates the sources of all PEs of the team in rank order, and stores the result in
+    /// `target` on each PE.
     ///
     /// # Collective
     /// All PEs of the team, with the same length.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless the target has as many elements as all sources together; as
+    /// [`MisuseKind::Length`] unless the target has as many elements as all sources together. As
     /// for [`broadcast`](Self::broadcast).
     pub fn fcollect<T: Element>(
         &self,
@@ -209,15 +215,14 @@ impl Team {
         self.run(CALL, target, source, source.len(), InPlace::No, stream, function)
     }
 
-    /// Sends the n-th part of `source` to rank n, and stores the part from rank n in the n-th part
-    /// of `target`.
+    /// Sends part n of `source` to rank n, and stores the part from rank n as part n of `target`.
     ///
     /// # Collective
     /// All PEs of the team, with the same length.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless both have the same number of elements, a multiple of the
-    /// team's size; as for [`broadcast`](Self::broadcast).
+    /// [`MisuseKind::Length`] unless source and target have the same number of elements, which is a
+    /// multiple of the team's size. As for [`broadcast`](Self::broadcast).
     pub fn alltoall<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -232,16 +237,16 @@ impl Team {
         self.run(CALL, target, source, count, InPlace::No, stream, function)
     }
 
-    /// Reduces the sources of all PEs element by element into `target` on each of them. The target
-    /// may be the source.
+    /// Reduces the sources of all PEs of the team element by element, and stores the result in
+    /// `target` on each PE. The target may be the source.
     ///
     /// # Collective
     /// All PEs of the team, with the same length and operation.
     ///
     /// # Errors
-    /// [`MisuseKind::Reduction`] for reductions that NVSHMEM lacks (the mean, scaled sums, bit
-    /// operations on floats); [`MisuseKind::Overlap`] for memory that overlaps in part; as for
-    /// [`broadcast`](Self::broadcast).
+    /// [`MisuseKind::Reduction`] for reductions that NVSHMEM lacks: the mean, scaled sums, and
+    /// bitwise operations on floats. [`MisuseKind::Overlap`] if source and target overlap without
+    /// being the same memory. As for [`broadcast`](Self::broadcast).
     pub fn reduce<T: Number>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -266,15 +271,16 @@ impl Team {
         self.run(CALL, target, source, target.len(), InPlace::Whole, stream, function)
     }
 
-    /// Reduces the sources of all PEs element by element, and stores the n-th part of the result in
-    /// `target` of rank n.
+    /// Reduces the sources of all PEs of the team element by element, and stores part n of the
+    /// result in `target` on rank n.
     ///
     /// # Collective
     /// All PEs of the team, with the same length and operation.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless the source has as many elements as all targets together; as
-    /// for [`reduce`](Self::reduce), but source and target must not overlap.
+    /// [`MisuseKind::Length`] unless the source has as many elements as all targets together.
+    /// [`MisuseKind::Overlap`] if source and target overlap. Other errors as for
+    /// [`reduce`](Self::reduce).
     pub fn reduce_scatter<T: Number>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -313,14 +319,14 @@ impl Team {
         let Some((enqueue, team, to, from)) = self.begin(call, target, source, in_place, stream)? else { return Ok(()) };
         enqueue.call_status(|_, families| {
             let function = function(families)?;
-            // SAFETY: both ranges are inside the symmetric heap, of the length given by the count
-            // and the team's size, and kept alive; the team is live.
+            // SAFETY: both ranges are inside the symmetric heap and are kept alive. Their lengths
+            // agree with the count and the team's size. The team is live.
             Ok(unsafe { function(team, pointer(to), pointer(from), count, stream.cu_stream()) })
         })
     }
 
-    /// Makes the checks common to all collectives. Returns the team's handle and both addresses;
-    /// `None` for zero elements.
+    /// Makes the checks that all collectives have in common. Returns the prepared call, the team's
+    /// handle, the target's address and the source's address. Returns `None` for zero elements.
     #[allow(clippy::type_complexity, reason = "destructured at once by its two callers")]
     fn begin<'a, T: Element>(
         &'a self,
@@ -346,7 +352,7 @@ impl Team {
     }
 }
 
-/// Whether the target may be the source.
+/// Whether the target of a collective may be its source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InPlace {
     No,
@@ -365,10 +371,10 @@ mod tests {
 
     #[test]
     fn reductions_that_nvshmem_lacks_are_refused() {
-        assert_eq!(reduction::<f32>("test", ReduceOp::Sum).expect("it has it"), CType::Float);
-        assert_eq!(reduction::<i8>("test", ReduceOp::Xor).expect("it has it"), CType::Int8);
+        assert_eq!(reduction::<f32>("test", ReduceOp::Sum).expect("NVSHMEM sums floats"), CType::Float);
+        assert_eq!(reduction::<i8>("test", ReduceOp::Xor).expect("NVSHMEM has bitwise operations on integers"), CType::Int8);
         for op in [ReduceOp::Avg, ReduceOp::PreMulSum, ReduceOp::And] {
-            let error = reduction::<f32>("test", op).expect_err("it has not");
+            let error = reduction::<f32>("test", op).expect_err("NVSHMEM lacks the reduction");
             assert!(error.to_string().contains("is not supported by NVSHMEM"), "{error}");
         }
     }

@@ -1,7 +1,7 @@
-//! The first steps of every call on a stream: checks, and keeping its memory alive.
+//! The first steps of every call on a stream: checking its arguments, and keeping its memory alive.
 //!
 //! Invariant: when NVSHMEM is called, all memory of the call is recorded as used by the stream, or
-//! owned by the graph of the capture, and the stream is ordered after the team's last collective.
+//! is owned by the captured graph. The stream is then ordered after the team's last collective.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::heap::registration::Registered;
 use crate::sys::{Api, CType, Families};
 use crate::{SymmetricBuffer, Team};
 
-/// A call on a stream, being prepared.
+/// A call on a stream that is being prepared.
 pub(crate) struct Enqueue<'a> {
     comm: &'a Arc<Comm>,
     call: &'static str,
@@ -27,19 +27,20 @@ pub(crate) struct Enqueue<'a> {
     capturing: bool,
     keeps: Vec<Keep>,
     team: Option<&'a Team>,
-    /// Effect of the call on transfers on NVSHMEM's own streams.
+    /// The effect of the call on transfers on NVSHMEM's own streams.
     left: NbiEffect<'a>,
-    /// Registrations needed until NVSHMEM has enqueued the call; its streams are then recorded.
+    /// The registration that the transfer needs. It is kept until NVSHMEM has enqueued the call;
+    /// afterwards the recorded stream keeps the memory registered.
     registered: Option<Arc<Registered>>,
 }
 
-/// Effect of a call on transfers on NVSHMEM's own streams.
+/// The effect of a call on transfers on NVSHMEM's own streams.
 enum NbiEffect<'a> {
     Nothing,
-    /// The call starts a transfer between memory with these streams; the last one belongs to a
-    /// signal.
+    /// The call starts a transfer. The three elements are the stream lists of the two buffers and
+    /// of the signal.
     Transfer([Option<&'a Arc<Streams>>; 3]),
-    /// The call's stream waits for all transfers.
+    /// The call makes its stream wait for all transfers.
     WaitsForAll,
 }
 
@@ -51,12 +52,12 @@ impl<'a> Enqueue<'a> {
         Ok(Self { comm, call, stream, capturing, keeps, team: None, left, registered: None })
     }
 
-    /// Fails if the stream is being captured and the call cannot be captured.
+    /// Returns an error with the reason `why` if the stream is being captured.
     pub(crate) fn not_captured(&self, why: &'static str) -> Result<(), NvshmemError> {
         if self.capturing { Err(NvshmemError::misuse(self.call, MisuseKind::Context { why })) } else { Ok(()) }
     }
 
-    /// Adds symmetric memory of the call and returns its address.
+    /// Adds symmetric memory to the call and returns its address.
     pub(crate) fn symmetric<T>(&mut self, what: &'static str, buffer: &SymmetricBuffer<T>) -> Result<u64, NvshmemError> {
         check_context(self.comm, self.call, what, buffer)?;
         buffer.allocation.note(self.stream);
@@ -71,22 +72,23 @@ impl<'a> Enqueue<'a> {
         self.left = NbiEffect::Transfer([Some(&one.allocation.streams), Some(&other.allocation.streams), None]);
     }
 
-    /// Declares that the transfer is followed by a signal on NVSHMEM's own streams.
+    /// Declares that a signal follows the transfer on NVSHMEM's own streams.
     pub(crate) fn starts_nbi_signal(&mut self, word: &'a SymmetricBuffer<u64>) {
         if let NbiEffect::Transfer([.., signal]) = &mut self.left {
             *signal = Some(&word.allocation.streams);
         }
     }
 
-    /// Declares that the call makes the stream wait for NVSHMEM's own streams.
+    /// Declares that the call makes its stream wait for NVSHMEM's own streams.
     pub(crate) fn waits_for_nbi(&mut self) -> Result<(), NvshmemError> {
         self.left = NbiEffect::WaitsForAll;
-        // Checked before the team's order is changed.
+        // This check is made before the team's order is changed.
         if self.capturing { self.comm.enqueued.pending.check_capture(self.call) } else { Ok(()) }
     }
 
-    /// Checks that this PE's side of a transfer is accessible, and keeps it so until the stream or
-    /// the graph has completed. Checks that both sides of a transfer to this PE do not overlap.
+    /// Checks that this PE's memory of a transfer is accessible, and keeps it accessible until the
+    /// stream or the graph has completed. In a transfer to this PE, also checks that source and
+    /// target do not overlap.
     pub(crate) fn reach(
         &mut self,
         heap: &Heap,
@@ -100,20 +102,20 @@ impl<'a> Enqueue<'a> {
             if self.capturing {
                 self.keeps.push(Arc::<Registered>::clone(&registered));
             }
-            // NVSHMEM is not called in between: a thread that acquires the gate makes the deferred
-            // calls.
+            // Kept until NVSHMEM is called: the next thread that acquires the gate makes deferred
+            // calls, which could unregister the memory.
             self.registered = Some(registered);
         }
         Ok(())
     }
 
-    /// Adds memory of this PE that the call reads.
+    /// Adds memory of this PE that the call reads, and returns the access.
     pub(crate) fn source<T>(&mut self, what: &'static str, buffer: &'a impl DeviceBuffer<T>) -> Result<Access<'a>, NvshmemError> {
         self.check_device(what, buffer)?;
         if self.capturing { self.owned(buffer) } else { Ok(buffer.read(self.stream)?) }
     }
 
-    /// Adds memory of this PE that the call writes.
+    /// Adds memory of this PE that the call writes, and returns the access.
     pub(crate) fn target<T>(
         &mut self,
         what: &'static str,
@@ -140,7 +142,7 @@ impl<'a> Enqueue<'a> {
         }
     }
 
-    /// Adds the team of the call and returns its handle.
+    /// Adds the team to the call and returns its handle.
     pub(crate) fn team(&mut self, team: &'a Team) -> Result<i32, NvshmemError> {
         team.check(self.call, self.comm)?;
         if self.capturing {
@@ -150,7 +152,7 @@ impl<'a> Enqueue<'a> {
         Ok(team.handle())
     }
 
-    /// Passes the owners of memory to the graph, and makes the call.
+    /// Makes the call. In a capture, first passes the owners of the memory to the graph.
     #[inline]
     pub(crate) fn call(
         self,
@@ -159,26 +161,27 @@ impl<'a> Enqueue<'a> {
         self.call_status(|api, families| function(api, families).map(|()| 0))
     }
 
-    /// Like [`call`](Self::call), for functions that return a status.
+    /// Makes the call like [`call`](Self::call), for functions that return a status code.
     ///
-    /// Only `function` depends on types, so only this wrapper is compiled for each caller.
+    /// Only `function` depends on generic types, so only this wrapper is compiled for each caller.
     #[inline]
     pub(crate) fn call_status(
         self,
         function: impl FnOnce(&'static Api, &'static Families) -> Result<i32, MissingSymbol>,
     ) -> Result<(), NvshmemError> {
         let mut function = Some(function);
-        self.run(&mut |api, families| function.take().expect("NVSHMEM is called once")(api, families))
+        self.run(&mut |api, families| function.take().expect("`run` calls the function at most once")(api, families))
     }
 
-    /// Calls `function` at most once.
+    /// Makes the call: calls `function` at most once.
     fn run(self, function: Function<'_>) -> Result<(), NvshmemError> {
         if self.capturing {
             let mut keeps = self.keeps;
             keeps.push(Arc::<()>::clone(&self.comm.enqueued.captured));
             keep_in_graph(self.stream, keeps)?;
         }
-        // The turn is kept until NVSHMEM has enqueued the call.
+        // The turn is kept until NVSHMEM has enqueued the call, so that no other collective of the
+        // team is enqueued before it.
         let _turn = match self.team {
             Some(team) => Some(team.order().follow(self.call, self.comm, self.stream, self.capturing)?),
             None => None,
@@ -188,15 +191,17 @@ impl<'a> Enqueue<'a> {
             NbiEffect::Transfer(memory) => Some(self.comm.enqueued.pending.add(*memory)),
             NbiEffect::WaitsForAll => Some(self.comm.enqueued.pending.wait_for_all(self.call, self.stream, self.capturing)?),
         };
-        // Also recorded for calls without memory, such as a quiet: `finalize` waits for the stream.
+        // The stream is recorded even if the call has no memory, such as a quiet, because
+        // `finalize` waits for recorded streams.
         self.comm.enqueued.used.note(self.stream);
         let result = self.comm.issue(self.call, function);
-        // A stream whose capture began after the check has borrowed memory, or memory that only the
-        // stream's list keeps alive.
+        // A capture may have begun after the check in `begin`. The graph would then contain memory
+        // that is borrowed or that only the stream's list keeps alive.
         let alone = if self.capturing { Ok(()) } else { refuse_capture_begun(self.call, self.stream) };
         self.comm.nvshmem.check(self.call, result?)?;
         alone?;
-        // Only after success: a call that failed makes no stream wait.
+        // The list is emptied only after success, because after a failed call no stream waits for
+        // the transfers.
         if let (NbiEffect::WaitsForAll, Some(mut left)) = (self.left, left) {
             left.empty();
         }
@@ -204,10 +209,10 @@ impl<'a> Enqueue<'a> {
     }
 }
 
-/// A function of NVSHMEM with its arguments; returns its status.
+/// A function of NVSHMEM with its arguments. It returns a status code.
 type Function<'f> = &'f mut dyn FnMut(&'static Api, &'static Families) -> Result<i32, MissingSymbol>;
 
-/// Fails unless the buffer is symmetric memory of that context.
+/// Checks that the buffer is symmetric memory of this context.
 pub(crate) fn check_context<T>(
     comm: &Arc<Comm>,
     call: &'static str,
@@ -221,7 +226,7 @@ pub(crate) fn check_context<T>(
     }
 }
 
-/// Fails unless both lengths are equal.
+/// Checks that an argument has the expected number of elements.
 #[inline]
 pub(crate) fn check_len(call: &'static str, what: &'static str, found: usize, expected: usize) -> Result<(), NvshmemError> {
     if found == expected {
@@ -231,14 +236,15 @@ pub(crate) fn check_len(call: &'static str, what: &'static str, found: usize, ex
     }
 }
 
-/// Returns the first address that two ranges of bytes share, if any.
+/// Returns the first address that is in both ranges of bytes, or `None` if the ranges do not
+/// overlap.
 pub(crate) fn overlap(one: (u64, usize), other: (u64, usize)) -> Option<u64> {
     let start = one.0.max(other.0);
     let end = (one.0 + one.1 as u64).min(other.0 + other.1 as u64);
     (start < end).then_some(start)
 }
 
-/// Fails if the memory that is read overlaps the memory that is written.
+/// Checks that the memory that is read does not overlap the memory that is written.
 pub(crate) fn check_apart(
     call: &'static str,
     read: (&'static str, u64, usize),
@@ -250,7 +256,8 @@ pub(crate) fn check_apart(
     }
 }
 
-/// Checks that both sides are accessible and, in a transfer to this PE, do not overlap.
+/// Checks that the memory of both PEs is accessible. In a transfer to this PE, also checks that
+/// source and target do not overlap.
 pub(crate) fn check_pair(
     heap: &Heap,
     call: &'static str,
@@ -266,7 +273,7 @@ pub(crate) fn check_pair(
     Ok(registered)
 }
 
-/// Returns the C type by which elements of that size are transferred.
+/// Returns the C type of the size of `T`, as which elements are transferred.
 pub(crate) const fn by_width<T: Element>() -> CType {
     const { assert!(T::PARTS == 1, "NVSHMEM has no type for elements that are made of several values: pass a buffer of those values") };
     match size_of::<T>() {
@@ -296,12 +303,12 @@ mod tests {
 
     #[test]
     fn overlap_error_names_both_buffers_and_the_address() {
-        let error = check_apart("test", ("the source", 0x100, 32), ("the target", 0x110, 32)).expect_err("they overlap");
+        let error = check_apart("test", ("the source", 0x100, 32), ("the target", 0x110, 32)).expect_err("the ranges overlap");
         assert_eq!(error.to_string(), "test: the source and the target overlap at 0x110, expected separate memory");
     }
 
     #[test]
-    fn every_element_has_a_transferable_width() {
+    fn elements_are_transferred_as_integers_of_their_size() {
         assert_eq!(by_width::<i8>(), CType::Uint8);
         assert_eq!(by_width::<i32>(), CType::Uint32);
         assert_eq!(by_width::<f64>(), CType::Uint64);

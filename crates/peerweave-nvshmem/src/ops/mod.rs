@@ -1,5 +1,5 @@
-//! The operations of a context and its teams: memory, transfers, signals, collectives, modules.
-//! Each call makes its checks, records the memory that it uses, and then calls NVSHMEM.
+//! The operations of a context and its teams: memory, transfers, signals, collectives and modules.
+//! Each call checks its arguments, records the memory that it uses, and then calls NVSHMEM.
 
 mod addresses;
 mod allocate;

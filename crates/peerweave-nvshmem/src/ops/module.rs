@@ -1,7 +1,5 @@
-//! Modules whose kernels call NVSHMEM. Each must be initialised with NVSHMEM's state before its
-//! first launch, and finalised before it is unloaded.
-//!
-//! Modules are loaded and linked elsewhere.
+//! Modules whose kernels call NVSHMEM. A module must be initialised with NVSHMEM's state before its
+//! first launch, and finalised before it is unloaded. This crate neither loads nor links modules.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,20 +15,21 @@ use crate::context::Context;
 use crate::error::NvshmemError;
 use crate::sys::Api;
 
-/// A module or library that is initialised with NVSHMEM's state until this value is dropped.
+/// Guard of a module or library that is initialised with NVSHMEM's state. Dropping the guard
+/// removes the state.
 ///
-/// Dropping is local. Drop it when no kernel of the module runs any more, and before NVSHMEM is
-/// finalised. The guard keeps the module loaded.
+/// Dropping is local. Drop the guard when no kernel of the module runs any more, and before NVSHMEM
+/// is finalised. The guard keeps the module loaded.
 pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
     held: Held,
-    /// Prevents NVSHMEM from being finalised, because it would write its state into the module at
-    /// the next start.
+    /// A token: while it exists, NVSHMEM cannot be finalised. After a finalisation, NVSHMEM would
+    /// write its state into the module at its next start.
     _counted: Arc<()>,
 }
 
-/// Addresses of the driver's handles, which any thread may use.
+/// Address of the driver's handle, which any thread may use.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Module(usize),
@@ -39,31 +38,35 @@ enum Kind {
 
 impl Context {
     /// Initialises a module with NVSHMEM's state, so that its kernels may call NVSHMEM's device
-    /// functions. `keep` keeps the module loaded; a thread of [`peerweave_driver`] drops it with
-    /// the device's context current, some time after NVSHMEM has finalised the module.
+    /// functions.
     ///
-    /// NVSHMEM waits for the whole device. So this call first waits, within the context's deadline,
-    /// for every stream used with this context and for the default stream. Other work on the device
-    /// that waits for a PE beyond the deadline makes the context unusable.
+    /// `keep` keeps the module loaded. A thread of [`peerweave_driver`] drops it with the device's
+    /// context current, some time after NVSHMEM has finalised the module.
+    ///
+    /// NVSHMEM waits for the whole device. This call first waits, within the context's deadline,
+    /// for every stream used with this context and for the default stream. If other work on the
+    /// device then waits for a PE beyond the deadline, the context becomes unusable.
     ///
     /// # Errors
-    /// [`NvshmemError::Nvshmem`] for a module linked with another version of NVSHMEM's device
-    /// library, or with none; [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
+    /// [`NvshmemError::Nvshmem`] for a module that is linked with another version of NVSHMEM's
+    /// device library, or without that library. [`NvshmemError::Timeout`] if a stream or NVSHMEM
+    /// does not complete by the deadline. [`NvshmemError::Dead`] if NVSHMEM is unusable.
     ///
     /// # Safety
-    /// The module is loaded in this context's device, and stays loaded while `keep` lives. Its
+    /// The module is loaded on this context's device, and stays loaded while `keep` lives. Its
     /// kernels run only while the guard lives.
     pub unsafe fn init_module(&self, module: CUmodule, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         let (address, held) = (module.expose_provenance(), Held::new(&self.comm.context, keep));
         self.init_with("nvshmemx_cumodule_init", &held, move |api| {
-            // SAFETY: the caller promises that the module is loaded, and it is kept until the call
-            // has returned.
+            // SAFETY: the caller guarantees that the module is loaded. The module is kept loaded
+            // until the call has returned.
             unsafe { api.nvshmemx_cumodule_init(std::ptr::with_exposed_provenance_mut(address)) }
         })?;
         Ok(self.guard(Kind::Module(address), held))
     }
 
-    /// Like [`init_module`](Self::init_module), for a library of the driver. Requires CUDA 12.
+    /// Initialises a library of the driver with NVSHMEM's state, like
+    /// [`init_module`](Self::init_module). Requires CUDA 12.
     ///
     /// # Errors
     /// As for [`init_module`](Self::init_module).
@@ -74,15 +77,16 @@ impl Context {
     pub unsafe fn init_library(&self, library: CUlibrary, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         let (address, held) = (library.expose_provenance(), Held::new(&self.comm.context, keep));
         self.init_with("nvshmemx_culibrary_init", &held, move |api| {
-            // SAFETY: the caller promises that the library is loaded, and it is kept until the call
-            // has returned.
+            // SAFETY: the caller guarantees that the library is loaded. The library is kept loaded
+            // until the call has returned.
             unsafe { api.nvshmemx_culibrary_init(std::ptr::with_exposed_provenance_mut(address)) }
         })?;
         Ok(self.guard(Kind::Library(address), held))
     }
 
-    /// Waits for known work, and then calls NVSHMEM, which copies on the default stream and waits
-    /// for the whole device. A timeout of the first wait is only an error.
+    /// Waits for recorded work, and then calls NVSHMEM, which copies on the default stream and
+    /// waits for the whole device. A timeout of the first wait is only an error, but a timeout
+    /// inside NVSHMEM makes the context unusable.
     fn init_with(
         &self,
         call: &'static str,
@@ -93,7 +97,7 @@ impl Context {
         comm.check_usable(call)?;
         comm.drain(call)?;
         wait_stream(call, comm, &comm.context.default_stream())?;
-        // Kept until the call returns, however late.
+        // The module is kept loaded until the call returns, even after a timeout.
         let kept = held.clone();
         let code = comm.block(call, move |api, _| {
             let code = tell(api);
@@ -125,8 +129,8 @@ impl Drop for ModuleGuard {
 fn finalize_module(comm: &Comm, address: usize) -> Result<(), NvshmemError> {
     let nvshmem = comm.nvshmem;
     let module = std::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: the module is kept, was initialised once, and is finalised once, by the thread that
-    // holds the gate.
+    // SAFETY: the module is kept loaded, was initialised once and is finalised once. The calling
+    // thread holds the gate.
     let code = nvshmem.code("nvshmemx_cumodule_finalize", |api| unsafe { api.nvshmemx_cumodule_finalize(module) })?;
     nvshmem.check("nvshmemx_cumodule_finalize", code)
 }
@@ -134,7 +138,7 @@ fn finalize_module(comm: &Comm, address: usize) -> Result<(), NvshmemError> {
 fn finalize_library(comm: &Comm, address: usize) -> Result<(), NvshmemError> {
     let nvshmem = comm.nvshmem;
     let library = std::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: as above.
+    // SAFETY: as in `finalize_module`.
     let code = nvshmem.code("nvshmemx_culibrary_finalize", |api| unsafe { api.nvshmemx_culibrary_finalize(library) })?;
     nvshmem.check("nvshmemx_culibrary_finalize", code)
 }

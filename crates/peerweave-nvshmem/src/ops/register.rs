@@ -1,5 +1,5 @@
-//! Memory from outside the heap, made symmetric on every PE or registered as this PE's side of
-//! transfers.
+//! Memory from outside the heap, which is made symmetric on every PE or registered as this PE's
+//! memory of transfers.
 
 use peerweave_driver::cudarc::driver::sys::CUpointer_attribute;
 use peerweave_driver::{CudaCode, DeviceBuffer, Driver, DriverError, bind_if_needed};
@@ -16,34 +16,36 @@ use crate::ops::allocate::check_all_allocated;
 use crate::{SymmetricBuffer, Version};
 
 impl Context {
-    /// Makes memory symmetric: every PE passes its own memory, and gets a buffer that stands for
-    /// the memory of all PEs.
+    /// Makes existing memory symmetric. Every PE passes its own memory, and gets a buffer that
+    /// represents the memory of all PEs.
     ///
-    /// NVSHMEM accepts memory of CUDA's virtual memory management with a shareable handle: a whole
-    /// mapping, whose length is a multiple of the heap's step
-    /// ([`Settings::heap_step_bytes`](crate::Settings::heap_step_bytes)). Other memory is refused.
-    /// The memory is kept until the buffer is freed.
+    /// NVSHMEM accepts only memory of CUDA's virtual memory management with a shareable handle. The
+    /// memory must be a whole mapping, whose length is a multiple of the heap's step
+    /// ([`Settings::heap_step_bytes`](crate::Settings::heap_step_bytes)). The memory stays
+    /// allocated until the buffer is freed.
     ///
     /// # Collective
     /// As for [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// [`MisuseKind::Context`] for memory that is borrowed, is not virtual memory, cannot be
-    /// shared, or is a part of a mapping. [`MisuseKind::Value`] for a length that is not a multiple
-    /// of the step. [`NvshmemError::Nvshmem`] if NVSHMEM refuses the memory, which makes the
-    /// context unusable unless the heap has a fixed size. Otherwise as for [`alloc`](Self::alloc).
+    /// [`MisuseKind::Context`] for borrowed memory, memory that is not virtual memory, memory
+    /// without a shareable handle, or a part of a mapping. [`MisuseKind::Value`] for a length that
+    /// is not a multiple of the step. [`NvshmemError::Nvshmem`] if NVSHMEM refuses the memory,
+    /// which makes the context unusable unless the heap has a fixed size. Other errors as for
+    /// [`alloc`](Self::alloc).
     pub fn register_symmetric<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.register("nvshmemx_buffer_register_symmetric", memory, None)
     }
 
-    /// Like [`register_symmetric`](Self::register_symmetric), preferably at the given address of
-    /// the symmetric heap. Requires NVSHMEM 3.6.
+    /// Makes memory symmetric like [`register_symmetric`](Self::register_symmetric), preferably at
+    /// `address` of the symmetric heap. Requires NVSHMEM 3.6.
     ///
     /// # Collective
-    /// As for [`alloc`](Self::alloc); the addresses may differ.
+    /// As for [`alloc`](Self::alloc). The addresses of the PEs may differ.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`]; as for [`register_symmetric`](Self::register_symmetric).
+    /// [`NvshmemError::Unsupported`] for an older library. As for
+    /// [`register_symmetric`](Self::register_symmetric).
     pub fn register_symmetric_near<T: Element>(
         &self,
         memory: &impl DeviceBuffer<T>,
@@ -78,8 +80,8 @@ impl Context {
         let (source, keep) = kept?;
         let address = entered.block(call, move |api, _| {
             let source = std::ptr::without_provenance_mut(source as usize);
-            // SAFETY: the memory has that many bytes and is kept until it is unregistered; all PEs
-            // call.
+            // SAFETY: the memory has `bytes` bytes and is kept alive until it is unregistered. All
+            // PEs call.
             let registered = unsafe {
                 match wish {
                     None => api.nvshmemx_buffer_register_symmetric(source, bytes, 0),
@@ -92,14 +94,15 @@ impl Context {
             Ok(registered.addr())
         });
         let address = address.inspect_err(|error| {
-            // The call has not returned and uses the memory, and the other PEs may map it.
+            // The call has not returned and may still use the memory, and other PEs may map the
+            // memory.
             if !matches!(error, NvshmemError::Unsupported(_)) {
                 keep.leak();
             }
         })?;
         drop(entered);
         if address == 0 && !self.heap.limits.fixed {
-            // NVSHMEM has unmapped its whole heap.
+            // NVSHMEM has unmapped its whole heap, so the context is unusable.
             comm.mark_dead(DeadState::Broken { by: call });
         }
         check_all_allocated(comm, call, address, Ok(())).inspect_err(|_| keep.leak())?;
@@ -110,32 +113,32 @@ impl Context {
         Ok(SymmetricBuffer::whole(self.heap.add_allocation(address as u64, bytes, Some(keep)), memory.len()))
     }
 
-    /// Registers memory as this PE's side of puts and gets. Only needed for PEs that are reached
-    /// over the network.
+    /// Registers memory as this PE's memory of puts and gets. Only transfers over the network need
+    /// this call.
     ///
-    /// Not collective. After the result is dropped, the memory is unregistered when the streams
-    /// that use it have completed. The memory is kept until then.
+    /// This call is not collective. After the result is dropped, the memory is unregistered when
+    /// the streams that use it have completed. The memory is kept alive until then.
     ///
     /// # Errors
     /// [`NvshmemError::Nvshmem`] for memory that overlaps registered memory, or that a network
-    /// refuses. In the latter case another network may have registered it, so it is kept forever.
-    /// [`MisuseKind::Context`] for borrowed memory.
+    /// refuses. In the latter case another network may have registered the memory, so the memory is
+    /// leaked. [`MisuseKind::Context`] for borrowed memory.
     pub fn register_local<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NvshmemError> {
         const CALL: &str = "nvshmemx_buffer_register";
         let comm = &self.comm;
         let (address, held) = owned(comm, CALL, memory)?;
         let bytes = memory.len() * size_of::<T>();
         let code = comm.issue(CALL, |api, _| {
-            // SAFETY: the memory has that many bytes and is kept until it is unregistered.
+            // SAFETY: the memory has `bytes` bytes and is kept alive until it is unregistered.
             unsafe { api.nvshmemx_buffer_register(std::ptr::without_provenance_mut(address as usize), bytes) }
         })?;
-        // One of several networks may have registered it.
+        // One of several networks may have registered the memory, so the memory must not be freed.
         comm.nvshmem.check(CALL, code).inspect_err(|_| held.leak())?;
         Ok(self.heap.register(address, bytes, held))
     }
 }
 
-/// Returns the address of memory, and its owner.
+/// Returns the address of memory and its owner. Fails for borrowed memory.
 fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> Result<(u64, Held), NvshmemError> {
     let (found, expected) = (memory.device(), comm.context.ordinal());
     if found != expected {
@@ -152,9 +155,9 @@ fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> R
     Ok((address, Held::new(&comm.context, keep)))
 }
 
-/// Fails unless the memory is one whole mapping of virtual memory with a shareable handle, and its
-/// length is a multiple of the heap's step. NVSHMEM maps the handle from its start, whichever part
-/// was passed. If that fails, it unmaps its whole heap and ends the process.
+/// Checks that memory is one whole mapping with a shareable handle, and that its length is a
+/// multiple of the heap's step. NVSHMEM maps the handle from its start, even if a part of the
+/// mapping was passed. If mapping fails, NVSHMEM unmaps its whole heap and ends the process.
 fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, bytes: usize) -> Result<(), NvshmemError> {
     use CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
@@ -163,17 +166,18 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
     bind_if_needed(&comm.context)?;
     let refuse = |why| Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
     let mut handle = 0;
-    // SAFETY: the pointer is to a live handle; the driver looks up the address.
+    // SAFETY: the pointer is to a live handle, and the driver looks up the address.
     let code = unsafe { api.cuMemRetainAllocationHandle(&raw mut handle, std::ptr::without_provenance_mut(address as usize)) };
     if code.map_err(DriverError::from)? != CudaCode::SUCCESS {
         return refuse("only CUDA's virtual memory can be made symmetric, such as that of peerweave-vmm");
     }
-    // SAFETY: the handle is live, and not used afterwards.
+    // SAFETY: the handle is live, and is not used afterwards.
     let _ = unsafe { api.cuMemRelease(handle) };
-    // Ignored if the driver does not know: NVSHMEM then decides.
+    // An attribute that the driver does not know is not checked. NVSHMEM then accepts or refuses
+    // the memory.
     let ask = |attribute| -> Result<Option<u64>, NvshmemError> {
         let mut value = 0_u64;
-        // SAFETY: these attributes are numbers of at most 64 bits.
+        // SAFETY: these attributes are integers of at most 64 bits.
         let code = unsafe { api.cuPointerGetAttribute((&raw mut value).cast(), attribute, address) };
         Ok((code.map_err(DriverError::from)? == CudaCode::SUCCESS).then_some(value))
     };

@@ -1,10 +1,11 @@
-//! Puts and gets on a stream: in stream order or non-blocking, strided, of single values.
+//! Puts and gets on a stream: in stream order or non-blocking, strided, and of single values.
 //!
-//! `signal.rs` has puts with a signal, `rma_blocking.rs` the calls for which the host waits.
+//! `signal.rs` has puts with a signal, `rma_blocking.rs` the puts and gets for which the host
+//! waits.
 //!
-//! A put or get on a stream is locally complete in stream order: later work of that stream may
-//! reuse its source or read its target. The put is visible to the other PE after a quiet, a
-//! barrier, or a signal sent with it.
+//! A put or get on a stream is locally complete in stream order. Later work of the stream may
+//! therefore overwrite the source of the put, or read the target of the get. A put is visible to
+//! the other PE after a quiet, a barrier, or a signal sent with the put.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::ops::enqueue::{Enqueue, by_width, check_apart, check_context, check_l
 use crate::sys::{CType, Families};
 use crate::{SymmetricBuffer, sys};
 
-/// Checks that a strided transfer of `count` elements spans at most `len` elements.
+/// Checks that `count` elements at a stride fit in `len` elements.
 fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len: usize) -> Result<(), NvshmemError> {
     if stride == 0 {
         let what = if what == "the target" { "the target's stride" } else { "the source's stride" };
@@ -36,18 +37,19 @@ fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len
     }
 }
 
-const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM would make this transfer on its own streams, or with a value that does not outlive the call";
+const NO_CAPTURE: &str = "the stream is being captured, and a graph cannot contain this transfer, because NVSHMEM uses its own streams or a value that does not outlive the call";
 
 impl Context {
     /// Writes `source` to `target` on another PE, in stream order.
     ///
-    /// `source` is any memory of this device. For a PE that is reached over the network it must be
-    /// symmetric or [registered](Self::register_local).
+    /// `source` may be any memory of this device. If the PE is reached over the network, `source`
+    /// must be symmetric or [registered](Self::register_local).
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless both have the same number of elements; [`MisuseKind::Pe`],
-    /// [`MisuseKind::Device`], [`MisuseKind::WrongContext`], [`MisuseKind::Unregistered`],
-    /// [`MisuseKind::Overlap`] (in a put to this PE); [`NvshmemError::Dead`].
+    /// [`MisuseKind::Length`] unless source and target have the same number of elements.
+    /// [`MisuseKind::Pe`], [`MisuseKind::Device`], [`MisuseKind::WrongContext`],
+    /// [`MisuseKind::Unregistered`]. [`MisuseKind::Overlap`] if source and target of a put to this
+    /// PE overlap. [`NvshmemError::Dead`] if NVSHMEM is unusable.
     pub fn put<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -68,22 +70,22 @@ impl Context {
         let access = enqueue.source("the source", source)?;
         let local = access.address();
         enqueue.reach(&self.heap, ("the source", local), ("the target", remote), bytes, pe)?;
-        // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer;
-        // both are kept alive until the stream has completed.
+        // SAFETY: the remote range is inside the symmetric heap, and the local range is inside its
+        // buffer. Both are kept alive until the stream has completed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_putmem_on_stream(pointer(remote), pointer(local), bytes, to, stream.cu_stream())
         })
     }
 
-    /// Like [`put`](Self::put), but complete only after a quiet; until then the source must not be
-    /// written. The put may overtake other work of the stream.
+    /// Writes like [`put`](Self::put), but is complete only after a quiet. Until then the source
+    /// must not be overwritten. The put may overtake other work of the stream.
     ///
-    /// NVSHMEM's own streams wait for the earlier work of `stream`, and its blocking calls wait for
-    /// its own streams. So if `stream` is delayed beyond the deadline, a later blocking call makes
-    /// the context unusable.
+    /// NVSHMEM's own streams wait for the earlier work of `stream`, and NVSHMEM's blocking calls
+    /// wait for NVSHMEM's own streams. If `stream` is delayed beyond the deadline, a later blocking
+    /// call makes the context unusable.
     ///
     /// # Errors
-    /// As for [`put`](Self::put); [`MisuseKind::Context`] on a stream that is being captured.
+    /// As for [`put`](Self::put). [`MisuseKind::Context`] if the stream is being captured.
     pub fn put_nbi<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -93,13 +95,13 @@ impl Context {
     ) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_putmem_nbi_on_stream";
         self.nbi(CALL, ("the target", target), ("the source", source), pe, stream, |api, remote, local, bytes, to, stream| {
-            // SAFETY: both ranges are inside the symmetric heap, whose memory is freed after a
+            // SAFETY: both ranges are inside the symmetric heap, whose memory is freed only after a
             // quiet.
             unsafe { api.nvshmemx_putmem_nbi_on_stream(remote, local, bytes, to, stream) }
         })
     }
 
-    /// Reads `source` of another PE into `target`, in stream order.
+    /// Reads `source` on another PE into `target`, in stream order.
     ///
     /// # Errors
     /// As for [`put`](Self::put).
@@ -123,15 +125,15 @@ impl Context {
         let access = enqueue.target("the target", target)?;
         let local = access.address();
         enqueue.reach(&self.heap, ("the target", local), ("the source", remote), bytes, pe)?;
-        // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer;
-        // both are kept alive until the stream has completed.
+        // SAFETY: the remote range is inside the symmetric heap, and the local range is inside its
+        // buffer. Both are kept alive until the stream has completed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_getmem_on_stream(pointer(local), pointer(remote), bytes, from, stream.cu_stream())
         })
     }
 
-    /// Like [`get`](Self::get), but complete only after a quiet; until then the target must not be
-    /// used.
+    /// Reads like [`get`](Self::get), but is complete only after a quiet. Until then the target
+    /// must not be used.
     ///
     /// # Errors
     /// As for [`put_nbi`](Self::put_nbi).
@@ -144,7 +146,7 @@ impl Context {
     ) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_getmem_nbi_on_stream";
         self.nbi(CALL, ("the source", source), ("the target", target), pe, stream, |api, remote, local, bytes, from, stream| {
-            // SAFETY: both ranges are inside the symmetric heap, whose memory is freed after a
+            // SAFETY: both ranges are inside the symmetric heap, whose memory is freed only after a
             // quiet.
             unsafe { api.nvshmemx_getmem_nbi_on_stream(local, remote, bytes, from, stream) }
         })
@@ -182,11 +184,12 @@ impl Context {
     }
 
     /// Writes elements of `source` to `target` on another PE, with strides, in stream order.
-    /// NVSHMEM supports it only for PEs that are not reached over the network.
+    /// NVSHMEM supports this call only for PEs that are not reached over the network.
     ///
     /// # Errors
-    /// [`MisuseKind::OutOfRange`] if the last element is outside; [`MisuseKind::Unregistered`] for
-    /// a PE that only the network reaches. Otherwise as for [`put`](Self::put).
+    /// [`MisuseKind::OutOfRange`] if the last element is outside its buffer.
+    /// [`MisuseKind::Unregistered`] for a PE that is reached only over the network. Other errors as
+    /// for [`put`](Self::put).
     pub fn put_strided<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -201,7 +204,7 @@ impl Context {
         })
     }
 
-    /// Reads elements of `source` of another PE into `target`, with strides, in stream order.
+    /// Reads elements of `source` on another PE into `target`, with strides, in stream order.
     ///
     /// # Errors
     /// As for [`put_strided`](Self::put_strided).
@@ -240,8 +243,8 @@ impl Context {
         enqueue.call(|_, families| {
             let function = function(families, by_width::<T>())?;
             let (target_stride, source_stride) = (strides.dest as isize, strides.source as isize);
-            // SAFETY: every element is inside the symmetric heap on both sides, and kept alive
-            // until the stream has completed.
+            // SAFETY: every element is inside the symmetric heap, both in the source and in the
+            // target. The memory is kept alive until the stream has completed.
             unsafe {
                 function(pointer(to), pointer(from), target_stride, source_stride, strides.count, other, stream.cu_stream())
             };
@@ -249,8 +252,9 @@ impl Context {
         })
     }
 
-    /// Checks that every element is in range, that both sides are mapped in this process, and that
-    /// they do not overlap in a transfer to this PE. Returns the PE, and the strides for NVSHMEM.
+    /// Checks that every element is in range, and that the remote memory is mapped in this process.
+    /// In a transfer to this PE, also checks that source and target do not overlap. Returns the PE,
+    /// and the strides for NVSHMEM.
     pub(crate) fn check_strided<T: Element>(
         &self,
         call: &'static str,
@@ -267,17 +271,18 @@ impl Context {
         if strides.count == 0 {
             return Ok((other, strides));
         }
-        // A single element has no stride, but CUDA would refuse a wide one.
+        // The stride of a single element has no effect, but CUDA would refuse a large stride.
         let strides = if strides.count == 1 { Strides { count: 1, source: 1, dest: 1 } } else { strides };
         for (what, stride) in [("the target's stride", strides.dest), ("the source's stride", strides.source)] {
-            // The widest pitch of a copy of CUDA; NVSHMEM would end the process.
+            // CUDA's copies have a maximum pitch. For a larger stride, NVSHMEM would end the
+            // process.
             if stride.saturating_mul(size_of::<T>()) > i32::MAX as usize {
                 let found = i64::try_from(stride).unwrap_or(i64::MAX);
                 return Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected: "less than 2 GiB" }));
             }
         }
         if !self.heap.mapped(remote.address())?[pe.index()] {
-            // NVSHMEM prints that it is not implemented, and ends the process.
+            // NVSHMEM would print that the transfer is not implemented, and end the process.
             return Err(NvshmemError::misuse(call, MisuseKind::Unregistered { what: remote_name, pe }));
         }
         if pe == self.comm.pe {
@@ -288,11 +293,11 @@ impl Context {
         Ok((other, strides))
     }
 
-    /// Writes one value to the first element of `target` on another PE, in stream order.
+    /// Writes `value` to the first element of `target` on another PE, in stream order.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless the target has an element; [`MisuseKind::Context`] on a stream
-    /// that is being captured. Otherwise as for [`put`](Self::put).
+    /// [`MisuseKind::Length`] if the target is empty. [`MisuseKind::Context`] if the stream is
+    /// being captured. Other errors as for [`put`](Self::put).
     pub fn put_value<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -315,8 +320,9 @@ impl Context {
                     let function = unsafe {
                         std::mem::transmute::<sys::ByValue, unsafe extern "C" fn(*mut $bits, $bits, c_int, CUstream)>(function)
                     };
-                    // SAFETY: elements are plain bytes of the integer's width; the address is
-                    // inside the symmetric heap and kept alive.
+                    // SAFETY: elements have the integer's width, and every bit pattern is a valid
+                    // integer. The address is inside the symmetric heap, and its memory is kept
+                    // alive.
                     unsafe { function(pointer(remote), std::mem::transmute_copy::<T, $bits>(&value), to, stream) }
                 }};
             }
@@ -345,10 +351,10 @@ mod tests {
     #[test]
     fn strided_range_must_contain_its_last_element() {
         assert!(span("test", "the target", 3, 4, 10).is_ok());
-        let error = span("test", "the target", 3, 4, 9).expect_err("the last element is outside");
+        let error = span("test", "the target", 3, 4, 9).expect_err("the last element is out of range");
         assert_eq!(error.to_string(), "test: the target is 0..10, expected a range within 9 elements");
         assert!(span("test", "the target", 3, 0, 0).is_ok());
         assert!(span("test", "the target", 0, 1, 1).is_err());
-        assert!(span("test", "the target", usize::MAX, 3, 9).is_err(), "no overflow");
+        assert!(span("test", "the target", usize::MAX, 3, 9).is_err(), "the end of the range must not overflow");
     }
 }

@@ -1,8 +1,8 @@
-//! Puts and gets for which the host waits, within the context's deadline: contiguous, strided, of
-//! single values.
+//! Puts and gets for which the host waits, within the context's deadline: contiguous, strided, and
+//! of single values.
 //!
-//! They are not ordered with work on streams. Invariant: memory used by a call inside NVSHMEM is
-//! kept alive until the call has returned, even after a timeout.
+//! They are not ordered with work on streams. Invariant: the memory of a call is kept alive until
+//! the call has returned from NVSHMEM, even after a timeout.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use crate::ops::enqueue::{by_width, check_context, check_len, check_pair, pointe
 use crate::ops::rma::one_at_least;
 use crate::{SymmetricBuffer, sys};
 
-/// Calls a function that takes or returns an element by value, as the integer of its width.
+/// Calls a function that takes or returns an element by value. The element is passed as the integer
+/// of its width.
 macro_rules! by_bits {
     ($T:ty, $call:ident) => {
         match size_of::<$T>() {
@@ -32,12 +33,12 @@ macro_rules! by_bits {
 }
 
 impl Context {
-    /// Returns the first element of `source` of another PE, within the context's deadline. NVSHMEM
-    /// supports it only for PEs that are not reached over the network.
+    /// Reads the first element of `source` on another PE, within the context's deadline. NVSHMEM
+    /// supports this call only for PEs that are not reached over the network.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`]; [`MisuseKind::Unregistered`] for a PE that only the network
-    /// reaches. Otherwise as for [`put`](Self::put).
+    /// [`NvshmemError::Timeout`] if the call exceeds the deadline. [`MisuseKind::Unregistered`] for
+    /// a PE that is reached only over the network. Other errors as for [`put`](Self::put).
     pub fn get_value_blocking<T: Element>(&self, source: &SymmetricBuffer<T>, pe: Pe) -> Result<T, NvshmemError> {
         const CALL: &str = "nvshmem_g";
         let (remote, from) = self.check_value(CALL, "the source", source, pe)?;
@@ -50,8 +51,8 @@ impl Context {
                     type Function = unsafe extern "C" fn(*const $bits, c_int) -> $bits;
                     // SAFETY: the address is that of the function for integers of this width.
                     let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
-                    // SAFETY: the address is inside the symmetric heap; elements are plain bytes of
-                    // the integer's width, of any value.
+                    // SAFETY: the address is inside the symmetric heap. Elements have the integer's
+                    // width, and every bit pattern is a valid element.
                     unsafe { std::mem::transmute_copy::<$bits, T>(&function(pointer(remote), from)) }
                 }};
             }
@@ -59,12 +60,12 @@ impl Context {
         })
     }
 
-    /// Like [`get_value_blocking`](Self::get_value_blocking), after the earlier work of `stream`.
-    /// It waits for the stream, because NVSHMEM returns the value to the host.
+    /// Reads a value like [`get_value_blocking`](Self::get_value_blocking), after the earlier work
+    /// of `stream`. The host waits for the stream, because NVSHMEM returns the value to the host.
     ///
     /// # Errors
-    /// As for [`get_value_blocking`](Self::get_value_blocking); [`MisuseKind::Device`],
-    /// [`NvshmemError::Cuda`] on a stream that is being captured.
+    /// As for [`get_value_blocking`](Self::get_value_blocking). [`MisuseKind::Device`] for a stream
+    /// of another device. [`NvshmemError::Cuda`] if the stream is being captured.
     pub fn get_value<T: Element>(
         &self,
         source: &SymmetricBuffer<T>,
@@ -78,7 +79,8 @@ impl Context {
             return Err(DriverError::Capturing { call: CALL }.into());
         }
         source.allocation.note(stream);
-        // A wait for the stream inside NVSHMEM would have no deadline.
+        // The wait is made here, because a wait for the stream inside NVSHMEM would have no
+        // deadline.
         wait_stream(CALL, &self.comm, stream)?;
         let kept = (source.clone(), Arc::clone(stream));
         self.comm.block(CALL, move |_, families| {
@@ -89,7 +91,7 @@ impl Context {
                     type Function = unsafe extern "C" fn(*const $bits, c_int, CUstream) -> $bits;
                     // SAFETY: the address is that of the function for integers of this width.
                     let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
-                    // SAFETY: as in `get_value_blocking`, and the stream is kept.
+                    // SAFETY: as in `get_value_blocking`; the stream is kept alive.
                     unsafe { std::mem::transmute_copy::<$bits, T>(&function(pointer(remote), from, stream)) }
                 }};
             }
@@ -97,7 +99,7 @@ impl Context {
         })
     }
 
-    /// Writes one value to the first element of `target` on another PE, and waits for completion
+    /// Writes `value` to the first element of `target` on another PE, and waits for completion
     /// within the context's deadline.
     ///
     /// # Errors
@@ -114,20 +116,21 @@ impl Context {
                     type Function = unsafe extern "C" fn(*mut $bits, $bits, c_int);
                     // SAFETY: the address is that of the function for integers of this width.
                     let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
-                    // SAFETY: elements are plain bytes of the integer's width; the address is
-                    // inside the symmetric heap.
+                    // SAFETY: elements have the integer's width, and every bit pattern is a valid
+                    // integer. The address is inside the symmetric heap.
                     unsafe { function(pointer(remote), std::mem::transmute_copy::<T, $bits>(&value), to) }
                 }};
             }
             by_bits!(T, call);
-            // NVSHMEM may use one of its own streams. SAFETY: NVSHMEM is initialised.
+            // NVSHMEM may have used one of its own streams, so the put is completed by a quiet.
+            // SAFETY: NVSHMEM is initialised.
             unsafe { api.nvshmem_quiet() }
         })?;
         self.comm.check_device_errors()
     }
 
-    /// Checks a transfer of a single value: the PE and the element exist, and both sides are
-    /// mapped. Returns the address and the PE.
+    /// Checks a transfer of a single value: the PE and the element exist, and the memory of the PE
+    /// is mapped in this process. Returns the address and the PE.
     fn check_value<T: Element>(
         &self,
         call: &'static str,
@@ -146,11 +149,12 @@ impl Context {
         Ok((remote.address(), other))
     }
 
-    /// Writes elements of `source` to `target` on another PE, with strides, and waits for
-    /// completion within the context's deadline.
+    /// Writes elements of `source` to `target` on another PE, with strides. Waits for completion
+    /// within the context's deadline.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`]; as for [`put_strided`](Self::put_strided).
+    /// [`NvshmemError::Timeout`] if the call exceeds the deadline. As for
+    /// [`put_strided`](Self::put_strided).
     pub fn put_strided_blocking<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -161,8 +165,8 @@ impl Context {
         self.strided_blocking("nvshmem_iput", target, source, strides, ("the target", target, pe))
     }
 
-    /// Reads elements of `source` of another PE into `target`, with strides, and waits for
-    /// completion within the context's deadline.
+    /// Reads elements of `source` on another PE into `target`, with strides. Waits for completion
+    /// within the context's deadline.
     ///
     /// # Errors
     /// As for [`put_strided_blocking`](Self::put_strided_blocking).
@@ -196,8 +200,8 @@ impl Context {
             let kind = by_width::<T>();
             let function = if call == "nvshmem_iput" { families.iput(kind)? } else { families.iget(kind)? };
             let (target_stride, source_stride) = (strides.dest as isize, strides.source as isize);
-            // SAFETY: every element is inside the symmetric heap on both sides, and kept alive
-            // until the call has returned.
+            // SAFETY: every element is inside the symmetric heap, both in the source and in the
+            // target. The memory is kept alive until the call has returned.
             unsafe { function(pointer(to), pointer(from), target_stride, source_stride, strides.count, other) };
             // SAFETY: NVSHMEM is initialised.
             unsafe { api.nvshmem_quiet() }
@@ -206,16 +210,16 @@ impl Context {
     }
 
     /// Writes `source` to `target` on another PE. Waits within the context's deadline until the
-    /// source can be reused.
+    /// source may be overwritten.
     ///
-    /// On a PE that is reached only over the network, the data may arrive later:
+    /// On a PE that is reached only over the network, the data may arrive later.
     /// [`quiet_blocking`](Self::quiet_blocking),
     /// [`Team::barrier_blocking`](crate::Team::barrier_blocking) and
-    /// [`barrier_all_blocking`](Self::barrier_all_blocking) complete the put. A quiet or a barrier
-    /// on a stream does not.
+    /// [`barrier_all_blocking`](Self::barrier_all_blocking) complete such a put. A quiet or a
+    /// barrier on a stream does not complete it.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`]; as for [`put`](Self::put).
+    /// [`NvshmemError::Timeout`] if the call exceeds the deadline. As for [`put`](Self::put).
     pub fn put_blocking<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -230,22 +234,23 @@ impl Context {
         let kept = (target.clone(), source.clone());
         self.comm.block(CALL, move |api, _| {
             let _kept = kept;
-            // SAFETY: both ranges are inside the symmetric heap, and kept alive until the call has
-            // returned.
+            // SAFETY: both ranges are inside the symmetric heap. They are kept alive until the call
+            // has returned.
             unsafe { api.nvshmem_putmem(pointer(remote), pointer(local), bytes, to) }
         })?;
         if by_network {
-            // Set after the call: an earlier quiet of another thread has not completed this put.
+            // Set after the call, because a quiet that another thread made before has not completed
+            // this put.
             self.comm.enqueued.sent.store(true, Ordering::Relaxed);
         }
         self.comm.check_device_errors()
     }
 
-    /// Reads `source` of another PE into `target`, and waits for completion within the context's
+    /// Reads `source` on another PE into `target`, and waits for completion within the context's
     /// deadline.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`]; as for [`put`](Self::put).
+    /// As for [`put_blocking`](Self::put_blocking).
     pub fn get_blocking<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -259,15 +264,15 @@ impl Context {
         let kept = (target.clone(), source.clone());
         self.comm.block(CALL, move |api, _| {
             let _kept = kept;
-            // SAFETY: both ranges are inside the symmetric heap, and kept alive until the call has
-            // returned.
+            // SAFETY: both ranges are inside the symmetric heap. They are kept alive until the call
+            // has returned.
             unsafe { api.nvshmem_getmem(pointer(local), pointer(remote), bytes, from) }
         })?;
         self.comm.check_device_errors()
     }
 
-    /// Checks a transfer without a stream. Returns the remote and local address, bytes and PE;
-    /// `None` for zero elements.
+    /// Checks a transfer without a stream. Returns the remote address, the local address, the
+    /// number of bytes and the PE. Returns `None` for zero elements.
     fn blocking<T: Element>(
         &self,
         call: &'static str,
@@ -285,7 +290,7 @@ impl Context {
         if bytes == 0 {
             return Ok(None);
         }
-        // Both sides are symmetric, so no registration is needed.
+        // Source and target are symmetric, so no registration is needed.
         check_pair(&self.heap, call, (local_name, here), (remote_name, there), bytes, pe)?;
         Ok(Some((there, here, bytes, other)))
     }

@@ -1,9 +1,7 @@
-//! Signals on a stream, waits for them, quiet and fence.
+//! Signals, waits for signals, quiet and fence, in stream order or blocking.
 //!
-//! `wait_words.rs` has waits for words of other types.
-//!
-//! A wait on a stream has no deadline of its own. If the signal never arrives, the stream stays
-//! blocked, and waits of the host for that stream time out.
+//! `wait_words.rs` has waits for words of other types. A wait on a stream has no deadline. If the
+//! signal never arrives, the stream stays blocked, and waits of the host for that stream time out.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -20,26 +18,26 @@ use crate::error::NvshmemError;
 use crate::ops::enqueue::{Enqueue, check_apart, check_context, check_len, pointer};
 use crate::ops::rma::one_at_least;
 
-/// The update of a word on the other PE after the data of a put has arrived.
+/// A signal: the update of a word on the other PE after the data of a put has arrived.
 #[derive(Clone, Debug)]
 pub struct Signal<'a> {
-    /// Buffer whose first element is the word.
+    /// Buffer whose first element is the signal word.
     pub word: &'a SymmetricBuffer<u64>,
-    /// The value to set or to add.
+    /// The value to set or to add, as `op` specifies.
     pub value: u64,
-    /// The operation.
+    /// The operation on the word.
     pub op: SignalOp,
 }
 
-const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may read the value of a set signal from memory that does not outlive the call; use add";
+const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may read the value of a set signal from memory that does not outlive the call; use SignalOp::Add";
 
 impl Context {
     /// Writes `source` to `target` on another PE, then signals that PE, in stream order. A PE that
-    /// observes the signal also sees the data.
+    /// observes the signal also observes the data.
     ///
     /// # Errors
-    /// As for [`put`](Self::put); [`MisuseKind::Length`] for a signal without a word;
-    /// [`MisuseKind::Context`] for a set signal on a stream that is being captured.
+    /// As for [`put`](Self::put). [`MisuseKind::Length`] if the signal's buffer is empty.
+    /// [`MisuseKind::Context`] for [`SignalOp::Set`] on a stream that is being captured.
     pub fn put_signal<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -62,8 +60,8 @@ impl Context {
         let local = access.address();
         enqueue.reach(&self.heap, ("the source", local), ("the target", remote), bytes, pe)?;
         let (value, op) = (signal.value, signal_op(signal.op));
-        // SAFETY: target and signal are inside the symmetric heap, the source inside its buffer;
-        // all are kept alive until the stream has completed.
+        // SAFETY: target and signal are inside the symmetric heap, and the source is inside its
+        // buffer. All are kept alive until the stream has completed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_putmem_signal_on_stream(
                 pointer(remote),
@@ -78,7 +76,8 @@ impl Context {
         })
     }
 
-    /// Like [`put_signal`](Self::put_signal), but locally complete only after a quiet.
+    /// Writes and signals like [`put_signal`](Self::put_signal). The source may be overwritten only
+    /// after a quiet.
     ///
     /// # Errors
     /// As for [`put_nbi`](Self::put_nbi) and [`put_signal`](Self::put_signal).
@@ -93,7 +92,9 @@ impl Context {
         const CALL: &str = "nvshmemx_putmem_signal_nbi_on_stream";
         let comm = &self.comm;
         let mut enqueue = Enqueue::begin(comm, CALL, stream)?;
-        enqueue.not_captured("the stream is being captured, and NVSHMEM would make this transfer on its own streams")?;
+        enqueue.not_captured(
+            "the stream is being captured, and a graph cannot contain this transfer, because NVSHMEM makes it on its own streams",
+        )?;
         let (remote, word, bytes, to) = self.check_put_signal(CALL, &mut enqueue, target, source.len(), signal, pe)?;
         if bytes == 0 {
             return self.signal(signal, pe, stream);
@@ -103,7 +104,8 @@ impl Context {
         enqueue.starts_nbi(target, source);
         enqueue.starts_nbi_signal(signal.word);
         let (value, op) = (signal.value, signal_op(signal.op));
-        // SAFETY: all ranges are inside the symmetric heap, whose memory is freed after a quiet.
+        // SAFETY: all ranges are inside the symmetric heap, whose memory is freed only after a
+        // quiet.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_putmem_signal_nbi_on_stream(
                 pointer(remote),
@@ -118,8 +120,8 @@ impl Context {
         })
     }
 
-    /// Checks target and signal of a put with a signal. Returns their addresses, the bytes and the
-    /// PE.
+    /// Checks target and signal of a put with a signal. Returns the address of the target, the
+    /// address of the signal word, the number of bytes and the PE.
     fn check_put_signal<T: Element>(
         &self,
         call: &'static str,
@@ -142,9 +144,10 @@ impl Context {
     /// Signals another PE without data, in stream order.
     ///
     /// # Errors
-    /// [`MisuseKind::Pe`], [`MisuseKind::Length`], [`MisuseKind::WrongContext`],
-    /// [`MisuseKind::Device`]; [`MisuseKind::Context`] for a set signal on a stream that is being
-    /// captured; [`NvshmemError::Dead`].
+    /// [`MisuseKind::Pe`], [`MisuseKind::Length`] if the signal's buffer is empty,
+    /// [`MisuseKind::WrongContext`], [`MisuseKind::Device`]. [`MisuseKind::Context`] for
+    /// [`SignalOp::Set`] on a stream that is being captured. [`NvshmemError::Dead`] if NVSHMEM is
+    /// unusable.
     pub fn signal(&self, signal: &Signal<'_>, pe: Pe, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_signal_op_on_stream";
         let mut enqueue = Enqueue::begin(&self.comm, CALL, stream)?;
@@ -155,18 +158,18 @@ impl Context {
         one_at_least(CALL, "the signal", signal.word)?;
         let word = enqueue.symmetric("the signal", signal.word)?;
         let (value, op) = (signal.value, signal_op(signal.op));
-        // SAFETY: the word is inside the symmetric heap and kept alive.
+        // SAFETY: the word is inside the symmetric heap, and its memory is kept alive.
         enqueue.call(|api, _| unsafe { api.nvshmemx_signal_op_on_stream(pointer(word), value, op, to, stream.cu_stream()) })
     }
 
-    /// Makes `stream` wait until the comparison of this PE's word with `value`, as unsigned
-    /// numbers, holds.
+    /// Makes `stream` wait until this PE's word satisfies the comparison `condition` with `value`,
+    /// as unsigned numbers.
     ///
-    /// On devices whose streams can wait without a kernel, NVSHMEM uses such waits for
-    /// [`Compare::Eq`] and [`Compare::Ge`]. They compare `Ge` cyclically: a word that is 2^63 or
-    /// more above `value` may not satisfy it. They never end too early. For such words (for example
-    /// with all bits set), use [`Compare::Gt`]. A kernel makes all other comparisons, and all
-    /// comparisons of [`wait_until`](Self::wait_until).
+    /// If the device's streams can wait without a kernel, NVSHMEM uses such waits for
+    /// [`Compare::Eq`] and [`Compare::Ge`]. These waits compare `Ge` cyclically: a word that is
+    /// 2^63 or more above `value` may not satisfy the comparison. If the word can have such a value
+    /// (for example all bits set), use [`Compare::Gt`]. A wait never ends too early. A kernel makes
+    /// all other comparisons, and all comparisons of [`wait_until`](Self::wait_until).
     ///
     /// # Errors
     /// As for [`signal`](Self::signal).
@@ -181,52 +184,57 @@ impl Context {
         let mut enqueue = Enqueue::begin(&self.comm, CALL, stream)?;
         one_at_least(CALL, "the signal", word)?;
         let word = enqueue.symmetric("the signal", word)?;
-        // In the cyclic order a small word is above such a large value; and no word is below zero.
+        // Every word satisfies `Ge` with 0. With a large value, a small word would satisfy the
+        // cyclic `Ge`, so `Gt` is used.
         let (condition, value) = match condition {
             Compare::Ge if value > i64::MAX as u64 => (Compare::Gt, value - 1),
             Compare::Ge if value == 0 => return Ok(()),
             other => (other, value),
         };
-        // SAFETY: the word is inside the symmetric heap and kept alive.
+        // SAFETY: the word is inside the symmetric heap, and its memory is kept alive.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_signal_wait_until_on_stream(pointer(word), compare(condition), value, stream.cu_stream())
         })
     }
 
-    /// Returns the current value of this PE's word. Waits for a copy from the device within the
-    /// context's deadline.
+    /// Returns the current value of this PE's word. Copies the word to the host and waits for the
+    /// copy within the context's deadline.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`]; as for [`signal`](Self::signal).
+    /// [`NvshmemError::Timeout`] if the copy is not complete by the deadline. As for
+    /// [`signal`](Self::signal).
     pub fn signal_fetch_blocking(&self, word: &SymmetricBuffer<u64>) -> Result<u64, NvshmemError> {
         const CALL: &str = "nvshmem_signal_fetch";
         one_at_least(CALL, "the signal", word)?;
         check_context(&self.comm, CALL, "the signal", word)?;
-        // NVSHMEM's own function would wait for the default stream, and end the process on an error
-        // of CUDA. A copy also reads an aligned word atomically.
+        // NVSHMEM's own function is not used, because that function would wait for the default
+        // stream, and end the process on an error of CUDA. A copy also reads an aligned word
+        // atomically.
         let values = word.slice(0..1)?.read_by(CALL, &self.comm.side)?;
         Ok(values[0])
     }
 
-    /// Completes, in stream order, the earlier puts and gets of this PE on the stream, and pending
-    /// transfers on NVSHMEM's own streams (`nbi`) that no quiet or barrier on another stream has
-    /// completed.
+    /// Completes the earlier puts and gets of this PE on `stream`, in stream order. Also completes
+    /// pending transfers on NVSHMEM's own streams (`nbi`), except those that a quiet or barrier on
+    /// another stream has already completed.
     ///
     /// # Errors
-    /// [`MisuseKind::Device`], [`NvshmemError::Dead`]; [`MisuseKind::Context`] on a stream that is
-    /// being captured while `nbi` transfers are pending.
+    /// [`MisuseKind::Device`] for a stream of another device. [`NvshmemError::Dead`] if NVSHMEM is
+    /// unusable. [`MisuseKind::Context`] if the stream is being captured while `nbi` transfers are
+    /// pending.
     pub fn quiet(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_quiet_on_stream", stream)?;
         enqueue.waits_for_nbi()?;
-        // SAFETY: any stream of the device is allowed.
+        // SAFETY: NVSHMEM permits every stream of the device.
         enqueue.call(|api, _| unsafe { api.nvshmemx_quiet_on_stream(stream.cu_stream()) })
     }
 
-    /// Completes puts and gets made without a stream and all transfers on NVSHMEM's own streams,
-    /// within the context's deadline.
+    /// Completes puts and gets that were made without a stream, and all transfers on NVSHMEM's own
+    /// streams. Waits within the context's deadline.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
+    /// [`NvshmemError::Timeout`] if the wait exceeds the deadline. [`NvshmemError::Dead`] if
+    /// NVSHMEM is unusable.
     pub fn quiet_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_quiet";
         self.comm.check_usable(CALL)?;
@@ -234,33 +242,34 @@ impl Context {
         self.comm.check_device_errors()
     }
 
-    /// Orders puts: each PE sees earlier puts before later ones. Returns within the context's
-    /// deadline.
+    /// Orders puts: each PE observes this PE's earlier puts before its later puts. Returns within
+    /// the context's deadline.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
+    /// As for [`quiet_blocking`](Self::quiet_blocking).
     pub fn fence_blocking(&self) -> Result<(), NvshmemError> {
         // SAFETY: NVSHMEM is initialised.
         self.comm.block("nvshmem_fence", |api, _| unsafe { api.nvshmem_fence() })
     }
 
-    /// Makes the sources of earlier puts, including `nbi` puts, reusable in stream order. Weaker
-    /// than [`quiet`](Self::quiet). Requires NVSHMEM 3.8.
+    /// Makes later work of the stream wait until the sources of earlier puts, including `nbi` puts,
+    /// may be overwritten. This is weaker than [`quiet`](Self::quiet). Requires NVSHMEM 3.8.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`]; as for [`quiet`](Self::quiet).
+    /// [`NvshmemError::Unsupported`] for an older library. As for [`quiet`](Self::quiet).
     pub fn flush(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_flush_on_stream", stream)?;
         enqueue.waits_for_nbi()?;
-        // SAFETY: any stream of the device is allowed.
+        // SAFETY: NVSHMEM permits every stream of the device.
         enqueue.call(|api, _| unsafe { api.nvshmemx_flush_on_stream(stream.cu_stream()) })
     }
 
-    /// Like [`flush`](Self::flush), for puts made without a stream, within the context's deadline.
-    /// Requires NVSHMEM 3.8.
+    /// Waits until the sources of puts that were made without a stream may be overwritten, within
+    /// the context's deadline. Requires NVSHMEM 3.8.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`]; as for [`quiet_blocking`](Self::quiet_blocking).
+    /// [`NvshmemError::Unsupported`] for an older library. As for
+    /// [`quiet_blocking`](Self::quiet_blocking).
     pub fn flush_blocking(&self) -> Result<(), NvshmemError> {
         // SAFETY: NVSHMEM is initialised.
         self.comm.block("nvshmemx_flush", |api, _| unsafe { api.nvshmemx_flush() })
@@ -272,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comparisons_equal_nvshmems_constants() {
+    fn comparison_codes_equal_those_of_nvshmem() {
         let numbers = Compare::ALL.map(compare);
         assert_eq!(numbers, [0, 1, 2, 5, 4, 3]);
         assert_eq!((signal_op(SignalOp::Set), signal_op(SignalOp::Add)), (9, 10));

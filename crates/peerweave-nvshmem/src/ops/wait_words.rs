@@ -1,6 +1,6 @@
-//! Waits on a stream for words of this PE, of all types that NVSHMEM supports.
+//! Waits on a stream for words of this PE, of all integer types that NVSHMEM supports.
 //!
-//! A wait on a stream has no deadline of its own. If the value never arrives, the stream stays
+//! A wait on a stream has no deadline. If the expected value never arrives, the stream stays
 //! blocked, and waits of the host for that stream time out.
 
 use std::ffi::c_int;
@@ -22,7 +22,7 @@ use peerweave_types::nvshmem::compare;
 
 impl Context {
     /// Makes `stream` wait until the first element of this PE's `word` satisfies the comparison
-    /// with `value`.
+    /// `condition` with `value`.
     ///
     /// # Errors
     /// As for [`signal`](Self::signal).
@@ -42,12 +42,12 @@ impl Context {
             let function = families.wait_until_on_stream(c_type::<T>())?;
             macro_rules! call {
                 ($bits:ty) => {{
-                    // SAFETY: the address is that of the function for an integer of this width;
-                    // signed and unsigned ones are passed alike.
+                    // SAFETY: the address is that of the function for an integer of this width.
+                    // Signed and unsigned integers are passed in the same manner.
                     let function = unsafe {
                         std::mem::transmute::<sys::ByValue, unsafe extern "C" fn(*mut $bits, c_int, $bits, CUstream)>(function)
                     };
-                    // SAFETY: the word is inside the symmetric heap and kept alive.
+                    // SAFETY: the word is inside the symmetric heap, and its memory is kept alive.
                     unsafe { function(pointer(address), compare(condition), value.to_word() as $bits, stream) }
                 }};
             }
@@ -60,8 +60,8 @@ impl Context {
         })
     }
 
-    /// Makes `stream` wait until every element of this PE's `words` satisfies the comparison with
-    /// `value`.
+    /// Makes `stream` wait until every element of this PE's `words` satisfies the comparison
+    /// `condition` with `value`.
     ///
     /// # Errors
     /// As for [`signal`](Self::signal).
@@ -86,8 +86,8 @@ impl Context {
                     type Function = unsafe extern "C" fn(*mut $bits, usize, *const c_int, c_int, $bits, CUstream);
                     // SAFETY: as in `wait_until`.
                     let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
-                    // SAFETY: the words are inside the symmetric heap and kept alive; a null mask
-                    // selects all of them.
+                    // SAFETY: the words are inside the symmetric heap, and their memory is kept
+                    // alive. A null mask selects all words.
                     unsafe {
                         function(pointer(address), count, std::ptr::null(), compare(condition), value.to_word() as $bits, stream)
                     }
@@ -102,12 +102,12 @@ impl Context {
         })
     }
 
-    /// Makes `stream` wait until every element of this PE's `words` satisfies the comparison with
-    /// the element of `values` at the same index. `values` is memory of this device, which must not
-    /// change until the stream has completed the wait.
+    /// Makes `stream` wait until every element of this PE's `words` satisfies the comparison
+    /// `condition` with the element of `values` at the same index. `values` is memory of this
+    /// device. It must not change until the stream has completed the wait.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless both have the same number of elements; as for
+    /// [`MisuseKind::Length`] unless `words` and `values` have the same number of elements. As for
     /// [`signal`](Self::signal).
     pub fn wait_until_each<T: AtomicInteger>(
         &self,
@@ -127,8 +127,8 @@ impl Context {
         let (count, values) = (words.len(), access.address());
         enqueue.call(|_, families| {
             let function = families.wait_until_all_vector_on_stream(c_type::<T>())?;
-            // SAFETY: the words are inside the symmetric heap, the values inside their buffer, and
-            // both are kept alive; a null mask selects all of them.
+            // SAFETY: the words are inside the symmetric heap and the values are inside their
+            // buffer. Both are kept alive. A null mask selects all words.
             unsafe {
                 function(pointer(address), count, std::ptr::null(), compare(condition), pointer(values), stream.cu_stream())
             };

@@ -1,4 +1,4 @@
-//! An attempt to start NVSHMEM, of which a process has one at a time.
+//! An attempt to start NVSHMEM. A process has at most one attempt at a time.
 
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Instant;
@@ -17,38 +17,41 @@ use crate::error::{DeadState, MisuseKind, NvshmemError, PreflightError};
 use crate::library::{Nvshmem, Settings, Status};
 use crate::sys::{self, nvshmemx_init_attr_t};
 
-/// The kind of bootstrap, with its arguments.
+/// The kind of bootstrap and its arguments.
 pub(super) enum Bootstrapping {
-    /// By an id.
+    /// By an id: the id, the number of this PE, and the number of PEs.
     Id(UniqueId, u32, u32),
-    /// By MPI: the address of the communicator, which another thread of this process uses.
+    /// By MPI: the address of the communicator, as a number because another thread uses it.
     Mpi(usize),
-    /// By the launcher's environment.
+    /// By the launcher of the job.
     Launcher,
 }
 
-/// An initialisation in progress. It ends in a context, or in the state that it cannot be repeated.
-/// If NVSHMEM was not called, it ends in the previous state.
+/// An initialisation in progress. Dropping it sets the state of this process: a running context, or
+/// the reason why NVSHMEM cannot be started again. If NVSHMEM was not called, the previous state is
+/// restored.
 pub(super) struct Start {
     call: &'static str,
     outcome: Option<ProcessState>,
 }
 
 pub(super) enum Begun {
-    /// Another handle of the running context.
+    /// The context that already runs has the same arguments; this is a new handle.
     Running(Context),
     Start(Start),
-    /// This process cannot start. Other PEs may be waiting for it at the rendezvous.
+    /// This process cannot start NVSHMEM. Other PEs may be waiting for this PE at the rendezvous,
+    /// so the error must be sent to them.
     Refused(NvshmemError),
 }
 
 impl Start {
-    /// Begins an initialisation, unless this process cannot start.
+    /// Begins an initialisation, or returns why this process cannot start NVSHMEM.
     ///
     /// # Errors
-    /// Errors that must not be sent to other PEs, because this PE is in another call with them.
+    /// Returns an error only if the error must not be sent to other PEs, because this PE is in
+    /// another call with them.
     pub(super) fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
-        // In a forked child, a thread that does not exist may hold the lock.
+        // In a forked child, the lock may be held by a thread that exists only in the parent.
         let forked = Nvshmem::is_forked();
         let mut life = match LIFE.try_lock() {
             Ok(life) => life,
@@ -92,11 +95,11 @@ impl Start {
         let began = Instant::now();
         let life = if let Bootstrapping::Id(id, ..) = &bootstrap { number_of(id) } else { 0 };
         if let Some(world) = world {
-            // The PEs that wait report a PE that returns here as missing.
+            // If this PE returns here, the other PEs report it as missing when they time out.
             world.put(&began_key(life, world.pe()), b"began").map_err(NvshmemError::bootstrap(call))?;
         }
         let environment = arguments.settings.apply();
-        // From here on NVSHMEM cannot be started again if it fails.
+        // If NVSHMEM fails from here on, it cannot be started again in this process.
         self.outcome = Some(ProcessState::Over(DeadState::InitFailed));
         let (context, ordinal) = (Arc::clone(device), device.ordinal());
         let limit = arguments.settings.deadline_set();
@@ -106,20 +109,20 @@ impl Start {
             match nvshmem.status()? {
                 Status::Initialized | Status::FullSharing => Ok(place),
                 // If PEs share a GPU without MPS, half of NVSHMEM's calls end the process, so
-                // NVSHMEM is ended now.
+                // NVSHMEM is finalised now.
                 Status::LimitedSharing => {
                     let _ = nvshmem.code("nvshmemx_hostlib_finalize", |api| {
-                        // SAFETY: NVSHMEM was just initialised, nothing of it is used, and all PEs
-                        // find the same.
+                        // SAFETY: NVSHMEM was just initialised and is not used. All PEs see the
+                        // same status and call.
                         unsafe { api.nvshmemx_hostlib_finalize() }
                     });
                     Err(PreflightError::NotAlone { pe: Pe::new(place.0), device: ordinal }.into())
                 }
-                // NVSHMEM returns success if only the connection of the PEs succeeded. Its next
-                // call would try again on this PE alone, and end the process.
+                // NVSHMEM returns success even if only the connection of the PEs succeeded. Its
+                // next call would try to initialise on this PE alone, and end the process.
                 status => {
                     let detail = format!(
-                        "NVSHMEM failed after the PEs were connected ({status:?}); with NVSHMEM_DEBUG=INFO it prints the reason"
+                        "NVSHMEM failed after the PEs were connected ({status:?}); set NVSHMEM_DEBUG=INFO to print the reason"
                     );
                     Err(nvshmem.failure(FUNCTION, None, detail))
                 }
@@ -170,14 +173,14 @@ impl Drop for Start {
     }
 }
 
-const STARTING: &str = "another thread is starting NVSHMEM; a process has one NVSHMEM";
-const ENDING: &str = "another thread is ending NVSHMEM; a process has one NVSHMEM";
+const STARTING: &str = "another thread is starting NVSHMEM; a process can run only one NVSHMEM";
+const ENDING: &str = "another thread is ending NVSHMEM; a process can run only one NVSHMEM";
 
 fn busy(call: &'static str, why: &'static str) -> NvshmemError {
     NvshmemError::misuse(call, MisuseKind::Context { why })
 }
 
-/// Fails with the first argument in which two initialisations differ.
+/// Returns an error with the first argument in which two initialisations differ.
 fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<(), NvshmemError> {
     let differ = |what, found: String, asked: String| {
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
@@ -187,7 +190,7 @@ fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<()
         return differ("the bootstrap", running.bootstrap.to_owned(), asked.bootstrap.to_owned());
     }
     if running.place != asked.place {
-        return differ("the place", place(running.place), place(asked.place));
+        return differ("this PE as", place(running.place), place(asked.place));
     }
     if running.identity != asked.identity {
         let what = match running.bootstrap {
@@ -211,14 +214,14 @@ fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<()
     Ok(())
 }
 
-/// Calls NVSHMEM's initialisation. Returns this PE and the number of PEs.
+/// Calls NVSHMEM's initialisation. Returns the number of this PE and the number of PEs.
 fn call_init(nvshmem: Nvshmem, bootstrap: &Bootstrapping, device: usize) -> Result<(u32, u32), NvshmemError> {
     const FUNCTION: &str = "nvshmemx_hostlib_init_attr";
     let mut attr = nvshmemx_init_attr_t::unset(nvshmem.version());
     if nvshmem.version().at_least(sys::INIT_LAYOUT_2) {
         attr.args.cuda_device_id = device as i32;
     }
-    // The id must not move until the initialisation has returned.
+    // The id must stay at its address until the initialisation has returned.
     let mut raw_id;
     let flags = match bootstrap {
         Bootstrapping::Id(id, pe, n_pes) => {
@@ -234,8 +237,8 @@ fn call_init(nvshmem: Nvshmem, bootstrap: &Bootstrapping, device: usize) -> Resu
         }
         Bootstrapping::Launcher => 0,
     };
-    // SAFETY: the struct has the layout of this library's version, and it and the id live until the
-    // call has returned; the device's context is current.
+    // SAFETY: the struct has the layout of this library's version. The struct and the id live until
+    // the call has returned. The device's context is current.
     let code = nvshmem.code(FUNCTION, |api| unsafe { api.nvshmemx_hostlib_init_attr(flags, &raw mut attr) })?;
     nvshmem.check(FUNCTION, code)?;
     // SAFETY: NVSHMEM is initialised.
@@ -250,7 +253,7 @@ fn began_key(life: u64, pe: Pe) -> String {
     format!("peerweave-nvshmem/{life:016x}/began/{}", pe.get())
 }
 
-/// Returns the PEs that have not started.
+/// Returns the PEs that have not reported that they started.
 fn missing(world: &Rendezvous, life: u64) -> Vec<Pe> {
     let pes = (0..world.n_pes()).map(Pe::new);
     pes.filter(|pe| matches!(world.try_get(&began_key(life, *pe)), Ok(None))).collect()
@@ -272,11 +275,11 @@ mod tests {
         let differs = |change: fn(&mut Arguments)| {
             let mut asked = running.clone();
             change(&mut asked);
-            same("test", &running, &asked).expect_err("they differ").to_string()
+            same("test", &running, &asked).expect_err("the arguments differ").to_string()
         };
         assert!(differs(|asked| asked.device = 1).contains("the device 0, expected 1"));
         assert!(differs(|asked| asked.identity = 8).contains("the id #00000007, expected #00000008"));
-        assert!(differs(|asked| asked.place = Some((1, 2))).contains("the place PE 0 of 2, expected PE 1 of 2"));
+        assert!(differs(|asked| asked.place = Some((1, 2))).contains("this PE as PE 0 of 2, expected PE 1 of 2"));
         assert!(differs(|asked| asked.settings = Settings::default()).contains("NVSHMEM_MAX_TEAMS=8"));
         assert!(same("test", &running, &running.clone()).is_ok());
     }

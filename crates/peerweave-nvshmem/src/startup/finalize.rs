@@ -1,6 +1,6 @@
 //! Finalises NVSHMEM, and reports memory that was not freed.
 //!
-//! Invariant: no handle of symmetric memory exists when the heap is released.
+//! Invariant: when the heap is released, no handle of symmetric memory exists.
 
 use std::sync::{Arc, PoisonError};
 
@@ -10,57 +10,57 @@ use crate::comm::entry::END;
 use crate::context::{Context, LIFE, ProcessState};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 
-/// The result of `finalize`.
+/// The result of [`Context::finalize`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FinalizeReport {
-    /// Symmetric memory that was dropped but not freed, in order of allocation. Finalisation has
-    /// freed it.
+    /// Symmetric memory that was dropped but not freed, in the order of allocation. `finalize` has
+    /// freed this memory.
     pub leaked: Vec<Leak>,
-    /// Number of other handles of the context in this process. If it is not zero, NVSHMEM keeps
+    /// Number of other handles of the context in this process. If it is not 0, NVSHMEM keeps
     /// running.
     pub other_handles: usize,
 }
 
-/// An allocation of symmetric memory that was not freed.
+/// An allocation of symmetric memory that was dropped but not freed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leak {
     /// Number of the allocation, the same on every PE.
     pub allocation: u64,
-    /// Length in bytes on each PE.
+    /// Length of the allocation on each PE, in bytes.
     pub bytes: usize,
 }
 
 impl Context {
-    /// Releases this handle. The last one finalises NVSHMEM on every PE. Memory that was dropped
-    /// but not freed is freed then, and reported.
+    /// Releases this handle of the context. Releasing the last handle finalises NVSHMEM on every
+    /// PE. Memory that was dropped but not freed is then freed, and reported in the result.
     ///
-    /// Waits first, within the context's deadline, for every stream with work of NVSHMEM. From then
-    /// on, calls of other threads through teams and buffers are errors ([`MisuseKind::Context`]),
-    /// unless finalising fails.
+    /// The call first waits, within the context's deadline, for every stream with work of NVSHMEM.
+    /// From then on, calls of other threads through teams and buffers return
+    /// [`MisuseKind::Context`]. If finalising fails, these calls are possible again.
     ///
     /// After an initialisation by an id or a rendezvous, NVSHMEM can be initialised again in this
     /// process.
     ///
     /// # Collective
-    /// All PEs, for all of their handles.
+    /// All PEs, each for all of its handles.
     ///
     /// # Errors
-    /// [`MisuseKind::InUse`] while this process has handles of symmetric memory or captured graphs.
-    /// In that case no PE finalises NVSHMEM, the other PEs get [`NvshmemError::Disagree`], and
+    /// [`MisuseKind::InUse`] if this process has handles of symmetric memory or captured graphs. In
+    /// that case no PE finalises NVSHMEM, the other PEs get [`NvshmemError::Disagree`], and
     /// [`current`](Self::current) returns the context again. [`NvshmemError::Timeout`] and
     /// [`NvshmemError::Bootstrap`] name the PEs that did not arrive.
     ///
-    /// NVSHMEM itself ends the process if it fails to finalise.
+    /// If finalising fails inside NVSHMEM, NVSHMEM ends the process.
     pub fn finalize(self) -> Result<FinalizeReport, NvshmemError> {
         const CALL: &str = END;
         let running = Arc::clone(&self.running);
         let (comm, heap) = (Arc::clone(&self.comm), Arc::clone(&self.heap));
         comm.check_usable(CALL)?;
         let mut ending = {
-            // Handles are cloned and released under this lock, so that one of two concurrent calls
-            // releases the last.
+            // Handles are counted under this lock. Of two concurrent calls, exactly one therefore
+            // releases the last handle.
             let mut life = LIFE.lock().unwrap_or_else(PoisonError::into_inner);
             drop(self);
             let other_handles = running.handles();
@@ -90,7 +90,7 @@ impl Context {
                     return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "symmetric memory", by }));
                 }
             }
-            // No more work can be enqueued: all other calls are refused, and no graph that calls
+            // No further work can be enqueued: all other calls are refused, and no graph that calls
             // NVSHMEM exists.
             comm.drain(CALL)
         };
@@ -100,7 +100,7 @@ impl Context {
         let (_turn, able) = split_outcome(able.and_then(|()| idle()).and_then(|()| order.drain(CALL, &comm)));
         let mut entered =
             arrive(&comm, CALL, Members::World, &format!("{} allocations that were not freed", allocations.len()), able)?;
-        // Memory released now must not be released again, even after an error.
+        // Memory that is released below must not be released again, even after an error.
         heap.allocations().clear();
         let (mut leaked, mut failed) = (Vec::new(), None);
         for allocation in &allocations {
@@ -110,7 +110,7 @@ impl Context {
                 "symmetric memory was not freed before finalize"
             );
             leaked.push(Leak { allocation: allocation.id(), bytes: allocation.bytes() });
-            // A failure must not keep other memory from being released, here and on other PEs,
+            // After a failure, the remaining memory is still released, here and on other PEs,
             // unless NVSHMEM is unusable.
             if let Err(error) = heap.release(allocation, &mut entered) {
                 failed.get_or_insert(error);
@@ -119,8 +119,8 @@ impl Context {
         comm.check_usable(CALL).map_err(|dead| failed.take().unwrap_or(dead))?;
         let ended = Arc::clone(&comm);
         entered.block(CALL, move |api, _| {
-            // SAFETY: NVSHMEM is initialised and all PEs call; nothing of it is used afterwards:
-            // the context is marked dead before another call acquires the gate.
+            // SAFETY: NVSHMEM is initialised, and all PEs call. NVSHMEM is not used afterwards,
+            // because the context is marked dead before another call acquires the gate.
             let result = unsafe { api.nvshmemx_hostlib_finalize() };
             ended.mark_dead(DeadState::Finalized);
             result
@@ -132,7 +132,8 @@ impl Context {
     }
 }
 
-/// Finalising in progress, with the state to restore if it fails.
+/// Finalising in progress. Dropping the value sets the state of this process: the previous state
+/// after a failure.
 struct Ending(Option<ProcessState>);
 
 impl Drop for Ending {

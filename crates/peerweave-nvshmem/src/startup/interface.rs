@@ -1,7 +1,8 @@
-//! Checks the network interface by which the PEs connect before NVSHMEM uses it.
+//! Checks the network interface by which the PEs will connect, before NVSHMEM uses the interface.
 //!
-//! NVSHMEM's variable is a list of names. Each is a prefix unless the list starts with `=`; `^`
-//! excludes names. If none matches, NVSHMEM only prints that to standard error.
+//! NVSHMEM's variable is a list of names. Each name is a prefix unless the list starts with `=`. A
+//! list that starts with `^` excludes its names. If no interface matches, NVSHMEM only prints a
+//! message to standard error.
 
 use crate::error::PreflightError;
 use crate::library::Settings;
@@ -9,10 +10,10 @@ use crate::library::Settings;
 /// The variable that selects the interface.
 const VARIABLE: &str = "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
 
-/// Fails if no interface of this machine matches.
+/// Checks that an interface of this machine matches the settings.
 pub(crate) fn check(settings: &Settings) -> Result<(), PreflightError> {
     let Some(asked) = settings.effective(VARIABLE).filter(|asked| !asked.is_empty()) else { return Ok(()) };
-    // If the system does not list interfaces, NVSHMEM decides.
+    // If the operating system cannot list interfaces, the check succeeds.
     let Ok(all) = peerweave_bootstrap::interface::interfaces() else { return Ok(()) };
     let mut there: Vec<String> = all.into_iter().map(|one| one.name).collect();
     there.dedup();
@@ -37,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interface_list_has_prefixes_exact_and_excluded_names() {
+    fn interface_list_matches_prefixes_and_exact_names() {
         let there = ["lo", "eth0", "ib0"].map(str::to_owned);
         for right in ["eth0", "eth", "nope,ib", "=eth0", "=nope,ib0", "^eth", "^=eth0"] {
             assert!(matches(right, &there), "{right}");

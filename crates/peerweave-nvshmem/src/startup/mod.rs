@@ -1,5 +1,5 @@
-//! Start and end of NVSHMEM: initialisation by a rendezvous, an id, MPI or a launcher; checks of
-//! the machine; the report at the end.
+//! Start and end of NVSHMEM: initialisation by a rendezvous, an id, MPI or a launcher, checks of
+//! the machine, and the report of finalize.
 
 mod attempt;
 pub(crate) mod finalize;

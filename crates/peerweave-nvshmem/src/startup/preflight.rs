@@ -1,10 +1,11 @@
-//! Checks before NVSHMEM is called. NVSHMEM only prints most errors, and then ends the process or
-//! hangs.
+//! Checks before NVSHMEM is called. On most errors, NVSHMEM only prints a message, and then ends
+//! the process or hangs.
 //!
 //! Some problems cannot be detected: a broken network, a faulty switch fabric, memory that another
-//! process allocates meanwhile, or a PE that dies inside NVSHMEM (only the deadline ends that).
+//! process allocates later, or a PE that dies inside NVSHMEM. Only the deadline limits their
+//! effect.
 //!
-//! Invariant: the checks change nothing.
+//! Invariant: the checks change no state of NVSHMEM or of the device.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,15 +21,15 @@ use crate::comm::enqueued::with_error_preserved;
 use crate::error::{MisuseKind, NvshmemError, PreflightError};
 use crate::library::{Nvshmem, Settings, Status, plugins};
 
-/// Upper bound of the memory that NVSHMEM uses in `/dev/shm` at its start: a page for each PE of
-/// the machine.
+/// Upper bound of the memory that NVSHMEM uses in `/dev/shm` at its start, in bytes. NVSHMEM uses a
+/// page for each PE of the machine.
 #[cfg(target_os = "linux")]
 const SHARED_MEMORY_BYTES: u64 = 1 << 20;
 
-/// The lowest supported major compute capability.
+/// The lowest supported major number of the compute capability.
 const OLDEST_GENERATION: i32 = 7;
 
-/// The data that PEs exchange before they start.
+/// The data that a PE sends to the other PEs before they start NVSHMEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StartInfo {
     pub(crate) version: Version,
@@ -42,7 +43,7 @@ impl StartInfo {
         format!("ok\t{}\t{}\t{}", self.version, self.uuid, self.settings)
     }
 
-    /// Parses a line. The error is the reason why that PE cannot start.
+    /// Parses a line. The error is the reason why the sending PE cannot start.
     pub(crate) fn from_text(text: &str) -> Result<Self, String> {
         if let Some(reason) = text.strip_prefix("error\t") {
             return Err(reason.to_owned());
@@ -54,7 +55,7 @@ impl StartInfo {
     }
 }
 
-/// How the PEs will be connected.
+/// The kind of bootstrap by which the PEs will connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BootstrapKind {
     Id,
@@ -62,7 +63,7 @@ pub(crate) enum BootstrapKind {
     Launcher,
 }
 
-/// Collects the data of this PE.
+/// Checks this process and its machine. Returns the data of this PE for the other PEs.
 pub(crate) fn local(
     nvshmem: Nvshmem,
     context: &Arc<CudaContext>,
@@ -91,8 +92,8 @@ pub(crate) fn local(
     Ok(StartInfo { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part() })
 }
 
-/// Checks the functions that every PE needs after the start. If a PE detected a missing function
-/// later, the others would wait for that PE.
+/// Checks that the library has the functions that every PE needs after the start. If a PE detected
+/// a missing function only later, the other PEs would wait for that PE inside NVSHMEM.
 fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     const NEEDED: [&str; 12] = [
         "nvshmemx_get_uniqueid",
@@ -114,7 +115,7 @@ fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     }
 }
 
-/// Checks that NVSHMEM has kernels for the GPU. Otherwise its first launch would fail.
+/// Checks that NVSHMEM has kernels for the GPU. Without them, NVSHMEM's first launch would fail.
 fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     use CUdevice_attribute::{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR};
     let (driver, device) = (Driver::get()?, context.ordinal());
@@ -126,11 +127,11 @@ fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     Err(PreflightError::OldGpu { device, major, minor }.into())
 }
 
-/// Fails if other code has initialised NVSHMEM. NVSHMEM counts initialisations, so a second one
-/// would succeed with the PEs of the first.
+/// Returns an error if other code has initialised NVSHMEM. NVSHMEM counts initialisations, so a
+/// second initialisation would succeed with the PEs of the first.
 fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match nvshmem.status()? {
-        // After a start that only connected the PEs, NVSHMEM would reuse those PEs.
+        // `Bootstrapped` is refused too: NVSHMEM would reuse the PEs that are already connected.
         Status::Bootstrapped | Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
             let (found, asked) =
                 ("an NVSHMEM initialised by other code in this process".to_owned(), "no earlier initialisation".to_owned());
@@ -141,13 +142,13 @@ fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     }
 }
 
-/// Returns the device's UUID, which is the same in every process.
+/// Returns the device's UUID in hexadecimal. It is the same in every process.
 pub(crate) fn uuid_of(context: &Arc<CudaContext>) -> Result<String, NvshmemError> {
     let uuid = with_error_preserved(context, || context.uuid()).map_err(CudaError::of("cuDeviceGetUuid_v2"))?;
     Ok(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect())
 }
 
-/// Does nothing: this system has no `/dev/shm`.
+/// Succeeds without a check, because this system has no `/dev/shm`.
 #[cfg(not(target_os = "linux"))]
 fn shared_memory() -> Result<(), NvshmemError> {
     Ok(())
@@ -156,9 +157,9 @@ fn shared_memory() -> Result<(), NvshmemError> {
 #[cfg(target_os = "linux")]
 fn shared_memory() -> Result<(), NvshmemError> {
     let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the path ends in a zero byte and the pointer is to room for one struct.
+    // SAFETY: the path ends in a zero byte, and the pointer is to memory for one struct.
     if unsafe { libc::statvfs(c"/dev/shm".as_ptr(), stat.as_mut_ptr()) } != 0 {
-        // Not mounted: NVSHMEM will report it.
+        // `/dev/shm` is not mounted. NVSHMEM will report this.
         return Ok(());
     }
     // SAFETY: the call succeeded, so the struct is filled in.
@@ -174,7 +175,7 @@ fn device_memory(context: &Arc<CudaContext>, settings: &Settings) -> Result<(), 
     let (free, _) = with_error_preserved(context, || context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
     let fixed = settings.effective("NVSHMEM_DISABLE_CUDA_VMM").is_some_and(|value| value == "1");
     let (variable, default) = if fixed { ("NVSHMEM_SYMMETRIC_SIZE", 1 << 30) } else { ("NVSHMEM_CUMEM_GRANULARITY", 1 << 29) };
-    // NVSHMEM parses sizes with a unit, such as 1G.
+    // A size with a unit, such as 1G, is not checked here; NVSHMEM parses such sizes.
     let needed_bytes = settings.effective(variable).map_or(Some(default), |text| text.trim().parse().ok()).unwrap_or(0);
     let free_bytes = free as u64;
     if free_bytes < needed_bytes {
@@ -183,7 +184,7 @@ fn device_memory(context: &Arc<CudaContext>, settings: &Settings) -> Result<(), 
     Ok(())
 }
 
-/// Checks the data of all PEs together.
+/// Compares the data of all PEs: versions, settings and GPUs must be compatible.
 pub(crate) fn together(own: Pe, cards: &[Result<StartInfo, String>]) -> Result<(), PreflightError> {
     let read = |(pe, card): (usize, &Result<StartInfo, String>)| match card {
         Ok(card) => Ok((Pe::new(pe as u32), card.clone())),
@@ -207,8 +208,8 @@ pub(crate) fn together(own: Pe, cards: &[Result<StartInfo, String>]) -> Result<(
     }
 }
 
-/// Returns whether the GPU of each peer is directly accessible, as far as this process can query
-/// it.
+/// Checks that this PE can access the GPU of each peer directly if the network is disabled. Only
+/// GPUs that are visible to this process are checked.
 pub(crate) fn reachable(
     own: Pe,
     cards: &[Result<StartInfo, String>],
@@ -224,7 +225,8 @@ pub(crate) fn reachable(
     let driver = Driver::get()?;
     let mut ordinals: BTreeMap<String, usize> = BTreeMap::new();
     for ordinal in 0..driver.device_count()? {
-        // A context on another device would take memory there, so only the driver's number is used.
+        // The driver is queried by ordinal, because a context on the other device would use memory
+        // of that device.
         if let Ok(uuid) = peerweave_driver::cudarc::driver::result::device::get(ordinal as i32)
             .and_then(peerweave_driver::cudarc::driver::result::device::get_uuid)
         {
@@ -234,7 +236,7 @@ pub(crate) fn reachable(
     let device = context.ordinal();
     for (pe, card) in cards.iter().enumerate().filter(|(pe, _)| *pe != own.index()) {
         let pe = Pe::new(pe as u32);
-        // A device that is not visible here, or on another machine, cannot be checked.
+        // A device on another machine, or not visible to this process, cannot be checked.
         let Some(peer) = card.as_ref().ok().and_then(|card| ordinals.get(&card.uuid)) else { continue };
         let mut can = 0;
         // SAFETY: the pointer is to a live integer; the driver checks the ordinals.
@@ -288,7 +290,7 @@ mod tests {
 
     #[test]
     fn pe_that_cannot_start_is_an_error_on_all_pes() {
-        let error = together(Pe::new(0), &[Ok(card("a")), Err("no driver".to_owned())]).expect_err("one cannot");
+        let error = together(Pe::new(0), &[Ok(card("a")), Err("no driver".to_owned())]).expect_err("PE 1 cannot start");
         assert_eq!(error, PreflightError::Peer { pe: Pe::new(1), reason: "no driver".to_owned() });
     }
 

@@ -1,4 +1,5 @@
-//! What a process prepares before it starts NVSHMEM: the thread for calls, streams, the id.
+//! Resources that a process prepares before it starts NVSHMEM: the worker thread, the streams and
+//! the id.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -16,7 +17,7 @@ use crate::error::{DeadState, MisuseKind, NvshmemError, Timeout};
 use crate::library::{Nvshmem, Settings};
 use crate::sys;
 
-/// The gate of all calls of NVSHMEM in this process.
+/// The gate for all calls of NVSHMEM in this process.
 pub(super) static GATE: LazyLock<Arc<Gate>> = LazyLock::new(Arc::default);
 
 /// Returns a number that identifies an id without disclosing it.
@@ -32,7 +33,7 @@ pub(super) fn start_worker(call: &'static str) -> Result<Worker, NvshmemError> {
 }
 
 /// The resources of this process that an initialisation needs. They are acquired before this PE
-/// reports to the others that it is ready.
+/// reports to the other PEs that this PE is ready.
 pub(super) struct Ready {
     pub(super) nvshmem: Nvshmem,
     pub(super) worker: Worker,
@@ -48,8 +49,9 @@ impl Ready {
         settings: &Settings,
     ) -> Result<Self, NvshmemError> {
         let (worker, context) = (start_worker(call)?, Arc::clone(device));
-        // The caller gets this stream too, so it is one of cudarc's; cudarc's first `new_stream`
-        // waits for the whole device without a deadline.
+        // The caller also gets this stream, so it must be a stream of cudarc. cudarc's first
+        // `new_stream` waits for the whole device without a deadline, so the call runs on the
+        // worker thread.
         let made = worker.run((), settings.deadline_set(), move || with_error_preserved(&context, || context.new_stream()));
         let stream =
             made.map_err(|error| no_answer(call, "cuCtxSynchronize", error, None))?.0.map_err(CudaError::of("cuStreamCreate"))?;
@@ -69,7 +71,7 @@ pub(super) fn make_id(
     let environment = settings.apply();
     let made = worker.run(inside, settings.deadline_set(), move || {
         let mut id = sys::nvshmemx_uniqueid_t::EMPTY;
-        // SAFETY: the pointer is to a live struct with the version of its layout.
+        // SAFETY: the pointer is to a live struct, which states the version of its layout.
         nvshmem.code(FUNCTION, |api| unsafe { api.nvshmemx_get_uniqueid(&raw mut id) }).map(|code| (code, id))
     });
     match made {
@@ -86,20 +88,21 @@ pub(super) fn make_id(
     }
 }
 
-/// Whether creating an id has failed. NVSHMEM has then freed its plug-in, and may free it again at
-/// the next attempt (3.4.5).
+/// Whether the creation of an id has failed. NVSHMEM 3.4.5 has then freed its plug-in, and may free
+/// the plug-in again at the next attempt.
 static ID_FAILED: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn can_still_start(call: &'static str) -> Result<(), NvshmemError> {
     if ID_FAILED.load(Ordering::Relaxed) { Err(NvshmemError::Dead { call, state: DeadState::InitFailed }) } else { Ok(()) }
 }
 
-/// Acquires the gate of this process.
+/// Acquires the gate of this process. Fails if the gate is not free within `patience`.
 pub(super) fn enter(call: &'static str, patience: Duration) -> Result<Sent, NvshmemError> {
     let start = Instant::now();
     let inside = GATE.enter(call, patience).map_err(|inside| {
         tracing::warn!(call, inside, "timed out: another call is still inside NVSHMEM");
-        // It is not known here whether that call will return; its own context reports it.
+        // It is not known whether the other call will return. If it does not return, its own
+        // context reports the timeout.
         Timeout { call, waited: start.elapsed(), pe: None, missing: Vec::new(), lost: None }
     })?;
     Ok(inside.send(&GATE))

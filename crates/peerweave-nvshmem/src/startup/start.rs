@@ -1,7 +1,7 @@
 //! Starts NVSHMEM by a rendezvous, an id, MPI or a launcher.
 //!
-//! Invariant: NVSHMEM is initialised once. During the initialisation and after a failed one,
-//! another attempt is an error.
+//! Invariant: NVSHMEM is initialised once. Another attempt during the initialisation, or after a
+//! failed one, is an error.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -21,28 +21,30 @@ use crate::error::{MisuseKind, NvshmemError, PreflightError};
 use crate::library::{Nvshmem, Settings, plugins};
 
 impl Context {
-    /// Starts NVSHMEM among the PEs of a rendezvous, with the same PE numbers. This is the usual
-    /// bootstrap.
+    /// Starts NVSHMEM among the PEs of a rendezvous, with the PE numbers of the rendezvous. This is
+    /// the usual bootstrap.
     ///
     /// The PEs first exchange their data. If a PE cannot start, or has another library, other
-    /// settings, or the GPU of another PE, every PE gets an error before NVSHMEM is called. The
-    /// rendezvous distributes the id, and NVSHMEM uses its network interface. The context keeps the
-    /// rendezvous for later setup calls. They count among the rendezvous' collective calls, whose
-    /// order must be the same on every PE.
+    /// settings, or the GPU of another PE, every PE gets an error before NVSHMEM is called.
     ///
-    /// If NVSHMEM already runs in this process with the same arguments, this returns another handle
-    /// without communication. If a process has another context, or one that cannot be started
-    /// again, every PE gets an error.
+    /// The rendezvous distributes the id, and NVSHMEM uses the network interface of the rendezvous.
+    /// The context keeps the rendezvous for later setup calls. These count among the rendezvous'
+    /// collective calls, whose order must be the same on every PE.
     ///
-    /// `device` is the device of this PE; each PE needs its own.
+    /// If NVSHMEM already runs in this process with the same arguments, this call returns another
+    /// handle without communication. If a process has a context with other arguments, or cannot
+    /// start NVSHMEM again, every PE gets an error.
+    ///
+    /// `device` is the device of this PE. Each PE needs a separate device.
     ///
     /// # Collective
     /// All PEs of the rendezvous.
     ///
     /// # Errors
-    /// [`NvshmemError::Preflight`], [`NvshmemError::Plugin`], [`NvshmemError::Load`];
-    /// [`NvshmemError::Bootstrap`] and [`NvshmemError::Timeout`] name the PEs that did not arrive;
-    /// [`MisuseKind::AlreadyInitialized`] if a context with other arguments runs.
+    /// [`NvshmemError::Preflight`], [`NvshmemError::Plugin`] and [`NvshmemError::Load`] for an
+    /// unsuitable machine. [`NvshmemError::Bootstrap`] and [`NvshmemError::Timeout`] name the PEs
+    /// that did not arrive. [`MisuseKind::AlreadyInitialized`] if a context with other arguments
+    /// runs.
     pub fn from_rendezvous(
         rendezvous: &Arc<Rendezvous>,
         device: &Arc<CudaContext>,
@@ -58,7 +60,8 @@ impl Context {
             Begun::Start(start) => (Some(start), Ok(())),
             Begun::Refused(error) => (None, Err(error)),
         };
-        // An error of this PE must not keep the others waiting, so it is sent in place of the data.
+        // If this PE has an error, it sends the error in place of its data, so that the other PEs
+        // do not wait.
         let able = refused.and_then(|()| arguments.settings.check(CALL));
         let own = able.and_then(|()| greeting(CALL, &arguments, device));
         let text = match &own {
@@ -68,13 +71,13 @@ impl Context {
         let all = rendezvous.exchange("peerweave-nvshmem/init", text.as_bytes()).map_err(NvshmemError::bootstrap(CALL));
         let (ready, _) = own?;
         let cards: Vec<_> = all?.iter().map(|text| StartInfo::from_text(&String::from_utf8_lossy(text))).collect();
-        // All PEs have the same data, so the result is the same on all, and so is the decision to
-        // exchange again.
+        // All PEs have the same data. They get the same result, and make the same decision about
+        // the second exchange.
         preflight::together(pe, &cards)?;
-        // Each PE checks by itself which GPUs it can access, and a PE that cannot start must not
-        // leave the others waiting inside NVSHMEM. So the outcome is exchanged too. PE 0 sends the
-        // id with it. The id is created only now, because NVSHMEM then reads its settings once for
-        // all, and they have been compared.
+        // Each PE checks separately which GPUs it can access. A PE that cannot start must not leave
+        // the others waiting inside NVSHMEM, so the outcome is exchanged too. PE 0 sends the id
+        // with its outcome. The id is created only now: NVSHMEM then reads its settings once for
+        // all calls, and they have been compared.
         let reached = preflight::reachable(pe, &cards, device, &arguments.settings);
         let id = reached.and_then(|()| match pe.get() {
             0 => make_id(CALL, ready.nvshmem, &arguments.settings, &ready.worker).map(Some),
@@ -98,21 +101,22 @@ impl Context {
         let Some(id) = id else {
             return Err(PreflightError::Peer { pe: Pe::new(0), reason: "this PE sent no id".to_owned() }.into());
         };
-        let start = start.expect("a PE that may not start has its own error");
+        let start = start.expect("a PE without a start has returned its own error");
         start.run(ready, inside, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
     }
 
-    /// Creates an id for [`from_unique_id`](Self::from_unique_id). Loads a plug-in, and opens a
-    /// socket in this process that listens until the PEs are connected.
+    /// Creates an id for [`from_unique_id`](Self::from_unique_id). The call loads a plug-in, and
+    /// opens a socket of this process that listens until the PEs are connected.
     ///
     /// `settings` selects the network interface. NVSHMEM reads all of its settings in this call,
-    /// once in this process, so the start must use the same settings.
+    /// and only once in a process. The start must therefore use the same settings.
     ///
     /// # Errors
-    /// [`MisuseKind::AlreadyInitialized`] if NVSHMEM has read other settings;
-    /// [`DeadState::InitFailed`](crate::DeadState::InitFailed) if creating an id failed before.
-    /// [`NvshmemError::Plugin`], [`NvshmemError::Load`], [`NvshmemError::Nvshmem`] if there is no
-    /// usable interface, [`NvshmemError::Timeout`].
+    /// [`MisuseKind::AlreadyInitialized`] if NVSHMEM has read other settings.
+    /// [`DeadState::InitFailed`](crate::DeadState::InitFailed) if an earlier creation of an id
+    /// failed. [`NvshmemError::Plugin`] and [`NvshmemError::Load`] for a missing library or
+    /// plug-in. [`NvshmemError::Nvshmem`] if there is no usable interface.
+    /// [`NvshmemError::Timeout`] if NVSHMEM does not return by the deadline.
     pub fn unique_id(settings: &Settings) -> Result<UniqueId, NvshmemError> {
         const CALL: &str = "Context::unique_id";
         settings.check(CALL)?;
@@ -126,14 +130,15 @@ impl Context {
         make_id(CALL, nvshmem, settings, &start_worker(CALL)?)
     }
 
-    /// Starts NVSHMEM as PE `pe` of `n_pes`. The caller distributes the id to all of them.
+    /// Starts NVSHMEM as PE `pe` of `n_pes`. The caller distributes the id to all PEs.
     ///
     /// # Collective
     /// All `n_pes` PEs.
     ///
     /// # Errors
-    /// As for [`from_rendezvous`](Self::from_rendezvous), but missing PEs, different libraries and
-    /// shared GPUs are not detected: the call times out.
+    /// As for [`from_rendezvous`](Self::from_rendezvous), with an exception: missing PEs, different
+    /// libraries and shared GPUs are not detected before the call. In these cases the call times
+    /// out.
     pub fn from_unique_id(
         id: UniqueId,
         pe: Pe,
@@ -150,20 +155,21 @@ impl Context {
         begin_alone(CALL, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments)
     }
 
-    /// Starts NVSHMEM among the processes of an MPI communicator, with its ranks as PEs.
+    /// Starts NVSHMEM among the processes of an MPI communicator. The ranks of the communicator are
+    /// the PE numbers.
     ///
     /// # Collective
     /// All processes of the communicator.
     ///
     /// # Errors
-    /// As for [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in
-    /// that cannot be loaded, such as one for another MPI.
+    /// As for [`from_unique_id`](Self::from_unique_id). Also [`NvshmemError::Plugin`] for a plug-in
+    /// that cannot be loaded, for example one for another MPI.
     ///
     /// # Safety
-    /// `communicator` points to an `MPI_Comm` of the MPI to which NVSHMEM's plug-in is linked. MPI
-    /// is initialised and allows calls by threads other than the main one (at least
-    /// `MPI_THREAD_SERIALIZED`). Both live until NVSHMEM is finalised or, if this call times out,
-    /// until the process ends.
+    /// `communicator` points to an `MPI_Comm` of the MPI library to which NVSHMEM's plug-in is
+    /// linked. MPI is initialised, and allows calls by threads other than the main thread (at least
+    /// `MPI_THREAD_SERIALIZED`). MPI and the communicator live until NVSHMEM is finalised. If this
+    /// call times out, they live until the process ends.
     pub unsafe fn from_mpi(
         communicator: *mut c_void,
         device: &Arc<CudaContext>,
@@ -175,16 +181,16 @@ impl Context {
         begin_alone(CALL, Bootstrapping::Mpi(communicator.expose_provenance()), device, arguments)
     }
 
-    /// Starts NVSHMEM among the processes of a launcher, by the launcher's own service: PMI, PMI-2
-    /// or PMIx (`NVSHMEM_BOOTSTRAP`, `NVSHMEM_BOOTSTRAP_PMI`).
+    /// Starts NVSHMEM among the processes of a launcher by the launcher's service: PMI, PMI-2 or
+    /// PMIx. The variables `NVSHMEM_BOOTSTRAP` and `NVSHMEM_BOOTSTRAP_PMI` select the service.
     ///
     /// # Collective
     /// All processes of the job.
     ///
     /// # Errors
-    /// As for [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in
-    /// that cannot be loaded, such as one for another PMIx. If no launcher started the process, the
-    /// error is that of NVSHMEM.
+    /// As for [`from_unique_id`](Self::from_unique_id). Also [`NvshmemError::Plugin`] for a plug-in
+    /// that cannot be loaded, for example one for another PMIx. If no launcher started the process,
+    /// NVSHMEM's error is returned.
     pub fn from_launcher(device: &Arc<CudaContext>, settings: Settings) -> Result<Self, NvshmemError> {
         const CALL: &str = "Context::from_launcher";
         settings.check(CALL)?;
@@ -203,13 +209,14 @@ fn arguments(
     Arguments { bootstrap, place, identity, device: device.ordinal(), settings: settings.with_switch() }
 }
 
-/// Selects the network interface of the job for NVSHMEM.
+/// Adds the network interface of the rendezvous to the settings, unless they already select an
+/// interface.
 fn with_interface(settings: Settings) -> Settings {
     let asked = std::env::var(peerweave_bootstrap::env::names::INTERFACE).ok();
     let chosen = interface::advertise_address(asked.as_deref()).ok();
     let family = chosen.as_ref().filter(|chosen| chosen.address.is_ipv6()).map(|_| "AF_INET6".to_owned());
     settings
-        // Without `=` the name would be a prefix.
+        // The `=` makes NVSHMEM match the exact name instead of a prefix.
         .or("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", || chosen.map(|chosen| format!("={}", chosen.name)))
         .or("NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", || family)
 }

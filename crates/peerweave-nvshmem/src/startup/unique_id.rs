@@ -6,11 +6,11 @@ use std::fmt;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::sys;
 
-/// An id that one process creates ([`Context::unique_id`](crate::Context::unique_id)) and every PE
-/// of the job needs.
+/// An id by which the PEs of a job connect. One process creates it by
+/// [`Context::unique_id`](crate::Context::unique_id) and sends it to all PEs.
 ///
-/// 128 opaque bytes with the address of the process that created it. Any process that has them can
-/// join, so `Debug` shows only a hash.
+/// An id has 128 opaque bytes, including the address of the process that created it. Any process
+/// with these bytes can join the job, so `Debug` shows only a hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UniqueId([u8; Self::LEN_BYTES]);
 
@@ -18,13 +18,13 @@ impl UniqueId {
     /// Length of an id in bytes.
     pub const LEN_BYTES: usize = size_of::<sys::nvshmemx_uniqueid_t>();
 
-    /// Returns the id with these bytes. If NVSHMEM did not create the bytes, connecting the PEs
-    /// fails.
+    /// Returns the id with these bytes. If NVSHMEM did not create the bytes, the PEs fail to
+    /// connect.
     pub const fn from_bytes(bytes: [u8; Self::LEN_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// Returns the bytes, to be sent to the other PEs.
+    /// Returns the bytes of the id, which the caller sends to the other PEs.
     pub const fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
         self.0
     }
@@ -60,7 +60,7 @@ impl fmt::Debug for UniqueId {
 impl TryFrom<&[u8]> for UniqueId {
     type Error = NvshmemError;
 
-    /// Converts exactly 128 bytes.
+    /// Converts exactly 128 bytes. Another length is [`MisuseKind::Length`].
     fn try_from(bytes: &[u8]) -> Result<Self, NvshmemError> {
         let wrong = |_| {
             let kind = MisuseKind::Length { what: "the id", found: bytes.len(), expected: Self::LEN_BYTES, unit: "bytes" };
@@ -78,8 +78,8 @@ mod tests {
     fn id_converted_to_bytes_or_raw_and_back_is_the_same() {
         let id = UniqueId::from_bytes(std::array::from_fn(|index| (index * 37 % 256) as u8));
         assert_eq!(UniqueId::from_raw(&id.to_raw()), id);
-        assert_eq!(UniqueId::try_from(id.to_bytes().as_slice()).expect("128 bytes"), id);
-        let short = UniqueId::try_from([0; 127].as_slice()).expect_err("too short");
+        assert_eq!(UniqueId::try_from(id.to_bytes().as_slice()).expect("the id has 128 bytes"), id);
+        let short = UniqueId::try_from([0; 127].as_slice()).expect_err("the id is one byte too short");
         assert_eq!(short.to_string(), "UniqueId::try_from: the id has 127 bytes, expected 128");
     }
 }

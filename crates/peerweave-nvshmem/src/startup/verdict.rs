@@ -1,17 +1,17 @@
-//! The outcome that PEs exchange after the checks, directly before NVSHMEM is called.
+//! The outcome that PEs exchange after their checks, immediately before they call NVSHMEM.
 
 use super::unique_id::UniqueId;
 
-/// Outcome of a PE's checks.
+/// Outcome of the checks of one PE.
 pub(super) enum Readiness {
-    /// The PE is ready. PE 0 sends the id.
+    /// The PE is ready. PE 0 also sends the id.
     Ready(Option<UniqueId>),
-    /// The PE cannot start, for this reason.
+    /// The PE cannot start. The text is the reason.
     Cannot(String),
 }
 
 impl Readiness {
-    /// Returns the line to send, with the id in hexadecimal.
+    /// Returns the outcome as a line of text for the other PEs. The id is written in hexadecimal.
     pub(super) fn to_text(&self) -> String {
         match self {
             Self::Ready(id) => {

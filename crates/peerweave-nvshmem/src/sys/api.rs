@@ -1,7 +1,7 @@
-//! NVSHMEM's untyped functions, each with the first library that exports it.
+//! NVSHMEM's untyped functions, each with the first library version that exports it.
 //!
-//! These functions check no arguments. Launches of co-resident kernels are not declared: they take
-//! a kernel of CUDA's runtime, which Rust does not have.
+//! These functions check no arguments. Functions that launch co-resident kernels are not declared,
+//! because they take a kernel of the CUDA runtime.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
@@ -10,26 +10,26 @@ use peerweave_driver::cudarc::driver::sys::{CUlibrary, CUmodule, CUstream};
 use super::types::*;
 
 peerweave_dylib::bindings! {
-    /// The untyped functions of one libnvshmem_host, each resolved at its first call.
+    /// The untyped functions of one NVSHMEM library. Each function is resolved at its first call.
     pub struct Api {
         // Versions and names.
 
-        /// Returns the product's version.
+        /// Returns the version of the NVSHMEM library.
         "3.3.24" fn nvshmemx_vendor_get_version_info(major: *mut c_int, minor: *mut c_int, patch: *mut c_int);
         /// Returns the version of the OpenSHMEM specification.
         "3.3.24" fn nvshmem_info_get_version(major: *mut c_int, minor: *mut c_int);
-        /// Returns the product's name, at most [`NVSHMEM_MAX_NAME_LEN`] bytes.
+        /// Returns the library's name, at most [`NVSHMEM_MAX_NAME_LEN`] bytes.
         "3.3.24" fn nvshmem_info_get_name(name: *mut c_char);
 
         // Initialisation and end.
 
         /// Returns the state of NVSHMEM's initialisation.
         "3.3.24" fn nvshmemx_init_status() -> c_int;
-        /// Initialises. Collective.
+        /// Initialises NVSHMEM. Collective.
         "3.3.24" fn nvshmemx_hostlib_init_attr(flags: c_uint, attr: *mut nvshmemx_init_attr_t) -> c_int;
-        /// Finalises NVSHMEM. Collective. Ends the process if it fails.
+        /// Finalises NVSHMEM. Collective. Ends the process on failure.
         "3.3.24" fn nvshmemx_hostlib_finalize();
-        /// Creates an id. Loads a plug-in and opens a socket.
+        /// Creates an id. Loads the plug-in for ids and opens a socket.
         "3.3.24" fn nvshmemx_get_uniqueid(id: *mut nvshmemx_uniqueid_t) -> c_int;
         /// Fills in the arguments of the bootstrap by id.
         "3.3.24" fn nvshmemx_set_attr_uniqueid_args(
@@ -37,7 +37,7 @@ peerweave_dylib::bindings! {
         ) -> c_int;
         /// Fills in the arguments of the bootstrap by MPI.
         "3.3.24" fn nvshmemx_set_attr_mpi_comm_args(mpi_comm: *mut c_void, attr: *mut nvshmemx_init_attr_t) -> c_int;
-        /// Returns the supported level of threads.
+        /// Returns the supported thread level of OpenSHMEM.
         "3.3.24" fn nvshmem_query_thread(provided: *mut c_int);
         /// Ends the processes of all PEs.
         "3.3.24" fn nvshmem_global_exit(status: c_int);
@@ -56,9 +56,9 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmem_align(alignment: usize, bytes: usize) -> *mut c_void;
         /// Frees symmetric memory. Collective.
         "3.3.24" fn nvshmem_free(address: *mut c_void);
-        /// Returns the address at which a PE's part is mapped in this process, or null.
+        /// Returns the address at which the memory of a PE is mapped in this process, or null.
         "3.3.24" fn nvshmem_ptr(address: *const c_void, pe: c_int) -> *mut c_void;
-        /// Returns the multicast address of a team's parts, or null.
+        /// Returns the multicast address of the memory of a team's PEs, or null.
         "3.3.24" fn nvshmemx_mc_ptr(team: nvshmem_team_t, address: *const c_void) -> *mut c_void;
         /// Registers local memory.
         "3.3.24" fn nvshmemx_buffer_register(address: *mut c_void, bytes: usize) -> c_int;
@@ -66,9 +66,9 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmemx_buffer_unregister(address: *mut c_void) -> c_int;
         /// Unregisters all local memory.
         "3.3.24" fn nvshmemx_buffer_unregister_all();
-        /// Makes memory symmetric. Collective.
+        /// Makes existing memory symmetric. Collective.
         "3.3.24" fn nvshmemx_buffer_register_symmetric(address: *mut c_void, bytes: usize, flags: c_int) -> *mut c_void;
-        /// Makes memory symmetric near an address. Collective.
+        /// Makes existing memory symmetric at an address near `preferred`. Collective.
         "3.6.5" fn nvshmemx_buffer_register_symmetric_at_preferred_address(
             address: *mut c_void, bytes: usize, preferred: *mut c_void, flags: c_int,
         ) -> *mut c_void;
@@ -77,46 +77,49 @@ peerweave_dylib::bindings! {
 
         // Teams.
 
-        /// Returns this PE's rank in a team, -1 if it is not a member.
+        /// Returns this PE's rank in a team, or -1 if this PE is not a member.
         "3.3.24" fn nvshmem_team_my_pe(team: nvshmem_team_t) -> c_int;
         /// Returns the number of PEs of a team.
         "3.3.24" fn nvshmem_team_n_pes(team: nvshmem_team_t) -> c_int;
         /// Returns a team's options.
         "3.3.24" fn nvshmem_team_get_config(team: nvshmem_team_t, config: *mut nvshmem_team_config_t);
-        /// Returns the rank of a PE in another team, -1 if it is not a member.
+        /// Returns the rank in `target` of the PE with rank `rank` in `source`, or -1 if the PE is
+        /// not a member of `target`.
         "3.3.24" fn nvshmem_team_translate_pe(source: nvshmem_team_t, rank: c_int, target: nvshmem_team_t) -> c_int;
-        /// Creates a team of some PEs. Collective over the parent.
+        /// Creates a team of `count` PEs: every `stride`-th PE from `start`. Collective over the
+        /// parent.
         "3.3.24" fn nvshmem_team_split_strided(
             parent: nvshmem_team_t, start: c_int, stride: c_int, count: c_int, config: *const nvshmem_team_config_t,
             mask: c_long, team: *mut nvshmem_team_t,
         ) -> c_int;
-        /// Creates teams of rows and columns. Collective over the parent.
+        /// Creates a team for each row and each column of the parent's PEs. Collective over the
+        /// parent.
         "3.3.24" fn nvshmem_team_split_2d(
             parent: nvshmem_team_t, xrange: c_int, x_config: *const nvshmem_team_config_t, x_mask: c_long,
             x_team: *mut nvshmem_team_t, y_config: *const nvshmem_team_config_t, y_mask: c_long, y_team: *mut nvshmem_team_t,
         ) -> c_int;
         /// Creates an id for a team.
         "3.3.24" fn nvshmemx_team_get_uniqueid(id: *mut nvshmemx_team_uniqueid_t) -> c_int;
-        /// Creates a team of the PEs that have the id. Collective over them.
+        /// Creates a team of the PEs that pass the same id. Collective over these PEs.
         "3.3.24" fn nvshmemx_team_init(
             team: *mut nvshmem_team_t, config: *mut nvshmem_team_config_t, mask: c_long, n_pes: c_int, rank: c_int,
         ) -> c_int;
-        /// Destroys a team. Collective over it.
+        /// Destroys a team. Collective over the team.
         "3.3.24" fn nvshmem_team_destroy(team: nvshmem_team_t);
         /// Synchronises a team.
         "3.3.24" fn nvshmem_team_sync(team: nvshmem_team_t) -> c_int;
 
         // Order and synchronisation.
 
-        /// Completes transfers and synchronises a team.
+        /// Completes transfers, then synchronises a team.
         "3.3.24" fn nvshmem_barrier(team: nvshmem_team_t) -> c_int;
-        /// Completes transfers and synchronises all PEs.
+        /// Completes transfers, then synchronises all PEs.
         "3.3.24" fn nvshmem_barrier_all();
         /// Synchronises all PEs.
         "3.3.24" fn nvshmem_sync_all();
-        /// Completes transfers and synchronises a team, in stream order.
+        /// Completes transfers, then synchronises a team, in stream order.
         "3.3.24" fn nvshmemx_barrier_on_stream(team: nvshmem_team_t, stream: CUstream) -> c_int;
-        /// Completes transfers and synchronises all PEs, in stream order.
+        /// Completes transfers, then synchronises all PEs, in stream order.
         "3.3.24" fn nvshmemx_barrier_all_on_stream(stream: CUstream);
         /// Synchronises a team, in stream order.
         "3.3.24" fn nvshmemx_team_sync_on_stream(team: nvshmem_team_t, stream: CUstream) -> c_int;
@@ -124,49 +127,49 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmemx_sync_all_on_stream(stream: CUstream);
         /// Completes transfers.
         "3.3.24" fn nvshmem_quiet();
-        /// Orders puts.
+        /// Orders earlier puts before later puts to the same PE.
         "3.3.24" fn nvshmem_fence();
         /// Completes transfers, in stream order.
         "3.3.24" fn nvshmemx_quiet_on_stream(stream: CUstream);
-        /// Makes sources of puts reusable.
+        /// Waits until the sources of earlier puts may be overwritten.
         "3.8.0" fn nvshmemx_flush();
-        /// Makes sources of puts reusable, in stream order.
+        /// Waits until the sources of earlier puts may be overwritten, in stream order.
         "3.8.0" fn nvshmemx_flush_on_stream(stream: CUstream);
 
         // Signals.
 
-        /// Returns the value of a word of this PE.
+        /// Returns the value of a signal word of this PE.
         "3.3.24" fn nvshmem_signal_fetch(signal: *mut u64) -> u64;
-        /// Sets a PE's word, or adds to it.
+        /// Sets a signal word of a PE or adds to the word, in stream order.
         "3.3.24" fn nvshmemx_signal_op_on_stream(signal: *mut u64, value: u64, op: c_int, pe: c_int, stream: CUstream);
-        /// Waits for a word of this PE.
+        /// Waits until a signal word of this PE satisfies a comparison, in stream order.
         "3.3.24" fn nvshmemx_signal_wait_until_on_stream(signal: *mut u64, compare: c_int, value: u64, stream: CUstream);
-        /// Resets a counting word.
+        /// Resets the word of a counted signal.
         "3.8.0" fn nvshmemx_signal_counted_reset(signal: *mut u64);
 
         // Transfers by bytes and by width.
 
         /// Writes bytes to a PE.
         "3.3.24" fn nvshmem_putmem(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes bytes to a PE; complete after a quiet.
+        /// Writes bytes to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_putmem_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes bytes to a PE, in stream order.
         "3.3.24" fn nvshmemx_putmem_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes bytes to a PE; complete after a quiet.
+        /// Writes bytes to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_putmem_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
         /// Reads bytes from a PE.
         "3.3.24" fn nvshmem_getmem(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads bytes from a PE; complete after a quiet.
+        /// Reads bytes from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_getmem_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads bytes from a PE, in stream order.
         "3.3.24" fn nvshmemx_getmem_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads bytes from a PE; complete after a quiet.
+        /// Reads bytes from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_getmem_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -175,18 +178,18 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes bytes to a PE, then signals it; complete after a quiet.
+        /// Writes bytes to a PE, then signals it, to be completed by a quiet.
         "3.3.24" fn nvshmemx_putmem_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 8-bit elements to a PE.
         "3.3.24" fn nvshmem_put8(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 8-bit elements to a PE; complete after a quiet.
+        /// Writes 8-bit elements to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_put8_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 8-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put8_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 8-bit elements to a PE; complete after a quiet.
+        /// Writes 8-bit elements to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_put8_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -201,11 +204,11 @@ peerweave_dylib::bindings! {
         );
         /// Reads 8-bit elements from a PE.
         "3.3.24" fn nvshmem_get8(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 8-bit elements from a PE; complete after a quiet.
+        /// Reads 8-bit elements from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_get8_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 8-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get8_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 8-bit elements from a PE; complete after a quiet.
+        /// Reads 8-bit elements from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_get8_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -223,18 +226,18 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 8-bit elements to a PE, then signals it; complete after a quiet.
+        /// Writes 8-bit elements to a PE, then signals it, to be completed by a quiet.
         "3.3.24" fn nvshmemx_put8_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 16-bit elements to a PE.
         "3.3.24" fn nvshmem_put16(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 16-bit elements to a PE; complete after a quiet.
+        /// Writes 16-bit elements to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_put16_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 16-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put16_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 16-bit elements to a PE; complete after a quiet.
+        /// Writes 16-bit elements to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_put16_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -249,11 +252,11 @@ peerweave_dylib::bindings! {
         );
         /// Reads 16-bit elements from a PE.
         "3.3.24" fn nvshmem_get16(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 16-bit elements from a PE; complete after a quiet.
+        /// Reads 16-bit elements from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_get16_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 16-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get16_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 16-bit elements from a PE; complete after a quiet.
+        /// Reads 16-bit elements from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_get16_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -271,18 +274,18 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 16-bit elements to a PE, then signals it; complete after a quiet.
+        /// Writes 16-bit elements to a PE, then signals it, to be completed by a quiet.
         "3.3.24" fn nvshmemx_put16_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 32-bit elements to a PE.
         "3.3.24" fn nvshmem_put32(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 32-bit elements to a PE; complete after a quiet.
+        /// Writes 32-bit elements to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_put32_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 32-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put32_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 32-bit elements to a PE; complete after a quiet.
+        /// Writes 32-bit elements to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_put32_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -297,11 +300,11 @@ peerweave_dylib::bindings! {
         );
         /// Reads 32-bit elements from a PE.
         "3.3.24" fn nvshmem_get32(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 32-bit elements from a PE; complete after a quiet.
+        /// Reads 32-bit elements from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_get32_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 32-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get32_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 32-bit elements from a PE; complete after a quiet.
+        /// Reads 32-bit elements from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_get32_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -319,18 +322,18 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 32-bit elements to a PE, then signals it; complete after a quiet.
+        /// Writes 32-bit elements to a PE, then signals it, to be completed by a quiet.
         "3.3.24" fn nvshmemx_put32_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 64-bit elements to a PE.
         "3.3.24" fn nvshmem_put64(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 64-bit elements to a PE; complete after a quiet.
+        /// Writes 64-bit elements to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_put64_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 64-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put64_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 64-bit elements to a PE; complete after a quiet.
+        /// Writes 64-bit elements to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_put64_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -345,11 +348,11 @@ peerweave_dylib::bindings! {
         );
         /// Reads 64-bit elements from a PE.
         "3.3.24" fn nvshmem_get64(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 64-bit elements from a PE; complete after a quiet.
+        /// Reads 64-bit elements from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_get64_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 64-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get64_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 64-bit elements from a PE; complete after a quiet.
+        /// Reads 64-bit elements from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_get64_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -367,20 +370,20 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 64-bit elements to a PE, then signals it; complete after a quiet.
+        /// Writes 64-bit elements to a PE, then signals it, to be completed by a quiet.
         "3.3.24" fn nvshmemx_put64_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 128-bit elements to a PE.
         "3.3.24" fn nvshmem_put128(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 128-bit elements to a PE; complete after a quiet.
+        /// Writes 128-bit elements to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_put128_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 128-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put128_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes 128-bit elements to a PE; complete after a quiet.
+        /// Writes 128-bit elements to a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_put128_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -395,13 +398,13 @@ peerweave_dylib::bindings! {
         );
         /// Reads 128-bit elements from a PE.
         "3.3.24" fn nvshmem_get128(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 128-bit elements from a PE; complete after a quiet.
+        /// Reads 128-bit elements from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmem_get128_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 128-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get128_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads 128-bit elements from a PE; complete after a quiet.
+        /// Reads 128-bit elements from a PE, to be completed by a quiet.
         "3.3.24" fn nvshmemx_get128_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -419,7 +422,7 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 128-bit elements to a PE, then signals it; complete after a quiet.
+        /// Writes 128-bit elements to a PE, then signals it, to be completed by a quiet.
         "3.3.24" fn nvshmemx_put128_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -451,19 +454,19 @@ peerweave_dylib::bindings! {
 
         // Modules, launches, regions, queue pairs.
 
-        /// Initialises a module with the state of NVSHMEM's device functions.
+        /// Passes the state of NVSHMEM's device functions to a module.
         "3.3.24" fn nvshmemx_cumodule_init(module: CUmodule) -> c_int;
         /// Removes NVSHMEM's state from a module.
         "3.3.24" fn nvshmemx_cumodule_finalize(module: CUmodule) -> c_int;
-        /// Initialises a library with the state of NVSHMEM's device functions.
+        /// Passes the state of NVSHMEM's device functions to a CUDA library.
         "3.3.24" fn nvshmemx_culibrary_init(library: CUlibrary) -> c_int;
-        /// Removes NVSHMEM's state from a library.
+        /// Removes NVSHMEM's state from a CUDA library.
         "3.3.24" fn nvshmemx_culibrary_finalize(library: CUlibrary) -> c_int;
         /// Begins a region in which transfers may be batched.
         "3.8.0" fn nvshmemx_region_start(
             handle: *mut nvshmemx_region_handle_t, attributes: *const nvshmemx_region_attrs_t,
         ) -> c_int;
-        /// Ends a region.
+        /// Ends a region in which transfers may be batched.
         "3.8.0" fn nvshmemx_region_stop(handle: nvshmemx_region_handle_t) -> c_int;
         /// Returns whether a region is active.
         "3.8.0" fn nvshmemx_region_is_active(hints: u32, active: *mut c_int) -> c_int;

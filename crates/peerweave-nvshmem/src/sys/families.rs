@@ -1,10 +1,10 @@
-//! The typed families: one function for each C type, in 71 families with 1,344 functions.
+//! NVSHMEM's typed functions: one function for each C type, in 71 families with 1,344 functions.
 //!
-//! A family is a prefix, a suffix and a set of types. Its functions differ only in the types of
-//! pointers, which have the same calling convention. For a function that takes or returns an
-//! element by value ([`ByValue`]), the caller states the function's type.
+//! A family is a prefix, a suffix and a set of types. The functions of a family differ only in the
+//! types to which their pointers point, and pointers have one calling convention. For a function
+//! that takes or returns an element by value ([`ByValue`]), the caller states the function's type.
 //!
-//! Invariant: each name in a table is that of a function with the accessor's type.
+//! Invariant: each name in a table is that of a function with the type of its accessor.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ use peerweave_dylib::{Library, MissingSymbol, Symbol, SymbolInfo};
 
 use super::types::nvshmem_team_t;
 
-/// A C type, as named in the functions.
+/// A C type, named as in the names of NVSHMEM's functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the vendor's names of C types")]
 #[repr(usize)]
@@ -48,7 +48,7 @@ pub enum CType {
 
 const N_TYPES: usize = 25;
 
-/// The types of a family, one bit for each [`CType`].
+/// The types of a family: one bit for each [`CType`].
 type Types = u32;
 
 const fn types(list: &[CType]) -> Types {
@@ -78,10 +78,10 @@ const AMO: Types = AMO_BITWISE | types(&[CType::Int, CType::Long, CType::Longlon
 const AMO_EXTENDED: Types = AMO | AMO_FLOAT & !types(&[CType::Half]);
 const AMO_FLOAT: Types = types(&[CType::Half, CType::Float, CType::Double]);
 
-/// The functions of one family, each resolved separately.
+/// The functions of one family. Each function is resolved separately.
 #[derive(Debug)]
 pub struct Family {
-    /// Names by type; an empty name if the family lacks the type.
+    /// Name of the function for each type; empty if the family lacks the type.
     names: [&'static CStr; N_TYPES],
     symbols: [Symbol; N_TYPES],
     since: &'static str,
@@ -100,10 +100,11 @@ impl Family {
         Self { names, symbols: [const { Symbol::unknown() }; N_TYPES], since }
     }
 
-    /// Returns the address of the function for a type.
+    /// Returns the address of the function for the type `kind`.
     ///
     /// # Errors
-    /// `MissingSymbol`, with an empty name if the family lacks the type.
+    /// `MissingSymbol` if the library lacks the function. Its name is empty if the family lacks the
+    /// type.
     #[inline]
     pub fn address(&self, library: &Library, kind: CType) -> Result<NonNull<c_void>, MissingSymbol> {
         self.symbols[kind as usize].get(library, self.names[kind as usize], self.since)
@@ -130,7 +131,7 @@ macro_rules! names {
 
 macro_rules! families {
     ($($since:literal $types:ident $prefix:literal TYPE $suffix:literal $name:ident: $Function:ty;)*) => {
-        /// Every typed family of one library.
+        /// All typed functions of one library, by family.
         #[derive(Debug)]
         pub struct Families {
             library: Library,
@@ -140,7 +141,7 @@ macro_rules! families {
             )*
         }
 
-        /// Returns all typed functions that are declared, of all families.
+        /// Returns all declared typed functions, of all families.
         pub fn typed_symbols() -> Vec<SymbolInfo> {
             let mut all = Vec::new();
             $(all.extend(Family::new(names!($prefix, $suffix), $types, $since).symbols());)*
@@ -148,7 +149,8 @@ macro_rules! families {
         }
 
         impl Families {
-            /// Returns the functions of a library. Each is resolved at its first use.
+            /// Returns the typed functions of a library. Each function is resolved at its first
+            /// use.
             pub fn new(library: Library) -> Self {
                 Self { library, $($name: Family::new(names!($prefix, $suffix), $types, $since),)* }
             }
@@ -171,8 +173,8 @@ macro_rules! families {
                 #[allow(clippy::useless_transmute, reason = "some families give the address itself")]
                 pub fn $name(&self, kind: CType) -> Result<$Function, MissingSymbol> {
                     let address = self.$name.address(&self.library, kind)?;
-                    // SAFETY: the address is that of the function of this name, whose arguments and
-                    // result are as declared, up to the types that pointers point to.
+                    // SAFETY: the address is that of the function with this name. Its arguments and
+                    // result are as declared, up to the types to which pointers point.
                     Ok(unsafe { std::mem::transmute::<NonNull<c_void>, $Function>(address) })
                 }
             )*
@@ -180,30 +182,32 @@ macro_rules! families {
     };
 }
 
-/// Arguments: target, source, count, PE.
+/// Function with the arguments: target, source, count, PE.
 pub type Transfer = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int);
-/// Arguments: target, source, count, PE, stream.
+/// Function with the arguments: target, source, count, PE, stream.
 pub type TransferOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, CUstream);
-/// Arguments: target, source, stride of the target, stride of the source, count, PE.
+/// Function with the arguments: target, source, stride of the target, stride of the source, count,
+/// PE.
 pub type Strided = unsafe extern "C" fn(*mut c_void, *const c_void, isize, isize, usize, c_int);
-/// Like [`Strided`], with a stream at the end.
+/// Function with the arguments of [`Strided`], followed by a stream.
 pub type StridedOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, isize, isize, usize, c_int, CUstream);
-/// Arguments: target, source, count, word of the signal, value of the signal, operation, PE,
-/// stream.
+/// Function with the arguments: target, source, count, signal word, signal value, signal operation,
+/// PE, stream.
 pub type PutSignalOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut u64, u64, c_int, c_int, CUstream);
-/// Arguments: team, target, source, count.
+/// Function with the arguments: team, target, source, count.
 pub type Collective = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize) -> c_int;
-/// Like [`Collective`], with a stream at the end.
+/// Function with the arguments of [`Collective`], followed by a stream.
 pub type CollectiveOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, CUstream) -> c_int;
-/// Arguments: team, target, source, count, root.
+/// Function with the arguments: team, target, source, count, root.
 pub type Broadcast = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, c_int) -> c_int;
-/// Like [`Broadcast`], with a stream at the end.
+/// Function with the arguments of [`Broadcast`], followed by a stream.
 pub type BroadcastOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, c_int, CUstream) -> c_int;
-/// Arguments: words, number of words, mask, comparison, pointer to the values, stream.
+/// Function with the arguments: words, number of words, mask, comparison, pointer to the values,
+/// stream.
 pub type WaitVectorOnStream = unsafe extern "C" fn(*mut c_void, usize, *const c_int, c_int, *mut c_void, CUstream);
-/// Arguments: target, PE.
+/// Function with the arguments: target, PE.
 pub type Increment = unsafe extern "C" fn(*mut c_void, c_int);
-/// A function that takes or returns an element by value; the caller casts it.
+/// Address of a function that takes or returns an element by value. The caller casts the address.
 pub type ByValue = NonNull<c_void>;
 
 families! {
@@ -291,14 +295,14 @@ mod tests {
 
     fn families() -> Families {
         use peerweave_dylib::{Search, Visibility};
-        // Any library works, because nothing is called. SAFETY: a file of this name is the system's
-        // C library.
+        // Any library suffices, because no function is called.
+        // SAFETY: a file of this name is the system's C library.
         const SEARCH: Search = unsafe { Search::without_variable("libc", &["libc.so.6"]) };
-        Families::new(SEARCH.open(Visibility::Local).expect("every Linux has it"))
+        Families::new(SEARCH.open(Visibility::Local).expect("the C library is loaded"))
     }
 
     #[test]
-    fn families_have_as_many_functions_as_the_library() {
+    fn families_have_all_1344_functions_of_the_library() {
         let names = typed_symbols();
         assert_eq!(names.len(), 1344);
         let distinct: std::collections::BTreeSet<_> = names.iter().map(|symbol| symbol.name).collect();
@@ -316,9 +320,9 @@ mod tests {
     #[test]
     fn function_of_an_unsupported_type_is_missing() {
         let families = families();
-        let missing = families.and_reduce_on_stream(CType::Float).expect_err("bitwise operations are for integers");
+        let missing = families.and_reduce_on_stream(CType::Float).expect_err("bitwise operations exist only for integers");
         assert_eq!(missing.name, "");
-        let missing = families.put(CType::Float).expect_err("libc has no such function");
+        let missing = families.put(CType::Float).expect_err("libc lacks the function");
         assert_eq!(missing.name, "nvshmem_float_put");
     }
 }

@@ -1,14 +1,15 @@
-//! Sizes and offsets of the declared structs, for the comparison with headers.
+//! Sizes and offsets of the declared structs, which are compared with NVSHMEM's headers.
 
 use std::mem::offset_of;
 
 use super::types::*;
 use crate::Version;
 
-/// One fact: `size X` or `offset X.f`, the version whose header first has it, and the number.
+/// A fact about a layout: `size X` or `offset X.f`, the first version whose header has it, and the
+/// number of bytes.
 pub type Fact = (&'static str, Version, i64);
 
-/// Returns all facts about layouts.
+/// Returns the facts about all declared structs.
 pub fn facts() -> Vec<Fact> {
     let mut all = Vec::new();
     macro_rules! layout {
@@ -28,7 +29,7 @@ pub fn facts() -> Vec<Fact> {
     all
 }
 
-/// The first header with regions.
+/// The first version whose header has regions.
 const HEADER_OF_REGIONS: Version = Version::new(3, 8, 0);
 
 #[cfg(test)]
@@ -39,7 +40,7 @@ mod tests {
     fn version_words_equal_the_headers() {
         let old = nvshmemx_init_attr_t::unset(Version::new(3, 4, 5));
         assert_eq!((old.version, old.args.version, old.args.uid_args.version), (65680, 65664, 65560));
-        assert_eq!(old.args.cuda_device_id, 0, "padding in that layout");
+        assert_eq!(old.args.cuda_device_id, 0, "the device is padding in layout 1");
         let new = nvshmemx_init_attr_t::unset(Version::new(3, 8, 0));
         assert_eq!((new.version, new.args.version, new.args.cuda_device_id), (131216, 131200, -1));
         assert_eq!(nvshmemx_uniqueid_t::EMPTY.version, 65664);
@@ -48,7 +49,7 @@ mod tests {
 
     #[test]
     fn struct_sizes_equal_the_headers() {
-        let size = |name: &str| facts().iter().find(|fact| fact.0 == format!("size {name}")).expect("it is listed").2;
+        let size = |name: &str| facts().iter().find(|fact| fact.0 == format!("size {name}")).expect("the struct is listed").2;
         assert_eq!(size("nvshmemx_uniqueid_t"), 128);
         assert_eq!(size("nvshmemx_uniqueid_args_t"), 24);
         assert_eq!(size("nvshmemx_init_args_t"), 128);

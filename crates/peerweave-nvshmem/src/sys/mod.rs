@@ -1,13 +1,13 @@
-//! NVSHMEM's own names, types and functions, which are unsafe to call. Public under the feature
-//! `raw`.
+//! NVSHMEM's names, types and functions, which are unsafe to call. This module is public under the
+//! feature `raw`.
 //!
-//! These declarations make no checks; [`crate::Nvshmem`] selects the library. Not declared are data
-//! symbols, the `nvshmemid_` entry points (they belong to NVSHMEM's device library), and functions
-//! that headers define inline: no library exports `nvshmem_init`, `nvshmemx_init_attr` and
-//! `nvshmem_finalize`.
+//! The functions make no checks; [`crate::Nvshmem`] loads the library. Three groups are not
+//! declared: data symbols, the `nvshmemid_` entry points (which belong to NVSHMEM's device
+//! library), and functions that the headers define inline. No library exports the inline functions
+//! `nvshmem_init`, `nvshmemx_init_attr` and `nvshmem_finalize`.
 //!
-//! The version of each function is that of the first *library* that exports it, among 3.3.24,
-//! 3.4.5, 3.6.5 and 3.8.0.
+//! The version stated for a function is the first *library* that exports it, of 3.3.24, 3.4.5,
+//! 3.6.5 and 3.8.0.
 
 mod api;
 mod families;

@@ -1,5 +1,5 @@
-//! NVSHMEM's structs and constants. Each struct starts with a version word, and grows only into its
-//! padding.
+//! NVSHMEM's structs and constants. Each struct starts with a version word. New versions add fields
+//! only in the padding.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
@@ -8,14 +8,14 @@ use peerweave_types::{Compare, SignalOp};
 
 use crate::Version;
 
-/// Returns the first word of a struct: its layout and its size in bytes.
+/// Returns the version word of a struct, which encodes its layout number and its size in bytes.
 pub const fn version_word(layout: c_int, bytes: usize) -> c_int {
     (layout << 16) + bytes as c_int
 }
 
 /// A team's handle.
 pub type nvshmem_team_t = i32;
-/// The id shared by the members of a team created by id.
+/// The id that the members of a team created by id have in common.
 pub type nvshmemx_team_uniqueid_t = u64;
 /// A queue pair's handle.
 pub type nvshmemx_qp_handle_t = c_int;
@@ -28,12 +28,12 @@ pub type nvshmemx_region_handle_t = u64;
 pub struct nvshmemx_uniqueid_t {
     /// Layout version and size.
     pub version: c_int,
-    /// Data of NVSHMEM.
+    /// Opaque data of NVSHMEM.
     pub internal: [c_char; 124],
 }
 
 impl nvshmemx_uniqueid_t {
-    /// Returns an empty id.
+    /// An empty id.
     pub const EMPTY: Self = Self { version: version_word(1, size_of::<Self>()), internal: [0; 124] };
 }
 
@@ -45,13 +45,13 @@ pub struct nvshmemx_uniqueid_args_t {
     pub version: c_int,
     /// The id.
     pub id: *mut nvshmemx_uniqueid_t,
-    /// Number of this PE, -1 if unset.
+    /// Number of this PE; -1 if unset.
     pub myrank: c_int,
-    /// Number of PEs, -1 if unset.
+    /// Number of PEs; -1 if unset.
     pub nranks: c_int,
 }
 
-/// Arguments of initialisation.
+/// Arguments of the initialisation.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_init_args_t {
@@ -59,8 +59,7 @@ pub struct nvshmemx_init_args_t {
     pub version: c_int,
     /// Arguments of the bootstrap by id.
     pub uid_args: nvshmemx_uniqueid_args_t,
-    /// Ordinal of the device; -1 means the device of the current context. Only in layout 2; padding
-    /// in layout 1.
+    /// Ordinal of the device; -1 is the device of the current context. Layout 1 has padding here.
     pub cuda_device_id: c_int,
     /// Reserved.
     pub content: [c_char; 92],
@@ -74,18 +73,19 @@ pub struct nvshmemx_init_attr_t {
     pub version: c_int,
     /// A pointer to an `MPI_Comm`, for the bootstrap by MPI.
     pub mpi_comm: *mut c_void,
-    /// The other arguments.
+    /// The other arguments of the initialisation.
     pub args: nvshmemx_init_args_t,
 }
 
-/// The first library that reads layout 2 of the structs of initialisation.
+/// The first library version that reads layout 2 of the structs of the initialisation.
 pub const INIT_LAYOUT_2: Version = Version::new(3, 6, 5);
 
 impl nvshmemx_init_attr_t {
-    /// Returns unset attributes with the layout of a library of that version.
+    /// Returns attributes without values, with the layout that a library of version `library`
+    /// reads.
     pub const fn unset(library: Version) -> Self {
         let layout = if library.at_least(INIT_LAYOUT_2) { 2 } else { 1 };
-        // In layout 1 the bytes of the device are padding, which is zero.
+        // In layout 1 the bytes of the device are padding, which must be zero.
         let cuda_device_id = if layout == 2 { -1 } else { 0 };
         let uid_args = nvshmemx_uniqueid_args_t {
             version: version_word(1, size_of::<nvshmemx_uniqueid_args_t>()),
@@ -112,16 +112,16 @@ impl nvshmemx_init_attr_t {
 pub struct nvshmem_team_config_t {
     /// Layout version and size.
     pub version: c_int,
-    /// Number of contexts, -1 if unset.
+    /// Number of contexts; -1 if unset.
     pub num_contexts: c_int,
-    /// The team's id, all ones for none.
+    /// The id of the team; all bits are 1 if the team has no id.
     pub uniqueid: nvshmemx_team_uniqueid_t,
     /// Reserved.
     pub padding: [c_char; 48],
 }
 
 impl nvshmem_team_config_t {
-    /// All options unset.
+    /// A configuration without values.
     pub const UNSET: Self =
         Self { version: version_word(2, size_of::<Self>()), num_contexts: -1, uniqueid: u64::MAX, padding: [0; 48] };
 }
@@ -130,7 +130,7 @@ impl nvshmem_team_config_t {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_region_attrs_t {
-    /// The hints.
+    /// Bit mask of hints.
     pub hints: u32,
     /// Reserved.
     pub reserved: [c_char; 60],
@@ -148,75 +148,75 @@ macro_rules! constants {
 }
 
 constants! {
-    /// PEs are threads.
+    /// The PEs are threads.
     NVSHMEMX_INIT_THREAD_PES: c_uint = 1;
-    /// Bootstrap by an MPI communicator.
+    /// Initialises by an MPI communicator.
     NVSHMEMX_INIT_WITH_MPI_COMM: c_uint = 2;
-    /// Bootstrap by OpenSHMEM.
+    /// Initialises by OpenSHMEM.
     NVSHMEMX_INIT_WITH_SHMEM: c_uint = 4;
-    /// Bootstrap by an id.
+    /// Initialises by an id.
     NVSHMEMX_INIT_WITH_UNIQUEID: c_uint = 8;
 
-    /// No team.
+    /// The handle of no team.
     NVSHMEM_TEAM_INVALID: nvshmem_team_t = -1;
-    /// All PEs.
+    /// The team of all PEs.
     NVSHMEM_TEAM_WORLD: nvshmem_team_t = nvshmem::TEAM_WORLD;
-    /// The PEs whose memory is mapped in this process.
+    /// The team of the PEs whose memory is mapped in this process.
     NVSHMEM_TEAM_SHARED: nvshmem_team_t = nvshmem::TEAM_SHARED;
-    /// PEs of this machine.
+    /// The team of the PEs of this machine.
     NVSHMEMX_TEAM_NODE: nvshmem_team_t = nvshmem::TEAM_NODE;
-    /// PEs of the same index on every machine.
+    /// The team of the PEs that have the same index on their machines.
     NVSHMEMX_TEAM_SAME_MYPE_NODE: nvshmem_team_t = 3;
 
-    /// The signal of a put is stored.
+    /// Stores the value of a put's signal.
     NVSHMEM_SIGNAL_SET: c_int = signal_op(SignalOp::Set);
-    /// The signal of a put is added.
+    /// Adds the value of a put's signal.
     NVSHMEM_SIGNAL_ADD: c_int = signal_op(SignalOp::Add);
 
-    /// Equal.
+    /// Compares for equal.
     NVSHMEM_CMP_EQ: c_int = compare(Compare::Eq);
-    /// Not equal.
+    /// Compares for not equal.
     NVSHMEM_CMP_NE: c_int = compare(Compare::Ne);
-    /// Greater.
+    /// Compares for greater.
     NVSHMEM_CMP_GT: c_int = compare(Compare::Gt);
-    /// Less or equal.
+    /// Compares for less or equal.
     NVSHMEM_CMP_LE: c_int = compare(Compare::Le);
-    /// Less.
+    /// Compares for less.
     NVSHMEM_CMP_LT: c_int = compare(Compare::Lt);
-    /// Greater or equal.
+    /// Compares for greater or equal.
     NVSHMEM_CMP_GE: c_int = compare(Compare::Ge);
 
-    /// Not initialised.
+    /// NVSHMEM is not initialised.
     NVSHMEM_STATUS_NOT_INITIALIZED: c_int = 0;
-    /// The PEs are connected.
+    /// The PEs are connected, and NVSHMEM is not initialised.
     NVSHMEM_STATUS_IS_BOOTSTRAPPED: c_int = 1;
-    /// Initialised.
+    /// NVSHMEM is initialised.
     NVSHMEM_STATUS_IS_INITIALIZED: c_int = 2;
-    /// Initialised; several PEs share a GPU and support only some calls.
+    /// NVSHMEM is initialised. Several PEs share a GPU, and only some calls are supported.
     NVSHMEM_STATUS_LIMITED_MPG: c_int = 3;
-    /// Initialised; several PEs share a GPU.
+    /// NVSHMEM is initialised. Several PEs share a GPU, and all calls are supported.
     NVSHMEM_STATUS_FULL_MPG: c_int = 4;
 
-    /// The number of contexts is set.
+    /// The team's configuration has a number of contexts.
     NVSHMEM_TEAM_CONFIG_MASK_NUM_CONTEXTS: c_long = 1;
-    /// The id is set.
+    /// The team's configuration has an id.
     NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID: c_long = 2;
 
-    /// Success.
+    /// The call succeeded.
     NVSHMEMX_SUCCESS: c_int = 0;
-    /// An invalid argument.
+    /// An argument is invalid.
     NVSHMEMX_ERROR_INVALID_VALUE: c_int = 1;
-    /// Not enough memory.
+    /// The device or the symmetric heap has too little memory.
     NVSHMEMX_ERROR_OUT_OF_MEMORY: c_int = 2;
-    /// Not supported.
+    /// The call is not supported.
     NVSHMEMX_ERROR_NOT_SUPPORTED: c_int = 3;
-    /// The PEs' arguments differ.
+    /// The arguments of the PEs differ.
     NVSHMEMX_ERROR_SYMMETRY: c_int = 4;
     /// No device is selected.
     NVSHMEMX_ERROR_GPU_NOT_SELECTED: c_int = 5;
-    /// A kernel that must be co-resident was not launched.
+    /// A kernel whose blocks must be co-resident could not be launched.
     NVSHMEMX_ERROR_COLLECTIVE_LAUNCH_FAILED: c_int = 6;
-    /// An internal error.
+    /// NVSHMEM has an internal error.
     NVSHMEMX_ERROR_INTERNAL: c_int = 7;
 
     /// Maximum length of a name in bytes.

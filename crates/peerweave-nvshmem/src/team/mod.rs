@@ -1,10 +1,10 @@
 //! Teams: ordered sets of PEs that make collective calls together.
 //!
-//! `split.rs` creates teams, `ops` has their collectives.
+//! `split.rs` creates teams, and `ops` has their collectives.
 //!
 //! # Invariants
-//! - **\[T1\]** Only members have a handle of a team.
-//! - **\[T2\]** A destroyed team has no handle: `destroy` takes the last one.
+//! - **\[T1\]** Only members of a team have a handle of it.
+//! - **\[T2\]** A destroyed team has no handle, because `destroy` takes the last one.
 
 mod split;
 
@@ -25,43 +25,44 @@ use crate::context::Context;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 
-/// An ordered set of PEs that includes this one. A [`Rank`] is an index in it.
+/// An ordered set of PEs that includes this PE. A [`Rank`] is an index in the set.
 ///
 /// # Order
-/// NVSHMEM has one set of counters for each team. So the collectives of a team (including barriers,
-/// syncs, setup calls and splits) must be called in the same order on every PE, and two of them
-/// must never run concurrently in one process. The caller ensures the first condition, this crate
-/// the second:
+/// NVSHMEM has one set of counters for each team. The collectives of a team, including barriers,
+/// syncs, setup calls and splits, must therefore be called in the same order on every PE. The
+/// caller must ensure this order. Two collectives of a team must never run concurrently in one
+/// process. This crate ensures that, by these rules:
 ///
 /// - All handles of a team share one order: the order of the calls. Several threads may call its
 ///   collectives. NVSHMEM's predefined teams (world, shared, node, same index) share one order,
-///   because NVSHMEM implements collectives of all PEs partly as collectives of the others.
-/// - A collective on another stream than the team's last one waits on the device for all earlier
-///   work of that stream. The host waits only while another thread is in a call of the team. If a
-///   stream waits for work enqueued after the new collective, both streams deadlock: use a separate
-///   team for each independent stream.
-/// - Setup calls (allocating, freeing, registering, creating and destroying teams, finalising) must
-///   be called in the same order over all teams, on every PE that takes part. One thread of a
-///   process makes them at a time; other threads wait for it. If threads make them in different
-///   orders on different PEs, they wait for each other outside of NVSHMEM until the deadline, and
-///   get errors.
-/// - Calls that NVSHMEM runs on its own stream (allocating, freeing, registering) and blocking
-///   calls first wait within the context's deadline for the team's last stream. Creating and
-///   destroying teams and finalising wait for every stream used with this context, because NVSHMEM
-///   then waits for the whole device. Other work on the device that waits for a PE beyond the
-///   deadline makes the context unusable.
-/// - A captured collective waits on the host for a last stream outside of the graph, because a
-///   graph cannot wait for it. While the last stream is being captured, other collectives are
-///   refused ([`MisuseKind::Context`]), unless they are captured into the same graph. This crate
-///   does not observe the launch of a graph, which is a call of CUDA: [`join`](Self::join) orders
-///   it.
+///   because NVSHMEM implements collectives of all PEs partly as collectives of the other
+///   predefined teams.
+/// - A collective on another stream than the team's last collective waits on the device for all
+///   earlier work of that last stream. The host waits only while another thread is in a call of the
+///   team. If a stream waits for work that is enqueued after the new collective, both streams
+///   deadlock: use a separate team for each independent stream.
+/// - Setup calls are allocating, freeing, registering, creating and destroying teams, and
+///   finalising. They must be called in the same order over all teams, on every PE that takes part.
+///   One thread of a process at a time makes a setup call; other threads wait for it. If the
+///   threads of different PEs make setup calls in different orders, they wait for each other
+///   outside of NVSHMEM until the deadline, and get errors.
+/// - Blocking calls, and calls that NVSHMEM runs on its own stream (allocating, freeing,
+///   registering), first wait within the context's deadline for the team's last stream. Creating
+///   and destroying teams and finalising wait for every stream used with this context, because
+///   NVSHMEM then waits for the whole device. If other work on the device waits for a PE beyond the
+///   deadline, the context becomes unusable.
+/// - A graph cannot wait for a stream outside of the graph. If the team's last stream is outside of
+///   it, a captured collective therefore makes the host wait for that stream. While the team's last
+///   stream is being captured, other collectives are refused ([`MisuseKind::Context`]), unless they
+///   are captured into the same graph. This crate does not observe the launch of a graph, which is
+///   a call of CUDA: [`join`](Self::join) places the launch in the order.
 ///
-/// End every capture, even after an error: a stream that is dropped during its capture can never
-/// complete its last work.
+/// End every capture, even after an error. If a stream is dropped during its capture, its last work
+/// never completes.
 ///
 /// The blocking forms use the context's own stream ([`Context::stream`]).
 ///
-/// A destroyed team has no handle:
+/// A team that was destroyed has no handle:
 ///
 /// ```compile_fail
 /// # fn f(team: peerweave_nvshmem::Team, stream: std::sync::Arc<peerweave_driver::CudaStream>) -> Result<(), peerweave_nvshmem::NvshmemError> {
@@ -70,9 +71,9 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// # }
 /// ```
 ///
-/// Dropping a team created by the program is local: NVSHMEM keeps it until it is finalised, and the
-/// number of teams is limited ([`Settings::max_teams`](crate::Settings::max_teams)).
-/// [`destroy`](Self::destroy) releases it.
+/// Dropping a team that the program created is local: NVSHMEM keeps the team until NVSHMEM is
+/// finalised. The number of teams is limited ([`Settings::max_teams`](crate::Settings::max_teams)).
+/// [`destroy`](Self::destroy) releases a team.
 pub struct Team {
     pub(crate) comm: Arc<Comm>,
     core: Arc<Core>,
@@ -85,20 +86,21 @@ struct Core {
     rank: Rank,
     /// Number that identifies the team, the same on every member.
     identity: u64,
-    /// Whether the team was created by an id, so that NVSHMEM has no stride for it.
+    /// Whether the team was created by an id. NVSHMEM's own split does not support such a team as
+    /// parent.
     by_id: bool,
-    /// Order of the team's collectives, shared by all of its handles.
+    /// Order of the team's collectives, which all of its handles share.
     order: Arc<Order>,
 }
 
 const TRANSLATE: &str = "nvshmem_team_translate_pe";
 
-// Kinds of identities; a number of one kind never equals one of another kind.
+// Kinds of identities. The kind is mixed into a number, so that numbers of different kinds differ.
 const PREDEFINED: u64 = 1;
 const BY_ID: u64 = 2;
 const CHILD: u64 = 3;
 
-/// Kind of a team: one of NVSHMEM's predefined teams, or created by the program.
+/// Kind of a team: one of NVSHMEM's predefined teams, or a team created by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TeamKind {
@@ -108,9 +110,9 @@ pub enum TeamKind {
     Shared,
     /// The PEs of this machine.
     Node,
-    /// The PEs with the same index on every machine.
+    /// The PEs that have the same index on their machines as this PE.
     SameIndex,
-    /// Created by the program.
+    /// A team that the program created.
     Made,
 }
 
@@ -118,7 +120,7 @@ pub enum TeamKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TeamConfig {
-    /// Number of communication contexts; `None` selects NVSHMEM's default.
+    /// Number of communication contexts; `None` is NVSHMEM's default.
     pub n_contexts: Option<u32>,
 }
 
@@ -140,7 +142,7 @@ impl TeamConfig {
     }
 }
 
-/// An id shared by the members of a team, to create it without a parent.
+/// An id with which its members create a team without a parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TeamId(u64);
 
@@ -150,7 +152,7 @@ impl TeamId {
         Self(number)
     }
 
-    /// Returns the number, to be sent to the other members.
+    /// Returns the number of the id, which the caller sends to the other members.
     pub const fn to_u64(self) -> u64 {
         self.0
     }
@@ -183,7 +185,7 @@ impl Team {
         Self::of_handle(comm, &mut entered, handle, kind, mix(mix(SEED, PREDEFINED), handle as u64), false)
     }
 
-    /// Returns a team that contains this PE, with its members as reported by NVSHMEM.
+    /// Returns a team that contains this PE. Queries NVSHMEM for the members of the team.
     fn of_handle(
         comm: &Arc<Comm>,
         entered: &mut Entered<'_>,
@@ -193,11 +195,12 @@ impl Team {
         by_id: bool,
     ) -> Result<Self, NvshmemError> {
         let (rank, members) = entered.block(TRANSLATE, move |api, _| {
-            // SAFETY: the handle is one of a team of this process.
+            // SAFETY: the handle is that of a team of this process.
             let (rank, count) = unsafe { (api.nvshmem_team_my_pe(handle)?, api.nvshmem_team_n_pes(handle)?) };
             let mut members = Vec::new();
             for index in 0..count {
-                // SAFETY: as above, and the rank is one of the team's.
+                // SAFETY: the handle is that of a team of this process, and the rank is less than
+                // the team's size.
                 members.push(unsafe { api.nvshmem_team_translate_pe(handle, index, sys::NVSHMEM_TEAM_WORLD) }?);
             }
             Ok((rank, members))
@@ -212,29 +215,29 @@ impl Team {
         if pes.get(rank as usize) != Some(&comm.pe) {
             return Err(wrong());
         }
-        // The parent is part of the identity.
+        // `identity` already depends on the parent; the members are mixed in.
         let identity = pes.iter().fold(identity, |identity, pe| mix(identity, pe.get().into()));
         let order = if kind == TeamKind::Made { comm.enqueued.order(handle) } else { comm.enqueued.world_order() };
         let core = Core { handle, kind, members: pes, rank: Rank::new(rank), identity, by_id, order };
         Ok(Self { comm: Arc::clone(comm), core: Arc::new(core) })
     }
 
-    /// Returns this PE's rank.
+    /// Returns this PE's rank in the team.
     pub fn rank(&self) -> Rank {
         self.core.rank
     }
 
-    /// Returns the number of PEs.
+    /// Returns the number of PEs of the team.
     pub fn len(&self) -> usize {
         self.core.members.len()
     }
 
-    /// Returns false: a team has at least one PE.
+    /// Returns `false`, because a team has at least one PE.
     pub fn is_empty(&self) -> bool {
         self.core.members.is_empty()
     }
 
-    /// Returns the PEs in rank order.
+    /// Returns the PEs of the team in rank order.
     pub fn members(&self) -> &[Pe] {
         &self.core.members
     }
@@ -244,52 +247,53 @@ impl Team {
         self.core.kind
     }
 
-    /// Returns the PE with a rank.
+    /// Returns the PE that has rank `rank` in this team.
     ///
     /// # Errors
-    /// [`MisuseKind::Rank`].
+    /// [`MisuseKind::Rank`] if the team has no such rank.
     pub fn pe_of(&self, rank: Rank) -> Result<Pe, NvshmemError> {
         self.check_rank("Team::pe_of", "the rank", rank)?;
         Ok(self.core.members[rank.index()])
     }
 
-    /// Converts a rank of this team to the rank of the same PE in `other`; `None` if that PE is not
-    /// a member of `other`.
+    /// Converts a rank of this team to the rank of the same PE in `other`. Returns `None` if the PE
+    /// is not a member of `other`.
     ///
     /// # Errors
-    /// [`MisuseKind::Rank`].
+    /// [`MisuseKind::Rank`] if this team has no such rank.
     pub fn translate(&self, rank: Rank, other: &Self) -> Result<Option<Rank>, NvshmemError> {
         let pe = self.pe_of(rank)?;
         let index = other.core.members.iter().position(|member| *member == pe);
         Ok(index.map(|index| Rank::new(index as u32)))
     }
 
-    /// Returns NVSHMEM's handle of the team, for kernels that call its device library. It is valid
-    /// on this PE until the team is destroyed.
+    /// Returns NVSHMEM's handle of the team, for kernels that call NVSHMEM's device library. The
+    /// handle is valid on this PE until the team is destroyed.
     pub fn raw(&self) -> i32 {
         self.handle()
     }
 
-    /// Returns NVSHMEM's options of the team.
+    /// Queries NVSHMEM for the options of the team.
     ///
     /// # Errors
-    /// [`NvshmemError::Dead`].
+    /// [`NvshmemError::Dead`] if NVSHMEM is unusable.
     pub fn config(&self) -> Result<TeamConfig, NvshmemError> {
         let mut raw = nvshmem_team_config_t::UNSET;
         let handle = self.handle();
-        // SAFETY: the handle is live [T2] and the pointer is to a live struct.
+        // SAFETY: the handle is live [T2], and the pointer is to a live struct.
         self.comm.issue("nvshmem_team_get_config", |api, _| unsafe { api.nvshmem_team_get_config(handle, &raw mut raw) })?;
         Ok(TeamConfig { n_contexts: u32::try_from(raw.num_contexts).ok() })
     }
 
-    /// Destroys a team created by the program, after the streams of its collectives have completed.
+    /// Destroys a team that the program created, after the streams of its collectives have
+    /// completed.
     ///
     /// # Collective
     /// All PEs of the team.
     ///
     /// # Errors
-    /// [`MisuseKind::Context`] for a predefined team; [`MisuseKind::InUse`] while a captured graph
-    /// uses it: the team then stays alive without a handle. Otherwise as for
+    /// [`MisuseKind::Context`] for a predefined team. [`MisuseKind::InUse`] if a captured graph
+    /// uses the team: the team then stays alive without a handle. Other errors as for
     /// [`split_strided`](Self::split_strided).
     pub fn destroy(self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_team_destroy";
@@ -308,19 +312,19 @@ impl Team {
         let mut entered = self.arrive(CALL, "", able)?;
         let handle = self.handle();
         self.comm.enqueued.forget_order(handle);
-        // SAFETY: the handle is live, there is no other one [T2], and all PEs of the team call.
+        // SAFETY: the handle is live and no other handle exists [T2]. All PEs of the team call.
         entered.block(CALL, move |api, _| unsafe { api.nvshmem_team_destroy(handle) })
     }
 
-    /// Makes `stream` wait for the team's last collective, and the team's next collective wait for
-    /// `stream`. Call it before enqueuing work that makes collectives of the team without this
-    /// crate, such as the launch of a graph or of a kernel.
+    /// Makes `stream` wait for the team's last collective, and makes the team's next collective
+    /// wait for `stream`. Call it before enqueuing work that makes collectives of the team without
+    /// this crate, such as the launch of a graph or of a kernel.
     ///
-    /// Not collective.
+    /// This call is not collective.
     ///
     /// # Errors
-    /// [`MisuseKind::Context`] if the team's last stream is being captured, [`MisuseKind::Device`],
-    /// [`NvshmemError::Dead`].
+    /// [`MisuseKind::Context`] if the team's last stream is being captured. [`MisuseKind::Device`]
+    /// for a stream of another device. [`NvshmemError::Dead`] if NVSHMEM is unusable.
     pub fn join(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         const CALL: &str = "Team::join";
         self.comm.check_usable(CALL)?;
@@ -328,8 +332,8 @@ impl Team {
         self.order().follow(CALL, &self.comm, stream, is_capturing(stream)?).map(drop)
     }
 
-    /// Waits until the device has no work in flight. No collective of this team starts while the
-    /// result lives.
+    /// Waits until the recorded streams have no pending work. While the result lives, no collective
+    /// of this team starts.
     fn drain(&self, call: &'static str) -> Result<Turn<'_>, NvshmemError> {
         self.comm.drain(call)?;
         self.order().drain(call, &self.comm)
@@ -355,7 +359,7 @@ impl Team {
         Arc::<Core>::clone(&self.core)
     }
 
-    /// Fails unless the team belongs to that context.
+    /// Checks that the team belongs to this context.
     pub(crate) fn check(&self, call: &'static str, comm: &Arc<Comm>) -> Result<(), NvshmemError> {
         if Arc::ptr_eq(&self.comm, comm) {
             Ok(())
@@ -389,7 +393,7 @@ impl Context {
     /// Returns the team of the PEs whose memory is mapped in this process.
     ///
     /// # Errors
-    /// [`NvshmemError::Dead`].
+    /// [`NvshmemError::Dead`] if NVSHMEM is unusable.
     pub fn shared(&self) -> Result<Team, NvshmemError> {
         Team::predefined(&self.comm, TeamKind::Shared)
     }
@@ -397,7 +401,7 @@ impl Context {
     /// Returns the team of the PEs of this machine.
     ///
     /// # Errors
-    /// [`NvshmemError::Dead`].
+    /// [`NvshmemError::Dead`] if NVSHMEM is unusable.
     pub fn node(&self) -> Result<Team, NvshmemError> {
         Team::predefined(&self.comm, TeamKind::Node)
     }
@@ -405,7 +409,7 @@ impl Context {
     /// Returns the team of the PEs that have the same index on their machine as this PE.
     ///
     /// # Errors
-    /// [`NvshmemError::Dead`].
+    /// [`NvshmemError::Dead`] if NVSHMEM is unusable.
     pub fn same_index(&self) -> Result<Team, NvshmemError> {
         Team::predefined(&self.comm, TeamKind::SameIndex)
     }

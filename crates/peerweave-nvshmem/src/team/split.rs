@@ -1,4 +1,5 @@
-//! Creation of teams: parts of a team, its rows and columns, and teams of any PEs that share an id.
+//! Creation of teams: parts of a team, its rows and columns, and teams of PEs that have an id in
+//! common.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -15,16 +16,16 @@ use crate::error::{MisuseKind, NvshmemError};
 use crate::sys::{self, nvshmem_team_t};
 
 impl Team {
-    /// Creates a team of `count` PEs of this team: ranks `start`, `start + stride`, and so on, in
-    /// that order. Returns `None` on a PE that is not a member.
+    /// Creates a team of `count` PEs of this team: those with the ranks `start`, `start + stride`,
+    /// and so on, in this order. Returns `None` on a PE that is not a member of the new team.
     ///
     /// A negative stride counts down. NVSHMEM's own split supports only positive strides, so such a
-    /// team is created by an id, like [`Context::team_of`].
+    /// team is created by an id, as [`Context::team_of`] does.
     ///
     /// ```no_run
     /// # fn f(world: &peerweave_nvshmem::Team) -> Result<(), peerweave_nvshmem::NvshmemError> {
     /// let last = world.len() as u32 - 1;
-    /// let reversed = world.split_strided(last, -1, last + 1, Default::default())?.expect("all are in it");
+    /// let reversed = world.split_strided(last, -1, last + 1, Default::default())?.expect("every PE is a member");
     /// assert_eq!(reversed.members()[0], world.members()[last as usize]);
     /// # Ok(())
     /// # }
@@ -34,10 +35,12 @@ impl Team {
     /// All PEs of this team, with the same arguments.
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] for ranks that this team does not have. [`NvshmemError::Nvshmem`] if
-    /// there are too many teams ([`Settings::max_teams`](crate::Settings::max_teams)), except with
-    /// multicast: each team then uses many slots, and NVSHMEM ends the process if none is free.
-    /// [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
+    /// [`MisuseKind::Value`] or [`MisuseKind::Rank`] for ranks that this team does not have.
+    /// [`NvshmemError::Nvshmem`] if there are too many teams
+    /// ([`Settings::max_teams`](crate::Settings::max_teams)). With multicast, each team uses many
+    /// slots, and NVSHMEM ends the process if no slot is free. [`NvshmemError::Disagree`] if the
+    /// PEs' arguments differ. [`NvshmemError::Timeout`] and [`NvshmemError::Bootstrap`] name the
+    /// PEs that did not arrive.
     pub fn split_strided(&self, start: u32, stride: i32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
         const CALL: &str = "nvshmem_team_split_strided";
         let _setup = self.comm.setup_turn(CALL)?;
@@ -47,7 +50,7 @@ impl Team {
         let mut entered = self.arrive(CALL, &format!("start {start}, stride {stride}, count {count}, {config:?}"), able)?;
         let (parent, identity) = (self.handle(), self.child(u64::from(start) << 32 | u64::from(stride.cast_unsigned())));
         let ranks = ranks?;
-        // With one member the stride does not matter.
+        // The stride of a team with one member has no effect.
         let stride = if count == 1 { 1 } else { stride };
         if self.core.by_id || stride < 0 {
             return self.part(CALL, &mut entered, ranks, identity, config);
@@ -57,8 +60,8 @@ impl Team {
             let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
             let mut handle = sys::NVSHMEM_TEAM_INVALID;
             let [start, count] = [start, count].map(|number| number as c_int);
-            // SAFETY: the parent is live [T2], the numbers are inside it, and the pointers are to
-            // live values; all of its PEs call.
+            // SAFETY: the parent is live [T2], and all of its PEs call. The ranks are inside the
+            // parent, and the pointers are to live values.
             let code = unsafe { api.nvshmem_team_split_strided(parent, start, stride, count, config, mask, &raw mut handle) }?;
             Ok((code, handle))
         })?;
@@ -67,7 +70,7 @@ impl Team {
         self.made(CALL, &mut entered, handle, member, identity)
     }
 
-    /// Returns the ranks of a part of this team, after checking that they exist.
+    /// Returns the ranks of a part of this team. Fails if this team does not have one of the ranks.
     fn strided(&self, call: &'static str, start: u32, stride: i32, count: u32) -> Result<Vec<u32>, NvshmemError> {
         let value = |what, found, expected| Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected }));
         if stride == 0 {
@@ -80,7 +83,7 @@ impl Team {
         if last < 0 {
             return value("the last member", last, "at least 0, counting down from the start by the stride");
         }
-        // The first rank can be outside of the team only if the stride is negative.
+        // The first rank can be the highest only if the stride is negative or there is one rank.
         let highest = last.max(start.into());
         if highest >= self.len() as i64 {
             let (what, found) = (if highest == last { "the last member" } else { "the start" }, highest as usize);
@@ -89,8 +92,8 @@ impl Team {
         Ok((0..i64::from(count)).map(|index| (i64::from(start) + index * i64::from(stride)) as u32).collect())
     }
 
-    /// Creates teams of the rows and the columns of this team, laid out in rows of `width`. Returns
-    /// the row and the column of this PE.
+    /// Creates a team for each row and each column of this team, whose ranks form rows of length
+    /// `width`. Returns the row and the column that contain this PE.
     ///
     /// # Collective
     /// All PEs of this team, with the same arguments.
@@ -124,8 +127,8 @@ impl Team {
             let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
             let (mut row, mut column) = (sys::NVSHMEM_TEAM_INVALID, sys::NVSHMEM_TEAM_INVALID);
             let width = c_int::try_from(width).unwrap_or(c_int::MAX);
-            // SAFETY: the parent is live [T2] and the pointers are to live values; all of its PEs
-            // call.
+            // SAFETY: the parent is live [T2], and all of its PEs call. The pointers are to live
+            // values.
             let code =
                 unsafe { api.nvshmem_team_split_2d(parent, width, config, mask, &raw mut row, config, mask, &raw mut column) }?;
             Ok((code, row, column))
@@ -133,13 +136,14 @@ impl Team {
         self.comm.nvshmem.check(CALL, code)?;
         let mut made = |handle, identity| {
             let team = self.made(CALL, &mut entered, handle, true, identity)?;
-            Ok::<_, NvshmemError>(team.expect("a member has a team or an error"))
+            Ok::<_, NvshmemError>(team.expect("a member gets a team or an error"))
         };
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
 
-    /// Creates a part of a team that was created by an id. NVSHMEM's own split of such teams reads
-    /// beyond its tables, so the part is created by an id too.
+    /// Creates a part of this team by an id. This function is used if the parent was created by an
+    /// id, because NVSHMEM's own split of such teams reads beyond its tables. It is also used for
+    /// negative strides.
     fn part(
         &self,
         call: &'static str,
@@ -152,12 +156,12 @@ impl Team {
             return Ok(None);
         }
         let members: Vec<Pe> = ranks.iter().map(|rank| self.core.members[*rank as usize]).collect();
-        // All ones stand for no id.
+        // An id with all bits set represents no id.
         let id = TeamId(if identity == u64::MAX { 0 } else { identity });
         Self::by_id(&self.comm, call, entered, id, &members, config, identity).map(Some)
     }
 
-    /// Creates a team of these PEs, including this one, by an id.
+    /// Creates a team of `members` by an id. `members` includes this PE.
     fn by_id(
         comm: &Arc<Comm>,
         call: &'static str,
@@ -174,8 +178,8 @@ impl Team {
             raw.uniqueid = id.0;
             let mask = mask | sys::NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID;
             let mut handle = sys::NVSHMEM_TEAM_INVALID;
-            // SAFETY: the pointers are to live values, and all members call with the same id and
-            // their own rank.
+            // SAFETY: the pointers are to live values. All members call with the same id, each with
+            // its own rank.
             let code = unsafe { api.nvshmemx_team_init(&raw mut handle, &raw mut raw, mask, n_pes, rank) }?;
             Ok((code, handle))
         })?;
@@ -186,7 +190,8 @@ impl Team {
         Self::of_handle(comm, entered, handle, TeamKind::Made, identity, true)
     }
 
-    /// Returns the team with a new handle.
+    /// Returns the team for the handle that NVSHMEM created. Returns `None` if this PE is not a
+    /// member.
     fn made(
         &self,
         call: &'static str,
@@ -205,7 +210,7 @@ impl Team {
         }
     }
 
-    /// Returns the number of the next child team, the same on every member.
+    /// Returns the identity of the next child team, which is the same on every member.
     fn child(&self, salt: u64) -> u64 {
         let count = self.comm.count(Counter::Children(self.core.identity));
         mix(mix(mix(self.core.identity, CHILD), count), salt)
@@ -213,35 +218,37 @@ impl Team {
 }
 
 impl Context {
-    /// Creates an id for a team without a parent. The caller distributes it to the other members.
+    /// Creates an id for a team without a parent. The caller sends the id to the other members.
     ///
     /// # Errors
-    /// [`NvshmemError::Nvshmem`], [`NvshmemError::Dead`].
+    /// [`NvshmemError::Nvshmem`] if NVSHMEM returns an error. [`NvshmemError::Dead`] if NVSHMEM is
+    /// unusable.
     pub fn team_id(&self) -> Result<TeamId, NvshmemError> {
         const CALL: &str = "nvshmemx_team_get_uniqueid";
         let mut id = 0;
-        // SAFETY: the pointer is to a live number.
+        // SAFETY: the pointer is to a live integer.
         self.comm.issue_status(CALL, |api, _| unsafe { api.nvshmemx_team_get_uniqueid(&raw mut id) })?;
         Ok(TeamId(id))
     }
 
-    /// Creates a team of any PEs, in any order, that all have the id.
+    /// Creates a team of the PEs `members`, in this order. All members have the same id.
     ///
     /// # Collective
-    /// All members, with the same list. PEs are matched by the id, so PEs with different lists get
-    /// [`NvshmemError::Disagree`].
+    /// All members, with the same list. PEs are matched by the id, so members with different lists
+    /// get [`NvshmemError::Disagree`].
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] for a list without this PE, or with a PE twice; [`MisuseKind::Pe`].
-    /// Otherwise as for [`Team::split_strided`].
+    /// [`MisuseKind::Value`] for a list that does not contain this PE, or that contains a PE twice.
+    /// [`MisuseKind::Pe`] for a PE that the job does not have. Other errors as for
+    /// [`Team::split_strided`].
     pub fn team_of(&self, id: TeamId, members: &[Pe], config: TeamConfig) -> Result<Team, NvshmemError> {
         const CALL: &str = "nvshmemx_team_init";
         let comm = &self.comm;
         let checked = self.check_members(CALL, id, members);
         let own = [comm.pe];
-        // A PE with an invalid list does not wait; the others get its error.
+        // A PE with an invalid list does not wait for the other PEs, which get its error.
         let present = if checked.is_ok() { members } else { &own };
-        // PEs are matched by the id alone, so that PEs with different lists get an error too.
+        // The identity depends only on the id, so PEs with different lists get an error too.
         let identity = mix(mix(SEED, BY_ID), id.0);
         let _setup = comm.setup_turn(CALL)?;
         let able = checked.and_then(|()| comm.drain(CALL));

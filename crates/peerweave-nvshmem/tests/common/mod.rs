@@ -1,5 +1,5 @@
-//! Shared by the tests: fakes, PEs as processes with a rendezvous, and a stream that can be
-//! blocked.
+//! Helpers of the tests: the fakes, PEs as processes with a rendezvous, and a hold that blocks
+//! streams.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -15,8 +15,8 @@ use peerweave_vmm::{Exportable, Granularity, MappedMemory, PhysicalMemory, Reser
 
 /// A time limit that no successful test reaches.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
-/// Time limit of waits that must time out: long enough for the other steps of such a test on a busy
-/// machine.
+/// Time limit of waits that must time out. It is long enough for the other steps of such a test on
+/// a busy machine.
 pub(crate) const SHORT: Duration = Duration::from_secs(2);
 
 pub(crate) fn fakes() -> Fakes {
@@ -24,16 +24,16 @@ pub(crate) fn fakes() -> Fakes {
 }
 
 pub(crate) fn device(ordinal: usize) -> Arc<CudaContext> {
-    peerweave_driver::context(ordinal).expect("the fake has that device")
+    peerweave_driver::context(ordinal).expect("the fake driver has this device")
 }
 
 pub(crate) fn settings(deadline: Duration) -> Settings {
     Settings::default().deadline(deadline).remote_transport("none").symmetric_size_bytes(64 << 20).heap_step_bytes(2 << 20)
 }
 
-/// Returns the rendezvous of the child processes of a test. Each is the PE with its rank.
+/// Joins the rendezvous of a test's child processes. The rank of a child is its PE number.
 pub(crate) fn rendezvous(child: &Child, deadline: Duration) -> Arc<Rendezvous> {
-    Arc::new(Rendezvous::join(&child.job(), Options { deadline, ..Options::default() }).expect("all join"))
+    Arc::new(Rendezvous::join(&child.job(), Options { deadline, ..Options::default() }).expect("all PEs join the rendezvous"))
 }
 
 /// A PE with a running NVSHMEM.
@@ -43,7 +43,7 @@ pub(crate) struct Here {
     pub(crate) stream: Arc<CudaStream>,
 }
 
-/// Starts NVSHMEM among the child processes, each on its own device.
+/// Starts NVSHMEM among the child processes. Each PE has its own device.
 pub(crate) fn start(child: &Child) -> Here {
     start_within(child, DEADLINE)
 }
@@ -57,14 +57,14 @@ pub(crate) fn start_with(child: &Child, settings: Settings) -> Here {
 }
 
 pub(crate) fn start_at(rendezvous: Arc<Rendezvous>, child: &Child, settings: Settings) -> Here {
-    let context = Context::from_rendezvous(&rendezvous, &device(child.rank), settings).expect("it starts");
-    let stream = context.device().new_stream().expect("a stream");
+    let context = Context::from_rendezvous(&rendezvous, &device(child.rank), settings).expect("NVSHMEM starts");
+    let stream = context.device().new_stream().expect("the stream is created");
     Here { context, rendezvous, stream }
 }
 
 impl Here {
     pub(crate) fn new_stream(&self) -> Arc<CudaStream> {
-        self.context.device().new_stream().expect("a stream")
+        self.context.device().new_stream().expect("the stream is created")
     }
 
     pub(crate) fn next(&self) -> Pe {
@@ -75,15 +75,18 @@ impl Here {
         (self.context.pe().get() + self.context.n_pes() - 1) % self.context.n_pes()
     }
 
-    /// Finalises NVSHMEM, and asserts that all memory was freed.
+    /// Finalises NVSHMEM. Asserts that all memory was freed and no other handle exists.
     pub(crate) fn end(self) {
-        let report = self.context.finalize().expect("it ends");
+        let report = self.context.finalize().expect("all PEs finalize NVSHMEM");
         assert!(report.leaked.is_empty() && report.other_handles == 0, "{report:?}");
-        Arc::into_inner(self.rendezvous).expect("the context gave it up").leave().expect("all leave");
+        Arc::into_inner(self.rendezvous)
+            .expect("no context keeps the rendezvous alive")
+            .leave()
+            .expect("all PEs leave the rendezvous");
     }
 }
 
-/// Blocks streams until it is released.
+/// Blocks streams until `release` is called.
 pub(crate) struct Hold {
     word: SymmetricBuffer<u64>,
     context: Context,
@@ -91,31 +94,32 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// Creates the value. Collective.
+    /// Allocates the signal word of the hold. Collective.
     pub(crate) fn new(here: &Here) -> Self {
-        let word = here.context.alloc_zeroed::<u64>(1).expect("memory");
+        let word = here.context.alloc_zeroed::<u64>(1).expect("the memory is allocated");
         Self { word, context: here.context.clone(), other: here.new_stream() }
     }
 
-    /// Blocks the stream until [`release`](Self::release).
+    /// Blocks the stream from its next work on, until [`release`](Self::release).
     pub(crate) fn hold(&self, stream: &Arc<CudaStream>) {
-        self.context.signal_wait(&self.word, Compare::Eq, 1, stream).expect("it is enqueued");
+        self.context.signal_wait(&self.word, Compare::Eq, 1, stream).expect("the work is enqueued");
     }
 
     pub(crate) fn release(&self) {
         let signal = Signal { word: &self.word, value: 1, op: SignalOp::Set };
-        self.context.signal(&signal, self.context.pe(), &self.other).expect("it is enqueued");
+        self.context.signal(&signal, self.context.pe(), &self.other).expect("the work is enqueued");
     }
 
-    /// Blocks again the streams passed to [`hold`](Self::hold) from now on.
+    /// Sets the word back, so that streams that are passed to [`hold`](Self::hold) from now on are
+    /// blocked again.
     pub(crate) fn reset(&self) {
         let signal = Signal { word: &self.word, value: 0, op: SignalOp::Set };
-        self.context.signal(&signal, self.context.pe(), &self.other).expect("it is enqueued");
-        self.other.synchronize().expect("it passes");
+        self.context.signal(&signal, self.context.pe(), &self.other).expect("the work is enqueued");
+        self.other.synchronize().expect("the stream completes");
     }
 
-    /// Releases the streams after a while, from another thread, while `body` runs. Returns the
-    /// duration of `body`.
+    /// Runs `body`, and releases the streams from another thread after `while_held`. Returns the
+    /// result and the duration of `body`.
     pub(crate) fn release_after<R>(&self, while_held: Duration, body: impl FnOnce() -> R) -> (R, Duration) {
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -127,24 +131,24 @@ impl Hold {
         })
     }
 
-    /// Frees the memory. Collective.
+    /// Frees the signal word. Collective.
     pub(crate) fn free(self) {
-        self.other.synchronize().expect("it passes");
-        self.context.free(self.word).expect("it is freed");
+        self.other.synchronize().expect("the stream completes");
+        self.context.free(self.word).expect("all PEs free the memory");
     }
 }
 
-/// Returns the kind of misuse of a result.
+/// Returns the kind of misuse of a result, which must be an error.
 #[track_caller]
 pub(crate) fn misuse<R>(result: Result<R, NvshmemError>) -> MisuseKind {
-    let error = result.err().expect("it is refused");
-    error.misuse_kind().unwrap_or_else(|| panic!("a misuse was expected, not: {error}")).clone()
+    let error = result.err().expect("the call is refused");
+    error.misuse_kind().unwrap_or_else(|| panic!("the error is {error}, expected a misuse")).clone()
 }
 
-/// Returns the text of an error, and asserts that it contains all of these parts.
+/// Returns the error of a result. Asserts that its text contains all `parts`.
 #[track_caller]
 pub(crate) fn says<R>(result: Result<R, NvshmemError>, parts: &[&str]) -> NvshmemError {
-    let error = result.err().expect("it is refused");
+    let error = result.err().expect("the call is refused");
     let text = error.to_string();
     for part in parts {
         assert!(text.contains(part), "`{part}` is not in: {text}");
@@ -152,54 +156,60 @@ pub(crate) fn says<R>(result: Result<R, NvshmemError>, parts: &[&str]) -> Nvshme
     error
 }
 
-/// Returns virtual memory of that many steps, with a shareable handle.
+/// Returns virtual memory with a shareable handle, of `steps` times the granularity.
 pub(crate) fn mapped(here: &Here, steps: usize) -> MappedMemory<u32> {
     let (device, ordinal) = (here.context.device(), here.context.device().ordinal());
-    let granularity = Granularity::of_device(ordinal, Exportable::FILE_DESCRIPTOR).expect("virtual memory");
+    let granularity =
+        Granularity::of_device(ordinal, Exportable::FILE_DESCRIPTOR).expect("the device has virtual memory management");
     let bytes = steps * granularity.recommended;
-    let physical = PhysicalMemory::create(device, bytes, Exportable::FILE_DESCRIPTOR).expect("memory");
-    let reservation = Reservation::new(device, bytes, bytes).expect("addresses");
-    let mapping = reservation.map(0, &physical, bytes).expect("it is mapped");
-    mapping.allow(&[ordinal], Rights::ReadWrite).expect("it is allowed");
-    mapping.memory(ordinal).expect("memory")
+    let physical = PhysicalMemory::create(device, bytes, Exportable::FILE_DESCRIPTOR).expect("the memory is allocated");
+    let reservation = Reservation::new(device, bytes, bytes).expect("the addresses are reserved");
+    let mapping = reservation.map(0, &physical, bytes).expect("the memory is mapped");
+    mapping.allow(&[ordinal], Rights::ReadWrite).expect("the device gets rights");
+    mapping.memory(ordinal).expect("the device has rights")
 }
 
-/// Starts NVSHMEM such that no PE's memory is mapped in another: all transfers use the network.
+/// Starts NVSHMEM without peer access: all transfers between PEs use the network.
 pub(crate) fn by_network(child: &Child) -> Here {
     start_with(child, settings(DEADLINE).disable_p2p(true).remote_transport("ibrc"))
 }
 
-/// Waits for destructors that run on another thread.
+/// Waits for destructors that run on background threads.
 pub(crate) fn settle() {
-    assert!(peerweave_driver::settle(Instant::now() + DEADLINE), "destructors do not come to an end");
+    assert!(peerweave_driver::settle(Instant::now() + DEADLINE), "destructors did not complete in time");
 }
 
-/// Returns a counter of the fake library.
+/// Returns the value of a counter of the fake library.
 pub(crate) fn count(what: &str) -> i64 {
-    let name = std::ffi::CString::new(what).expect("no zero byte");
-    // SAFETY: the library is loaded with global symbols.
+    let name = std::ffi::CString::new(what).expect("the text has no zero byte");
+    // SAFETY: the library was loaded with global symbols, and the name ends in a zero byte.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"peerweave_fake_nvshmem_count".as_ptr()) };
-    assert!(!address.is_null(), "the fake is not loaded");
-    // SAFETY: this function of the fake takes a C string and returns a number.
+    assert!(!address.is_null(), "the fake library is not loaded");
+    // SAFETY: the function of the fake takes a C string and returns a number.
     let function =
         unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn(*const std::ffi::c_char) -> i64>(address) };
-    // SAFETY: it is a C string.
+    // SAFETY: the name ends in a zero byte.
     unsafe { function(name.as_ptr()) }
 }
 
 /// Returns the address of a function that only the fake driver has.
 fn fake_driver(name: &std::ffi::CStr) -> std::ptr::NonNull<std::ffi::c_void> {
-    peerweave_driver::Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
+    peerweave_driver::Driver::get()
+        .expect("the fake library is loaded")
+        .api()
+        .library()
+        .symbol(name)
+        .expect("the fake driver has the function")
 }
 
 fn fake_of_stream(name: &std::ffi::CStr, stream: &CudaStream) {
     type Function = extern "C" fn(peerweave_driver::cudarc::driver::sys::CUstream) -> std::ffi::c_int;
-    // SAFETY: the fake declares both functions with this signature.
+    // SAFETY: the fake driver declares both functions with this signature.
     let function = unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, Function>(fake_driver(name)) };
     assert_eq!(function(stream.cu_stream()), 0, "{name:?}");
 }
 
-/// Blocks the stream before the work that is enqueued next. No memory records this.
+/// Blocks the stream before its next work. Memory does not record this stream.
 pub(crate) fn block(stream: &CudaStream) {
     fake_of_stream(c"peerweave_fake_stream_block", stream);
 }
@@ -208,11 +218,11 @@ pub(crate) fn unblock(stream: &CudaStream) {
     fake_of_stream(c"peerweave_fake_stream_unblock", stream);
 }
 
-/// Makes calls of the fake driver fail from now on. An empty text ends that.
+/// Makes calls of the fake driver fail, as `orders` specifies. An empty text ends the failures.
 pub(crate) fn fail_driver(orders: &str) {
     type Function = extern "C" fn(*const std::ffi::c_char) -> std::ffi::c_int;
-    let orders = std::ffi::CString::new(orders).expect("no zero");
-    // SAFETY: the fake declares the function with this signature.
+    let orders = std::ffi::CString::new(orders).expect("the text has no zero byte");
+    // SAFETY: the fake driver declares the function with this signature.
     let function =
         unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, Function>(fake_driver(c"peerweave_fake_cuda_fail")) };
     assert_eq!(function(orders.as_ptr()), 0, "{orders:?}");

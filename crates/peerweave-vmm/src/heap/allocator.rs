@@ -1,12 +1,12 @@
-//! The allocator of the heap's bytes. It only computes offsets, and accesses no memory.
+//! The allocator of the heap. It only computes offsets, and accesses no memory.
 //!
-//! An allocation gets the lowest free range that fits, so the same calls return the same offsets on
-//! every PE. Invariants: free ranges neither touch nor overlap; free and allocated ranges together
-//! are exactly the added ranges.
+//! An allocation gets the lowest free range that fits, so equal calls return equal offsets on every
+//! PE. Invariants: free ranges neither touch nor overlap; the free and allocated ranges together
+//! are exactly the ranges that were added.
 
 use std::collections::BTreeMap;
 
-/// Free and allocated ranges of a heap by their start, in bytes.
+/// Free and allocated ranges of a heap: start to length, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ranges {
     free: BTreeMap<u64, u64>,
@@ -14,17 +14,17 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Unit of all allocated ranges: two cache lines of a GPU, so that no line has data of two
-    /// allocations.
+    /// Unit of all allocated ranges, in bytes. It is two cache lines of a GPU, so no cache line has
+    /// data of two allocations.
     pub(crate) const UNIT_BYTES: u64 = 256;
 
-    /// Adds a free range.
+    /// Adds a free range of `bytes` at `start`.
     pub(crate) fn add(&mut self, start: u64, bytes: u64) {
         self.put_back(start, bytes);
     }
 
-    /// Allocates `bytes` at a multiple of `alignment` (a power of two), at the lowest offset that
-    /// fits. Returns `None` if no free range is large enough.
+    /// Allocates `bytes` at the lowest offset that fits and is a multiple of `alignment` (a power
+    /// of two). Returns `None` if no free range is large enough.
     pub(crate) fn take(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let bytes = bytes.max(1).checked_next_multiple_of(Self::UNIT_BYTES)?;
         let alignment = alignment.max(Self::UNIT_BYTES);
@@ -43,7 +43,7 @@ impl Ranges {
         Some(at)
     }
 
-    /// Frees the range at `start`; returns `false` if it is not allocated.
+    /// Frees the range at `start`. Returns `false` if no allocated range starts there.
     pub(crate) fn give_back(&mut self, start: u64) -> bool {
         match self.taken.remove(&start) {
             Some(bytes) => {
@@ -103,18 +103,18 @@ mod tests {
     fn freed_neighbours_merge_into_one_range() {
         let mut ranges = Ranges::default();
         ranges.add(0, 4096);
-        let places: Vec<u64> = (0..4).map(|_| ranges.take(1024, 1).expect("it fits")).collect();
+        let places: Vec<u64> = (0..4).map(|_| ranges.take(1024, 1).expect("four allocations fit in the range")).collect();
         assert_eq!(places, [0, 1024, 2048, 3072]);
         assert_eq!(ranges.take(1, 1), None);
         for at in [1024, 3072, 2048, 0] {
             assert!(ranges.give_back(at));
-            assert!(!ranges.give_back(at), "twice");
+            assert!(!ranges.give_back(at), "a range cannot be freed twice");
         }
         assert_eq!(ranges.take(4096, 1), Some(0));
     }
 
     #[test]
-    fn adjacent_chunks_merge_and_distant_ones_do_not() {
+    fn adjacent_ranges_merge_and_distant_ranges_do_not() {
         let mut ranges = Ranges::default();
         ranges.add(0, 4096);
         ranges.add(4096, 4096);
@@ -138,7 +138,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_calls_keep_invariants_and_give_equal_offsets(
+        fn equal_calls_return_equal_offsets_and_keep_invariants(
             calls in proptest::collection::vec((0u64..20_000, 0u32..12, any::<prop::sample::Index>(), any::<bool>()), 1..120)
         ) {
             let mut one = Ranges::default();

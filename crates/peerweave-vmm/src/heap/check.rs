@@ -1,7 +1,7 @@
 //! Tests the access among the PEs of a machine by writing and reading memory.
 //!
-//! Invariant: a path counts as working only if the data transferred through it was compared at the
-//! receiving end. Answers of the driver do not count.
+//! Invariant: a path between two PEs passes only if the transferred data was compared at the
+//! receiving PE. What the driver reports about peer access does not count.
 
 use std::time::Instant;
 
@@ -19,20 +19,20 @@ use crate::{copy, read, write};
 const WORDS: usize = 8192;
 
 impl SymmetricHeap {
-    /// Writes to and reads from every PE of this machine, and compares every word. Allocates a few
-    /// pages of the heap, and frees them even after an error, unless this PE's device does not
-    /// complete its work.
+    /// Writes to and reads from the memory of every PE of this machine, and compares every word.
+    /// The memory for the test is allocated on the heap. It is freed even after an error, unless
+    /// this PE's device does not complete its work.
     ///
     /// # Collective
     /// All PEs of the job.
     ///
     /// # Errors
-    /// [`VmmError::BrokenPeer`] names the two PEs, on the PE that detected it; the other PEs get
-    /// [`VmmError::Peer`]. As for [`alloc`](Self::alloc).
+    /// [`VmmError::BrokenPeer`] with both PEs, on the PE that detected the wrong data. The other
+    /// PEs get [`VmmError::Peer`]. As for [`alloc`](Self::alloc).
     pub fn check_peers(&self) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::check_peers";
         let n = self.inner.rendezvous.n_pes() as usize;
-        // No other call on this heap may come between the rounds.
+        // The lock is kept, so no other call on this heap runs between the rounds.
         let state = &mut *self.inner.enter(CALL)?;
         let mailbox: SymmetricMemory<u64> = self.alloc_in(state, n * WORDS, align_of::<u64>())?;
         let staging = self.alloc_in(state, WORDS, align_of::<u64>());
@@ -50,8 +50,8 @@ impl SymmetricHeap {
             }
             Err(error) => (Err(error), None),
         };
-        // After a known failure all PEs free the pages, within the remaining time. A stuck stream
-        // gets no more work, and its pages stay parked.
+        // After a failure that all PEs know, all PEs free the memory within the remaining time. If
+        // a stream is stuck, no more work is enqueued on it, and the memory stays allocated.
         let until = if checked.is_ok() { self.inner.own_deadline() } else { until };
         let mut freed = Ok(());
         for memory in staging.into_iter().chain([mailbox]) {
@@ -78,7 +78,7 @@ impl SymmetricHeap {
         for pe in self.members() {
             write(stream, staging, &words(me, *pe), until)?;
             copy(stream, &mut mailbox.peer(*pe)?.slice(slot(me))?, staging)?;
-            // One after the other, so that a broken path can be named.
+            // Each copy is waited for before the next one, so that an error names the broken path.
             broken_path(wait_for(stream, "SymmetricHeap::check_peers", Instant::now(), until), me, *pe, "written")?;
         }
         Ok(())
@@ -97,7 +97,8 @@ impl SymmetricHeap {
             compare(&found, *pe, me, "written")?;
         }
         for pe in self.members() {
-            // The peer wrote this data itself, so only the tested path can have lost it.
+            // The peer itself wrote the data that is read here, so wrong data was lost on the
+            // tested path.
             copy(stream, staging, &mailbox.peer(*pe)?.slice(slot(*pe))?)?;
             let found = broken_path(read(stream, staging, until), me, *pe, "read")?;
             compare_with(&found, (*pe, *pe), (me, *pe), "read")?;
@@ -106,7 +107,7 @@ impl SymmetricHeap {
     }
 }
 
-/// Converts a timeout to the error that names the broken path.
+/// Converts a timeout to an error that names the broken path.
 fn broken_path<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, direction: &str) -> Result<T, VmmError> {
     waited.map_err(|error| match error {
         VmmError::Timeout { .. } => broken(from, to, format!("data {direction} did not arrive by the deadline")),
@@ -114,7 +115,7 @@ fn broken_path<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, direction: &str
     })
 }
 
-/// Returns the range of every mailbox to which a PE writes.
+/// Returns the range of words in every mailbox to which `of` writes.
 fn slot(of: Pe) -> std::ops::Range<usize> {
     of.index() * WORDS..(of.index() + 1) * WORDS
 }
@@ -131,8 +132,8 @@ fn compare(found: &[u64], from: Pe, to: Pe, direction: &str) -> Result<(), VmmEr
     compare_with(found, (from, to), (from, to), direction)
 }
 
-/// Compares words with the data that `pattern.0` wrote to `pattern.1`. An error blames `blamed`,
-/// the two ends of the tested path.
+/// Compares words with the data that `pattern.0` wrote for `pattern.1`. `blamed` are the two ends
+/// of the tested path, which the error names.
 fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), direction: &str) -> Result<(), VmmError> {
     let expected = |at| pattern_word(seed(pattern.0, pattern.1), at);
     match found.iter().enumerate().find(|(at, word)| **word != expected(*at)) {
@@ -156,11 +157,11 @@ mod tests {
     #[test]
     fn missing_data_error_names_the_tested_path() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
-        let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("it did not arrive");
+        let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("the data did not arrive");
         let text = "peer access from PE 1 to PE 3 is broken: data written did not arrive by the deadline";
         assert_eq!(error.to_string(), text);
         let other = broken_path::<()>(Err(broken(Pe::new(0), Pe::new(2), "lost".into())), Pe::new(1), Pe::new(3), "written");
-        assert!(other.expect_err("it was lost").to_string().contains("from PE 0 to PE 2"));
+        assert!(other.expect_err("the data was lost").to_string().contains("from PE 0 to PE 2"));
         assert!(broken_path(Ok(5), Pe::new(1), Pe::new(3), "written").is_ok_and(|broken_path| broken_path == 5));
     }
 }

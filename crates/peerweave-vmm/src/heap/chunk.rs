@@ -1,7 +1,7 @@
-//! One step of a heap's growth: a chunk of each PE's memory, mapped on all PEs of the machine.
+//! One step of a heap's growth: a chunk of memory of each PE, mapped on all PEs of the machine.
 //!
 //! `mod.rs` decides when a chunk is created. Invariants: a chunk owns the memory behind its
-//! addresses; a chunk that was never used is released without waiting for the heap's streams.
+//! addresses; a chunk that no caller has used is released without waiting for the heap's streams.
 
 use std::sync::Arc;
 
@@ -25,49 +25,51 @@ use crate::{PeerCause, VmmError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HeapTransport {
-    /// Directly: all PEs are threads of one process.
+    /// No export: all PEs are threads of one process.
     Process,
-    /// POSIX file descriptors.
+    /// Memory exported as POSIX file descriptors.
     FileDescriptor,
-    /// Fabric handles.
+    /// Memory exported as fabric handles.
     Fabric,
-    /// Legacy CUDA IPC. The segments are then not at equal strides. A heap of this kind cannot be
-    /// finalised while a stream of its context is being captured: the driver refuses to close
-    /// peers' memory, and invalidates the capture.
+    /// Legacy CUDA IPC. The segments are not at equal strides. Such a heap cannot be finalised
+    /// while a stream of its context is being captured. The driver would refuse to close the memory
+    /// of other PEs, and would invalidate the capture.
     Ipc,
 }
 
 impl HeapTransport {
-    /// Returns the handle types of memory shared by this transport. File descriptors are always
-    /// requested if possible, because a multicast object that is exported as a descriptor accepts
-    /// only memory that can be exported likewise.
+    /// Returns the handle types with which memory is created for this transport. `file_descriptor`
+    /// tells whether descriptors are supported. If so, descriptors are requested even for other
+    /// transports: a multicast object that is exported as a descriptor accepts only memory with
+    /// that handle type.
     pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
         Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
 }
 
-/// Properties shared by all chunks of a heap.
+/// Properties that all chunks of a heap have in common.
 pub(crate) struct Layout {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) transport: HeapTransport,
     pub(crate) exportable: Exportable,
-    /// PEs of this machine in ascending order.
+    /// PEs of this machine, in ascending order.
     pub(crate) members: Vec<Pe>,
     pub(crate) place: usize,
-    /// `None` with legacy IPC.
+    /// Addresses of all segments; `None` with legacy IPC.
     pub(crate) reservation: Option<Reservation>,
     pub(crate) stride: u64,
-    /// Streams that use any memory of the heap.
+    /// The streams that use any memory of the heap.
     pub(crate) streams: Arc<Streams>,
 }
 
-/// A chunk of this PE that is not shared yet.
+/// A chunk of this PE before the other PEs have mapped it.
 pub(crate) struct Made {
     own: Own,
-    /// The entry of the chunk in the table that other threads read; removed when this is dropped.
+    /// The chunk's entry in the table that the other PEs of this process read. Dropping it removes
+    /// the entry.
     _entry: Option<Entry>,
     pub(crate) fd: Option<Descriptor>,
-    /// The data with which other PEs open it.
+    /// The data with which other PEs open the chunk.
     pub(crate) blob: Vec<u8>,
 }
 
@@ -88,10 +90,10 @@ pub(crate) struct Chunk {
     is_given_out: bool,
 }
 
-/// The owner of the addresses of one PE's part of a chunk.
+/// The owner of the addresses of one PE's memory in a chunk.
 enum Part {
     Mapped(Mapping),
-    /// This PE's memory, with legacy IPC.
+    /// Memory of this PE, with legacy IPC.
     Mine(IpcMemory),
     /// Memory of a PE that is a thread of this process, with legacy IPC.
     Found {
@@ -102,7 +104,8 @@ enum Part {
 }
 
 impl Layout {
-    /// Allocates this PE's part and returns it with the data for the others.
+    /// Allocates this PE's memory of a chunk. Returns the memory with the data that other PEs need
+    /// to open it.
     pub(crate) fn make(&self, bytes: usize) -> Result<Made, VmmError> {
         let context = &self.context;
         if self.transport == HeapTransport::Ipc {
@@ -120,7 +123,8 @@ impl Layout {
             HeapTransport::FileDescriptor => {
                 let SharedMemory::FileDescriptor { fd: exported, .. } = memory.export_file_descriptor()? else { unreachable!() };
                 if self.place == 0 {
-                    // Room for the connections of the others and for their descriptors.
+                    // The exchange needs descriptors for the connections of the other PEs and for
+                    // their memory.
                     descriptor::check_room(&exported, 2 * self.members.len() + 2)?;
                 }
                 fd = Some(exported);
@@ -138,9 +142,10 @@ impl Layout {
         Ok(Made { own: Own::Physical(memory), _entry: entry, fd, blob })
     }
 
-    /// Maps the parts of all members at offset `start` of their segments. `blobs` has an element
-    /// for every PE of the job, `fds` for every member. After an error the result also has the part
-    /// of the chunk that was mapped.
+    /// Maps the memory of all members at offset `start` of their segments. `blobs` has one element
+    /// for every PE of the job, `fds` one for every member.
+    ///
+    /// After an error, the returned chunk has the memory that was mapped before the error.
     pub(crate) fn join(
         &self,
         call: &str,
@@ -192,7 +197,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Returns the physical memory of another PE.
+    /// Returns the physical memory of another PE for one chunk.
     fn peers_memory(
         &self,
         call: &str,
@@ -214,14 +219,14 @@ impl Layout {
                 return Ok(PhysicalMemory { inner });
             }
         };
-        // SAFETY: the peer, which knows the job's token and made the same call, exported its
-        // physical memory of that many bytes.
+        // SAFETY: the peer knows the job's token and made the same call, so it exported physical
+        // memory of `bytes` bytes.
         unsafe { PhysicalMemory::import(&self.context, shared) }
     }
 
     fn map(&self, pe: Pe, place: usize, start: u64, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
         let reservation = self.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
-            feature: "segments at equal strides",
+            feature: "a heap with segments at equal strides",
             needs: "virtual memory management".into(),
             found: "legacy IPC".into(),
         })?;
@@ -241,13 +246,14 @@ impl Layout {
         }
     }
 
-    /// Opens another PE's memory by legacy IPC, or directly if the PE is a thread of this process.
+    /// Opens another PE's memory by legacy IPC. If the PE is a thread of this process, uses its
+    /// address directly.
     fn open(&self, call: &str, pe: Pe, blob: &[u8], bytes: usize) -> Result<(CUdeviceptr, Part), VmmError> {
         let mut reader = Reader(blob);
         let mut read = || Some((ProcessId(reader.bytes()?), reader.number()?, IpcHandle(reader.bytes()?)));
         let (process, key, handle) = read().ok_or_else(|| unreadable(call, pe))?;
         if process != ProcessId::mine() {
-            // SAFETY: the peer made the same call with that many bytes, and leaks the memory unless
+            // SAFETY: the peer made the same call with `bytes` bytes, and leaks the memory unless
             // all PEs finalise the heap.
             let opened = unsafe { IpcPeerMemory::open_for(&self.context, handle, bytes, Arc::clone(&self.streams)) }?;
             return Ok((opened.address(), Part::Opened(opened)));
@@ -260,11 +266,15 @@ impl Layout {
     }
 }
 
-/// The driver's codes for a device without access to the memory of another.
+/// Codes that the driver returns if a device cannot access the memory of another device.
 const PEER_REFUSED: &[CudaCode] = &[CudaCode::INVALID_DEVICE, CudaCode::NOT_SUPPORTED, CudaCode::PEER_ACCESS_UNSUPPORTED];
 
 fn gone(call: &str, pe: Pe) -> VmmError {
-    VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("has closed its memory".into()) }
+    VmmError::Peer {
+        call: call.to_owned(),
+        pe,
+        cause: PeerCause::Failed("its memory was closed before this PE mapped it".into()),
+    }
 }
 
 impl Made {
@@ -276,28 +286,29 @@ impl Made {
         }
     }
 
-    /// Marks this part as not opened by any other PE.
+    /// Declares that no other PE has this PE's memory open, so that it can be freed.
     ///
     /// # Safety
-    /// No other PE opened the part before the call failed, or all PEs have closed it; and all PEs
-    /// know this.
+    /// No other PE has opened the memory, or all PEs have closed it. All PEs know that the call
+    /// failed.
     pub(crate) unsafe fn recall(&self) {
         if let Own::Ipc(memory) = &self.own {
             memory.unused();
-            // SAFETY: the caller promises it.
+            // SAFETY: the caller guarantees that no other PE has the memory open.
             unsafe { memory.recall() };
         }
     }
 }
 
 impl Chunk {
-    /// Marks the addresses of the chunk as used from now on.
+    /// Marks the addresses of the chunk as used by streams from now on.
     pub(crate) fn mark_used(mut self) -> Self {
         self.is_given_out = true;
         self
     }
 
-    /// Closes the memory of other PEs. Returns handles by which to wait until it is closed.
+    /// Closes the memory of other PEs. Returns the cells in which the results of closing will be
+    /// stored.
     pub(crate) fn close_peers(&mut self) -> Vec<Arc<Closing>> {
         let (mine, others): (Vec<Part>, Vec<Part>) = self.parts.drain(..).partition(|part| matches!(part, Part::Mine(_)));
         self.parts = mine;
@@ -307,25 +318,25 @@ impl Chunk {
         others.iter().filter_map(|part| if let Part::Opened(opened) = part { Some(opened.closing()) } else { None }).collect()
     }
 
-    /// Marks this chunk as not opened by any other PE.
+    /// Declares that no other PE has this PE's memory open, so that it can be freed.
     ///
     /// # Safety
-    /// All PEs have closed it.
+    /// All other PEs have closed the memory.
     pub(crate) unsafe fn recall(&self) {
         for part in &self.parts {
             if let Part::Mine(memory) = part {
-                // SAFETY: the caller promises it.
+                // SAFETY: the caller guarantees that all other PEs have closed the memory.
                 unsafe { memory.recall() };
             }
         }
     }
 
-    /// Returns the end of the last chunk in every segment.
+    /// Returns the offset of the end of the last chunk.
     pub(crate) fn end(chunks: &[Self]) -> u64 {
         chunks.last().map_or(0, |chunk| chunk.start + chunk.bytes)
     }
 
-    /// Returns whether `bytes` bytes at an offset lie in this chunk.
+    /// Returns whether `bytes` bytes from `offset` lie in this chunk.
     pub(crate) fn holds(&self, offset: u64, bytes: u64) -> bool {
         offset >= self.start && offset.saturating_add(bytes) <= self.start + self.bytes
     }
@@ -341,20 +352,20 @@ impl Drop for Chunk {
 }
 
 impl Part {
-    /// Marks the addresses of the chunk as never used by any stream.
+    /// Marks the memory as never used by any stream.
     fn unused(&self) {
         match self {
             Self::Mapped(mapping) => mapping.unused(),
             Self::Mine(memory) => memory.unused(),
-            // The owner of the memory marks it.
+            // The PE that owns the memory marks the memory.
             Self::Found { .. } => {}
             Self::Opened(opened) => opened.unused(),
         }
     }
 }
 
-/// Checks that a device supports fabric handles, by allocating the smallest part as a heap would.
-/// The error is the reason.
+/// Checks that fabric handles work on a device, by allocating and exporting memory of the minimum
+/// granularity. The inner error is the reason why they do not work.
 pub(crate) fn fabric_works(context: &Arc<CudaContext>, file_descriptor: bool) -> Result<Result<(), String>, VmmError> {
     let exportable = HeapTransport::Fabric.exportable(file_descriptor);
     if !raw::has(context.ordinal(), raw::Attribute::Fabric)? {

@@ -1,7 +1,6 @@
-//! The state shared by a heap and the handles of its memory: the mapped chunks, the allocator, the
-//! PEs.
+//! The state that a heap shares with the handles of its memory: mapped chunks, allocator and PEs.
 //!
-//! `mod.rs` has the public calls. Invariant: [H1] to [H3] of that module; the state is locked
+//! `mod.rs` has the public calls. Invariants: [H1] to [H3] of that module. The state is locked
 //! during a whole collective call, and no destructor takes that lock.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,47 +27,47 @@ use crate::share::history::History;
 use crate::share::identity::ProcessId;
 use crate::share::ipc::{Closing, IpcMemory};
 
-/// The state that handles of memory keep alive.
+/// The heap's data. The heap and each handle of its memory own it.
 pub(crate) struct HeapInner {
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(super) options: HeapOptions,
-    /// Number of the heap, the same on all PEs.
+    /// Random number that identifies the heap, the same on all PEs.
     pub(crate) id: u64,
     granularity: u64,
     pub(super) max_bytes: u64,
-    /// The stream for filling memory with zeros and for checks.
+    /// The stream that fills memory with zeros and tests peer access.
     pub(super) stream: PrivateStream,
-    /// Distance between two chunks in bytes.
+    /// Unused bytes between two chunks; 0 unless a machine of the job uses legacy IPC.
     gap: u64,
     pub(crate) layout: Layout,
-    /// Streams that use multicast addresses of any memory of the heap; a part of the heap's
-    /// streams.
+    /// The streams that use multicast addresses of any memory of the heap. The heap's streams
+    /// include them.
     pub(crate) multicast: Arc<Streams>,
-    /// The reason why memory is shared by another transport than requested.
+    /// The reason why memory is not shared by the requested transport.
     pub(super) fallback_reason: Option<String>,
     pub(super) chunks: RwLock<Vec<Chunk>>,
-    /// Held during a collective call.
+    /// State of the collective calls. A collective call keeps the lock until it returns.
     state: Mutex<State>,
     ledger: Mutex<BTreeMap<u64, Leak>>,
-    /// Declared last, so that it is dropped after all other fields, including the rendezvous.
+    /// Declared last, so it is dropped after all other fields, including the rendezvous.
     pub(super) alive: Arc<()>,
 }
 
-/// State that collective calls change.
+/// The state that collective calls change.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) ranges: Ranges,
     pub(super) history: History,
     /// Number of successful collective calls.
     pub(super) calls: u64,
-    /// Bytes of each segment.
+    /// Size of each segment in bytes, without gaps.
     pub(super) total: u64,
-    /// Offset of the next chunk.
+    /// Offset of the next chunk in every segment.
     end: u64,
     pub(super) broken: Option<String>,
 }
 
-/// The data that PEs exchange before a heap is created.
+/// The data that a PE sends to the other PEs before a heap is created.
 pub(super) struct Around {
     pub(super) random: u64,
     machine: u64,
@@ -78,7 +77,7 @@ pub(super) struct Around {
     vmm: bool,
     file_descriptor: bool,
     fabric: bool,
-    /// The reason why fabric handles cannot be used, if they were tried.
+    /// The reason why fabric handles cannot be used; empty if they can, or if they were not tried.
     refusal: String,
 }
 
@@ -87,7 +86,7 @@ impl Around {
         let ordinal = context.ordinal();
         let vmm = raw::has(ordinal, Attribute::Vmm)? && options.sharing != Sharing::Ipc;
         let exportable = if vmm { Exportable::of_device(ordinal)? } else { Exportable::NOWHERE };
-        // Tried only if requested, because it allocates memory.
+        // Fabric handles are tried only if they may be used, because the test allocates memory.
         let is_tried = options.sharing == Sharing::PreferFabric || !exportable.file_descriptor;
         let tried = match vmm {
             true if is_tried => fabric_works(context, exportable.file_descriptor)?,
@@ -104,7 +103,7 @@ impl Around {
         };
         raw::bind(context)?;
         let (mut free_bytes, mut total_bytes) = (0, 0);
-        // SAFETY: both pointers are to live numbers.
+        // SAFETY: both pointers are to live integers.
         let code = unsafe { raw::api()?.cuMemGetInfo_v2(&raw mut free_bytes, &raw mut total_bytes) };
         raw::done("cuMemGetInfo_v2", code)?;
         let mut random = [0; 8];
@@ -141,20 +140,20 @@ impl Around {
         let [vmm, file_descriptor, fabric] = reader.bytes::<3>()?.map(|flag| flag == 1);
         let len = u32::from_le_bytes(reader.bytes()?) as usize;
         let refusal = reader.rest();
-        // Sizes that no real machine has would overflow below.
+        // Larger sizes than a real machine has are refused, because they would overflow later.
         let whole = refusal.len() == len && (1..1 << 48).contains(&granularity) && total_bytes < 1 << 56;
         let refusal = String::from_utf8(refusal.to_vec()).ok()?;
         whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric, refusal })
     }
 
-    /// Returns the number of the heap, chosen by PE 0. Returns 0, on all PEs, if the blob of PE 0
-    /// is invalid.
+    /// Returns the number of the heap, which PE 0 has chosen. Returns 0 on all PEs if the blob of
+    /// PE 0 is invalid.
     pub(super) fn id(blobs: &[Vec<u8>]) -> u64 {
         blobs.first().and_then(|blob| Reader(blob).number()).unwrap_or(0)
     }
 
-    /// Returns the distance between chunks, the same on all machines: non-zero if the PEs of any
-    /// machine use legacy IPC.
+    /// Returns the gap between chunks in bytes, which is the same on all machines. The gap is
+    /// `granularity` if the PEs of any machine use legacy IPC, or else 0.
     fn gap(all: &[Self], sharing: Sharing, granularity: u64) -> u64 {
         let machines: BTreeSet<u64> = all.iter().map(|pe| pe.machine).collect();
         let any_ipc = machines.into_iter().any(|machine| {
@@ -164,7 +163,8 @@ impl Around {
         if any_ipc { granularity } else { 0 }
     }
 
-    /// Returns the transport that all PEs of a machine support, given the request.
+    /// Returns the transport for the PEs of one machine: the requested transport, or the best
+    /// transport that all of these PEs support.
     fn transport(members: &[&Self], sharing: Sharing) -> HeapTransport {
         let all = |can: fn(&Self) -> bool| members.iter().all(|member| can(member));
         let one_process = members.iter().all(|member| member.process == members[0].process);
@@ -179,26 +179,27 @@ impl Around {
     }
 }
 
-/// Returns the smallest multiple of `granularity` that is also a multiple of the granularity
-/// recommended by the driver for multicast objects.
+/// Returns the heap's granularity for multicast objects: a multiple of both `granularity` and the
+/// granularity that the driver recommends for multicast objects. Returns `granularity` if multicast
+/// objects cannot be used.
 fn for_multicast(ordinal: usize, devices: u32, granularity: usize) -> Result<usize, VmmError> {
     if multicast_switch().is_err() || multicast::check_device(ordinal).is_err() {
         return Ok(granularity);
     }
     let recommended = MulticastProperties::new(devices, granularity).granularity()?.recommended;
-    // Both are powers of two on all devices.
+    // Both granularities are powers of two on all known devices.
     Ok(if recommended.is_multiple_of(granularity) { recommended } else { granularity.saturating_mul(recommended) })
 }
 
-/// Returns the reason why a machine does not use requested fabric handles: that of the first PE
-/// that cannot.
+/// Returns the reason why a machine does not use the requested fabric handles: the first PE that
+/// cannot use them, and its reason.
 fn why_not_fabric(members: &[(Pe, &Around)], sharing: Sharing) -> Option<String> {
     let (pe, around) = members.iter().find(|(_, around)| sharing == Sharing::PreferFabric && !around.fabric)?;
     Some(format!("{pe}: {}", around.refusal))
 }
 
 impl HeapInner {
-    /// Creates a heap without memory. Not collective.
+    /// Creates a heap without memory. This call is not collective.
     pub(super) fn new(
         rendezvous: &Arc<Rendezvous>,
         context: &Arc<CudaContext>,
@@ -210,7 +211,7 @@ impl HeapInner {
         let mine = &around[rendezvous.pe().index()];
         let members: Vec<Pe> =
             (0..).map(Pe::new).zip(around).filter(|(_, pe)| pe.machine == mine.machine).map(|(pe, _)| pe).collect();
-        let place = members.iter().position(|pe| *pe == rendezvous.pe()).expect("this PE on its own machine");
+        let place = members.iter().position(|pe| *pe == rendezvous.pe()).expect("this PE is among the PEs of its machine");
         let here: Vec<(Pe, &Around)> = members.iter().map(|pe| (*pe, &around[pe.index()])).collect();
         let transport = Around::transport(&here.iter().map(|(_, around)| *around).collect::<Vec<_>>(), options.sharing);
         let fallback_reason = why_not_fabric(&here, options.sharing);
@@ -227,9 +228,10 @@ impl HeapInner {
             .checked_next_multiple_of(granularity)
             .filter(|bytes| bytes.checked_mul(2 * members.len() as u64).is_some_and(|all| all <= 1 << 57))
             .ok_or_else(too_large)?;
-        // With legacy IPC neighbouring chunks have unrelated addresses: a gap keeps allocations
-        // from spanning them. All segments of the job have it or none, because offsets are the same
-        // everywhere. A chunk is at least as long as its gap, so twice the length suffices for all.
+        // With legacy IPC, successive chunks have unrelated addresses. A gap between the chunks
+        // prevents an allocation from spanning two chunks. Offsets are the same on all PEs, so
+        // either all segments of the job have gaps or no segment has gaps. A chunk is at least as
+        // long as the gap after it, so twice the maximum size suffices for all chunks and gaps.
         let gap = Around::gap(around, options.sharing, granularity);
         let stride = if gap == 0 { max_bytes } else { 2 * max_bytes };
         let reservation = match transport {
@@ -250,7 +252,7 @@ impl HeapInner {
             stride,
             streams: Arc::new(Streams::new()),
         };
-        tracing::debug!(?transport, members = layout.members.len(), max_bytes, "a symmetric heap");
+        tracing::debug!(?transport, members = layout.members.len(), max_bytes, "created a symmetric heap");
         let multicast = Arc::new(Streams::within(&layout.streams));
         Ok(Self {
             rendezvous: Arc::clone(rendezvous),
@@ -270,7 +272,8 @@ impl HeapInner {
         })
     }
 
-    /// Locks the state for a collective call.
+    /// Locks the state for a collective call. Fails if the heap is unusable after an earlier
+    /// failure.
     pub(super) fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, State>, VmmError> {
         let state = self.state();
         match &state.broken {
@@ -279,7 +282,7 @@ impl HeapInner {
         }
     }
 
-    /// Returns the alignment of addresses of the heap, in bytes: a power of two.
+    /// Returns the alignment of the heap's addresses in bytes, a power of two.
     pub(crate) fn alignment_bytes(&self) -> usize {
         self.granularity.next_power_of_two() as usize
     }
@@ -296,7 +299,7 @@ impl HeapInner {
         body(&self.chunks.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Records that a handle was dropped without the memory being freed.
+    /// Records that the last handle of the memory at `offset` was dropped without `free`.
     pub(crate) fn record_dropped(&self, offset: u64) {
         if let Some(leak) = self.ledger().get_mut(&offset) {
             leak.dropped = true;
@@ -312,13 +315,14 @@ impl HeapInner {
         label(self.id, state.calls, what)
     }
 
-    /// Returns the time limit of waits for this PE's own device in a collective call. It leaves
-    /// time to notify the other PEs before their deadline.
+    /// Returns the deadline for waits for this PE's own device in a collective call. It is at three
+    /// quarters of the rendezvous deadline, so that time remains to notify the other PEs.
     pub(super) fn own_deadline(&self) -> Instant {
         deadline_after(self.rendezvous.deadline() / 4 * 3)
     }
 
-    /// Ends a round: makes the heap unusable if the PEs may have reached different decisions.
+    /// Converts the result of a round. Makes the heap unusable if the PEs may have reached
+    /// different outcomes.
     pub(super) fn settle<R>(&self, state: &mut State, call: &str, agreed: Result<R, Disagreement>) -> Result<R, VmmError> {
         agreed.map_err(|disagreement| {
             if let Disagreement::Unknown(error) = &disagreement {
@@ -328,15 +332,15 @@ impl HeapInner {
         })
     }
 
-    /// Adds a chunk of `bytes` to all segments.
+    /// Adds a chunk of `bytes` to the segments of all PEs.
     pub(super) fn extend(&self, state: &mut State, call: &str, bytes: u64) -> Result<(), VmmError> {
         let (start, len) = (state.end, usize::try_from(bytes).unwrap_or(usize::MAX));
         let made = self.layout.make(len);
         let outcome = made.as_ref().map(|made| made.blob.clone()).map_err(Clone::clone);
         let agreed = agree(&self.rendezvous, &self.label(state, "chunk"), call, outcome);
         if let (Err(Disagreement::Known(_)), Ok(made)) = (&agreed, &made) {
-            // SAFETY: all PEs know that this round failed, and open the parts of others only after
-            // a successful round.
+            // SAFETY: all PEs know that this round failed. A PE opens the memory of other PEs only
+            // after a successful round.
             unsafe { made.recall() };
         }
         let blobs = self.settle(state, call, agreed)?;
@@ -346,7 +350,8 @@ impl HeapInner {
             _ => Ok(Vec::new()),
         };
         let fds = match fds {
-            // A PE that is missing or lost takes no part in the next round either.
+            // The missing or lost PE will not take part in the next round, so that round is
+            // skipped.
             Err(error) if error.is_loss() => self.settle(state, call, Err(Disagreement::Unknown(error)))?,
             fds => fds,
         };
@@ -360,7 +365,7 @@ impl HeapInner {
         let agreed = agree(&self.rendezvous, &self.label(state, "mapped"), call, joined.map(|()| Vec::new()));
         let chunk = match (self.settle(state, call, agreed), chunk) {
             (Ok(_), Some(chunk)) => chunk,
-            (Ok(_), None) => unreachable!("without a chunk this PE reported an error, which is its result"),
+            (Ok(_), None) => unreachable!("a PE without a chunk reported its error to the round"),
             (Err(error), chunk) => {
                 self.undo(state, call, chunk, made);
                 return Err(error);
@@ -373,19 +378,20 @@ impl HeapInner {
         Ok(())
     }
 
-    /// Releases the remains of a chunk after a failure on some PE.
+    /// Releases a chunk that could not be mapped on all PEs.
     fn undo(&self, state: &mut State, call: &str, chunk: Option<Chunk>, made: Made) {
         let (start, len) = (state.end, made.bytes());
         let mut chunk = chunk;
         let closings = chunk.as_mut().map(Chunk::close_peers).unwrap_or_default();
         drop(chunk);
-        // With legacy IPC, other PEs may have it open. All PEs come here or none.
+        // With legacy IPC, other PEs may have this PE's memory open. The condition is the same on
+        // all PEs.
         if self.gap > 0 && state.broken.is_none() {
             let closed = wait_for_closings(call, &closings, self.own_deadline()).map(|()| Vec::new());
             let agreed = agree(&self.rendezvous, &self.label(state, "undone"), call, closed);
             match self.settle(state, call, agreed) {
-                // SAFETY: all PEs have just reported that they closed the parts of others, and none
-                // opens them again.
+                // SAFETY: all PEs have just reported that they closed the memory of other PEs, and
+                // no PE opens it again.
                 Ok(_) => unsafe { made.recall() },
                 Err(error) => tracing::warn!(%error, "memory of a failed chunk is leaked, because other PEs may have it open"),
             }
@@ -403,7 +409,7 @@ impl HeapInner {
         for place in 0..members.len() as u64 {
             let start = usize::try_from(place * stride + start).unwrap_or(usize::MAX);
             if !reservation.wait_for_room(start..start.saturating_add(len), until) {
-                tracing::warn!(place, "addresses of a failed chunk are still mapped");
+                tracing::warn!(place, "addresses of a failed chunk are still mapped: the next chunk cannot be mapped there");
             }
         }
     }
@@ -412,8 +418,8 @@ impl HeapInner {
         (bytes as u64).max(1).checked_next_multiple_of(self.granularity).unwrap_or(u64::MAX)
     }
 
-    /// Returns the number of bytes by which to grow for an allocation; `None` if the heap does not
-    /// grow or is at its limit.
+    /// Returns the number of bytes by which the heap grows for an allocation. Returns `None` if the
+    /// heap does not grow automatically or would exceed its limit.
     pub(super) fn growth_for(&self, state: &State, bytes: u64, alignment: u64) -> Option<u64> {
         let Growth::Steps { bytes: step } = self.options.growth else { return None };
         let wanted = bytes.max(step as u64).checked_add(alignment)?.max(1).checked_next_multiple_of(self.granularity)?;
@@ -427,7 +433,7 @@ impl HeapInner {
         Misuse::Exhausted { call, bytes, free, total, limit }.into()
     }
 
-    /// Fills a range of this PE's segment with zeros, and waits for completion.
+    /// Fills a range of this PE's segment with zeros, and waits until the fill is complete.
     pub(super) fn zero(&self, call: &'static str, offset: u64, bytes: u64) -> Result<(), VmmError> {
         if bytes == 0 {
             return Ok(());
@@ -436,14 +442,14 @@ impl HeapInner {
         let address = self.address_of(call, self.layout.members[self.layout.place], offset, bytes)?;
         self.layout.streams.note(&self.stream);
         raw::bind(&self.layout.context)?;
-        // SAFETY: the range is mapped, free on every PE until this call ends, and unmapped only
-        // after this stream's work.
+        // SAFETY: the range is mapped and is unmapped only after this stream's work. No PE uses the
+        // range before this call ends.
         let code = unsafe { raw::api()?.cuMemsetD8Async(address, 0, bytes as usize, self.stream.cu_stream()) };
         raw::done("cuMemsetD8Async", code)?;
         wait_for(&self.stream, call, start, self.own_deadline())
     }
 
-    /// Returns the address of a range of a segment.
+    /// Returns the address in this process of `bytes` bytes at `offset` of the segment of `pe`.
     pub(crate) fn address_of(&self, call: &'static str, pe: Pe, offset: u64, bytes: u64) -> Result<CUdeviceptr, VmmError> {
         let Layout { members, reservation, stride, .. } = &self.layout;
         let place = members.binary_search(&pe).map_err(|_| {
@@ -473,13 +479,13 @@ impl HeapInner {
     }
 }
 
-/// Returns the label of a round.
+/// Returns the label of a round: the heap's number, the number of completed calls, and `what`.
 pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
 }
 
-/// Waits until memory of other PEs is closed. Returns an error if a part could not be closed; its
-/// owner must then not free it.
+/// Waits until the memory of other PEs is closed. Returns an error if closing failed or is not
+/// complete by `until`. The owner of the memory must then not free it.
 pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     if !wait_until(until, || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some())))? {
@@ -489,7 +495,7 @@ pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: In
     closings.iter().filter_map(|closing| closing.get().cloned()).collect()
 }
 
-/// Checks that all PEs found the same offset for an allocation, or that none found one.
+/// Checks that all PEs found the same offset for an allocation, or that no PE found an offset.
 pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagreement> {
     let text = |blob: &[u8]| match blob.try_into() {
         Ok(at) => format!("offset {}", u64::from_le_bytes(at)),
@@ -506,7 +512,8 @@ pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagree
     }
 }
 
-/// Notifies the other PEs of this PE's failure. Returns that failure, or the error of the round.
+/// Notifies the other PEs of this PE's failure. Returns the failure, or the error of the round if
+/// the notification failed.
 pub(super) fn tell(rendezvous: &Rendezvous, label: &str, call: &str, error: VmmError) -> VmmError {
     match agree(rendezvous, label, call, Err(error.clone())) {
         Err(disagreement) => disagreement.into(),
@@ -547,12 +554,12 @@ mod tests {
     }
 
     #[test]
-    fn offsets_agree_across_transports() {
+    fn chunk_gap_is_the_same_on_all_machines() {
         let here = || around(1, true, true, true);
         let there = |vmm| Around { machine: 3, ..around(2, vmm, vmm, vmm) };
         assert_eq!(Around::gap(&[here(), there(true)], Sharing::Auto, 7), 0);
-        // The machine that uses legacy IPC needs a gap after each chunk, so the other machine has
-        // it too.
+        // The machine with legacy IPC needs a gap after each chunk, so the other machine has the
+        // gap too.
         assert_eq!(Around::gap(&[here(), there(false)], Sharing::Auto, 7), 7);
         assert_eq!(Around::gap(&[there(false), here()], Sharing::Auto, 7), 7);
     }
@@ -562,17 +569,19 @@ mod tests {
         let at = |at: u64| at.to_le_bytes().to_vec();
         assert!(same_offsets("alloc", &[at(256), at(256)]).is_ok());
         assert!(same_offsets("alloc", &[vec![], vec![]]).is_ok());
-        let text = |found: &[Vec<u8>]| VmmError::from(same_offsets("alloc", found).expect_err("they differ")).to_string();
+        let text = |found: &[Vec<u8>]| {
+            VmmError::from(same_offsets("alloc", found).expect_err("the data of the PEs differs")).to_string()
+        };
         let differ = "alloc: the PEs disagree: PE 0 has offset 256, PE 2 has offset 512";
         assert_eq!(text(&[at(256), at(256), at(512)]), differ);
         assert_eq!(text(&[vec![], at(0)]), "alloc: the PEs disagree: PE 0 has no room, PE 1 has offset 0");
     }
 
     #[test]
-    fn start_data_of_a_pe_decodes_to_the_same_data() {
+    fn encoded_start_data_decodes_to_the_same_data() {
         for (fabric, refusal) in [(true, ""), (false, "refused")] {
             let blob = around(7, true, false, fabric).encode();
-            let read = Around::decode(&blob).expect("it is whole");
+            let read = Around::decode(&blob).expect("the blob is complete");
             assert_eq!((read.process, read.vmm, read.file_descriptor, read.fabric), (ProcessId([7; 16]), true, false, fabric));
             assert_eq!(read.refusal, refusal);
             assert!((0..blob.len()).all(|len| Around::decode(&blob[..len]).is_none()));

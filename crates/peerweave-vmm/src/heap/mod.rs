@@ -1,17 +1,17 @@
-//! A symmetric heap on the GPUs of one machine: all PEs allocate together, at the same offset, and
-//! each PE can access the memory of the others.
+//! A symmetric heap on the GPUs of one machine. All PEs allocate together and get the same offset,
+//! and each PE can access the memory of the other PEs.
 //!
-//! `symmetric.rs` has typed memory, `agree.rs` a round of a collective call, `chunk.rs` a chunk of
-//! memory. Memory of other machines cannot be accessed.
+//! `symmetric.rs` has typed memory, `agree.rs` the round of a collective call, `chunk.rs` a chunk
+//! of memory. Memory of other machines cannot be accessed.
 //!
 //! ```text
 //!   base                stride              stride
 //!   |  place 0: chunk chunk ...  |  place 1: chunk chunk ...  |  ...      one reservation in every process
 //! ```
 //!
-//! Invariants: [H1] the allocators of all PEs have executed the same calls with the same results;
-//! [H2] an allocated offset is mapped, for every PE of the machine, until the heap and all handles
-//! of its memory are dropped; [H3] memory whose handles are dropped without `free` is never
+//! Invariants: [H1] the allocators of all PEs have executed the same calls with the same results.
+//! [H2] An allocated offset is mapped, for every PE of the machine, until the heap and all handles
+//! of its memory are dropped. [H3] Memory whose handles are dropped without `free` is never
 //! allocated again.
 
 use std::fmt;
@@ -48,18 +48,18 @@ use inner::{Around, State};
 const ALLOC: &str = "SymmetricHeap::alloc";
 const FREE: &str = "SymmetricHeap::free";
 
-/// The requested transport by which the PEs of a machine share the heap's memory.
+/// The transport that the caller requests for sharing the heap's memory among the PEs of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sharing {
-    /// The first of these that all PEs support: direct access among threads of one process, file
-    /// descriptors, fabric handles, legacy IPC.
+    /// The first supported transport, in this order: direct access among threads of one process,
+    /// file descriptors, fabric handles, legacy IPC. All PEs of the machine must support it.
     #[default]
     Auto,
-    /// Fabric handles if all PEs of the machine support them. Otherwise as [`Auto`](Self::Auto),
-    /// and [`SymmetricHeap::fallback_reason`] returns the reason.
+    /// Fabric handles if all PEs of the machine support them. If not, the transport is chosen as
+    /// for [`Auto`](Self::Auto), and [`SymmetricHeap::fallback_reason`] returns the reason.
     PreferFabric,
-    /// Legacy IPC.
+    /// Legacy CUDA IPC.
     Ipc,
 }
 
@@ -70,29 +70,29 @@ pub enum Growth {
     /// The heap grows only by [`SymmetricHeap::grow`].
     #[default]
     Explicit,
-    /// The heap grows when an allocation does not fit, by at least this many bytes.
+    /// The heap grows if an allocation does not fit, by at least this number of bytes.
     Steps {
-        /// Minimum number of bytes of a step.
+        /// Minimum number of bytes of one step of growth.
         bytes: usize,
     },
 }
 
-/// Size and sharing of a heap; must be the same on all PEs.
+/// Options of a heap: its size, growth and transport. They must be equal on all PEs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeapOptions {
-    /// Initial bytes of each PE; rounded up to the granularity.
+    /// Initial size of each PE's segment in bytes. It is rounded up to the granularity.
     pub initial_bytes: usize,
-    /// Maximum bytes of each PE. Addresses are reserved for the maximum, which costs no memory.
-    /// `None` means the memory size of the device.
+    /// Maximum size of each PE's segment in bytes. `None` is the memory size of the device.
+    /// Addresses are reserved for the maximum size, which costs no memory.
     pub max_bytes: Option<usize>,
     /// Whether the heap grows automatically.
     pub growth: Growth,
     /// The requested transport.
     pub sharing: Sharing,
-    /// Prepares the heap for [`SymmetricHeap::multicast`], on every PE whose device and settings
-    /// allow multicast objects. The granularity is then a multiple of the one that the driver
-    /// recommends for multicast objects, which may be 512 MiB.
+    /// Whether [`SymmetricHeap::multicast`] will be called. If so, the heap's granularity is a
+    /// multiple of the granularity that the driver recommends for multicast objects, which may be
+    /// 512 MiB. PEs whose device or settings do not allow multicast objects ignore this option.
     pub multicast: bool,
 }
 
@@ -103,7 +103,7 @@ impl HeapOptions {
         Self { initial_bytes, max_bytes: None, growth: Growth::default(), sharing: Sharing::default(), multicast: false }
     }
 
-    /// Sets the maximum size.
+    /// Sets the maximum size of each PE's segment in bytes.
     pub fn max_bytes(self, max_bytes: usize) -> Self {
         Self { max_bytes: Some(max_bytes), ..self }
     }
@@ -124,14 +124,15 @@ impl HeapOptions {
     }
 }
 
-/// Memory of every PE's GPU, allocated collectively, that all PEs of the machine can access.
+/// Memory on every PE's GPU that the PEs allocate together. Each PE can access the memory of all
+/// PEs of its machine.
 ///
 /// # Collective
 /// All PEs of the job call [`new`](Self::new), [`alloc`](Self::alloc),
 /// [`signal_pad`](Self::signal_pad), [`free`](Self::free), [`grow`](Self::grow) and
-/// [`finalize`](Self::finalize) in the same order with the same arguments. Otherwise all PEs get
-/// [`Misuse::Diverged`], and nothing changes. Each call returns by the deadline of the rendezvous,
-/// and its error names the PEs that did not arrive.
+/// [`finalize`](Self::finalize) in the same order with the same arguments. If their calls differ,
+/// all PEs get [`Misuse::Diverged`], and the heap is unchanged. Each call returns by the deadline
+/// of the rendezvous. Its error names the PEs that did not arrive.
 ///
 /// Dropping the heap or a handle of its memory is local. Memory whose handles are dropped without
 /// [`free`](Self::free) stays allocated until the heap is released, and
@@ -163,22 +164,22 @@ pub struct SymmetricHeap {
     inner: Arc<HeapInner>,
 }
 
-/// Memory that was not freed.
+/// An allocation that was not freed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leak {
-    /// Offset of the memory in the heap.
+    /// Offset of the memory in the heap, in bytes.
     pub offset: u64,
     /// Requested length in bytes.
     pub bytes: u64,
-    /// The element's type.
+    /// Name of the element type.
     pub element: &'static str,
     /// Whether all handles of the memory were dropped. The addresses stay valid while a handle
     /// exists.
     pub dropped: bool,
 }
 
-/// The memory of a heap that was not freed when it was finalised.
+/// The allocations that were not freed when a heap was finalised.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeakReport {
@@ -208,16 +209,16 @@ impl fmt::Display for LeakReport {
 }
 
 impl SymmetricHeap {
-    /// Creates a heap on the device of `context`. PEs may be threads with a context each, or
-    /// processes.
+    /// Creates a heap on the device of `context`. A PE may be a process, or a thread with its own
+    /// context.
     ///
     /// # Collective
     /// All PEs of the job. The PEs of one machine can access each other's memory.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] if devices cannot access each other or memory cannot be shared;
-    /// [`VmmError::Peer`] if another PE failed or was lost; [`VmmError::Timeout`] names the PEs
-    /// that did not arrive; errors of the driver.
+    /// [`VmmError::Unsupported`] if the devices of a machine cannot access each other, or memory
+    /// cannot be shared. [`VmmError::Peer`] if another PE failed or was lost. [`VmmError::Timeout`]
+    /// names the PEs that did not arrive. Errors of the driver.
     pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: HeapOptions) -> Result<Self, VmmError> {
         let call = format!("SymmetricHeap::new({options:?})");
         let around =
@@ -227,7 +228,7 @@ impl SymmetricHeap {
         let around: Result<Vec<Around>, VmmError> = around.iter().zip(0..).map(read).collect();
         let inner = match around.and_then(|around| HeapInner::new(rendezvous, context, options, &around, id)) {
             Ok(inner) => inner,
-            // The others are in the round of their first chunk, and must be notified.
+            // The other PEs are waiting in the round of their first chunk, and must be notified.
             Err(error) => return Err(inner::tell(rendezvous, &inner::label(id, 0, "chunk"), &call, error)),
         };
         {
@@ -242,20 +243,21 @@ impl SymmetricHeap {
     /// Allocates `len` elements on every PE, filled with zeros.
     ///
     /// # Collective
-    /// All PEs, with the same type and length. When it returns, the memory of all PEs is zero.
+    /// All PEs, with the same type and length. When this call returns, the memory of all PEs is
+    /// zero.
     ///
     /// # Errors
-    /// [`Misuse::Exhausted`] if the memory does not fit and the heap cannot grow;
-    /// [`Misuse::Diverged`]; as for [`new`](Self::new).
+    /// [`Misuse::Exhausted`] if the memory does not fit and the heap cannot grow.
+    /// [`Misuse::Diverged`] if the PEs' calls differ. As for [`new`](Self::new).
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricMemory<T>, VmmError> {
         self.alloc_aligned(len, align_of::<T>())
     }
 
-    /// Like [`alloc`](Self::alloc), at an offset that is a multiple of `alignment_bytes`, a power
-    /// of two of at most 2 MiB. (Every offset is a multiple of 256.)
+    /// Allocates like [`alloc`](Self::alloc), at an offset that is a multiple of `alignment_bytes`.
+    /// The alignment is a power of two of at most 2 MiB. Every offset is a multiple of 256.
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc); [`Misuse::Value`] for an invalid alignment.
+    /// As for [`alloc`](Self::alloc). [`Misuse::Value`] for an invalid alignment.
     pub fn alloc_aligned<T: Element>(&self, len: usize, alignment_bytes: usize) -> Result<SymmetricMemory<T>, VmmError> {
         let mut state = self.inner.enter(ALLOC)?;
         self.alloc_in(&mut state, len, alignment_bytes)
@@ -267,7 +269,7 @@ impl SymmetricHeap {
         len: usize,
         alignment_bytes: usize,
     ) -> Result<SymmetricMemory<T>, VmmError> {
-        /// Alignment of every segment.
+        /// Alignment of every segment in bytes.
         const MAX_ALIGNMENT_BYTES: usize = 2 << 20;
         let name = std::any::type_name::<T>();
         let history = state.history.get();
@@ -297,8 +299,8 @@ impl SymmetricHeap {
         Ok(SymmetricMemory::new(Arc::new(block), len))
     }
 
-    /// Makes a round in which all PEs must have found the same offset. If they have not, frees the
-    /// range again.
+    /// Makes a round in which each PE reports the offset that it found. If the PEs disagree,
+    /// returns the range at `taken` to the allocator.
     fn agree_on_offset(
         &self,
         state: &mut State,
@@ -317,7 +319,7 @@ impl SymmetricHeap {
         self.inner.settle(state, call, agreed)
     }
 
-    /// Allocates `len` signals on every PE, each zero and in its own cache line.
+    /// Allocates `len` signals on every PE. Each signal is zero and has its own cache line.
     ///
     /// # Collective
     /// As for [`alloc`](Self::alloc).
@@ -325,32 +327,34 @@ impl SymmetricHeap {
     /// # Errors
     /// As for [`alloc`](Self::alloc).
     pub fn signal_pad(&self, len: usize) -> Result<SignalPad, VmmError> {
-        // All PEs refuse a number beyond the address space in the same way.
+        // The product saturates, so that all PEs refuse a number beyond the address space with the
+        // same error.
         let words = len.saturating_mul(SignalPad::WORDS_PER_SIGNAL);
         Ok(SignalPad::new(self.alloc(words)?, len))
     }
 
-    /// Frees memory on every PE. Waits until this PE's streams have completed the work that uses
-    /// the memory, and all work at multicast addresses of the heap.
+    /// Frees memory on every PE. First waits until this PE's streams have completed the work that
+    /// uses the memory, and all work at multicast addresses of the heap.
     ///
     /// After an error the memory stays allocated, as if its handles had been dropped. Freeing fails
     /// if another library used the memory on a per-thread stream, because no other thread can wait
-    /// for that stream.
+    /// for such a stream.
     ///
     /// # Collective
-    /// All PEs, with a handle of the same allocation. No other handle of it may exist, including
-    /// slices and views of peers.
+    /// All PEs, each with a handle of the same allocation. No other handle of the allocation may
+    /// exist, including slices and handles for other PEs.
     ///
     /// # Errors
-    /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] if a stream does not
-    /// complete, for example one that is being captured; `DriverError::PerThreadStream`;
-    /// [`Misuse::Diverged`]; as for [`new`](Self::new).
+    /// [`Misuse::StillShared`] if other handles exist. [`Misuse::OtherHeap`] for memory of another
+    /// heap. [`VmmError::Timeout`] if a stream does not complete, for example a stream that is
+    /// being captured. `DriverError::PerThreadStream` for memory that was used on a per-thread
+    /// stream. [`Misuse::Diverged`] if the PEs' calls differ. As for [`new`](Self::new).
     pub fn free<T: Element>(&self, memory: SymmetricMemory<T>) -> Result<(), VmmError> {
         let mut state = self.inner.enter(FREE)?;
         self.free_in(&mut state, memory, self.inner.own_deadline())
     }
 
-    /// Frees memory after its streams have completed; fails if they have not by `until`.
+    /// Frees memory after its streams have completed. Fails if they have not completed by `until`.
     fn free_in<T: Element>(&self, state: &mut State, mut memory: SymmetricMemory<T>, until: Instant) -> Result<(), VmmError> {
         let is_alone = memory.is_only_handle();
         let (block, offset) = (memory.block(), memory.block().offset());
@@ -373,7 +377,7 @@ impl SymmetricHeap {
         Ok(())
     }
 
-    /// Like [`free`](Self::free), for a signal pad.
+    /// Frees a signal pad, like [`free`](Self::free).
     ///
     /// # Errors
     /// As for [`free`](Self::free).
@@ -384,10 +388,11 @@ impl SymmetricHeap {
     /// Adds `bytes`, rounded up to the granularity, to every PE's segment.
     ///
     /// # Collective
-    /// All PEs, with the same number.
+    /// All PEs, with the same number of bytes.
     ///
     /// # Errors
-    /// [`Misuse::Exhausted`] beyond the heap's limit; as for [`new`](Self::new).
+    /// [`Misuse::Exhausted`] if the segment would exceed the heap's limit. As for
+    /// [`new`](Self::new).
     pub fn grow(&self, bytes: usize) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::grow";
         let mut state = self.inner.enter(CALL)?;
@@ -406,7 +411,7 @@ impl SymmetricHeap {
 
     fn grow_and_take(&self, state: &mut State, call: &str, bytes: u64, alignment: u64) -> Result<u64, VmmError> {
         let step = self.inner.growth_for(state, bytes, alignment);
-        // All PEs have the same history, so all get the same result here.
+        // All PEs have made the same calls, so this result is the same on all PEs.
         let step = step.ok_or_else(|| self.inner.exhausted(ALLOC, state, bytes))?;
         self.inner.extend(state, call, step)?;
         let at = state.ranges.take(bytes, alignment).ok_or_else(|| self.inner.exhausted(ALLOC, state, bytes))?;
@@ -415,13 +420,13 @@ impl SymmetricHeap {
         Ok(at)
     }
 
-    /// Ends the heap, after this PE's streams have completed the work that uses it. Reports memory
-    /// that was not freed.
+    /// Ends the heap after this PE's streams have completed the work that uses it. Returns a report
+    /// of the memory that was not freed.
     ///
-    /// The memory is released when its last handle is dropped.
+    /// The memory is released when the last handle of the heap's memory is dropped.
     ///
     /// # Collective
-    /// All PEs. The handles that remain may differ among PEs.
+    /// All PEs. The PEs may have different handles left.
     ///
     /// # Errors
     /// As for [`free`](Self::free). The heap has ended on this PE even after an error.
@@ -446,8 +451,8 @@ impl SymmetricHeap {
         Ok(LeakReport { leaks })
     }
 
-    /// With legacy IPC, closes the memory of other PEs: memory may be freed only after all other
-    /// PEs have closed it.
+    /// Closes the memory of other PEs, with legacy IPC. A PE may free its memory only after all
+    /// other PEs have closed it.
     fn close_peers(&self, state: &mut State) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut chunks = std::mem::take(&mut *self.inner.chunks.write().unwrap_or_else(PoisonError::into_inner));
@@ -455,39 +460,39 @@ impl SymmetricHeap {
         let closed = inner::wait_for_closings(CALL, &closings, self.inner.own_deadline()).map(|()| Vec::new());
         let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, "closed"), CALL, closed);
         self.inner.settle(state, CALL, agreed)?;
-        // SAFETY: all PEs have just reported that they closed the memory of others, and none has a
-        // handle left.
+        // SAFETY: all PEs have just reported that they closed the memory of other PEs, and no PE
+        // has a handle left.
         chunks.iter().for_each(|chunk| unsafe { chunk.recall() });
         Ok(())
     }
 
-    /// Returns a closure that returns `true` once all handles of the heap and of its memory are
-    /// gone. This includes threads that free memory after the streams that used it. From then on
-    /// the heap does not hold the rendezvous.
+    /// Returns a closure that tells whether the heap is released. It returns `true` once all
+    /// handles of the heap and of its memory are dropped, and the streams that used the memory have
+    /// completed. From then on the heap no longer keeps the rendezvous alive.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let alive = Arc::downgrade(&self.inner.alive);
         move || alive.strong_count() == 0
     }
 
-    /// Returns the address in this process of `offset` in the segment of `pe`. The device of this
-    /// PE's context may read and write it.
+    /// Returns the address in this process of byte `offset` in the segment of `pe`. The device of
+    /// this PE's context may read and write the address.
     ///
     /// # Errors
-    /// [`Misuse::NotMapped`] for a PE of another machine; [`Misuse::OutOfRange`] for an offset
+    /// [`Misuse::NotMapped`] for a PE of another machine. [`Misuse::OutOfRange`] for an offset
     /// beyond the heap.
     pub fn address_of(&self, pe: Pe, offset: u64) -> Result<CUdeviceptr, VmmError> {
         self.inner.address_of("SymmetricHeap::address_of", pe, offset, 1)
     }
 
-    /// Returns the layout of the segments in this address space, for kernels. `my_pe` and `n_pes`
-    /// count the PEs of this machine.
+    /// Returns the addresses of the segments in this process, for kernels. `my_pe` and `n_pes`
+    /// count only the PEs of this machine.
     ///
     /// # Errors
     /// [`VmmError::Unsupported`] with legacy IPC, whose segments are not at equal strides.
     pub fn geometry(&self) -> Result<HeapGeometry, VmmError> {
         let layout = &self.inner.layout;
         let base = layout.reservation.as_ref().map(Reservation::base).ok_or_else(|| VmmError::Unsupported {
-            feature: "segments at equal strides",
+            feature: "a heap with segments at equal strides",
             needs: "virtual memory management".into(),
             found: "legacy IPC".into(),
         })?;
@@ -496,8 +501,7 @@ impl SymmetricHeap {
         Ok(HeapGeometry { base, stride: layout.stride, heap_start: 0, heap_bytes, my_pe, n_pes })
     }
 
-    /// Returns the PEs whose memory is mapped in this process, in ascending order: the PEs of this
-    /// machine.
+    /// Returns the PEs of this machine in ascending order. Their memory is mapped in this process.
     pub fn members(&self) -> &[Pe] {
         &self.inner.layout.members
     }
@@ -509,25 +513,25 @@ impl SymmetricHeap {
         self.inner.layout.transport
     }
 
-    /// Returns the reason why memory is shared by another transport than requested: the PE that
-    /// does not support it, and the driver's error. Returns `None` if the request was met. The same
-    /// on all PEs of a machine.
+    /// Returns the reason why memory is not shared by the requested transport: the PE that does not
+    /// support the transport, and the driver's error. Returns `None` if the requested transport is
+    /// used. All PEs of a machine return the same value.
     pub fn fallback_reason(&self) -> Option<&str> {
         self.inner.fallback_reason.as_deref()
     }
 
-    /// Returns the current size of each segment in bytes.
+    /// Returns the current size of each PE's segment in bytes.
     pub fn bytes(&self) -> u64 {
         self.inner.with_chunks(|chunks| chunks.iter().map(|chunk| chunk.bytes).sum())
     }
 
-    /// Returns this PE's physical memory by chunk, each with its offset, for binding it to a
-    /// multicast object. Empty with legacy IPC.
+    /// Returns this PE's physical memory: the offset and the memory of each chunk. The memory can
+    /// be bound to a multicast object. The result is empty with legacy IPC.
     pub fn physical(&self) -> Vec<(u64, PhysicalMemory)> {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }
 
-    /// Runs a collective call of another module. Calls are serialised. If the PEs may have reached
+    /// Runs a collective call of another module under the heap's lock. If the PEs may have reached
     /// different outcomes, the heap is unusable afterwards.
     pub(crate) fn collectively<R>(
         &self,
@@ -539,7 +543,7 @@ impl SymmetricHeap {
         self.inner.settle(&mut state, call, agreed)
     }
 
-    /// Returns the context of the heap.
+    /// Returns the context on whose device the heap allocates.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.layout.context
     }

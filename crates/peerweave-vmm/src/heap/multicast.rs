@@ -1,7 +1,7 @@
-//! Multicast addresses of the symmetric heap: a store at an offset writes that offset of every PE's
-//! segment.
+//! Multicast addresses of the symmetric heap. A store to the multicast address of an offset writes
+//! that offset of every PE's segment.
 //!
-//! Invariant: the bound memory is that of the heap's chunks, at the same offsets.
+//! Invariant: the memory of each chunk is bound at the chunk's offset.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -20,43 +20,47 @@ use crate::multicast::collective::create_together;
 use crate::multicast::{MulticastMapping, MulticastView};
 use crate::{SymmetricHeap, multicast_switch};
 
-/// Multicast addresses of a heap's segments. Memory by which the heap grows later is not included.
+/// Multicast addresses of a heap's segments, up to the size that the heap had when they were
+/// created.
 ///
-/// Dropping it is local, and unbinds this PE's memory from the objects after its own streams have
-/// completed. The other PEs must have stopped storing before: synchronise with them by a barrier or
-/// another collective call.
+/// Dropping the value is local: this PE's memory is unbound from the multicast objects after this
+/// PE's streams have completed. The other PEs must have stopped storing to the addresses before the
+/// drop. Synchronise with them by a barrier or another collective call.
 pub struct HeapMulticast {
-    /// The heap; does not keep its memory allocated.
+    /// The heap. The weak reference does not keep its memory allocated.
     heap: Weak<HeapInner>,
     addresses: Reservation,
-    /// Offset and length of each chunk.
+    /// Offset and length of each chunk in bytes.
     chunks: Vec<(u64, u64)>,
     mappings: Vec<MulticastMapping>,
     bytes: u64,
 }
 
 impl SymmetricHeap {
-    /// Creates a multicast object for each chunk of this heap and maps them at the chunks' offsets.
+    /// Creates a multicast object for each chunk of this heap, and maps each object at the offset
+    /// of its chunk.
     ///
-    /// The objects are as long as the chunks. The lengths are multiples of the driver's recommended
-    /// granularity if the heap was prepared for multicast objects
-    /// ([`HeapOptions::multicast`](crate::HeapOptions::multicast)).
+    /// Each object is as long as its chunk. The lengths are multiples of the driver's recommended
+    /// granularity if the heap was created with
+    /// [`HeapOptions::multicast`](crate::HeapOptions::multicast).
     ///
     /// # Collective
     /// All PEs of the job.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the
-    /// other PEs; [`VmmError::Unsupported`] with the missing requirement; as for every collective
-    /// call. If this PE cannot know how the call ended on the other PEs, the heap is unusable and
-    /// bound memory is leaked, because another PE may store there.
+    /// [`VmmError::MulticastDisabled`] before the driver is called; the other PEs get
+    /// [`VmmError::Peer`]. [`VmmError::Unsupported`] with the missing requirement. As for every
+    /// collective call.
+    ///
+    /// If this PE cannot know how the call ended on the other PEs, the heap is unusable. Bound
+    /// memory is then leaked, because another PE may store to its multicast address.
     pub fn multicast(&self) -> Result<HeapMulticast, VmmError> {
         const CALL: &str = "SymmetricHeap::multicast";
         self.collectively(CALL, |inner| {
             let chunks = self.physical();
             let bytes = chunks.last().map_or(0, |(start, memory)| start + memory.bytes() as u64);
             let rounds = Rounds { heap: self, inner, call: format!("{CALL}({bytes} bytes)") };
-            // The first round exchanges the switch of every PE.
+            // In the first round each PE reports whether multicast is enabled.
             let addresses = rounds.agree("reserved", self.reserve(bytes, inner.alignment_bytes()))?;
             let mut mappings = Vec::with_capacity(chunks.len());
             for (start, memory) in &chunks {
@@ -64,8 +68,8 @@ impl SymmetricHeap {
                     Ok(mapping) => mappings.push(mapping),
                     Err(disagreement) => {
                         if let Disagreement::Unknown(_) = &disagreement {
-                            // As for the last chunk: another PE may know that all chunks are
-                            // mapped, and store.
+                            // Another PE may have mapped all chunks, and may store to these
+                            // addresses.
                             std::mem::forget(mappings);
                         }
                         return Err(disagreement);
@@ -84,7 +88,7 @@ impl SymmetricHeap {
     }
 }
 
-/// The rounds of the call that maps a heap's multicast objects.
+/// The rounds of `SymmetricHeap::multicast`, in which PEs report the outcome of each step.
 struct Rounds<'a> {
     heap: &'a SymmetricHeap,
     inner: &'a Arc<HeapInner>,
@@ -92,7 +96,8 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Reports this PE's result to the other PEs. Returns it if all PEs succeeded.
+    /// Reports this PE's outcome of a step to the other PEs. Returns the result if all PEs
+    /// succeeded.
     fn agree<R>(&self, what: &str, done: Result<R, VmmError>) -> Result<R, Disagreement> {
         let label = format!("peerweave-vmm/multicast/{:016x}/{what}", self.inner.id);
         let outcome = done.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
@@ -103,21 +108,23 @@ impl Rounds<'_> {
         }
     }
 
-    /// Creates a multicast object for a chunk and maps it.
+    /// Creates a multicast object for one chunk together with the other PEs, binds the chunk and
+    /// maps the object.
     fn map(&self, addresses: &Reservation, start: u64, memory: &PhysicalMemory) -> Result<MulticastMapping, Disagreement> {
         let (rendezvous, context, bytes) = (&self.inner.rendezvous, self.heap.context(), memory.bytes());
         let label = format!("{:016x}/{start}", self.inner.id);
         let team = create_together(rendezvous, context, self.heap.members(), &label, bytes)?;
         let binding = self.agree(&format!("{start}/binding"), team.bind(memory, 0, 0, bytes))?;
         let bound = team.agree_on_bound(rendezvous, &label, vec![binding])?;
-        // Memory of the heap is freed and reused only after work at its multicast addresses has
-        // completed too.
+        // The streams of the multicast addresses are recorded for the heap. Freeing memory of the
+        // heap waits for these streams.
         let streams = Arc::clone(&self.inner.multicast);
         let mapped = bound.map_for(addresses, start as usize, bytes, &[context.ordinal()], streams);
         let kept = mapped.as_ref().ok().cloned();
         let agreed = self.agree(&format!("{start}/mapped"), mapped);
         if let Err(Disagreement::Unknown(error)) = &agreed {
-            // Another PE may know that it is mapped everywhere, and store.
+            // Another PE may know that the object is mapped on all PEs, and may store to its
+            // address.
             tracing::warn!(%error, "a multicast mapping of a heap is leaked");
             std::mem::forget(kept);
         }
@@ -135,16 +142,18 @@ impl HeapMulticast {
         self.range("HeapMulticast::address_of", offset, 1)
     }
 
-    /// Returns the addresses with which a kernel accesses the memory of every PE, one PE at a time
-    /// or all at once.
+    /// Returns the addresses with which a kernel accesses the memory: the memory of each PE, and
+    /// the multicast address of the memory of all PEs.
     ///
-    /// The result is valid while this value and a handle of the memory live. Record work on a
-    /// stream by the memory's `read` or `write`, and for the [`mappings`](Self::mappings).
+    /// The result is valid while this value and a handle of the memory live. Before work that uses
+    /// the result is enqueued, record its stream by the memory's `read` or `write` and by `access`
+    /// of each of the [`mappings`](Self::mappings).
     ///
     /// # Errors
-    /// As for [`address_of`](Self::address_of); [`Misuse::OtherHeap`] for memory of another heap.
+    /// As for [`address_of`](Self::address_of). [`Misuse::OtherHeap`] for memory of another heap.
     pub fn view<T: Element>(&self, memory: &SymmetricMemory<T>) -> Result<SymmetricView, VmmError> {
-        // Also refuses another PE's handle of the same heap: its addresses differ.
+        // This check also refuses another PE's handle of the same heap, because that PE has other
+        // addresses.
         if !std::ptr::eq(self.heap.as_ptr(), Arc::as_ptr(memory.block().heap())) {
             return Err(Misuse::OtherHeap { call: "HeapMulticast::view" }.into());
         }
@@ -153,7 +162,7 @@ impl HeapMulticast {
         Ok(view.with_multicast(multicast))
     }
 
-    /// Returns a view of the memory on all PEs at once, for kernels.
+    /// Returns the memory on all PEs as elements at a multicast address, for kernels.
     ///
     /// # Errors
     /// As for [`view`](Self::view).
@@ -161,8 +170,8 @@ impl HeapMulticast {
         Ok(MulticastView::new(self.view(memory)?.multicast, memory.len()))
     }
 
-    /// Returns the mappings by chunk. Record the streams that use them by
-    /// [`MulticastMapping::access`]; freeing memory of the heap waits for all recorded streams.
+    /// Returns the mapping of each chunk. Record each stream that uses a mapping by
+    /// [`MulticastMapping::access`]. Freeing memory of the heap waits for all recorded streams.
     pub fn mappings(&self) -> &[MulticastMapping] {
         &self.mappings
     }
@@ -178,8 +187,8 @@ impl HeapMulticast {
     }
 }
 
-/// Returns whether `start..end` lies in chunks, given by offset and length in ascending order.
-/// Chunks can have gaps between them.
+/// Returns whether `start..end` lies in chunks without a gap. `chunks` has the offset and length of
+/// each chunk, in ascending order.
 fn covers(chunks: &[(u64, u64)], start: u64, end: u64) -> bool {
     let reached =
         chunks.iter().fold(start, |at, (chunk, bytes)| if (*chunk..chunk + bytes).contains(&at) { chunk + bytes } else { at });

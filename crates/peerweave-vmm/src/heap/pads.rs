@@ -1,8 +1,7 @@
-//! Signal pads: words in symmetric memory that one PE sets and another waits for, each in its own
-//! cache line.
+//! Signal pads: words in symmetric memory that one PE sets and another PE waits for.
 //!
-//! `peerweave-device` has the kernels' operations on them. Invariant: no two signals share a cache
-//! line.
+//! `peerweave-device` implements the operations of kernels on these words. Invariant: each signal
+//! is in its own cache line.
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_types::{KernelContext, Pe, SignalWord, SymOffset};
@@ -11,7 +10,7 @@ use crate::error::{Misuse, VmmError};
 use crate::heap::symmetric::{PeerMemory, SymmetricMemory};
 use crate::memory::buffer::wrong_value;
 
-/// `len` signals at the same offset of every PE's segment, initially zero.
+/// `len` signals at the same offset of every PE's segment. All signals are initially zero.
 #[derive(Debug)]
 pub struct SignalPad {
     memory: SymmetricMemory<SignalWord>,
@@ -31,34 +30,35 @@ impl SignalPad {
         self.len
     }
 
-    /// Returns whether there are no signals.
+    /// Returns whether the pad has no signals.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the offset of the first signal in every segment.
+    /// Returns the offset of the first signal, which is the same in every segment.
     pub fn offset(&self) -> SymOffset {
         self.memory.offset()
     }
 
-    /// Returns one signal of this PE, as a buffer of one element.
+    /// Returns the signal at `index` of this PE, as a buffer of one element.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`].
+    /// [`Misuse::OutOfRange`] if the pad has no signal at `index`.
     pub fn signal(&self, index: usize) -> Result<SymmetricMemory<SignalWord>, VmmError> {
         let word = self.word("SignalPad::signal", index)?;
         self.memory.slice(word..word + 1)
     }
 
-    /// Returns one signal of another PE, as a buffer of one element.
+    /// Returns the signal at `index` of another PE, as a buffer of one element.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`], [`Misuse::NotMapped`].
+    /// [`Misuse::OutOfRange`] if the pad has no signal at `index`. [`Misuse::NotMapped`] for a PE
+    /// of another machine.
     pub fn signal_of(&self, pe: Pe, index: usize) -> Result<PeerMemory<SignalWord>, VmmError> {
         self.signal(index)?.peer(pe)
     }
 
-    /// Returns the address in this process of a signal of a PE.
+    /// Returns the address in this process of the signal at `index` of `pe`.
     ///
     /// # Errors
     /// As for [`signal_of`](Self::signal_of).

@@ -1,7 +1,8 @@
-//! Typed memory of the symmetric heap: this PE's part, and views of the other PEs' parts.
+//! Typed memory of the symmetric heap: this PE's elements, and handles of the same elements on
+//! other PEs.
 //!
-//! The heap allocates and frees the memory. No references to it are returned, because a peer may
-//! write it at any time. Invariant: handles of a block keep the heap's mappings; a block whose
+//! The heap allocates and frees the memory. No Rust references to the memory are returned, because
+//! a peer may write it at any time. Invariants: a handle keeps the heap mapped; memory whose
 //! handles are dropped without `free` stays allocated.
 
 use std::marker::PhantomData;
@@ -19,12 +20,12 @@ use crate::heap::view::SymmetricView;
 use crate::memory::buffer::buffers;
 use crate::memory::mapping::elements_of;
 
-/// An allocated range of the heap.
+/// An allocated range of the heap. All handles of the allocation share it.
 pub(crate) struct Block {
     heap: Arc<HeapInner>,
     offset: u64,
     address: CUdeviceptr,
-    /// A part of the heap's streams.
+    /// The streams that use this range. The heap's streams include them.
     streams: Streams,
     freed: AtomicBool,
 }
@@ -49,7 +50,7 @@ impl Block {
         &self.streams
     }
 
-    /// Marks the block's range as returned to the allocator.
+    /// Marks the range as returned to the allocator, so that dropping the block reports no leak.
     pub(crate) fn forget(&self) {
         self.freed.store(true, Ordering::Release);
     }
@@ -67,12 +68,12 @@ impl Drop for Block {
     }
 }
 
-/// `len` elements at the same offset of every PE's segment. As a buffer it is this PE's part.
-/// Clones and slices are handles of the same allocation.
+/// `len` elements at the same offset of every PE's segment. As a device buffer, it is this PE's
+/// elements. Clones and slices are handles of the same allocation.
 ///
-/// [`SymmetricHeap::free`](crate::SymmetricHeap::free) frees it collectively. If accesses on
-/// different streams or by different PEs race, the values of the elements are unspecified; nothing
-/// else is affected.
+/// All PEs free the memory together by [`SymmetricHeap::free`](crate::SymmetricHeap::free). If
+/// accesses on different streams or by different PEs race, only the values of the elements are
+/// unspecified.
 pub struct SymmetricMemory<T> {
     block: Arc<Block>,
     start: usize,
@@ -89,32 +90,32 @@ impl<T> SymmetricMemory<T> {
         &self.block
     }
 
-    /// Returns whether no other handle exists, nor a weak handle of
-    /// [`keep`](peerweave_driver::DeviceBuffer::keep) that could be upgraded.
+    /// Returns whether no other handle exists, and no weak reference from
+    /// [`keep`](peerweave_driver::DeviceBuffer::keep) that could become a handle.
     pub(crate) fn is_only_handle(&mut self) -> bool {
         Arc::get_mut(&mut self.block).is_some()
     }
 
-    /// Returns the number of handles of the allocation, those of graphs included.
+    /// Returns the number of handles of the allocation, including those of graphs.
     pub fn handles(&self) -> usize {
         Arc::strong_count(&self.block)
     }
 
-    /// Returns the address of this PE's first element. The address is valid while a handle lives;
-    /// the calls that access memory at an address are `unsafe`.
+    /// Returns the address of this PE's first element. The address is valid while a handle lives.
+    /// Calls that access memory at an address are `unsafe`.
     pub fn address(&self) -> CUdeviceptr {
         self.block.address + self.start_bytes()
     }
 
-    /// Returns the offset of the memory, the same in every segment.
+    /// Returns the offset of the first element, which is the same in every segment.
     pub fn offset(&self) -> SymOffset {
         SymOffset(self.block.offset + self.start_bytes())
     }
 
-    /// Returns a handle of a range of the memory, on every PE. `range` counts elements.
+    /// Returns a handle of a part of the memory, on every PE. `range` counts elements.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the memory.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, VmmError> {
         let range = elements_of("SymmetricMemory::slice", range, self.len)?;
         Ok(Self { block: Arc::clone(&self.block), start: self.start + range.start, len: range.len(), _elements: PhantomData })
@@ -138,10 +139,10 @@ impl<T> SymmetricMemory<T> {
 }
 
 impl<T: Element> SymmetricMemory<T> {
-    /// Returns the same elements in the segment of another PE of this machine, or of this one.
+    /// Returns a handle of the same elements in the segment of `pe`, which may be this PE.
     ///
     /// # Errors
-    /// [`Misuse::NotMapped`](crate::Misuse::NotMapped).
+    /// [`Misuse::NotMapped`](crate::Misuse::NotMapped) for a PE of another machine.
     pub fn peer(&self, pe: Pe) -> Result<PeerMemory<T>, VmmError> {
         let bytes = (self.len * size_of::<T>()) as u64;
         let address = self.block.heap.address_of("SymmetricMemory::peer", pe, self.offset().0, bytes)?;
@@ -149,16 +150,14 @@ impl<T: Element> SymmetricMemory<T> {
     }
 
     /// Returns the addresses with which a kernel accesses these elements on every PE of the
-    /// machine, as plain data.
-    ///
-    /// The result is valid while a handle of the memory lives.
+    /// machine. The addresses are valid while a handle of the memory lives.
     ///
     /// # Errors
     /// [`VmmError::Unsupported`] with legacy IPC, whose segments are not at equal strides.
     pub fn view(&self) -> Result<SymmetricView, VmmError> {
         let layout = &self.block.heap.layout;
         let reservation = layout.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
-            feature: "segments at equal strides",
+            feature: "a heap with segments at equal strides",
             needs: "virtual memory management".into(),
             found: "legacy IPC".into(),
         })?;
@@ -181,11 +180,11 @@ impl<T> Clone for SymmetricMemory<T> {
 
 buffers!(SymmetricMemory);
 
-/// Elements in the segment of another PE that this PE's device can access. A handle of the same
+/// Elements in the segment of one PE of this machine. Clones and slices are handles of the same
 /// allocation.
 ///
-/// As a device buffer it belongs to this PE's device: a copy to it is a put, a copy from it is a
-/// get.
+/// As a device buffer it belongs to this PE's device: a copy to it is a put, and a copy from it is
+/// a get.
 pub struct PeerMemory<T> {
     block: Arc<Block>,
     pe: Pe,
@@ -195,7 +194,7 @@ pub struct PeerMemory<T> {
 }
 
 impl<T> PeerMemory<T> {
-    /// Returns the address in this process of the first element of that PE.
+    /// Returns the address of the first element in this process.
     pub fn address(&self) -> CUdeviceptr {
         self.address
     }
@@ -205,10 +204,10 @@ impl<T> PeerMemory<T> {
         self.pe
     }
 
-    /// Returns a handle of a range of the memory. `range` counts elements.
+    /// Returns a handle of a part of the memory. `range` counts elements.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the memory.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, VmmError> {
         let range = elements_of("PeerMemory::slice", range, self.len)?;
         let address = self.address + (range.start * size_of::<T>()) as u64;

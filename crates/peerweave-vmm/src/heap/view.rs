@@ -1,42 +1,42 @@
-//! The addresses of symmetric memory for kernels: plain data of a fixed layout.
+//! The addresses of symmetric memory for kernels, as plain data.
 //!
-//! This module accesses no memory. Invariant: the layout is part of the interface, and is checked
-//! below.
+//! This module accesses no memory. Invariant: kernels depend on the layout of the struct, and a
+//! test below checks it.
 
 use peerweave_types::{Rank, SymOffset};
 
-/// Bytes at the same offset of every PE's segment, with the addresses that a kernel uses.
+/// The addresses with which a kernel accesses the same bytes in every PE's segment.
 ///
-/// PEs are identified by their rank on the machine: the index in
+/// Ranks are those on the machine: the index of a PE in
 /// [`SymmetricHeap::members`](crate::SymmetricHeap::members).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SymmetricView {
-    /// Address of the bytes of rank 0.
+    /// Address of the bytes in the segment of rank 0.
     pub base: u64,
-    /// Distance between the bytes of two PEs.
+    /// Distance in bytes between the addresses of two successive ranks.
     pub stride: u64,
-    /// Number of bytes.
+    /// Number of bytes on each PE.
     pub bytes: u64,
-    /// Address at which a store writes the memory of all PEs, and a reducing load reads all of it;
-    /// 0 if there is none.
+    /// Multicast address of the bytes: a store writes the memory of all PEs, and a reducing load
+    /// reads the memory of all PEs. 0 if there is no multicast address.
     pub multicast: u64,
-    /// Rank of this PE.
+    /// Rank of this PE on the machine.
     pub me: u32,
-    /// Number of PEs.
+    /// Number of PEs of the machine.
     pub n_pes: u32,
 }
 
 impl SymmetricView {
-    /// Returns the address of byte `offset` of the PE with this rank on the machine, which must be
-    /// less than `n_pes`. (The rank of a PE is its index in
-    /// [`SymmetricHeap::members`](crate::SymmetricHeap::members).)
+    /// Returns the address of byte `offset` on the PE with rank `rank` on the machine. `rank` must
+    /// be less than `n_pes`; it is an index in
+    /// [`SymmetricHeap::members`](crate::SymmetricHeap::members).
     #[inline]
     pub const fn address(&self, rank: Rank, offset: SymOffset) -> u64 {
         self.base + self.stride * rank.get() as u64 + offset.0
     }
 
-    /// Returns the multicast address of byte `offset`, if there is one.
+    /// Returns the multicast address of byte `offset`, or `None` if there is no multicast address.
     #[inline]
     pub const fn multicast_address(&self, offset: SymOffset) -> Option<u64> {
         match self.multicast {
@@ -45,7 +45,7 @@ impl SymmetricView {
         }
     }
 
-    /// Returns the view with a multicast address of its first byte.
+    /// Returns the view with `multicast` as the multicast address of its first byte.
     pub const fn with_multicast(self, multicast: u64) -> Self {
         Self { multicast, ..self }
     }

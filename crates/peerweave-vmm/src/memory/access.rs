@@ -1,6 +1,6 @@
 //! Access rights of devices to a mapping.
 //!
-//! Invariant: an address is returned for a device only after the device has rights to it.
+//! Invariant: a device's address of a mapping is returned only after the device has rights to it.
 
 /// Access rights of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

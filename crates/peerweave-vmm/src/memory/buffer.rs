@@ -1,6 +1,4 @@
-//! Implements device buffers on all kinds of memory of this crate, and copies in stream order.
-//!
-//! Each kind has its own address and owner.
+//! The device buffer traits for all memory types of this crate, and copies in stream order.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,8 +12,8 @@ use crate::memory::streams::timed_out;
 use crate::raw;
 use crate::{Misuse, VmmError};
 
-/// Implements the device buffer traits for a type with `address`, `len`, `device_of`, `note` and
-/// `keep_alive`.
+/// Implements the device buffer traits for a memory type. The type has a field `len` and the
+/// methods `address`, `device_of`, `note` and `keep_alive`.
 macro_rules! buffers {
     ($Memory:ident) => {
         impl<T> $Memory<T> {
@@ -24,7 +22,7 @@ macro_rules! buffers {
                 self.len
             }
 
-            /// Returns whether there are no elements.
+            /// Returns whether the memory has no elements.
             pub fn is_empty(&self) -> bool {
                 self.len == 0
             }
@@ -37,9 +35,9 @@ macro_rules! buffers {
             }
         }
 
-        // SAFETY: [D1] ranges stay inside the memory, which its device may read and write; [D2] the
+        // SAFETY: [D1] ranges stay inside the memory, which its device may read and write. [D2] The
         // stream is recorded before work is enqueued, and freeing or unmapping the memory waits for
-        // the recorded streams; [D3] `keep_alive` returns the owner of the mapping.
+        // the recorded streams. [D3] `keep_alive` returns the owner of the mapping.
         unsafe impl<T> peerweave_driver::DeviceBuffer<T> for $Memory<T> {
             fn len(&self) -> usize {
                 self.len
@@ -62,7 +60,8 @@ macro_rules! buffers {
             }
         }
 
-        // SAFETY: as above; only devices write the memory, never through a reference.
+        // SAFETY: as for `DeviceBuffer`; only devices write the memory, and no Rust reference to it
+        // exists.
         unsafe impl<T> peerweave_driver::DeviceBufferMut<T> for $Memory<T> {
             fn write<'a>(
                 &'a mut self,
@@ -80,9 +79,10 @@ pub(crate) use buffers;
 /// If one side is a [`PeerMemory`](crate::PeerMemory), the copy is a put or a get by a copy engine.
 ///
 /// # Errors
-/// [`DriverError::WrongLength`] unless both have the same number of elements,
-/// [`DriverError::WrongDevice`] for buffers of another device, [`DriverError::Capturing`] on a
-/// stream that is being captured, [`DriverError::PerThreadStream`]; errors of the driver.
+/// [`DriverError::WrongLength`] unless both buffers have the same number of elements.
+/// [`DriverError::WrongDevice`] for a buffer of another device. [`DriverError::Capturing`] if the
+/// stream is being captured. [`DriverError::PerThreadStream`] for a per-thread stream. Errors of
+/// the driver.
 pub fn copy<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -96,23 +96,24 @@ pub fn copy<T: Element>(
     }
     let from = source.read(stream)?;
     let to = target.write(stream)?;
-    // Last: the buffer of another crate may make another context current.
+    // Bind the context last, because a buffer type of another crate may have made another context
+    // current.
     raw::bind(stream.context())?;
-    // SAFETY: both ranges have that many bytes and stay allocated until the stream has completed
-    // the copy, which their accesses promise.
+    // SAFETY: both ranges have `bytes` bytes. Their accesses keep them allocated until the stream
+    // has completed the copy.
     raw::done("cuMemcpyAsync", unsafe { raw::api()?.cuMemcpyAsync(to.address(), from.address(), bytes, stream.cu_stream()) })?;
     Ok(refuse_capture_begun("copy", stream)?)
 }
 
 /// Copies `values` to a device buffer after the earlier work of `stream`, and waits for completion.
 ///
-/// The copy starts when the stream is idle. From then on it has no deadline, because the driver
-/// does not cancel copies of pageable memory. Work that another thread enqueues meanwhile is also
-/// waited for without a deadline.
+/// The copy starts when the stream is idle. The deadline applies only until then, because the
+/// driver cannot cancel a copy of pageable memory. Work that another thread enqueues on the stream
+/// during this call is waited for without a deadline.
 ///
 /// # Errors
-/// As for [`copy`](copy#errors); [`VmmError::Timeout`] if the stream is not idle by the deadline:
-/// nothing is copied then.
+/// As for [`copy`](copy#errors). [`VmmError::Timeout`] if the stream is not idle by the deadline.
+/// In that case no data is copied.
 pub fn write<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -122,11 +123,11 @@ pub fn write<T: Element>(
     copy_from_host("write", stream, target, values, deadline).map_err(timed_out(stream))
 }
 
-/// Copies a device buffer to the host after the earlier work of `stream`, and waits for completion,
-/// like [`write()`].
+/// Copies a device buffer to the host after the earlier work of `stream`, and waits for completion.
+/// The deadline applies as in [`write()`].
 ///
-/// A copy from a [`PeerMemory`](crate::PeerMemory) whose peer access is broken may never complete.
-/// If that is possible, [`copy`] the data to memory of this device first.
+/// A copy from a [`PeerMemory`](crate::PeerMemory) may never complete if the peer access is broken.
+/// If peer access is not known to work, [`copy`] the data to memory of this device first.
 ///
 /// # Errors
 /// As for [`write()`].
@@ -146,19 +147,20 @@ pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBuffer
     }
     let to = target.write(stream)?;
     raw::bind(stream.context())?;
-    // SAFETY: the range has that many bytes and stays allocated until the stream has completed the
-    // filling, which its access promises.
+    // SAFETY: the range has `bytes` bytes. Its access keeps it allocated until the stream has
+    // completed the fill.
     raw::done("cuMemsetD8Async", unsafe { raw::api()?.cuMemsetD8Async(to.address(), 0, bytes, stream.cu_stream()) })?;
     Ok(refuse_capture_begun("zero", stream)?)
 }
 
-/// Returns the length of `count` elements in bytes.
+/// Returns the length of `count` elements of `T` in bytes. Returns [`DriverError::TooLarge`] if the
+/// length exceeds `isize::MAX`.
 pub(crate) fn bytes_of<T>(call: &'static str, count: usize) -> Result<usize, VmmError> {
     let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
     Ok(bytes.ok_or(DriverError::TooLarge { call, count, element_bytes: size_of::<T>() })?)
 }
 
-/// Returns the error for an invalid value.
+/// Returns the error for an argument `what` that has an invalid value.
 pub(crate) fn wrong_value(call: &'static str, what: &'static str, value: impl ToString, expected: &str) -> VmmError {
     Misuse::Value { call, what, value: value.to_string(), expected: expected.to_owned() }.into()
 }

@@ -1,21 +1,21 @@
-//! File descriptors and their exchange on Linux; on other systems each use is an error.
+//! File descriptors and their exchange on Linux. On other systems every function returns an error.
 //!
-//! Invariant: all code of this crate that depends on the operating system is in this module.
+//! Invariant: only this module has code that depends on the operating system.
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_types::Pe;
 
 use crate::error::VmmError;
 
-/// A file descriptor.
+/// A file descriptor of exported memory.
 #[cfg(unix)]
 pub type Descriptor = std::os::fd::OwnedFd;
-/// A file descriptor. Systems without descriptors have no such value.
+/// A file descriptor of exported memory. No value of this type exists on this system.
 #[cfg(not(unix))]
 #[derive(Debug)]
 pub struct Descriptor(std::convert::Infallible);
 
-/// Whether memory can be exported as a descriptor.
+/// Whether this system can export memory as a file descriptor.
 pub(crate) const POSSIBLE: bool = cfg!(target_os = "linux");
 
 #[cfg(not(target_os = "linux"))]
@@ -24,12 +24,15 @@ fn nowhere() -> VmmError {
     VmmError::Unsupported { feature: "memory that can be exported as a file descriptor", needs: "Linux".to_owned(), found }
 }
 
-/// Takes ownership of a descriptor that the driver has just opened, and sets close-on-exec, because
-/// a child program would otherwise keep the memory allocated.
+/// Takes ownership of a descriptor that the driver has just opened, and sets close-on-exec. A child
+/// program that inherited the descriptor would keep the memory allocated.
+///
+/// # Errors
+/// [`VmmError::Unsupported`] for a negative number.
 pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
     #[cfg(unix)]
     if number >= 0 {
-        // SAFETY: by the contract of this function it has no other owner.
+        // SAFETY: by the contract of this function the descriptor has no other owner.
         let fd: Descriptor = unsafe { std::os::fd::FromRawFd::from_raw_fd(number) };
         if let Err(error) = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC) {
             tracing::warn!(%error, "cannot set close-on-exec: child programs inherit a descriptor of GPU memory");
@@ -40,8 +43,9 @@ pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
     Err(VmmError::Unsupported { feature: "memory that can be exported as a file descriptor", needs, found })
 }
 
-/// Checks that this process can open `count` more descriptors. The leader of an exchange cannot
-/// distinguish a connection for which it has no descriptor from one that never arrived.
+/// Checks that this process can open `count` more descriptors. The check is needed before an
+/// exchange: the leader cannot tell a connection that fails for lack of descriptors from a PE that
+/// never connects.
 pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> {
     #[cfg(unix)]
     {
@@ -58,7 +62,7 @@ pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> 
     }
 }
 
-/// Returns the descriptor's number as a pointer, the form that the driver expects.
+/// Returns the descriptor's number in the form that the driver expects, a pointer.
 pub(crate) fn as_pointer(fd: &Descriptor) -> *mut std::ffi::c_void {
     #[cfg(unix)]
     return std::ptr::without_provenance_mut(usize::try_from(std::os::fd::AsRawFd::as_raw_fd(fd)).unwrap_or(usize::MAX));
@@ -66,7 +70,7 @@ pub(crate) fn as_pointer(fd: &Descriptor) -> *mut std::ffi::c_void {
     match fd.0 {}
 }
 
-/// Calls [`Rendezvous::exchange_descriptors`].
+/// Exchanges descriptors among `members` by [`Rendezvous::exchange_descriptors`].
 pub(crate) fn exchange(rendezvous: &Rendezvous, members: &[Pe], fd: Descriptor) -> Result<Vec<Descriptor>, VmmError> {
     #[cfg(target_os = "linux")]
     return Ok(rendezvous.exchange_descriptors(members, fd)?);
@@ -77,7 +81,7 @@ pub(crate) fn exchange(rendezvous: &Rendezvous, members: &[Pe], fd: Descriptor) 
     }
 }
 
-/// Calls [`Rendezvous::share_descriptor`].
+/// Sends one descriptor to all `members` by [`Rendezvous::share_descriptor`].
 pub(crate) fn share(rendezvous: &Rendezvous, members: &[Pe], fd: Option<Descriptor>) -> Result<Descriptor, VmmError> {
     #[cfg(target_os = "linux")]
     return Ok(rendezvous.share_descriptor(members, fd)?);
@@ -96,11 +100,11 @@ mod tests {
 
     #[test]
     fn driver_descriptors_are_closed_on_exec() {
-        let file = std::fs::File::open("/dev/null").expect("every system has it");
-        let inherited = rustix::io::dup(&file).expect("there is room");
-        let flags = |fd: &Descriptor| rustix::io::fcntl_getfd(fd).expect("a descriptor");
-        assert!(!flags(&inherited).contains(rustix::io::FdFlags::CLOEXEC), "as some drivers give it");
-        let ours = own(inherited.into_raw_fd()).expect("a number of a descriptor");
+        let file = std::fs::File::open("/dev/null").expect("/dev/null exists on every Unix system");
+        let inherited = rustix::io::dup(&file).expect("dup returns a new descriptor");
+        let flags = |fd: &Descriptor| rustix::io::fcntl_getfd(fd).expect("fcntl returns the flags of an open descriptor");
+        assert!(!flags(&inherited).contains(rustix::io::FdFlags::CLOEXEC), "dup must return a descriptor without close-on-exec");
+        let ours = own(inherited.into_raw_fd()).expect("the number is valid");
         assert!(flags(&ours).contains(rustix::io::FdFlags::CLOEXEC));
         assert!(own(-1).is_err());
     }

@@ -1,8 +1,8 @@
-//! Mapped memory. A mapping keeps its memory and its reservation alive, and is unmapped when its
-//! streams have completed.
+//! Mapped memory. A mapping keeps its memory and its reservation alive. The memory is unmapped when
+//! the last handle is dropped and the streams that used the mapping have completed.
 //!
-//! Invariants: [M1] the memory and the addresses live as long as the mapping; [M2] unmapping
-//! happens after all work on every stream that uses the mapping; [M3] no address is returned for a
+//! Invariants: [M1] the memory and the addresses live as long as the mapping. [M2] Memory is
+//! unmapped after all work on every stream that uses the mapping. [M3] No address is returned for a
 //! device without rights.
 
 use std::collections::BTreeMap;
@@ -25,18 +25,19 @@ use crate::raw::{self, AccessDescription, Location};
 
 /// Mapped memory. Clones are handles of the same mapping.
 ///
-/// Dropping the last handle does not wait: the memory is unmapped when the streams that used it
-/// have completed. Until then its addresses are occupied; [`peerweave_driver::settle`] waits for
-/// that. If another library used the memory on a per-thread stream, it stays mapped forever.
+/// Dropping the last handle does not wait. The memory is unmapped later, when the streams that used
+/// it have completed; [`peerweave_driver::settle`] waits for that. Until then its addresses are
+/// occupied. If another library used the memory on a per-thread stream, the memory stays mapped
+/// until the process ends.
 #[derive(Clone)]
 pub struct Mapping {
     inner: Arc<Inner>,
 }
 
-/// The memory behind a mapping.
+/// The source of a mapping: physical memory or a multicast object.
 pub(crate) enum Source {
     Physical(PhysicalMemory),
-    /// A multicast object: its handle and its owner.
+    /// A multicast object. `_keep` is the owner of `handle`.
     Multicast {
         handle: CUmemGenericAllocationHandle,
         _keep: Keep,
@@ -60,7 +61,8 @@ pub(crate) struct Inner {
     context: Arc<CudaContext>,
     rights: Mutex<BTreeMap<usize, Rights>>,
     streams: Arc<Streams>,
-    /// Whether no stream used this mapping. Its streams may have used other memory.
+    /// Whether no stream used this mapping. `streams` may be shared with other memory, and is then
+    /// not empty.
     is_unused: AtomicBool,
 }
 
@@ -72,32 +74,33 @@ impl Mapping {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Returns the first address. It is valid while a handle of the mapping lives, for devices with
-    /// rights. An access through the address is `unsafe`.
+    /// Returns the first address. The address is valid for devices with rights, while a handle of
+    /// the mapping lives. An access through the address is `unsafe`.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length of the mapping in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
 
-    /// Sets the rights of devices, given by ordinal, to the whole mapping.
+    /// Sets the rights of `devices` (ordinals) to the whole mapping.
     ///
-    /// Reducing the rights of a device fails while memory for that device may be in use.
+    /// The rights of a device cannot be reduced while the device may use the memory.
     ///
     /// # Errors
-    /// [`Misuse::Value`] for fewer rights than a device has while [`memory`](Self::memory) may be
-    /// in use. Errors of the driver: the rights then count as reduced.
+    /// [`Misuse::Value`] if `rights` are less than the present rights of a device, and another
+    /// handle or a stream may use the memory. Errors of the driver; afterwards each device counts
+    /// as having the lesser of its old and new rights.
     pub fn allow(&self, devices: &[usize], rights: Rights) -> Result<(), VmmError> {
         let call = "Mapping::allow";
         if devices.is_empty() {
-            let (value, expected) = ("no device".into(), "at least one".into());
+            let (value, expected) = ("no device".into(), "at least one device".into());
             return Err(Misuse::Value { call, what: "devices", value, expected }.into());
         }
         let mut known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
-        // A handle beyond this one may have been used by a stream.
+        // Another handle may pass the memory to a stream at any time.
         let may_be_in_use = Arc::strong_count(&self.inner) > 1 || !self.inner.streams.is_empty();
         if let Some(device) = devices.iter().find(|device| may_be_in_use && known.get(device).is_some_and(|has| *has > rights)) {
             let value = format!("{rights:?} for device {device}, which has {:?}", known[device]);
@@ -110,23 +113,23 @@ impl Mapping {
             .collect();
         raw::bind(&self.inner.context)?;
         let Inner { address, bytes, .. } = *self.inner;
-        // SAFETY: the range is mapped while this mapping lives, and the array has that many
-        // entries.
+        // SAFETY: the range is mapped while this mapping lives, and the array has
+        // `descriptions.len()` entries.
         let code = unsafe { raw::api()?.cuMemSetAccess(address, bytes, descriptions.as_ptr().cast(), descriptions.len()) };
         let set = raw::done("cuMemSetAccess", code);
         for device in devices {
             let has = known.entry(*device).or_insert(Rights::None);
-            // The driver may have changed some devices before it failed: only certain rights are
-            // kept.
+            // The driver may have changed some devices before it failed, so the lesser of both
+            // rights is recorded.
             *has = if set.is_ok() { rights } else { rights.min(*has) };
         }
         set
     }
 
-    /// Returns the rights of a device, as reported by the driver.
+    /// Queries the driver for the rights of a device, and returns them.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// Errors of the driver. [`VmmError::Unsupported`] for rights that this crate does not know.
     pub fn rights(&self, device: usize) -> Result<Rights, VmmError> {
         let location = Location::device(device);
         let mut flags = 0;
@@ -136,18 +139,19 @@ impl Mapping {
         };
         raw::done("cuMemGetAccess", code)?;
         Rights::from_flags(flags).ok_or_else(|| VmmError::Unsupported {
-            feature: "these rights",
+            feature: "this combination of rights",
             needs: "none, read, or read and write".into(),
             found: format!("flags {flags}"),
         })
     }
 
-    /// Returns the mapping as device memory of whole elements, for work of device `device`.
+    /// Returns the mapping as device memory of whole elements, for work of device `device`. A
+    /// remainder that is smaller than an element is not accessible.
     ///
     /// # Errors
     /// [`Misuse::Value`] unless the device has [`Rights::ReadWrite`].
     pub fn memory<T: Element>(&self, device: usize) -> Result<MappedMemory<T>, VmmError> {
-        // Locked until the new handle exists, which `allow` counts.
+        // The lock is kept until the new handle exists, because `allow` counts handles.
         let known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
         let rights = known.get(&device).copied();
         if rights != Some(Rights::ReadWrite) {
@@ -159,7 +163,7 @@ impl Mapping {
         Ok(MappedMemory { mapping: Arc::clone(&self.inner), device, start: 0, len, _elements: PhantomData })
     }
 
-    /// Returns the mapped physical memory; `None` for a multicast mapping.
+    /// Returns the mapped physical memory, or `None` for a multicast mapping.
     pub fn physical(&self) -> Option<&PhysicalMemory> {
         match &self.inner.parts.as_ref()?.0 {
             Source::Physical(memory) => Some(memory),
@@ -168,14 +172,17 @@ impl Mapping {
     }
 
     /// Returns the address for work of device `device` that is about to be enqueued on `stream`.
-    /// The memory stays mapped until the stream has completed that work. For work that is captured
-    /// into a graph, the graph must also hold [`keep`](Self::keep). If the device may write,
-    /// [`memory`](Self::memory) returns a buffer instead.
+    /// The memory stays mapped until the stream has completed that work.
+    ///
+    /// If the work is captured into a graph, the graph must also own the value of
+    /// [`keep`](Self::keep). For devices with write access, [`memory`](Self::memory) returns a
+    /// typed buffer.
     ///
     /// # Errors
     /// [`Misuse::Value`] for a device without rights.
     pub fn access(&self, device: usize, stream: &Arc<CudaStream>) -> Result<Access<'_>, VmmError> {
-        // Locked until the stream is recorded, which `allow` checks.
+        // The lock is kept until the stream is recorded, because `allow` checks the recorded
+        // streams.
         let known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
         if known.get(&device).is_none_or(|rights| *rights == Rights::None) {
             let (value, expected) = (format!("no rights of device {device}"), "rights set by Mapping::allow".into());
@@ -185,15 +192,15 @@ impl Mapping {
         Ok(Access::new(self.address()))
     }
 
-    /// Returns an owner that keeps the memory mapped, for graphs.
+    /// Returns an owner that keeps the memory mapped. A graph that uses the memory must own it.
     pub fn keep(&self) -> Keep {
-        // Locked until the new handle exists, which `allow` counts.
+        // The lock is kept until the new handle exists, because `allow` counts handles.
         let _known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
         keep_of(&self.inner)
     }
 
-    /// Marks the mapping as never used by any stream. It is then unmapped without waiting for
-    /// streams that it shares with other memory.
+    /// Marks the mapping as never used by any stream. It is then unmapped without waiting for the
+    /// streams of `streams`, which other memory may share.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -203,8 +210,8 @@ impl Mapping {
     }
 }
 
-/// Returns a separate handle. Upgrading a `Weak` of it does not create a handle that `allow` did
-/// not count.
+/// Returns a new handle in a separate `Arc`. A `Weak` of that `Arc` cannot create a handle of the
+/// mapping that `allow` did not count.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }
@@ -224,10 +231,10 @@ impl Drop for Inner {
                 match code.and_then(|code| raw::done("cuMemUnmap", code)) {
                     Ok(()) => drop((source, place)),
                     Err(error) => {
-                        // Still mapped: the memory and the addresses must stay, even if logging
-                        // panics.
+                        // The memory is still mapped, so the memory and the addresses must stay.
+                        // They are forgotten before logging, because logging may panic.
                         std::mem::forget((source, place));
-                        tracing::warn!(%error, "a mapping is leaked");
+                        tracing::warn!(%error, "a mapping that could not be unmapped is leaked");
                     }
                 }
             }),
@@ -235,11 +242,11 @@ impl Drop for Inner {
     }
 }
 
-/// A mapping as `len` elements of `T`, for the work of one device. Clones and slices are handles of
-/// the same mapping.
+/// A mapping as `len` elements of `T`, for work of one device. Clones and slices are handles of the
+/// same mapping.
 ///
-/// Work on different streams may use two handles. If that work races, the values of the elements
-/// are unspecified; nothing else is affected.
+/// Two handles may be used on different streams. If the work on these streams races, only the
+/// values of the elements are unspecified.
 pub struct MappedMemory<T> {
     mapping: Arc<Inner>,
     device: usize,
@@ -254,10 +261,10 @@ impl<T> MappedMemory<T> {
         self.mapping.address + (self.start * size_of::<T>()) as u64
     }
 
-    /// Returns a handle of a range of the memory. `range` counts elements.
+    /// Returns a handle of a part of the memory. `range` counts elements.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`].
+    /// [`Misuse::OutOfRange`] if the range exceeds the memory.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, VmmError> {
         let range = elements_of("MappedMemory::slice", range, self.len)?;
         Ok(Self {
@@ -289,11 +296,11 @@ impl<T> Clone for MappedMemory<T> {
     }
 }
 
-// [D1] `slice` keeps ranges inside the mapping, and the device has rights [M3]; [D2] is [M2]; [D3]
-// the mapping is the owner [M1].
+// [D1] `slice` keeps ranges inside the mapping, and the device has rights [M3]. [D2] is [M2]. [D3]
+// `keep_alive` returns a handle of the mapping [M1].
 buffers!(MappedMemory);
 
-/// Checks a range of elements and returns it.
+/// Checks that a range of elements is within `len`, and returns the range.
 pub(crate) fn elements_of(call: &'static str, range: Range<usize>, len: usize) -> Result<Range<usize>, Misuse> {
     match range.start <= range.end && range.end <= len {
         true => Ok(range),

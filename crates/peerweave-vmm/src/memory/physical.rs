@@ -1,7 +1,7 @@
 //! Physical memory of a device, which has no address until it is mapped.
 //!
-//! The folder `share` exports and imports it, `reservation.rs` has addresses. Invariant: the
-//! driver's handle is released when the last user is dropped; a mapping is a user.
+//! The module `share` exports and imports physical memory; `reservation.rs` maps it. Invariant: the
+//! driver's handle is released when its last user is dropped. A mapping is a user.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use crate::raw::{self, AllocationProperties, Attribute};
 pub struct Exportable {
     /// POSIX file descriptors, for processes of this machine.
     pub file_descriptor: bool,
-    /// Fabric handles, for every machine of an NVLink domain. They need NVIDIA's IMEX service.
+    /// Fabric handles, for all machines of an NVLink domain. They need NVIDIA's IMEX service.
     pub fabric: bool,
 }
 
 impl Exportable {
-    /// No handle type: the memory is only for this process.
+    /// No handle type: only this process can use the memory.
     pub const NOWHERE: Self = Self { file_descriptor: false, fabric: false };
-    /// A POSIX file descriptor.
+    /// POSIX file descriptors only.
     pub const FILE_DESCRIPTOR: Self = Self { file_descriptor: true, fabric: false };
-    /// A fabric handle.
+    /// Fabric handles only.
     pub const FABRIC: Self = Self { file_descriptor: false, fabric: true };
 
-    /// Returns the handle types that a device supports, by its attributes. The attribute for fabric
-    /// handles is not sufficient: only creating one shows whether they work.
+    /// Returns the handle types that a device reports in its attributes. Fabric handles may fail
+    /// although the attribute is set: only the creation of memory shows whether they work.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -50,14 +50,14 @@ impl Exportable {
 /// The allocation granularity of physical memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granularity {
-    /// Lengths and offsets must be multiples of this.
+    /// Smallest unit, in bytes. Lengths and offsets must be multiples of this unit.
     pub minimum: usize,
-    /// The granularity with the best performance, a multiple of the minimum.
+    /// Unit with the best performance, in bytes. It is a multiple of `minimum`.
     pub recommended: usize,
 }
 
 impl Granularity {
-    /// Returns the granularity of a device's memory.
+    /// Returns the granularity of memory on a device that can be exported as `exportable`.
     ///
     /// # Errors
     /// [`VmmError::Unsupported`] if the device lacks virtual memory management; errors of the
@@ -76,15 +76,15 @@ impl Granularity {
         if minimum == 0 || recommended % minimum != 0 {
             return Err(VmmError::Unsupported {
                 feature: "virtual memory management",
-                needs: "a positive granularity, and a recommended one that is a multiple of it".into(),
+                needs: "a positive minimum granularity that divides the recommended granularity".into(),
                 found: format!("minimum {minimum}, recommended {recommended}"),
             });
         }
         Ok(Self { minimum, recommended })
     }
 
-    /// Returns the smallest multiple of the recommended granularity that is at least `bytes` and
-    /// not zero; `None` beyond the address space.
+    /// Returns the smallest positive multiple of the recommended granularity that is at least
+    /// `bytes`. Returns `None` if the multiple exceeds `usize`.
     pub fn round_up(&self, bytes: usize) -> Option<usize> {
         bytes.max(1).checked_next_multiple_of(self.recommended)
     }
@@ -108,8 +108,8 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
 
 /// Physical memory of one device. Clones are handles of the same memory.
 ///
-/// The memory has no address until [`Reservation::map`](crate::Reservation::map). The memory is
-/// released when the last handle and the last mapping are dropped, in all processes.
+/// The memory has no address until [`Reservation::map`](crate::Reservation::map). It is released
+/// when the last handle and the last mapping are dropped in all processes.
 ///
 /// ```no_run
 /// use peerweave_vmm::{Exportable, Granularity, PhysicalMemory, Reservation, Rights};
@@ -120,7 +120,7 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
 /// let addresses = Reservation::new(&context, 4 * granularity.recommended, granularity.recommended)?;
 /// let mapping = addresses.map(granularity.recommended, &memory, granularity.recommended)?;
 /// mapping.allow(&[0], Rights::ReadWrite)?;
-/// drop((memory, addresses)); // the mapping keeps both
+/// drop((memory, addresses)); // the mapping keeps both alive
 /// # Ok::<(), peerweave_vmm::VmmError>(())
 /// ```
 #[derive(Clone)]
@@ -142,9 +142,10 @@ impl PhysicalMemory {
     /// Allocates `bytes` on the device of `context`.
     ///
     /// # Errors
-    /// [`Misuse::Unaligned`] unless `bytes` is a multiple of the device's minimum granularity.
-    /// [`VmmError::Unsupported`] if the device (for fabric handles: the machine) lacks support.
-    /// `CUDA_ERROR_OUT_OF_MEMORY` after all retired memory has been freed, or a second has passed.
+    /// [`Misuse::Unaligned`] unless `bytes` is a positive multiple of the device's minimum
+    /// granularity. [`VmmError::Unsupported`] if the device lacks virtual memory management, or if
+    /// the machine lacks support for fabric handles. `CUDA_ERROR_OUT_OF_MEMORY` if the memory does
+    /// not fit even after all dropped memory has been freed, or a second has passed.
     pub fn create(context: &Arc<CudaContext>, bytes: usize, exportable: Exportable) -> Result<Self, VmmError> {
         let ordinal = context.ordinal();
         let granularity = Granularity::of_device(ordinal, exportable)?;
@@ -162,7 +163,8 @@ impl PhysicalMemory {
         };
         let mut made = alloc_when_freed(|| create(&properties), VmmError::is_out_of_memory);
         if made.as_ref().is_err_and(|error| error.is_code(&[CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE])) {
-            // Some virtual machines report direct access by network cards and refuse it.
+            // Some virtual machines report GPUDirect RDMA as supported, but refuse allocations that
+            // request it.
             properties = AllocationProperties::on_device(ordinal, exportable.bits(), false);
             made = create(&properties);
         }
@@ -179,7 +181,8 @@ impl PhysicalMemory {
         }
     }
 
-    /// Takes ownership of a handle that the driver has just returned.
+    /// Takes ownership of a handle that the driver has just returned. `device` is `None` for
+    /// imported memory.
     pub(crate) fn own(
         handle: CUmemGenericAllocationHandle,
         bytes: usize,
@@ -190,18 +193,18 @@ impl PhysicalMemory {
         Self { inner: Arc::new(Inner { handle, bytes, exportable, device, context: Arc::clone(context) }) }
     }
 
-    /// Returns the length in bytes.
+    /// Returns the length of the memory in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
 
-    /// Returns the supported handle types for export.
+    /// Returns the handle types by which the memory can be exported.
     pub fn exportable(&self) -> Exportable {
         self.inner.exportable
     }
 
-    /// Returns the ordinal of the memory's device; `None` for imported memory, which may be on any
-    /// device, even one that this process cannot see.
+    /// Returns the ordinal of the device that has the memory. Returns `None` for imported memory:
+    /// its device is unknown, and may be invisible to this process.
     pub fn device(&self) -> Option<usize> {
         self.inner.device
     }
@@ -217,11 +220,12 @@ impl PhysicalMemory {
     }
 }
 
-/// The driver's codes for fabric handles that are supported but not available.
+/// Codes that the driver returns for fabric handles if the device supports them but the IMEX
+/// service is missing or not permitted.
 pub(crate) const FABRIC_REFUSED: &[CudaCode] = &[CudaCode::NOT_PERMITTED, CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE];
 
-/// Returns whether the smallest amount of memory can be allocated for fabric handles. If so, an
-/// earlier refusal had another reason.
+/// Returns whether the minimum granularity of memory can be allocated with fabric handles. If the
+/// allocation succeeds, an earlier refusal had a cause other than fabric handles.
 fn is_fabric_available(context: &Arc<CudaContext>, granularity: &Granularity) -> bool {
     let properties = AllocationProperties::on_device(context.ordinal(), raw::FABRIC.0, false);
     let mut handle = 0;
@@ -236,19 +240,21 @@ fn is_fabric_available(context: &Arc<CudaContext>, granularity: &Granularity) ->
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: this value owned the handle, and every mapping of it kept this value alive.
+        // SAFETY: this value owned the handle, and every mapping of the memory kept this value
+        // alive.
         unsafe { release(&self.context, self.handle) };
     }
 }
 
-/// Releases a handle of physical memory or of a multicast object, on the thread that frees memory:
-/// it may take the driver some time.
+/// Releases a handle of physical memory or of a multicast object. The driver is called on the
+/// thread that frees memory, because the call may be slow.
 ///
 /// # Safety
 /// The handle is live, and nothing uses it any more.
 pub(crate) unsafe fn release(context: &Arc<CudaContext>, handle: CUmemGenericAllocationHandle) {
     let release = move || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: by the contract of this function the handle is live, and nothing uses it any
+        // more.
         let code = raw::api().map(|api| unsafe { api.cuMemRelease(handle) });
         if let Err(error) = code.and_then(|code| raw::done("cuMemRelease", code)) {
             tracing::warn!(%error, "a handle of memory or of a multicast object was not released");

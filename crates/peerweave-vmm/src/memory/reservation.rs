@@ -1,7 +1,7 @@
-//! Reserved device addresses, which have no memory until it is mapped there.
+//! Reserved device addresses. They are backed by memory only where memory has been mapped.
 //!
-//! `mapping.rs` maps memory. Invariant: a reservation lives as long as every mapping in it, and no
-//! two mappings overlap.
+//! `mapping.rs` implements mappings. Invariants: a reservation lives as long as every mapping in
+//! it, and no two mappings overlap.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,8 +17,8 @@ use crate::memory::mapping::{Mapping, Source};
 use crate::memory::physical::{PhysicalMemory, check_supported};
 use crate::raw;
 
-/// A range of addresses of this process, the same for all its devices. Clones are handles of the
-/// same range.
+/// A reserved range of addresses, which is the same for all devices of this process. Clones are
+/// handles of the same range.
 #[derive(Clone)]
 pub struct Reservation {
     pub(crate) inner: Arc<Inner>,
@@ -28,18 +28,19 @@ pub(crate) struct Inner {
     base: CUdeviceptr,
     bytes: usize,
     context: Arc<CudaContext>,
-    /// Mapped ranges: start to end, in bytes from the base.
+    /// Mapped ranges: start to end, in bytes from `base`.
     mapped: Mutex<BTreeMap<usize, usize>>,
 }
 
 impl Reservation {
-    /// Reserves `bytes` of addresses at a multiple of `alignment_bytes` (a power of two).
+    /// Reserves `bytes` of addresses. The first address is a multiple of `alignment_bytes`, a power
+    /// of two.
     ///
     /// A reservation uses no memory of any device.
     ///
     /// # Errors
-    /// [`Misuse::Value`] for 0 bytes or an alignment that is not a power of two; errors of the
-    /// driver, for example for a length that is not a multiple of its granularity.
+    /// [`Misuse::Value`] for 0 bytes or an alignment that is not a power of two. Errors of the
+    /// driver, for example if `bytes` is not a multiple of the granularity.
     pub fn new(context: &Arc<CudaContext>, bytes: usize, alignment_bytes: usize) -> Result<Self, VmmError> {
         let call = "Reservation::new";
         if bytes == 0 {
@@ -52,7 +53,7 @@ impl Reservation {
         check_supported(context.ordinal())?;
         raw::bind(context)?;
         let mut base: CUdeviceptr = 0;
-        // SAFETY: the pointer is to a live address; no address is requested and no flags are
+        // SAFETY: the pointer is to a live address. No address is requested, and no flags are
         // defined.
         let code = unsafe { raw::api()?.cuMemAddressReserve(&raw mut base, bytes, alignment_bytes, 0, 0) };
         raw::done("cuMemAddressReserve", code)?;
@@ -60,34 +61,34 @@ impl Reservation {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Returns the first address.
+    /// Returns the first address of the range.
     pub fn base(&self) -> CUdeviceptr {
         self.inner.base
     }
 
-    /// Returns the length in bytes.
+    /// Returns the length of the range in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
 
-    /// Maps the first `bytes` of `memory` at `offset` of this range. Both are multiples of the
-    /// granularity, in bytes. (The driver can only map memory from its start.)
+    /// Maps the first `bytes` of `memory` at `offset` of this range. `bytes` and `offset` must be
+    /// multiples of the granularity. The driver can map memory only from its start.
     ///
     /// No device can access the memory before [`Mapping::allow`].
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`] for bytes outside the memory or the range. [`Misuse::Occupied`] if a
-    /// part is already mapped, or a dropped mapping is not unmapped yet (wait with
-    /// [`peerweave_driver::settle`]). Errors of the driver, for example for offsets that are not
-    /// multiples of the granularity.
+    /// [`Misuse::OutOfRange`] if `bytes` exceeds the memory, or `offset + bytes` exceeds the range.
+    /// [`Misuse::Occupied`] if a part of the range is still mapped. A dropped mapping stays mapped
+    /// until its streams have completed; [`peerweave_driver::settle`] waits for that. Errors of the
+    /// driver, for example for an offset that is not a multiple of the granularity.
     pub fn map(&self, offset: usize, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
         let call = "Reservation::map";
         range_of(call, 0, bytes, memory.bytes())?;
         self.map_source(call, offset, Source::Physical(memory.clone()), bytes, Arc::default())
     }
 
-    /// Like [`map`](Self::map), for any source with a handle, and with the streams that unmapping
-    /// must wait for.
+    /// Maps `bytes` of a source at `offset`, like [`map`](Self::map). `streams` are the streams
+    /// whose work must be complete before the source is unmapped.
     pub(crate) fn map_source(
         &self,
         call: &'static str,
@@ -100,7 +101,7 @@ impl Reservation {
         let place = self.inner.occupy(call, range)?;
         raw::bind(&self.inner.context)?;
         let address = self.inner.base + offset as u64;
-        // SAFETY: the range is inside this reservation, nothing is mapped there, and the source's
+        // SAFETY: the range is inside this reservation, no memory is mapped to it, and the source's
         // handle is live.
         let code = unsafe { raw::api()?.cuMemMap(address, bytes, 0, source.handle(), 0) };
         raw::done("cuMemMap", code)?;
@@ -109,7 +110,8 @@ impl Reservation {
 }
 
 impl Reservation {
-    /// Waits until all dropped mappings of a range are unmapped. Returns `false` at the deadline.
+    /// Waits until all dropped mappings of `range` are unmapped. Returns `false` if the deadline
+    /// passes first.
     pub(crate) fn wait_for_room(&self, range: Range<usize>, deadline: Instant) -> bool {
         let is_free = || {
             let mapped = self.inner.mapped.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,7 +121,7 @@ impl Reservation {
     }
 }
 
-/// An occupied part of a reservation. Dropping it frees the part.
+/// An occupied part of a reservation. Dropping the value makes the part free again.
 pub(crate) struct Place {
     reservation: Arc<Inner>,
     start: usize,
@@ -140,7 +142,8 @@ impl Drop for Place {
 impl Inner {
     fn occupy(self: &Arc<Self>, call: &'static str, range: Range<usize>) -> Result<Place, Misuse> {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        // Only the last one that starts before the end can overlap.
+        // No two ranges overlap, so only the last range that starts before `range.end` can overlap
+        // `range`.
         if mapped.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start) {
             return Err(Misuse::Occupied { call, start: range.start, end: range.end });
         }
@@ -156,8 +159,8 @@ impl Drop for Inner {
             &self.context,
             [],
             Box::new(move || {
-                // SAFETY: every mapping in the range kept it alive, so nothing is mapped there any
-                // more.
+                // SAFETY: every mapping in the range kept this value alive, so nothing is mapped in
+                // the range any more.
                 let code = raw::api().map(|api| unsafe { api.cuMemAddressFree(base, bytes) });
                 if let Err(error) = code.and_then(|code| raw::done("cuMemAddressFree", code)) {
                     tracing::warn!(%error, "reserved addresses were not released");
@@ -167,7 +170,7 @@ impl Drop for Inner {
     }
 }
 
-/// Returns `start..start + bytes` if it is not empty and within `len`.
+/// Returns the range `start..start + bytes`. Fails if the range is empty or exceeds `len`.
 pub(crate) fn range_of(call: &'static str, start: usize, bytes: usize, len: usize) -> Result<Range<usize>, Misuse> {
     match start.checked_add(bytes) {
         Some(end) if end <= len && bytes > 0 => Ok(start..end),

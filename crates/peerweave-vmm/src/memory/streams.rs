@@ -1,7 +1,7 @@
 //! Waits for the streams that use memory.
 //!
-//! `peerweave_driver` has the list of streams. Invariant: a stream is recorded before work that
-//! uses the memory is enqueued on it.
+//! `peerweave_driver::Streams` records the streams. Invariant: a stream is recorded before work
+//! that uses the memory is enqueued on it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,9 +10,12 @@ use peerweave_driver::{CudaStream, DriverError, Streams, refuse_per_thread, wait
 
 use crate::VmmError;
 
-/// Waits until the present work of the streams is complete. Returns the error of failed work. Also
-/// returns an error for a per-thread stream, because its work on other threads is unknown. A stream
-/// that is being captured is not complete.
+/// Waits until all work that is now enqueued on the streams is complete.
+///
+/// # Errors
+/// The error of work that failed on a stream. An error for a per-thread stream, because its work on
+/// other threads is unknown. [`VmmError::Timeout`] if a stream is not complete by the deadline. A
+/// stream that is being captured is not complete.
 pub(crate) fn wait_for_all(streams: &Streams, call: &'static str, deadline: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     for stream in streams.all() {
@@ -24,7 +27,8 @@ pub(crate) fn wait_for_all(streams: &Streams, call: &'static str, deadline: Inst
     Ok(())
 }
 
-/// Waits for a stream until a deadline.
+/// Waits until the work of `stream` is complete. Returns [`VmmError::Timeout`] if the work is not
+/// complete by the deadline. `start` is the time at which the caller began to wait.
 pub(crate) fn wait_for(stream: &Arc<CudaStream>, call: &str, start: Instant, deadline: Instant) -> Result<(), VmmError> {
     match peerweave_driver::wait(stream, deadline)? {
         true => Ok(()),
@@ -32,7 +36,8 @@ pub(crate) fn wait_for(stream: &Arc<CudaStream>, call: &str, start: Instant, dea
     }
 }
 
-/// Returns the error that names the stream of a wait in `peerweave-driver`.
+/// Converts errors of `peerweave-driver`: a timeout becomes an error that names the device of
+/// `stream`.
 pub(crate) fn timed_out(stream: &CudaStream) -> impl FnOnce(DriverError) -> VmmError {
     move |error| match error {
         DriverError::Timeout { call, waited } => busy(call, stream, waited),

@@ -1,7 +1,8 @@
 //! Memory bound to a multicast object. Dropping the binding unbinds the memory.
 //!
-//! Invariants: the memory and the object outlive the binding; unbinding happens after every mapping
-//! of the object that could access the memory is dropped, because such mappings keep the binding.
+//! Invariants: the memory and the object outlive the binding. A mapping of the object keeps the
+//! bindings of the memory that it can access, so memory is unbound only after all such mappings are
+//! dropped.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,19 +20,19 @@ use crate::memory::physical::PhysicalMemory;
 use crate::memory::reservation::range_of;
 use crate::raw;
 
-/// Memory of one device that is bound to a part of a multicast object. Dropping it unbinds the
-/// memory.
-#[must_use = "dropping it unbinds the memory"]
+/// Memory of one device that is bound to a range of a multicast object. Dropping the value unbinds
+/// the memory.
+#[must_use = "dropping the binding unbinds the memory"]
 pub struct Binding {
-    /// The occupied range and the owner of the memory. A background thread drops them, so the range
-    /// is free only after the memory is unbound.
+    /// The occupied range and the owner of the memory. A background thread drops them after it has
+    /// unbound the memory, so the range is free only then.
     parts: Option<(Place, Keep)>,
     device: usize,
     range: Range<usize>,
     context: Arc<CudaContext>,
 }
 
-/// An occupied part of a device's share of an object. Dropping it frees the part.
+/// An occupied range of an object on one device. Dropping the value makes the range free again.
 struct Place {
     object: Arc<Object>,
     device: usize,
@@ -45,18 +46,22 @@ impl Drop for Place {
 }
 
 impl Team {
-    /// Binds `bytes` of `memory`, from `memory_offset` on, to the object at `offset`. All values
-    /// are in bytes and multiples of the granularity.
+    /// Binds `bytes` of `memory`, starting at `memory_offset`, to the object at `offset`. `offset`,
+    /// `memory_offset` and `bytes` are in bytes, and must be multiples of the granularity.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled);
-    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned),
-    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange);
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) if a part is already bound, or a dropped
-    /// binding is not unbound yet (wait with [`peerweave_driver::settle`]);
+    /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
+    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned) for a number that is not a multiple of the
+    /// granularity. [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the
+    /// memory or the object.
+    ///
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) if memory is still bound to a part of the
+    /// range. The memory of a dropped binding is unbound later; [`peerweave_driver::settle`] waits
+    /// for that.
+    ///
     /// [`Misuse::Value`](crate::Misuse::Value) for memory of a device that this process did not
-    /// add, imported memory (whose device is unknown), or memory with fewer handle types than the
-    /// object; errors of the driver.
+    /// add, or memory that lacks a handle type of the object. The same error is returned for
+    /// imported memory, whose device is unknown. Errors of the driver.
     pub fn bind(&self, memory: &PhysicalMemory, offset: usize, memory_offset: usize, bytes: usize) -> Result<Binding, VmmError> {
         let call = "Team::bind";
         multicast_switch()?;
@@ -65,19 +70,20 @@ impl Team {
         let context = memory.context();
         let place = self.place(call, memory, offset, bytes)?;
         raw::bind(context)?;
-        // SAFETY: both handles are live, and the team is complete, so that the call does not wait
-        // for devices.
+        // SAFETY: both handles are live. The team is complete, so the call does not wait for
+        // devices.
         let code =
             unsafe { raw::api()?.cuMulticastBindMem(self.object.handle(), offset, memory.handle(), memory_offset, bytes, 0) };
         raw::done("cuMulticastBindMem", code)?;
         Ok(Binding::new(place, Arc::new(memory.clone()), context))
     }
 
-    /// Like [`bind`](Self::bind), for mapped memory: `bytes` of `mapping`, from `mapping_offset`
-    /// on.
+    /// Binds mapped memory, like [`bind`](Self::bind): `bytes` of `mapping`, starting at
+    /// `mapping_offset`.
     ///
     /// # Errors
-    /// As for [`bind`](Self::bind).
+    /// As for [`bind`](Self::bind). [`Misuse::Value`](crate::Misuse::Value) for a mapping of a
+    /// multicast object.
     pub fn bind_mapping(
         &self,
         mapping: &Mapping,
@@ -96,30 +102,32 @@ impl Team {
         let place = self.place(call, memory, offset, bytes)?;
         raw::bind(context)?;
         let address = mapping.address() + mapping_offset as u64;
-        // SAFETY: the handle is live and the range stays mapped while the mapping lives, which the
-        // binding keeps; the team is complete.
+        // SAFETY: the handle is live, and the team is complete. The binding keeps the mapping
+        // alive, so the range stays mapped.
         let code = unsafe { raw::api()?.cuMulticastBindAddr(self.object.handle(), offset, address, bytes, 0) };
         raw::done("cuMulticastBindAddr", code)?;
         Ok(Binding::new(place, mapping.keep(), context))
     }
 
-    /// Like [`bind`](Self::bind), for memory of another library: `bytes` at `address`, on the
+    /// Binds memory of another library, like [`bind`](Self::bind): `bytes` at `address`, on the
     /// device of `context`.
     ///
-    /// `keep` is dropped when the memory is unbound: after every mapping of the object that can
-    /// access it is dropped and the work of its streams has completed.
+    /// `keep` is dropped when the memory is unbound. Before that, every mapping of the object that
+    /// can access the memory has been dropped, and the streams that used the mapping have
+    /// completed.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for
-    /// a device that this process did not add; [`Misuse::Unaligned`](crate::Misuse::Unaligned),
-    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange),
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as for [`bind`](Self::bind); errors of the
+    /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
+    /// [`Misuse::Value`](crate::Misuse::Value) for a device that this process did not add.
+    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned),
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) and
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as for [`bind`](Self::bind). Errors of the
     /// driver.
     ///
     /// # Safety
-    /// The range is mapped, by CUDA's virtual memory management, to physical memory of the device
-    /// of `context` with the handle types of the object. It stays mapped while a clone of `keep`
-    /// lives.
+    /// The range was mapped by CUDA's virtual memory management. Its physical memory is on the
+    /// device of `context` and has the handle types of the object. The range stays mapped while a
+    /// clone of `keep` lives.
     pub unsafe fn bind_address(
         &self,
         context: &Arc<CudaContext>,
@@ -137,29 +145,29 @@ impl Team {
         }
         let place = self.place_on(call, context.ordinal(), offset, bytes)?;
         raw::bind(context)?;
-        // SAFETY: the handle is live and the team is complete; the caller promises that the range
-        // is mapped and stays so.
+        // SAFETY: the handle is live, and the team is complete. The caller guarantees that the
+        // range is mapped and stays mapped.
         let code = unsafe { raw::api()?.cuMulticastBindAddr(self.object.handle(), offset, address, bytes, 0) };
         raw::done("cuMulticastBindAddr", code)?;
         Ok(Binding::new(place, keep, context))
     }
 
     /// Unbinds memory that was bound through the driver's handle ([`as_raw`](Self::as_raw)):
-    /// `bytes` of the device's part of the object, from `offset` on. A [`Binding`] is unbound by
-    /// [`Binding::unbind`], or by dropping it.
+    /// `bytes` of the object on `device`, starting at `offset`. To unbind a [`Binding`], use
+    /// [`Binding::unbind`] or drop it.
     ///
-    /// Works even if multicast is disabled.
+    /// This call works even if multicast is disabled.
     ///
     /// # Errors
     /// [`Misuse::Occupied`](crate::Misuse::Occupied) if a [`Binding`] of this process covers a part
-    /// of the range; [`Misuse::Value`](crate::Misuse::Value) for a device that this process did not
-    /// add; [`Misuse::Unaligned`](crate::Misuse::Unaligned),
-    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange); errors of the driver, for example if
-    /// nothing is bound there.
+    /// of the range. [`Misuse::Value`](crate::Misuse::Value) for a device that this process did not
+    /// add. [`Misuse::Unaligned`](crate::Misuse::Unaligned) for a number that is not a multiple of
+    /// the granularity. [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the
+    /// object. Errors of the driver, for example if no memory is bound to the range.
     ///
     /// # Safety
-    /// No work on any device of the team uses a multicast address of this range, now or later,
-    /// unless memory is bound there again.
+    /// No work on any device of the team uses a multicast address of this range, now or before
+    /// memory is bound to the range again.
     pub unsafe fn unbind(&self, device: usize, offset: usize, bytes: usize) -> Result<(), VmmError> {
         let call = "Team::unbind";
         self.check_added(call, device)?;
@@ -180,14 +188,14 @@ impl Team {
         }
     }
 
-    /// Occupies a part of the object for memory of a device.
+    /// Occupies a range of the object on `device`, which this process must have added.
     fn place_on(&self, call: &'static str, device: usize, offset: usize, bytes: usize) -> Result<Place, VmmError> {
         self.check_added(call, device)?;
         let range = self.object.occupy(call, device, offset, bytes)?;
         Ok(Place { object: Arc::clone(&self.object), device, range })
     }
 
-    /// Checks that other processes can import the memory if they can import the object.
+    /// Checks that memory has every handle type of the object.
     fn check_exportable(&self, call: &'static str, memory: &PhysicalMemory) -> Result<(), VmmError> {
         let (object, memory) = (self.properties().exportable, memory.exportable());
         let fits = (memory.file_descriptor || !object.file_descriptor) && (memory.fabric || !object.fabric);
@@ -202,7 +210,7 @@ impl Team {
         }
     }
 
-    /// Checks memory, and occupies a part of the object for it.
+    /// Checks that memory can be bound to the object, and occupies a range of the object for it.
     fn place(&self, call: &'static str, memory: &PhysicalMemory, offset: usize, bytes: usize) -> Result<Place, VmmError> {
         self.check_exportable(call, memory)?;
         let Some(device) = memory.device().filter(|device| self.devices.contains(device)) else {
@@ -214,11 +222,11 @@ impl Team {
     }
 }
 
-/// Unbinds memory of a device from an object.
+/// Unbinds memory of a device from a range of an object.
 fn unbind(object: &Object, device: usize, range: &Range<usize>) -> Result<(), VmmError> {
     let number = CUdevice::try_from(device).unwrap_or(CUdevice::MAX);
-    // SAFETY: the handle is live; the driver refuses a range that is not bound. The caller ensures
-    // that no device stores there any more.
+    // SAFETY: the handle is live, and the driver refuses a range without bound memory. The caller
+    // ensures that no device stores to the range any more.
     let code = unsafe { raw::api()?.cuMulticastUnbind(object.handle(), number, range.start, range.len()) };
     raw::done("cuMulticastUnbind", code)
 }
@@ -229,25 +237,26 @@ impl Binding {
         Self { parts: Some((place, memory)), device, range, context: Arc::clone(context) }
     }
 
-    /// Returns the device of the memory.
+    /// Returns the ordinal of the memory's device.
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// Returns the bound part of the object, in bytes.
+    /// Returns the range of the object to which the memory is bound, in bytes.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// Unbinds the memory now and returns whether unbinding succeeded. Dropping the binding unbinds
-    /// it later, and only logs an error.
+    /// Unbinds the memory now and returns whether unbinding succeeded. Dropping the binding instead
+    /// unbinds the memory later, and only logs an error.
     ///
     /// # Errors
-    /// Errors of the driver: the memory is then still bound, and the memory and the object are
+    /// Errors of the driver. The memory is then still bound, and the memory and the object are
     /// leaked.
     pub fn unbind(mut self) -> Result<(), VmmError> {
         let Some((place, memory)) = self.parts.take() else { return Ok(()) };
-        // No mapping of the object reaches it: those keep their bindings in a `Bound`.
+        // No mapping can access the memory: a mapping keeps its bindings in a `Bound`, and this
+        // binding is not in a `Bound`.
         let unbound = raw::bind(&self.context).and_then(|()| unbind(&place.object, place.device, &place.range));
         if unbound.is_err() {
             std::mem::forget((place, memory));
@@ -255,7 +264,7 @@ impl Binding {
         unbound
     }
 
-    /// Returns whether the binding belongs to this object.
+    /// Returns whether the memory is bound to this object.
     pub(super) fn is_of(&self, object: &Arc<Object>) -> bool {
         self.parts.as_ref().is_some_and(|(place, _)| Arc::ptr_eq(&place.object, object))
     }
@@ -268,14 +277,15 @@ impl Drop for Binding {
             &self.context,
             [],
             Box::new(move || {
-                // Every mapping that reached it kept it, and was dropped after its streams had
-                // completed.
+                // Every mapping that could access the memory kept this binding, and was dropped
+                // after its streams had completed.
                 match unbind(&place.object, place.device, &place.range) {
                     Ok(()) => drop((place, memory)),
                     Err(error) => {
-                        // Still bound: the memory and the object must stay, even if logging panics.
+                        // The memory is still bound, so the memory and the object must stay. They
+                        // are forgotten before logging, because logging may panic.
                         std::mem::forget((place, memory));
-                        tracing::warn!(%error, "a multicast binding is leaked");
+                        tracing::warn!(%error, "a multicast binding that could not be unbound is leaked");
                     }
                 }
             }),

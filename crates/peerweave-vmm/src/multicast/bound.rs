@@ -1,8 +1,9 @@
-//! A multicast object with memory bound to all of it, and its addresses.
+//! A multicast object to which every device has bound memory, and its mappings.
 //!
-//! Invariant: an address exists only while every device of this process has memory bound to every
-//! byte of the object, by bindings that the value owns. A collective call establishes the same for
-//! the other processes; after it, no process unbinds its memory on its own.
+//! Invariant: a mapping exists only while every device of this process has memory bound to every
+//! byte of the object. The mapping owns these bindings. A collective call ensures the same for the
+//! other processes. After that call, a process may unbind its memory only when no other process
+//! stores to the object.
 
 use std::fmt;
 use std::ops::Range;
@@ -24,17 +25,18 @@ use crate::memory::buffer::wrong_value;
 use crate::memory::mapping::{Mapping, Source};
 use crate::memory::reservation::{Reservation, range_of};
 
-/// A multicast object with memory of every device. Clones are handles of the same object.
+/// A multicast object to which all devices have bound memory. Clones are handles of the same
+/// object.
 ///
 /// Dropping the last handle and mapping is local, and unbinds this process's memory. The other
-/// processes must have stopped storing before: a store is a fault if some device has no memory
-/// bound there.
+/// processes must have stopped storing to the object before the drop: a store is a fault if a
+/// device has no memory bound to that range.
 #[derive(Clone)]
 pub struct Bound {
     inner: Arc<Inner>,
 }
 
-/// The state that a mapping keeps alive.
+/// The object and its bindings. A mapping keeps them alive.
 pub(crate) struct Inner {
     object: Arc<Object>,
     bindings: Vec<Binding>,
@@ -47,13 +49,13 @@ impl Inner {
 }
 
 impl Team {
-    /// Returns the object with its bindings, if this process added all devices.
+    /// Returns the object with its bindings if this process added all devices.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled). [`Misuse::Value`](crate::Misuse::Value) for
-    /// a binding of another object, a device whose `bindings` leave a gap (other live bindings do
-    /// not count), or a team with devices of other processes. The bindings are dropped after an
-    /// error.
+    /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
+    /// [`Misuse::Value`](crate::Misuse::Value) for a binding of another object, for a device whose
+    /// `bindings` leave a gap, or for a team with devices of other processes. Live bindings that
+    /// are not in `bindings` do not count. The bindings are dropped after an error.
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
         if here != all as usize {
@@ -68,23 +70,25 @@ impl Team {
         Ok(self.into_bound(bindings))
     }
 
-    /// Returns the object with its bindings, after all PEs of the job have bound their memory.
+    /// Returns the object with its bindings after all PEs of the job have bound their memory.
     ///
     /// # Collective
-    /// All PEs of the job, also those with other objects. `label` is the same on all and names the
-    /// objects.
+    /// All PEs of the job, including PEs with separate objects. `label` is the same on all PEs and
+    /// names the objects.
     ///
     /// # Errors
     /// As for [`bound`](Self::bound), on all PEs. [`Misuse::Diverged`](crate::Misuse::Diverged) on
-    /// all PEs if PEs that created an object together hold different ones. The bindings are dropped
-    /// after these errors. As for every collective call: if this PE timed out, it cannot know
-    /// whether another PE already stores, so its bindings are leaked.
+    /// all PEs if PEs of one team have different objects. The bindings are dropped after these
+    /// errors.
+    ///
+    /// [`VmmError::Timeout`] names the PEs that did not arrive. A PE that timed out cannot know
+    /// whether another PE already stores to its memory, so its bindings are leaked.
     pub fn bound_with(self, rendezvous: &Rendezvous, label: &str, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         Ok(self.agree_on_bound(rendezvous, label, bindings)?)
     }
 
-    /// Implements [`bound_with`](Self::bound_with). The error also tells whether other PEs know of
-    /// it.
+    /// Implements [`bound_with`](Self::bound_with). The error type tells whether the other PEs know
+    /// of the error.
     pub(crate) fn agree_on_bound(
         self,
         rendezvous: &Rendezvous,
@@ -97,14 +101,14 @@ impl Team {
         let members = self.members.clone().unwrap_or_else(|| (0..rendezvous.n_pes()).map(Pe::new).collect());
         let object = statement(&members, &format!("{:?}, {:?}", self.id(), self.properties()));
         match agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/bound"), &call, checked.map(|()| object)) {
-            // All PEs have the same data, and come to the same result.
+            // All PEs have the same statements, and reach the same result.
             Ok(objects) => {
                 check_objects(&call, &objects).map_err(Disagreement::Known)?;
                 Ok(self.into_bound(bindings))
             }
             Err(Disagreement::Unknown(error)) if others_know => {
-                tracing::warn!(%error, ?bindings, "multicast bindings are leaked, because other PEs may store there");
-                // They keep the object alive too.
+                tracing::warn!(%error, ?bindings, "multicast bindings are leaked, because other PEs may store to the memory");
+                // The forgotten bindings also keep the object alive.
                 std::mem::forget(bindings);
                 Err(Disagreement::Unknown(error))
             }
@@ -136,8 +140,8 @@ impl Team {
     }
 }
 
-/// Returns the first byte of a device's part of an object of `bytes` that these bindings do not
-/// cover. Other bindings do not count, because they may be dropped at any time.
+/// Returns the first byte of an object of `bytes` to which `bindings` bind no memory of `device`.
+/// Other bindings do not count, because they may be dropped at any time.
 fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize> {
     let mut ranges: Vec<Range<usize>> =
         bindings.iter().filter(|binding| binding.device() == device).map(Binding::range).collect();
@@ -153,15 +157,15 @@ impl Bound {
     }
 
     /// Unbinds this process's memory now and returns whether unbinding succeeded. Dropping the
-    /// object unbinds the memory later, and only logs an error.
+    /// object instead unbinds the memory later, and only logs an error.
     ///
-    /// The other processes must have stopped storing before this call.
+    /// The other processes must have stopped storing to the object before this call.
     ///
     /// # Errors
     /// [`Misuse::Value`](crate::Misuse::Value) if other handles or mappings exist, or dropped ones
-    /// are not released yet (wait with [`peerweave_driver::settle`]): this handle is then dropped,
-    /// and this call unbinds nothing. Otherwise the first error of [`Binding::unbind`]; the other
-    /// bindings are unbound in any case.
+    /// are not released yet; [`peerweave_driver::settle`] waits for that. This handle is then
+    /// dropped, and this call unbinds no memory. If there are no other users, all bindings are
+    /// unbound, and the first error of [`Binding::unbind`] is returned.
     pub fn unbind(self) -> Result<(), VmmError> {
         let handles = Arc::strong_count(&self.inner) - 1;
         let Some(inner) = Arc::into_inner(self.inner) else {
@@ -171,14 +175,14 @@ impl Bound {
         inner.bindings.into_iter().map(Binding::unbind).fold(Ok(()), Result::and)
     }
 
-    /// Maps the first `bytes` of the object at `offset` of a reservation, readable and writable by
-    /// these devices of this process.
+    /// Maps the first `bytes` of the object at `offset` of a reservation. `devices` of this process
+    /// can read and write the mapping.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled);
+    /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange),
-    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned),
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as for [`Reservation::map`]; errors of the
+    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned) and
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as for [`Reservation::map`]. Errors of the
     /// driver.
     pub fn map(
         &self,
@@ -190,7 +194,7 @@ impl Bound {
         self.map_for(addresses, offset, bytes, devices, Arc::default())
     }
 
-    /// Like [`map`](Self::map), with the streams that unmapping must wait for.
+    /// Maps like [`map`](Self::map). `streams` are the streams that unmapping must wait for.
     pub(crate) fn map_for(
         &self,
         addresses: &Reservation,
@@ -211,8 +215,8 @@ impl Bound {
     }
 }
 
-/// Addresses at which a store reaches the memory of every device of the team, and a reducing load
-/// reads all of them.
+/// A mapped multicast object. A store writes the memory of every device of the team, and a reducing
+/// load reads the memory of every device.
 ///
 /// This is not a device buffer, because a plain load or a copy from it is undefined. Clones are
 /// handles of the same mapping.
@@ -222,25 +226,26 @@ pub struct MulticastMapping {
 }
 
 impl MulticastMapping {
-    /// Returns the first address, for kernels. It is valid while a handle of the mapping lives.
+    /// Returns the first address, for kernels. The address is valid while a handle of the mapping
+    /// lives.
     pub fn address(&self) -> CUdeviceptr {
         self.mapping.address()
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length of the mapping in bytes.
     pub fn bytes(&self) -> usize {
         self.mapping.bytes()
     }
 
     /// Returns the address for work that is about to be enqueued on `stream`. The memory stays
     /// mapped until the stream has completed that work. If the work is captured into a graph, the
-    /// graph must also hold the owner that [`keep`](Self::keep) returns.
+    /// graph must also own the value of [`keep`](Self::keep).
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.mapping.note(stream);
         Access::new(self.address())
     }
 
-    /// Returns an owner that keeps the address valid, for graphs.
+    /// Returns an owner that keeps the address valid. A graph that uses the address must own it.
     pub fn keep(&self) -> Keep {
         self.mapping.keep()
     }

@@ -1,8 +1,8 @@
-//! Creates a multicast object by the PEs of a machine together: one PE creates it, the others
-//! import it, and each adds its device.
+//! Creates a multicast object on the PEs of a machine together. One PE creates the object, the
+//! other PEs import it, and each PE adds its device.
 //!
-//! Invariants: no object is created before all PEs have reported that they can take part. A failure
-//! of any PE is reported to all, and then no PE keeps the object.
+//! Invariants: no object is created before all PEs have reported that they can take part. If a PE
+//! fails, all PEs are notified, and no PE keeps the object.
 
 use std::sync::Arc;
 
@@ -21,19 +21,22 @@ use crate::raw;
 
 const CALL: &str = "multicast::collective";
 
-/// Creates a multicast object of `bytes` with the device of each member, as a complete team.
+/// Creates a multicast object of `bytes` with the device of each member. Returns its complete team.
 ///
 /// # Collective
-/// All PEs of the job, with the same length and the same label, which names the object. `members`
-/// are the PEs of one machine in ascending order, including this PE; all members pass the same
-/// list. PEs of other machines create an object of their own, so a job has as many objects as
-/// lists; all PEs call [`Team::bound_with`] together. No object is created unless multicast is
-/// enabled on every PE.
+/// All PEs of the job, with the same `bytes` and the same `label`, which names the object.
+/// `members` are the PEs of one machine in ascending order, including this PE. All members pass the
+/// same list.
+///
+/// PEs of different machines create separate objects: a job has one object for each list of
+/// members. All PEs of the job then call [`Team::bound_with`] together. No object is created unless
+/// multicast is enabled on every PE.
 ///
 /// # Errors
-/// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the
-/// other PEs; [`Misuse::Diverged`] on all PEs if the lists differ; [`Misuse::Value`] on all PEs if
-/// two members have the same device; as for [`Building::create`] and every collective call.
+/// [`VmmError::MulticastDisabled`] before the driver is called; the other PEs get
+/// [`VmmError::Peer`]. [`Misuse::Diverged`] on all PEs if members pass different lists.
+/// [`Misuse::Value`] on all PEs if two members have the same device. [`VmmError::Timeout`] names
+/// the PEs that did not arrive. Other errors as for [`Building::create`].
 pub fn collective(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,
@@ -44,7 +47,7 @@ pub fn collective(
     Ok(create_together(rendezvous, context, members, label, bytes)?)
 }
 
-/// Implements [`collective`]. The error also tells whether other PEs know of it.
+/// Implements [`collective`]. The error type tells whether the other PEs know of the error.
 pub(crate) fn create_together(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,
@@ -63,7 +66,7 @@ pub(crate) fn create_together(
     let me = rendezvous.pe();
     let looked = look(me, context, members).map(|device| statement(members, &device));
     let statements = agree(rendezvous, &round("looked"), &call, looked)?;
-    // All PEs have the same data, and come to the same result.
+    // All PEs have the same statements, and reach the same result.
     check_devices(&call, &statements).map_err(Disagreement::Known)?;
     let begun = begin(me, context, members, properties);
     let id = begun.as_ref().map(|begun| begun.as_ref().map_or(Vec::new(), |(building, _)| building.id().0.to_vec()));
@@ -73,12 +76,12 @@ pub(crate) fn create_together(
     let added = match begun.map_err(Disagreement::Known)? {
         Some((building, None)) => Ok(building),
         Some((building, fd)) => descriptor::share(rendezvous, members, fd).map(|_| building),
-        // SAFETY: the first member made the same call, with the same members and length, and
-        // exported its multicast object under this id.
+        // SAFETY: the first member made the same call, with the same members and length. It
+        // exported its multicast object with these properties and this id.
         None => descriptor::share(rendezvous, members, None)
             .and_then(|fd| unsafe { Building::import(context, SharedMulticast::FileDescriptor { fd, properties, id }) }),
     };
-    // A PE that is missing or lost takes no part in the next round either.
+    // The missing or lost PE will not take part in the next round, so that round is skipped.
     let added = match added {
         Err(error) if error.is_loss() => return Err(Disagreement::Unknown(error)),
         added => added,
@@ -88,19 +91,14 @@ pub(crate) fn create_together(
     Ok(added.map_err(Disagreement::Known)?.into_team(Some(members.into())))
 }
 
-/// The first member's object, and the descriptor for the other members, if any.
+/// The first member's object. If the team has other members, also the descriptor for them.
 type Begun = (Building, Option<Descriptor>);
 
-/// Checks that this PE can take part. Returns a string that identifies its device on the machine.
+/// Checks that this PE can take part. Returns the PCI address of its device.
 fn look(me: Pe, context: &CudaContext, members: &[Pe]) -> Result<String, VmmError> {
     multicast_switch()?;
     if !members.is_sorted_by(|one, next| one < next) || !members.contains(&me) {
-        return Err(wrong_value(
-            CALL,
-            "members",
-            format!("{members:?}"),
-            "PEs in ascending order, each once, including this one",
-        ));
+        return Err(wrong_value(CALL, "members", format!("{members:?}"), "PEs in ascending order, each once, including this PE"));
     }
     check_device(context.ordinal())?;
     raw::pci_address(context.ordinal())
@@ -115,15 +113,15 @@ fn begin(me: Pe, context: &Arc<CudaContext>, members: &[Pe], properties: Multica
         return Ok(Some((building, None)));
     }
     let SharedMulticast::FileDescriptor { fd, .. } = building.export_file_descriptor()? else {
-        unreachable!("a descriptor was requested")
+        unreachable!("the export returned another handle type than a descriptor")
     };
-    // Room for descriptors in flight and for the connections: without it the others would see this
-    // PE as missing.
+    // The exchange needs descriptors for the connections and the descriptors in flight. If the
+    // process has too few, this PE would seem missing to the other PEs.
     descriptor::check_room(&fd, 2 * members.len() + 2)?;
     Ok(Some((building, Some(fd))))
 }
 
-/// Encodes a PE's list of members and a text.
+/// Encodes the statement of a PE: its list of members and a text.
 pub(super) fn statement(members: &[Pe], words: &str) -> Vec<u8> {
     let mut statement = (members.len() as u32).to_le_bytes().to_vec();
     statement.extend(members.iter().flat_map(|pe| pe.get().to_le_bytes()));
@@ -139,11 +137,11 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
     Some((numbers.iter().map(|number| Pe::new(u32::from_le_bytes(*number))).collect(), str::from_utf8(words).ok()?))
 }
 
-/// A PE and its text.
+/// A PE and the text of its statement.
 type Said<'a> = (Pe, &'a str);
 
-/// Checks that every member of a list passed the same list, and calls `check` with the texts of
-/// each pair of members.
+/// Checks that all members of a list passed the same list. Calls `check` with the texts of each
+/// pair of members.
 fn check_members(
     call: &str,
     statements: &[Vec<u8>],
@@ -173,7 +171,8 @@ fn check_members(
     Ok(())
 }
 
-/// Checks that every member has its own device: the driver waits forever for a missing device.
+/// Checks that each member has a different device, because the driver would wait forever for a
+/// missing device.
 fn check_devices(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     check_members(call, statements, |(one, device), (other, theirs)| match device == theirs {
         true => Err(wrong_value(CALL, "members", format!("{one} and {other} on device {device}"), "PEs with different devices")),
@@ -181,7 +180,8 @@ fn check_devices(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     })
 }
 
-/// Checks that all members hold the same object. Other groups of PEs have their own objects.
+/// Checks that all members of a list have the same object. PEs in other lists may have other
+/// objects.
 pub(super) fn check_objects(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     check_members(call, statements, |(one, object), (other, theirs)| match object == theirs {
         true => Ok(()),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     fn message_of(statements: &[Vec<u8>]) -> String {
-        check_devices("it", statements).expect_err("they differ").to_string()
+        check_devices("it", statements).expect_err("the data of the PEs differs").to_string()
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
         assert!(check_objects("it", &groups).is_ok());
         let apart = [statement(&[0, 2], "a"), statement(&[1], "a"), statement(&[0, 2], "b")];
         assert_eq!(
-            check_objects("it", &apart).expect_err("two objects").to_string(),
+            check_objects("it", &apart).expect_err("the objects differ").to_string(),
             "it: the PEs disagree: PE 0 has a, PE 2 has b"
         );
     }

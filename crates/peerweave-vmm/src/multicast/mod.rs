@@ -1,4 +1,4 @@
-//! Multicast objects: one address at which a store reaches the memory of every device of a team.
+//! Multicast objects: a store to one address writes the memory of every device of a team.
 //!
 //! ```text
 //!   Building   create or import; add_device       a bind before all devices are added would never return
@@ -8,33 +8,34 @@
 //!   Bound      map -> MulticastMapping            an address, when every device has bound memory
 //! ```
 //! Each step is a type, so steps in the wrong order do not compile. Each step keeps the previous
-//! ones alive: a mapping keeps its bindings, and a binding keeps its memory and the object. They
-//! are released in that order, when no stream uses the address any more.
+//! ones alive: a mapping keeps its bindings, and a binding keeps its memory and the object. When no
+//! stream uses the address any more, the mapping, the bindings and the object are released in this
+//! order.
 //!
-//! [`collective`] performs the first steps on all PEs of a job, and
+//! [`collective`] creates an object and adds the devices on all PEs of a job.
 //! [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) performs all steps for a heap.
 //!
-//! **Never tested on a real GPU by the authors of this crate**, and disabled by one variable: see
-//! [`multicast_switch`]. Every step above, the granularity and an export check that variable first.
-//! If multicast is disabled later, an existing mapping stays until it is dropped, and is then
-//! unmapped, unbound and released. Only [`check_device`] ignores the variable: it reads the
-//! driver's version and an attribute.
+//! **The authors of this crate have never tested multicast on a real GPU.** Environment variables
+//! disable it: see [`multicast_switch`]. Every step above, the granularity and an export first
+//! check that multicast is enabled. A mapping that exists when multicast is disabled stays until it
+//! is dropped, and is then unmapped, unbound and released. Only [`check_device`] ignores the
+//! variables: it reads the driver's version and an attribute.
 //!
-//! Binding needs a complete team:
+//! Memory can be bound only to a complete team:
 //! ```compile_fail,E0599
 //! # use peerweave_vmm::{PhysicalMemory, multicast::Building};
 //! fn too_early(building: Building, memory: &PhysicalMemory) {
 //!     let _ = building.bind(memory, 0, 0, 1 << 21); // no such method
 //! }
 //! ```
-//! Devices are added before the team is complete:
+//! Devices can be added only before the team is complete:
 //! ```compile_fail,E0599
 //! # use peerweave_vmm::multicast::Team;
 //! fn too_late(team: Team, context: &std::sync::Arc<peerweave_driver::CudaContext>) {
 //!     let _ = team.add_device(context); // no such method
 //! }
 //! ```
-//! Mapping needs bound memory:
+//! An object can be mapped only after memory is bound to it:
 //! ```compile_fail,E0599
 //! # use peerweave_vmm::{Reservation, multicast::Team};
 //! fn nothing_there(team: Team, addresses: &Reservation) {
@@ -49,7 +50,7 @@
 //!     let _again = building.complete(); // moved
 //! }
 //! ```
-//! A multicast address is not a buffer: a plain load or a copy from it is undefined.
+//! A multicast address is not a buffer, because a plain load or a copy from it is undefined:
 //! ```compile_fail,E0277
 //! # use peerweave_vmm::multicast::MulticastMapping;
 //! fn as_a_buffer(mapping: &MulticastMapping) -> &dyn peerweave_driver::DeviceBuffer<f32> {
@@ -82,42 +83,42 @@ pub use view::MulticastView;
 /// The first version of CUDA that supports multicast objects.
 const SINCE: Version = Version::new(12, 1, 0);
 
-/// Properties of a multicast object.
+/// Properties with which a multicast object is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulticastProperties {
-    /// Number of devices. All must be added before memory is bound.
+    /// Number of devices of the team. All of them must be added before memory is bound.
     pub devices: u32,
     /// Length of the object in bytes: a multiple of the granularity.
     pub bytes: usize,
     /// Handle types for export.
     pub exportable: Exportable,
-    /// The driver's flags. None are defined, so this must be 0.
+    /// The driver's flags. The driver defines no flags, so this must be 0.
     pub flags: u64,
 }
 
 /// The granularity of memory bound to a multicast object, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulticastGranularity {
-    /// Lengths and offsets must be multiples of this.
+    /// Smallest unit, in bytes. Lengths and offsets must be multiples of this unit.
     pub minimum: usize,
-    /// The granularity with the best performance, a multiple of the minimum.
+    /// Unit with the best performance, in bytes. It is a multiple of `minimum`.
     pub recommended: usize,
 }
 
 impl MulticastGranularity {
-    /// Returns the smallest multiple of the recommended granularity that is at least `bytes` and
-    /// not zero; `None` beyond the address space.
+    /// Returns the smallest positive multiple of the recommended granularity that is at least
+    /// `bytes`. Returns `None` if the multiple exceeds `usize`.
     pub fn round_up(&self, bytes: usize) -> Option<usize> {
         bytes.max(1).checked_next_multiple_of(self.recommended)
     }
 }
 
 impl MulticastProperties {
-    /// Returns the properties with the length rounded up to a multiple of the recommended
-    /// granularity. Memory of that length must be bound on every device.
+    /// Returns the properties with `bytes` rounded up to a multiple of the recommended granularity.
+    /// Memory of the rounded length must be bound on every device.
     ///
     /// # Errors
-    /// As for [`granularity`](Self::granularity); [`Misuse::Value`] for a length beyond the address
+    /// As for [`granularity`](Self::granularity). [`Misuse::Value`] for a length beyond the address
     /// space.
     ///
     /// ```no_run
@@ -134,17 +135,18 @@ impl MulticastProperties {
         Ok(Self { bytes: bytes.ok_or_else(too_long)?, ..self })
     }
 
-    /// Returns the properties of an object for `devices` devices that can be exported as a file
-    /// descriptor.
+    /// Returns the properties of an object of `bytes` for `devices` devices that can be exported as
+    /// a file descriptor.
     pub fn new(devices: u32, bytes: usize) -> Self {
         Self { devices, bytes, exportable: Exportable::FILE_DESCRIPTOR, flags: 0 }
     }
 
-    /// Returns the granularity of memory for such an object. Creates nothing.
+    /// Returns the granularity of memory that can be bound to such an object. Creates no object.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; [`VmmError::Unsupported`] for an older driver; errors of
-    /// the driver.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process.
+    /// [`VmmError::Unsupported`] if the driver is too old for multicast objects. Errors of the
+    /// driver.
     pub fn granularity(&self) -> Result<MulticastGranularity, VmmError> {
         multicast_switch()?;
         check_version()?;
@@ -161,7 +163,7 @@ impl MulticastProperties {
         if minimum == 0 || recommended == 0 || recommended % minimum != 0 {
             return Err(VmmError::Unsupported {
                 feature: "the use of multicast objects",
-                needs: "a positive granularity, and a recommended one that is a multiple of it".into(),
+                needs: "a positive minimum granularity that divides the recommended granularity".into(),
                 found: format!("minimum {minimum}, recommended {recommended}"),
             });
         }
@@ -173,7 +175,7 @@ impl MulticastProperties {
         MulticastDescription { devices, bytes, handles: u64::from(exportable.bits()), flags }
     }
 
-    /// Checks the properties and the length. Returns the driver's granularity.
+    /// Checks the properties, including the length. Returns the driver's granularity.
     fn check(&self, call: &'static str) -> Result<MulticastGranularity, VmmError> {
         if self.devices == 0 {
             return Err(wrong_value(call, "devices", 0, "at least 1"));
@@ -190,12 +192,12 @@ impl MulticastProperties {
     }
 }
 
-/// Checks that a device and this driver support multicast objects. Creates nothing, and works even
+/// Checks that a device and the driver support multicast objects. Creates no object, and works even
 /// if multicast is disabled.
 ///
 /// # Errors
-/// [`VmmError::Unsupported`] with the required and the found version of CUDA, or with the attribute
-/// that the device lacks.
+/// [`VmmError::Unsupported`] with the required and the found CUDA version, or with the attribute
+/// that the device lacks. Errors of the driver.
 pub fn check_device(ordinal: usize) -> Result<(), VmmError> {
     check_version()?;
     let count = Driver::get()?.device_count()?;
@@ -228,8 +230,8 @@ fn unsupported(found: String) -> VmmError {
     }
 }
 
-/// Converts the error of a driver that reports a new version but lacks the functions: it is too old
-/// as well.
+/// Converts the error for missing multicast functions to the error for an old driver. Such a driver
+/// reports a new version but lacks the functions.
 fn too_old(error: VmmError) -> VmmError {
     match error {
         VmmError::Driver(DriverError::Missing(missing)) => unsupported(missing.to_string()),

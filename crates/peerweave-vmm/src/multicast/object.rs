@@ -1,8 +1,8 @@
 //! A multicast object under construction, and the team of all its devices.
 //!
-//! `binding.rs` binds memory. Invariants: every function of this module, except those that release
-//! a handle, checks that multicast is enabled before it calls the driver. A [`Team`] exists only
-//! after every device has been added to its object, so binding does not wait.
+//! `binding.rs` binds memory. Invariants: every function of this module that calls the driver first
+//! checks that multicast is enabled, except for the release of a handle. A [`Team`] exists only
+//! after every device has been added to its object, so binding does not wait for devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,21 +26,21 @@ use crate::share::{
     FabricHandle, check_exportable, export_fabric, export_file_descriptor, import_fabric, import_file_descriptor,
 };
 
-/// The driver's handle of a multicast object.
+/// A multicast object: the driver's handle and the ranges to which memory is bound.
 pub(super) struct Object {
     handle: CUmemGenericAllocationHandle,
     pub(super) properties: MulticastProperties,
     id: MulticastId,
     granularity: MulticastGranularity,
     context: Arc<CudaContext>,
-    /// Bound ranges: device and start to end, in bytes.
+    /// Ranges with bound memory: (device, start) to end, in bytes.
     bound: Mutex<BTreeMap<(usize, usize), usize>>,
 }
 
-/// Identifies a multicast object in all processes: a random number from [`Building::create`].
+/// Identity of a multicast object in all processes: a random number from [`Building::create`].
 ///
-/// The number is sent together with the descriptor or fabric handle, so that PEs detect if they
-/// hold different objects.
+/// The number is sent together with the descriptor or fabric handle. PEs compare it to detect that
+/// they have different objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MulticastId(pub [u8; 16]);
 
@@ -64,18 +64,18 @@ impl MulticastId {
 pub enum SharedMulticast {
     /// A file descriptor, for a process of this machine.
     FileDescriptor {
-        /// The descriptor: pass it to
-        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or to a Unix
-        /// socket of the application.
+        /// The descriptor. Pass it to
+        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or send it
+        /// through a Unix socket of the application.
         fd: Descriptor,
         /// Properties of the object.
         properties: MulticastProperties,
         /// Id of the object.
         id: MulticastId,
     },
-    /// A fabric handle.
+    /// A fabric handle, for a process of the same NVLink domain.
     Fabric {
-        /// The handle as plain bytes.
+        /// The handle as plain bytes, which can be sent by any transport.
         handle: FabricHandle,
         /// Properties of the object.
         properties: MulticastProperties,
@@ -96,17 +96,18 @@ pub struct Team {
     pub(super) object: Arc<Object>,
     /// The devices that this process added.
     pub(super) devices: Arc<[usize]>,
-    /// The PEs that hold this object and no other; all PEs of the job if unknown.
+    /// The PEs that share this object. `None` if unknown; all PEs of the job are then assumed to
+    /// share it.
     pub(super) members: Option<Arc<[Pe]>>,
 }
 
 impl Building {
-    /// Creates an object. Does not add the device of `context`.
+    /// Creates an object. The device of `context` must still be added by
+    /// [`add_device`](Self::add_device).
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`] before any call of the driver; [`VmmError::Unsupported`]
-    /// with the required version or attribute; [`Misuse`] for invalid properties; errors of the
-    /// driver.
+    /// [`VmmError::MulticastDisabled`] before the driver is called. [`VmmError::Unsupported`] with
+    /// the required version or attribute. [`Misuse`] for invalid properties. Errors of the driver.
     pub fn create(context: &Arc<CudaContext>, properties: MulticastProperties) -> Result<Self, VmmError> {
         multicast_switch()?;
         check_device(context.ordinal())?;
@@ -122,13 +123,13 @@ impl Building {
         Ok(Self::own(handle, (properties, id), granularity, context))
     }
 
-    /// Imports an object of another process, or of this one.
+    /// Imports an object that another process or this process exported.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
     ///
     /// # Safety
-    /// `shared` was exported as a multicast object with those properties and that id.
+    /// `shared` was exported as a multicast object with the properties and the id that it states.
     pub unsafe fn import(context: &Arc<CudaContext>, shared: SharedMulticast) -> Result<Self, VmmError> {
         multicast_switch()?;
         check_device(context.ordinal())?;
@@ -152,12 +153,12 @@ impl Building {
         Self { object: Arc::new(object), devices: Vec::new() }
     }
 
-    /// Adds a device. One process adds each device, once.
+    /// Adds a device to the object. Each device must be added exactly once, by one process.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for a device that this process has
-    /// already added, or more devices than the object has; [`VmmError::Unsupported`]; errors of the
-    /// driver.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
+    /// for a device that this process has already added, or if the object already has all its
+    /// devices. [`VmmError::Unsupported`] for a device without multicast. Errors of the driver.
     pub fn add_device(&mut self, context: &Arc<CudaContext>) -> Result<(), VmmError> {
         let call = "Building::add_device";
         multicast_switch()?;
@@ -173,18 +174,19 @@ impl Building {
         check_device(ordinal)?;
         raw::bind(context)?;
         let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
-        // SAFETY: the handle is live.
+        // SAFETY: the handle is live; the driver checks the device.
         let code = unsafe { raw::api()?.cuMulticastAddDevice(self.object.handle, device) };
         raw::done("cuMulticastAddDevice", code).map_err(too_old)?;
         self.devices.push(ordinal);
         Ok(())
     }
 
-    /// Returns a file descriptor for another process of this machine, which adds its own devices.
+    /// Returns a file descriptor for another process of this machine, which imports the object and
+    /// adds its own devices.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for an object without this handle type;
-    /// errors of the driver.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
+    /// if the object was created without file descriptors as handle type. Errors of the driver.
     pub fn export_file_descriptor(&self) -> Result<SharedMulticast, VmmError> {
         multicast_switch()?;
         let Object { handle, properties, id, .. } = *self.object;
@@ -192,11 +194,11 @@ impl Building {
         Ok(SharedMulticast::FileDescriptor { fd: export_file_descriptor(handle)?, properties, id })
     }
 
-    /// Returns a fabric handle for another process of the NVLink domain, which adds its own
-    /// devices.
+    /// Returns a fabric handle for another process of the NVLink domain, which imports the object
+    /// and adds its own devices.
     ///
     /// # Errors
-    /// As for [`export_file_descriptor`](Self::export_file_descriptor).
+    /// As for [`export_file_descriptor`](Self::export_file_descriptor), for fabric handles.
     pub fn export_fabric(&self) -> Result<SharedMulticast, VmmError> {
         multicast_switch()?;
         let Object { handle, properties, id, .. } = *self.object;
@@ -214,8 +216,9 @@ impl Building {
         self.object.id
     }
 
-    /// Returns the driver's handle, for calls that this crate does not make. It is valid while this
-    /// value, or one created from it, lives; the caller follows the driver's rules.
+    /// Returns the driver's handle, for driver calls that this crate does not make. The handle is
+    /// valid while this value, or a value created from it, lives. The caller must follow the
+    /// driver's rules.
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.object.handle
     }
@@ -225,11 +228,11 @@ impl Building {
         self.devices.len()
     }
 
-    /// Returns the team, if this process has added all devices.
+    /// Returns the team if this process has added all devices.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] if devices are missing. The object is
-    /// dropped then.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
+    /// if devices are missing. This value is dropped after an error.
     pub fn complete(self) -> Result<Team, VmmError> {
         multicast_switch()?;
         let (found, expected) = (self.devices.len(), self.object.properties.devices);
@@ -239,27 +242,29 @@ impl Building {
         }
     }
 
-    /// Returns the team; all PEs are known to have added their devices.
+    /// Returns the team. The caller has checked that all devices are added.
     pub(super) fn into_team(self, members: Option<Arc<[Pe]>>) -> Team {
         Team { object: self.object, devices: self.devices.into(), members }
     }
 
-    /// Returns the team, after the PEs of the job have added all devices together.
+    /// Returns the team after the PEs of the job have together added all devices.
     ///
     /// # Collective
-    /// All PEs of the job, each with its handle of the same object. `label` is the same on all and
-    /// names the object. If groups of PEs have an object each, for example those of each machine,
-    /// use [`collective`](super::collective).
+    /// All PEs of the job, each with a handle of the same object. `label` names the object and is
+    /// the same on all PEs. If groups of PEs have separate objects, for example one object per
+    /// machine, use [`collective`](super::collective).
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`], and [`VmmError::Peer`] on the others; [`Misuse::Value`] on
-    /// all if devices are missing, or were added by two PEs; [`Misuse::Diverged`] on all if the PEs
-    /// hold different objects; as for every collective call.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled on this PE; the other PEs get
+    /// [`VmmError::Peer`]. [`Misuse::Value`] on all PEs if devices are missing, or two PEs added
+    /// the same device. [`Misuse::Diverged`] on all PEs if they have different objects.
+    /// [`VmmError::Timeout`] names the PEs that did not arrive.
     pub fn complete_with(self, rendezvous: &Rendezvous, label: &str) -> Result<Team, VmmError> {
         let Object { properties, id, .. } = *self.object;
-        // Devices of different objects are not a team, whatever their number.
+        // The call includes the id, so the round fails if the PEs have different objects.
         let call = format!("Building::complete_with({label}, {id:?}, {properties:?})");
-        // A device counts once, whichever PE added it, by whichever ordinal.
+        // Devices are named by host and PCI address, because ordinals differ among processes. A
+        // device that two PEs added counts once.
         let name =
             |device: &usize| raw::pci_address(*device).map(|address| format!("{:016x} {address}\n", rendezvous.host().number()));
         let allowed = multicast_switch().map_err(VmmError::from);
@@ -289,19 +294,19 @@ impl Team {
         self.object.id
     }
 
-    /// Returns the granularity of memory to bind.
+    /// Returns the granularity of memory that can be bound.
     pub fn granularity(&self) -> MulticastGranularity {
         self.object.granularity
     }
 
     /// Returns the driver's handle, like [`Building::as_raw`]. This crate does not track memory
-    /// bound through it: such memory does not count for [`bound`](Self::bound), and
+    /// that is bound through the handle. [`bound`](Self::bound) does not count such memory, and
     /// [`unbind`](Self::unbind) unbinds it.
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.object.handle
     }
 
-    /// Returns the devices that this process added, by ordinal.
+    /// Returns the ordinals of the devices that this process added.
     pub fn devices(&self) -> &[usize] {
         &self.devices
     }
@@ -316,7 +321,8 @@ impl Object {
         self.granularity
     }
 
-    /// Occupies a range of a device's part for a binding.
+    /// Occupies a range of the object on `device` for a binding. Fails if a part is already
+    /// occupied.
     pub(super) fn occupy(&self, call: &'static str, device: usize, start: usize, bytes: usize) -> Result<Range<usize>, Misuse> {
         let range = range_of(call, start, bytes, self.properties.bytes)?;
         aligned(call, "offset", start, self.granularity.minimum)?;
@@ -330,7 +336,7 @@ impl Object {
         Ok(range)
     }
 
-    /// Fails if a binding of this process covers a part of the range.
+    /// Checks that no binding of this process covers a part of the range.
     pub(super) fn check_vacant(&self, call: &'static str, device: usize, range: &Range<usize>) -> Result<(), Misuse> {
         let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         match bound.range((device, 0)..(device, range.end)).next_back() {
@@ -346,7 +352,8 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: this value owned the handle, and every binding and mapping kept this value alive.
+        // SAFETY: this value owned the handle, and every binding and mapping of the object kept
+        // this value alive.
         unsafe { release(&self.context, self.handle) };
     }
 }

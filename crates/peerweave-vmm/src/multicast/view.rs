@@ -1,7 +1,7 @@
-//! Elements at multicast addresses for kernels: plain data of a fixed layout.
+//! Elements at multicast addresses for kernels, as plain data.
 //!
-//! A view accesses no memory and keeps no memory alive. Invariants: the layout is part of the
-//! interface, and is checked below; a returned address is the address of an element.
+//! A view accesses no memory and keeps no memory alive. Invariants: kernels depend on the layout of
+//! the struct, and a test below checks it. A returned address is the address of an element.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,12 +13,12 @@ use super::MulticastMapping;
 use crate::error::VmmError;
 use crate::memory::mapping::elements_of;
 
-/// `len` elements at a multicast address. A kernel's store (`multimem.st`, or a plain one) writes
-/// the memory of every device of the team, and a reducing load (`multimem.ld_reduce`) reads all of
-/// it. A plain load or a copy is undefined.
+/// `len` elements at a multicast address. A kernel's store (`multimem.st` or a plain store) writes
+/// the memory of every device of the team. A reducing load (`multimem.ld_reduce`) reads the memory
+/// of every device. A plain load or a copy is undefined.
 ///
-/// Valid while its mapping lives. See [`MulticastMapping::access`] for work on a stream, also for
-/// memory of a heap.
+/// The view is valid while its mapping lives. Before work that uses the view is enqueued, record
+/// its stream by [`MulticastMapping::access`]. This also applies to the mappings of a heap.
 #[repr(C)]
 pub struct MulticastView<T> {
     address: u64,
@@ -41,20 +41,20 @@ impl<T> MulticastView<T> {
         self.len as usize
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the view has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the address of an element, or `None` if the index is out of range.
+    /// Returns the address of the element at `index`, or `None` if `index` is out of range.
     pub fn address_of(&self, index: usize) -> Option<u64> {
         (index < self.len()).then(|| self.address + (index * size_of::<T>()) as u64)
     }
 
-    /// Returns a range of the elements. `range` counts elements.
+    /// Returns a view of a part of the elements. `range` counts elements.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the view.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, VmmError> {
         let range = elements_of("MulticastView::slice", range, self.len())?;
         Ok(Self::new(self.address + (range.start * size_of::<T>()) as u64, range.len()))
@@ -62,7 +62,8 @@ impl<T> MulticastView<T> {
 }
 
 impl MulticastMapping {
-    /// Returns the mapping as whole elements, for kernels.
+    /// Returns a view of the mapping as whole elements, for kernels. A remainder that is smaller
+    /// than an element is not included.
     pub fn view<T: Element>(&self) -> MulticastView<T> {
         MulticastView::new(self.address(), self.bytes() / size_of::<T>())
     }
@@ -104,7 +105,7 @@ mod tests {
     fn addresses_exist_only_for_elements_in_range() {
         let view = MulticastView::<u32>::new(4096, 10);
         assert_eq!((view.address_of(9), view.address_of(10), view.address_of(usize::MAX)), (Some(4096 + 36), None, None));
-        let part = view.slice(4..6).expect("inside");
+        let part = view.slice(4..6).expect("the range is within the view");
         assert_eq!((part.address(), part.len(), part.address_of(2)), (4096 + 16, 2, None));
         assert!(view.slice(10..10).is_ok_and(|none| none.is_empty()));
         assert!(view.slice(4..11).is_err() && part.slice(0..3).is_err());

@@ -1,6 +1,6 @@
-//! A number by which PEs check that they have made the same calls.
+//! A hash with which PEs check that they have made the same calls.
 
-/// A hash of a sequence of calls (FNV-1a).
+/// FNV-1a hash of a sequence of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct History(u64);
 
@@ -11,13 +11,13 @@ impl Default for History {
 }
 
 impl History {
-    /// Returns the history extended by one call.
+    /// Returns the history extended by one call, which `words` encodes.
     pub(crate) fn with(self, words: &[u64]) -> Self {
         let bytes = words.iter().flat_map(|word| word.to_le_bytes());
         Self(bytes.fold(self.0, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)))
     }
 
-    /// Returns the hash.
+    /// Returns the hash value.
     pub(crate) fn get(self) -> u64 {
         self.0
     }
@@ -31,7 +31,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn histories_of_different_calls_differ(a in proptest::collection::vec(any::<u64>(), 1..8), b in any::<u64>()) {
+        fn different_calls_have_different_histories(a in proptest::collection::vec(any::<u64>(), 1..8), b in any::<u64>()) {
             let history = History::default().with(&a);
             prop_assert_ne!(history.with(&[b]), history);
             prop_assert_eq!(history, History::default().with(&a));

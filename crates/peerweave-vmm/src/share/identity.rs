@@ -1,23 +1,23 @@
-//! Identity of this process, for PEs that are threads.
+//! Identity of this process, with which PEs detect that they are threads of one process.
 //!
-//! Invariant: two PEs with the same process identity share an address space and a registry.
+//! Invariant: two PEs with the same process identity share an address space and the registry below.
 
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-/// Identity of this process.
+/// Identity of a process: random bytes and the process ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ProcessId(pub(crate) [u8; 16]);
 
 impl ProcessId {
-    /// Returns the identity of this process. A forked child has another one.
+    /// Returns the identity of this process. A forked child has a different identity.
     pub(crate) fn mine() -> Self {
         static RANDOM: OnceLock<[u8; 12]> = OnceLock::new();
         let random = RANDOM.get_or_init(|| {
             let mut bytes = [0; 12];
-            // Without random numbers, the process ID and the clock are used.
+            // Without random bytes, the clock and the process ID (below) distinguish processes.
             if getrandom::fill(&mut bytes).is_err() {
                 let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos() as u64);
                 bytes[..8].copy_from_slice(&now.to_le_bytes());
@@ -31,19 +31,18 @@ impl ProcessId {
     }
 }
 
-/// A value for the other PEs of this process.
+/// A value that a PE publishes to the other PEs of its process.
 pub(crate) type Shared = Arc<dyn Any + Send + Sync>;
 
 static REGISTRY: Mutex<Option<HashMap<u64, Weak<dyn Any + Send + Sync>>>> = Mutex::new(None);
 
-/// Publication of a value to the other PEs of this process, under a number. Dropping it ends the
-/// publication.
+/// A published value and its key in the registry. Dropping the entry removes the key.
 pub(crate) struct Entry {
     pub(crate) key: u64,
     _value: Shared,
 }
 
-/// Publishes a value to the other PEs of this process.
+/// Publishes a value to the other PEs of this process under a new key.
 pub(crate) fn publish(value: Shared) -> Entry {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let key = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -52,7 +51,8 @@ pub(crate) fn publish(value: Shared) -> Entry {
     Entry { key, _value: value }
 }
 
-/// Returns the value that a PE of this process has published under a number.
+/// Returns the value that a PE of this process has published under `key`. Returns `None` if the key
+/// is unknown, the value was dropped, or its type is not `T`.
 pub(crate) fn find<T: Any + Send + Sync>(key: u64) -> Option<Arc<T>> {
     let registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
     let value = registry.as_ref()?.get(&key)?.upgrade()?;
@@ -76,15 +76,15 @@ mod tests {
     fn published_value_is_found_until_it_is_dropped() {
         let entry = publish(Arc::new(7u32));
         assert_eq!(find::<u32>(entry.key).as_deref(), Some(&7));
-        assert!(find::<u64>(entry.key).is_none(), "another type");
+        assert!(find::<u64>(entry.key).is_none(), "the value has another type");
         let key = entry.key;
         drop(entry);
         assert!(find::<u32>(key).is_none());
     }
 
     #[test]
-    fn threads_of_one_process_have_its_identity() {
-        let other = std::thread::spawn(ProcessId::mine).join().expect("no panic");
+    fn threads_have_the_identity_of_their_process() {
+        let other = std::thread::spawn(ProcessId::mine).join().expect("the thread does not panic");
         assert_eq!(other, ProcessId::mine());
     }
 }

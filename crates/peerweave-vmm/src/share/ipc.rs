@@ -1,8 +1,9 @@
-//! Legacy IPC: shares device memory among processes whose virtual memory cannot be shared.
+//! Legacy IPC: shares device memory among processes if physical memory cannot be exported.
 //!
 //! The driver chooses the address in an importing process, so segments are not at equal strides.
 //! Invariant: exported memory is freed only after its owner has declared that no process has it
-//! open. Otherwise it is leaked, because freeing memory that is open elsewhere is undefined.
+//! open. Without that declaration the memory is leaked, because freeing memory that another process
+//! has open is undefined.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -16,7 +17,7 @@ use crate::VmmError;
 use crate::memory::buffer::wrong_value;
 use crate::raw;
 
-/// An exported allocation, to be sent to another process.
+/// Handle of an exported allocation, to be sent to another process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct IpcHandle(pub [u8; 64]);
@@ -27,10 +28,11 @@ impl fmt::Debug for IpcHandle {
     }
 }
 
-// Every call below that allocates or opens memory is in capture mode `relaxed`; otherwise it would
-// invalidate captures of other threads.
+// Every call below that allocates or opens memory runs in capture mode `relaxed`. In another mode
+// the call would invalidate captures of other threads.
 
-/// A plain allocation that other processes can open. Clones are handles of the same allocation.
+/// An allocation of `cuMemAlloc` that other processes can open. Clones are handles of the same
+/// allocation.
 #[derive(Clone)]
 pub struct IpcMemory {
     inner: Arc<Inner>,
@@ -43,16 +45,17 @@ struct Inner {
     /// Whether another process may have the memory open.
     lent: AtomicBool,
     streams: Arc<Streams>,
-    /// Whether no stream used this memory. Its streams may have used other memory.
+    /// Whether no stream used this memory. `streams` may be shared with other memory, and is then
+    /// not empty.
     is_unused: AtomicBool,
 }
 
 impl IpcMemory {
-    /// The driver's unit of allocation. An allocation of a multiple of it shares no unit with other
-    /// data.
+    /// Unit of the driver's allocator, in bytes. An allocation whose length is a multiple of this
+    /// unit shares no unit with other data.
     pub const STEP_BYTES: usize = 2 << 20;
 
-    /// Allocates `bytes` on the device of `context`.
+    /// Allocates `bytes` of memory on the device of `context`.
     ///
     /// # Errors
     /// [`Misuse::Value`](crate::Misuse::Value) unless `bytes` is a positive multiple of
@@ -78,8 +81,8 @@ impl IpcMemory {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Returns a handle for other processes. From then on dropping the memory leaks it, unless
-    /// [`recall`](Self::recall) was called before.
+    /// Returns a handle for other processes. Afterwards, dropping the memory leaks it unless
+    /// [`recall`](Self::recall) is called first.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -98,7 +101,7 @@ impl IpcMemory {
     ///
     /// # Safety
     /// All processes have dropped their [`IpcPeerMemory`] after the streams that used it had
-    /// completed, and have reported this.
+    /// completed, and have reported the drop to the caller.
     pub unsafe fn recall(&self) {
         self.inner.lent.store(false, Ordering::Release);
     }
@@ -108,20 +111,20 @@ impl IpcMemory {
         self.inner.address
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length of the memory in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
 
     /// Returns the address for work that is about to be enqueued on `stream`. The memory stays
-    /// allocated until the stream has completed that work. For work that is captured into a graph,
-    /// the graph must also hold [`keep`](Self::keep).
+    /// allocated until the stream has completed that work. If the work is captured into a graph,
+    /// the graph must also own the value of [`keep`](Self::keep).
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.inner.streams.note(stream);
         Access::new(self.inner.address)
     }
 
-    /// Returns an owner that keeps the memory allocated, for graphs.
+    /// Returns an owner that keeps the memory allocated. A graph that uses the memory must own it.
     pub fn keep(&self) -> Keep {
         Arc::<Inner>::clone(&self.inner)
     }
@@ -130,8 +133,8 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    /// Marks the memory as never used by any stream. It is then freed without waiting for streams
-    /// that it shares with other memory.
+    /// Marks the memory as never used by any stream. It is then freed without waiting for the
+    /// streams of `streams`, which other memory may share.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -149,18 +152,19 @@ impl Drop for Inner {
             &self.context,
             streams,
             Box::new(move || {
-                // Not by `cuMemFree`, which waits for the whole device and blocks launches of the
-                // process meanwhile. SAFETY: the last handle was dropped, no other process has it
-                // open, and the streams that used it have completed that work.
+                // `cuMemFree` is not used, because it waits for the whole device, and blocks
+                // launches of this process until then.
+                // SAFETY: the last handle was dropped, no other process has the memory open, and
+                // the streams that used it have completed that work.
                 if let Err(error) = unsafe { peerweave_driver::free(&context, address) } {
-                    tracing::warn!(%error, "memory was not freed");
+                    tracing::warn!(%error, "memory exported by legacy IPC was not freed");
                 }
             }),
         );
     }
 }
 
-/// Memory of another process, opened in this one. Clones are handles of the same memory.
+/// Memory of another process that is open in this process. Clones are handles of the same memory.
 #[derive(Clone)]
 pub struct IpcPeerMemory {
     inner: Arc<PeerInner>,
@@ -175,26 +179,27 @@ struct PeerInner {
     closing: Arc<Closing>,
 }
 
-/// The result of closing memory, set when closing is done.
+/// The result of closing memory. It is set when the driver has returned.
 pub(crate) type Closing = OnceLock<Result<(), VmmError>>;
 
 impl IpcPeerMemory {
-    /// Opens memory of another process for the device of `context`; with peer access if the memory
-    /// is on another device.
+    /// Opens memory of another process for the device of `context`. If the memory is on another
+    /// device, the driver enables peer access.
     ///
     /// # Errors
-    /// Errors of the driver; legacy IPC refuses a handle exported by the same process.
+    /// Errors of the driver. Legacy IPC refuses a handle that was exported by the same process.
     ///
     /// # Safety
-    /// The handle belongs to an allocation of `bytes`. Its owner keeps the allocation until it
-    /// knows that every handle of this value was dropped and the streams that used it have
-    /// completed.
+    /// The handle belongs to an allocation of `bytes`. Its owner frees the allocation only after
+    /// two things: every handle of this value was dropped, and the streams that used the memory
+    /// have completed. The owner is notified of both.
     pub unsafe fn open(context: &Arc<CudaContext>, handle: IpcHandle, bytes: usize) -> Result<Self, VmmError> {
-        // SAFETY: the caller promises it.
+        // SAFETY: the contract of `open_for` is that of this function, which the caller keeps.
         unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
     }
 
-    /// Like [`open`](Self::open), with the streams that closing must wait for.
+    /// Opens memory like [`open`](Self::open). `streams` are the streams that closing must wait
+    /// for.
     ///
     /// # Safety
     /// As for [`open`](Self::open).
@@ -223,7 +228,7 @@ impl IpcPeerMemory {
         self.inner.address
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length of the memory in bytes.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
     }
@@ -231,25 +236,26 @@ impl IpcPeerMemory {
 
 impl IpcPeerMemory {
     /// Returns the address for work that is about to be enqueued on `stream`. The memory stays open
-    /// until the stream has completed that work. For work that is captured into a graph, the graph
-    /// must also hold [`keep`](Self::keep).
+    /// until the stream has completed that work. If the work is captured into a graph, the graph
+    /// must also own the value of [`keep`](Self::keep).
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.inner.streams.note(stream);
         Access::new(self.inner.address)
     }
 
-    /// Returns an owner that keeps the memory open, for graphs.
+    /// Returns an owner that keeps the memory open. A graph that uses the memory must own it.
     pub fn keep(&self) -> Keep {
         Arc::<PeerInner>::clone(&self.inner)
     }
 
-    /// Returns the place where the result of closing will be stored. Closing begins when the last
+    /// Returns the cell in which the result of closing will be stored. Closing begins when the last
     /// handle is dropped.
     pub(crate) fn closing(&self) -> Arc<Closing> {
         Arc::clone(&self.inner.closing)
     }
 
-    /// Marks the memory as never used by any stream.
+    /// Marks the memory as never used by any stream. It is then closed without waiting for the
+    /// streams of `streams`, which other memory may share.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -263,8 +269,8 @@ impl Drop for PeerInner {
             &self.context,
             streams,
             Box::new(move || {
-                // SAFETY: this value opened it and was the last handle, and the streams that used
-                // it have completed that work.
+                // SAFETY: this value opened the memory, its last handle was dropped, and the
+                // streams that used the memory have completed that work.
                 let code = raw::api().map(|api| unsafe { api.cuIpcCloseMemHandle(address) });
                 let closed = code.and_then(|code| raw::done("cuIpcCloseMemHandle", code));
                 if let Err(error) = &closed {

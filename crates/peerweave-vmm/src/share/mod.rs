@@ -1,8 +1,9 @@
-//! Exports and imports physical memory: as a POSIX file descriptor or a fabric handle.
+//! Export and import of physical memory, as a POSIX file descriptor or as a fabric handle.
 //!
 //! The caller sends the handles to the other process; the heap sends them through the rendezvous.
-//! Multicast objects have separate calls, which check that multicast is enabled. Invariant: memory
-//! is imported only with the type and length with which it was exported.
+//! The calls for multicast objects are in `multicast`, and check that multicast is enabled.
+//! Invariant: memory is imported only with the handle type and the length with which it was
+//! exported.
 
 pub(crate) mod history;
 pub(crate) mod identity;
@@ -37,16 +38,16 @@ impl fmt::Debug for FabricHandle {
 pub enum SharedMemory {
     /// A file descriptor, for a process of this machine.
     FileDescriptor {
-        /// The descriptor: pass it to
-        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or to a Unix
-        /// socket of the application.
+        /// The descriptor. Pass it to
+        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or send it
+        /// through a Unix socket of the application.
         fd: Descriptor,
         /// Length of the memory in bytes.
         bytes: usize,
     },
-    /// A fabric handle.
+    /// A fabric handle, for a process of the same NVLink domain.
     Fabric {
-        /// The handle as plain bytes, to be sent by any means.
+        /// The handle as plain bytes, which can be sent by any transport.
         handle: FabricHandle,
         /// Length of the memory in bytes.
         bytes: usize,
@@ -54,36 +55,38 @@ pub enum SharedMemory {
 }
 
 impl PhysicalMemory {
-    /// Returns a file descriptor by which another process of this machine can import this memory.
-    /// The memory lives as long as one of its descriptors.
+    /// Returns a file descriptor with which another process of this machine can import this memory.
+    /// The memory stays allocated while one of its descriptors is open.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) for memory without this handle type; errors of the
-    /// driver.
+    /// [`Misuse::Value`](crate::Misuse::Value) if the memory was created without file descriptors
+    /// as handle type. Errors of the driver.
     pub fn export_file_descriptor(&self) -> Result<SharedMemory, VmmError> {
         let exportable = self.exportable();
         check_exportable("PhysicalMemory::export_file_descriptor", exportable, exportable.file_descriptor)?;
         Ok(SharedMemory::FileDescriptor { fd: export_file_descriptor(self.handle())?, bytes: self.bytes() })
     }
 
-    /// Returns a fabric handle by which another process of the NVLink domain can import this memory
-    /// while it lives.
+    /// Returns a fabric handle with which another process of the NVLink domain can import this
+    /// memory. The handle is valid while the memory is allocated.
     ///
     /// # Errors
-    /// As for [`export_file_descriptor`](Self::export_file_descriptor).
+    /// As for [`export_file_descriptor`](Self::export_file_descriptor), for fabric handles.
     pub fn export_fabric(&self) -> Result<SharedMemory, VmmError> {
         let exportable = self.exportable();
         check_exportable("PhysicalMemory::export_fabric", exportable, exportable.fabric)?;
         Ok(SharedMemory::Fabric { handle: export_fabric(self.handle())?, bytes: self.bytes() })
     }
 
-    /// Imports memory of another process, or of this one.
+    /// Imports memory that another process or this process exported.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// [`VmmError::Unsupported`] if the device lacks virtual memory management. Errors of the
+    /// driver.
     ///
     /// # Safety
-    /// `shared` was exported as physical memory of that length, and not as a multicast object.
+    /// `shared` was exported as physical memory with the length that it states, and not as a
+    /// multicast object.
     pub unsafe fn import(context: &Arc<CudaContext>, shared: SharedMemory) -> Result<Self, VmmError> {
         check_supported(context.ordinal())?;
         raw::bind(context)?;
@@ -96,7 +99,8 @@ impl PhysicalMemory {
     }
 }
 
-/// Checks that memory or an object was created with the handle type for its export.
+/// Checks that memory or a multicast object was created with the handle type of the requested
+/// export.
 pub(crate) fn check_exportable(call: &'static str, exportable: Exportable, possible: bool) -> Result<(), VmmError> {
     match possible {
         true => Ok(()),
@@ -106,10 +110,10 @@ pub(crate) fn check_exportable(call: &'static str, exportable: Exportable, possi
     }
 }
 
-/// Exports a handle of memory or of a multicast object.
+/// Exports a handle of physical memory or of a multicast object as a file descriptor.
 pub(crate) fn export_file_descriptor(handle: CUmemGenericAllocationHandle) -> Result<Descriptor, VmmError> {
     let mut fd: i32 = -1;
-    // SAFETY: the handle is live, and for this kind the driver stores an integer.
+    // SAFETY: the handle is live, and for this handle type the driver stores an integer.
     let code = unsafe { raw::api()?.cuMemExportToShareableHandle((&raw mut fd).cast(), handle, raw::FILE_DESCRIPTOR, 0) };
     raw::done("cuMemExportToShareableHandle", code)?;
     descriptor::own(fd)
@@ -117,14 +121,14 @@ pub(crate) fn export_file_descriptor(handle: CUmemGenericAllocationHandle) -> Re
 
 pub(crate) fn export_fabric(handle: CUmemGenericAllocationHandle) -> Result<FabricHandle, VmmError> {
     let mut fabric = FabricHandle([0; 64]);
-    // SAFETY: the handle is live, and for this kind the driver stores 64 bytes.
+    // SAFETY: the handle is live, and for this handle type the driver stores 64 bytes.
     let code = unsafe { raw::api()?.cuMemExportToShareableHandle((&raw mut fabric).cast(), handle, raw::FABRIC, 0) };
     raw::done("cuMemExportToShareableHandle", code)?;
     Ok(fabric)
 }
 
 pub(crate) fn import_file_descriptor(fd: &Descriptor) -> Result<CUmemGenericAllocationHandle, VmmError> {
-    // For this type the driver takes the number in place of a pointer.
+    // For this handle type the driver expects the descriptor's number in place of a pointer.
     import(descriptor::as_pointer(fd), raw::FILE_DESCRIPTOR)
 }
 
