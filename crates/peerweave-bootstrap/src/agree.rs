@@ -89,7 +89,7 @@ const CONSEQUENCE: u8 = 3;
 /// use peerweave_bootstrap::{Job, Options, Rendezvous};
 ///
 /// let rendezvous = Rendezvous::join(&Job::from_env()?, Options::default())?;
-/// let blobs = agree(&rendezvous, Members::All, "sizes", "alloc(1024)", Ok(b"mine")).expect("all called the same");
+/// let blobs = agree(&rendezvous, Members::All, "sizes", "alloc(1024)", Ok(b"mine")).expect("all PEs made the same call");
 /// assert_eq!(blobs.len(), rendezvous.n_pes() as usize);
 /// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
 /// ```
@@ -235,14 +235,14 @@ mod tests {
 
     /// Runs `body` on `n` threads, each of which is a PE.
     fn pes<T: Send>(n: u32, body: impl Fn(Rendezvous) -> T + Sync) -> Vec<T> {
-        let (_server, jobs) = Server::on_this_machine(n).expect("a server");
+        let (_server, jobs) = Server::on_this_machine(n).expect("the server starts");
         std::thread::scope(|scope| {
             let threads: Vec<_> = jobs
                 .iter()
                 .map(|job| {
                     let options = Options { deadline: Duration::from_secs(10), ..Options::default() };
                     let body = &body;
-                    scope.spawn(move || body(Rendezvous::join(job, options).expect("everybody joins")))
+                    scope.spawn(move || body(Rendezvous::join(job, options).expect("all PEs join")))
                 })
                 .collect();
             threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
@@ -257,7 +257,7 @@ mod tests {
     fn blobs_are_returned_in_pe_order() {
         let all = pes(3, |rendezvous| {
             let blob = [rendezvous.pe().get() as u8];
-            agree(&rendezvous, Members::All, "round", "call", Ok(&blob)).expect("they agree")
+            agree(&rendezvous, Members::All, "round", "call", Ok(&blob)).expect("the PEs agree")
         });
         assert!(all.iter().all(|blobs| *blobs == [[0], [1], [2]]));
     }
@@ -266,7 +266,7 @@ mod tests {
     fn failure_of_one_pe_reaches_all_pes() {
         let all = pes(3, |rendezvous| {
             let outcome: Result<&[u8], _> = if rendezvous.pe() == Pe::new(1) { Err(failure("no", false)) } else { Ok(&[]) };
-            agree(&rendezvous, Members::All, "round", "call", outcome).expect_err("one failed")
+            agree(&rendezvous, Members::All, "round", "call", outcome).expect_err("one PE failed")
         });
         assert!(matches!(all[1], Disagreement::Own), "{:?}", all[1]);
         for told in [&all[0], &all[2]] {
@@ -282,7 +282,7 @@ mod tests {
                 2 => Err(failure("no room", false)),
                 _ => Ok(&[]),
             };
-            agree(&rendezvous, Members::All, "round", "call", outcome).expect_err("one failed")
+            agree(&rendezvous, Members::All, "round", "call", outcome).expect_err("one PE failed")
         });
         for told in [&all[1], &all[3]] {
             assert!(matches!(told, Disagreement::Failed { pe, .. } if *pe == Pe::new(2)), "{told:?}");
@@ -293,7 +293,7 @@ mod tests {
     fn different_arguments_are_an_error_on_all_pes() {
         let all = pes(2, |rendezvous| {
             let call = format!("alloc({})", 4 + rendezvous.pe().get());
-            agree(&rendezvous, Members::All, "round", &call, Ok(&[])).expect_err("they differ")
+            agree(&rendezvous, Members::All, "round", &call, Ok(&[])).expect_err("the calls differ")
         });
         for told in all {
             let Disagreement::Diverged { one, one_has, other, other_has } = told else { panic!("{told:?}") };
@@ -307,9 +307,9 @@ mod tests {
             let (some, key) = ([Pe::new(2), Pe::new(0)], "meeting");
             let blobs = (rendezvous.pe() != Pe::new(1)).then(|| {
                 let blob = [rendezvous.pe().get() as u8];
-                agree(&rendezvous, Members::Some { pes: &some, key }, "came", "call", Ok(&blob)).expect("they agree")
+                agree(&rendezvous, Members::Some { pes: &some, key }, "came", "call", Ok(&blob)).expect("the PEs agree")
             });
-            rendezvous.barrier("done").expect("all are there");
+            rendezvous.barrier("done").expect("all PEs call");
             blobs
         });
         assert_eq!(all, [Some(vec![vec![2], vec![0]]), None, Some(vec![vec![2], vec![0]])]);
@@ -326,10 +326,10 @@ mod tests {
                 }
                 _ => Some(agree(&rendezvous, Members::Some { pes: &some, key }, "came", "call", Ok(&[]))),
             };
-            rendezvous.barrier("done").expect("all are there");
+            rendezvous.barrier("done").expect("all PEs call");
             outcome
         });
-        let told = all[1].as_ref().expect("PE 1 participated").as_ref().expect_err("the other did not");
+        let told = all[1].as_ref().expect("PE 1 participated").as_ref().expect_err("the other PE gave up");
         assert!(matches!(told, Disagreement::Failed { reason, .. } if reason == "saw another call"), "{told:?}");
     }
 

@@ -51,7 +51,7 @@ pub enum BootstrapError {
     Timeout {
         /// The call, with its label or key.
         call: String,
-        /// Time waited.
+        /// Time for which the call waited.
         waited: Duration,
         /// PEs that did not arrive, in ascending order.
         missing: Vec<Pe>,
@@ -203,9 +203,9 @@ pub enum Refusal {
     Token,
     /// This PE has already joined.
     AlreadyJoined,
-    /// The number of PEs differs from the server's.
+    /// The number of PEs differs from the number known to the server.
     NPes,
-    /// The protocol version differs from the server's.
+    /// The protocol version differs from the version of the server.
     Version,
 }
 
