@@ -164,7 +164,8 @@ impl Host {
         let layout = layout(n_pes, options)?;
         let mapping = Arc::new(Mapping::own(layout).map_err(|error| Error::system(CALL, error))?);
         (0..n_pes).for_each(|pe| announce(&mapping, pe));
-        // The backends are made one after the other, without the collective that ends a join.
+        // The backends are created one after the other, so the collective that ends a join is
+        // omitted.
         let aborted = JobAbort::OfThreads(AbortWord::default());
         let alone = |pe| Shared::alone(pe, mapping.clone(), options, None, aborted.clone(), Err(THREADS.into()));
         let next = Arc::new(NextMemory::default());

@@ -22,7 +22,7 @@ pub(crate) struct HeapMap {
 }
 
 impl HeapMap {
-    /// Returns a heap in which all of `start..end` is free. If `start` is not a multiple of a
+    /// Creates a heap in which all of `start..end` is free. If `start` is not a multiple of a
     /// requested alignment, padding is lost.
     pub(crate) fn new(start: u64, end: u64) -> Self {
         Self { free: BTreeMap::from([(start, end - start)]), allocated: BTreeMap::new(), start, end, highest: start }

@@ -125,8 +125,8 @@ pub(crate) struct TeamWords {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct CallWords {
-    /// Kind, element type, reduction and purpose; root; count; a word whose meaning depends on the
-    /// purpose.
+    /// Word 0: kind, element type, reduction and purpose. Word 1: root. Word 2: count. Word 3: a
+    /// value whose meaning depends on the purpose.
     pub(crate) words: [AtomicU64; 4],
 }
 
@@ -282,8 +282,8 @@ impl Segments {
 
     /// Returns the words of a PE by which surviving PEs agree on a new job after a failure.
     pub(crate) fn survivors(&self, pe: usize) -> &SurvivorWords {
-        // SAFETY: [L1] inside the page of the PE and behind its `PePage`, aligned (both asserted
-        // above), zeros are valid `SurvivorWords`, and [L2] all of it is atomic.
+        // SAFETY: [L1] the words are inside the page of the PE, behind its `PePage`, and aligned
+        // (both asserted above). Zeros are valid `SurvivorWords`, and [L2] all of it is atomic.
         unsafe { &*self.at(pe, SURVIVORS).cast::<SurvivorWords>() }
     }
 

@@ -206,9 +206,10 @@ fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), S
 
 /// Ends the collectives of the team on this rank after a failure, and publishes the failure.
 ///
-/// A mismatch leaves the team usable: all ranks have noticed it, and no rank has changed anything.
-/// After the first failure the progress word stays as it is: in a later epoch it would claim that
-/// this rank had completed the phases of the operation in which it failed.
+/// A mismatch leaves the team usable, because all ranks have detected it and no rank has changed
+/// any data. After the first failure, the progress word is not changed any more. Otherwise, in a
+/// later epoch, the word would claim that this rank had completed the phases of the operation in
+/// which it failed.
 #[cold]
 fn fail(step: &Step<'_>, error: &Error) {
     if !matches!(error, Error::Mismatch(_)) && step.team.failure().is_none() {
@@ -265,10 +266,11 @@ impl Run<'_> {
         }
     }
 
-    /// Returns what is fetched together with the entry of another rank: in an all-reduce its
-    /// operand, if that is a single line of its staging area. That takes 0.75 to 0.9 of the time.
-    /// A gather or a broadcast would take up to 1.2 times as long on distant processors: a rank
-    /// with less to do would fetch the line while its owner has yet to write it.
+    /// Returns what is fetched together with the entry of another rank. In an all-reduce, this is
+    /// the operand, if the operand is a single line of the staging area. The all-reduce then takes
+    /// 0.75 to 0.9 of the time. A gather or a broadcast would take up to 1.2 times as long on
+    /// distant processors, because a rank with less work would fetch the line before its owner has
+    /// written it.
     #[inline]
     fn fetched_with_entry(&self, algorithm: Algorithm) -> With {
         let is_line = algorithm == Algorithm::Staged && self.op.count * self.element_bytes() <= line::BYTES;

@@ -122,8 +122,8 @@ impl Run<'_> {
             (None, _) => self.step.stage(root, self.step.parity()).cast_const(),
         };
         // SAFETY: the root has passed or packed `parts` blocks of `len` bytes. The result has
-        // `count` elements; it is at its place in the operand of this rank or does not overlap it
-        // (checked by the core), and overlaps neither a line nor a staging area.
+        // `count` elements. It is at its place in the operand of this rank or does not overlap the
+        // operand (checked by the core). It overlaps neither a line nor a staging area.
         unsafe { copy_part(self.shared.address(recv), first.wrapping_add(part * len), len) };
     }
 
@@ -236,7 +236,7 @@ impl Run<'_> {
         let mut copy = vec![0; end * size];
         for rank in parts() {
             let (at, len) = (counts.send_offset(self.me, rank) * size, counts.sent(self.me, rank) * size);
-            // SAFETY: the core has checked that each part lies in the buffer; `copy` extends to the
+            // SAFETY: the core has checked that each part is in the buffer. `copy` extends to the
             // end of the last part.
             unsafe { simd::copy(copy[at..at + len].as_mut_ptr(), from.wrapping_add(at), len) };
         }

@@ -147,8 +147,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns whether results of this rank may overwrite parts of its operand that it has yet to
-    /// read: those of an all-to-all-v in place. Otherwise its own part need not be packed.
+    /// Returns whether results of this rank may overwrite parts of its operand that it has not read
+    /// yet. This is the case in an all-to-all-v in place. In other cases the part for this rank
+    /// itself need not be packed.
     #[inline]
     pub(super) fn overwrites_operand(&self) -> bool {
         self.op.kind == CollectiveKind::AllToAllV && self.op.send == self.op.recv
