@@ -89,7 +89,7 @@ const CONSEQUENCE: u8 = 3;
 /// use peerweave_bootstrap::{Job, Options, Rendezvous};
 ///
 /// let rendezvous = Rendezvous::join(&Job::from_env()?, Options::default())?;
-/// let blobs = agree(&rendezvous, Members::All, "sizes", "alloc(1024)", Ok(b"mine")).expect("all PEs made the same call");
+/// let blobs = agree(&rendezvous, Members::All, "sizes", "alloc(1024)", Ok(b"mine")).expect("all called the same");
 /// assert_eq!(blobs.len(), rendezvous.n_pes() as usize);
 /// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
 /// ```

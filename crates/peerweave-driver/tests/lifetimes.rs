@@ -214,7 +214,7 @@ fn default_stream_belongs_to_its_context_on_any_thread() {
     Fakes::new().cuda().run(|| {
         let (zero, one) = (context(0).expect("a device"), context(1).expect("another device"));
         let stream = zero.default_stream();
-        // On a thread without a current context, and on a thread whose current context is of
+        // Waits on a thread without a current context, and on a thread whose current context is of
         // another device.
         for other in [None, Some(one)] {
             let stream = Arc::clone(&stream);
@@ -294,7 +294,7 @@ fn default_stream_slice_is_freed_after_work_of_other_streams() {
         let stream = context.new_stream().expect("a stream");
         block(&stream);
         drop(slice.write(&stream).expect("a live stream"));
-        // When none of its own streams exists any more, cudarc's context frees memory without
+        // When no stream of cudarc's context exists any more, the context frees memory without
         // checking events. So the default stream must already wait.
         assert!(!wait(&own, Instant::now() + SHORT).expect("a live stream"));
         freed_after(&own, &stream, slice);
@@ -444,7 +444,7 @@ fn panicking_destructors_do_not_stop_the_reaper() {
 }
 
 #[test]
-fn freeing_uses_one_stream_per_context_and_releases_both() {
+fn freeing_thread_uses_one_stream_and_releases_the_context() {
     Fakes::new().cuda().run(|| {
         let kept = context(0).expect("a device");
         for _ in 0..50 {
@@ -457,7 +457,7 @@ fn freeing_uses_one_stream_per_context_and_releases_both() {
         assert!(made - destroyed <= 1, "{made} made, {destroyed} destroyed");
         drop(kept);
         let held = || calls("cuDevicePrimaryCtxRetain") - calls("cuDevicePrimaryCtxRelease_v2");
-        assert!(comes(LONG, || held() == 0), "a thread with nothing to free keeps the context");
+        assert!(comes(LONG, || held() == 0), "the freeing thread still retains the context");
         assert_eq!(calls("cuStreamDestroy_v2"), calls("cuStreamCreate"));
     });
 }

@@ -136,9 +136,9 @@ impl Search {
     ///
     /// # Safety
     /// The file named by the variable is the product, and running its initialisers is sound. The
-    /// same is true for every file with one of the product's names in the directories that the
-    /// function's results lead to. The function is asked for `PATH`, `PYTHONPATH`, `VIRTUAL_ENV`,
-    /// `CONDA_PREFIX` and `HOME`.
+    /// same is true for every file with one of the product's names in the directories that this
+    /// function derives from the results of `variable`. It calls `variable` with `PATH`,
+    /// `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`.
     ///
     /// # Errors
     /// As for [`open`](Self::open).

@@ -82,9 +82,9 @@ struct Place {
 impl Job {
     /// Reads the environment of this process.
     ///
-    /// Peerweave's own variables take precedence over those of torchrun, Open MPI, MPICH and Slurm,
     /// If several launchers have set variables, Peerweave's own variables take precedence over
     /// those of torchrun, Open MPI, MPICH and Slurm, in this order. See [`names`].
+    ///
     /// If only variables of an unsupported launcher are set, the process becomes a job of one PE,
     /// as without a launcher. Such a job is rarely intended, so a warning is issued once. The
     /// warning is logged through `tracing`, or printed to standard error if there is no subscriber.

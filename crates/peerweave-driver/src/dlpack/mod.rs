@@ -182,7 +182,7 @@ unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
 /// A struct whose deleter the consumer must call.
 struct Owned<M: Managed>(NonNull<M>);
 
-// SAFETY: no value is shared: `Owned` alone owns the struct. The caller of the import promised that
+// SAFETY: nothing is shared: `Owned` alone owns the struct. The caller of the import promised that
 // the deleter may be called on any thread. The test `deleter_is_called_once_after_the_last_stream`
 // would catch a violation.
 unsafe impl<M: Managed> Send for Owned<M> {}
@@ -308,7 +308,7 @@ fn data_type(dtype: DType) -> DLDataType {
         DType::BF16 => DLDataTypeCode::BFLOAT,
         DType::F8E4M3 => DLDataTypeCode::FLOAT8_E4M3FN,
         DType::F8E5M2 => DLDataTypeCode::FLOAT8_E5M2,
-        // For element types that DLPack lacks: a code that no producer uses.
+        // DLPack has no code for the other element types. No producer uses this code.
         _ => DLDataTypeCode(u8::MAX),
     };
     // The cast is exact, because an element has at most eight bytes.

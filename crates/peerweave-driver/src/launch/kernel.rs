@@ -184,8 +184,8 @@ impl LoadedKernel {
         unsafe { self.launch_into(stream, config, arguments, is_captured.then_some(keep)) }
     }
 
-    /// Like [`launch`](Self::launch), for a caller that knows whether the stream is being captured:
-    /// `keep` is `Some` if it is.
+    /// Like [`launch`](Self::launch), for a caller that knows whether the stream is being captured.
+    /// `keep` must be `Some` if the stream is being captured.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).

@@ -24,7 +24,7 @@ static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Permission of a background thread to call the driver. The exit of the process waits until the
 /// permission is dropped.
 #[derive(Debug)]
-#[must_use = "the thread is inside until this is dropped"]
+#[must_use = "the thread is inside the gate until this value is dropped"]
 pub struct BeforeExit(());
 
 impl BeforeExit {

@@ -6,8 +6,9 @@
 //!  wait      waits with a deadline        join   one stream waits for another
 //!  capture   streams that are being captured, and the values that their graph keeps
 //!  private   streams for a library's own use
-//!  reaper    frees memory when the streams that used it have completed      free   frees on a
-//! separate stream exit      ends calls of background threads before the driver shuts down
+//!  reaper    frees memory when the streams that used it have completed
+//!  free      calls that free memory without waiting for the whole device
+//!  exit      ends calls of background threads before the driver shuts down
 //! ```
 
 use std::any::Any;

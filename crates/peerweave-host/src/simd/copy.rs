@@ -25,7 +25,6 @@ const STRING_COPY_BYTES: usize = 32 << 10;
 /// the memory exceeds the second-level cache. String instructions are then faster, because they do
 /// not read the memory that they overwrite: on Zen 5 by a factor of 1.1 at 1 MiB and 2.2 at 64 MiB.
 /// Below this length they are slower, by a factor of up to 1.6.
-/// 1.1 at 1 MiB and 2.2 at 64 MiB. Below this size they are slower, by a factor of up to 1.6.
 const STRING_ZERO_BYTES: usize = 1 << 20;
 
 /// Size of a cache line, or a divisor of that size, on every architecture that has a file in

@@ -88,8 +88,9 @@ impl<'a> Step<'a> {
     }
 
     /// Takes the part of a staging area that this rank writes next into the cache of its processor,
-    /// like [`Step::own_next_entry`]. The part has `bytes` bytes at `offset`, and is right if the
-    /// next operation has operands of the same sizes. Takes at most [`OWNED_BYTES`] bytes.
+    /// like [`Step::own_next_entry`]. The part has `bytes` bytes at `offset`. This
+    /// guess is right if the next operation has operands of the same sizes. Takes at most
+    /// [`OWNED_BYTES`] bytes.
     #[inline]
     pub(crate) fn own_next_stage(&self, offset: usize, bytes: usize) {
         let first = self.stage(self.team.rank, self.parity() ^ 1).wrapping_add(offset);

@@ -182,7 +182,7 @@ mod tests {
                 }
             }
         }
-        // Both ranks send another count than the other rank expects, but the total counts agree.
+        // Each rank sends a count that the other rank does not expect, but the total counts agree.
         assert_ne!(sum(&[vec![0, 1], vec![2, 0]], &[vec![0, 1], vec![2, 0]]), 0);
     }
 }

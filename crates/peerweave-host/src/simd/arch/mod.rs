@@ -45,11 +45,10 @@ pub(super) use self::x86_64::Xmm as Basic;
 ///   valid.
 /// - **[V2]** A load or store touches exactly these bytes of memory, as relaxed atomic accesses
 ///   would, and no other bytes.
-/// memory, as relaxed atomic accesses would, and no other.
-/// Every method requires that the addressed bytes are mapped and may be accessed in this way. Other
+///
+/// Every method requires that the addressed bytes are mapped and may be read or written. Other
 /// threads and processes may access the bytes at the same time, atomically or by these methods. The
 /// processor must have the instruction set to which the type belongs.
-/// instruction set that the type belongs to.
 pub(super) unsafe trait Vector: Copy {
     /// Size in bytes: 16, 32 or 64.
     const BYTES: usize;
