@@ -32,9 +32,7 @@ fn dropped_elsewhere<R>(make: impl FnOnce(&Arc<CudaContext>) -> R) {
 #[test]
 fn dropping_memory_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
-        dropped_elsewhere(|zero| {
-            DeviceMemory::<u32>::zeroed(&zero.new_stream().expect("a stream"), 4).expect("the device has enough memory")
-        });
+        dropped_elsewhere(|zero| DeviceMemory::<u32>::zeroed(&zero.new_stream().expect("a stream"), 4).expect("memory"));
     });
 }
 

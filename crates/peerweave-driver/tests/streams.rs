@@ -36,7 +36,7 @@ fn idle_streams_without_handles_are_removed() {
             assert_eq!(
                 all.iter().filter(|stream| stream.cu_stream().is_null()).count(),
                 1,
-                "the list does not have the default stream once"
+                "the list must contain the default stream exactly once"
             );
         }
         // The outer list has every stream of the nested list, even after a weak handle was

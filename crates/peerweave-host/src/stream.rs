@@ -124,8 +124,8 @@ unsafe impl StreamBackend for HostStream {
         // So of the operations of two threads, the first in the team is also the first in the
         // queue.
         let mut queue = lock(&inner.queue);
-        // The threads of a grid cannot move to another host thread and may take long. So launches
-        // always run on the thread of the stream.
+        // The threads of a grid cannot move to another host thread and may run for a long
+        // time. So launches always run on the thread of the stream.
         let inline = ops::waits(op) && !matches!(op, Op::Launch(_));
         if !inline || inner.pending.load(Ordering::Acquire) || inner.busy.swap(true, Ordering::Acquire) {
             self.need_worker(&mut queue, call)?;

@@ -84,9 +84,9 @@ pub const PMI_LOCAL_RANK: &str = "PMI_LOCAL_RANK";
 /// Other PMI-1 launchers: number of PEs on this machine.
 pub const PMI_LOCAL_SIZE: &str = "PMI_LOCAL_SIZE";
 
-/// Variables of unsupported launchers, each with the name of the launcher. A process with one of
-/// these variables, and without variables of a supported launcher, becomes a job of one PE and logs
-/// a warning, as described at [`Job::from_env`](crate::Job::from_env).
+/// Variables of unsupported launchers, each with the name of the launcher. If only such variables
+/// are set, the process becomes a job of one PE and logs a warning, as described at
+/// [`Job::from_env`](crate::Job::from_env).
 pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
     (RANK, "torchrun (which also sets WORLD_SIZE)"),
     (WORLD_SIZE, "torchrun (which also sets RANK)"),

@@ -6,13 +6,13 @@
 //! process. [`super`] receives its reports.
 //!
 //! Invariants:
-//! - [1] A process belongs to rank `n` under these conditions: this user runs it in this PID
-//!   namespace, its environment has rank `n` of this job, and so do the environments of its
-//!   ancestors up to the agent. The same agent also started this PE.
-//! - [2] A rank has ended only if one of its processes ran this program, every observed process of
-//!   the rank has ended, and no process of this machine has had the rank for [`GRACE`]. So a shell
-//!   that replaces itself by `exec`, a helper, a fork, and a program that continues in its child
-//!   are not reported.
+//! - [1] A process belongs to rank `n` if this user runs the process in this PID namespace, and if
+//!   the environments of the process and of its ancestors up to the agent have rank `n` of this
+//!   job. The same agent also started this PE.
+//! - [2] A rank is reported as ended only if one of its processes ran this program and every
+//!   observed process of the rank has ended. In addition, no process of this machine has had the
+//!   rank for [`GRACE`]. So a shell that replaces itself by `exec`, a helper, a fork, and a program
+//!   that continues in its child are not reported.
 //! - [3] A process is identified by its process ID and start time, because process IDs are reused.
 //! - [4] A process that cannot be read, or was never observed, is not reported.
 
@@ -66,9 +66,9 @@ struct Rank {
 }
 
 impl Siblings {
-    /// Creates the watch for a job. Returns `None` if the launcher itself reports PEs that end, if
-    /// the PEs are on several machines, or if this process was not started with the variables of
-    /// this job.
+    /// Creates the watch for a job. Returns `None` if the launcher itself reports PEs that end, or
+    /// if the PEs are on several machines. Also returns `None` if this process was not started with
+    /// the variables of this job.
     pub(crate) fn of(job: &Job) -> Option<Self> {
         if job.launcher != Launcher::Torchrun || job.served != Served::ByPe0 || !job.is_on_one_machine() {
             return None;

@@ -463,7 +463,7 @@ impl<'a> Survivors<'a> {
         if missing.is_empty() {
             missing = others().filter(|&pe| !words(pe).is_at(last, phase::ARRIVED)).collect();
         }
-        // Last choice: all PEs have arrived, so the leader has just been stopped.
+        // Last choice: all PEs have arrived, so the leader must have stopped. The leader is named.
         if missing.is_empty() {
             missing = others().take(1).collect();
         }

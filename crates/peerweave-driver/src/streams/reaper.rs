@@ -322,9 +322,9 @@ pub fn settle(deadline: Instant) -> bool {
     wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
-/// Calls `allocate`. If it fails with an error for which `ran_out` returns `true`, waits for at
-/// most a second until all retired memory has been freed, and calls `allocate` again. Do not call
-/// this function from a function passed to `retire`.
+/// Calls `allocate`. If `ran_out` returns `true` for the error of `allocate`, waits for at most a
+/// second until all retired memory has been freed. Then calls `allocate` again. Do not call this
+/// function from a function passed to `retire`.
 ///
 /// # Errors
 /// Returns the last error of `allocate`.

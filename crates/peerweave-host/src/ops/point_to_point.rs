@@ -3,9 +3,9 @@
 //! The segment of the receiver has one mailbox per sending rank ([`peerweave_device::mailbox`]). A
 //! small message is stored in a slot of the mailbox, and a longer message is divided among slots.
 //! If a longer message is in symmetric memory, or in memory that the receiver can read, the slot
-//! contains its address instead, and the receiver copies the message once. No step waits by itself.
-//! All sends and receives of a group are polled in turn until all are done, so their order in the
-//! group does not matter.
+//! contains the address of the message instead. The receiver then copies the message once. No step
+//! waits by itself. All sends and receives of a group are polled in turn until all are complete, so
+//! their order in the group does not matter.
 
 use crate::memory::layout::{EAGER_BYTES, MAILBOX_SLOTS};
 use crate::ops::shared::Shared;

@@ -5,12 +5,11 @@
 //! memory of the arguments is never accessed by an ordinary Rust access or through a reference.
 //!
 //! # Memory that other PEs write
-//! Other processes and threads share the memory of the arguments, and a program with a bug may
-//! write to it at any time. If this process accessed it by ordinary loads and stores, such a race
-//! would be undefined behavior in this process. So the functions are specified by atomic accesses:
-//! **every byte is read and written by a relaxed atomic access.** The result of a race is then a
-//! mixture of old and new bytes, and every bit pattern of the element types is valid. Flags and
-//! fences around a call order the accesses.
+//! Other processes and threads share the memory of the arguments. A program with a bug may write to
+//! this memory at any time. If this process accessed the memory by ordinary loads and stores, such
+//! a race would be undefined behavior in this process. So **every byte is read and written by a
+//! relaxed atomic access.** The result of a race is then a mixture of old and new bytes, and every
+//! bit pattern of the element types is valid. Flags and fences around a call order the accesses.
 //!
 //! The portable file of [`arch`] is that specification, and miri runs it. The files of instruction
 //! sets move one vector register at a time, with inline assembly. Rust requires that a block of

@@ -197,7 +197,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// Returns the state of the reduction after the first input.
     ///
     /// # Safety
-    /// [R1].
+    /// As required by [R1].
     #[inline(always)]
     unsafe fn first<A: Arch>(&self, vector: A::Vector, scalar: S::Value) -> State<A, S> {
         // SAFETY: this processor has the instructions of `A`, [R1].
@@ -211,7 +211,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// Returns the state of the reduction after a further input.
     ///
     /// # Safety
-    /// [R1].
+    /// As required by [R1].
     #[inline(always)]
     unsafe fn next<A: Arch>(&self, state: State<A, S>, vector: A::Vector, scalar: S::Value) -> State<A, S> {
         // SAFETY: this processor has the instructions of `A`, [R1].
@@ -226,7 +226,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// Returns the result of the reduction from the state after the last input.
     ///
     /// # Safety
-    /// [R1].
+    /// As required by [R1].
     #[inline(always)]
     unsafe fn last<A: Arch>(&self, state: State<A, S>) -> A::Vector {
         let mut sums = values_of::<A, S>(state);

@@ -268,9 +268,9 @@ impl Run<'_> {
 
     /// Returns what is fetched together with the entry of another rank. In an all-reduce, this is
     /// the operand, if the operand is a single line of the staging area. The all-reduce then takes
-    /// 0.75 to 0.9 of the time. A gather or a broadcast would take up to 1.2 times as long on
-    /// distant processors, because a rank with less work would fetch the line before its owner has
-    /// written it.
+    /// 0.75 to 0.9 of the time. On distant processors, a gather or a broadcast would take up to 1.2
+    /// times as long. In these collectives, a rank with less work would fetch the line before the
+    /// owner of the line has written it.
     #[inline]
     fn fetched_with_entry(&self, algorithm: Algorithm) -> With {
         let is_line = algorithm == Algorithm::Staged && self.op.count * self.element_bytes() <= line::BYTES;
