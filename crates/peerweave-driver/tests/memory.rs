@@ -116,7 +116,7 @@ fn memory_is_freed_after_the_streams_that_used_it() {
 }
 
 #[test]
-fn stuck_device_does_not_delay_the_others() {
+fn stuck_device_does_not_delay_other_devices() {
     Fakes::new().cuda().run(|| {
         let (_, stuck) = device();
         let elsewhere = context(1).expect("eight devices");
