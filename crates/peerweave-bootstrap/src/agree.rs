@@ -1,9 +1,9 @@
 //! A round of a collective call: every PE reports its call and the outcome of its part, and
 //! receives the reports of all PEs.
 //!
-//! Disagreements are handled by the caller. Invariant: if every wait of a round ends in time, all
-//! PEs of the round reach the same decision. So if one PE fails, all of them undo the call, and no
-//! PE waits for the deadline.
+//! The caller handles disagreements. Invariant: if every wait of a round ends before its deadline,
+//! all PEs of the round reach the same decision. So if one PE fails, all PEs undo the call, and no
+//! PE waits until the deadline.
 
 use std::time::Instant;
 
@@ -11,17 +11,17 @@ use peerweave_types::Pe;
 
 use crate::{BootstrapError, Rendezvous};
 
-/// The PEs that take part in a round.
+/// The PEs that participate in a round.
 #[derive(Clone, Copy, Debug)]
 pub enum Members<'a> {
     /// All PEs of the rendezvous.
     All,
-    /// Some PEs, including this one.
+    /// Some PEs, including this PE.
     Some {
-        /// The PEs, in the same order on each of them.
+        /// The PEs. Each of these PEs must pass the same order.
         pes: &'a [Pe],
-        /// Name of the collective call: the same on each of these PEs, and different from every
-        /// other call over this rendezvous.
+        /// Name of the collective call. All these PEs must pass the same name. Every other call
+        /// over this rendezvous must have a different name.
         key: &'a str,
     },
 }
@@ -29,17 +29,17 @@ pub enum Members<'a> {
 /// The failure of a PE's part of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The error's message.
+    /// Message of the error.
     pub reason: String,
-    /// Whether another PE caused this failure. Errors name a PE that failed by itself, if there is
-    /// one.
+    /// Whether another PE caused this failure. If a PE failed by itself, errors name that PE rather
+    /// than a PE with a consequence.
     pub is_consequence: bool,
 }
 
 /// The reason why a round failed.
 #[derive(Debug)]
 pub enum Disagreement {
-    /// This PE's part failed, and the other PEs were notified.
+    /// The part of this PE failed, and the other PEs were notified.
     Own,
     /// The part of another PE failed.
     Failed {
@@ -59,9 +59,9 @@ pub enum Disagreement {
         /// The call of `other`.
         other_has: String,
     },
-    /// The rendezvous failed. All PEs get [`BootstrapError::Mismatch`] if the labels of the round
-    /// differ. After any other error the PEs may have reached different decisions, and may not know
-    /// the outcome of this PE.
+    /// The rendezvous failed. If the labels of the round differ, all PEs get
+    /// [`BootstrapError::Mismatch`]. After any other error the PEs may have reached different
+    /// decisions, and other PEs may not know the outcome of this PE.
     Rendezvous(BootstrapError),
 }
 
@@ -69,18 +69,19 @@ const WORKED: u8 = 1;
 const FAILED: u8 = 2;
 const CONSEQUENCE: u8 = 3;
 
-/// Makes one round and returns the blobs of its PEs, in their order.
+/// Performs one round and returns the blobs of its PEs, in the order of the PEs.
 ///
-/// `label` names the round; with [`Members::All`] it must be the same on all PEs, as for
-/// [`Rendezvous::exchange`]. `call` names the call with its arguments, and everything else that
-/// must be the same on all PEs. `outcome` is this PE's blob for the others, or its failure.
+/// `label` names the round. With [`Members::All`] all PEs must pass the same label, as for
+/// [`Rendezvous::exchange`]. `call` describes the call with its arguments, and everything else that
+/// must be the same on all PEs. `outcome` is this PE's blob for the other PEs, or its failure.
 ///
 /// # Collective
-/// All members. Waits until all have arrived, for at most the rendezvous' deadline.
+/// All members. Waits until all members have arrived, for at most the deadline of the rendezvous.
 ///
 /// # Errors
-/// [`Disagreement::Own`] if `outcome` is a failure, of which the other PEs are notified. Otherwise,
-/// equally on every member, [`Disagreement::Failed`] or [`Disagreement::Diverged`].
+/// [`Disagreement::Own`] if `outcome` is a failure, of which the other PEs are notified.
+/// [`Disagreement::Failed`] if another member failed, or [`Disagreement::Diverged`] if the calls
+/// differ. Every member without a failure of its own gets the same of these two errors.
 /// [`Disagreement::Rendezvous`] if not all members arrived.
 ///
 /// ```
@@ -105,20 +106,21 @@ pub fn agree(
         Members::Some { pes, key } => (pes.to_vec(), exchange_among(rendezvous, pes, key, label, &statement)),
     };
     let answers = answers.map_err(Disagreement::Rendezvous)?;
-    // This PE's own failure takes precedence.
+    // This PE's own failure takes precedence over failures of other PEs.
     outcome.map_err(|_| Disagreement::Own)?;
     decide(&pes, &answers)
 }
 
 /// Notifies the other members of a round among some PEs that this PE does not continue. Ignores
-/// errors: the other members then time out.
+/// errors of the rendezvous. After such an error the other members time out.
 pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
     let failure = Failure { reason: reason.to_owned(), is_consequence: true };
     let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));
 }
 
-/// Removes this PE's statement of a round among some PEs, after all members have read it. Ignores
-/// errors: the statement then stays in the store.
+/// Removes this PE's statement of a round among some PEs, after all members have read the
+/// statement. Ignores errors of the rendezvous. After such an error the statement stays in the
+/// store.
 pub fn forget(rendezvous: &Rendezvous, key: &str, label: &str) {
     let _ = rendezvous.remove(&key_of(key, label, rendezvous.pe()));
 }
@@ -127,8 +129,8 @@ fn key_of(key: &str, label: &str, pe: Pe) -> String {
     format!("{key}/{label}/{}", pe.get())
 }
 
-/// Exchanges blobs among some PEs through the key-value store; [`Rendezvous::exchange`] needs all
-/// PEs.
+/// Exchanges blobs among some PEs through the key-value store, because [`Rendezvous::exchange`]
+/// needs all PEs.
 fn exchange_among(
     rendezvous: &Rendezvous,
     pes: &[Pe],
@@ -144,7 +146,7 @@ fn exchange_among(
             give_up(rendezvous, key, label, "gave up");
             match error {
                 BootstrapError::Timeout { call, .. } => {
-                    // The first is the one that was waited for; others may be missing too.
+                    // This PE waited for `pe`, but other members may be missing too.
                     let absent = |other: &Pe| other == pe || matches!(rendezvous.try_get(&key_of(key, label, *other)), Ok(None));
                     let missing = pes.iter().copied().filter(absent).collect();
                     BootstrapError::Timeout { call, waited: start.elapsed(), missing }
@@ -167,7 +169,7 @@ fn decide(pes: &[Pe], answers: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Disagreement>
         };
         match their_outcome {
             Ok(blob) => blobs.push(blob.to_vec()),
-            // The PE that failed by itself, rather than one that failed because of it.
+            // A PE that failed by itself takes precedence over a PE whose failure is a consequence.
             Err(said) if failed.as_ref().is_none_or(|(_, known)| known.is_consequence && !said.is_consequence) => {
                 failed = Some((pe, said))
             }
@@ -202,10 +204,10 @@ fn encode(call: &str, outcome: Result<&[u8], &Failure>) -> Vec<u8> {
     statement
 }
 
-/// A PE's statement: its call, and its blob or its failure.
+/// The statement of a PE: its call, and either its blob or its failure.
 type Statement<'a> = (&'a str, Result<&'a [u8], Received<'a>>);
 
-/// A [`Failure`] as received.
+/// A [`Failure`] that was received from another PE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Received<'a> {
     reason: &'a str,
@@ -231,16 +233,16 @@ mod tests {
     use super::*;
     use crate::{Options, Server};
 
-    /// Runs `body` as each of `n` PEs.
+    /// Runs `body` on `n` threads, each of which is a PE.
     fn pes<T: Send>(n: u32, body: impl Fn(Rendezvous) -> T + Sync) -> Vec<T> {
-        let (_server, jobs) = Server::on_this_machine(n).expect("a server");
+        let (_server, jobs) = Server::on_this_machine(n).expect("the server starts");
         std::thread::scope(|scope| {
             let threads: Vec<_> = jobs
                 .iter()
                 .map(|job| {
                     let options = Options { deadline: Duration::from_secs(10), ..Options::default() };
                     let body = &body;
-                    scope.spawn(move || body(Rendezvous::join(job, options).expect("everybody joins")))
+                    scope.spawn(move || body(Rendezvous::join(job, options).expect("all PEs join")))
                 })
                 .collect();
             threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
@@ -255,16 +257,16 @@ mod tests {
     fn blobs_are_returned_in_pe_order() {
         let all = pes(3, |rendezvous| {
             let blob = [rendezvous.pe().get() as u8];
-            agree(&rendezvous, Members::All, "round", "call", Ok(&blob)).expect("they agree")
+            agree(&rendezvous, Members::All, "round", "call", Ok(&blob)).expect("the PEs agree")
         });
         assert!(all.iter().all(|blobs| *blobs == [[0], [1], [2]]));
     }
 
     #[test]
-    fn failure_of_one_pe_reaches_all_at_once() {
+    fn failure_of_one_pe_reaches_all_pes() {
         let all = pes(3, |rendezvous| {
             let outcome: Result<&[u8], _> = if rendezvous.pe() == Pe::new(1) { Err(failure("no", false)) } else { Ok(&[]) };
-            agree(&rendezvous, Members::All, "round", "call", outcome).expect_err("one failed")
+            agree(&rendezvous, Members::All, "round", "call", outcome).expect_err("one PE failed")
         });
         assert!(matches!(all[1], Disagreement::Own), "{:?}", all[1]);
         for told in [&all[0], &all[2]] {
@@ -280,7 +282,7 @@ mod tests {
                 2 => Err(failure("no room", false)),
                 _ => Ok(&[]),
             };
-            agree(&rendezvous, Members::All, "round", "call", outcome).expect_err("one failed")
+            agree(&rendezvous, Members::All, "round", "call", outcome).expect_err("one PE failed")
         });
         for told in [&all[1], &all[3]] {
             assert!(matches!(told, Disagreement::Failed { pe, .. } if *pe == Pe::new(2)), "{told:?}");
@@ -291,7 +293,7 @@ mod tests {
     fn different_arguments_are_an_error_on_all_pes() {
         let all = pes(2, |rendezvous| {
             let call = format!("alloc({})", 4 + rendezvous.pe().get());
-            agree(&rendezvous, Members::All, "round", &call, Ok(&[])).expect_err("they differ")
+            agree(&rendezvous, Members::All, "round", &call, Ok(&[])).expect_err("the calls differ")
         });
         for told in all {
             let Disagreement::Diverged { one, one_has, other, other_has } = told else { panic!("{told:?}") };
@@ -300,21 +302,21 @@ mod tests {
     }
 
     #[test]
-    fn round_of_some_pes_does_not_need_the_others() {
+    fn round_of_some_pes_does_not_wait_for_other_pes() {
         let all = pes(3, |rendezvous| {
             let (some, key) = ([Pe::new(2), Pe::new(0)], "meeting");
             let blobs = (rendezvous.pe() != Pe::new(1)).then(|| {
                 let blob = [rendezvous.pe().get() as u8];
-                agree(&rendezvous, Members::Some { pes: &some, key }, "came", "call", Ok(&blob)).expect("they agree")
+                agree(&rendezvous, Members::Some { pes: &some, key }, "came", "call", Ok(&blob)).expect("the PEs agree")
             });
-            rendezvous.barrier("done").expect("all are there");
+            rendezvous.barrier("done").expect("all PEs call");
             blobs
         });
         assert_eq!(all, [Some(vec![vec![2], vec![0]]), None, Some(vec![vec![2], vec![0]])]);
     }
 
     #[test]
-    fn member_that_gives_up_is_reported_at_once() {
+    fn member_that_gives_up_is_reported() {
         let all = pes(2, |rendezvous| {
             let (some, key) = ([Pe::new(0), Pe::new(1)], "meeting");
             let outcome = match rendezvous.pe().get() {
@@ -324,10 +326,10 @@ mod tests {
                 }
                 _ => Some(agree(&rendezvous, Members::Some { pes: &some, key }, "came", "call", Ok(&[]))),
             };
-            rendezvous.barrier("done").expect("all are there");
+            rendezvous.barrier("done").expect("all PEs call");
             outcome
         });
-        let told = all[1].as_ref().expect("it took part").as_ref().expect_err("the other did not");
+        let told = all[1].as_ref().expect("PE 1 participated").as_ref().expect_err("the other PE gave up");
         assert!(matches!(told, Disagreement::Failed { reason, .. } if reason == "saw another call"), "{told:?}");
     }
 

@@ -1,7 +1,7 @@
 //! Errors of the rendezvous and of launchers' environments.
 //!
-//! Invariant: every error names its call or the invalid value, and an expired wait names the
-//! missing PEs.
+//! Invariant: every error names its call or the invalid value. The error of an expired wait names
+//! the missing PEs.
 
 use std::fmt;
 use std::io;
@@ -19,8 +19,8 @@ use crate::limits::{MAX_FRAME_LEN_BYTES, VERSION};
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
-    /// A variable of the launcher's environment is missing, cannot be parsed or contradicts another
-    /// one.
+    /// A variable of the launcher's environment is missing, cannot be parsed, or contradicts
+    /// another variable.
     #[error("{variable} is {}, expected {expected}", found(.value))]
     Environment {
         /// Name of the variable.
@@ -31,7 +31,8 @@ pub enum BootstrapError {
         expected: String,
     },
 
-    /// An argument of a call is invalid. This is a bug in the caller; another PE cannot cause it.
+    /// An argument of a call is invalid. This is a bug in the caller. Another PE cannot cause this
+    /// error.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Misuse {
         /// The call that refused the argument.
@@ -44,13 +45,13 @@ pub enum BootstrapError {
         expected: String,
     },
 
-    /// The deadline passed. `missing` has the PEs that did not arrive. It is empty if the call
-    /// waited for a key, or if the server does not answer any more.
+    /// The deadline passed. `missing` lists the PEs that did not arrive. The list is empty if the
+    /// call waited for a key, or if the server no longer answers.
     #[error("{call}: timed out after {waited:.1?}{}", did_not_arrive(.missing))]
     Timeout {
         /// The call, with its label or key.
         call: String,
-        /// Time waited.
+        /// Time for which the call waited.
         waited: Duration,
         /// PEs that did not arrive, in ascending order.
         missing: Vec<Pe>,
@@ -89,7 +90,7 @@ pub enum BootstrapError {
         reason: Refusal,
     },
 
-    /// The PEs made different collective calls. All of them get this error.
+    /// The PEs made different collective calls. All PEs get this error.
     #[error("{call}: the PEs disagree: {one} called {one_call}, {other} called {other_call}")]
     Mismatch {
         /// The call of this PE.
@@ -109,7 +110,7 @@ pub enum BootstrapError {
     Protocol {
         /// The call that received the data.
         call: &'static str,
-        /// The error in the data.
+        /// The error that was found in the data.
         source: ProtocolError,
     },
 
@@ -135,14 +136,14 @@ pub enum BootstrapError {
         endpoint: String,
     },
 
-    /// The calling process was forked from the one that joined. A forked child is not a PE.
-    #[error("{call}: process {called_by} was forked from process {joined_by}; only the process that joined may call")]
+    /// The calling process was forked from the process that joined. A forked child is not a PE.
+    #[error("{call}: process {called_by} was forked from process {joined_by}; call only from the process that joined")]
     Forked {
         /// The call.
         call: &'static str,
-        /// The process that joined.
+        /// ID of the process that joined.
         joined_by: u32,
-        /// The process that called.
+        /// ID of the process that called.
         called_by: u32,
     },
 
@@ -171,12 +172,12 @@ pub enum Loss {
     /// The connection of the PE closed unexpectedly: the PE crashed, was killed, or dropped its
     /// [`Rendezvous`](crate::Rendezvous).
     Disconnected,
-    /// The PE called [`leave`](crate::Rendezvous::leave) before the call that waits for it.
+    /// The PE called [`leave`](crate::Rendezvous::leave), but another PE's call waits for the PE.
     Left,
-    /// The PE left after its own wait had timed out. That wait was for the PEs in `missing`, among
-    /// them this one.
+    /// The PE left or disconnected because of other PEs. Its own wait for the PEs in `missing` had
+    /// timed out, or it had named the PE in `missing` by [`blame`](crate::Rendezvous::blame).
     GaveUp {
-        /// PEs that the lost PE waited for, in ascending order.
+        /// The PEs that the lost PE waited for, in ascending order, or the PE that it named.
         missing: Vec<Pe>,
     },
     /// The launcher reported that the process of the PE ended, with this message.
@@ -202,9 +203,9 @@ pub enum Refusal {
     Token,
     /// This PE has already joined.
     AlreadyJoined,
-    /// The number of PEs differs from the server's.
+    /// The number of PEs differs from the number known to the server.
     NPes,
-    /// The protocol version differs from the server's.
+    /// The protocol version differs from the version of the server.
     Version,
 }
 
@@ -273,7 +274,8 @@ impl BootstrapError {
         Self::Io { call, kind: error.kind(), message: format!("{place}: {error}") }
     }
 
-    /// Returns the PEs that caused this error: those that did not arrive, were lost or failed.
+    /// Returns the PEs that caused this error. Such PEs did not arrive, were lost, failed, were
+    /// refused, or made different calls.
     ///
     /// ```
     /// use peerweave_bootstrap::{BootstrapError, Loss, Pe};
@@ -298,7 +300,7 @@ fn found(value: &Option<String>) -> String {
     }
 }
 
-/// Formats the missing PEs; lists only the first few of many.
+/// Formats the missing PEs. Lists at most 16 PEs and the number of further PEs.
 fn did_not_arrive(missing: &[Pe]) -> String {
     const SHOWN: usize = 16;
     if missing.is_empty() {

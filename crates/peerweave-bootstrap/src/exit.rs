@@ -1,24 +1,25 @@
-//! Ends the process at once.
+//! Ends the process immediately.
 
 use std::io::Write;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// Time to write what standard output has buffered. Another thread may hold its lock.
+/// Maximum time for writing the buffered data of standard output. Another thread may hold the lock
+/// of standard output.
 const FLUSH: Duration = Duration::from_millis(100);
 
-/// Ends this process with the exit status `code`, from any thread, within a tenth of a second.
+/// Ends this process with the exit status `code`, from any thread, within about 100 ms.
 ///
-/// No destructor runs: neither of Rust values, nor of C++ objects, nor functions registered with
-/// `atexit`, because they could wait for threads that still run. Buffered data of Rust's standard
-/// output is written before; that of C streams, and of the program's own writers, is lost. The
-/// operating system frees memory, descriptors and GPU contexts. On Windows this is
-/// [`std::process::exit`].
+/// No destructor runs: neither those of Rust values or C++ objects, nor functions registered with
+/// `atexit`. Such a destructor could wait for threads that still run. Buffered data of Rust's
+/// standard output is written first. Buffered data of C streams and of the program's own writers is
+/// lost. The operating system frees memory, descriptors and GPU contexts. On Windows this function
+/// calls [`std::process::exit`].
 pub fn end_process(code: u8) -> ! {
     let (done, flushed) = mpsc::channel();
     let flush = move || {
-        // The process ends in either case.
+        // The process ends even if the data cannot be written.
         let _ = std::io::stdout().flush();
         let _ = done.send(());
     };
@@ -30,7 +31,7 @@ pub fn end_process(code: u8) -> ! {
 
 #[cfg(unix)]
 fn exit_now(code: u8) -> ! {
-    // SAFETY: takes an integer and does not return; it accesses no memory of this process.
+    // SAFETY: `_exit` takes an integer and does not return. It accesses no memory of this process.
     unsafe { libc::_exit(code.into()) }
 }
 

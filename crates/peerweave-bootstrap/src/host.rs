@@ -1,9 +1,12 @@
-//! The host of each PE: which PEs can share memory.
+//! The host of each PE. PEs with the same host can share memory.
 //!
-//! Two PEs have the same host if they run on the same boot of an operating system in the same
-//! network namespace, the scope of the sockets that pass file descriptors, and have the same value
-//! of `NCCL_HOSTID`. NCCL uses that variable instead of the name of the machine, so a machine can
-//! be divided into several hosts, for Peerweave and for NCCL alike.
+//! Two PEs have the same host under three conditions:
+//! - They run on the same boot of an operating system.
+//! - They are in the same network namespace, which limits the sockets that pass file descriptors.
+//! - They have the same value of `NCCL_HOSTID`.
+//!
+//! NCCL uses `NCCL_HOSTID` instead of the name of the machine. So the variable divides a machine
+//! into several hosts for both Peerweave and NCCL.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,7 +15,7 @@ use peerweave_types::Pe;
 
 use crate::token::fingerprint;
 
-/// The variable by which NCCL identifies a host.
+/// Name of the variable by which NCCL identifies a host.
 const HOST_ID: &str = "NCCL_HOSTID";
 
 /// The identity of the host of a PE.
@@ -32,7 +35,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Returns the host of this process, as its environment says.
+    /// Returns the host of this process, using `NCCL_HOSTID` from its environment.
     pub fn here() -> Self {
         let id = std::env::var(HOST_ID).ok().filter(|id| !id.trim().is_empty());
         Self::of(id.as_deref())
@@ -47,13 +50,13 @@ impl Host {
         let read = |path| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
         let (boot, name) = (read("/proc/sys/kernel/random/boot_id"), read("/proc/sys/kernel/hostname"));
         let network = std::fs::read_link("/proc/self/ns/net").map(|link| link.to_string_lossy().into_owned());
-        // Containers of one machine may have names of their own.
+        // Containers of one machine may have different host names, so the boot ID is preferred.
         let machine = if boot.is_empty() { &name } else { &boot };
         let text = format!("{machine}\n{}\n{}", network.unwrap_or_default(), id.unwrap_or_default());
         Self { identity: [1, 2].map(|salt| fingerprint(&text, salt)), name: id.map_or(name, str::to_owned) }
     }
 
-    /// Returns a hash of the identity, which two hosts have in common only by chance.
+    /// Returns a hash of the identity. Two hosts have the same hash only by chance.
     pub fn number(&self) -> u64 {
         self.identity[0]
     }
@@ -65,7 +68,7 @@ impl Host {
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        /// More of a name is not exchanged.
+        /// Maximum number of bytes of the name that are exchanged.
         const LONGEST: usize = 64;
         let name = self.name.bytes().take(LONGEST);
         self.identity.iter().flat_map(|word| word.to_le_bytes()).chain(name).collect()
@@ -91,7 +94,7 @@ impl Host {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hosts {
-    /// Number of the host of each PE.
+    /// Index of the host of each PE.
     of: Box<[u32]>,
     names: Box<[String]>,
 }
@@ -116,7 +119,7 @@ impl Hosts {
         self.names.len()
     }
 
-    /// Returns the number of the host of a PE, below [`len`](Self::len).
+    /// Returns the index of the host of a PE. The index is less than [`len`](Self::len).
     ///
     /// # Panics
     /// If the job has no such PE.
@@ -132,7 +135,7 @@ impl Hosts {
         &self.names[self.of(pe) as usize]
     }
 
-    /// Returns the PEs of a host in ascending order.
+    /// Returns the PEs of the host with index `host`, in ascending order.
     pub fn pes(&self, host: u32) -> impl Iterator<Item = Pe> + '_ {
         let all: Range<u32> = 0..self.of.len() as u32;
         all.map(Pe::new).filter(move |pe| self.of(*pe) == host)
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn host_is_read_as_it_was_sent() {
+    fn host_is_the_same_after_encoding_and_decoding() {
         for host in [Host::here(), Host::named(""), Host::named("node")] {
             assert_eq!(Host::from_bytes(&host.to_bytes()), Some(host));
         }

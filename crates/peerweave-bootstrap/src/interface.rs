@@ -1,6 +1,6 @@
-//! Network interfaces of this machine, and the choice of one for the job.
+//! Network interfaces of this machine, and the choice of an interface for the job.
 //!
-//! Invariant: a requested interface that does not exist is an error; no other interface is used
+//! Invariant: a requested interface that does not exist is an error. No other interface is used
 //! instead.
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use crate::env::names;
 use crate::error::BootstrapError;
 
-/// One address of an interface.
+/// An address of a network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// Name of the interface, in the form of `NCCL_SOCKET_IFNAME`.
@@ -24,7 +24,7 @@ impl Interface {
     }
 }
 
-/// Returns all addresses of this machine, in the order of the system.
+/// Returns all addresses of the interfaces that are up, in the order of the system.
 ///
 /// # Errors
 /// [`BootstrapError::Io`] if the system call fails.
@@ -37,13 +37,13 @@ pub fn interfaces() -> Result<Vec<Interface>, BootstrapError> {
         .collect())
 }
 
-/// Chooses the interface through which other machines reach this one. Configure the other libraries
-/// of the job to use the same interface.
+/// Chooses the interface through which other machines reach this machine. Configure the other
+/// libraries of the job to use the same interface.
 ///
-/// `asked` is the name or an address of an interface, the value of `PEERWEAVE_INTERFACE`. If it is
-/// `None`, this function returns the first external interface: physical ones before bridges of
-/// containers and virtual machines, IPv4 before IPv6. If there is no external interface, it returns
-/// the loopback interface.
+/// `asked` is the name or an address of an interface, as in `PEERWEAVE_INTERFACE`. If `asked` is
+/// `None`, this function returns the first external interface. It prefers physical interfaces to
+/// bridges of containers and virtual machines, and IPv4 to IPv6. If there is no external interface,
+/// it returns the loopback interface.
 ///
 /// ```
 /// use peerweave_bootstrap::interface::advertise_address;
@@ -74,7 +74,7 @@ fn choose(asked: Option<&str>, all: Vec<Interface>) -> Result<Interface, Bootstr
     })
 }
 
-/// Ranks an interface; lower is better.
+/// Returns the rank of an interface. A lower rank is better.
 fn rank(one: &Interface) -> u8 {
     const VIRTUAL: [&str; 8] = ["docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "tun"];
     let family = match one.address {
@@ -88,8 +88,8 @@ fn rank(one: &Interface) -> u8 {
     }
 }
 
-/// Returns whether the address is link-local, which is not usable without the index of the
-/// interface.
+/// Returns whether the address is link-local. A link-local address is not usable without the index
+/// of the interface.
 fn is_link_local(address: &Ipv6Addr) -> bool {
     address.segments()[0] & 0xffc0 == 0xfe80
 }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_interface_error_lists_the_existing_ones() {
+    fn error_for_a_missing_interface_lists_all_interfaces() {
         let error = choose(Some("eth9"), machine()).unwrap_err().to_string();
         assert!(error.contains("PEERWEAVE_INTERFACE") && error.contains("eth9") && error.contains("ib0 (10.1.0.7)"), "{error}");
     }

@@ -1,9 +1,9 @@
-//! The position of this process in its job, as found in a launcher's environment.
+//! The position of this process in its job, as read from a launcher's environment.
 //!
 //! [`crate::env`] parses and writes the variables.
 //!
-//! Invariant, checked by [`Job::check`] before a job is used: `pe < n_pes`, `local_pe < local_n_pes
-//! <= n_pes`, `machine < n_machines <= n_pes`, and a job of several PEs has a rendezvous.
+//! [`Job::check`] checks this invariant before a job is used: `pe < n_pes`, `local_pe < local_n_pes
+//! <= n_pes`, and `machine < n_machines <= n_pes`. A job of several PEs has a rendezvous.
 
 use std::fmt;
 
@@ -63,7 +63,7 @@ pub enum Served {
 /// ```
 /// use peerweave_bootstrap::{Job, Launcher, Pe};
 ///
-/// // What `torchrun --nproc-per-node=2` sets for its second process.
+/// // The variables that `torchrun --nproc-per-node=2` sets for its second process.
 /// let job = Job::from_vars(&|name: &str| {
 ///     let value = match name {
 ///         "RANK" | "LOCAL_RANK" => "1",
@@ -76,7 +76,7 @@ pub enum Served {
 /// })?;
 /// assert_eq!((job.pe, job.n_pes, job.launcher), (Pe::new(1), 2, Launcher::Torchrun));
 ///
-/// // No launcher at all: a job of one PE.
+/// // Without a launcher, the process is a job of one PE.
 /// assert_eq!(Job::from_vars(&|_: &str| None)?.n_pes, 1);
 /// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
 /// ```
@@ -90,28 +90,28 @@ pub struct Job {
     pub local_pe: u32,
     /// Number of PEs on this machine.
     pub local_n_pes: u32,
-    /// Index of this machine.
+    /// Index of this machine in the job.
     pub machine: u32,
     /// Number of machines of the job.
     pub n_machines: u32,
-    /// The launcher.
+    /// The launcher that started this process.
     pub launcher: Launcher,
     /// Address of the rendezvous; `None` in a job of one PE.
     pub rendezvous: Option<Endpoint>,
-    /// The secret that the PEs share.
+    /// Secret of the job, the same on all PEs.
     pub token: Token,
     /// Whether the token is derived from values that other users of the network may know, because
     /// `PEERWEAVE_TOKEN` is not set.
     pub token_is_public: bool,
     /// The process that runs the rendezvous server.
     pub served: Served,
-    /// The interface to use, by name or address, from `PEERWEAVE_INTERFACE`; see
+    /// The interface to use, by name or address, from `PEERWEAVE_INTERFACE`. See
     /// [`crate::interface`].
     pub interface: Option<String>,
 }
 
 impl Job {
-    /// Returns a job of only this process.
+    /// Returns a job of one PE, which is this process.
     pub fn single() -> Self {
         Self {
             pe: Pe::new(0),
@@ -129,9 +129,10 @@ impl Job {
         }
     }
 
-    /// Returns PE `pe` of a job of `n_pes` PEs on this machine, whose server the caller runs.
+    /// Returns PE `pe` of a job of `n_pes` PEs on this machine. The caller must run the server at
+    /// `rendezvous`.
     ///
-    /// For launchers, for PEs that are threads, and for tests.
+    /// Used by launchers, by PEs that are threads, and by tests.
     /// [`Rendezvous::join`](crate::Rendezvous::join) refuses a job with invalid numbers.
     pub fn on_one_machine(pe: u32, n_pes: u32, rendezvous: Endpoint, token: Token) -> Self {
         Self {

@@ -2,13 +2,13 @@
 //! among them.
 //!
 //! This crate does not depend on GPUs. It does not transfer the application's data: a blob has at
-//! most 1 MiB. Backends use this crate to set up the memory or network through which they transfer
-//! data.
+//! most 1 MiB. Backends use this crate to set up shared memory or network connections, through
+//! which they transfer the application's data.
 //!
 //! ```text
 //!  Job::from_env()          reads the variables of peerweave run, torchrun, PMIx, PMI-1 or Slurm
 //!       │
-//!  Rendezvous::join         waits for all PEs; at the deadline, an error names the missing ones
+//!  Rendezvous::join         waits for all PEs; at the deadline, an error names the missing PEs
 //!       │
 //!       ├─ exchange  barrier  put  get        blobs of up to 1 MiB, ordered by PE
 //!       ├─ share_descriptor                   memory of one machine, from one process to the others
@@ -18,12 +18,12 @@
 //! ```
 //!
 //! - **Waits end.** Every wait has a deadline, and its error names the missing PEs. A crashed PE is
-//!   detected at once, and all PEs that wait for it get an error that names it.
-//! - **Connections are authenticated.** A client must know a token; on one machine the kernel also
-//!   confirms its user. A connection that sends invalid data, floods the server or sends no data
-//!   does not affect other connections.
-//! - **Nothing is left behind.** On one machine the server uses an abstract Unix socket, which has
-//!   no file and is freed with its process.
+//!   detected immediately. All PEs that wait for the crashed PE then get an error that names it.
+//! - **Connections are authenticated.** A client must know a token. On one machine the kernel also
+//!   confirms the client's user. If a connection sends invalid data, floods the server or sends no
+//!   data, other connections are not affected.
+//! - **Nothing remains after the job.** On one machine the server uses an abstract Unix socket.
+//!   This socket has no file and is freed when the process of the server ends.
 //!
 //! ```
 //! use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -36,7 +36,7 @@
 //! # Ok::<(), peerweave_bootstrap::BootstrapError>(())
 //! ```
 //!
-//! PEs can join and leave in any order, except that a PE 0 that runs the server leaves last.
+//! PEs can join and leave in any order. Only a PE 0 that runs the server must leave last.
 
 /// Runs the example of the README as a test.
 #[cfg(doctest)]

@@ -12,6 +12,6 @@ pub const MAX_BLOB_LEN_BYTES: usize = 1 << 20;
 pub const MAX_KEY_LEN_BYTES: usize = 256;
 /// Maximum length of an error message in a frame, in bytes.
 pub const MAX_DETAIL_LEN_BYTES: usize = 512;
-/// Maximum length of a frame without its length prefix, in bytes: a blob and its label, or a list
-/// of all PEs.
+/// Maximum length of a frame without its length prefix, in bytes. This is enough for a blob and its
+/// label, or for a list of all PEs.
 pub const MAX_FRAME_LEN_BYTES: usize = MAX_BLOB_LEN_BYTES + 1024;

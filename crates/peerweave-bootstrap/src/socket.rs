@@ -1,7 +1,7 @@
 //! Listening, connecting and peer credentials, over abstract Unix sockets and TCP alike.
 //!
-//! The protocol is in [`crate::proto`]. Invariant: no socket has a name in a file system, no call
-//! blocks past its deadline, and the connection of another user's Unix socket is never returned.
+//! The protocol is in [`crate::proto`]. Invariants: no socket has a name in a file system. No call
+//! blocks past its deadline. A connection to a Unix socket of another user is never returned.
 
 use std::io::{self, Read};
 use std::net::{self, SocketAddr, ToSocketAddrs};
@@ -22,14 +22,14 @@ pub(crate) enum Listener {
 
 /// The address of a listener.
 pub(crate) struct Bound {
-    /// The address for other PEs.
+    /// The address that other PEs use.
     pub(crate) told: Endpoint,
-    /// The address at which the listening process itself reaches the listener, independently of how
-    /// the host's name resolves.
+    /// The address at which the listening process itself reaches the listener. It does not depend
+    /// on name resolution.
     pub(crate) here: Endpoint,
 }
 
-/// One end of a connection, blocking with time limits.
+/// One end of a blocking connection with time limits.
 pub(crate) enum Stream {
     #[cfg(target_os = "linux")]
     Unix(unix::UnixStream),
@@ -37,10 +37,11 @@ pub(crate) enum Stream {
 }
 
 impl Listener {
-    /// Binds a socket. Returns it with its address, in which port 0 is replaced by the chosen port.
+    /// Binds a listening socket. Returns the socket with its address, in which port 0 is replaced
+    /// by the chosen port.
     ///
-    /// `interface` is the address to bind instead of the endpoint's host; other PEs still get the
-    /// endpoint's host.
+    /// `interface` is the address to bind instead of the endpoint's host. The address for other PEs
+    /// still has the endpoint's host.
     pub(crate) fn bind(endpoint: &Endpoint, interface: Option<net::IpAddr>) -> Result<(Self, Bound), BootstrapError> {
         let failed = |error: &io::Error| BootstrapError::io_at("bind", endpoint, error);
         match endpoint {
@@ -57,8 +58,8 @@ impl Listener {
                 let listener = match interface {
                     Some(address) => net::TcpListener::bind((address, *port)),
                     None => net::TcpListener::bind((host.as_str(), *port)).or_else(|error| match error.kind() {
-                        // Behind an address translation the machine does not own the address that
-                        // others reach it by.
+                        // Behind a network address translation, no interface of the machine has the
+                        // address by which other machines reach it.
                         io::ErrorKind::AddrNotAvailable => {
                             tracing::warn!(%endpoint, "no interface of this machine has the address of the host; listening on all interfaces");
                             net::TcpListener::bind((net::Ipv4Addr::UNSPECIFIED, *port))
@@ -81,7 +82,7 @@ impl Listener {
 }
 
 impl Stream {
-    /// Connects; fails at `deadline`.
+    /// Connects to an endpoint. Returns an error at `deadline`.
     pub(crate) fn connect(endpoint: &Endpoint, deadline: Instant) -> io::Result<Self> {
         match endpoint {
             #[cfg(target_os = "linux")]
@@ -101,8 +102,8 @@ impl Stream {
         }
     }
 
-    /// Reads available bytes; waits for the first one until `deadline`. Returns 0 if the peer has
-    /// closed the connection.
+    /// Reads available bytes. Waits until `deadline` if no bytes are available. Returns 0 if the
+    /// peer has closed the connection.
     ///
     /// An error of kind `WouldBlock` or `TimedOut` means that the deadline passed.
     pub(crate) fn read_by(&self, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
@@ -121,7 +122,7 @@ impl Stream {
     }
 
     /// Reads available bytes without waiting. Returns 0 if the peer has closed the connection, and
-    /// an error of kind `WouldBlock` if there are no bytes.
+    /// an error of kind `WouldBlock` if no bytes are available.
     pub(crate) fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             #[cfg(target_os = "linux")]
@@ -133,9 +134,9 @@ impl Stream {
         }
     }
 
-    /// Ends the connection: a thread that reads gets its end.
+    /// Shuts down the connection. A thread that reads from it returns.
     pub(crate) fn shut_down(&self) {
-        // It fails if the peer has ended the connection.
+        // An error means that the peer has already ended the connection.
         let _ = match self {
             #[cfg(target_os = "linux")]
             Self::Unix(stream) => stream.shutdown(net::Shutdown::Both),
@@ -144,7 +145,7 @@ impl Stream {
     }
 
     /// Writes all of `bytes` by `deadline`. After an error, part of the bytes may have been
-    /// written, so the connection cannot be used any more.
+    /// written, so the connection is unusable.
     pub(crate) fn write_all_by(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
             let limit = Some(time_left(deadline)?);
@@ -171,7 +172,7 @@ impl Stream {
 }
 
 /// Writes without raising SIGPIPE if the peer has closed the connection. SIGPIPE would end a
-/// process whose runtime does not ignore it.
+/// process whose runtime does not ignore the signal.
 #[cfg(target_os = "linux")]
 pub(crate) fn send(stream: &(impl std::os::fd::AsFd + ?Sized), bytes: &[u8]) -> io::Result<usize> {
     Ok(rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL)?)
@@ -192,8 +193,8 @@ where
     io::Write::write(&mut &*stream, bytes)
 }
 
-/// Returns whether a host name resolves only to loopback addresses. Many systems list their own
-/// name as 127.0.1.1, which no other machine can reach.
+/// Returns whether a host name resolves only to loopback addresses. On many systems, the machine's
+/// own name resolves to 127.0.1.1, which no other machine can reach.
 pub(crate) fn is_loopback_only(host: &str) -> bool {
     let addresses = (host, 0).to_socket_addrs();
     addresses.is_ok_and(|addresses| addresses.map(|address| address.ip().is_loopback()).reduce(|a, b| a && b) == Some(true))
@@ -204,8 +205,8 @@ pub(crate) fn is_time_over(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Returns the time until the deadline. It is never zero, because a zero time limit of a socket
-/// means no limit.
+/// Returns the time until the deadline, which is never zero, because a zero time limit of a socket
+/// means no limit. Returns an error of kind `TimedOut` if the deadline has passed.
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
@@ -219,7 +220,7 @@ fn connect_tcp(address: &SocketAddr, deadline: Instant) -> io::Result<net::TcpSt
     Ok(stream)
 }
 
-/// Disables Nagle's algorithm, and enables keep-alive so that the loss of a machine is detected in
+/// Disables Nagle's algorithm. Enables keep-alive so that the loss of a machine is detected in
 /// about 20 s.
 #[cfg(target_os = "linux")]
 pub(crate) fn tune_tcp(stream: &(impl std::os::fd::AsFd + ?Sized)) -> io::Result<()> {
@@ -252,11 +253,11 @@ pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::Un
     }
 }
 
-/// Returns the process ID of the peer of a Unix connection, if the peer belongs to this user or the
-/// superuser.
+/// Returns the process ID of the peer of a Unix connection. Returns `None` unless the peer belongs
+/// to this user or the superuser.
 ///
-/// The kernel reports it (`SO_PEERCRED`) as of the call of connect or listen. 0 means a process of
-/// another PID namespace.
+/// The kernel reports the process that called connect or listen (`SO_PEERCRED`). The process ID 0
+/// means a process of another PID namespace.
 #[cfg(target_os = "linux")]
 pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Result<Option<u32>> {
     let peer = peer_credentials(socket.as_fd())?;
@@ -264,8 +265,8 @@ pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Resul
     Ok(trusted.then_some(peer.pid.unsigned_abs()))
 }
 
-/// Uses `libc`, because `rustix` reads the process ID into a type that cannot be 0, and the kernel
-/// does report 0 across PID namespaces.
+/// Returns the credentials of the peer. Uses `libc`, because `rustix` reads the process ID into a
+/// type that cannot be 0, and the kernel does report 0 across PID namespaces.
 #[cfg(target_os = "linux")]
 fn peer_credentials(socket: std::os::fd::BorrowedFd<'_>) -> io::Result<libc::ucred> {
     use std::os::fd::AsRawFd;
@@ -273,8 +274,8 @@ fn peer_credentials(socket: std::os::fd::BorrowedFd<'_>) -> io::Result<libc::ucr
     let size = size_of::<libc::ucred>() as libc::socklen_t;
     let mut len = size;
     // SAFETY: `socket` is open while it is borrowed. The kernel writes at most `len` bytes to
-    // `credentials` and a length to `len`; both are exclusively borrowed locals, and `ucred` is
-    // three integers, for which any bytes are a value.
+    // `credentials`, and a length to `len`. Both are exclusively borrowed locals. `ucred` has three
+    // integers, so any bytes are a valid value.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut credentials).cast(), &raw mut len)
     };

@@ -1,4 +1,4 @@
-//! The secret that the PEs of a job share. The launcher passes it in the environment.
+//! The secret that the PEs of a job share. The launcher passes the secret in the environment.
 //!
 //! Invariant: a token is never printed (`Debug` hides it) and is compared in constant time.
 
@@ -11,7 +11,7 @@ use crate::error::BootstrapError;
 /// Length of a token in bytes.
 pub const TOKEN_LEN_BYTES: usize = 32;
 
-/// The shared secret of a job, required to join it.
+/// The shared secret of a job. A PE needs the secret to join the job.
 ///
 /// ```
 /// use peerweave_bootstrap::Token;
@@ -38,8 +38,8 @@ impl Token {
     /// Derives a token from the identity of a job, so that PEs of different jobs do not connect to
     /// each other.
     ///
-    /// A derived token prevents accidents, not attacks: anyone who knows the identity can compute
-    /// it.
+    /// A derived token prevents accidents, not attacks. Anyone who knows the identity can compute
+    /// the token.
     pub fn derived_from(identity: &str) -> Self {
         let mut bytes = [0; TOKEN_LEN_BYTES];
         for (salt, chunk) in bytes.chunks_exact_mut(8).enumerate() {
@@ -48,7 +48,8 @@ impl Token {
         Self(bytes)
     }
 
-    /// Returns the token as 64 hexadecimal digits, the form of `PEERWEAVE_TOKEN`. Do not log it.
+    /// Returns the token as 64 hexadecimal digits, the form of `PEERWEAVE_TOKEN`. Do not log the
+    /// result.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -81,7 +82,7 @@ impl fmt::Debug for Token {
 impl FromStr for Token {
     type Err = BootstrapError;
 
-    /// Parses 64 hexadecimal digits. The error does not contain them.
+    /// Parses 64 hexadecimal digits. The error does not contain the digits.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || BootstrapError::Misuse {
             call: "Token::from_str",
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn random_tokens_differ_and_parse_back_from_hex() {
+    fn random_tokens_differ_and_parse_from_hex() {
         let (one, other) = (Token::random().unwrap(), Token::random().unwrap());
         assert_ne!(one, other);
         assert_eq!(one.to_hex().to_uppercase().parse::<Token>().unwrap(), one);

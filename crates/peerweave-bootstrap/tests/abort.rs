@@ -1,5 +1,5 @@
-//! The end of a job by one of its PEs: every PE gets the same PE and exit code, whatever it is
-//! doing, and the threads that wait for it end with their membership.
+//! Tests of the end of a job by one of its PEs. Every PE gets the same PE and exit code, even while
+//! it is busy. The threads that wait for the end of the job end with their membership.
 
 mod common;
 
@@ -10,12 +10,12 @@ use std::time::Duration;
 use common::{LONG, Party, SOON};
 use peerweave_bootstrap::{Aborted, Endpoint, Job, Options, Pe, Rendezvous, Served, Token};
 
-/// Returns the membership, and a channel that gets the end of the job.
+/// Returns the membership, and a channel that receives the end of the job.
 fn watched(rendezvous: Rendezvous) -> (Arc<Rendezvous>, Receiver<Aborted>) {
     let (said, aborted) = channel();
     let rendezvous = Arc::new(rendezvous);
-    let then = move |aborted| said.send(aborted).expect("the test waits for it");
-    rendezvous.when_aborted(then).expect("a thread");
+    let then = move |aborted| said.send(aborted).expect("the test waits for the message");
+    rendezvous.when_aborted(then).expect("the thread starts");
     (rendezvous, aborted)
 }
 
@@ -26,7 +26,7 @@ fn abort_reaches_every_pe_that_calls_nothing() {
         let ended = party.run(0..n_pes, |rendezvous| {
             let (rendezvous, aborted) = watched(rendezvous);
             let own = (rendezvous.pe().get() == n_pes - 1).then(|| rendezvous.abort(7));
-            (own, aborted.recv_timeout(SOON).expect("the end of the job"))
+            (own, aborted.recv_timeout(SOON).expect("the PE is notified of the end of the job"))
         });
         let expected = Aborted { by: Pe::new(n_pes - 1), code: 7 };
         assert!(ended.iter().all(|(own, seen)| *seen == expected && own.is_none_or(|own| own == expected)), "{ended:?}");
@@ -34,7 +34,7 @@ fn abort_reaches_every_pe_that_calls_nothing() {
 }
 
 #[test]
-fn first_of_two_aborts_is_that_of_all_pes() {
+fn all_pes_get_the_first_of_two_aborts() {
     for _ in 0..10 {
         let party = Party::new(4);
         let together = Barrier::new(2);
@@ -45,7 +45,7 @@ fn first_of_two_aborts_is_that_of_all_pes() {
                 together.wait();
                 rendezvous.abort(10 + pe as u8)
             });
-            (own, aborted.recv_timeout(SOON).expect("the end of the job"))
+            (own, aborted.recv_timeout(SOON).expect("the PE is notified of the end of the job"))
         });
         let first = ended[0].1;
         assert_eq!(u32::from(first.code), 10 + first.by.get(), "{ended:?}");
@@ -54,7 +54,7 @@ fn first_of_two_aborts_is_that_of_all_pes() {
 }
 
 #[test]
-fn abort_by_pe_0_arrives_although_its_server_ends() {
+fn abort_by_pe_0_arrives_before_its_server_ends() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     let job = |pe| Job { served: Served::ByPe0, ..Job::on_one_machine(pe, 3, endpoint.clone(), token) };
     let join = |pe| Rendezvous::join(&job(pe), Options { deadline: LONG, ..Options::default() }).unwrap();
@@ -65,10 +65,10 @@ fn abort_by_pe_0_arrives_although_its_server_ends() {
                     let (rendezvous, aborted) = watched(join(pe));
                     if pe == 0 {
                         rendezvous.abort(0);
-                        // The server ends, as it does with the process.
+                        // The server ends, as it does when the process exits.
                         drop(rendezvous);
                     }
-                    aborted.recv_timeout(SOON).expect("the end of the job")
+                    aborted.recv_timeout(SOON).expect("the PE is notified of the end of the job")
                 })
             })
             .collect();
@@ -109,7 +109,7 @@ fn requests_work_while_the_watch_reads_the_connection() {
 }
 
 #[test]
-fn job_of_one_pe_is_aborted_by_its_caller_alone() {
+fn abort_in_a_job_of_one_pe_notifies_no_thread() {
     let (rendezvous, aborted) = watched(Rendezvous::join(&Job::single(), Options::default()).unwrap());
     assert_eq!(rendezvous.abort(9), Aborted { by: Pe::new(0), code: 9 });
     assert_eq!(aborted.recv_timeout(SOON), Err(RecvTimeoutError::Disconnected));

@@ -63,14 +63,14 @@ fn disjoint_groups_pass_descriptors_at_the_same_time() {
         let members = pes([2 * machine, 2 * machine + 1]);
         let mine = (rendezvous.pe() == members[0]).then(|| memory(&[machine as u8]));
         assert_eq!(content(rendezvous.share_descriptor(&members, mine).unwrap()), [machine as u8]);
-        // An orderly leave, because the other machine may not be done.
+        // The PE leaves properly, because the other group may not have finished.
         rendezvous.leave().unwrap();
     });
 }
 
 #[test]
 fn shared_descriptors_arrive_in_member_order() {
-    // More descriptors than one message holds.
+    // 70 descriptors do not fit in one message.
     let party = Party::new(70);
     let members = pes((0..70).rev());
     party.run(0..70, |rendezvous| {
@@ -107,7 +107,7 @@ fn wrong_members_or_descriptors_are_refused() {
 }
 
 #[test]
-fn missing_members_are_named_to_the_others() {
+fn missing_member_is_named_to_other_members() {
     let party = Party::new(4);
     let members = pes(0..4);
     party.try_run(0..4, Duration::from_secs(1), |joined| {
@@ -140,7 +140,7 @@ fn repeated_exchanges_do_not_fill_the_store() {
 }
 
 #[test]
-fn missing_leader_is_named_to_the_others() {
+fn missing_leader_is_named_to_other_members() {
     let party = Party::new(3);
     let members = pes(0..3);
     party.try_run(0..3, Duration::from_secs(1), |joined| {
@@ -178,8 +178,8 @@ fn incomplete_calls_do_not_fill_the_store() {
 }
 
 #[test]
-fn member_that_dies_during_a_call_is_named_at_once() {
-    // The leader, and another one.
+fn member_that_dies_during_a_call_is_named() {
+    // The dead member is the leader first, then another member.
     for dead in [0, 2] {
         let party = Party::new(3);
         let members = pes(0..3);
@@ -193,15 +193,15 @@ fn member_that_dies_during_a_call_is_named_at_once() {
             let error = rendezvous.exchange_descriptors(&members, memory(b"")).unwrap_err();
             assert!(matches!(error, BootstrapError::PeLost { pe, .. } if pe == Pe::new(dead)), "{error}");
             assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-            // Stays until the other PE has seen the first loss; otherwise the first loss would be
-            // that of this PE.
+            // This PE stays until the other PE has seen the first loss. If this PE left earlier, it
+            // would be the first loss.
             told.fetch_add(1, Ordering::SeqCst);
             eventually("the error of the other PE", || told.load(Ordering::SeqCst) == 2);
         });
     }
 }
 
-/// Returns the names of the open sockets that pass descriptors.
+/// Returns the names of the listening sockets of this crate on this machine.
 fn sockets() -> Vec<String> {
     let all = std::fs::read_to_string("/proc/net/unix").unwrap();
     let names = all.lines().filter(|line| line.contains(" 00010000 ")).filter_map(|line| line.rsplit_once('@'));
@@ -214,11 +214,11 @@ fn unidentified_connections_get_no_descriptors() {
     let members = pes(0..3);
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(2) {
-            // The leader waits for this PE, so one of the open sockets belongs to the leader. All
-            // kinds of unidentified connections arrive.
-            eventually("the leader listens", || sockets().len() >= 2);
+            // The leader waits for this PE, so one of the open sockets belongs to the leader. This
+            // PE opens all kinds of unidentified connections.
+            eventually("the socket of the leader", || sockets().len() >= 2);
             let mut unidentified = Vec::new();
-            // An impostor that has everything of this PE except the token.
+            // This hello is that of this PE, except for the token.
             let impostor = [b"peerw-fd".as_slice(), &[0; 32], &2u32.to_le_bytes()].concat();
             for name in sockets() {
                 for garbage in [&b""[..], b"x", b"peerw-fd", &[0; 44], &[0xff; 4096], &impostor] {
@@ -229,7 +229,7 @@ fn unidentified_connections_get_no_descriptors() {
                     unidentified.push(stream);
                 }
             }
-            assert!(unidentified.len() >= 10, "the server and the leader listen");
+            assert!(unidentified.len() >= 10, "the sockets of the server and the leader did not accept connections");
             let shared = rendezvous.share_descriptor(&members, None).unwrap();
             assert_eq!(content(shared), b"shared");
             for mut connection in unidentified {
@@ -247,7 +247,7 @@ fn unidentified_connections_get_no_descriptors() {
 }
 
 #[test]
-fn many_unknown_connections_delay_members_only_briefly() {
+fn many_unidentified_connections_do_not_block_members() {
     let party = Party::new(2);
     let members = pes(0..2);
     party.run(0..2, |rendezvous| {
@@ -255,7 +255,7 @@ fn many_unknown_connections_delay_members_only_briefly() {
             assert_eq!(content(rendezvous.share_descriptor(&members, Some(memory(b"shared"))).unwrap()), b"shared");
             return rendezvous.barrier("end").unwrap();
         }
-        eventually("the leader listens", || sockets().len() >= 2);
+        eventually("the socket of the leader", || sockets().len() >= 2);
         let names = sockets();
         let connect = |name: &String| UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).ok();
         let crowd: Vec<UnixStream> = (0..100).flat_map(|_| names.iter().filter_map(connect)).collect();
@@ -275,7 +275,7 @@ fn no_socket_remains_after_a_call() {
         let mine = (rendezvous.pe() == members[0]).then(|| memory(b""));
         let key = "during";
         if rendezvous.pe() == Pe::new(1) {
-            eventually("the leader listens", || sockets().len() >= 2);
+            eventually("the socket of the leader", || sockets().len() >= 2);
             rendezvous.put(key, sockets().join("\n").as_bytes()).unwrap();
         }
         rendezvous.share_descriptor(&members, mine).unwrap();

@@ -1,10 +1,10 @@
-//! The hosts of PEs: by `NCCL_HOSTID`, and as the PEs exchange them.
+//! Tests of the hosts of PEs: identification by `NCCL_HOSTID`, and exchange among PEs.
 
 use std::process::Command;
 
 use peerweave_bootstrap::{Host, Options, Pe, Rendezvous, Server};
 
-/// Tells a copy of this program that it is the child.
+/// Variable that is set in a copy of this program that is the child.
 const CHILD: &str = "TEST_HOST_CHILD";
 
 #[test]
@@ -20,8 +20,8 @@ fn nccl_hostid_names_the_host_of_a_process() {
         program.env(CHILD, "1").env("NCCL_HOSTID", id).output().unwrap().status.success()
     };
     assert!(run("h7"));
-    assert!(!run("h8"), "another value is another host");
-    assert!(!run(""), "without a value the machine is the host");
+    assert!(!run("h8"), "h7 and h8 are the same host");
+    assert!(!run(""), "an empty NCCL_HOSTID is the same host as h7");
 }
 
 #[test]

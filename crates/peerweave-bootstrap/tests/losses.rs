@@ -1,4 +1,4 @@
-//! Tests of losses: all PEs name the right PE when the server ends, a PE is late, or many
+//! Tests of losses: all PEs name the right PE if the server ends, if a PE is late, or if many
 //! connections flood the server.
 
 #![cfg(target_os = "linux")]
@@ -30,7 +30,7 @@ fn connect(endpoint: &Endpoint) -> std::io::Result<UnixStream> {
     UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
-/// Connects as a PE once the server exists, sends a hello and nothing more.
+/// Connects as a PE when the server exists. Sends only a hello.
 fn say_hello(endpoint: &Endpoint, pe: u32, n_pes: u32, token: Token) -> UnixStream {
     let start = Instant::now();
     let mut stream = loop {
@@ -79,7 +79,7 @@ fn late_pe_after_a_failed_join_gets_the_name_of_the_lost_pe() {
 }
 
 #[test]
-fn failed_join_without_latecomers_ends_soon() {
+fn failed_join_without_late_pes_ends_soon() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     thread::scope(|scope| {
         let holder = scope.spawn(|| join(&served_by_pe0(0, 3, &endpoint, token), LONG).map(drop));
@@ -130,7 +130,7 @@ fn server_under_a_flood_of_connections_serves_and_ends() {
                 }
             });
         }
-        eventually("a flood", || made.load(Ordering::Relaxed) > 1000);
+        eventually("a flood of connections", || made.load(Ordering::Relaxed) > 1000);
         let mut slowest = Duration::ZERO;
         for round in 0..20 {
             let start = Instant::now();
@@ -150,7 +150,7 @@ fn server_under_a_flood_of_connections_serves_and_ends() {
 }
 
 #[test]
-fn pe_that_exits_because_of_another_names_the_cause() {
+fn loss_of_a_pe_that_blames_another_names_that_pe() {
     let party = Party::new(4);
     let mut pes = party.run(0..4, |rendezvous| rendezvous);
     let gone = pes.remove(1);

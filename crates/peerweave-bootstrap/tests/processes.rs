@@ -1,4 +1,4 @@
-//! Tests with PEs that are processes, which can be killed. The file is its own harness: the
+//! Tests with PEs that are processes, which can be killed. This file has its own test harness. The
 //! processes are copies of this program, controlled by an environment variable.
 
 mod common;
@@ -44,7 +44,7 @@ mod linux {
         assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
     }
 
-    // What a process does, by its role. It prints a line for each step.
+    // The code of a process depends on its role. The process prints a line for each step.
 
     pub(crate) fn role(role: &str) {
         let joined = || Rendezvous::join(&Job::from_env().unwrap(), Options { deadline: LONG, ..Options::default() });
@@ -105,7 +105,7 @@ mod linux {
                 println!("{}", start.elapsed().as_millis());
                 say(result);
                 drop(held);
-                // The failure of that call does not affect the next one.
+                // The failure of that call does not affect the next call.
                 rendezvous.barrier("again").unwrap();
                 say(rendezvous.exchange_descriptors(&members, File::open("/dev/zero").unwrap().into()).map(|_| ()));
                 rendezvous.leave().unwrap();
@@ -143,8 +143,8 @@ mod linux {
         }
     }
 
-    /// Opens all descriptors that this process may have except `count`, until the result is
-    /// dropped.
+    /// Opens descriptors until this process can open only `count` more. The process keeps them open
+    /// until the result is dropped.
     fn leave_room_for(count: usize) -> Vec<File> {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let few = Rlimit { current: Some(64), maximum: getrlimit(Resource::Nofile).maximum };
@@ -163,10 +163,10 @@ mod linux {
         }
     }
 
-    /// Forks; the child keeps the socket open and tries to make calls as a PE.
+    /// Forks. The child keeps the socket open and tries to make calls as a PE.
     fn fork(rendezvous: Rendezvous) {
-        // SAFETY: this process has one thread, so that no lock is held by a thread that the child
-        // lacks.
+        // SAFETY: this process has one thread, so no other thread, which the child would lack, can
+        // own a lock.
         match unsafe { libc::fork() } {
             0 => {
                 let refused = matches!(rendezvous.barrier("child"), Err(BootstrapError::Forked { .. }));
@@ -189,15 +189,15 @@ mod linux {
             process_killed_before_it_joins_is_named,
             process_killed_during_the_join_is_named,
             process_killed_after_the_join_is_named,
-            processes_of_torchrun_find_each_other_and_leave_nothing,
-            killed_pe_0_with_the_server_is_named_and_cleaned_up,
+            processes_of_torchrun_join_and_leave_no_socket,
+            killed_pe_0_is_named_and_leaves_no_socket,
             child_that_outlives_its_pe_does_not_hide_the_loss,
             processes_share_memory,
             process_killed_while_sharing_memory_is_named,
-            process_out_of_descriptors_is_named_soon,
+            process_out_of_descriptors_is_named,
             reported_failures_do_not_fill_the_store,
-            stalled_server_delays_no_exchange_past_its_deadline,
-            stalled_server_delays_no_call_past_its_deadline,
+            stopped_server_delays_no_exchange_past_its_deadline,
+            stopped_server_delays_no_join_past_its_deadline,
         ]);
     }
 
@@ -221,7 +221,7 @@ mod linux {
         party.until(|state| state.joined.len() == 3);
         hanging.kill();
         let since = Instant::now();
-        // As a launcher does, which sees the process end.
+        // A launcher reports this when it detects the end of the process.
         party.server.report_lost(Pe::new(3), "signal 9");
         all_name(&mut processes, 3, since);
     }
@@ -259,7 +259,7 @@ mod linux {
         }
     }
 
-    fn processes_of_torchrun_find_each_other_and_leave_nothing() {
+    fn processes_of_torchrun_join_and_leave_no_socket() {
         let mut processes: Vec<Process> = (0..4).map(|pe| Process::start("exchange", torchrun(pe, 4, 1))).collect();
         for process in &mut processes {
             assert_eq!(process.line(), "4");
@@ -268,7 +268,7 @@ mod linux {
         assert!(!socket_exists(&name_of(&torchrun(0, 4, 1))));
     }
 
-    fn killed_pe_0_with_the_server_is_named_and_cleaned_up() {
+    fn killed_pe_0_is_named_and_leaves_no_socket() {
         let mut serving = Process::start("join and hang", torchrun(0, 3, 2));
         let mut others: Vec<Process> = (1..3).map(|pe| Process::start("barrier", torchrun(pe, 3, 2))).collect();
         assert_eq!(serving.line(), "joined");
@@ -308,7 +308,8 @@ mod linux {
     }
 
     fn process_killed_while_sharing_memory_is_named() {
-        // The leader, which makes the others wait, and a member that the leader waits for.
+        // The killed process is first the leader, for which all others wait, then a member for
+        // which the leader waits.
         for killed in [0, 2] {
             let party = Party::new(3);
             let mut others = start_all(&party, "share", (0..3).filter(|pe| *pe != killed));
@@ -323,14 +324,14 @@ mod linux {
             if killed == 0 {
                 all_name(&mut others, killed, since);
             } else {
-                // Only the leader still waits; PE 1 already has its descriptors.
+                // Only the leader still waits, because PE 1 already has its descriptors.
                 all_name(&mut others[..1], killed, since);
                 assert_eq!(others[1].line(), "ok");
             }
         }
     }
 
-    fn process_out_of_descriptors_is_named_soon() {
+    fn process_out_of_descriptors_is_named() {
         // The leader needs one descriptor to listen and two for each other member. A member needs
         // one to connect and one for each other member.
         for (short, rooms) in [(0, 0..5), (2, 0..3)] {
@@ -345,11 +346,12 @@ mod linux {
                 for (pe, process) in (0..).zip(&mut processes) {
                     let what = format!("PE {pe}, PE {short} has room for {room}");
                     let millis: u64 = process.line().parse().expect("a number");
-                    assert!(millis < SOON.as_millis() as u64, "{what}: told after {millis} ms");
+                    assert!(millis < SOON.as_millis() as u64, "{what}: the error came after {millis} ms");
                     let told = process.line();
                     let is_right = match pe == short {
                         true => told.contains("descriptors") || told.contains("open files"),
-                        // A member that has passed its descriptor still gets those of the others.
+                        // A member that has passed its descriptor may still get the descriptors of
+                        // the other members.
                         false => told == "ok" || told.starts_with(&format!("PE {short} failed: ")),
                     };
                     assert!(is_right, "{what}: {told}");
@@ -367,8 +369,9 @@ mod linux {
         }
     }
 
-    fn stalled_server_delays_no_exchange_past_its_deadline() {
-        // Before any member connects, and while the first member waits for the second one.
+    fn stopped_server_delays_no_exchange_past_its_deadline() {
+        // The server is stopped before any member connects, or while the first member waits for the
+        // second member.
         for waits in [false, true] {
             let mut serving = Process::start("join and hang", torchrun(0, 3, 4 + u32::from(waits)));
             let vars = |pe| torchrun(pe, 3, 4 + u32::from(waits));
@@ -397,7 +400,7 @@ mod linux {
         }
     }
 
-    fn stalled_server_delays_no_call_past_its_deadline() {
+    fn stopped_server_delays_no_join_past_its_deadline() {
         let mut serving = Process::start("join and hang", torchrun(0, 2, 3));
         let name = name_of(&torchrun(0, 2, 3));
         eventually("the server", || socket_exists(&name));

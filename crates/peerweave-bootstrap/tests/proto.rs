@@ -1,4 +1,4 @@
-//! Properties of the wire format: an encoded frame decodes to the same frame; truncated or damaged
+//! Properties of the wire format. An encoded frame decodes to the same frame. Truncated or damaged
 //! data causes no panic and is never decoded as a different frame.
 
 use peerweave_bootstrap::proto::{
@@ -79,7 +79,7 @@ proptest! {
     fn encoded_frame_decodes_to_the_same_frame(frame in frame(), tail in vec(any::<u8>(), 0..20)) {
         let mut bytes = frame.to_bytes();
         let len_bytes = bytes.len();
-        // What follows belongs to the next frame.
+        // The bytes of `tail` belong to the next frame.
         bytes.extend(tail);
         prop_assert_eq!(decode(&bytes), Ok(Some((frame, len_bytes))));
     }
@@ -91,7 +91,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_frame_is_refused_or_reencodes_to_itself(
+    fn damaged_frame_never_decodes_to_the_original(
         frame in frame(), at in any::<prop::sample::Index>(), flip in 1u8..,
     ) {
         let mut bytes = frame.to_bytes();

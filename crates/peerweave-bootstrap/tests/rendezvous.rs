@@ -25,7 +25,7 @@ fn loopback() -> Endpoint {
 fn exchange_returns_all_blobs_in_pe_order() {
     for endpoint in [Endpoint::random_unix().unwrap(), loopback()] {
         let party = Party::with(5, endpoint, ServerOptions::default());
-        // Joining backwards, with blobs of different lengths.
+        // The PEs join in reverse order, with blobs of different lengths.
         let all = party.run((0..5).rev(), |rendezvous| {
             (0..20)
                 .map(|round| {
@@ -115,7 +115,7 @@ fn threads_of_one_pe_wait_concurrently() {
 }
 
 #[test]
-fn incomplete_join_names_the_missing_pes_to_all() {
+fn incomplete_join_names_the_missing_pes() {
     let party = Party::new(5);
     let start = Instant::now();
     let errors = party.try_run([0, 2, 4], Duration::from_secs(1), |joined| joined.unwrap_err());
@@ -137,8 +137,8 @@ fn incomplete_collective_names_the_missing_pes() {
         let rendezvous = joined.unwrap();
         rendezvous.barrier("start").unwrap();
         if rendezvous.pe() == Pe::new(1) {
-            // The other PEs give up and leave. This PE gets an error that they had waited for this
-            // PE.
+            // The other PEs give up and leave. This PE gets an error that the other PEs had waited
+            // for this PE.
             party.until(|state| state.lost.len() == 2);
             match rendezvous.exchange("all", b"x").unwrap_err() {
                 BootstrapError::PeLost { cause, .. } => assert_eq!(cause, Loss::GaveUp { missing: pes([1]) }),
@@ -156,7 +156,7 @@ fn incomplete_collective_names_the_missing_pes() {
 }
 
 #[test]
-fn late_pe_completes_an_exchange_that_another_gave_up() {
+fn late_pe_completes_an_exchange_after_a_timeout() {
     let party = Party::new(2);
     thread::scope(|scope| {
         let patient = scope.spawn(|| {
@@ -168,7 +168,7 @@ fn late_pe_completes_an_exchange_that_another_gave_up() {
         let rendezvous = party.join(0, Duration::from_secs(1)).unwrap();
         assert!(matches!(rendezvous.exchange("late", b"0"), Err(BootstrapError::Timeout { .. })));
         rendezvous.put("gave up", b"").unwrap();
-        // The late answer to the exchange is not taken for the answer to this.
+        // The late answer to the exchange is not mistaken for the answer to this call.
         rendezvous.barrier("after").unwrap();
         patient.join().unwrap();
     });
@@ -183,7 +183,7 @@ fn get_of_a_missing_key_times_out() {
             BootstrapError::Timeout { call, missing, .. } => assert_eq!((call.as_str(), missing), ("get(\"nobody\")", vec![])),
             other => panic!("{other}"),
         }
-        // An orderly leave: otherwise the other PE's wait would end with this loss.
+        // This PE leaves properly, because the wait of the other PE would end if this PE were lost.
         rendezvous.leave().unwrap();
     });
 }
@@ -198,7 +198,7 @@ fn deadline_can_be_zero_or_practically_unlimited() {
 }
 
 #[test]
-fn pe_lost_during_an_exchange_is_named_at_once() {
+fn pe_lost_during_an_exchange_is_named() {
     let party = Party::new(4);
     party.run(0..4, |rendezvous| {
         rendezvous.barrier("start").unwrap();
@@ -212,7 +212,7 @@ fn pe_lost_during_an_exchange_is_named_at_once() {
         let expected =
             BootstrapError::PeLost { call: "exchange(\"never\")".to_owned(), pe: Pe::new(2), cause: Loss::Disconnected };
         assert_eq!(error, expected);
-        // Later calls get the same error, a wait for a key among them, even if other PEs have left.
+        // Later calls get the same error, including a wait for a key, even if other PEs have left.
         assert_eq!(rendezvous.barrier("later").unwrap_err().blamed(), pes([2]));
         assert_eq!(rendezvous.get("key").unwrap_err().blamed(), pes([2]));
         assert_eq!(rendezvous.check().unwrap_err().blamed(), pes([2]));
@@ -228,7 +228,7 @@ fn pe_that_left_fails_only_waits_that_need_it() {
         if rendezvous.pe() == Pe::new(1) {
             return rendezvous.leave().unwrap();
         }
-        eventually("the leave of PE 1", || party.server.state().left.contains(&Pe::new(1)));
+        eventually("the departure of PE 1", || party.server.state().left.contains(&Pe::new(1)));
         rendezvous.check().unwrap();
         rendezvous.put("key", b"").unwrap();
         match rendezvous.barrier("without one").unwrap_err() {
@@ -241,7 +241,7 @@ fn pe_that_left_fails_only_waits_that_need_it() {
 }
 
 #[test]
-fn launcher_report_reaches_all_pes_unchanged() {
+fn loss_reported_by_the_launcher_reaches_all_pes() {
     let party = Party::new(3);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -257,7 +257,7 @@ fn launcher_report_reaches_all_pes_unchanged() {
             }
         }
     });
-    // The PE itself gets the report if it joins later.
+    // The reported PE also gets the report if it joins later.
     assert_eq!(party.join(2, LONG).unwrap_err().blamed(), pes([2]));
     let state = party.server.state();
     assert!(state.lost.contains(&(Pe::new(2), Loss::Reported("exit status 127".to_owned()))), "{state:?}");
@@ -287,7 +287,7 @@ fn different_labels_or_calls_are_an_error_on_every_pe() {
 }
 
 #[test]
-fn oversized_values_are_refused_before_sending() {
+fn oversized_values_are_refused() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         let large = vec![0; (1 << 20) + 1];
@@ -324,7 +324,7 @@ fn full_server_refuses_data_and_stays_usable() {
 }
 
 #[test]
-fn pe_can_join_once_and_only_its_own_job() {
+fn pe_can_join_only_once_and_only_its_own_job() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         if rendezvous.pe() == Pe::new(0) {
@@ -340,7 +340,7 @@ fn pe_can_join_once_and_only_its_own_job() {
         rendezvous.barrier("undisturbed").unwrap();
         rendezvous.leave().unwrap();
     });
-    // Not even after it has left.
+    // A PE cannot join again even after it has left.
     assert!(matches!(party.join(1, LONG).unwrap_err(), BootstrapError::Refused { reason: Refusal::AlreadyJoined, .. }));
 }
 
@@ -360,7 +360,7 @@ fn contradictory_job_is_refused_by_join() {
     }
 }
 
-/// Returns the jobs that torchrun's environment would give `n_pes` PEs: PE 0 runs the server.
+/// Returns the jobs of `n_pes` PEs, as read from torchrun's environment. PE 0 runs the server.
 fn served_by_pe_0(n_pes: u32, endpoint: Endpoint) -> Vec<Job> {
     let token = Token::random().unwrap();
     let job = |pe| Job { served: Served::ByPe0, ..Job::on_one_machine(pe, n_pes, endpoint.clone(), token) };
@@ -397,7 +397,7 @@ fn pe_0_serves_until_all_leave_and_can_serve_again() {
 
 #[test]
 fn pe_0_with_a_loopback_name_serves_other_machines() {
-    // A port that is free at present.
+    // Chooses a port that is currently free.
     let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
     let mut jobs = served_by_pe_0(3, Endpoint::Tcp("localhost".to_owned(), port));
     for job in &mut jobs {
@@ -454,7 +454,7 @@ fn pe_0_that_gives_up_names_the_missing_pes() {
     let serving = jobs.remove(0);
     let start = Instant::now();
     let errors = thread::scope(|scope| {
-        // The others would wait much longer: their wait ends because PE 0 gives up.
+        // The other PEs would wait much longer, but their wait ends because PE 0 gives up.
         let others = scope.spawn(|| run_jobs(jobs, LONG, |joined| joined.unwrap_err()));
         let short = Options { deadline: Duration::from_secs(1), ..Options::default() };
         let mine = Rendezvous::join(&serving, short).unwrap_err();
@@ -477,7 +477,7 @@ fn socket_is_removed_with_its_server() {
         rendezvous.barrier("seen").unwrap();
     });
     party.server.shutdown();
-    eventually("the socket's end", || !socket_exists(&name));
+    eventually("the end of the socket", || !socket_exists(&name));
 }
 
 #[test]
@@ -524,7 +524,7 @@ fn eight_pes_join_and_exchange_in_a_few_milliseconds() {
         .collect();
     let best = times.iter().min().unwrap();
     println!("8 PEs as threads, server, join and one exchange: best of {} {best:?}", times.len());
-    // The time contains no sleep of a join, which takes 50 ms and more if a peer is late. The limit
-    // allows for a busy machine.
+    // In the best case, the measured time contains no pause of a join. If a PE is late, a pause
+    // takes 50 ms or more. The limit allows for a busy machine.
     assert!(*best < SOON / 8, "{times:?}");
 }

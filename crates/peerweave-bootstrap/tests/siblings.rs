@@ -1,7 +1,7 @@
-//! Tests with PEs of torchrun whose processes end before they connect: each is reported soon, and
-//! processes that only seem to end are not.
+//! Tests with PEs of torchrun whose processes end before they connect. Each such PE is reported
+//! soon. Processes that only seem to end are not reported.
 //!
-//! Runs this process as the agent: its children are the PEs.
+//! This process is the agent, and its children are the PEs.
 
 mod common;
 
@@ -30,14 +30,14 @@ mod linux {
     use crate::common::{LONG, SOON};
     use crate::scenarios;
 
-    /// Longer than the time for which a rank may have no process.
+    /// A time longer than that for which a rank may have no process.
     const A_WHILE: Duration = Duration::from_millis(1000);
 
     pub(crate) fn role(role: &str) {
         let join = || Rendezvous::join(&Job::from_env().unwrap(), Options { deadline: LONG, ..Options::default() });
         match role {
-            // The answer is printed before any PE leaves, because a PE that leaves meanwhile would
-            // be named.
+            // The answer is printed before any PE leaves, because PEs that still wait would then
+            // get a PE that left as the cause.
             "join" => match join() {
                 Ok(rendezvous) => {
                     let met = rendezvous.barrier("all have come");
@@ -54,7 +54,7 @@ mod linux {
             }
             "end" => {}
             "run a helper, then join" => {
-                // A copy of this program with this PE's variables, as a library may fork one.
+                // Starts a copy of this program with this PE's variables, as a library may do.
                 let helper = Command::new(std::env::current_exe().unwrap()).env(ROLE, "end").status().unwrap();
                 assert!(helper.success());
                 thread::sleep(A_WHILE);
@@ -76,11 +76,11 @@ mod linux {
 
     pub(crate) fn scenarios() {
         run_scenarios(&scenarios![
-            process_that_ends_before_it_joins_is_named_soon,
+            process_that_ends_before_it_joins_is_named,
             shell_that_execs_the_program_counts_as_the_pe,
             helper_that_ends_is_not_reported_as_dead,
             program_that_continues_in_a_child_is_not_dead,
-            process_in_place_of_one_that_ended_is_waited_for,
+            restarted_process_of_a_rank_can_still_join,
             program_of_another_job_is_ignored,
         ]);
     }
@@ -91,14 +91,14 @@ mod linux {
         }
     }
 
-    fn process_that_ends_before_it_joins_is_named_soon() {
+    fn process_that_ends_before_it_joins_is_named() {
         for (round, victim) in [0, 1, 3].into_iter().enumerate() {
             let port = 10 + round as u32;
             let mut hanging = Process::start("hang", torchrun(victim, 4, port));
             assert_eq!(hanging.line(), "hanging");
             let others = (0..4).filter(|&pe| pe != victim);
             let mut others: Vec<Process> = others.map(|pe| Process::start("join", torchrun(pe, 4, port))).collect();
-            // They are in the join, and have looked around.
+            // By now the PEs are in the join, and have searched for processes.
             thread::sleep(A_WHILE);
             let since = Instant::now();
             hanging.kill();
@@ -117,7 +117,7 @@ mod linux {
         shell.arg("-c").arg("sleep 0.3; exec \"$0\"").arg(program).env(ROLE, "hang").envs(torchrun(1, 2, 20));
         let mut shell = Process::of(shell.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let mut other = Process::start("join", torchrun(0, 2, 20));
-        // Its first `sleep` is no PE.
+        // The first `sleep` of the shell is not a PE.
         assert_eq!(shell.line(), "hanging");
         thread::sleep(A_WHILE);
         shell.kill();
@@ -138,11 +138,11 @@ mod linux {
             assert_eq!(going.line(), "going");
             let mut other = Process::start("join", torchrun(1 - victim, 2, port));
             all_join(std::slice::from_mut(&mut other));
-            assert_eq!(going.line(), "ok", "its child");
+            assert_eq!(going.line(), "ok", "the child of the process did not join");
         }
     }
 
-    fn process_in_place_of_one_that_ended_is_waited_for() {
+    fn restarted_process_of_a_rank_can_still_join() {
         let mut hanging = Process::start("hang", torchrun(1, 2, 24));
         assert_eq!(hanging.line(), "hanging");
         let mut first = Process::start("join", torchrun(0, 2, 24));

@@ -1,4 +1,4 @@
-//! The PEs that are left agree on a new job, for every PE that ends and at any time.
+//! Tests that the surviving PEs agree on a new job, whichever PE ends and at any time.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use peerweave_bootstrap::survivors::{Decision, Disagreement, SurvivorWords, Survivors, Ticket};
 use peerweave_bootstrap::{BootstrapError, Pe, Server};
 
-/// PEs that are threads of this test.
+/// An old job whose PEs are threads of this test.
 struct Old {
     words: Vec<SurvivorWords>,
     ended: Vec<AtomicBool>,
@@ -24,13 +24,13 @@ impl Old {
         self.ended[pe].store(true, Ordering::Release);
     }
 
-    /// Runs `body` as a PE.
+    /// Runs `body` as PE `me` of the old job.
     fn pe<T>(&self, me: usize, body: impl FnOnce(&Survivors<'_>) -> T) -> T {
         let (words, has_ended) = (|pe: usize| &self.words[pe], |pe: usize| self.ended[pe].load(Ordering::Acquire));
         body(&Survivors::new(Pe::new(me as u32), self.words.len(), &words, &has_ended))
     }
 
-    /// Runs `body` as each of some PEs, on threads.
+    /// Runs `body` for each PE in `pes`, each on its own thread.
     fn pes<T: Send>(&self, pes: &[usize], body: impl Fn(&Survivors<'_>) -> T + Sync) -> Vec<T> {
         let body = &body;
         thread::scope(|scope| {
@@ -44,7 +44,7 @@ fn soon(milliseconds: u64) -> Instant {
     Instant::now() + Duration::from_millis(milliseconds)
 }
 
-/// Agrees without a rendezvous.
+/// Agrees without a server for the new job.
 fn agree(survivors: &Survivors<'_>, until: Instant) -> Result<Decision, Disagreement<()>> {
     survivors.agree(until, || Ok(()), |_, _| Ok(Ticket::NONE))
 }
@@ -60,7 +60,7 @@ fn survivors_agree_on_members_in_the_old_order() {
         let left: Vec<usize> = (0..n_pes).filter(|pe| !dead.contains(pe)).collect();
         let expected = pes(&left.iter().map(|&pe| pe as u32).collect::<Vec<_>>());
         for decision in old.pes(&left, |survivors| agree(survivors, soon(20_000))) {
-            let decision = decision.expect("they agree");
+            let decision = decision.expect("the PEs agree");
             assert_eq!(decision.members, expected);
             assert_eq!(decision.new_pe(*expected.last().unwrap()), Some(Pe::new(expected.len() as u32 - 1)));
             assert_eq!(decision.old_pes(&pes(&[0])), expected[..1]);
@@ -69,7 +69,7 @@ fn survivors_agree_on_members_in_the_old_order() {
 }
 
 #[test]
-fn pe_that_ends_while_others_wait_is_no_member() {
+fn pe_that_ends_during_the_wait_is_not_a_member() {
     let old = Old::new(4, &[2]);
     let decisions = thread::scope(|scope| {
         let others = scope.spawn(|| old.pes(&[1, 3], |survivors| agree(survivors, soon(20_000))));
@@ -78,7 +78,7 @@ fn pe_that_ends_while_others_wait_is_no_member() {
         others.join().expect("no panic")
     });
     for decision in decisions {
-        assert_eq!(decision.expect("they agree").members, pes(&[1, 3]));
+        assert_eq!(decision.expect("the PEs agree").members, pes(&[1, 3]));
     }
 }
 
@@ -86,7 +86,7 @@ fn pe_that_ends_while_others_wait_is_no_member() {
 fn decision_of_a_leader_that_has_died_stays_valid() {
     let old = Old::new(3, &[]);
     thread::scope(|scope| {
-        // PE 1 is late enough to look for the decision only after the leader has ended.
+        // `check` delays PE 1, so that it sees the decision only after the leader has ended.
         let second = scope.spawn(|| old.pe(2, |survivors| agree(survivors, soon(20_000))));
         let leader = scope.spawn(|| old.pe(0, |survivors| agree(survivors, soon(20_000))));
         let after_the_leader = || {
@@ -97,19 +97,19 @@ fn decision_of_a_leader_that_has_died_stays_valid() {
             Ok::<_, ()>(())
         };
         let first = old.pe(1, |survivors| survivors.agree(soon(20_000), after_the_leader, |_, _| panic!("PE 0 leads")));
-        let first = first.expect("it agrees");
-        let leader = leader.join().expect("no panic").expect("it agrees");
+        let first = first.expect("the PE agrees");
+        let leader = leader.join().expect("no panic").expect("the PE agrees");
         assert_eq!((first.members.clone(), first.attempt()), (leader.members.clone(), leader.attempt()));
-        assert_eq!(second.join().expect("no panic").expect("it agrees").members, first.members);
-        // The member is known to have ended: the new job cannot be joined, and the next attempt
-        // leaves it out.
+        assert_eq!(second.join().expect("no panic").expect("the PE agrees").members, first.members);
+        // The leader has ended, so the members cannot join the new job. The next attempt excludes
+        // the leader.
         old.pe(1, |survivors| {
             assert!(survivors.is_broken(&first));
             survivors.withdraw(&first, None);
         });
         old.pe(2, |survivors| survivors.withdraw(&first, None));
         for decision in old.pes(&[1, 2], |survivors| agree(survivors, soon(20_000))) {
-            let decision = decision.expect("they agree");
+            let decision = decision.expect("the PEs agree");
             assert_eq!(decision.members, pes(&[1, 2]));
             assert!(decision.attempt() > first.attempt());
         }
@@ -122,12 +122,12 @@ fn pe_that_does_not_call_is_named_and_may_call_later() {
     let late = old.pes(&[0, 2], |survivors| agree(survivors, soon(100 + 50 * u64::from(survivors.me().get()))));
     for outcome in late {
         let Err(Disagreement::Late { waited, missing }) = outcome else { panic!("{outcome:?}") };
-        assert_eq!(missing, pes(&[3]), "PE 0 gave up because of PE 3");
+        assert_eq!(missing, pes(&[3]), "PE 3 did not call");
         assert!(waited >= Duration::from_millis(100));
     }
-    // Two call again, and the third for the first time.
+    // PEs 0 and 2 call again, and PE 3 calls for the first time.
     for decision in old.pes(&[0, 2, 3], |survivors| agree(survivors, soon(20_000))) {
-        assert_eq!(decision.expect("they agree").members, pes(&[0, 2, 3]));
+        assert_eq!(decision.expect("the PEs agree").members, pes(&[0, 2, 3]));
     }
 }
 
@@ -144,7 +144,7 @@ fn stopped_leader_is_named_by_each_pe_that_gives_up() {
     thread::scope(|scope| {
         scope.spawn(|| old.pe(0, |survivors| survivors.agree(soon(20_000), || Ok(()), stopped)));
         let first = scope.spawn(|| old.pe(2, |survivors| agree(survivors, soon(300))));
-        // PE 2 has given up when this one does.
+        // PE 2 has already given up when PE 1 gives up.
         let second = old.pe(1, |survivors| agree(survivors, soon(900)));
         given_up.store(true, Ordering::Release);
         for outcome in [first.join().expect("no panic"), second] {
@@ -168,7 +168,7 @@ fn stopped_leader_is_named_by_pes_that_call_again() {
         let old = &old;
         move || {
             let twice = [first, 300].map(|time| old.pe(pe, |survivors| agree(survivors, soon(time))));
-            // The last to give up does not find that this PE has ended.
+            // This PE still runs when the last PE gives up.
             thread::sleep(Duration::from_millis(300));
             twice
         }
@@ -190,16 +190,16 @@ fn stopped_leader_is_named_by_pes_that_call_again() {
 fn pe_left_out_of_the_new_job_gets_an_error() {
     let old = Old::new(2, &[1]);
     old.pe(0, |survivors| {
-        let decision = agree(survivors, soon(20_000)).expect("it is alone");
+        let decision = agree(survivors, soon(20_000)).expect("PE 0 is the only survivor");
         survivors.complete(&decision);
     });
-    // It was alive after all; a correct `has_ended` never errs like this.
+    // PE 1 is alive. A correct `has_ended` never returns `true` for a PE that is alive.
     let outcome = old.pe(1, |survivors| agree(survivors, soon(20_000)));
     assert!(matches!(outcome, Err(Disagreement::Left(pe)) if pe == Pe::new(0)), "{outcome:?}");
 }
 
 #[test]
-fn failed_preparation_or_check_ends_the_agreement() {
+fn error_of_lead_or_check_ends_the_agreement() {
     let old = Old::new(2, &[0]);
     old.pe(1, |survivors| {
         let failed = survivors.agree(soon(20_000), || Ok(()), |_, _| Err("no memory"));
@@ -213,20 +213,20 @@ fn failed_preparation_or_check_ends_the_agreement() {
 }
 
 #[test]
-fn members_meet_at_the_new_rendezvous() {
+fn members_exchange_data_in_the_new_job() {
     let old = Old::new(5, &[0, 3]);
     let met = old.pes(&[1, 2, 4], |survivors| {
         let (rendezvous, decision) = joined(survivors, &old, &Mutex::default());
-        let rendezvous = rendezvous.expect("it joins");
+        let rendezvous = rendezvous.expect("the PE joins");
         survivors.complete(&decision);
-        let numbers = rendezvous.exchange("numbers", &[survivors.me().get() as u8]).expect("all are there");
-        rendezvous.leave().expect("all leave");
+        let numbers = rendezvous.exchange("numbers", &[survivors.me().get() as u8]).expect("all PEs call");
+        rendezvous.leave().expect("the PE leaves");
         numbers
     });
     assert!(met.iter().all(|numbers| *numbers == [[1], [2], [4]]), "{met:?}");
 }
 
-/// Agrees and joins; before it joins, a PE of `dying` ends instead.
+/// Agrees on a new job and joins it. A PE in `dying` ends instead of joining.
 fn joined(
     survivors: &Survivors<'_>,
     old: &Old,
@@ -238,7 +238,7 @@ fn joined(
         server = Some(ticket.serve(members.len() as u32)?);
         Ok(ticket)
     };
-    let decision = survivors.agree(soon(20_000), || Ok(()), lead).expect("they agree");
+    let decision = survivors.agree(soon(20_000), || Ok(()), lead).expect("the PEs agree");
     let server: Option<Server> = server;
     if dying.lock().unwrap().contains(&survivors.me().index()) {
         drop(server);
@@ -252,8 +252,8 @@ fn joined(
 }
 
 #[test]
-fn member_that_ends_before_it_joins_is_reported_at_once() {
-    // The first member has the server, the others have not.
+fn member_that_ends_before_it_joins_is_reported() {
+    // The first member runs the server.
     for dying in [0, 1, 2] {
         let old = Old::new(3, &[]);
         let list = Mutex::new(vec![dying]);

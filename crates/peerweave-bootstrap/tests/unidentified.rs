@@ -1,5 +1,5 @@
-//! Tests of connections that do not belong to a PE of the job: only the connection itself is
-//! affected.
+//! Tests of connections that do not belong to a PE of the job. Such a connection affects no other
+//! connection.
 
 #![cfg(target_os = "linux")]
 
@@ -30,13 +30,13 @@ fn hello(party: &Party, pe: u32) -> Hello {
 fn rest(mut stream: UnixStream) -> Vec<u8> {
     let mut said = Vec::new();
     match stream.read_to_end(&mut said) {
-        // The server may close with bytes of ours unread.
+        // The server may close the connection before it has read all bytes of this test.
         Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("{error}"),
         _ => said,
     }
 }
 
-/// Runs a whole job whose last PE joins after the other connections have been made.
+/// Runs a job of 4 PEs. The last PE joins after `unidentified` has made its connections.
 fn with_unidentified(options: ServerOptions, unidentified: impl FnOnce(&Party)) {
     let party = Party::with(4, Endpoint::random_unix().unwrap(), options);
     thread::scope(|scope| {
@@ -57,18 +57,18 @@ fn with_unidentified(options: ServerOptions, unidentified: impl FnOnce(&Party)) 
 }
 
 #[test]
-fn connection_that_sends_garbage_is_dropped_at_once() {
+fn connection_that_sends_invalid_data_is_dropped() {
     with_unidentified(ServerOptions::default(), |party| {
         for garbage in [
             &b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..],
             &[0; 64],
             &[0xff; 4096],
             b"SSH-2.0-OpenSSH_9.6\r\n",
-            // The right length and kind, the wrong magic.
+            // The length and the kind are right, but the magic number is wrong.
             &[55, 0, 0, 0, 1, b'p', b'e', b'e', b'X'],
         ] {
             let mut stream = connect(party);
-            // The server may close before all is written.
+            // The server may close the connection before all bytes are written.
             let _ = stream.write_all(garbage);
             assert_eq!(rest(stream), b"", "{garbage:?}");
         }
@@ -127,12 +127,12 @@ fn connections_without_a_timely_hello_are_dropped() {
         let mut slow = connect(party);
         let bytes = Frame::Hello(hello(party, 3)).to_bytes();
         let mut sent = 0;
-        // A byte every 20 ms would take more than a second.
+        // At one byte every 20 ms, the whole hello would take more than a second.
         while sent < bytes.len() && slow.write_all(&bytes[sent..=sent]).is_ok() {
             sent += 1;
             thread::sleep(Duration::from_millis(20));
         }
-        assert!(sent < bytes.len(), "the server read the slow hello to its end");
+        assert!(sent < bytes.len(), "the server accepted the whole slow hello");
         for stream in [silent, half, slow] {
             assert_eq!(rest(stream), b"");
         }
@@ -149,7 +149,7 @@ fn too_many_unidentified_connections_drop_the_oldest() {
             stream.set_nonblocking(true).unwrap();
             matches!((&**stream).read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
         };
-        eventually("the end of most of the crowd", || crowd.iter().filter(is_open).count() <= 8 + 4);
+        eventually("the end of most connections", || crowd.iter().filter(is_open).count() <= 8 + 4);
         assert!(party.server.state().dropped_connections >= 200 - 8 - 4);
     });
 }
@@ -159,9 +159,9 @@ fn member_that_breaks_the_protocol_is_lost_and_named() {
     let breaches: [Vec<u8>; 4] = [
         vec![0xff; 64],
         Frame::Welcome.to_bytes(),
-        // A round that is not the next one of this PE.
+        // The first invalid frame has a round that is not the next round of this PE.
         Frame::Enter { request: ROUND_BIT | 7, collective: Collective::Barrier, label: "x".into(), blob: vec![] }.to_bytes(),
-        // A frame longer than the limit.
+        // The second invalid frame is longer than the limit.
         vec![0, 0, 0x20, 0, 2],
     ];
     for breach in breaches {
@@ -181,7 +181,7 @@ fn member_that_breaks_the_protocol_is_lost_and_named() {
 }
 
 #[test]
-fn member_that_never_reads_is_dropped_without_delay() {
+fn member_that_never_reads_is_dropped() {
     let options = ServerOptions { max_unread_bytes: 4 << 20, ..ServerOptions::default() };
     let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
     thread::scope(|scope| {
@@ -229,5 +229,5 @@ fn frames_sent_in_single_bytes_are_decoded() {
         at += used;
     }
     assert_eq!(at, said.len());
-    eventually("the leave of one PE", || party.server.state().left.len() == 1);
+    eventually("the departure of one PE", || party.server.state().left.len() == 1);
 }

@@ -1,10 +1,11 @@
 //! CUDA's driver for Peerweave's other crates: errors that name the call, traits for device memory,
-//! stream-ordered lifetimes, waits with a deadline.
+//! freeing of memory after the work of its streams, and waits with a deadline.
 //!
 //! The contexts, streams, events and slices are those of cudarc. This crate neither communicates
 //! nor shares memory among processes.
 //!
-//! Without a driver no call panics: [`Driver::get`] is called first and returns an error.
+//! No call panics if the machine has no driver, because every call first calls [`Driver::get`],
+//! which returns an error.
 //!
 //! ```
 //! match peerweave_driver::Driver::get() {

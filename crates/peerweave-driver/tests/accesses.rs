@@ -20,27 +20,27 @@ fn slice_of_a_captured_stream_is_refused_on_other_streams() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");
-        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        let mut slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         own.begin_capture(RELAXED).expect("capture");
         let refused = |result: Result<(), DriverError>| {
-            let error = result.expect_err("its stream cannot wait");
+            let error = result.expect_err("the slice's own stream is being captured");
             assert!(matches!(error, DriverError::OwnerCapturing { .. }), "{error}");
         };
         refused(slice.read(&other).map(drop));
         refused(slice.write(&other).map(drop));
         refused(copy_to_host("test", &other, &slice, Instant::now() + LONG).map(drop));
-        assert!(!is_capturing(&other).expect("a live stream"), "the other stream was drawn into the capture");
-        own.end_capture(NO_FLAGS).expect("nothing spoiled it");
+        assert!(!is_capturing(&other).expect("a live stream"), "the other stream became part of the capture");
+        own.end_capture(NO_FLAGS).expect("the capture is valid");
         drop(slice.read(&other).expect("the capture is over"));
     });
 }
 
 #[test]
-fn drop_of_an_access_waits_for_a_capture_begun_meanwhile() {
+fn drop_of_an_access_waits_until_the_capture_ends() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");
-        let slice = own.alloc_zeros::<u8>(64).expect("room");
+        let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         wait(&own, Instant::now() + LONG).expect("a live stream");
         block(&other);
         let access = slice.read(&other).expect("a live stream");
@@ -49,18 +49,21 @@ fn drop_of_an_access_waits_for_a_capture_begun_meanwhile() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(4 * SHORT);
-                ended.send(()).expect("it is asked");
-                own.end_capture(NO_FLAGS).expect("nothing spoiled it");
+                ended.send(()).expect("the receiver is alive");
+                own.end_capture(NO_FLAGS).expect("the capture is valid");
             });
             let started = Instant::now();
             drop(access);
-            assert!(started.elapsed() < LONG, "it waited for the work, which is stuck");
-            assert!(told.try_recv().is_ok(), "the slice's stream could not wait for the work by then");
+            assert!(started.elapsed() < LONG, "dropping the access waited for the stuck work");
+            assert!(told.try_recv().is_ok(), "the access was dropped before the capture ended");
         });
         drop(slice);
-        assert!(!wait(&own, Instant::now() + SHORT).expect("a live stream"), "it is freed under the other stream's work");
+        assert!(
+            !wait(&own, Instant::now() + SHORT).expect("a live stream"),
+            "the slice is freed before the other stream's work ended"
+        );
         unblock(&other);
-        assert!(wait(&own, Instant::now() + LONG).expect("it goes on"));
+        assert!(wait(&own, Instant::now() + LONG).expect("the stream completes"));
     });
 }
 
@@ -69,7 +72,7 @@ fn drop_of_an_access_waits_until_the_work_ends() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");
-        let slice = own.alloc_zeros::<u8>(64).expect("room");
+        let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&other);
         let access = slice.read(&other).expect("a live stream");
         own.begin_capture(RELAXED).expect("capture");
@@ -80,37 +83,37 @@ fn drop_of_an_access_waits_until_the_work_ends() {
             });
             drop(access);
         });
-        assert!(wait(&other, Instant::now()).expect("a live stream"), "the access was dropped under its work");
-        own.end_capture(NO_FLAGS).expect("nothing spoiled it");
+        assert!(wait(&other, Instant::now()).expect("a live stream"), "the access was dropped before its work ended");
+        own.end_capture(NO_FLAGS).expect("the capture is valid");
     });
 }
 
-/// Begins to capture the stream while the driver delays a call of that name, which must not be
-/// captured.
+/// Begins to capture the stream while the fake driver delays the call named `late`. Checks that the
+/// work of `call` does not become part of a graph.
 fn captured_meanwhile<R>(stream: &Arc<CudaStream>, late: &str, call: impl FnOnce() -> Result<R, DriverError>) {
     let before = peerweave_fakes::entered(late);
     fail(&format!("{late}:*=400ms"));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             peerweave_fakes::wait_until_entered(late, before + 1);
-            stream.begin_capture(RELAXED).expect("it is not being captured yet");
+            stream.begin_capture(RELAXED).expect("the stream is not being captured yet");
         });
-        let error = call().map(drop).expect_err("a graph would replay it");
+        let error = call().map(drop).expect_err("the capture began during the call");
         assert!(matches!(error, DriverError::CaptureBegun { .. }), "{error}");
     });
     fail("");
-    assert!(stream.end_capture(NO_FLAGS).is_err(), "{late} is in a graph");
+    assert!(stream.end_capture(NO_FLAGS).is_err(), "the capture is valid and contains {late}");
 }
 
 #[test]
 fn capture_begun_during_a_copy_is_invalidated() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
-        let mut memory = DeviceMemory::<u8>::zeroed(&stream, 64).expect("room");
+        let mut memory = DeviceMemory::<u8>::zeroed(&stream, 64).expect("the device has enough memory");
         captured_meanwhile(&stream, "cuMemcpyHtoDAsync_v2", || memory.copy_from(&stream, &[1; 64]));
         captured_meanwhile(&stream, "cuMemcpyDtoHAsync_v2", || memory.to_vec(&stream));
         captured_meanwhile(&stream, "cuMemsetD8Async", || DeviceMemory::<u8>::zeroed(&stream, 64));
-        memory.copy_from(&stream, &[2; 64]).expect("no capture");
-        assert_eq!(memory.to_vec(&stream).expect("no capture"), [2; 64]);
+        memory.copy_from(&stream, &[2; 64]).expect("the stream is not being captured");
+        assert_eq!(memory.to_vec(&stream).expect("the stream is not being captured"), [2; 64]);
     });
 }

@@ -14,12 +14,12 @@ use peerweave_fakes::Fakes;
 fn current() -> CUcontext {
     let mut current: CUcontext = std::ptr::null_mut();
     // SAFETY: the pointer is to a live handle.
-    let code = unsafe { Driver::get().expect("the fake").api().cuCtxGetCurrent(&raw mut current) };
+    let code = unsafe { Driver::get().expect("the fake driver is loaded").api().cuCtxGetCurrent(&raw mut current) };
     assert_eq!(code, Ok(CudaCode::SUCCESS));
     current
 }
 
-/// Creates values on device 0 and drops them while the context of device 1 is current.
+/// Creates a value on device 0 and drops the value while the context of device 1 is current.
 fn dropped_elsewhere<R>(make: impl FnOnce(&Arc<CudaContext>) -> R) {
     let (zero, one) = (context(0).expect("a device"), context(1).expect("two devices"));
     let made = make(&zero);
@@ -32,7 +32,7 @@ fn dropped_elsewhere<R>(make: impl FnOnce(&Arc<CudaContext>) -> R) {
 #[test]
 fn dropping_memory_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
-        dropped_elsewhere(|zero| DeviceMemory::<u32>::zeroed(&zero.new_stream().expect("a stream"), 4).expect("room"));
+        dropped_elsewhere(|zero| DeviceMemory::<u32>::zeroed(&zero.new_stream().expect("a stream"), 4).expect("memory"));
     });
 }
 
@@ -46,11 +46,11 @@ fn dropping_an_access_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
         let zero = context(0).expect("a device");
         let (own, other) = (zero.new_stream().expect("a stream"), zero.new_stream().expect("a stream"));
-        let slice = own.alloc_zeros::<u8>(64).expect("room");
+        let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&other);
         dropped_elsewhere(|_| slice.read(&other).expect("a live stream"));
         unblock(&other);
-        other.synchronize().expect("it goes on");
+        other.synchronize().expect("the stream completes");
     });
 }
 

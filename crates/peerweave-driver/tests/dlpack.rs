@@ -21,7 +21,7 @@ use common::{LONG, SHORT, block, comes, device, unblock};
 
 /// The framework that produces a tensor.
 struct Producer {
-    /// Freed by the deleter.
+    /// The memory of the tensor, which the deleter frees.
     _memory: DeviceMemory<u8>,
     shape: Vec<i64>,
     strides: Vec<i64>,
@@ -62,11 +62,11 @@ impl Made {
         (Self(Box::new(producer)), deleted)
     }
 
-    /// Like [`new`](Self::new), with these 32-bit floats.
+    /// Like [`new`](Self::new), with `values` as elements.
     fn floats(values: &[f32], shape: &[i64]) -> (Self, Arc<AtomicUsize>) {
         let (_, stream) = device();
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        Self::new(DeviceMemory::from_slice(&stream, &bytes).expect("room"), F32, shape)
+        Self::new(DeviceMemory::from_slice(&stream, &bytes).expect("the device has enough memory"), F32, shape)
     }
 
     fn tensor(mut self, change: impl FnOnce(&mut DLTensor)) -> Self {
@@ -85,7 +85,7 @@ impl Made {
     /// Sets the pointers of the struct to its own fields.
     fn linked(self) -> NonNull<Producer> {
         let producer = NonNull::from(Box::leak(self.0));
-        // SAFETY: no other code uses it yet.
+        // SAFETY: no other code uses the producer yet.
         let this = unsafe { &mut *producer.as_ptr() };
         let (shape, strides) = (this.shape.as_mut_ptr(), this.strides.as_mut_ptr());
         let strides = if this.strides.is_empty() { std::ptr::null_mut() } else { strides };
@@ -102,10 +102,10 @@ impl Made {
     }
 
     fn managed(self) -> NonNull<DLManagedTensor> {
-        // SAFETY: it was just leaked, and the deleter alone takes it back.
+        // SAFETY: the producer was just leaked, and only the deleter frees it.
         match unsafe { &mut (*self.linked().as_ptr()).place } {
             Place::Managed(managed) => NonNull::from(managed.as_mut()),
-            Place::Versioned(_) => panic!("it is of 1.x"),
+            Place::Versioned(_) => panic!("the struct is of DLPack 1.x"),
         }
     }
 
@@ -119,18 +119,18 @@ impl Made {
                 dl_tensor: managed.dl_tensor,
             }));
         }
-        // SAFETY: as above.
+        // SAFETY: as in `managed`.
         match unsafe { &mut (*self.linked().as_ptr()).place } {
             Place::Versioned(managed) => NonNull::from(managed.as_mut()),
-            Place::Managed(_) => panic!("it is of 0.8"),
+            Place::Managed(_) => panic!("the struct is of DLPack 0.8"),
         }
     }
 }
 
 /// # Safety
-/// Called once for each tensor, with its context.
+/// This function is called once for each tensor, with the context of the tensor.
 unsafe fn delete(context: *mut c_void) {
-    // SAFETY: guaranteed by the caller; `linked` leaked it.
+    // SAFETY: guaranteed by the caller. `linked` leaked the producer.
     let producer = unsafe { Box::from_raw(context.cast::<Producer>()) };
     producer.deleted.fetch_add(1, Ordering::SeqCst);
 }
@@ -152,9 +152,9 @@ unsafe extern "C" fn delete_versioned(this: *mut DLManagedTensorVersioned) {
 /// Imports a tensor of DLPack 0.8 that is refused, and returns the message.
 fn refused<T: Element>((made, deleted): (Made, Arc<AtomicUsize>)) -> String {
     // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
-    let error = unsafe { DlpackTensor::<T>::from_managed(made.managed()) }.expect_err("it cannot be used");
+    let error = unsafe { DlpackTensor::<T>::from_managed(made.managed()) }.expect_err("the tensor is refused");
     assert!(matches!(error, DriverError::Dlpack { .. } | DriverError::NoSuchDevice { .. }), "{error}");
-    assert_eq!(deleted.load(Ordering::SeqCst), 1, "it was given back: {error}");
+    assert_eq!(deleted.load(Ordering::SeqCst), 1, "the deleter was not called: {error}");
     error.to_string()
 }
 
@@ -165,10 +165,10 @@ fn tensor_of_either_dlpack_version_is_a_buffer() {
         let values: Vec<f32> = (0..6).map(|value| value as f32).collect();
         let (made, deleted) = Made::floats(&values, &[2, 3]);
         // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
-        let tensor = unsafe { DlpackTensor::<f32>::from_managed(made.managed()) }.expect("it can be used");
+        let tensor = unsafe { DlpackTensor::<f32>::from_managed(made.managed()) }.expect("the tensor is supported");
         assert_eq!((tensor.shape(), tensor.len(), tensor.device(), tensor.is_read_only()), (&[2, 3][..], 6, 0, false));
-        assert!(tensor.keep().is_some(), "a graph can own it");
-        let mut memory = tensor.into_memory().expect("it may be written");
+        assert!(tensor.keep().is_some(), "a graph cannot keep the tensor");
+        let mut memory = tensor.into_memory().expect("the tensor is writable");
         assert_eq!(memory.to_vec(&stream).expect("the copy ends"), values);
         memory.copy_from(&stream, &[7.0; 6]).expect("the copy ends");
         let address = memory.address();
@@ -179,8 +179,8 @@ fn tensor_of_either_dlpack_version_is_a_buffer() {
 
         let (made, deleted) = Made::floats(&values, &[6]);
         // SAFETY: as above.
-        let tensor = unsafe { DlpackTensor::<f32>::from_versioned(made.versioned(1, 0)) }.expect("it can be used");
-        assert_eq!(tensor.into_memory().expect("it may be written").to_vec(&stream).expect("the copy ends"), values);
+        let tensor = unsafe { DlpackTensor::<f32>::from_versioned(made.versioned(1, 0)) }.expect("the tensor is supported");
+        assert_eq!(tensor.into_memory().expect("the tensor is writable").to_vec(&stream).expect("the copy ends"), values);
         assert!(comes(LONG, || deleted.load(Ordering::SeqCst) == 1));
     });
 }
@@ -191,15 +191,15 @@ fn deleter_is_called_once_after_the_last_stream() {
         let (_, stream) = device();
         let (made, deleted) = Made::floats(&[1.0; 4], &[4]);
         // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
-        let tensor = unsafe { DlpackTensor::<f32>::from_versioned(made.versioned(1, 0)) }.expect("it can be used");
-        let memory = tensor.into_memory().expect("it may be written");
+        let tensor = unsafe { DlpackTensor::<f32>::from_versioned(made.versioned(1, 0)) }.expect("the tensor is supported");
+        let memory = tensor.into_memory().expect("the tensor is writable");
         block(&stream);
         drop(memory.read(&stream).expect("a live stream"));
-        let other = memory.slice(1..3).expect("inside");
+        let other = memory.slice(1..3).expect("the range is within the memory");
         drop(memory);
         drop(other);
         std::thread::sleep(SHORT);
-        assert_eq!(deleted.load(Ordering::SeqCst), 0, "the stream still uses it");
+        assert_eq!(deleted.load(Ordering::SeqCst), 0, "the deleter was called while a stream uses the memory");
         unblock(&stream);
         assert!(comes(LONG, || deleted.load(Ordering::SeqCst) == 1));
         std::thread::sleep(SHORT);
@@ -208,16 +208,16 @@ fn deleter_is_called_once_after_the_last_stream() {
 }
 
 #[test]
-fn read_only_tensor_is_read_and_not_written() {
+fn read_only_tensor_can_be_read_but_not_written() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         let (made, deleted) = Made::floats(&[1.0; 4], &[4]);
         let pointer = made.versioned(1, DLPACK_FLAG_BITMASK_READ_ONLY);
         // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
-        let tensor = unsafe { DlpackTensor::<f32>::from_versioned(pointer) }.expect("it can be used");
+        let tensor = unsafe { DlpackTensor::<f32>::from_versioned(pointer) }.expect("the tensor is supported");
         assert!(tensor.is_read_only() && tensor.read(&stream).is_ok());
         assert_eq!(
-            tensor.into_memory().expect_err("it must not be written").to_string(),
+            tensor.into_memory().expect_err("the tensor is read-only").to_string(),
             "DlpackTensor::into_memory: the tensor has access read-only, expected writable"
         );
         assert!(comes(LONG, || deleted.load(Ordering::SeqCst) == 1));
@@ -268,7 +268,7 @@ fn unknown_major_version_is_refused_and_deleted() {
     Fakes::new().cuda().run(|| {
         let (made, deleted) = Made::floats(&[1.0; 4], &[4]);
         // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
-        let error = unsafe { DlpackTensor::<f32>::from_versioned(made.versioned(2, 0)) }.expect_err("it has another layout");
+        let error = unsafe { DlpackTensor::<f32>::from_versioned(made.versioned(2, 0)) }.expect_err("major version 2 is refused");
         assert_eq!(error.to_string(), "DlpackTensor::from_versioned: the tensor has DLPack version 2.1, expected 1.x");
         assert_eq!(deleted.load(Ordering::SeqCst), 1);
     });
@@ -282,7 +282,10 @@ fn valid_shapes_strides_and_types_are_imported() {
         // order. A scalar has one element. An offset moves the first element.
         let taken = |(made, _): (Made, Arc<AtomicUsize>)| {
             // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
-            unsafe { DlpackTensor::<f32>::from_managed(made.managed()) }.expect("it can be used").into_memory().expect("writable")
+            unsafe { DlpackTensor::<f32>::from_managed(made.managed()) }
+                .expect("the tensor is supported")
+                .into_memory()
+                .expect("writable")
         };
         let values = [0.0, 1.0, 2.0, 3.0];
         let (made, deleted) = Made::floats(&values, &[2, 1, 2]);
@@ -297,11 +300,11 @@ fn valid_shapes_strides_and_types_are_imported() {
 
         fn fits<T: Element>(code: u8, bits: u8) {
             let (_, stream) = device();
-            let memory = DeviceMemory::from_slice(&stream, &[0u8; 64]).expect("room");
+            let memory = DeviceMemory::from_slice(&stream, &[0u8; 64]).expect("the device has enough memory");
             let (made, _) =
                 Made::new(memory, DLDataType { code: DLDataTypeCode(code), bits, lanes: 1 }, &[64 / size_of::<T>() as i64]);
             // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
-            let tensor = unsafe { DlpackTensor::<T>::from_managed(made.managed()) }.expect("it is of that type");
+            let tensor = unsafe { DlpackTensor::<T>::from_managed(made.managed()) }.expect("the element type matches");
             assert_eq!(tensor.len(), 64 / size_of::<T>());
         }
         fits::<u8>(1, 8);

@@ -1,4 +1,4 @@
-//! Tests of the end of a process while threads in the background call the driver.
+//! Tests of the exit of a process while background threads call the driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -22,11 +22,11 @@ fn exit_waits_for_memory_that_is_being_freed() {
             eprintln!("the free has returned");
         };
         retire(&context, [stream], Box::new(free));
-        receiver.recv_timeout(LONG).expect("the free begins");
+        receiver.recv_timeout(LONG).expect("the function that frees begins");
         retire(&context, [], Box::new(|| eprintln!("a later free has run")));
         std::process::exit(0);
     }
     let output = Fakes::new().cuda().run_child("exit_waits_for_memory_that_is_being_freed");
     assert!(output.status.success() && output.stderr.contains("the free has returned"), "{output}");
-    assert!(!output.stderr.contains("a later free has run"), "the driver may have shut down: {output}");
+    assert!(!output.stderr.contains("a later free has run"), "a function ran after the gate was closed: {output}");
 }

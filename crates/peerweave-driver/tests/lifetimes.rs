@@ -1,5 +1,5 @@
-//! Tests of when memory is freed, over the fake driver: captures, stuck devices, cudarc's slices on
-//! several streams.
+//! Tests of the time at which memory is freed, over the fake driver: captures, stuck devices,
+//! cudarc's slices on several streams.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -18,7 +18,7 @@ use peerweave_fakes::Fakes;
 
 use common::{LONG, SHORT, block, blocking_stream, calls, comes, device, fail, free_bytes, unblock};
 
-/// Retires a value that was used on the stream. Returns a flag that is set when it is freed.
+/// Retires a value that was used on the stream. Returns a flag that is set when the value is freed.
 fn retire_flag(context: &Arc<CudaContext>, stream: &Arc<CudaStream>) -> Arc<AtomicBool> {
     let freed = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&freed);
@@ -33,9 +33,9 @@ fn memory_dropped_during_capture_waits_for_earlier_work() {
         block(&stream);
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
         let freed = retire_flag(&context, &stream);
-        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the work before the capture still runs");
-        drop(stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is whole"));
-        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the work before the capture still runs");
+        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the value is freed before the work that precedes the capture");
+        drop(stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid"));
+        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the value is freed before the work that precedes the capture");
         unblock(&stream);
         assert!(settle(Instant::now() + LONG));
         assert!(freed.load(Ordering::Acquire));
@@ -49,12 +49,12 @@ fn default_stream_memory_is_freed_after_a_blocking_capture_ends() {
         let blocking = blocking_stream(&context);
         blocking.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
         let freed = retire_flag(&context, &context.default_stream());
-        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the default stream cannot be asked yet");
-        let error = wait(&context.default_stream(), Instant::now() + SHORT).expect_err("it cannot be asked yet");
+        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the value is freed before the capture ended");
+        let error = wait(&context.default_stream(), Instant::now() + SHORT).expect_err("the default stream cannot be queried");
         assert!(matches!(&error, DriverError::Cuda(error) if error.is(CudaCode::STREAM_CAPTURE_IMPLICIT)), "{error}");
-        drop(blocking.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it"));
+        drop(blocking.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid"));
         assert!(settle(Instant::now() + LONG));
-        assert!(freed.load(Ordering::Acquire), "it is not leaked");
+        assert!(freed.load(Ordering::Acquire), "the value is leaked");
     });
 }
 
@@ -66,12 +66,15 @@ fn reaper_does_not_invalidate_a_global_capture() {
         block(&stream);
         let freed = retire_flag(&context, &stream);
         captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("capture");
-        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the stream is stuck");
+        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the value is freed while the stream is stuck");
         let waited = std::thread::scope(|scope| {
-            scope.spawn(|| wait(&stream, Instant::now() + SHORT).expect("a question disturbs nobody")).join().expect("no panic")
+            scope
+                .spawn(|| wait(&stream, Instant::now() + SHORT).expect("a query does not invalidate the capture"))
+                .join()
+                .expect("no panic")
         });
         assert!(!waited);
-        captured.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+        captured.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
         unblock(&stream);
         assert!(settle(Instant::now() + LONG));
         assert!(freed.load(Ordering::Acquire));
@@ -90,8 +93,8 @@ fn retiring_does_not_invalidate_a_capture() {
             stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
             retiring.join().expect("no panic")
         });
-        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "what the stream had to do before cannot be asked yet");
-        stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the value is freed during the capture");
+        stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
         assert!(settle(Instant::now() + LONG));
         assert!(freed.load(Ordering::Acquire));
     });
@@ -111,15 +114,15 @@ fn wait_does_not_invalidate_a_capture_that_begins() {
             let told = told.join().expect("no panic");
             unblock(&stream);
             std::thread::sleep(SHORT);
-            assert!(!waits.is_finished(), "it cannot be known yet");
-            stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+            assert!(!waits.is_finished(), "the wait ended during the capture");
+            stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
             (told, waits.join().expect("no panic"))
         });
         assert!(matches!(told, Err(DriverError::Capturing { .. })), "{told:?}");
-        assert!(waited.expect("it goes on"));
+        assert!(waited.expect("the stream completes"));
         stream.begin_capture(mode).expect("capture");
-        assert!(!wait_past_capture(&stream, Instant::now() + SHORT).expect("it may end yet"));
-        stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+        assert!(!wait_past_capture(&stream, Instant::now() + SHORT).expect("the work has not failed"));
+        stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
     });
 }
 
@@ -133,8 +136,8 @@ fn allocation_and_copies_succeed_during_a_global_capture() {
             let copying = scope.spawn(|| DeviceMemory::from_slice(&stream, &[1u32, 2, 3])?.to_vec(&stream));
             copying.join().expect("no panic")
         });
-        assert_eq!(copied.expect("it disturbs nobody"), [1, 2, 3]);
-        captured.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+        assert_eq!(copied.expect("the copies succeed"), [1, 2, 3]);
+        captured.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
     });
 }
 
@@ -143,11 +146,11 @@ fn graph_never_fills_memory_that_it_does_not_keep() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
-        let error = DeviceMemory::<u32>::zeroed(&stream, 4).expect_err("each replay would fill it");
+        let error = DeviceMemory::<u32>::zeroed(&stream, 4).expect_err("a stream that is being captured is refused");
         assert!(matches!(error, DriverError::Capturing { call: "DeviceMemory::zeroed" }), "{error}");
-        let error = DeviceMemory::from_slice(&stream, &[1u32]).expect_err("each replay would copy it");
+        let error = DeviceMemory::from_slice(&stream, &[1u32]).expect_err("a stream that is being captured is refused");
         assert!(matches!(error, DriverError::Capturing { .. }), "{error}");
-        stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+        stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
     });
 }
 
@@ -156,9 +159,9 @@ fn wait_for_a_captured_stream_fails_and_keeps_the_capture() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
-        let error = wait(&stream, Instant::now() + LONG).expect_err("there is nothing to wait for");
+        let error = wait(&stream, Instant::now() + LONG).expect_err("the stream is being captured");
         assert!(matches!(error, DriverError::Capturing { call: "wait" }), "{error}");
-        stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+        stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
     });
 }
 
@@ -167,11 +170,11 @@ fn event_that_cannot_be_queried_frees_nothing() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventQuery:1=1").run(|| {
         let (context, stream) = device();
         let freed = retire_flag(&context, &stream);
-        assert!(settle(Instant::now() + LONG), "it is not waited for either");
-        assert!(!freed.load(Ordering::Acquire), "it was leaked");
+        assert!(settle(Instant::now() + LONG), "the leaked value is still pending");
+        assert!(!freed.load(Ordering::Acquire), "the value was freed");
         let freed = retire_flag(&context, &stream);
         assert!(settle(Instant::now() + LONG));
-        assert!(freed.load(Ordering::Acquire), "the next one is freed");
+        assert!(freed.load(Ordering::Acquire), "the next value is not freed");
     });
 }
 
@@ -180,12 +183,12 @@ fn stuck_stream_delays_only_its_own_memory() {
     Fakes::new().cuda().run(|| {
         let (context, stuck) = device();
         let stream = context.new_stream().expect("a stream");
-        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("room");
-        assert!(wait(&stream, Instant::now() + LONG).expect("it ends"));
+        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("the device has enough memory");
+        assert!(wait(&stream, Instant::now() + LONG).expect("the wait succeeds"));
         block(&stuck);
         let before = free_bytes(&context);
         drop(memory);
-        assert!(settle(Instant::now() + LONG), "the driver's own freeing would wait for the whole device");
+        assert!(settle(Instant::now() + LONG), "freeing waited for the whole device");
         assert_eq!(free_bytes(&context), before + (1 << 20));
         unblock(&stuck);
     });
@@ -196,13 +199,13 @@ fn error_recorded_by_other_code_stays_in_the_context() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);
-        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("room");
+        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("the device has enough memory");
         context.record_err::<()>(Err(CudarcError(CUresult::CUDA_ERROR_INVALID_VALUE)));
         assert!(wait(&stream, Instant::now() + LONG).expect("nothing is wrong with the stream"));
         drop(memory);
         assert!(settle(Instant::now() + LONG));
-        assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_INVALID_VALUE)), "whose it is can still see it");
-        assert_eq!(free_bytes(&context), before, "it was not leaked for it");
+        assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_INVALID_VALUE)), "the recorded error was lost");
+        assert_eq!(free_bytes(&context), before, "the memory was leaked because of the recorded error");
     });
 }
 
@@ -211,7 +214,8 @@ fn default_stream_belongs_to_its_context_on_any_thread() {
     Fakes::new().cuda().run(|| {
         let (zero, one) = (context(0).expect("a device"), context(1).expect("another device"));
         let stream = zero.default_stream();
-        // On a thread that has no context yet, and on one that has another device's.
+        // Waits on a thread without a current context, and on a thread whose current context is of
+        // another device.
         for other in [None, Some(one)] {
             let stream = Arc::clone(&stream);
             let waited = std::thread::spawn(move || {
@@ -229,19 +233,22 @@ fn default_stream_belongs_to_its_context_on_any_thread() {
 fn longest_possible_wait_does_not_overflow() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
-        let memory = DeviceMemory::<u32>::zeroed(&stream, 4).expect("room");
-        assert_eq!(memory.to_vec_within(&stream, Duration::MAX).expect("it ends"), [0; 4]);
+        let memory = DeviceMemory::<u32>::zeroed(&stream, 4).expect("the device has enough memory");
+        assert_eq!(memory.to_vec_within(&stream, Duration::MAX).expect("the wait succeeds"), [0; 4]);
     });
 }
 
-/// Drops a slice while work on it is enqueued on a stuck stream. The slice's own stream, in whose
-/// order it is freed, must then wait for that work.
+/// Drops a slice while work on it is enqueued on a stuck stream. Checks that the slice's own
+/// stream, in whose order the slice is freed, waits for that work.
 fn freed_after(own: &Arc<CudaStream>, stuck: &Arc<CudaStream>, slice: CudaSlice<u8>) {
-    assert!(!wait(stuck, Instant::now()).expect("it is only stuck"));
+    assert!(!wait(stuck, Instant::now()).expect("the work has not failed"));
     drop(slice);
-    assert!(!wait(own, Instant::now() + SHORT).expect("a live stream"), "it is freed under the other stream's work");
+    assert!(
+        !wait(own, Instant::now() + SHORT).expect("a live stream"),
+        "the slice is freed before the other stream's work ended"
+    );
     unblock(stuck);
-    assert!(wait(own, Instant::now() + LONG).expect("it goes on"));
+    assert!(wait(own, Instant::now() + LONG).expect("the stream completes"));
 }
 
 #[test]
@@ -249,7 +256,7 @@ fn slice_read_by_two_streams_outlives_the_work_of_both() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let (first, second) = (context.new_stream().expect("a stream"), context.new_stream().expect("a stream"));
-        let slice = own.alloc_zeros::<u8>(64).expect("room");
+        let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&first);
         drop(slice.read(&first).expect("a live stream"));
         drop(slice.read(&second).expect("a live stream"));
@@ -264,17 +271,17 @@ fn slice_outlives_streams_of_another_context_object() {
         // other has created.
         let own = context(0).expect("a device").default_stream();
         let (_elsewhere, stream) = device();
-        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        let mut slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&stream);
         drop(slice.write(&stream).expect("a live stream"));
         freed_after(&own, &stream, slice);
 
-        let slice = own.alloc_zeros::<u8>(64).expect("room");
+        let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&own);
         drop(slice.read(&stream).expect("a live stream"));
-        assert!(!wait(&stream, Instant::now() + SHORT).expect("a live stream"), "it reads what was not written yet");
+        assert!(!wait(&stream, Instant::now() + SHORT).expect("a live stream"), "the stream reads the slice before it is filled");
         unblock(&own);
-        assert!(wait(&stream, Instant::now() + LONG).expect("it goes on"));
+        assert!(wait(&stream, Instant::now() + LONG).expect("the stream completes"));
     });
 }
 
@@ -283,12 +290,12 @@ fn default_stream_slice_is_freed_after_work_of_other_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let own = context.default_stream();
-        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        let mut slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         let stream = context.new_stream().expect("a stream");
         block(&stream);
         drop(slice.write(&stream).expect("a live stream"));
-        // When none of its own streams is left, cudarc's context frees memory without checking
-        // events. So the default stream must already wait.
+        // When no stream of cudarc's context exists any more, the context frees memory without
+        // checking events. So the default stream must already wait.
         assert!(!wait(&own, Instant::now() + SHORT).expect("a live stream"));
         freed_after(&own, &stream, slice);
     });
@@ -299,42 +306,42 @@ fn slice_written_by_another_stream_does_not_delay_own_stream() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");
-        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        let mut slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&other);
         drop(slice.write(&other).expect("a live stream"));
-        assert!(wait(&own, Instant::now() + LONG).expect("a live stream"), "computing goes on beside communicating");
+        assert!(wait(&own, Instant::now() + LONG).expect("a live stream"), "the own stream waits for the other stream's work");
         freed_after(&own, &other, slice);
     });
 }
 
 #[test]
-fn pending_error_of_others_does_not_stop_stream_joins() {
+fn recorded_error_does_not_prevent_waits_between_streams() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");
         let left = || context.record_err::<()>(Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)));
-        // Read while its own stream has not filled it yet.
+        // The slice is read while its own stream has not filled it yet.
         block(&own);
-        let slice = own.alloc_zeros::<u8>(64).expect("room");
+        let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         left();
         drop(slice.read(&other).expect("a live stream"));
-        assert!(!wait(&other, Instant::now() + SHORT).expect("a live stream"), "it reads what was not written yet");
-        assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)), "whose it is can still see it");
+        assert!(!wait(&other, Instant::now() + SHORT).expect("a live stream"), "the stream reads the slice before it is filled");
+        assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)), "the recorded error was lost");
         unblock(&own);
-        assert!(wait(&other, Instant::now() + LONG).expect("it goes on"));
-        // Freed while another stream still reads it.
+        assert!(wait(&other, Instant::now() + LONG).expect("the stream completes"));
+        // The slice is freed while another stream still reads it.
         block(&other);
         left();
         drop(slice.read(&other).expect("a live stream"));
         let _ = context.check_err();
         freed_after(&own, &other, slice);
         // This thread does not wait for a stream whose events cudarc has recorded.
-        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        let mut slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&other);
         left();
         let started = Instant::now();
         drop(slice.write(&other).expect("a live stream"));
-        assert!(started.elapsed() < LONG, "it waited for a stream that is stuck");
+        assert!(started.elapsed() < LONG, "dropping the access waited for the stuck stream");
         assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)));
         freed_after(&own, &other, slice);
     });
@@ -346,16 +353,16 @@ fn per_thread_streams_are_refused() {
         let context = context(0).expect("a device");
         let stream = context.per_thread_stream();
         let refused = |error: DriverError| assert!(matches!(error, DriverError::PerThreadStream { .. }), "{error}");
-        refused(DeviceMemory::<u32>::zeroed(&stream, 4).expect_err("another thread could not wait"));
-        refused(DeviceMemory::from_slice(&stream, &[1u32]).expect_err("another thread could not wait"));
+        refused(DeviceMemory::<u32>::zeroed(&stream, 4).expect_err("per-thread streams are refused"));
+        refused(DeviceMemory::from_slice(&stream, &[1u32]).expect_err("per-thread streams are refused"));
         let before = free_bytes(&context);
-        let memory = DeviceMemory::<u8>::alloc(&context, 1 << 20).expect("room");
+        let memory = DeviceMemory::<u8>::alloc(&context, 1 << 20).expect("the device has enough memory");
         // A call that accepts the buffer cannot be refused, so the memory is leaked.
         block(&stream);
         drop(memory.read(&stream).expect("a live stream"));
         std::thread::scope(|scope| scope.spawn(move || drop(memory)).join().expect("no panic"));
         assert!(settle(Instant::now() + LONG));
-        assert!(free_bytes(&context) < before, "the stream of the first thread still uses it");
+        assert!(free_bytes(&context) < before, "the memory was freed while a stream uses it");
         unblock(&stream);
     });
 }
@@ -368,17 +375,20 @@ fn private_stream_is_destroyed_with_its_last_handle() {
         block(&default);
         let started = Instant::now();
         let own = PrivateStream::new(&context).expect("a stream");
-        assert!(wait(&own, Instant::now() + LONG).expect("nothing is on it"), "it is not behind the default stream");
-        assert!(started.elapsed() < LONG / 2, "the default stream is stuck");
-        assert!(!context.is_in_multi_stream_mode(), "cudarc's own first stream still waits for what it did not record");
+        assert!(
+            wait(&own, Instant::now() + LONG).expect("the stream is idle"),
+            "the private stream waits for the default stream"
+        );
+        assert!(started.elapsed() < LONG / 2, "creating the stream waited for the default stream");
+        assert!(!context.is_in_multi_stream_mode(), "cudarc counts the private stream");
         let destroyed = || calls("cuStreamDestroy_v2");
         let handle = Arc::clone(&own);
         drop(own);
-        assert_eq!(destroyed(), 0, "somebody has a handle");
+        assert_eq!(destroyed(), 0, "the stream was destroyed while a handle exists");
         assert!(wait(&handle, Instant::now() + LONG).expect("a live stream"));
         drop(handle);
         drop(PrivateStream::new(&context).expect("a stream"));
-        assert_eq!(destroyed(), 2, "both");
+        assert_eq!(destroyed(), 2, "one of the two streams was not destroyed");
         unblock(&default);
     });
 }
@@ -390,15 +400,15 @@ fn driver_that_has_shut_down_is_not_called() {
         let freed = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&freed);
         block(&stream);
-        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("room");
+        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("the device has enough memory");
         drop(memory);
         retire(&context, [Arc::clone(&stream)], Box::new(move || flag.store(true, Ordering::Release)));
-        // The state that the driver's own exit handler leaves.
+        // These errors are those of a driver that has shut down.
         fail("cuCtxGetCurrent:*=4,cuEventQuery:*=4,cuStreamIsCapturing:*=4");
-        assert!(settle(Instant::now() + LONG), "nothing is waited for any more");
+        assert!(settle(Instant::now() + LONG), "a retired value is still pending");
         fail("");
         unblock(&stream);
-        assert!(!freed.load(Ordering::Acquire), "it was left to the driver");
+        assert!(!freed.load(Ordering::Acquire), "a retired function ran after the driver had shut down");
     });
 }
 
@@ -426,28 +436,28 @@ fn panicking_destructors_do_not_stop_the_reaper() {
         let owned = Told(Arc::clone(&gone));
         retire(&context, [Arc::clone(&stream)], Box::new(move || drop(owned)));
         retire(&context, [], Box::new(|| std::panic::panic_any(Thrown)));
-        assert!(!comes(SHORT, || gone.load(Ordering::Acquire)), "it is dropped under the work of a stream");
+        assert!(!comes(SHORT, || gone.load(Ordering::Acquire)), "the value is dropped before the work of its stream ended");
         unblock(&stream);
         assert!(settle(Instant::now() + LONG));
-        assert!(gone.load(Ordering::Acquire), "what was retired before is freed all the same");
+        assert!(gone.load(Ordering::Acquire), "the value is not freed after another function panicked");
     });
 }
 
 #[test]
-fn freeing_uses_one_stream_per_context_and_releases_both() {
+fn freeing_thread_uses_one_stream_and_releases_the_context() {
     Fakes::new().cuda().run(|| {
         let kept = context(0).expect("a device");
         for _ in 0..50 {
             // Another cudarc object for the same context of the driver.
             let context = context(0).expect("a device");
-            drop(DeviceMemory::<u8>::alloc(&context, 64).expect("room"));
+            drop(DeviceMemory::<u8>::alloc(&context, 64).expect("the device has enough memory"));
             assert!(settle(Instant::now() + LONG));
         }
         let (made, destroyed) = (calls("cuStreamCreate"), calls("cuStreamDestroy_v2"));
         assert!(made - destroyed <= 1, "{made} made, {destroyed} destroyed");
         drop(kept);
         let held = || calls("cuDevicePrimaryCtxRetain") - calls("cuDevicePrimaryCtxRelease_v2");
-        assert!(comes(LONG, || held() == 0), "the context is kept by who has nothing to free");
+        assert!(comes(LONG, || held() == 0), "the freeing thread still retains the context");
         assert_eq!(calls("cuStreamDestroy_v2"), calls("cuStreamCreate"));
     });
 }
@@ -457,9 +467,9 @@ fn slice_of_a_private_stream_outlives_the_stream_that_writes_it() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let (own, other) = (PrivateStream::new(&context).expect("a stream"), PrivateStream::new(&context).expect("a stream"));
-        // cudarc checks events as long as a stream exists that it counts.
+        // cudarc checks events while a stream that it counts exists.
         let counted = context.new_stream().expect("a stream");
-        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        let mut slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&other);
         drop(slice.write(&other).expect("a live stream"));
         drop(counted);
@@ -474,9 +484,9 @@ fn default_stream_is_queried_in_its_own_context() {
         let blocking = blocking_stream(&here);
         blocking.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
         elsewhere.bind_to_thread().expect("a live context");
-        let error = wait(&here.default_stream(), Instant::now() + SHORT).expect_err("it cannot be asked now");
+        let error = wait(&here.default_stream(), Instant::now() + SHORT).expect_err("the default stream cannot be queried");
         assert!(matches!(&error, DriverError::Cuda(error) if error.is(CudaCode::STREAM_CAPTURE_IMPLICIT)), "{error}");
-        blocking.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+        blocking.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
     });
 }
 
@@ -488,8 +498,8 @@ fn memory_of_a_broken_context_is_leaked() {
         let freed = retire_flag(&context, &stream);
         fail("cuCtxSetCurrent:*=201");
         unblock(&stream);
-        assert!(settle(Instant::now() + LONG), "nothing is waited for any more");
+        assert!(settle(Instant::now() + LONG), "a retired value is still pending");
         fail("");
-        assert!(!freed.load(Ordering::Acquire), "it may have called the driver for another context");
+        assert!(!freed.load(Ordering::Acquire), "a retired function ran without its context");
     });
 }

@@ -20,13 +20,25 @@ fn copied_values_are_read_back() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let values: Vec<f32> = (0..1000).map(|i| i as f32).collect();
-        let mut memory = DeviceMemory::from_slice(&stream, &values).expect("there is room");
+        let mut memory = DeviceMemory::from_slice(&stream, &values).expect("the device has enough memory");
         assert_eq!(memory.to_vec(&stream).expect("the copy ends"), values);
-        memory.slice(10..20).expect("inside").copy_from(&stream, &[7.0; 10]).expect("the copy ends");
-        let part = memory.slice(9..21).expect("inside").to_vec(&stream).expect("the copy ends");
+        memory.slice(10..20).expect("the range is within the memory").copy_from(&stream, &[7.0; 10]).expect("the copy ends");
+        let part = memory.slice(9..21).expect("the range is within the memory").to_vec(&stream).expect("the copy ends");
         assert_eq!(part, [&[9.0][..], &[7.0; 10], &[20.0]].concat());
-        assert_eq!(DeviceMemory::<u64>::zeroed(&stream, 5).expect("room").to_vec(&stream).expect("the copy ends"), [0; 5]);
-        assert!(DeviceMemory::<u8>::alloc(&context, 0).expect("nothing is little").to_vec(&stream).expect("no copy").is_empty());
+        assert_eq!(
+            DeviceMemory::<u64>::zeroed(&stream, 5)
+                .expect("the device has enough memory")
+                .to_vec(&stream)
+                .expect("the copy ends"),
+            [0; 5]
+        );
+        assert!(
+            DeviceMemory::<u8>::alloc(&context, 0)
+                .expect("an empty allocation succeeds")
+                .to_vec(&stream)
+                .expect("an empty copy succeeds")
+                .is_empty()
+        );
         assert_eq!((memory.device(), DeviceBuffer::len(&memory)), (0, 1000));
         let address = memory.read(&stream).expect("a live stream").address();
         assert_eq!(memory.write(&stream).expect("a live stream").address(), address);
@@ -37,14 +49,14 @@ fn copied_values_are_read_back() {
 fn pending_copy_does_not_read_memory_of_the_caller() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
-        let mut memory = DeviceMemory::<u64>::zeroed(&stream, 4).expect("room");
-        assert!(wait(&stream, Instant::now() + LONG).expect("it is filled"));
-        // SAFETY: it is filled before it is read.
-        let mut pinned = unsafe { context.alloc_pinned::<u64>(4) }.expect("room");
-        let values = pinned.as_mut_slice().expect("nobody uses it");
+        let mut memory = DeviceMemory::<u64>::zeroed(&stream, 4).expect("the device has enough memory");
+        assert!(wait(&stream, Instant::now() + LONG).expect("the memory is filled"));
+        // SAFETY: the memory is filled before it is read.
+        let mut pinned = unsafe { context.alloc_pinned::<u64>(4) }.expect("the device has enough memory");
+        let values = pinned.as_mut_slice().expect("the pinned memory is idle");
         values.fill(1);
-        // The stream is stuck before the copy is enqueued, so it is unknown whether the copy has
-        // been executed.
+        // The stream is stuck before the copy is enqueued. So the caller cannot know whether the
+        // copy has been executed.
         let before = peerweave_fakes::entered("cuMemcpyHtoDAsync_v2");
         fail("cuMemcpyHtoDAsync_v2:1=400ms,cuStreamQuery:2=999,cuStreamSynchronize:1=999");
         let error = std::thread::scope(|scope| {
@@ -52,7 +64,7 @@ fn pending_copy_does_not_read_memory_of_the_caller() {
                 peerweave_fakes::wait_until_entered("cuMemcpyHtoDAsync_v2", before + 1);
                 block(&stream);
             });
-            memory.copy_from(&stream, values).expect_err("ordered")
+            memory.copy_from(&stream, values).expect_err("the fake driver fails this call")
         });
         assert!(matches!(&error, DriverError::Cuda(error) if error.is(CudaCode(999))), "{error}");
         values.fill(9);
@@ -66,12 +78,12 @@ fn pending_copy_does_not_read_memory_of_the_caller() {
 fn wrong_lengths_ranges_and_devices_are_named() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
-        let mut memory = DeviceMemory::<u32>::alloc(&context, 8).expect("room");
-        let error = memory.copy_from(&stream, &[1; 7]).expect_err("one too few");
+        let mut memory = DeviceMemory::<u32>::alloc(&context, 8).expect("the device has enough memory");
+        let error = memory.copy_from(&stream, &[1; 7]).expect_err("the lengths differ");
         assert_eq!(error.to_string(), "DeviceMemory::copy_from: the lengths differ: found 7 elements, expected 8");
         let backwards = std::ops::Range { start: 5, end: 4 };
         assert_eq!(
-            memory.slice(backwards).expect_err("backwards").to_string(),
+            memory.slice(backwards).expect_err("the range is reversed").to_string(),
             "DeviceMemory::slice: the range is 5..4, expected a range within 8 elements"
         );
         assert!(matches!(memory.slice(0..9), Err(DriverError::OutOfRange { end: 9, len: 8, .. })));
@@ -89,13 +101,13 @@ fn memory_is_freed_after_the_streams_that_used_it() {
         let (context, stream) = device();
         let before = free_bytes(&context);
         block(&stream);
-        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("room");
+        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("the device has enough memory");
         let while_used = free_bytes(&context);
         assert!(while_used + (1 << 20) <= before);
         let start = Instant::now();
         drop(memory);
-        assert!(start.elapsed() < LONG, "a destructor does not wait: the stream is let go only below");
-        assert!(!settle(Instant::now() + SHORT), "the stream still has to fill it");
+        assert!(start.elapsed() < LONG, "the destructor waited for the stuck stream");
+        assert!(!settle(Instant::now() + SHORT), "the memory was freed before its stream filled it");
         assert_eq!(free_bytes(&context), while_used);
         unblock(&stream);
         assert!(settle(Instant::now() + LONG));
@@ -104,15 +116,15 @@ fn memory_is_freed_after_the_streams_that_used_it() {
 }
 
 #[test]
-fn stuck_device_does_not_delay_the_others() {
+fn stuck_device_does_not_delay_other_devices() {
     Fakes::new().cuda().run(|| {
         let (_, stuck) = device();
         let elsewhere = context(1).expect("eight devices");
         let other = elsewhere.new_stream().expect("a stream");
         block(&stuck);
-        let held = DeviceMemory::<u8>::zeroed(&stuck, 1 << 20).expect("room");
+        let held = DeviceMemory::<u8>::zeroed(&stuck, 1 << 20).expect("the device has enough memory");
         let before = free_bytes(&elsewhere);
-        let free = DeviceMemory::<u8>::zeroed(&other, 1 << 20).expect("room");
+        let free = DeviceMemory::<u8>::zeroed(&other, 1 << 20).expect("the device has enough memory");
         drop(held);
         drop(free);
         let came_back = peerweave_driver::wait_until::<()>(Instant::now() + LONG, || Ok(free_bytes(&elsewhere) == before));
@@ -130,7 +142,7 @@ fn allocation_waits_for_retired_memory() {
             let memory = DeviceMemory::<u8>::zeroed(&stream, 3 << 20).unwrap_or_else(|error| panic!("round {round}: {error}"));
             drop(memory);
         }
-        let error = DeviceMemory::<u8>::alloc(&context, 5 << 20).expect_err("more than there is");
+        let error = DeviceMemory::<u8>::alloc(&context, 5 << 20).expect_err("the device has less memory");
         assert!(
             matches!(&error, DriverError::Cuda(error) if error.is_out_of_memory() && error.call == "cuMemAlloc_v2"),
             "{error}"
@@ -145,14 +157,14 @@ fn waits_end_at_their_deadlines() {
         let (_, stream) = device();
         assert!(wait(&stream, Instant::now()).expect("an idle stream"));
         block(&stream);
-        let memory = DeviceMemory::<u32>::zeroed(&stream, 4).expect("room");
+        let memory = DeviceMemory::<u32>::zeroed(&stream, 4).expect("the device has enough memory");
         let start = Instant::now();
-        assert!(!wait(&stream, start + SHORT).expect("it is only slow"));
+        assert!(!wait(&stream, start + SHORT).expect("the work has not failed"));
         assert!((SHORT..LONG).contains(&start.elapsed()));
         let error = memory.to_vec_within(&stream, SHORT).expect_err("the stream is stuck");
         assert!(matches!(error, DriverError::Timeout { call: "DeviceMemory::to_vec", waited } if waited >= SHORT), "{error}");
         unblock(&stream);
-        assert!(wait(&stream, Instant::now() + LONG).expect("it goes on"));
+        assert!(wait(&stream, Instant::now() + LONG).expect("the stream completes"));
     });
 }
 
@@ -161,7 +173,7 @@ fn graph_keeps_its_values_alive() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);
-        let memory = DeviceMemory::<u32>::alloc(&context, 1 << 18).expect("room");
+        let memory = DeviceMemory::<u32>::alloc(&context, 1 << 18).expect("the device has enough memory");
         let raw = memory.address();
         assert!(!is_capturing(&stream).expect("a live stream"));
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
@@ -170,15 +182,17 @@ fn graph_keeps_its_values_alive() {
         let (address, keep) = memory.keep().expect("shared memory can be kept");
         assert_eq!(address, raw);
         // SAFETY: the range is allocated, and the graph keeps it.
-        let code = unsafe { Driver::get().expect("the fake").api().cuMemsetD32Async(address, 7, 1 << 18, stream.cu_stream()) };
+        let code = unsafe {
+            Driver::get().expect("the fake driver is loaded").api().cuMemsetD32Async(address, 7, 1 << 18, stream.cu_stream())
+        };
         assert_eq!(code, Ok(CudaCode::SUCCESS));
-        keep_in_graph(&stream, vec![keep]).expect("it is being captured");
-        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).expect("captured").expect("there is work in it");
+        keep_in_graph(&stream, vec![keep]).expect("the stream is being captured");
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid").expect("the graph has work");
         drop(memory);
         assert!(settle(Instant::now() + LONG));
-        assert!(free_bytes(&context) < before, "the graph still uses it");
-        graph.launch().expect("the memory is there");
-        stream.synchronize().expect("it ends");
+        assert!(free_bytes(&context) < before, "the memory was freed while the graph uses it");
+        graph.launch().expect("the graph is launched");
+        stream.synchronize().expect("the wait succeeds");
         drop(graph);
         let came_back = peerweave_driver::wait_until::<()>(Instant::now() + LONG, || Ok(free_bytes(&context) == before));
         assert_eq!(came_back, Ok(true));
@@ -190,15 +204,15 @@ fn values_that_a_graph_cannot_keep_are_dropped() {
     Fakes::new().cuda().without("cuUserObjectCreate").run(|| {
         let (_, stream) = device();
         let value: peerweave_driver::Keep = Arc::new(1);
-        let error = keep_in_graph(&stream, vec![Arc::clone(&value)]).expect_err("it is not captured");
+        let error = keep_in_graph(&stream, vec![Arc::clone(&value)]).expect_err("the stream is not being captured");
         assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_STATE"), "{error}");
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
-        let error = keep_in_graph(&stream, vec![Arc::clone(&value)]).expect_err("there is no such function");
+        let error = keep_in_graph(&stream, vec![Arc::clone(&value)]).expect_err("the driver lacks the function");
         assert!(
             matches!(&error, DriverError::Missing(missing) if missing.name == "cuUserObjectCreate" && missing.since == "11.3"),
             "{error}"
         );
-        assert_eq!(Arc::strong_count(&value), 1, "what cannot be kept is dropped");
+        assert_eq!(Arc::strong_count(&value), 1, "a value that no graph keeps was not dropped");
         drop(stream.end_capture(CUgraphInstantiate_flags(0)));
     });
 }
@@ -208,22 +222,22 @@ fn memory_that_cannot_be_freed_safely_is_leaked() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventRecord:2=2").run(|| {
         let (context, stream) = device();
         let other = context.new_stream().expect("a stream");
-        let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it");
+        let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the test harness sets the variable");
         let count = |name: &str| {
-            let log = std::fs::read_to_string(&log).expect("the log of calls");
+            let log = std::fs::read_to_string(&log).expect("the fake driver writes the log");
             log.lines().filter(|line| line.split_whitespace().nth(1) == Some(name)).count()
         };
         let (made, gone) = (count("cuEventCreate"), count("cuEventDestroy_v2"));
         let freed = Arc::new(());
         let token = Arc::clone(&freed);
         retire(&context, [Arc::clone(&stream), other], Box::new(move || drop(token)));
-        assert_eq!((count("cuEventCreate"), count("cuEventDestroy_v2")), (made + 2, gone + 2), "the events are not leaked");
+        assert_eq!((count("cuEventCreate"), count("cuEventDestroy_v2")), (made + 2, gone + 2), "the events are leaked");
         assert!(settle(Instant::now() + LONG));
-        assert_eq!(Arc::strong_count(&freed), 2, "it was leaked");
+        assert_eq!(Arc::strong_count(&freed), 2, "the value was not leaked");
         let token = Arc::clone(&freed);
         retire(&context, [stream], Box::new(move || drop(token)));
         assert!(settle(Instant::now() + LONG));
-        assert_eq!(Arc::strong_count(&freed), 2, "the next one is freed");
+        assert_eq!(Arc::strong_count(&freed), 2, "the next value is not freed");
     });
 }
 
@@ -249,7 +263,7 @@ fn missing_driver_error_lists_the_paths_tried() {
 fn driver_initialisation_failure_is_an_error() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuInit:*=100").run(|| {
         for _ in 0..2 {
-            let error = Driver::get().expect_err("it does not start");
+            let error = Driver::get().expect_err("cuInit fails");
             assert!(error.to_string().starts_with("CUDA_ERROR_NO_DEVICE (100) from cuInit"), "{error}");
         }
     });
@@ -269,13 +283,13 @@ fn unknown_code_is_an_error_with_its_number() {
             }
             other => panic!("{other}"),
         };
-        unknown(DeviceMemory::<u32>::alloc(&context, 4).expect_err("by order"), "cuMemAlloc_v2");
-        let memory = DeviceMemory::<u32>::zeroed(&stream, 4).expect("only the first one failed");
-        unknown(wait(&stream, Instant::now() + LONG).expect_err("by order"), "cuStreamQuery");
-        assert!(wait(&stream, Instant::now() + LONG).expect("only the first one failed"));
+        unknown(DeviceMemory::<u32>::alloc(&context, 4).expect_err("the fake driver fails this call"), "cuMemAlloc_v2");
+        let memory = DeviceMemory::<u32>::zeroed(&stream, 4).expect("only the first call fails");
+        unknown(wait(&stream, Instant::now() + LONG).expect_err("the fake driver fails this call"), "cuStreamQuery");
+        assert!(wait(&stream, Instant::now() + LONG).expect("only the first call fails"));
         let before = free_bytes(&context);
         drop(memory);
         assert!(settle(Instant::now() + LONG));
-        assert_eq!(free_bytes(&context), before, "what cannot be known leaks");
+        assert_eq!(free_bytes(&context), before, "memory in an unknown state was freed");
     });
 }

@@ -31,15 +31,20 @@ fn idle_streams_without_handles_are_removed() {
         for streams in [&part, &*whole] {
             let all = streams.all();
             assert!(all.len() <= 100, "{} of 1022 are kept", all.len());
-            assert!(weak_busy.upgrade().is_some_and(|busy| all.contains(&busy)), "one that has work is kept");
-            assert!(held.iter().all(|held| all.contains(held)), "one that may get work is kept");
-            assert_eq!(all.iter().filter(|stream| stream.cu_stream().is_null()).count(), 1, "the default stream, once");
+            assert!(weak_busy.upgrade().is_some_and(|busy| all.contains(&busy)), "a busy stream was removed");
+            assert!(held.iter().all(|held| all.contains(held)), "a stream with a handle was removed");
+            assert_eq!(
+                all.iter().filter(|stream| stream.cu_stream().is_null()).count(),
+                1,
+                "the list must contain the default stream exactly once"
+            );
         }
-        // The outer list has every stream of the nested list, also if a handle is upgraded again.
-        let again = part.all().into_iter().last().expect("there are some");
+        // The outer list has every stream of the nested list, even after a weak handle was
+        // upgraded.
+        let again = part.all().into_iter().last().expect("the list has streams");
         part.note(&again);
         assert!(whole.all().contains(&again));
-        unblock(&weak_busy.upgrade().expect("it is kept"));
+        unblock(&weak_busy.upgrade().expect("the list keeps the busy stream"));
     });
 }
 
@@ -47,13 +52,13 @@ fn idle_streams_without_handles_are_removed() {
 fn streams_in_several_lists_are_removed() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
-        let source = DeviceMemory::<u64>::alloc(&context, 64).expect("room");
-        let mut target = DeviceMemory::<u64>::alloc(&context, 64).expect("room");
+        let source = DeviceMemory::<u64>::alloc(&context, 64).expect("the device has enough memory");
+        let mut target = DeviceMemory::<u64>::alloc(&context, 64).expect("the device has enough memory");
         let (whole, other) = (Arc::new(Streams::new()), Streams::new());
         let part = Streams::within(&whole);
         for round in 0..1000 {
-            // cudarc destroys one kind of stream. This crate destroys the other kind some time
-            // after its owner has dropped it.
+            // cudarc destroys the streams that it created. This crate destroys a private stream
+            // some time after its owner has dropped it.
             let (made, private);
             let stream = if round % 2 == 0 {
                 made = context.new_stream().expect("a stream");
@@ -83,17 +88,18 @@ fn recording_a_stream_keeps_the_current_context() {
         let (here, elsewhere) = (context(0).expect("a device"), context(1).expect("a device"));
         let streams = Streams::new();
         for _ in 0..100 {
-            // The stream is recorded, and later queried and destroyed, which happens in its own
-            // context.
+            // Another context is current while the stream is recorded. Later the stream is queried
+            // and destroyed in its own context.
             let stream = elsewhere.new_stream().expect("a stream");
             here.bind_to_thread().expect("a live context");
             streams.note(&stream);
             let mut current = std::ptr::null_mut();
             // SAFETY: the pointer is to a live handle.
-            let _ = unsafe { Driver::get().expect("the fake").api().cuCtxGetCurrent(&raw mut current) }.expect("the fake has it");
+            let _ = unsafe { Driver::get().expect("the fake driver is loaded").api().cuCtxGetCurrent(&raw mut current) }
+                .expect("the fake driver has the function");
             assert_eq!(current, here.cu_ctx());
         }
-        assert!(calls("cuStreamDestroy_v2") > 0, "none was let go");
+        assert!(calls("cuStreamDestroy_v2") > 0, "no stream was removed");
     });
 }
 
@@ -110,7 +116,7 @@ fn stream_of_a_nested_list_is_in_the_outer_list() {
         for _ in 0..200 {
             whole.note(&context.new_stream().expect("a stream"));
         }
-        let again = weak.upgrade().expect("the part has it");
+        let again = weak.upgrade().expect("the nested list keeps the stream");
         part.note(&again);
         assert!(whole.all().contains(&again));
     });

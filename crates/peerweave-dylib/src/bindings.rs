@@ -25,7 +25,8 @@ impl SymbolInfo {
     }
 }
 
-/// The address of a function, resolved once. Created by [`bindings!`](crate::bindings).
+/// The address of a function, which is looked up at the first call. Created by
+/// [`bindings!`](crate::bindings).
 #[derive(Debug)]
 pub struct Symbol(AtomicPtr<c_void>);
 
@@ -47,11 +48,11 @@ impl Symbol {
     #[doc(hidden)]
     #[inline]
     pub fn get(&self, library: &Library, name: &'static CStr, since: &'static str) -> Result<NonNull<c_void>, MissingSymbol> {
-        // Relaxed is enough: what is published is an address inside a mapping that is older than
-        // `library` and is never unmapped.
+        // Relaxed is enough, because a reader of the address needs no other data of the writer. The
+        // address is inside a mapping that is older than `library` and is never unmapped.
         let address = self.0.load(Ordering::Relaxed);
         if address > ABSENT {
-            // SAFETY: it is greater than ABSENT, so it is not null.
+            // SAFETY: the address is greater than ABSENT, so it is not null.
             return Ok(unsafe { NonNull::new_unchecked(address) });
         }
         self.look_up(library, name, since)
@@ -60,7 +61,7 @@ impl Symbol {
     #[cold]
     fn look_up(&self, library: &Library, name: &'static CStr, since: &'static str) -> Result<NonNull<c_void>, MissingSymbol> {
         let known_absent = self.0.load(Ordering::Relaxed) == ABSENT;
-        // Two threads may both look it up; they find the same.
+        // Two threads may both look up the function. Both find the same address.
         match library.symbol(name).filter(|_| !known_absent) {
             Some(address) => {
                 self.0.store(address.as_ptr(), Ordering::Relaxed);
@@ -77,14 +78,17 @@ impl Symbol {
 
 /// Declares a struct of functions that are resolved one by one, at their first call.
 ///
-/// Each function is preceded by the version that introduced it, as free text. The struct gets
-/// - `new(Library)`, which resolves no function;
-/// - for each function, `unsafe fn name(&self, ..) -> Result<R, MissingSymbol>`;
-/// - `SYMBOLS`, all names with their versions; `has(name)`; `missing()`, the functions that this
-///   library lacks; `library()`.
+/// Each function is preceded by the version that introduced it, as free text. The struct has these
+/// functions and constants:
+/// - `new(Library)` resolves no function.
+/// - `unsafe fn name(&self, ..) -> Result<R, MissingSymbol>` for each declared function.
+/// - `SYMBOLS` lists all names with their versions.
+/// - `has(name)` returns whether the library has the function.
+/// - `missing()` returns the declared functions that the library lacks.
+/// - `library()` returns the library.
 ///
 /// Calling a resolved function costs one relaxed load more than a call through a pointer. The
-/// crate's documentation has an example.
+/// documentation of the crate has an example.
 #[macro_export]
 macro_rules! bindings {
     (
@@ -110,12 +114,12 @@ macro_rules! bindings {
             $visibility const SYMBOLS: &'static [$crate::SymbolInfo] =
                 &[ $( $crate::SymbolInfo::new(stringify!($name), $since), )* ];
 
-            /// Returns the functions of a library. A function is resolved at its first call.
+            /// Creates the struct without resolving a function.
             $visibility const fn new(library: $crate::Library) -> Self {
                 Self { library, $( $name: $crate::Symbol::unknown(), )* }
             }
 
-            /// Returns the library.
+            /// Returns the library that has the functions.
             $visibility const fn library(&self) -> &$crate::Library {
                 &self.library
             }
@@ -153,7 +157,7 @@ macro_rules! bindings {
                             unsafe extern "C" fn($($type),*) $( -> $return )?,
                         >(address)
                     };
-                    // SAFETY: the caller keeps what the function asks for.
+                    // SAFETY: the caller meets the requirements of the function.
                     ::core::result::Result::Ok(unsafe { function($($argument),*) })
                 }
             )*
@@ -178,7 +182,7 @@ mod tests {
     use crate::{Search, Visibility};
 
     crate::bindings! {
-        /// Some functions of libm, and one that does not exist.
+        /// Some functions of libm, and a function that does not exist.
         struct Math {
             /// Cosine.
             "C89" fn cos(radians: c_double) -> c_double;
@@ -204,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_function_is_an_error_each_time_and_the_others_work() {
+    fn absent_function_is_an_error_at_every_call() {
         let math = math();
         for _ in 0..2 {
             // SAFETY: nothing is called.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::Version;
 
-/// A library could not be loaded. Lists all paths that were tried.
+/// Error of loading a library. Lists all paths that were tried.
 ///
 /// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
 #[derive(Clone, thiserror::Error)]
@@ -14,10 +14,10 @@ use crate::Version;
 pub struct LoadError {
     /// The vendor's name of the library.
     pub product: &'static str,
-    /// The environment variable that overrides the search with a file or directory, if there is
-    /// one.
+    /// Environment variable that overrides the search with a file or directory; `None` if the
+    /// library has no such variable.
     pub variable: Option<&'static str>,
-    /// Whether the variable was set, so that no other place was searched.
+    /// Whether only one given path was searched, such as the value of the variable.
     pub exclusive: bool,
     /// The paths that were tried, in order. Never empty.
     pub tried: Vec<Attempt>,
@@ -44,7 +44,7 @@ impl fmt::Display for LoadError {
         write!(f, "{} was not found; ", self.product)?;
         match self.variable {
             Some(variable) if self.exclusive => write!(f, "{variable} is set, so no other place was searched:")?,
-            Some(variable) => write!(f, "set {variable} to its file or directory; tried:")?,
+            Some(variable) => write!(f, "set {variable} to the file or directory of the library; tried:")?,
             None => write!(f, "tried:")?,
         }
         for attempt in &self.tried {
@@ -54,7 +54,7 @@ impl fmt::Display for LoadError {
     }
 }
 
-/// The loaded library lacks a function.
+/// Error of calling a function that the loaded library lacks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{product} lacks {name}, which needs version {since} or newer: {}", path.display())]
 #[non_exhaustive]
@@ -69,7 +69,7 @@ pub struct MissingSymbol {
     pub path: Arc<Path>,
 }
 
-/// The loaded library does not support a function or option.
+/// Error of using a function or option that the loaded library does not support.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Unsupported {
     /// The vendor's name of the library.

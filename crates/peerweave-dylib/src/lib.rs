@@ -1,7 +1,8 @@
 //! Loads shared libraries at run time and resolves their functions one by one, at their first call.
 //!
 //! The crate is independent of vendors: a [`Search`] finds a library, and [`bindings!`] declares
-//! its functions. A library is never unloaded, because libraries of this kind start threads.
+//! the functions of the library. A library is never unloaded, because communication libraries start
+//! threads.
 #![doc = include_str!("../README.md")]
 
 mod bindings;

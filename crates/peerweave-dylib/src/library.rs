@@ -10,16 +10,17 @@ use std::sync::Arc;
 /// The visibility of a library's symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
-    /// Only the handle finds the symbols. Suits a library without plug-ins.
+    /// Only lookups through the library's own handle find the symbols. Suits a library without
+    /// plug-ins.
     Local,
-    /// Libraries that are loaded later find the symbols too. A library needs this if its plug-ins
-    /// use its symbols.
+    /// Libraries that are loaded later find the symbols too. Necessary for a library whose plug-ins
+    /// use symbols of the library.
     Global,
 }
 
 /// A shared library, loaded until the process ends.
 ///
-/// Clones are cheap handles of the same library.
+/// Clones are cheap handles to the same library.
 #[derive(Clone, Debug)]
 pub struct Library {
     handle: NonNull<c_void>,
@@ -27,24 +28,24 @@ pub struct Library {
     path: Arc<Path>,
 }
 
-// SAFETY: shared is the dynamic linker's handle, which is only ever given to `dlsym`; POSIX lets
-// any thread call it at any time, the linker synchronises, and the handle is never closed. Would be
-// caught by the test `symbols_resolve_from_several_threads`.
+// SAFETY: threads share the dynamic linker's handle, which is only ever passed to `dlsym`. POSIX
+// lets any thread call `dlsym` at any time, the linker synchronises the calls, and the handle is
+// never closed. The test `symbols_resolve_from_several_threads` would catch a violation.
 unsafe impl Send for Library {}
-// SAFETY: shared is the same handle, and `&Library` gives no more than `dlsym`, which the linker
-// synchronises, and the immutable path. Would be caught by the test
-// `symbols_resolve_from_several_threads`.
+// SAFETY: threads share the same handle. `&Library` allows only calls of `dlsym`, which the linker
+// synchronises, and reads of the immutable path. The test `symbols_resolve_from_several_threads`
+// would catch a violation.
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// Loads a file. The dynamic linker searches for a bare name.
+    /// Loads a file. If `file` is a bare name, the dynamic linker searches for the library.
     ///
     /// # Errors
-    /// The message of the dynamic linker.
+    /// Returns the message of the dynamic linker.
     pub(crate) fn open(product: &'static str, file: &Path, visibility: Visibility) -> Result<Self, String> {
         // SAFETY: loading runs the library's initialisers. The user who runs the program chose the
-        // library (by a variable, by Python or by the system), and is responsible for it, as for
-        // the program itself.
+        // library by a variable, by the Python environment or by the system. That user is
+        // responsible for the library, as for the program itself.
         let handle = unsafe { os::open(file, visibility) }.map_err(|error| words_of(&error, file))?;
         let handle = handle.ok_or("the dynamic linker returned no handle")?;
         let path = os::path_of(handle).unwrap_or_else(|| file.to_path_buf());
@@ -67,7 +68,7 @@ impl Library {
     }
 
     /// Returns the directory of the file, in which vendors put plug-ins and headers. Returns `None`
-    /// if only a bare name is known.
+    /// if the path is only a bare name.
     pub fn directory(&self) -> Option<&Path> {
         self.path.parent().filter(|directory| *directory != OsStr::new(""))
     }
@@ -90,7 +91,7 @@ fn words_of(error: &libloading::Error, file: &Path) -> String {
     }
 }
 
-/// Functions of the dynamic linker.
+/// Functions of the dynamic linker on Unix.
 #[cfg(unix)]
 mod os {
     use std::ffi::{CStr, c_void};
@@ -128,32 +129,34 @@ mod os {
         name: *const std::ffi::c_char,
     }
 
-    /// Returns the file of an open handle.
+    /// Returns the path of the library that an open handle refers to. Returns `None` if the linker
+    /// does not report a path.
     #[cfg(target_os = "linux")]
     pub(super) fn path_of(handle: NonNull<c_void>) -> Option<PathBuf> {
         use std::ffi::OsStr;
         use std::os::unix::ffi::OsStrExt as _;
         let mut map: *const LinkMap = std::ptr::null();
-        // SAFETY: the handle is open, and RTLD_DI_LINKMAP stores one pointer to where the third
-        // argument points.
+        // SAFETY: the handle is open, and RTLD_DI_LINKMAP stores one pointer at the address in the
+        // third argument.
         let status = unsafe { libc::dlinfo(handle.as_ptr(), libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) };
         if status != 0 || map.is_null() {
             return None;
         }
-        // SAFETY: the linker gave the record of an open library; it and its name live as long as
-        // the library is open, which is forever.
+        // SAFETY: the linker returned the record of an open library. The record and the name live
+        // as long as the library is open, and the library is never closed.
         let name = unsafe { CStr::from_ptr((*map).name) };
         (!name.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(name.to_bytes())))
     }
 
-    /// On other systems the path is unknown.
+    /// Returns `None`, because other systems have no `dlinfo`.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn path_of(_: NonNull<c_void>) -> Option<PathBuf> {
         None
     }
 }
 
-/// Windows. No supported vendor has a library for it, but crates that use this one compile there.
+/// Functions of the dynamic linker on Windows. No supported vendor has a library for Windows, but
+/// crates that use this crate compile there.
 #[cfg(windows)]
 mod os {
     use std::ffi::{CStr, c_void};
@@ -178,7 +181,7 @@ mod os {
     pub(super) unsafe fn symbol(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the handle came from `open`, and is not closed here.
         let library = ManuallyDrop::new(unsafe { windows::Library::from_raw(handle.as_ptr() as _) });
-        // SAFETY: a pointer of unknown type is all that is made of it.
+        // SAFETY: the symbol is used only as a pointer of unknown type.
         let symbol = unsafe { library.get::<*mut c_void>(name.to_bytes_with_nul()) }.ok()?;
         NonNull::new(symbol.as_raw_ptr())
     }
@@ -193,7 +196,7 @@ mod tests {
     use super::*;
 
     fn libc() -> Library {
-        Library::open("libc", Path::new("libc.so.6"), Visibility::Local).expect("every Linux has it")
+        Library::open("libc", Path::new("libc.so.6"), Visibility::Local).expect("every Linux has libc.so.6")
     }
 
     #[test]
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn symbol_that_does_not_exist_is_none() {
+    fn absent_symbol_is_none() {
         let library = libc();
         assert!(library.symbol(c"getpid").is_some());
         assert!(library.symbol(c"no_such_function").is_none());

@@ -1,28 +1,29 @@
-//! The libraries mapped into this process, no matter which code loaded them.
+//! The libraries mapped into this process by any code.
 
 use std::path::PathBuf;
 
-/// Returns the files mapped into this process whose name begins with `stem` (such as `libnccl.so`),
-/// each once, in the order of their addresses.
+/// Returns the files mapped into this process whose names begin with `stem`, such as `libnccl.so`.
+/// Each file is listed once, in the order of the addresses.
 ///
-/// A process can have two copies of a communication library, for example one of a Python wheel and
-/// one of the system. Handles of one copy must not be passed to the other. The result is empty on
-/// systems without `/proc/self/maps`.
+/// A process can have two copies of a communication library, for example a copy from a Python wheel
+/// and a copy from the system. Handles of one copy must not be passed to the other copy. The result
+/// is empty on systems without `/proc/self/maps`.
 ///
 /// ```
 /// # #[cfg(all(target_os = "linux", target_env = "gnu"))]
 /// assert_eq!(peerweave_dylib::mapped("libc.so").len(), 1);
 /// ```
 pub fn mapped(stem: &str) -> Vec<PathBuf> {
-    // A reader of this file sees the mappings of one moment. Paths of other libraries may be
-    // converted with loss, because they are not used.
+    // The file lists the mappings of one moment. Paths of other libraries may be converted with
+    // loss, because those paths are not used.
     std::fs::read("/proc/self/maps").map(|maps| files(&String::from_utf8_lossy(&maps), stem)).unwrap_or_default()
 }
 
 fn files(maps: &str, stem: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for line in maps.lines() {
-        // address permissions offset device inode path; the path may contain blanks.
+        // Fields of a line: address, permissions, offset, device, inode, path. The path may have
+        // blanks.
         let Some(path) = line.splitn(6, ' ').nth(5).map(|path| path.trim_start().trim_end_matches(" (deleted)")) else {
             continue;
         };

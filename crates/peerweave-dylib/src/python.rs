@@ -1,13 +1,14 @@
-//! The package directories of the active Python, found by reading directories: no interpreter is
-//! started.
+//! The package directories of the active Python. They are found by reading directories, without
+//! starting an interpreter.
 //!
 //! Wheels install a vendor's library under `site-packages/nvidia/...`. The active Python is that of
-//! the activated environment, otherwise that of the `python3` in `PATH`.
+//! the activated environment. Without an activated environment, the `python3` in `PATH` is active.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Returns the existing package directories of the active Python, in the order of an import.
+/// Returns the existing package directories of the active Python, in the order in which an import
+/// searches them.
 pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut add = |directory: PathBuf| {
@@ -27,8 +28,8 @@ pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<
         Some(path) => ["python3", "python"].iter().flat_map(|interpreter| prefixes(&path, interpreter)).collect(),
         None => Vec::new(),
     };
-    // A virtual environment does not see packages that a user has installed for all interpreters; a
-    // system's interpreter searches those first.
+    // A virtual environment does not see packages that a user has installed for all interpreters. A
+    // system's interpreter searches those packages first.
     let (environments, systems): (Vec<_>, Vec<_>) = prefixes.iter().partition(|prefix| prefix.join("pyvenv.cfg").is_file());
     let home = variable("HOME").map(|home| Path::new(&home).join(".local"));
     for prefix in environments.into_iter().chain(&home).chain(systems) {
@@ -37,9 +38,9 @@ pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<
     found
 }
 
-/// Returns the prefixes of the first interpreter of that name in `PATH`: the directory of the file
-/// (which may be a link in a virtual environment), that of the link's target, and for a system
-/// prefix its local counterpart.
+/// Returns the prefixes of the first interpreter with this name in `PATH`. The prefixes are those
+/// of the file, which may be a link in a virtual environment, and of the link's target. The prefix
+/// `/usr` is followed by `/usr/local`.
 fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
     let Some(found) = std::env::split_paths(path).map(|directory| directory.join(interpreter)).find(|file| file.is_file()) else {
         return Vec::new();
@@ -56,8 +57,8 @@ fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
     prefixes
 }
 
-/// Returns `lib/python3.*/site-packages` and Debian's `dist-packages` below a prefix, the newest
-/// Python first.
+/// Returns the existing directories `lib/python3.*/site-packages` and `dist-packages` (Debian)
+/// below a prefix, the newest Python first.
 fn packages_below(prefix: &Path) -> Vec<PathBuf> {
     let mut versions: Vec<((u32, u32), PathBuf)> = ["lib", "lib64"]
         .iter()
@@ -100,7 +101,9 @@ mod tests {
         std::fs::write(bin.join("python3"), "").expect("temporary directory is writable");
         let found = site_packages(&|name| match name {
             "VIRTUAL_ENV" => Some(root.path().join("venv").into()),
-            "PATH" => Some(std::env::join_paths([root.path().join("empty"), bin.clone()]).expect("no colon in it")),
+            "PATH" => Some(
+                std::env::join_paths([root.path().join("empty"), bin.clone()]).expect("the directory has no colon in its path"),
+            ),
             _ => None,
         });
         assert_eq!(found, [venv, new, old]);
@@ -115,7 +118,7 @@ mod tests {
         std::fs::write(base_bin.join("python3"), "").expect("temporary directory is writable");
         std::os::unix::fs::symlink(base_bin.join("python3"), venv_bin.join("python3")).expect("links are possible");
         let found = site_packages(&|name| (name == "PATH").then(|| venv_bin.clone().into()));
-        let base = base.canonicalize().expect("it exists");
+        let base = base.canonicalize().expect("the directory exists");
         assert_eq!(found, [venv, base]);
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Library, Unsupported, Version, mapped};
 
-/// A loaded library: its functions, its version, its file.
+/// A loaded library with its functions, version and file.
 #[derive(Debug)]
 pub struct Loaded<A> {
     /// The vendor's name of the library.
@@ -18,13 +18,13 @@ pub struct Loaded<A> {
     pub version: Version,
     /// Path of the mapped file.
     pub path: Arc<Path>,
-    /// Other files of the product that were mapped in the process when this one was loaded.
+    /// Other files of the product that were mapped in the process when this library was loaded.
     pub others: Vec<PathBuf>,
 }
 
 impl<A> Loaded<A> {
-    /// Returns the error for a function or option that this library lacks; `since` is the version
-    /// that introduced it, if known.
+    /// Returns the error for a function or option that this library lacks. `since` is the version
+    /// that introduced the function or option, if known.
     #[cold]
     pub fn unsupported(&self, what: &'static str, since: Option<Version>) -> Unsupported {
         Unsupported { product: self.product, what, since, found: self.version, path: Arc::clone(&self.path) }
@@ -34,31 +34,31 @@ impl<A> Loaded<A> {
 /// The loaded libraries of one product.
 #[derive(Debug)]
 pub struct Registry<A: 'static> {
-    /// The start of the files' names, such as `libnccl.so`.
+    /// Common start of the file names, such as `libnccl.so`.
     stem: &'static str,
-    /// The crate that uses the libraries, for errors.
+    /// Name of the crate that uses the libraries, for error messages.
     user: &'static str,
     /// The oldest version that the crate supports.
     oldest: Version,
-    /// Consequence of a second library in the process, for the log.
+    /// Consequence of a second library in the process. Part of the logged warning.
     hazard: &'static str,
     loaded: Mutex<Vec<&'static Loaded<A>>>,
 }
 
 impl<A> Registry<A> {
-    /// Creates an empty registry for the crate `user`, which supports libraries from `oldest` on.
-    /// `stem` is the start of their file names, and `hazard` the text of the warning if a process
-    /// has several of them.
+    /// Creates an empty registry for the crate `user`, which supports libraries from version
+    /// `oldest` on. `stem` is the common start of their file names. `hazard` ends the warning that
+    /// is logged if a process has several of these libraries.
     pub const fn new(stem: &'static str, user: &'static str, oldest: Version, hazard: &'static str) -> Self {
         Self { stem, user, oldest, hazard, loaded: Mutex::new(Vec::new()) }
     }
 
-    /// Returns the record of a library. Creates it if the file is not known, with the functions and
-    /// the version that `read` returns, and logs a warning for each other mapped file of the
-    /// product.
+    /// Returns the record of a library. A file without a record gets a new record, with the
+    /// functions and the version that `read` returns. A warning is then logged for each other
+    /// mapped file of the product.
     ///
     /// # Errors
-    /// [`Unsupported`] for a version that is too old; the error of `read`.
+    /// Returns [`Unsupported`] for a version that is too old, or the error of `read`.
     pub fn adopt<E: From<Unsupported>>(
         &self,
         library: Library,
@@ -88,7 +88,7 @@ impl<A> Registry<A> {
         if let Some(known) = loaded.iter().find(|known| self::identity(&known.path) == identity) {
             return Ok((known, false));
         }
-        // Files that other code has mapped, and other files in this registry.
+        // The other files are those mapped by any code, and those in this registry.
         let mut others: Vec<PathBuf> = Vec::new();
         let known = loaded.iter().map(|known| self::identity(&known.path));
         for other in mapped(self.stem).into_iter().chain(known) {
@@ -126,22 +126,25 @@ mod tests {
     fn library() -> Library {
         // SAFETY: the library of this name is the system's mathematics library.
         let search = unsafe { Search::without_variable("libm", &["libm.so.6"]) };
-        search.open(Visibility::Local).expect("every system has it")
+        search.open(Visibility::Local).expect("every system has libm.so.6")
     }
 
     #[test]
-    fn file_that_is_loaded_twice_has_one_record() {
+    fn file_loaded_twice_has_one_record() {
         let registry = registry();
-        let first = registry.adopt(library(), |library| Ok::<_, Unsupported>((library, OLDEST))).expect("it is supported");
-        let again = registry.adopt::<Unsupported>(library(), |_| unreachable!("the file is known")).expect("it is known");
+        let first =
+            registry.adopt(library(), |library| Ok::<_, Unsupported>((library, OLDEST))).expect("version 2.0.0 is supported");
+        let again =
+            registry.adopt::<Unsupported>(library(), |_| unreachable!("the file is known")).expect("the file has a record");
         assert!(std::ptr::eq(first, again));
         assert_eq!((first.version, first.others.len()), (OLDEST, 0));
     }
 
     #[test]
-    fn library_that_is_too_old_is_refused_with_both_versions() {
+    fn too_old_library_is_refused_with_both_versions() {
         let old = Version::new(1, 9, 0);
-        let error = registry().adopt(library(), |library| Ok::<_, Unsupported>((library, old))).expect_err("it is too old");
+        let error =
+            registry().adopt(library(), |library| Ok::<_, Unsupported>((library, old))).expect_err("version 1.9.0 is too old");
         assert!(error.to_string().starts_with("a crate needs libm 2.0.0, found 1.9.0 ("), "{error}");
     }
 }

@@ -1,4 +1,5 @@
-//! The search for a library: places and their order. `library.rs` loads a file.
+//! The search for a library: the places that are searched, and their order. `library.rs` loads the
+//! file.
 
 use std::ffi::{CStr, OsString};
 use std::path::{Path, PathBuf};
@@ -7,14 +8,19 @@ use crate::{Attempt, Library, LoadError, Visibility, python};
 
 /// A search for a library.
 ///
-/// Places are searched in this order: the variable, if set (a file or a directory; no other place
-/// is searched then); the wheels of the active Python; the dynamic linker's path; well-known
-/// directories. In each place the file names are tried in their order.
+/// Places are searched in this order:
+/// 1. The environment variable, which names a file or a directory. If it is set, no other place is
+///    searched.
+/// 2. The wheels of the active Python.
+/// 3. The dynamic linker's path.
+/// 4. Well-known directories.
 ///
-/// Loading a library runs its initialisers. So creating a search, which chooses the file names, is
-/// `unsafe`, and using it is safe. A file of that name was installed by the user who runs the
-/// program, through the variable, the Python environment or the system. That user is responsible
-/// for it, as for the program itself. Safe code cannot load a file of its own choice:
+/// In each place the file names are tried in their order.
+///
+/// Loading a library runs its initialisers. Creating a search chooses the file names, so it is
+/// `unsafe`. Using a search is safe. The user who runs the program installed the file, through the
+/// variable, the Python environment or the system. That user is responsible for the file, as for
+/// the program itself. Safe code cannot load a file of its own choice:
 ///
 /// ```compile_fail,E0133
 /// use peerweave_dylib::{Search, Visibility};
@@ -25,7 +31,7 @@ use crate::{Attempt, Library, LoadError, Visibility, python};
 /// ```
 /// use peerweave_dylib::{Search, Visibility};
 ///
-/// // SAFETY: what a system has under this name is its C library.
+/// // SAFETY: a file of this name is the system's C library.
 /// const SEARCH: Search = unsafe { Search::without_variable("libc", &["libc.so.6"]) };
 ///
 /// # #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -43,21 +49,22 @@ pub struct Search {
 }
 
 impl Search {
-    /// Returns a search for `product` under its file names, the preferred one first. `variable` is
-    /// the environment variable that overrides the search.
+    /// Creates a search for `product`. `file_names` lists the possible names of the file, the
+    /// preferred name first. `variable` is the environment variable that overrides the search.
     ///
     /// # Panics
     /// If `file_names` is empty.
     ///
     /// # Safety
-    /// Every file of one of these names, in any directory, is the product, and loading it is sound.
+    /// Every file with a name in `file_names`, in any directory, is the product. Loading the file
+    /// is sound.
     pub const unsafe fn new(product: &'static str, variable: &'static str, file_names: &'static [&'static str]) -> Self {
         assert!(!file_names.is_empty(), "a search needs at least one file name");
         Self { product, variable: Some(variable), file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
 
-    /// Returns a search without an overriding variable. For a library that other code of the
-    /// process also loads, and that must be the same file.
+    /// Creates a search without an overriding variable. Suits a library that other code of the
+    /// process also loads, if both must use the same file.
     ///
     /// # Panics
     /// As for [`new`](Self::new).
@@ -69,22 +76,22 @@ impl Search {
         Self { product, variable: None, file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
 
-    /// Sets a function that every version of the library has. A file without it is a different
-    /// library of the same name.
+    /// Sets a function that every version of the library has. A file without this function is a
+    /// different library of the same name, and is rejected.
     pub const fn known_by(mut self, function: &'static CStr) -> Self {
         self.mark = Some(function);
         self
     }
 
-    /// Adds directories below Python's `site-packages` in which the vendor's wheels install the
+    /// Sets the directories below Python's `site-packages` in which the vendor's wheels install the
     /// library, such as `nvidia/nccl/lib`.
     pub const fn in_wheels(mut self, directories: &'static [&'static str]) -> Self {
         self.wheel_directories = directories;
         self
     }
 
-    /// Adds directories in which the vendor's packages install the library, and which the dynamic
-    /// linker may not search.
+    /// Sets the directories in which the vendor's packages install the library, and which the
+    /// dynamic linker may not search.
     pub const fn in_directories(mut self, directories: &'static [&'static str]) -> Self {
         self.system_directories = directories;
         self
@@ -95,11 +102,11 @@ impl Search {
         self.product
     }
 
-    /// Loads the first file that can be loaded.
+    /// Loads the first file that the dynamic linker accepts and that is the product.
     ///
     /// # Errors
-    /// [`LoadError`] with every path that was tried. A file that does not exist is not passed to
-    /// the dynamic linker.
+    /// Returns [`LoadError`] with every path that was tried. A file that does not exist is not
+    /// passed to the dynamic linker.
     pub fn open(&self, visibility: Visibility) -> Result<Library, LoadError> {
         // SAFETY: the user who runs the program has set the environment.
         unsafe { self.open_with(visibility, &|name| std::env::var_os(name)) }
@@ -124,13 +131,14 @@ impl Search {
         }
     }
 
-    /// Like [`open`](Self::open), with the environment as a function. For tests, and for programs
-    /// with settings of their own.
+    /// Like [`open`](Self::open), but calls `variable` instead of reading the environment. For
+    /// tests, and for programs with their own settings.
     ///
     /// # Safety
-    /// The file named by the variable is the product, and running its initialisers is sound. So are
-    /// the files with the product's names in the directories that the function's results lead to
-    /// (`PATH`, `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `HOME`).
+    /// The file named by the variable is the product, and running its initialisers is sound. The
+    /// same is true for every file with one of the product's names in the directories that this
+    /// function derives from the results of `variable`. It calls `variable` with `PATH`,
+    /// `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -171,8 +179,8 @@ impl Search {
             tried.push(Attempt { path: path.to_path_buf(), reason: "no such file or directory".into() });
             return None;
         }
-        // Without a separator the dynamic linker would look for a library of that name in its own
-        // places, and open another file.
+        // For a name without a separator, the dynamic linker would search its own directories and
+        // open another file.
         let is_bare = path.parent().is_some_and(|parent| parent.as_os_str().is_empty());
         let file = if is_bare { Path::new(".").join(path) } else { path.to_path_buf() };
         self.attempt(&file, visibility, tried)
@@ -226,48 +234,49 @@ mod tests {
         .in_wheels(&["vendor/lib"])
         .in_directories(&["/nowhere/at/all"]);
 
-    /// Runs a search with these variables.
+    /// Runs a search with `variable` in place of the environment.
     fn open_with(search: &Search, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Library, LoadError> {
-        // SAFETY: the variables lead to empty directories and to copies of the system's library.
+        // SAFETY: the variables lead to empty directories and to copies of the system's math
+        // library.
         unsafe { search.open_with(Visibility::Local, variable) }
     }
 
     #[test]
-    fn linker_finds_system_libraries() {
+    fn system_library_is_found_by_the_linker() {
         let library = open_with(&SEARCH, &|_| None).expect("every Linux has libm");
         assert!(library.symbol(c"cos").is_some());
         assert_eq!(library.product(), "libm");
     }
 
     #[test]
-    fn only_the_path_in_the_variable_is_tried_if_it_is_set() {
+    fn path_in_the_variable_is_the_only_path_tried() {
         let error = open_with(&SEARCH, &|name| (name == "TEST_LIBM_PATH").then(|| "/nowhere/libm.so.6".into()))
-            .expect_err("nothing is there");
+            .expect_err("the file does not exist");
         assert!(error.exclusive);
         assert_eq!(error.tried, [Attempt { path: "/nowhere/libm.so.6".into(), reason: "no such file or directory".into() }]);
         assert!(error.to_string().contains("TEST_LIBM_PATH is set"), "{error}");
     }
 
     #[test]
-    fn directory_in_the_variable_is_searched_for_the_names() {
+    fn directory_without_the_library_is_an_error() {
         let directory = tempfile::tempdir().expect("temporary directory");
-        let error = SEARCH.at(directory.path(), Visibility::Local).expect_err("it is empty");
+        let error = SEARCH.at(directory.path(), Visibility::Local).expect_err("the directory is empty");
         assert_eq!(error.tried[0].reason, "contains none of libm.so.6");
     }
 
     #[test]
     fn file_in_the_working_directory_is_loaded_by_its_path() {
-        // Tests run where the manifest is.
-        let error = SEARCH.at(Path::new("Cargo.toml"), Visibility::Local).expect_err("it is text");
+        // Cargo runs tests in the directory of the manifest.
+        let error = SEARCH.at(Path::new("Cargo.toml"), Visibility::Local).expect_err("the manifest is not a library");
         assert_eq!(error.tried[0].path, Path::new("./Cargo.toml"));
-        assert!(error.tried[0].reason.contains("ELF"), "it was opened: {}", error.tried[0].reason);
+        assert!(error.tried[0].reason.contains("ELF"), "the file was not opened: {}", error.tried[0].reason);
     }
 
     #[test]
     fn invalid_library_file_is_an_error() {
         let directory = tempfile::tempdir().expect("temporary directory");
         std::fs::write(directory.path().join("libm.so.6"), "not a library").expect("temporary directory is writable");
-        let error = SEARCH.at(directory.path(), Visibility::Local).expect_err("it is text");
+        let error = SEARCH.at(directory.path(), Visibility::Local).expect_err("the file is not a library");
         assert_eq!(error.tried.len(), 1);
         assert!(
             error.tried[0].reason.contains("file too short") || error.tried[0].reason.contains("ELF"),
@@ -277,11 +286,12 @@ mod tests {
     }
 
     #[test]
-    fn error_lists_wheels_names_and_directories_in_order() {
+    fn error_lists_tried_paths_in_search_order() {
         let venv = tempfile::tempdir().expect("temporary directory");
         let packages = venv.path().join("lib/python3.12/site-packages");
         std::fs::create_dir_all(&packages).expect("temporary directory is writable");
-        let error = open_with(&ABSENT, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into())).expect_err("nobody has it");
+        let error = open_with(&ABSENT, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into()))
+            .expect_err("no system has the library");
         let paths: Vec<_> = error.tried.iter().map(|attempt| attempt.path.clone()).collect();
         let expected: [PathBuf; 4] =
             [packages.join("vendor/lib"), "libnothing.so.7".into(), "libnothing.so".into(), "/nowhere/at/all".into()];
@@ -290,24 +300,25 @@ mod tests {
     }
 
     #[test]
-    fn wheel_precedes_the_search_path_of_the_linker() {
+    fn wheel_precedes_the_linker_search_path() {
         let system = open_with(&SEARCH, &|_| None).expect("every Linux has libm");
         let venv = tempfile::tempdir().expect("temporary directory");
         let lib = venv.path().join("lib/python3.12/site-packages/vendor/lib");
         std::fs::create_dir_all(&lib).expect("temporary directory is writable");
-        std::fs::copy(system.path(), lib.join("libm.so.6")).expect("it can be read");
+        std::fs::copy(system.path(), lib.join("libm.so.6")).expect("libm can be copied");
         let search = SEARCH.in_wheels(&["vendor/lib"]);
-        let found = open_with(&search, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into())).expect("it is there");
+        let found =
+            open_with(&search, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into())).expect("the wheel has the library");
         assert_eq!(found.path(), lib.join("libm.so.6"));
         assert_eq!(found.directory(), Some(lib.as_path()));
     }
 
     #[test]
     fn different_library_of_the_same_name_is_rejected() {
-        // SAFETY: as `SEARCH`.
+        // SAFETY: as for `SEARCH`.
         let search = unsafe { Search::without_variable("mathematics", &["libm.so.6"]) };
-        search.known_by(c"cos").open(Visibility::Local).expect("it is there");
-        let error = search.known_by(c"ncclGetVersion").open(Visibility::Local).expect_err("it is another one");
+        search.known_by(c"cos").open(Visibility::Local).expect("libm has cos");
+        let error = search.known_by(c"ncclGetVersion").open(Visibility::Local).expect_err("libm is not NCCL");
         assert_eq!(
             error.tried.last().map(|attempt| attempt.reason.as_str()),
             Some("lacks the function ncclGetVersion, so it is not mathematics")

@@ -1,7 +1,7 @@
 //! Versions of libraries, with three numbers.
 //!
-//! A vendor's encoding of a version as one number, and the features of versions, are defined
-//! elsewhere.
+//! The crates that use a library define the vendor's encoding of a version as one number, and the
+//! features of each version.
 
 use std::fmt;
 use std::str::FromStr;
@@ -34,7 +34,7 @@ impl Version {
         Self { major, minor, patch }
     }
 
-    /// Returns the version of three numbers from a library. A number above 255 is stored as 255.
+    /// Returns the version with these three numbers. A number above 255 is stored as 255.
     pub fn of_numbers(numbers: [u32; 3]) -> Self {
         let [major, minor, patch] = numbers.map(|number| u8::try_from(number).unwrap_or(u8::MAX));
         Self::new(major, minor, patch)
@@ -57,9 +57,9 @@ impl fmt::Display for Version {
     }
 }
 
-/// The text is not a version.
+/// Error of parsing a text that is not a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a version of the form major.minor.patch, each below 256")]
+#[error("the text is not a version, expected major.minor.patch with numbers below 256")]
 #[non_exhaustive]
 pub struct ParseVersionError;
 

@@ -1,11 +1,11 @@
 //! Detects that a process was forked from the process that created a value, such as a mapping or a
 //! loaded library.
 //!
-//! The owner of the value decides what a forked process may do with it. A process created by
-//! `clone` without the C library is not detected, because no handler runs.
+//! The owner of the value decides what a forked process may do with the value. A process created by
+//! a direct `clone` system call is not detected, because the C library's fork handler does not run.
 //!
-//! Invariant: the count differs between a process and every process forked from it after the first
-//! [`ForkGuard::new`].
+//! Invariant: after the first [`ForkGuard::new`] of a process, the count in this process differs
+//! from the count in every process forked from it.
 #![doc = include_str!("../README.md")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,25 +13,26 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Number of forks between the process that created the first guard and this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Distinguishes the process that created it from processes forked from that one.
+/// Distinguishes the process that created the guard from processes forked from that process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForkGuard(u32);
 
 impl ForkGuard {
-    /// Returns a guard of this process. The first call in a process registers a handler with the C
-    /// library. If that fails, forks are not detected and a warning is logged.
+    /// Creates a guard of this process. The first call in a process registers a handler with the C
+    /// library. If the registration fails, forks are not detected and a warning is logged.
     #[must_use]
     pub fn new() -> Self {
         watch();
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Returns whether this process was forked from the one that created the guard. Costs one load.
+    /// Returns whether this process was forked from the process that created the guard. Costs one
+    /// load.
     #[inline]
     #[must_use]
     pub fn is_forked(self) -> bool {
-        // Relaxed is enough: the count changes only in a child while it has a single thread. That
-        // thread reads the count later, or starts the threads that read it.
+        // Relaxed is enough: the count changes only in a child while the child has a single thread.
+        // Later reads are in that thread or in threads that it started.
         FORKS.load(Ordering::Relaxed) != self.0
     }
 }
@@ -49,17 +50,20 @@ fn watch() {
     }
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler lives as long as the process: a library that is closed with dlclose
-        // has its handlers removed by the C library. It does what a child of a process with threads
-        // may do: it adds to one atomic, takes no lock and allocates nothing.
+        // SAFETY: the handler lives as long as the process: if a library is closed with dlclose,
+        // the C library removes the handlers of that library. The handler only adds to one atomic,
+        // takes no lock and allocates nothing. A child of a process with threads may do that.
         let status = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if status != 0 {
-            tracing::warn!(status, "forks of this process will not be detected: do not use earlier values in a forked process");
+            tracing::warn!(
+                status,
+                "forks of this process will not be detected: do not use values created before the fork in a forked process"
+            );
         }
     });
 }
 
-/// No fork can be detected on this system.
+/// Does nothing, because forks cannot be detected on this system.
 #[cfg(not(all(unix, not(miri))))]
 fn watch() {}
 
@@ -70,22 +74,22 @@ mod tests {
     #[test]
     fn guard_is_forked_only_in_a_child() {
         let guard = ForkGuard::new();
-        // SAFETY: the child only reads an atomic, makes a guard of its own, and ends without
-        // running destructors.
+        // SAFETY: the child only reads an atomic, creates its own guard, and ends without running
+        // destructors.
         match unsafe { libc::fork() } {
             0 => {
                 let own = ForkGuard::new();
                 let right = guard.is_forked() && !own.is_forked() && own != guard;
-                // SAFETY: it ends the process and nothing else.
+                // SAFETY: `_exit` only ends the process.
                 unsafe { libc::_exit(if right { 0 } else { 1 }) }
             }
             child => {
                 assert!(child > 0, "fork failed");
                 let mut status = 0;
-                // SAFETY: the child is ours and the pointer is to a live integer.
+                // SAFETY: this process created the child, and the pointer is to a live integer.
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-                assert_eq!(status, 0, "the child's guard is forked");
-                assert!(!guard.is_forked(), "the parent's guard is not forked");
+                assert_eq!(status, 0, "the child did not detect the fork");
+                assert!(!guard.is_forked(), "the parent's guard is forked");
             }
         }
     }

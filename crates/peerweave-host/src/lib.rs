@@ -1,12 +1,12 @@
 //! The backend of Peerweave for the shared memory of one machine: PEs are processes, or threads of
 //! one process.
 //!
-//! It needs no GPU and no network. One memory file holds the symmetric heaps of all PEs. It has no
-//! name: PE 0 passes it to the others over a Unix socket, and the system frees it when the last
-//! process that maps it has ended.
+//! The backend needs no GPU and no network. One memory file has the symmetric heaps of all PEs. The
+//! file has no name. PE 0 passes it to the other PEs over a Unix socket, and the system frees it
+//! when the last process that maps it has ended.
 //!
 //! ```text
-//!   threads.rs  backend/  stream.rs   the contract, joining a job, continuing without dead PEs
+//!   threads.rs  backend/  stream.rs   the contract, joining a job, shrinking a job
 //!        │
 //!      ops/      tasks: collectives, sends, puts, waits, launches, splits of teams
 //!        │
@@ -20,14 +20,14 @@
 //! # Guarantees
 //! - Every wait ends: with success, at its deadline, or within milliseconds after a needed PE has
 //!   died.
-//! - Results of a reduction have the same bits on every PE: each element is computed once, or in
-//!   the same order on every PE.
+//! - Results of a reduction have the same bits on every PE, because each element is computed once,
+//!   or in the same order on every PE.
 //! - No PE writes to the private memory of another process.
 //!
 //! # Limits
-//! A job stays on one machine. PEs that are processes need Linux; on other systems PEs are threads
-//! of one process, and [`Host::join`] admits jobs of one PE only. Kernels run on CPU threads, one
-//! thread of a grid at a time, for tests and not for speed.
+//! A job stays on one machine. PEs that are processes need Linux. On other systems PEs are threads
+//! of one process, and [`Host::join`] accepts only jobs of one PE. Kernels run on CPU threads, one
+//! thread of a grid at a time. This is meant for tests, not for speed.
 
 mod backend;
 mod memory;

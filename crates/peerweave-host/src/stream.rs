@@ -1,10 +1,13 @@
-//! Streams: ordered queues, each with a thread of its own that starts when it is first needed.
+//! Streams: ordered queues of operations. Each stream has its own thread, which starts when it is
+//! first needed.
 //!
 //! An operation that finds its stream idle runs on the thread of the caller. If the caller would
-//! wait for peers longer than [`CALLER_BUDGET`], the thread of the stream continues it. Invariant:
-//! at most one operation of a stream runs at a time, on the thread that holds `busy`; an operation
-//! starts on the thread of the caller only if the queue is empty and `busy` was free; operations
-//! take their places in their teams in the order in which they stand in the queue.
+//! wait for peers for longer than [`CALLER_BUDGET`], the thread of the stream continues the
+//! operation.
+//!
+//! Invariants: at most one operation of a stream runs at a time, on the thread that has set `busy`.
+//! An operation starts on the thread of the caller only if the queue is empty and `busy` was not
+//! set. Operations take their places in their teams in the order of the queue.
 
 use crate::ops::queues::{Failure, Queue};
 use crate::ops::shared::{COMPLETION_GRACE, Shared};
@@ -19,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// The time that a stream-ordered call may run on the thread of its caller.
+/// Maximum time for which a stream-ordered call waits on the thread of its caller.
 const CALLER_BUDGET: Duration = Duration::from_millis(1);
 
 /// The handle of a stream.
@@ -31,10 +34,9 @@ pub(crate) struct HostStream {
 #[derive(Debug)]
 struct Inner {
     shared: Arc<Shared>,
-    /// Whether a thread runs an operation of this stream.
+    /// Whether a thread is running an operation of this stream.
     busy: AtomicBool,
-    /// Whether an operation was queued whose end was not noticed yet. It is set only while `queue`
-    /// is locked.
+    /// Whether operations were queued that may not have ended. Set only while `queue` is locked.
     pending: AtomicBool,
     queue: Mutex<Jobs>,
     changed: Condvar,
@@ -44,7 +46,7 @@ struct Inner {
 struct Jobs {
     jobs: VecDeque<Job>,
     has_worker: bool,
-    /// The call that runs now on the thread of the stream.
+    /// The call that the thread of the stream is running.
     running: Option<&'static str>,
     /// The first failure that `synchronize` has not returned yet.
     failed: Option<Failure>,
@@ -104,9 +106,9 @@ impl HostStream {
     }
 }
 
-// SAFETY: [B1], [B6]: if `Queued` is returned, `keep` was called and its result moved into the
-// queue with the task, and it is dropped after the task has ended; otherwise the task has ended
-// before `submit` returns.
+// SAFETY: [B1], [B6]: if `Queued` is returned, `keep` was called, and its result was moved into the
+// queue with the task. The result is dropped after the task has ended. In all other cases the task
+// has ended before `submit` returns.
 unsafe impl StreamBackend for HostStream {
     #[inline]
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error> {
@@ -118,11 +120,12 @@ unsafe impl StreamBackend for HostStream {
             return shared.run_one_sided(op).map(Submitted::Complete);
         }
         let call = op.call_name();
-        // Taking a place in the team and one in the queue is one step: of the operations of two
-        // threads, the first in the team is the first in the queue.
+        // Taking a place in the team and taking a place in the queue is one step under this lock.
+        // So of the operations of two threads, the first in the team is also the first in the
+        // queue.
         let mut queue = lock(&inner.queue);
-        // The threads of a grid do not move to another thread of the host and may take long, so
-        // launches run on the thread of the stream.
+        // The threads of a grid cannot move to another host thread and may run for a long
+        // time. So launches always run on the thread of the stream.
         let inline = ops::waits(op) && !matches!(op, Op::Launch(_));
         if !inline || inner.pending.load(Ordering::Acquire) || inner.busy.swap(true, Ordering::Acquire) {
             self.need_worker(&mut queue, call)?;
@@ -143,8 +146,8 @@ unsafe impl StreamBackend for HostStream {
             let outcome = task.drive(shared, Limit::Deadline(shared.peers.deadline)).map_err(Stop::into_error)?;
             return Ok(Submitted::Complete(outcome));
         }
-        // The task is queued before all operations that were queued meanwhile, and before `busy` is
-        // released, so that no operation overtakes it.
+        // The task is queued before all operations that were queued in the meantime, and before
+        // `busy` is released. So no operation overtakes the task.
         let submitted = self.push(queue, call, task.into_owned(), keep(), End::Front);
         drop(release);
         inner.changed.notify_all();
@@ -168,14 +171,15 @@ unsafe impl StreamBackend for HostStream {
                 Some(rest) => rest,
                 None => {
                     let call = queue.running.unwrap_or("synchronize");
-                    // The error names the call that runs, which this lock protects.
+                    // The lock is released, because the error names the running call, which is read
+                    // under this lock.
                     drop(queue);
                     let rest = extension(&inner.shared, call, started, within)?;
                     queue = lock(&inner.queue);
                     rest
                 }
             };
-            // A caller that runs an operation does not notify this condition: look again soon.
+            // A caller that runs an operation does not notify this condition, so the wait is short.
             let soon = rest.min(Duration::from_millis(5));
             queue = inner.changed.wait_timeout(queue, soon).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
@@ -217,7 +221,7 @@ unsafe impl StreamBackend for HostStream {
     }
 }
 
-/// An end of the queue.
+/// The end of the queue at which a job is added.
 #[derive(Clone, Copy)]
 enum End {
     Front,
@@ -225,7 +229,7 @@ enum End {
 }
 
 impl HostStream {
-    /// Starts the thread of the stream if there is none.
+    /// Starts the thread of the stream if it is not running.
     fn need_worker(&self, queue: &mut Jobs, call: &'static str) -> Result<(), Error> {
         if !queue.has_worker {
             let worker = self.inner.clone();
@@ -257,7 +261,7 @@ impl HostStream {
 
 impl Drop for HostStream {
     fn drop(&mut self) {
-        // The thread of the stream runs the operations in the queue, and then ends.
+        // The thread of the stream is notified. It runs the operations in the queue, and then ends.
         let _queue = lock(&self.inner.queue);
         self.inner.changed.notify_all();
     }
@@ -274,10 +278,11 @@ impl Drop for Release<'_> {
 }
 
 impl Inner {
-    /// Runs the thread of the stream.
+    /// Runs the jobs of the queue on the thread of the stream, until no more jobs can arrive.
     fn work(self: Arc<Self>) {
         while self.wait_for_job() {
-            // A caller that runs an operation finishes first, or queues the rest of it in front.
+            // A caller that is running an operation finishes first, or queues the rest of the
+            // operation at the front.
             let mut waits = 0u32;
             while self.busy.swap(true, Ordering::Acquire) {
                 waits += 1;
@@ -309,7 +314,8 @@ impl Inner {
     fn wait_for_job(self: &Arc<Self>) -> bool {
         let mut queue = lock(&self.queue);
         while queue.jobs.is_empty() {
-            // Only this thread holds the stream: no handle is left that could enqueue.
+            // Only this thread has a reference to the stream, so no handle exists that could
+            // enqueue a job.
             if Arc::strong_count(self) == 1 {
                 queue.has_worker = false;
                 return false;
@@ -320,18 +326,20 @@ impl Inner {
         true
     }
 
-    /// Runs one job after the failure `earlier`, if any; returns a new failure.
+    /// Runs one job. `earlier` is the earlier failure of the stream, if any. Returns a new failure,
+    /// if any.
     fn run(&self, job: Job, earlier: Option<Failure>) -> Option<Failure> {
         let deadline = Limit::Deadline(self.shared.peers.deadline);
         match job {
             Job::Run { call, mut task, done, keep } => {
                 let _kernel = matches!(task, Task::Launch(_)).then(|| self.shared.kernels.start_on_stream());
-                // A mismatch has run nothing and leaves its team usable, so later operations still
-                // run.
+                // After a mismatch, no rank has run the operation and the team is usable. So later
+                // operations still run.
                 let because = earlier.filter(|failure| !matches!(failure.error, Error::Mismatch(_)));
                 let run = || match &because {
                     // The operation has a place in its team, which it must take and leave. A
-                    // collective that some ranks skip would block the others, so its team fails.
+                    // collective that only some ranks skip would block the other ranks, so its team
+                    // fails.
                     Some(because) => {
                         let skipped = Error::Skipped { call, because: Arc::new(because.error.clone()) };
                         task.skip(&self.shared, &skipped);
@@ -339,7 +347,8 @@ impl Inner {
                     }
                     None => task.drive(&self.shared, deadline).map_err(Stop::into_error),
                 };
-                // After a panic the ticket must complete, and the stream must keep its thread.
+                // After a panic, the ticket must still complete, and the thread of the stream must
+                // continue.
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
                     .unwrap_or_else(|_| Err(Error::system(call, std::io::Error::other("the operation panicked"))));
                 let outcome = outcome.map_err(|error| match &because {
@@ -361,30 +370,33 @@ impl Inner {
             }
             Job::WaitEvent(event) => {
                 let failed = event.passed_within(self.shared.peers.deadline).err();
-                // A failure that the event passes on was recorded by its own stream. The second
-                // record shares the flag that says whether it was returned.
+                // A failure that the event passes on was already recorded by its own stream. This
+                // second record shares the flag that shows whether the failure was returned.
                 failed.inspect(|failure| self.shared.queues.note(failure.clone()))
             }
         }
     }
 }
 
-/// Returns the time that is left of a wait; `None` if its limit has passed.
+/// Returns the remaining time of a wait. Returns `None` if the limit of the wait has passed.
 fn left(started: Instant, within: Duration) -> Option<Duration> {
     within.checked_sub(started.elapsed()).filter(|rest| !rest.is_zero())
 }
 
-/// Returns the time by which a wait for a stream or a ticket goes on although its limit has passed,
-/// or the error of the limit. The caller holds no lock of a queue.
+/// Returns the time for which a wait for a stream or a ticket continues although its limit has
+/// passed. Returns the error of the limit if the wait must end. The caller must hold no lock of a
+/// queue.
 fn extension(shared: &Shared, call: &'static str, started: Instant, within: Duration) -> Result<Duration, Error> {
     let waited = started.elapsed();
     let missing = shared.teams.missing(&shared.peers);
-    // A wait up to the deadline of the world ends with the error of the operation, which names what
-    // it waits for, if its own deadline has just passed too. A caller's limit is no deadline.
+    // A wait with the deadline of the world gets a grace time, if the deadline of the operation has
+    // just passed too. It then ends with the error of the operation, which names the cause. A
+    // shorter limit of a caller gets no grace time.
     if missing.is_empty() && within == shared.peers.deadline && waited < within + COMPLETION_GRACE {
         return Ok(Duration::from_millis(1));
     }
-    // A kernel waits by its own deadline, which may have begun later, and reports what it missed.
+    // A kernel has its own deadline, which may have begun later, and will report the PE that was
+    // missing.
     let deadline = shared.peers.deadline;
     if missing.is_empty() && within >= deadline && shared.kernels.will_report(started + within, deadline) {
         return Ok(Duration::from_millis(1));
@@ -431,7 +443,7 @@ impl Pending for Completion {
             let rest = match left(started, within) {
                 Some(rest) => rest,
                 None => {
-                    // No lock is held while the queues are asked which call they run.
+                    // The lock is released, because `extension` locks the queues.
                     drop(outcome);
                     let rest = extension(&self.shared, self.call, started, within)?;
                     outcome = lock(&self.outcome);
@@ -446,14 +458,14 @@ impl Pending for Completion {
     }
 }
 
-/// An event in a stream.
+/// An event that was recorded in a stream.
 #[derive(Debug)]
 pub(crate) struct HostEvent {
     state: Mutex<Option<(Duration, Result<(), Failure>)>>,
     changed: Condvar,
 }
 
-/// Returns the time since the first event of the process.
+/// Returns the time since the first call of this function in the process.
 fn clock() -> Duration {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
@@ -474,7 +486,8 @@ impl HostEvent {
         lock(&self.state).as_ref().map(|(at, _)| *at)
     }
 
-    /// Waits until the stream has passed the event.
+    /// Waits until the stream has passed the event. Returns the earlier failure of the stream, if
+    /// any, or an error after `within`.
     fn passed_within(&self, within: Duration) -> Result<(), Failure> {
         let started = Instant::now();
         let mut state = lock(&self.state);

@@ -5,15 +5,16 @@ use peerweave_core::backend::Backend;
 use peerweave_core::{Error, World};
 use std::sync::Arc;
 
-/// Runs `program` once per PE, each on its own thread with its own world, and returns the results
-/// in order of PEs.
+/// Runs `program` once per PE, each on its own thread with its own world. Returns the results in
+/// the order of the PEs.
 ///
-/// A PE that panics leaves the job, so the other PEs get an error that names it. When all threads
-/// have ended, the panic continues on the calling thread.
+/// A PE that panics leaves the job, so the other PEs get an error that names this PE. When all
+/// threads have ended, the panic continues on the calling thread.
 ///
 /// # Errors
 /// [`Error::System`] if the shared memory cannot be mapped. [`Error::Aborted`] if a PE has aborted
-/// the job, instead of the results and of panics. Other errors of the PEs are in the results.
+/// the job, even if other PEs have returned results or panicked. Other errors of the PEs are in the
+/// results.
 ///
 /// ```
 /// use peerweave::host::{HostOptions, on_threads};
@@ -35,9 +36,10 @@ pub fn on_threads<R: Send>(n_pes: usize, options: &HostOptions, program: impl Fn
     let program = &program;
     std::thread::scope(|scope| {
         let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || program(world))).collect();
-        // Join all threads before the first panic continues.
+        // All threads are joined before the first panic continues.
         let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-        // A PE may also panic because of the abort, for example by `unwrap` of the error.
+        // The abort takes precedence, because a PE may panic because of the abort, for example in
+        // `unwrap`.
         if let Some(aborted) = aborted.error() {
             return Err(aborted);
         }

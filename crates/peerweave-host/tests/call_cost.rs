@@ -1,5 +1,5 @@
-//! Allocations of a repeated call on its calling thread: none, for collectives, parts of different
-//! lengths, sends, receives and groups.
+//! Tests that a repeated call allocates no heap memory on its calling thread. The calls are
+//! collectives, collectives with parts of different lengths, sends, receives and groups.
 
 #[path = "../../../tests/src/allocations.rs"]
 mod allocations;
@@ -11,7 +11,7 @@ use peerweave_host::{HostOptions, on_threads};
 
 use allocations::allocations;
 
-/// The memory of a PE.
+/// The operands of the calls of a PE.
 struct Operands {
     stream: Stream,
     x: Symmetric<f32>,
@@ -29,7 +29,7 @@ struct Operands {
     pair_parts: Arc<Parts>,
 }
 
-/// A call of a PE, whose neighbours are the last argument.
+/// A call of a PE. The last argument contains the ranks of its right and left neighbours.
 type Call = fn(&Team, &mut Operands, [Rank; 2]) -> peerweave_core::Result<()>;
 
 const CALLS: &[(&str, Call)] = &[
@@ -66,7 +66,7 @@ const CALLS: &[(&str, Call)] = &[
     }),
 ];
 
-/// Calls of streams, which run on the calling thread where no other PE is waited for.
+/// Calls on streams. They run on the calling thread if they wait for no other PE.
 const STREAMED: &[(&str, Call)] = &[
     ("all_gather_v", |team, on, _| team.all_gather_v(&on.stream, &on.x, &on.all, Arc::clone(&on.parts)).map(drop)),
     ("all_gather_v of buffers", |team, on, _| {
@@ -83,7 +83,7 @@ const STREAMED: &[(&str, Call)] = &[
     }),
 ];
 
-/// Makes calls and returns those that allocate.
+/// Makes each call repeatedly, and returns a message for each call that allocates.
 fn costs(world: &World, len: usize, calls: &[(&'static str, Call)]) -> Vec<String> {
     const ROUNDS: usize = 20;
     let (team, n) = (world.team(), world.n_pes());
@@ -141,7 +141,7 @@ fn repeated_call_allocates_nothing() {
             assert!(world.finalize().unwrap().is_clean());
             faults
         });
-        let faults: Vec<Vec<String>> = faults.expect("shared memory").into_iter().collect();
+        let faults: Vec<Vec<String>> = faults.expect("the shared memory is mapped").into_iter().collect();
         assert!(faults.iter().all(Vec::is_empty), "{n_pes} PEs: {faults:#?}");
     }
 }
@@ -153,6 +153,6 @@ fn repeated_call_on_an_idle_stream_allocates_nothing() {
         assert!(world.finalize().unwrap().is_clean());
         faults
     });
-    let faults: Vec<Vec<String>> = faults.expect("shared memory").into_iter().collect();
+    let faults: Vec<Vec<String>> = faults.expect("the shared memory is mapped").into_iter().collect();
     assert_eq!(faults, [Vec::<String>::new()]);
 }

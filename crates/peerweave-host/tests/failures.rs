@@ -1,5 +1,5 @@
-//! What later calls return after a failure: the calls of a failed team, and the end of the world
-//! after a failure that no call has returned.
+//! Tests of the results of calls after a failure: calls on a failed team, and finalize after a
+//! failure that no call has returned.
 
 use peerweave_core::{Compare, Error, Pe, PeerCause, Rank, ReduceOp, World};
 use peerweave_host::{HostOptions, on_threads};
@@ -10,7 +10,7 @@ const SHORT: Duration = Duration::from_millis(100);
 fn with_deadline(n_pes: usize, deadline: Duration, program: impl Fn(World) + Sync) {
     let mut options = HostOptions::default();
     options.deadline = deadline;
-    on_threads(n_pes, &options, program).expect("shared memory");
+    on_threads(n_pes, &options, program).expect("the shared memory is mapped");
 }
 
 /// Enqueues a wait for a word that no PE sets.
@@ -52,7 +52,7 @@ fn finalize_returns_the_failure_of_a_dropped_ticket() {
     with_deadline(1, SHORT, |world| {
         drop(wait_in_vain(&world));
         let buffer = world.alloc::<u8>(1).unwrap();
-        // Waits until the operation has failed.
+        // `release` waits until the operation has failed.
         buffer.release().unwrap();
         let error = world.finalize().unwrap_err();
         assert!(matches!(&error, Error::Timeout(timeout) if timeout.call == "wait_until"), "{error}");
@@ -69,7 +69,7 @@ fn finalize_returns_the_failure_of_a_pending_operation() {
 }
 
 #[test]
-fn failure_that_was_returned_is_not_returned_by_finalize() {
+fn finalize_does_not_return_a_returned_failure() {
     with_deadline(1, SHORT, |world| {
         let ticket = wait_in_vain(&world);
         assert!(matches!(ticket.wait_within(HostOptions::DEADLINE), Err(Error::Timeout(_))));
@@ -81,7 +81,8 @@ fn failure_that_was_returned_is_not_returned_by_finalize() {
         assert!(matches!(stream.synchronize_within(HostOptions::DEADLINE), Err(Error::Timeout(_))));
         let _ = world.finalize().unwrap();
     });
-    // By the ticket of an operation that was skipped, whose error contains it.
+    // Here the failure is returned by the ticket of a skipped operation, whose error contains the
+    // failure.
     with_deadline(1, SHORT, |world| {
         let (stream, word) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
         drop(world.team().wait_until(&stream, &word.signal(0).unwrap(), Compare::Eq, 1).unwrap());
@@ -92,13 +93,14 @@ fn failure_that_was_returned_is_not_returned_by_finalize() {
 }
 
 #[test]
-fn finalize_names_the_call_that_still_runs() {
+fn finalize_timeout_names_the_running_call() {
     const WAIT: Duration = Duration::from_millis(1000);
     with_deadline(2, 3 * WAIT / 2, |world| {
         let (stream, words) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(2).unwrap());
         let team = world.team().clone();
         if world.my_pe().get() == 1 {
-            // Each wait of PE 0 is within its deadline, the two together are not.
+            // Each wait of PE 0 ends before its deadline, but both waits together take longer than
+            // the deadline.
             for i in 0..2 {
                 std::thread::sleep(WAIT);
                 team.signal_blocking(words.signal(i).unwrap().set(1), Rank::new(0)).ok();
@@ -125,7 +127,7 @@ fn wait_with_a_limit_returns_at_the_limit() {
             let error = stream.synchronize_within(Duration::from_millis(1)).unwrap_err();
             assert!(error.to_string().ends_with("s; a stream of this PE still runs wait_until"), "{error}");
         }
-        // A grace of 200 ms for each would take 20 s.
+        // With a grace time of 200 ms for each wait, the loop would take 20 s.
         assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
         let state = world.describe();
         assert!(state.ends_with("1 operations queued; a stream runs wait_until"), "{state}");

@@ -17,10 +17,10 @@ fn alone<R: Send>(program: impl Fn(World) -> R + Sync) -> R {
     on_threads(1, &options(Duration::from_secs(20)), program).unwrap().remove(0)
 }
 
-/// Adds 1 for each thread to the word at this address.
+/// Adds 1 for each thread to the word at the address `word`.
 #[kernel]
 fn count(word: u64) {
-    // SAFETY: the tests give the address of a word that outlives the launch.
+    // SAFETY: the tests pass the address of a word that outlives the launch.
     let word = unsafe { &*(word as *const AtomicU64) };
     word.fetch_add(1, Ordering::Relaxed);
     gpu::sync_threads();
@@ -123,14 +123,14 @@ fn panic_in_a_kernel_fails_its_ticket_and_its_stream() {
 }
 
 #[test]
-fn kernel_that_fails_reports_the_seed_that_was_chosen() {
+fn error_of_a_kernel_contains_the_chosen_seed() {
     let mut seeded = options(Duration::from_millis(200));
     seeded.kernel_seed = 41;
     let outcomes = on_threads(1, &seeded, |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let error = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?.wait_within(Duration::from_secs(20)).unwrap_err();
         assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats the schedule"), "{error}");
-        // The report of an operation contains the seed too.
+        // The error of an operation in a kernel contains the seed too.
         let stream = world.stream()?;
         let ticket = stream.launch(&waits_for_pe_1::KERNEL, 1, 1, (&signal,))?;
         let error = ticket.wait_within(Duration::from_secs(20)).unwrap_err();
@@ -142,7 +142,7 @@ fn kernel_that_fails_reports_the_seed_that_was_chosen() {
 }
 
 #[test]
-fn kernel_that_names_an_absent_pe_blames_no_pe() {
+fn kernel_that_uses_an_invalid_pe_blames_no_pe() {
     alone(|world| -> Result<()> {
         let (stream, words) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let error = stream.launch(&puts_to_pe_5::KERNEL, 1, 1, (&words,))?.wait().unwrap_err();
@@ -191,7 +191,7 @@ fn invalid_launches_are_refused_before_anything_runs() {
         assert_eq!(error.misuse(), Some(&MisuseKind::Released { argument: "args.1" }));
         let error = message(stream.launch(&takes::KERNEL, 1, 1, (&bytes, view, 1.5)));
         assert!(error.starts_with("launch: `args.1` is a view of 64 bytes at offset "), "{error}");
-        // SAFETY: refused, never handed to a kernel.
+        // SAFETY: the launch is refused, so the view is never passed to a kernel.
         let outside = unsafe { SymSlice::<u8>::from_raw(bytes.offset(), 65) };
         let error = message(stream.launch(&takes::KERNEL, 1, 1, (outside, &spare, 1.5)));
         assert!(error.starts_with("launch: `args.0` is a view of 65 bytes"), "{error}");
@@ -258,7 +258,7 @@ fn wait_that_times_out_names_the_missing_pe() {
         if world.my_pe().get() == 0 {
             gave_up.store(true, Ordering::Release);
         }
-        // PE 1 stays until then.
+        // PE 1 stays until PE 0 has given up.
         let end = Instant::now() + Duration::from_secs(30);
         while !gave_up.load(Ordering::Acquire) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
@@ -273,7 +273,7 @@ fn wait_that_times_out_names_the_missing_pe() {
 }
 
 #[test]
-fn pe_that_leaves_while_a_kernel_waits_is_named_in_the_error() {
+fn pe_that_leaves_while_a_kernel_waits_is_named() {
     let started = Instant::now();
     let outcomes = on_threads(2, &options(Duration::from_secs(60)), |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
@@ -284,13 +284,13 @@ fn pe_that_leaves_while_a_kernel_waits_is_named_in_the_error() {
         stream.launch(&waits_for_pe_1::KERNEL, 1, 32, (&signal,))?.wait()
     });
     let error = outcomes.unwrap().remove(0).unwrap_err();
-    assert!(started.elapsed() < Duration::from_secs(30), "long before the deadline");
+    assert!(started.elapsed() < Duration::from_secs(30), "the error came too late");
     assert_eq!(error.blamed(), [Pe::new(1)], "{error}");
     assert!(matches!(error, Error::Peer { call: "waits_for_pe_1", .. }), "{error}");
 }
 
-/// Adds each member's number to a word of every member, makes a barrier of the team at each scope,
-/// and reduces over the team.
+/// Adds the number of each member to a word of every member, performs a barrier of the team, and
+/// reduces over the team.
 #[kernel]
 fn work_of_a_team(
     ctx: &Context,
@@ -311,11 +311,11 @@ fn work_of_a_team(
 }
 
 #[test]
-fn kernel_communicates_only_with_the_members_of_its_team() {
+fn kernel_communicates_only_with_members_of_its_team() {
     for n in [1, 2, 3, 8] {
         let outcomes = on_threads(n, &options(Duration::from_secs(20)), |world| -> Result<()> {
             let me = u64::from(world.my_pe().get());
-            let team = world.team().split(Some(me % 2), -(me as i64))?.expect("a color was given");
+            let team = world.team().split(Some(me % 2), -(me as i64))?.expect("the rank passed a color");
             let members: Vec<u64> = (0..n as u64).rev().filter(|pe| pe % 2 == me % 2).collect();
             let (stream, word) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
             let (sum, mine) = (world.alloc_zeroed::<u32>(37)?, world.alloc::<u32>(37)?);
@@ -325,7 +325,7 @@ fn kernel_communicates_only_with_the_members_of_its_team() {
             assert_eq!(word.load(0)?, expected);
             assert_eq!(sum.to_vec()?, [expected as u32; 37]);
             team.barrier_blocking()?;
-            // A number that was taken before names the team in structs and arrays.
+            // A team can also be passed as a number, for use in structs and arrays.
             let number = team.kernel_team()?;
             assert_ne!(number, KernelTeam::WORLD);
             stream.launch(&work_of_a_team::KERNEL, 1, 33, (number, &word, &sum, &mine))?.wait()?;
@@ -343,10 +343,10 @@ fn team_in_a_reused_slot_starts_with_fresh_state() {
         let (sum, mine) = (world.alloc_zeroed::<u32>(5)?, world.alloc::<u32>(5)?);
         mine.fill(1)?;
         for round in 0..6u64 {
-            // Teams of one and two PEs, with different members in each round, so that a team uses
+            // The teams have one or two PEs, and different members in each round. So a team uses
             // lines that other teams used before.
             let color = u64::from((u64::from(world.my_pe().get()) + round).is_multiple_of(3));
-            let team = world.team().split(Some(color), 0)?.expect("a color was given");
+            let team = world.team().split(Some(color), 0)?.expect("the rank passed a color");
             for _ in 0..=round {
                 stream.launch(&work_of_a_team::KERNEL, 1, 32, (&team, &word, &sum, &mine))?.wait()?;
             }
@@ -364,7 +364,7 @@ fn destroyed_team_and_team_of_another_world_are_refused() {
         alone(|other| -> Result<()> {
             let (stream, word) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
             let numbers = world.alloc_zeroed::<u32>(1)?;
-            let team = world.team().split(Some(0), 0)?.expect("a color was given");
+            let team = world.team().split(Some(0), 0)?.expect("the rank passed a color");
             let kept = team.clone();
             team.destroy()?;
             let launch = |team: &Team| stream.launch(&work_of_a_team::KERNEL, 1, 1, (team, &word, &numbers, &numbers)).map(drop);

@@ -1,5 +1,5 @@
-//! Checks operations of a PE on its own memory (fills, copies, elements), and the capabilities that
-//! the backend reports.
+//! Tests of operations of a PE on its own memory (fills, copies, elements), and of the capabilities
+//! that the backend reports.
 
 use peerweave_core::backend::CollectiveKind;
 use peerweave_core::{
@@ -9,13 +9,13 @@ use peerweave_host::{HostOptions, on_threads};
 use std::time::Duration;
 
 fn alone(program: impl Fn(World) + Sync) {
-    on_threads(1, &HostOptions::default(), program).expect("shared memory");
+    on_threads(1, &HostOptions::default(), program).expect("the shared memory is mapped");
 }
 
 #[test]
 fn fill_sets_exactly_the_elements_of_its_range() {
     fn fill<T: Integer>(world: &World, value: T, rest: T) {
-        // More than a chunk, and unaligned ends.
+        // The range is longer than a chunk of `fill`, and its ends are unaligned.
         let (stream, x, last) = (world.stream().unwrap(), world.alloc::<T>(9001).unwrap(), 8999);
         x.fill(rest).unwrap();
         x.slice(1..=last).unwrap().fill(value).unwrap();
@@ -66,7 +66,7 @@ fn elements_of_every_size_are_put_and_got() {
         assert_eq!(team.g_blocking(&wide, 1, other).unwrap(), i64::MIN);
         team.barrier_blocking().unwrap();
     })
-    .expect("shared memory");
+    .expect("the shared memory is mapped");
 }
 
 #[test]
@@ -74,10 +74,10 @@ fn capabilities_describe_each_reduction() {
     alone(|world| {
         let caps = world.caps();
         assert_eq!((caps.device, caps.after_failure), (None, AfterFailure::SkipsStream));
-        let sum = caps.reduction(CollectiveKind::AllReduce, DType::BF16, ReduceOp::Sum).expect("it is defined");
+        let sum = caps.reduction(CollectiveKind::AllReduce, DType::BF16, ReduceOp::Sum).expect("the reduction is defined");
         assert_eq!((sum.order, sum.same_bits), (ReductionOrder::Rank, true));
         assert_eq!((sum.accumulator, sum.nan), (AccumulatorType::F32RoundedOnce, NanRule::IgnoredByMinMaxCanonical));
-        let max = caps.reduction(CollectiveKind::ReduceScatter, DType::F64, ReduceOp::Max).expect("it is defined");
+        let max = caps.reduction(CollectiveKind::ReduceScatter, DType::F64, ReduceOp::Max).expect("the reduction is defined");
         assert_eq!(max.accumulator, AccumulatorType::Element);
         for (kind, dtype, op) in [
             (CollectiveKind::AllReduce, DType::F32, ReduceOp::And),
@@ -90,7 +90,7 @@ fn capabilities_describe_each_reduction() {
 }
 
 #[test]
-fn team_failure_has_its_cause_on_the_pe_that_detected_it() {
+fn team_failure_is_kept_on_the_pe_that_detected_it() {
     let mut options = HostOptions::default();
     options.deadline = Duration::from_millis(100);
     on_threads(2, &options, |world| {
@@ -102,5 +102,5 @@ fn team_failure_has_its_cause_on_the_pe_that_detected_it() {
             std::thread::sleep(Duration::from_millis(400));
         }
     })
-    .expect("shared memory");
+    .expect("the shared memory is mapped");
 }

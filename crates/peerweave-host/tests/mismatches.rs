@@ -1,11 +1,11 @@
-//! Collective calls with arguments that differ among the PEs: every PE gets an error, and the world
-//! stays usable.
+//! Tests of collective calls with arguments that differ among the PEs. Every PE gets an error, and
+//! the world stays usable.
 
 use peerweave_core::{Error, Result, TeamShape, World};
 use peerweave_host::{HostOptions, on_threads};
 
-/// Makes `call` on three PEs, differently on PE 1. Checks that the error of each PE contains the
-/// calls of PE 1 and of another PE.
+/// Makes `call` on three PEs, with different arguments on PE 1. Checks that the error of each PE
+/// contains the calls of PE 1 and of another PE.
 fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + Sync) {
     on_threads(3, &HostOptions::default(), |world| {
         let is_odd = world.my_pe().get() == 1;
@@ -17,13 +17,13 @@ fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + S
             assert_eq!((mismatch.mine.as_str(), mismatch.theirs.as_str()), (mine, theirs));
         }
         world.team().barrier_blocking().unwrap();
-        let all = world.team().split(Some(0), 0).unwrap().expect("a color was given");
+        let all = world.team().split(Some(0), 0).unwrap().expect("the rank passed a color");
         all.barrier_blocking().unwrap();
         world.alloc::<u8>(1).unwrap().release().unwrap();
         all.destroy().unwrap();
         let _ = world.finalize().unwrap();
     })
-    .expect("shared memory");
+    .expect("the shared memory is mapped");
 }
 
 #[test]
@@ -69,5 +69,5 @@ fn stride_of_a_shape_of_one_rank_may_differ() {
         let team = world.team().split_strided(TeamShape { start: 1, stride, size: 1 }).unwrap();
         assert_eq!(team.map(|team| team.size()), (world.my_pe().get() == 1).then_some(1));
     })
-    .expect("shared memory");
+    .expect("the shared memory is mapped");
 }

@@ -1,10 +1,12 @@
-//! One-sided operations on a PE that has left: a program that spins on them gets an error.
+//! Tests of one-sided operations on a PE that has left. A program that spins on such operations
+//! gets an error.
 
 use peerweave_core::{Compare, Error, PeerCause, Rank, Result, Symmetric, World};
 use peerweave_host::{HostOptions, on_threads};
 use std::time::{Duration, Instant};
 
-/// Calls `spin` on PEs 0 and 2 until it fails, after PE 1 has left. The word of PE 1 holds 1.
+/// After PE 1 has left, calls `spin` on PEs 0 and 2 until it returns an error. The word of PE 1 is
+/// 1.
 fn spins_end(name: &str, spin: impl Fn(&World, &Symmetric<u64>) -> Result<()> + Sync) {
     const GONE: Rank = Rank::new(1);
     on_threads(3, &HostOptions::default(), |world| {
@@ -24,11 +26,11 @@ fn spins_end(name: &str, spin: impl Fn(&World, &Symmetric<u64>) -> Result<()> + 
         };
         let left = matches!(&error, Error::Peer { pe, cause: PeerCause::Left, .. } if pe.get() == 1);
         assert!(left, "{name}: {error}");
-        // This thread knows of the loss from now on.
+        // After the error, every call of this thread is checked.
         let again = spin(&world, &word);
         assert!(again.is_err(), "{name}: a call after the error succeeds");
     })
-    .expect("shared memory");
+    .expect("the shared memory is mapped");
 }
 
 #[test]
@@ -36,7 +38,7 @@ fn spinning_on_the_lock_of_a_pe_that_left_fails() {
     spins_end("compare and swap", |world, word| {
         world.team().atomic_compare_swap_blocking(word, 0, 0u64, 1, Rank::new(1)).map(|old| assert_eq!(old, 1))
     });
-    // A loop of two calls: the check must not always hit the other one.
+    // In a loop of two calls, the check must not always be in the fence.
     spins_end("swap beside a fence", |world, word| {
         world.fence_blocking()?;
         world.team().atomic_swap_blocking(word, 0, 1u64, Rank::new(1)).map(drop)
@@ -44,7 +46,7 @@ fn spinning_on_the_lock_of_a_pe_that_left_fails() {
 }
 
 #[test]
-fn puts_and_gets_to_a_pe_that_left_fail_soon() {
+fn puts_and_gets_to_a_pe_that_left_fail() {
     const GONE: Rank = Rank::new(1);
     spins_end("put", |world, word| world.team().put_blocking(&[3u64], word, GONE));
     spins_end("p", |world, word| world.team().p_blocking(word, 0, 3, GONE));
@@ -56,7 +58,7 @@ fn puts_and_gets_to_a_pe_that_left_fail_soon() {
 }
 
 #[test]
-fn calls_to_living_pes_succeed_after_a_pe_has_left() {
+fn calls_to_live_pes_succeed_after_a_pe_has_left() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, word) = (world.team().clone(), world.alloc_zeroed::<u64>(1).unwrap());
         team.barrier_blocking().unwrap();
@@ -65,18 +67,18 @@ fn calls_to_living_pes_succeed_after_a_pe_has_left() {
         }
         let other = Rank::new(2 - world.my_pe().get());
         for _ in 0..5000 {
-            // Before the last increment, by which the other PE may leave.
+            // This is before the last increment, after which the other PE may leave.
             assert!(!team.test(&word.signal(0).unwrap(), Compare::Gt, 5000).unwrap());
             team.atomic_inc_blocking(&word, 0, other).unwrap();
             world.quiet_blocking().unwrap();
         }
         team.wait_until_blocking(&word.signal(0).unwrap(), Compare::Eq, 5000).unwrap();
     })
-    .expect("shared memory");
+    .expect("the shared memory is mapped");
 }
 
 #[test]
-fn tests_of_a_word_fail_after_all_others_have_left() {
+fn test_of_a_word_fails_after_all_other_pes_have_left() {
     on_threads(2, &HostOptions::default(), |world| {
         let word = world.alloc_zeroed::<u64>(1).unwrap();
         world.team().barrier_blocking().unwrap();
@@ -86,11 +88,11 @@ fn tests_of_a_word_fail_after_all_others_have_left() {
         let started = Instant::now();
         let error = loop {
             match world.team().test(&word.signal(0).unwrap(), Compare::Ne, 0) {
-                Ok(holds) => assert!(!holds && started.elapsed() < Duration::from_secs(20), "tests succeed"),
+                Ok(holds) => assert!(!holds && started.elapsed() < Duration::from_secs(20), "tests of the word do not fail"),
                 Err(error) => break error,
             }
         };
         assert!(matches!(&error, Error::Peer { call: "test", pe, .. } if pe.get() == 1), "{error}");
     })
-    .expect("shared memory");
+    .expect("the shared memory is mapped");
 }

@@ -1,8 +1,8 @@
-//! The first member of a call, the leader: it listens, collects the descriptors and distributes
-//! them. The other members are in [`super`].
+//! The first member of a call, which is the leader. The leader listens, collects the descriptors
+//! and distributes them. The code of the other members is in [`super`].
 //!
-//! Invariant: a connection belongs to a member only after its hello. Until then it stores a few
-//! bytes and at most one message of descriptors, for a limited time.
+//! Invariant: a connection belongs to a member only after its hello. Until then the connection
+//! stores a few bytes and the descriptors of at most one message, for a limited time.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,10 +22,11 @@ use crate::error::BootstrapError;
 use crate::socket::{Listener, may_speak};
 use crate::token::Token;
 
-/// Maximum number of unidentified connections beyond one for each member. The oldest is dropped
-/// first.
+/// Maximum number of unidentified connections, in addition to one connection for each member. The
+/// oldest connection is dropped first.
 const MAX_UNIDENTIFIED: usize = 32;
-/// Time for which the leader waits for a free descriptor, which another thread may close.
+/// Maximum time for which the leader waits until this process can open a descriptor again. Another
+/// thread may close a descriptor during that time.
 const DESCRIPTOR_WAIT: Duration = Duration::from_secs(1);
 /// Maximum number of connections accepted between two checks of the members and the clock.
 const MAX_ACCEPTS: usize = 32;
@@ -35,7 +36,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// The direction in which descriptors are passed.
 #[derive(Clone, Copy)]
 pub(super) enum Transfer<'fd> {
-    /// The leader sends its descriptor to all members.
+    /// The leader sends its descriptor to all other members.
     Share(BorrowedFd<'fd>),
     /// Every member sends one descriptor and receives the descriptors of all.
     Exchange(BorrowedFd<'fd>),
@@ -48,7 +49,8 @@ struct Unidentified {
     until: Instant,
 }
 
-/// A member that has connected. Its index is its place in the call.
+/// A member that has connected. Its index in the list of connected members is its index in the call
+/// minus 1.
 struct Member {
     stream: UnixStream,
     fd: Option<OwnedFd>,
@@ -58,19 +60,19 @@ struct Member {
 
 impl Call<'_> {
     /// Waits for all other members, and passes the descriptors. Returns the descriptors of the
-    /// other members, in their order.
+    /// other members, in the order of the members.
     pub(super) fn lead(&self, transfer: Transfer<'_>) -> Result<Vec<OwnedFd>, BootstrapError> {
         if self.members.len() == 1 {
             return Ok(Vec::new());
         }
         let led = self.lead_all(transfer);
         match &led {
-            // All have read the key, or no member can be served any more.
+            // Either all members have read the key, or the leader can serve no member any more.
             Ok(_) | Err(BootstrapError::Timeout { .. } | BootstrapError::PeLost { .. }) => {
                 self.rendezvous.remove_soon(&self.key);
             }
             Err(error) => {
-                // A member that has failed has already reported it.
+                // A member that has failed has already reported its failure.
                 if !matches!(error, BootstrapError::PeFailed { .. }) {
                     self.notify_failure(&error.to_string());
                 }
@@ -102,7 +104,7 @@ impl Call<'_> {
                 return Ok(connected.into_iter().flatten().filter_map(|member| member.fd).collect());
             }
             let now = Instant::now();
-            // The others may have connected, but this PE cannot accept them.
+            // Other members may have connected, but this PE cannot accept their connections.
             if full_since.is_some_and(|since| now >= self.deadline || now >= since + DESCRIPTOR_WAIT) {
                 return Err(BootstrapError::io(self.name, &descriptor_limit()));
             }
@@ -112,8 +114,8 @@ impl Call<'_> {
                 connected.iter().flatten().for_each(|member| report_missing(member, &missing));
                 return Err(self.timeout(missing));
             }
-            // All have connected, but one has not read yet, or too many descriptors are in flight:
-            // wait briefly.
+            // If all members have connected, then a member has not read yet, or too many
+            // descriptors are in flight. In this case, the pause is short.
             let all_there = connected.iter().all(Option::is_some);
             let pause = if all_there { Duration::from_millis(1) } else { CHECK_INTERVAL };
             let mut sockets: Vec<PollFd<'_>> = vec![PollFd::new(&listener, PollFlags::IN)];
@@ -131,8 +133,8 @@ impl Call<'_> {
             let mut is_full = !self.accept(&listener, &mut unidentified);
             let is_cut = !self.read_hellos(&mut unidentified, &token, transfer, &mut connected);
             if is_full {
-                // Drops the oldest unidentified connection to free a descriptor; does not spin
-                // otherwise.
+                // Drops the oldest unidentified connection to free a descriptor. Pauses so that
+                // this loop does not spin.
                 is_full = unidentified.drain(..unidentified.len().min(1)).next().is_none();
                 thread::sleep(Duration::from_millis(5));
             }
@@ -144,7 +146,7 @@ impl Call<'_> {
         }
     }
 
-    /// Accepts pending connections, up to a limit per turn. Returns `false` if this process has no
+    /// Accepts pending connections, at most [`MAX_ACCEPTS`]. Returns `false` if this process has no
     /// free descriptor for a connection.
     fn accept(&self, listener: &std::os::unix::net::UnixListener, unidentified: &mut Vec<Unidentified>) -> bool {
         for _ in 0..MAX_ACCEPTS {
@@ -152,7 +154,7 @@ impl Call<'_> {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => continue,
-                // Probably no descriptor is free.
+                // The most likely cause is that no descriptor is free.
                 Err(error) => {
                     tracing::warn!(call = self.name, %error, "cannot accept a connection");
                     return false;
@@ -171,9 +173,9 @@ impl Call<'_> {
         true
     }
 
-    /// Reads hellos, and records the members that have sent a complete one. Other connections stay
-    /// unidentified until their time limit. Returns `false` if this process had no free descriptor
-    /// for the descriptor of a member.
+    /// Reads hellos, and records the members that have sent a complete hello. Other connections
+    /// stay unidentified until their time limit. Returns `false` if this process had no free
+    /// descriptor for the descriptor of a member.
     fn read_hellos(
         &self,
         unidentified: &mut Vec<Unidentified>,
@@ -209,7 +211,7 @@ impl Call<'_> {
                     *seat = Some(Member { stream: connection.stream, fd: connection.fds.pop(), sent: 0 });
                 }
                 // The member sent a descriptor, but the kernel drops descriptors that exceed the
-                // limit of the process. The member connects again.
+                // limit of this process. The member will connect again.
                 Some(None) if connection.fds.len() < n_fds => has_room = false,
                 _ => {
                     tracing::debug!(
@@ -222,7 +224,8 @@ impl Call<'_> {
         has_room
     }
 
-    /// Returns the index of the member that sent this hello; `None` if the hello is invalid.
+    /// Returns the index of the member that sent this hello. Returns `None` if the hello is
+    /// invalid.
     fn place_of(&self, hello: &[u8], token: &Token) -> Option<usize> {
         let (magic, rest) = hello.split_first_chunk::<{ MAGIC.len() }>()?;
         let (shown, pe) = rest.split_first_chunk()?;
@@ -232,8 +235,8 @@ impl Call<'_> {
     }
 }
 
-/// Sends connected members the available descriptors. Returns `true` when all members have received
-/// all descriptors.
+/// Sends the available descriptors to the connected members. Returns `true` when all descriptors
+/// have been sent to all members.
 fn send_descriptors(connected: &mut [Option<Member>], transfer: Transfer<'_>) -> io::Result<bool> {
     let fds: Vec<BorrowedFd<'_>> = match transfer {
         Transfer::Share(fd) => vec![fd],
@@ -260,15 +263,15 @@ fn send_descriptors(connected: &mut [Option<Member>], transfer: Transfer<'_>) ->
     Ok(progress.iter().all(|sent| *sent == Some(n_fds)))
 }
 
-/// Sends a member its outstanding descriptors without blocking. Returns the number of descriptors
-/// sent to the member so far.
+/// Sends the pending descriptors to a member without blocking. Returns the total number of
+/// descriptors sent to the member.
 fn send_outstanding(member: &Member, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut sent = member.sent;
     for chunk in fds[sent..].chunks(PER_MESSAGE) {
         match send(member.stream.as_fd(), &[DESCRIPTORS, chunk.len() as u8], chunk) {
             Ok(_) => sent += chunk.len(),
             Err(error) if is_full(&error) => break,
-            // The member has died; the rendezvous reports that to all.
+            // The member has died. The rendezvous reports the loss to all PEs.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe || error.kind() == io::ErrorKind::ConnectionReset => {
                 return Ok(fds.len());
             }
@@ -284,7 +287,7 @@ fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error())
 }
 
-/// Sends a member the list of missing members. If sending fails, the member times out at its own
+/// Sends the list of missing members to a member. If sending fails, the member times out at its own
 /// deadline.
 fn report_missing(member: &Member, missing: &[Pe]) {
     let mut message = vec![MISSING, 0];

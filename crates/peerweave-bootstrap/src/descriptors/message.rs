@@ -1,6 +1,8 @@
-//! Sends and receives bytes with descriptors in one message of a Unix socket. Never blocks.
+//! Sends and receives bytes with descriptors in one message of a Unix socket. The functions never
+//! block.
 //!
-//! Invariant: every received descriptor is owned at once, so an unused one is closed.
+//! Invariant: every received descriptor immediately becomes an `OwnedFd`, so unused descriptors are
+//! closed.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -25,7 +27,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
 }
 
 /// Receives bytes, and appends the descriptors sent with them to `fds`. Returns an error of kind
-/// `WouldBlock` if there are no bytes.
+/// `WouldBlock` if no bytes are available.
 pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PER_MESSAGE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -1,12 +1,16 @@
 //! Passes file descriptors among the PEs of one machine, for example to share memory.
 //!
 //! The rendezvous distributes the address of the socket and reports lost PEs. The first member, the
-//! leader, listens on a socket with a random abstract name. The others connect and present a random
-//! token. The leader collects the descriptors, if each member has one, and then distributes them.
+//! leader, listens on a socket with a random abstract name. The other members connect and send a
+//! random token. If each member passes a descriptor, the leader first collects all descriptors.
+//! Then it distributes them.
 //!
-//! Invariants: [1] a descriptor is sent only to a process of this user (or the superuser) that has
-//! sent the token; [2] from any other process at most a hello is read, and descriptors sent by it
-//! are closed; [3] no object has a name in a file system.
+//! Invariants:
+//! - [1] A descriptor is sent only to a process of this user (or the superuser) that has sent the
+//!   token.
+//! - [2] From any other process at most a hello is read, and descriptors sent by that process are
+//!   closed.
+//! - [3] No object has a name in a file system.
 
 use std::collections::HashSet;
 use std::io;
@@ -33,34 +37,35 @@ use message::{receive, send};
 
 const MAGIC: [u8; 8] = *b"peerw-fd";
 const HELLO_LEN_BYTES: usize = MAGIC.len() + TOKEN_LEN_BYTES + 4;
-/// First byte of a message with descriptors. The second byte is their number.
+/// First byte of a message with descriptors. The second byte is the number of descriptors.
 const DESCRIPTORS: u8 = 1;
 /// First byte of the message with the members that did not connect by the deadline.
 const MISSING: u8 = 2;
 /// First character of the value that a failed member stores instead of the leader's address. The
-/// member's number and message follow.
+/// index of the failed PE and its error message follow.
 const FAILED: char = '!';
 /// Interval at which a waiting member checks for lost PEs.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// Time after its deadline for which a member waits for the leader's list of missing members.
+/// Time after the deadline for which a member still waits for the leader's list of missing members.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Rendezvous {
     /// Passes a descriptor of the first member to all members. Each member gets a descriptor of the
     /// same open file.
     ///
-    /// `members` are PEs of this machine, the same list on each of them. The first member passes
-    /// the descriptor and gets it back; the others pass `None`. The returned descriptor is closed
-    /// on exec.
+    /// `members` are PEs of this machine. Each member must pass the same list. The first member
+    /// passes its descriptor in `fd`, and this call returns that descriptor. All other members pass
+    /// `None`. The returned descriptor is closed on exec.
     ///
     /// # Collective
-    /// All `members`. Calls for the same members must have the same order on each of them.
+    /// All `members`. Each member must make its calls for the same members in the same order.
     ///
     /// # Errors
     /// [`BootstrapError::Timeout`] names the members that did not arrive.
-    /// [`BootstrapError::PeLost`] names a PE that was lost meanwhile, [`BootstrapError::PeFailed`]
-    /// a member that failed. [`BootstrapError::Misuse`] if the list lacks this PE, or if the first
-    /// member passes no descriptor, or another member passes one.
+    /// [`BootstrapError::PeLost`] names a PE that was lost during the call, and
+    /// [`BootstrapError::PeFailed`] a member that failed. [`BootstrapError::Misuse`] if the list
+    /// lacks this PE, if the first member passes no descriptor, or if another member passes a
+    /// descriptor.
     ///
     /// ```
     /// use std::os::fd::OwnedFd;
@@ -76,8 +81,8 @@ impl Rendezvous {
         self.share_descriptor_within(members, fd, self.deadline())
     }
 
-    /// Like [`share_descriptor`](Self::share_descriptor), with a shorter time limit than
-    /// [`deadline`](Self::deadline).
+    /// Like [`share_descriptor`](Self::share_descriptor), with the time limit `within` instead of
+    /// [`deadline`](Self::deadline), if `within` is shorter.
     ///
     /// # Errors
     /// As for [`share_descriptor`](Self::share_descriptor).
@@ -108,18 +113,18 @@ impl Rendezvous {
         }
     }
 
-    /// Passes a descriptor of each member to all members. The result is in the order of `members`;
-    /// the element of this PE is the descriptor that it passed. Returned descriptors are closed on
-    /// exec.
+    /// Passes a descriptor of each member to all members. Returns the descriptors in the order of
+    /// `members`. The element of this PE is the descriptor `fd` itself. Returned descriptors are
+    /// closed on exec.
     ///
     /// # Collective
     /// As for [`share_descriptor`](Self::share_descriptor).
     ///
     /// # Errors
-    /// As for [`share_descriptor`](Self::share_descriptor); also [`BootstrapError::Io`] if the
-    /// limit of open descriptors is reached. Each member needs as many descriptors as there are
-    /// members, and the first member twice as many. The other members then get
-    /// [`BootstrapError::PeFailed`], unless they already have all descriptors.
+    /// As for [`share_descriptor`](Self::share_descriptor). In addition, [`BootstrapError::Io`] if
+    /// the process reaches its limit of open descriptors. Each member needs as many descriptors as
+    /// there are members, and the first member needs twice as many. If the limit is reached, the
+    /// other members get [`BootstrapError::PeFailed`], unless they already have all descriptors.
     pub fn exchange_descriptors(&self, members: &[Pe], fd: OwnedFd) -> Result<Vec<OwnedFd>, BootstrapError> {
         let call = Call::new(self, "exchange_descriptors", members, self.deadline())?;
         if call.leads() {
@@ -132,7 +137,7 @@ impl Rendezvous {
     }
 }
 
-/// One collective call on one member.
+/// A collective call, as seen by one member.
 struct Call<'a> {
     rendezvous: &'a Rendezvous,
     name: &'static str,
@@ -145,7 +150,7 @@ struct Call<'a> {
     deadline: Instant,
 }
 
-/// The leader's answer: descriptors, or the list of missing members.
+/// The answer of the leader: descriptors, or the list of missing members.
 struct Answer {
     fds: Vec<OwnedFd>,
     missing: Option<Vec<Pe>>,
@@ -187,13 +192,13 @@ impl<'a> Call<'a> {
     /// Connects to the leader, with or without a descriptor, and receives `n_fds` descriptors.
     fn follow(&self, fd: Option<BorrowedFd<'_>>, n_fds: usize) -> Result<Vec<OwnedFd>, BootstrapError> {
         let place = self.rendezvous.get_by(&self.key, self.deadline).map_err(|error| match error {
-            // The leader stores the key.
+            // The leader stores the key, so the leader is the missing member.
             BootstrapError::Timeout { .. } => self.timeout(vec![self.members[0]]),
             error => error,
         })?;
         let (mut name, mut token) = self.parse_address(&place)?;
-        // A connection that ends early was dropped in favour of newer ones, unless the leader has
-        // died.
+        // If a connection ends early, the leader has dropped it in favour of newer connections, or
+        // the leader has died.
         loop {
             let sent = match self.connect(&name, &token, fd) {
                 Ok(stream) => self.receive_answer(&stream, n_fds),
@@ -216,14 +221,15 @@ impl<'a> Call<'a> {
                         (name, token) = self.parse_address(&place)?;
                     }
                 }
-                // The others already have this PE's descriptor, so they are not delayed.
+                // The leader already has this PE's descriptor, so this error does not delay the
+                // other members.
                 Err(error) => return Err(BootstrapError::io(self.name, &error)),
             }
         }
     }
 
-    /// Parses the value stored under the key: the leader's address with the token, or the failure
-    /// of a member.
+    /// Parses the value stored under the key. Returns the leader's address and the token, or the
+    /// failure of a member as an error.
     fn parse_address(&self, value: &[u8]) -> Result<(String, Token), BootstrapError> {
         let value = str::from_utf8(value).map_err(|_| self.wrong("place"))?;
         match value.strip_prefix(FAILED) {
@@ -243,24 +249,25 @@ impl<'a> Call<'a> {
     fn notify_failure(&self, why: &str) {
         let value = format!("{FAILED}{} {}", self.rendezvous.pe().get(), cut(why));
         if let Err(error) = self.rendezvous.put_by(&self.key, value.as_bytes(), self.answer_by()) {
-            tracing::warn!(call = self.name, %error, "cannot notify the others of a failure");
+            tracing::warn!(call = self.name, %error, "cannot notify the other members of a failure");
         }
     }
 
-    /// Connects to the leader and sends a hello.
+    /// Connects to the leader and sends a hello, with the descriptor if `fd` is `Some`.
     fn connect(&self, name: &str, token: &Token, fd: Option<BorrowedFd<'_>>) -> io::Result<UnixStream> {
         let stream = connect_unix(name, self.deadline)?;
         let mut hello = MAGIC.to_vec();
         hello.extend(token.as_bytes());
         hello.extend(self.rendezvous.pe().get().to_le_bytes());
-        // The socket's buffer is empty, so these few bytes are sent at once or not at all.
+        // The socket's buffer is empty, so these few bytes are sent completely or not at all.
         match send(stream.as_fd(), &hello, fd.as_slice())? == hello.len() {
             true => Ok(stream),
             false => Err(io::ErrorKind::WriteZero.into()),
         }
     }
 
-    /// Receives the leader's answer.
+    /// Receives the leader's answer, until `n_fds` descriptors or a list of missing members have
+    /// arrived.
     fn receive_answer(&self, stream: &UnixStream, n_fds: usize) -> io::Result<Answer> {
         let mut sent = Answer { fds: Vec::with_capacity(n_fds), missing: None };
         while sent.fds.len() < n_fds {
@@ -293,7 +300,7 @@ impl<'a> Call<'a> {
         Ok(sent)
     }
 
-    /// Fills `buffer`, and returns the descriptors sent with the bytes.
+    /// Reads until `buffer` is full. Returns the descriptors that were sent with the bytes.
     fn read(&self, stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
         let mut fds = Vec::new();
         let mut filled = 0;
@@ -307,7 +314,8 @@ impl<'a> Call<'a> {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
                     let ready = wait(&mut [PollFd::new(stream, PollFlags::IN)], left.min(CHECK_INTERVAL))?;
-                    // A PE is lost, so the leader does not wait for all members either.
+                    // If a PE is lost, the leader does not wait for all members, so this member
+                    // need not wait for the leader.
                     if !ready && self.check_for_losses().is_err() {
                         return Err(io::ErrorKind::ConnectionAborted.into());
                     }
@@ -318,7 +326,7 @@ impl<'a> Call<'a> {
         Ok(fds)
     }
 
-    /// Fails if a PE is lost. A timeout of the server is not an error.
+    /// Returns an error if a PE is lost. A timeout of the server is not an error.
     fn check_for_losses(&self) -> Result<(), BootstrapError> {
         match self.rendezvous.check_by(self.answer_by()) {
             Err(BootstrapError::Timeout { .. }) => Ok(()),
@@ -326,8 +334,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns the deadline of a request to the server. It is always in the future, because a
-    /// request without time would close the connection.
+    /// Returns the deadline of a request to the server. The deadline is always in the future,
+    /// because a request whose deadline has passed would close the connection.
     fn answer_by(&self) -> Instant {
         self.deadline.max(Instant::now() + CHECK_INTERVAL)
     }
@@ -342,7 +350,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Waits until one of the sockets is ready; returns `false` at the time limit.
+/// Waits until one of the sockets is ready. Returns `false` at the time limit or after a signal.
 fn wait(sockets: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
     let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
     match poll(sockets, Some(&limit)) {

@@ -1,8 +1,8 @@
-//! Reads the environment variables of launchers. Each launcher has its own module; this one selects
-//! the launcher and parses values.
+//! Reads the environment variables of launchers. Each launcher has its own module. This module
+//! selects the launcher and parses values.
 //!
-//! Invariant: a variable with an invalid value causes an error that names it, never a silent
-//! default.
+//! Invariant: a variable with an invalid value causes an error that names the variable. An invalid
+//! value never selects a default.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -27,14 +27,15 @@ mod slurm;
 pub(crate) mod starter;
 mod torchrun;
 
-/// A source of environment variables. Any `Fn(&str) -> Option<String>` implements it, so tests do
-/// not need the process environment.
+/// A source of environment variables. Every `Fn(&str) -> Option<String>` implements this trait, so
+/// tests do not need the process environment.
 pub trait Vars {
-    /// Returns the value of a variable; `None` if it is not set.
+    /// Returns the value of a variable. Returns `None` if the variable is not set.
     fn var(&self, name: &str) -> Option<String>;
 
-    /// Identifies the process that set this variable for this one, such as a launcher. The result
-    /// is the same in all processes that it started; `None` if unknown, as in tests.
+    /// Returns a text that identifies the process, such as a launcher, that set the variable for
+    /// this process. The text is the same in all processes that the launcher started. Returns
+    /// `None` if that process is unknown, as in tests.
     fn starter(&self, _name: &str) -> Option<String> {
         None
     }
@@ -46,8 +47,8 @@ impl<F: Fn(&str) -> Option<String>> Vars for F {
     }
 }
 
-/// The environment of this process. Bytes that are not valid UTF-8 are replaced, so parsing the
-/// value fails with an error.
+/// The environment of this process. Bytes that are not valid UTF-8 are replaced, so parsing such a
+/// value returns an error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessEnvironment;
 
@@ -62,7 +63,7 @@ impl Vars for ProcessEnvironment {
     }
 }
 
-/// Position of this PE in its job, as found by a launcher's module.
+/// Position of this PE in its job, as read by a launcher's module.
 struct Place {
     launcher: Launcher,
     pe: u32,
@@ -71,27 +72,26 @@ struct Place {
     local_n_pes: u32,
     machine: u32,
     n_machines: u32,
-    /// Distinguishes this job from all others of this user.
+    /// Text that distinguishes this job from all other jobs of this user.
     identity: String,
-    /// Address of PE 0 if the job spans machines. If the launcher did not set it: the variable that
-    /// should have it, and the expected form.
+    /// Address of PE 0 for a job on several machines. If the launcher did not set the address: the
+    /// variable that should contain it, and the expected form.
     across: Result<Endpoint, (&'static str, &'static str)>,
 }
 
 impl Job {
     /// Reads the environment of this process.
     ///
-    /// Peerweave's own variables take precedence over those of torchrun, Open MPI, MPICH and Slurm,
-    /// in this order; see [`names`].
+    /// If several launchers have set variables, Peerweave's own variables take precedence over
+    /// those of torchrun, Open MPI, MPICH and Slurm, in this order. See [`names`].
     ///
     /// If only variables of an unsupported launcher are set, the process becomes a job of one PE,
-    /// as without a launcher. A warning is logged once, because N separate jobs of one PE are
-    /// rarely intended. It is logged through `tracing`, or printed to standard error if there is no
-    /// subscriber.
+    /// as without a launcher. Such a job is rarely intended, so a warning is issued once. The
+    /// warning is logged through `tracing`, or printed to standard error if there is no subscriber.
     ///
     /// # Errors
-    /// [`BootstrapError::Environment`] names the variable that is missing, is malformed or
-    /// contradicts another one.
+    /// [`BootstrapError::Environment`] names a variable that is missing, is malformed or
+    /// contradicts another variable.
     pub fn from_env() -> Result<Self, BootstrapError> {
         let job = Self::from_vars(&ProcessEnvironment)?;
         if job.launcher == Launcher::Single
@@ -109,7 +109,7 @@ impl Job {
         Ok(job)
     }
 
-    /// Reads the position from any source of variables.
+    /// Reads the position of this PE from any source of variables.
     ///
     /// # Errors
     /// As for [`from_env`](Self::from_env).
@@ -120,10 +120,10 @@ impl Job {
     }
 
     /// Returns the variables that a launcher sets for this PE. [`from_vars`](Self::from_vars)
-    /// parses them to the same position, with [`Launcher::Peerweave`].
+    /// parses them to the same position, with [`Launcher::Peerweave`] as the launcher.
     ///
-    /// The value of `PEERWEAVE_TOKEN` is a secret: pass it in the environment, never on a command
-    /// line.
+    /// The value of `PEERWEAVE_TOKEN` is a secret. Pass the variable in the environment, never on a
+    /// command line.
     pub fn to_vars(&self) -> Vec<(&'static str, String)> {
         let mut vars = vec![
             (names::PE, self.pe.get().to_string()),
@@ -140,8 +140,9 @@ impl Job {
     }
 }
 
-/// Warns, once per process, that the token of the job at `endpoint` is derived from public values.
-/// The warning is logged through `tracing`, or printed to standard error if there is no subscriber.
+/// Warns that the token of the job at `endpoint` is derived from public values. Warns once per
+/// process, and only for a TCP endpoint. The warning is logged through `tracing`, or printed to
+/// standard error if there is no subscriber.
 pub fn warn_of_public_token(endpoint: &Endpoint) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !matches!(endpoint, Endpoint::Tcp(..)) || SAID.swap(true, Ordering::Relaxed) {
@@ -179,7 +180,8 @@ fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
                 None => match slurm::read(&vars)? {
                     Some(place) => place,
                     None => {
-                        // Not used, but a wrong value is an error everywhere.
+                        // The token is not used here, but an invalid token is an error with every
+                        // launcher.
                         vars.parse::<Token>(names::TOKEN, TOKEN_EXPECTED)?;
                         return Ok(Job { interface: vars.interface(), ..Job::single() });
                     }
@@ -217,10 +219,11 @@ fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
     })
 }
 
-/// Returns the first variable of an unsupported launcher, with that launcher.
+/// Returns the first variable of an unsupported launcher that is set, with the name of the
+/// launcher.
 fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
     let vars = Reader(vars);
-    // A batch script, which is no PE, has the index 0.
+    // A batch script is not a PE, but Slurm sets its index to 0.
     let is_part = |name| name != names::SLURM_PROCID || vars.text(name).is_some_and(|index| index.trim() != "0");
     names::NOT_UNDERSTOOD.into_iter().find(|&(name, _)| vars.is_set(name) && is_part(name))
 }
@@ -228,15 +231,15 @@ fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
 const TOKEN_EXPECTED: &str = "64 hexadecimal digits";
 const TOKEN_REQUIRED: &str = "64 hexadecimal digits, since PEERWEAVE_REQUIRE_TOKEN is 1";
 
-/// Derives the same socket name on all PEs of one machine. Jobs of one user differ in their
-/// identity; the credentials of the socket distinguish users.
+/// Derives the same socket name on all PEs of one machine. Jobs of one user have different
+/// identities. The user ID in the name and the credentials of the socket distinguish users.
 #[cfg(target_os = "linux")]
 fn local_endpoint(identity: &str) -> Endpoint {
     let user = rustix::process::geteuid().as_raw();
     Endpoint::Unix(format!("peerweave-{user}-{:016x}", fingerprint(identity, 0)))
 }
 
-/// On systems without abstract sockets, derives a port of the loopback interface.
+/// Derives a port of the loopback interface, for systems without abstract sockets.
 #[cfg(not(target_os = "linux"))]
 fn local_endpoint(identity: &str) -> Endpoint {
     Endpoint::Tcp("127.0.0.1".to_owned(), derived_port(identity))
@@ -247,12 +250,12 @@ fn derived_port(identity: &str) -> u16 {
     20_000 + (fingerprint(identity, 0) % 12_768) as u16
 }
 
-/// Typed access to variables.
+/// Typed access to environment variables.
 struct Reader<'a>(&'a dyn Vars);
 
 impl Reader<'_> {
-    /// Returns the value; `None` if the variable is not set or empty, which is common in job
-    /// scripts.
+    /// Returns the value of a variable. Returns `None` if the variable is not set or blank, which
+    /// is common in job scripts.
     fn text(&self, name: &str) -> Option<String> {
         self.0.var(name).filter(|value| !value.trim().is_empty())
     }
@@ -263,7 +266,7 @@ impl Reader<'_> {
 
     /// Returns an error that names the variable, its value and the expected value.
     fn wrong(&self, variable: &'static str, expected: impl Display) -> BootstrapError {
-        // A token is secret even if it is malformed.
+        // The value of a token is hidden even if it is malformed.
         let value = match variable {
             names::TOKEN => self.text(variable).map(|value| format!("({} characters, hidden)", value.chars().count())),
             _ => self.text(variable),
@@ -278,12 +281,12 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns whether a variable is `1`.
+    /// Returns whether a variable is `1`. Returns an error for values other than `0` and `1`.
     fn flag(&self, name: &'static str) -> Result<bool, BootstrapError> {
         Ok(self.number(name, 0, 1)? == Some(1))
     }
 
-    /// Parses a number from `min` to `max`.
+    /// Parses an integer. Returns an error unless it is from `min` to `max`.
     fn number(&self, name: &'static str, min: u32, max: u32) -> Result<Option<u32>, BootstrapError> {
         let expected = format!("an integer from {min} to {max}");
         match self.parse::<u32>(name, &expected)? {
@@ -297,7 +300,8 @@ impl Reader<'_> {
         self.number(name, min, max)?.ok_or_else(missing)
     }
 
-    /// Parses an index and a count; both are required, and the index must be less than the count.
+    /// Parses an index and a count. Both variables are required, and the index must be less than
+    /// the count.
     fn index_of(&self, index: &'static str, count: &'static str) -> Result<(u32, u32), BootstrapError> {
         let n = self.required(count, 1, MAX_PES)?;
         let i = self.required(index, 0, MAX_PES - 1)?;

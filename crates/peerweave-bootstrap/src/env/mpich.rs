@@ -1,10 +1,10 @@
-//! `mpiexec` of MPICH (Hydra) and Intel MPI, and other PMI-1 launchers.
+//! The variables of `mpiexec` of MPICH (Hydra) and Intel MPI, and of other PMI-1 launchers.
 //!
 //! The PMI connection is not used, because it belongs to the program's MPI library, if any. The
-//! environment has the index of the PE and the number of PEs; with MPICH also those on this
-//! machine. The process that started the PEs on this machine identifies the job.
+//! environment contains the index of the PE and the number of PEs. MPICH also sets the index and
+//! the number on this machine. The process that started the PEs on this machine identifies the job.
 //!
-//! Invariant: a missing count is an error that names the variable to set; it is never guessed.
+//! Invariant: a missing count is an error that names the variable to set. A count is never guessed.
 
 use super::{Place, Reader, names};
 use crate::error::BootstrapError;
@@ -28,8 +28,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         None if local_n_pes == n_pes => pe,
         None => return Err(vars.wrong(index, format!("the index of PE {pe} on its machine"))),
     };
-    // As for Open MPI, this assumes equal machines that are filled in order, unless Peerweave's own
-    // variables are set.
+    // As for Open MPI, this code assumes machines with equal numbers of PEs that are filled in
+    // order, unless Peerweave's own variables are set.
     let (machine, n_machines) = match local_n_pes == n_pes {
         true => (0, 1),
         false => {
@@ -38,7 +38,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
             (machine.unwrap_or_else(|| (pe.saturating_sub(local_pe) / local_n_pes).min(n_machines - 1)), n_machines)
         }
     };
-    // Each machine has its own starter, so a job on several machines needs a given address.
+    // Each machine has a different starting process, so a job on several machines needs an explicit
+    // address.
     let starter = if n_machines == 1 { vars.0.starter(names::PMI_RANK) } else { None };
     let Some(starter) = starter.or_else(|| (n_pes == 1 || vars.is_set(names::RENDEZVOUS)).then(String::new)) else {
         return Err(vars.wrong(
@@ -59,9 +60,9 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     }))
 }
 
-/// Returns whether `srun` set these variables. If so, Slurm's own variables are used: they have the
-/// same numbering and more information. Hydra inside an allocation starts one Slurm task on each
-/// machine, so the numbers differ.
+/// Returns whether `srun` set these variables. If so, Slurm's own variables are used, because they
+/// have the same numbering and more information. Hydra inside an allocation starts one Slurm task
+/// on each machine, so its numbers differ from Slurm's.
 fn is_slurms(vars: &Reader<'_>) -> bool {
     let same = |name, other: &[&str]| {
         let value = vars.text(name);

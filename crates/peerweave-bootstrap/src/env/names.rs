@@ -1,18 +1,20 @@
-//! Names of the environment variables that describe the position of a PE: Peerweave's own and those
-//! of supported launchers.
+//! Names of the environment variables that describe the position of a PE: Peerweave's own variables
+//! and those of supported launchers.
 //!
-//! If several launchers have set variables (an `mpirun` inside a Slurm allocation), Peerweave's own
-//! take precedence, then those of torchrun, Open MPI, MPICH and Slurm. An empty variable counts as
-//! unset.
+//! Several launchers may have set variables, for example an `mpirun` inside a Slurm allocation.
+//! Peerweave's own variables then take precedence over those of torchrun, Open MPI, MPICH and
+//! Slurm, in this order. An empty variable counts as unset.
 //!
 //! Without [`TOKEN`] the token is derived from the identity of the job. A derived token keeps jobs
 //! from connecting to each other by accident, but does not exclude a process that knows the
-//! identity. On one machine the kernel confirms the user of the other process. Between machines set
-//! [`TOKEN`] if the network is not trusted.
+//! identity. On one machine the kernel confirms the user of a connecting process. If the network
+//! between machines is not trusted, set [`TOKEN`].
 
-/// Index of this PE in the job, from 0. Set by `peerweave run`, like the next eight variables.
+/// Index of this PE in the job, from 0. `peerweave run` sets this variable and the other variables
+/// of [`Job::to_vars`](crate::Job::to_vars).
 pub const PE: &str = "PEERWEAVE_PE";
-/// Number of PEs of the job. Set it with a plain PMIx launcher, which does not.
+/// Number of PEs of the job. With a PMIx launcher other than Open MPI, the user must set this
+/// variable.
 pub const N_PES: &str = "PEERWEAVE_N_PES";
 /// Index of this PE on its machine.
 pub const LOCAL_PE: &str = "PEERWEAVE_LOCAL_PE";
@@ -25,10 +27,10 @@ pub const N_MACHINES: &str = "PEERWEAVE_N_MACHINES";
 /// Address of the rendezvous server: `unix:@NAME` or `tcp:HOST:PORT`. With a launcher other than
 /// `peerweave run`, PE 0 runs the server at this address.
 pub const RENDEZVOUS: &str = "PEERWEAVE_RENDEZVOUS";
-/// The secret of the job, 64 hexadecimal digits.
+/// Secret of the job: 64 hexadecimal digits.
 pub const TOKEN: &str = "PEERWEAVE_TOKEN";
-/// `1` makes a job of several PEs without [`TOKEN`] an error. Any other value allows a token
-/// derived from public values.
+/// Whether the token must be set: `1` makes a job of several PEs without [`TOKEN`] an error. `0`,
+/// the default, allows a token derived from public values.
 pub const REQUIRE_TOKEN: &str = "PEERWEAVE_REQUIRE_TOKEN";
 /// Network interface of the job, by name or address.
 pub const INTERFACE: &str = "PEERWEAVE_INTERFACE";
@@ -47,7 +49,7 @@ pub const GROUP_RANK: &str = "GROUP_RANK";
 pub const GROUP_WORLD_SIZE: &str = "GROUP_WORLD_SIZE";
 /// torchrun: the host of PE 0.
 pub const MASTER_ADDR: &str = "MASTER_ADDR";
-/// torchrun: a port of that host, used by torchrun itself. Peerweave uses the next port.
+/// torchrun: a port of the host of PE 0, used by torchrun itself. Peerweave uses the next port.
 pub const MASTER_PORT: &str = "MASTER_PORT";
 /// torchrun: identifier of the job.
 pub const TORCHELASTIC_RUN_ID: &str = "TORCHELASTIC_RUN_ID";
@@ -82,8 +84,8 @@ pub const PMI_LOCAL_RANK: &str = "PMI_LOCAL_RANK";
 /// Other PMI-1 launchers: number of PEs on this machine.
 pub const PMI_LOCAL_SIZE: &str = "PMI_LOCAL_SIZE";
 
-/// Variables of unsupported launchers, each with the launcher's name. A process with one of them,
-/// and without variables of a supported launcher, becomes a job of one PE and logs a warning: see
+/// Variables of unsupported launchers, each with the name of the launcher. If only such variables
+/// are set, the process becomes a job of one PE and logs a warning, as described at
 /// [`Job::from_env`](crate::Job::from_env).
 pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
     (RANK, "torchrun (which also sets WORLD_SIZE)"),
@@ -98,8 +100,8 @@ pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
     ("PALS_RANKID", "Cray's PALS"),
 ];
 
-/// Slurm: index of this PE in the step. Not set in a batch script or `salloc` shell, which are not
-/// PEs.
+/// Slurm: index of this PE in the step. An `salloc` shell has no index. A batch script has index 0,
+/// but no ordinary step. Neither is a PE.
 pub const SLURM_PROCID: &str = "SLURM_PROCID";
 /// Slurm: number of PEs of the step.
 pub const SLURM_STEP_NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";

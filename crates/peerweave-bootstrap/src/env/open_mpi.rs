@@ -1,9 +1,9 @@
-//! Open MPI's `mpirun` and other PMIx launchers (`prterun`, `srun --mpi=pmix`).
+//! The variables of Open MPI's `mpirun` and of other PMIx launchers (`prterun`, `srun --mpi=pmix`).
 //!
-//! PMIx is not called. Its environment has the index of the PE and the identifier of the job; only
-//! Open MPI adds the counts.
+//! The PMIx library is not called. PMIx puts the index of the PE and the identifier of the job into
+//! the environment. Only Open MPI adds the counts.
 //!
-//! Invariant: a missing count is an error that names the variable to set; it is never guessed.
+//! Invariant: a missing count is an error that names the variable to set. A count is never guessed.
 
 use super::{Place, Reader, names};
 use crate::error::BootstrapError;
@@ -12,7 +12,7 @@ use crate::limits::MAX_PES;
 
 pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     let by_open_mpi = vars.is_set(names::OMPI_COMM_WORLD_RANK);
-    // Slurm's plugin for PMIx sets PMIX_RANK beside Slurm's own variables, which have more
+    // Slurm's PMIx plugin sets PMIX_RANK in addition to Slurm's own variables, which have more
     // information.
     let by_pmix = vars.is_set(names::PMIX_RANK) && !vars.is_set(names::SLURM_PROCID);
     let (index, count) = match (by_open_mpi, by_pmix) {
@@ -49,9 +49,9 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
             None => return Err(vars.wrong(names::LOCAL_PE, format!("the index of PE {pe} on its machine"))),
         },
     };
-    // Open MPI sets neither the index nor the number of machines (its NODE_RANK is an index on the
-    // machine), and it may place PEs round-robin. This assumes equal machines that are filled in
-    // order, its default placement.
+    // Open MPI sets neither the index nor the number of machines, and it may place PEs round-robin.
+    // Its NODE_RANK is an index on the machine. This code assumes Open MPI's default placement:
+    // machines with equal numbers of PEs, filled in order.
     let (machine, n_machines) = match local_n_pes == n_pes {
         true => (0, 1),
         false => {

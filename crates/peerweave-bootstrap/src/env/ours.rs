@@ -1,7 +1,7 @@
-//! The variables of `peerweave run`, which also runs the server.
+//! The variables of `peerweave run`, which also runs the rendezvous server.
 //!
-//! [`names::PE`] selects this module. [`super::read`] handles the same variables set in addition to
-//! those of another launcher.
+//! This module is used if [`names::PE`] is set. If these variables are set in addition to those of
+//! another launcher, but without [`names::PE`], [`super::read`] handles them.
 
 use peerweave_types::Pe;
 
@@ -20,8 +20,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Job>, BootstrapError> {
         _ => vars.required(names::MACHINE, 0, n_machines - 1)?,
     };
     let (local_pe, local_n_pes) = match n_machines {
-        // All PEs are on this machine: the local variables may be missing. If they are set, they
-        // must agree.
+        // All PEs are on this machine, so the local variables may be missing. If they are set, they
+        // must agree with the job.
         1 => {
             let local_n_pes = vars.number(names::LOCAL_N_PES, n_pes, n_pes)?.unwrap_or(n_pes);
             (vars.number(names::LOCAL_PE, 0, local_n_pes - 1)?.unwrap_or(pe), local_n_pes)
@@ -51,7 +51,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Job>, BootstrapError> {
         launcher: Launcher::Peerweave,
         rendezvous,
         token: token.unwrap_or(Job::single().token),
-        // The launcher sets its address.
+        // The launcher sets a random token.
         token_is_public: false,
         served: Served::ByLauncher,
         interface: vars.interface(),

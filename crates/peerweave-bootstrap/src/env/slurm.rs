@@ -1,8 +1,8 @@
 //! The variables of Slurm's `srun`, and the two list notations of Slurm.
 //!
-//! A shell of `salloc` or a batch script has a job identifier but no index (`SLURM_PROCID`): it is
-//! not a PE, and the result is `None`. A batch script of `sbatch` has `SLURM_PROCID=0` and no step,
-//! or a special step: it is not a PE either.
+//! An `salloc` shell has a job identifier but no index (`SLURM_PROCID`). It is not a PE, so the
+//! result is `None`. A batch script of `sbatch` has `SLURM_PROCID=0` and no step, or a special
+//! step. It is not a PE either.
 //!
 //! Invariant: variables of the step take precedence over those of the job, because a step may use
 //! part of the job.
@@ -17,8 +17,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     if !vars.is_set(names::SLURM_PROCID) || !vars.is_set(names::SLURM_STEP_ID) {
         return Ok(None);
     }
-    // Batch scripts, external processes and interactive shells are steps with the highest numbers,
-    // which no `srun` gets.
+    // Batch scripts, external processes and interactive shells are steps with the highest numbers.
+    // `srun` never uses these numbers.
     const NO_STEP: u32 = 0xffff_fff0;
     let step = vars.parse::<u32>(names::SLURM_STEP_ID, "the number of a step")?.unwrap_or(NO_STEP);
     if step >= NO_STEP {
@@ -87,8 +87,8 @@ fn number(text: &str) -> Option<u32> {
     digits.then(|| text.parse().ok())?
 }
 
-/// Returns the first host of a list in Slurm's notation: `gpu[01-03,7],login` gives `gpu01`,
-/// `r[1-2]n[5,6]` gives `r1n5`.
+/// Returns the first host of a list in Slurm's notation. For example, the first host of
+/// `gpu[01-03,7],login` is `gpu01`, and that of `r[1-2]n[5,6]` is `r1n5`.
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list.trim();

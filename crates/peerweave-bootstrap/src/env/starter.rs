@@ -1,31 +1,35 @@
-//! Finds the process that set a variable for this one: the launcher, even with shells and wrappers
-//! in between. Reads `/proc`. Invariant: processes that one launcher started with the same variable
-//! get the same answer, unless one of them set the variable itself.
+//! Finds the process that set a variable for this process. This is the launcher, even with shells
+//! and wrappers in between. Reads `/proc`.
+//!
+//! Invariant: processes that one launcher started with the same variable get the same answer,
+//! unless one of them set the variable itself.
 
 use std::fs;
 
 /// Maximum number of ancestors to examine.
 const MAX_GENERATIONS: usize = 64;
 
-/// Identifies the nearest ancestor without `name` in its environment by its process ID and start
-/// time. Without such an ancestor, identifies the last one.
+/// Returns the process ID and the start time of the nearest ancestor without `name` in its
+/// environment. Without such an ancestor, returns those of the last ancestor.
 pub(super) fn of_variable(name: &str) -> Option<String> {
     let (process, _) = ancestor_without(name)?;
     Some(format!("{} {}", process.pid, process.started))
 }
 
-/// Returns the nearest ancestor without `name` in its environment.
+/// Returns the nearest ancestor without `name` in its environment. Returns `None` if there is no
+/// such ancestor.
 pub(crate) fn agent_of_variable(name: &str) -> Option<Process> {
     ancestor_without(name).and_then(|(process, lacks_it)| lacks_it.then_some(process))
 }
 
-/// Returns the nearest ancestor without `name` in its environment and `true`. Without such an
-/// ancestor, returns the last one and `false`.
+/// Returns the nearest ancestor without `name` in its environment, and `true`. Without such an
+/// ancestor, returns the last ancestor and `false`.
 fn ancestor_without(name: &str) -> Option<(Process, bool)> {
     let mut pid = rustix::process::getppid()?.as_raw_nonzero().get();
     for _ in 0..MAX_GENERATIONS {
         let stat = Stat::of(pid)?;
-        // An unreadable environment belongs to another user, for example a system's launcher.
+        // An unreadable environment belongs to a process of another user, for example a launcher of
+        // the system. It counts as empty.
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let lacks_it = value(&environment, name).is_none();
         if stat.parent <= 1 || lacks_it {
@@ -44,7 +48,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Returns the process that currently has this ID, unless it has ended.
+    /// Returns the process that currently has this process ID. Returns `None` if the process has
+    /// ended.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         let stat = Stat::of(pid).filter(|stat| !stat.has_ended)?;
         Some(Self { pid, started: stat.started })
@@ -60,7 +65,7 @@ impl Process {
 struct Stat {
     parent: i32,
     started: u64,
-    /// Whether the process waits to be reaped, and all of its threads have ended.
+    /// Whether all threads of the process have ended. The process may still wait to be reaped.
     has_ended: bool,
 }
 
@@ -69,8 +74,8 @@ impl Stat {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// Parses fields 3, 4, 20 and 22. Field 2 is a name in parentheses, which may contain any
-    /// character.
+    /// Parses fields 3, 4, 20 and 22. Field 2 is the program's name in parentheses, which may
+    /// contain any character.
     fn parse(stat: &str) -> Option<Self> {
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
         let state = fields.next()?;
@@ -81,7 +86,7 @@ impl Stat {
     }
 }
 
-/// Returns the process ID of a process's parent.
+/// Returns the process ID of the parent of a process.
 pub(crate) fn parent_of(pid: i32) -> Option<i32> {
     Stat::of(pid).map(|stat| stat.parent)
 }

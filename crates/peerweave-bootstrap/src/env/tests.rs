@@ -164,7 +164,7 @@ fn contradictory_environment_names_the_variable() {
             Err(BootstrapError::Environment { variable, value, expected }) => {
                 assert_eq!(variable, blamed, "{environment}");
                 assert!(!expected.is_empty(), "{environment}");
-                assert!(!value.unwrap_or_default().contains(HEX), "a token is repeated");
+                assert!(!value.unwrap_or_default().contains(HEX), "the error contains the token");
             }
             other => panic!("{environment}: {other:?}"),
         }
@@ -187,7 +187,7 @@ fn variables_of_unsupported_launchers_are_detected() {
         assert_eq!(found(&environment), Some(name));
     }
     assert_eq!(found("HOME=/srv/me SLURM_JOB_ID=42 SLURM_NTASKS=8"), None);
-    assert_eq!(found("SLURM_JOB_ID=42 SLURM_NTASKS=8 SLURM_PROCID=0"), None, "a batch script");
+    assert_eq!(found("SLURM_JOB_ID=42 SLURM_NTASKS=8 SLURM_PROCID=0"), None, "a batch script is not a PE");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn malformed_token_of_a_single_pe_is_an_error() {
 }
 
 #[test]
-fn launchers_take_precedence_in_the_documented_order() {
+fn launchers_have_the_documented_precedence() {
     let slurm = "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1";
     let ompi = format!("{slurm} OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1");
     let torch = format!("{ompi} RANK=0 WORLD_SIZE=1");
@@ -237,7 +237,7 @@ fn slurm_with_its_pmix_plugin_is_read_as_slurm() {
 }
 
 #[test]
-fn rendezvous_and_token_are_equal_only_within_a_job() {
+fn rendezvous_and_token_are_shared_only_within_a_job() {
     let pe = |rank: u32, port: u32, restart: u32| {
         job(&format!(
             "RANK={rank} WORLD_SIZE=2 LOCAL_RANK={rank} LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port} \
@@ -254,7 +254,7 @@ fn rendezvous_and_token_are_equal_only_within_a_job() {
 }
 
 #[test]
-fn explicit_token_and_rendezvous_override_derived_ones() {
+fn explicit_token_and_rendezvous_are_used() {
     let environment = format!(
         "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=x MASTER_PORT=1 PEERWEAVE_TOKEN={HEX} \
          PEERWEAVE_RENDEZVOUS=unix:@mine"
@@ -281,7 +281,7 @@ fn empty_variable_counts_as_not_set() {
 }
 
 #[test]
-fn derived_token_is_marked_and_can_be_refused() {
+fn derived_token_is_marked_and_refused_on_request() {
     let torchrun = "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=x MASTER_PORT=1";
     assert!(job(torchrun).unwrap().token_is_public);
     assert!(!job(&format!("{torchrun} PEERWEAVE_TOKEN={HEX}")).unwrap().token_is_public);

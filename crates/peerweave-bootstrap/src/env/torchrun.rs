@@ -1,7 +1,8 @@
-//! `torchrun`, and other launchers that set the variables of PyTorch's `env://`.
+//! The variables of `torchrun`, and of other launchers that set the variables of PyTorch's
+//! `env://`.
 //!
-//! Invariant: torchrun's store uses `MASTER_PORT` of `MASTER_ADDR`, so Peerweave uses the next
-//! port.
+//! Invariant: Peerweave uses the port after `MASTER_PORT` on `MASTER_ADDR`, because torchrun's
+//! store uses `MASTER_PORT`.
 
 use super::{Place, Reader, names};
 use crate::endpoint::Endpoint;
@@ -9,8 +10,8 @@ use crate::error::BootstrapError;
 use crate::job::Launcher;
 
 pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
-    // Both names are common words: one of them alone indicates torchrun only together with one of
-    // torchrun's less common variables.
+    // `RANK` and `WORLD_SIZE` are common words. If only one of them is set, it indicates torchrun
+    // only together with one of torchrun's less common variables.
     let companions = [names::LOCAL_RANK, names::MASTER_PORT, names::TORCHELASTIC_RUN_ID];
     match (vars.is_set(names::RANK), vars.is_set(names::WORLD_SIZE)) {
         (false, false) => return Ok(None),
@@ -40,7 +41,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
 
     let local_n_pes = match vars.number(names::LOCAL_WORLD_SIZE, 1, n_pes)? {
         Some(local_n_pes) => local_n_pes,
-        // Set by hand, without torchrun. A loopback address is this machine's alone.
+        // The variables were set by hand, without torchrun. With a loopback address, all PEs are on
+        // this machine.
         None if is_loopback(&host) => n_pes,
         None => {
             let expected = format!("the number of PEs on this machine (the job has {n_pes})");
@@ -53,12 +55,13 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         None => return Err(vars.wrong(names::LOCAL_RANK, format!("the index of PE {pe} on its machine"))),
     };
     if local_pe > pe {
-        return Err(vars.wrong(names::LOCAL_RANK, format!("at most {} (the index of PE {pe})", names::RANK)));
+        return Err(vars.wrong(names::LOCAL_RANK, format!("at most {pe} (the value of {})", names::RANK)));
     }
     let (machine, n_machines) = match local_n_pes == n_pes {
         true => (0, 1),
         false => {
-            // If torchrun does not set the number of machines, they are assumed to be equal.
+            // If the number of machines is not set, all machines are assumed to have the same
+            // number of PEs.
             let least = n_pes.div_ceil(local_n_pes).max(2);
             let n_machines = vars.number(names::GROUP_WORLD_SIZE, 2, n_pes)?.unwrap_or(least);
             let machine = vars.number(names::GROUP_RANK, 0, n_machines - 1)?;
@@ -69,7 +72,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     let run = vars.text(names::TORCHELASTIC_RUN_ID).unwrap_or_default();
     let restarts = vars.text(names::TORCHELASTIC_RESTART_COUNT).unwrap_or_default();
     Ok(Some(Place {
-        // Without the host, because one machine may use `localhost` and its name.
+        // The identity lacks the host, because PEs of one machine may use `localhost` or the name
+        // of the machine.
         identity: format!("torchrun {port} {run:?} {restarts} {n_pes}"),
         across: Ok(Endpoint::Tcp(host, port as u16 + 1)),
         ..place(local_pe, local_n_pes, machine, n_machines)

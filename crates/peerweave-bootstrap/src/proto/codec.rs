@@ -1,7 +1,7 @@
 //! Encodes and decodes frames.
 //!
-//! Invariant: untrusted bytes are parsed only by `decode`, through `Reader`, which checks every
-//! length first.
+//! Invariant: only `decode` parses untrusted bytes. It uses `Reader`, which checks every length
+//! first.
 
 use super::{
     Collective, Fault, Frame, HELLO_FRAME_LEN_BYTES, Hello, MAGIC, MAX_BLOB_LEN_BYTES, MAX_DETAIL_LEN_BYTES, MAX_FRAME_LEN_BYTES,
@@ -17,8 +17,8 @@ pub(super) fn encode(frame: &Frame, out: &mut Vec<u8>) {
 /// Decodes the frame at the start of `bytes`. Returns the frame and its length, or `None` if more
 /// bytes are needed.
 ///
-/// Refuses invalid data as early as possible: an unknown kind at the byte of the kind, a wrong
-/// magic number at its first wrong byte.
+/// Refuses invalid data as early as possible. An unknown kind is refused at the byte of the kind,
+/// and a wrong magic number at its first wrong byte.
 ///
 /// ```
 /// use peerweave_bootstrap::proto::{Frame, decode};
@@ -331,7 +331,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a length-prefixed slice of at most `limit_bytes`.
+    /// Reads a length-prefixed slice of at most `limit_bytes` bytes.
     fn slice(&mut self, field: &'static str, limit_bytes: usize) -> Result<&'a [u8], ProtocolError> {
         let len_bytes = self.u32(field)? as usize;
         if len_bytes > limit_bytes || len_bytes > self.0.len() {
@@ -355,7 +355,7 @@ impl<'a> Reader<'a> {
         self.text("key", MAX_KEY_LEN_BYTES)
     }
 
-    /// Reads a list of PEs; fails unless it is strictly ascending.
+    /// Reads a list of PEs. Returns an error unless the list is strictly ascending.
     fn pes(&mut self, field: &'static str) -> Result<Vec<u32>, ProtocolError> {
         let count = self.u32(field)? as usize;
         if count > MAX_PES as usize || 4 * count > self.0.len() {

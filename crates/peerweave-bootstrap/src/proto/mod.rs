@@ -1,11 +1,12 @@
 //! Wire format of the rendezvous: length-prefixed frames, and their decoder for untrusted data.
 //!
-//! This module has no input or output: see [`Server`](crate::Server) and
-//! [`Rendezvous`](crate::Rendezvous). A frame is a `u32` length of the rest, one byte of kind, then
-//! the fields of the kind. Integers are little-endian; text and blobs have a `u32` length prefix.
+//! This module performs no input or output, which [`Server`](crate::Server) and
+//! [`Rendezvous`](crate::Rendezvous) do. A frame starts with the length of the rest as a `u32`.
+//! Then follow one byte for the kind and the fields of that kind. Integers are little-endian. Text
+//! and blobs have a `u32` length prefix.
 //!
-//! Invariant: the decoder allocates no more than the limits allow, never panics, and is canonical:
-//! a decoded frame encodes to the same bytes.
+//! Invariant: the decoder allocates no more than the limits allow and never panics. The encoding is
+//! canonical: a decoded frame encodes to the same bytes.
 
 use peerweave_types::Pe;
 
@@ -22,9 +23,9 @@ pub use crate::limits::*;
 /// Length of a complete hello in bytes. The server reads no more from an unidentified connection.
 pub const HELLO_FRAME_LEN_BYTES: usize = 4 + 1 + MAGIC.len() + 2 + 4 + 4 + 4 + TOKEN_LEN_BYTES;
 
-/// Number of the request that completes when all PEs have joined.
+/// Request number of the join, which completes when all PEs have joined.
 pub const JOIN_REQUEST: u64 = 0;
-/// Flag in the number of a collective request; the other bits are the number of the round.
+/// Flag in the request number of a collective call. The other bits are the number of the round.
 pub const ROUND_BIT: u64 = 1 << 63;
 
 /// The first frame of a connection, which identifies the PE.
@@ -34,7 +35,7 @@ pub struct Hello {
     pub pe: u32,
     /// Number of PEs of the job, as known to this PE.
     pub n_pes: u32,
-    /// Process ID of the PE in its own namespace.
+    /// Process ID of the PE in the PID namespace of the PE.
     pub pid: u32,
     /// The job's secret.
     pub token: Token,
@@ -50,7 +51,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// Returns the name of the public method.
+    /// Returns the name of the method of [`Rendezvous`](crate::Rendezvous).
     pub fn name(self) -> &'static str {
         match self {
             Self::Barrier => "barrier",
@@ -72,18 +73,19 @@ pub enum Fault {
         /// The PE that left.
         pe: u32,
     },
-    /// The launcher reported that a PE is lost.
+    /// The launcher reported that a PE is lost, for example because its process ended.
     Reported {
         /// The PE that was lost.
         pe: u32,
         /// The launcher's message.
         why: String,
     },
-    /// A PE left after its own wait expired.
+    /// A PE left or disconnected because of other PEs: its own wait for them expired, or it named
+    /// one of them as the cause.
     GaveUp {
         /// The PE that left.
         pe: u32,
-        /// PEs that it waited for, ascending.
+        /// The PEs that it waited for, or the PE that it named, in ascending order.
         missing: Vec<u32>,
     },
     /// Two PEs made different calls.
@@ -99,7 +101,7 @@ pub enum Fault {
     },
     /// The server's store is full.
     StoreFull {
-        /// Size after the request, in bytes.
+        /// Size of the stored data after the request, in bytes.
         len_bytes: u64,
         /// The limit in bytes.
         limit_bytes: u64,
@@ -109,7 +111,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Converts a fault that is the loss of a PE to the public type.
+    /// Converts a fault that is the loss of a PE to [`Loss`].
     pub(crate) fn loss(&self) -> Loss {
         match self {
             Self::Left { .. } => Loss::Left,
@@ -135,7 +137,7 @@ pub enum Frame {
     Hello(Hello),
     /// Client: enters a collective call. Answered by `Part`s and `Done`.
     Enter {
-        /// Number of the round, with [`ROUND_BIT`].
+        /// Number of the round, combined with [`ROUND_BIT`].
         request: u64,
         /// Kind of the collective call.
         collective: Collective,
@@ -153,7 +155,8 @@ pub enum Frame {
         /// The value.
         value: Vec<u8>,
     },
-    /// Client: reads a value. Answered by `Value`; also by `Absent` if `wait` is false.
+    /// Client: reads a value. Answered by `Value`, or by `Absent` if the key has no value and
+    /// `wait` is false.
     Get {
         /// Number of the request, chosen by the client.
         request: u64,
@@ -169,23 +172,24 @@ pub enum Frame {
         /// The key.
         key: String,
     },
-    /// Client: asks whether a PE is lost. Answered by `Done` or `Failed`.
+    /// Client: asks whether a PE is lost. Answered by `Done` if no PE is lost, otherwise by
+    /// `Failed`.
     Check {
         /// Number of the request, chosen by the client.
         request: u64,
     },
-    /// Client: cancels a request whose deadline has passed. Answered by `Late`, unless an answer
-    /// was already sent.
+    /// Client: cancels a request whose deadline has passed. Answered by `Late`, unless the request
+    /// was already answered.
     Cancel {
         /// Number of the request to cancel.
         request: u64,
     },
-    /// Client: names the PE that is reported as the cause if this connection closes.
+    /// Client: names another PE, which is reported as the cause if this connection closes.
     Blame {
         /// The PE that is the cause.
         pe: u32,
     },
-    /// Client: ends the job of all PEs with this exit code. Answered by `Aborted`.
+    /// Client: ends all PEs of the job with this exit code. Answered by `Aborted`.
     Abort {
         /// Exit code of every process of the job.
         code: u8,
@@ -199,9 +203,9 @@ pub enum Frame {
         /// The reason.
         reason: Refusal,
     },
-    /// Server: the blob of one PE in an exchange, in the order of the PEs.
+    /// Server: the blob of one PE in an exchange. The parts are sent in the order of the PEs.
     Part {
-        /// Number of the round.
+        /// Number of the round, combined with [`ROUND_BIT`].
         request: u64,
         /// Blob of that PE.
         blob: Vec<u8>,
@@ -218,16 +222,16 @@ pub enum Frame {
         /// The value.
         value: Vec<u8>,
     },
-    /// Server: the key has no value yet.
+    /// Server: the key has no value.
     Absent {
         /// Number of the request.
         request: u64,
     },
-    /// Server: the request is cancelled.
+    /// Server: the request was cancelled before it completed.
     Late {
         /// Number of the request.
         request: u64,
-        /// PEs that had not arrived, ascending.
+        /// PEs that had not arrived, in ascending order.
         missing: Vec<u32>,
     },
     /// Server: the request cannot complete.
@@ -237,23 +241,23 @@ pub enum Frame {
         /// The reason.
         fault: Fault,
     },
-    /// Server: a PE is lost. Sent to all PEs without a request, so that they have the reason even
-    /// if the server dies.
+    /// Server: a PE is lost. Sent to all PEs without a request, so that they know the cause even if
+    /// the server dies.
     Lost {
         /// The PE and the cause of its loss.
         fault: Fault,
     },
-    /// Server: a PE has ended the job. Sent to all PEs without a request, once.
+    /// Server: a PE has ended the job. Sent once to all PEs, without a request.
     Aborted {
         /// The PE that was first to end the job.
         pe: u32,
-        /// Its exit code.
+        /// Exit code of the job.
         code: u8,
     },
 }
 
 impl Frame {
-    /// Returns the name of the kind for messages.
+    /// Returns the name of the kind, for error messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Hello(_) => "hello",
@@ -288,7 +292,11 @@ impl Frame {
         out.extend([0; 4]);
         codec::encode(self, out);
         let len_bytes = out.len() - start - 4;
-        assert!(len_bytes <= MAX_FRAME_LEN_BYTES, "a {} frame of {len_bytes} bytes", self.kind());
+        assert!(
+            len_bytes <= MAX_FRAME_LEN_BYTES,
+            "a {} frame has {len_bytes} bytes, expected at most {MAX_FRAME_LEN_BYTES}",
+            self.kind()
+        );
         out[start..start + 4].copy_from_slice(&(len_bytes as u32).to_le_bytes());
     }
 
@@ -303,7 +311,7 @@ impl Frame {
     }
 }
 
-/// Truncates `text` to the limit of a frame, at a character boundary.
+/// Truncates `text` to [`MAX_DETAIL_LEN_BYTES`] bytes, at a character boundary.
 pub(crate) fn cut(text: &str) -> String {
     let mut end = text.len().min(MAX_DETAIL_LEN_BYTES);
     while !text.is_char_boundary(end) {

@@ -1,7 +1,8 @@
-//! Ends the job of all PEs: one PE calls, and every process is notified whatever it is doing.
+//! Ends all PEs of a job. One PE calls `abort`, and every process is notified, even while it is
+//! busy.
 //!
-//! The server decides which call was first. A process is notified by a thread that waits on the
-//! connection, because its other threads may never call this crate again.
+//! The server decides which call was first. In each process, a thread waits for the notification on
+//! the connection, because other threads may never call this crate again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,28 +16,28 @@ use super::{Link, Rendezvous};
 use crate::error::BootstrapError;
 use crate::proto::Frame;
 
-/// The end of a job by one of its PEs.
+/// Information on the end of a job that a PE requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aborted {
     /// The PE that was first to end the job.
     pub by: Pe,
-    /// The exit code that it gave.
+    /// The exit code that this PE passed.
     pub code: u8,
 }
 
 /// Time for which a PE that ends the job waits until the server has notified all PEs.
 const NOTIFIED: Duration = Duration::from_secs(1);
 
-/// Time limit of one wait for the end of the job; such waits are repeated.
+/// Time limit of a single wait for the end of the job. The wait is repeated.
 const WATCH: Duration = Duration::from_secs(3600);
 
 impl Rendezvous {
-    /// Ends the job: notifies every PE that called [`when_aborted`](Self::when_aborted), whatever
-    /// it is doing. Returns the first abort of the job, which may be that of another PE. The caller
-    /// then ends its own process, for example by [`end_process`](crate::end_process).
+    /// Ends the job: notifies every PE that called [`when_aborted`](Self::when_aborted), even if
+    /// the PE is busy. Returns the first abort of the job, which may be that of another PE. The
+    /// caller must then end its own process, for example by [`end_process`](crate::end_process).
     ///
     /// Waits for the server for at most a second. In a job of one PE, and in a forked child of the
-    /// process that joined, no process is notified.
+    /// process that joined, no process is notified. This call then returns the caller's own abort.
     ///
     /// ```
     /// use peerweave_bootstrap::{Job, Options, Pe, Rendezvous};
@@ -59,12 +60,12 @@ impl Rendezvous {
         first
     }
 
-    /// Calls `then` on a thread of its own when a PE has ended the job by [`abort`](Self::abort).
-    /// The thread ends without calling it when this membership ends. A job of one PE starts no
-    /// thread.
+    /// Calls `then` on a separate thread when a PE has ended the job by [`abort`](Self::abort). If
+    /// this membership ends first, the thread ends without calling `then`. A job of one PE starts
+    /// no thread.
     ///
     /// # Errors
-    /// [`BootstrapError::Io`] if the thread cannot be started; [`BootstrapError::Forked`] in a
+    /// [`BootstrapError::Io`] if the thread cannot be started. [`BootstrapError::Forked`] in a
     /// forked child of the process that joined.
     pub fn when_aborted(self: &Arc<Self>, then: impl FnOnce(Aborted) + Send + 'static) -> Result<(), BootstrapError> {
         self.check_process("when_aborted")?;
@@ -90,8 +91,9 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// After an abort, gives the function of [`when_aborted`](Self::when_aborted) the time to end
-    /// this process, before a caller gets the loss of a PE that ended because of the abort.
+    /// Sleeps for a second if the job was aborted and [`when_aborted`](Self::when_aborted) is in
+    /// use. In this time the registered function can end this process. Without the sleep, a caller
+    /// could first get the loss of a PE that ended because of the abort.
     pub(super) fn yield_to_abort(&self) {
         if let Link::Joined { connection, .. } = &self.link
             && self.watched.load(Ordering::Acquire)
@@ -101,7 +103,8 @@ impl Rendezvous {
         }
     }
 
-    /// Waits until the server, if this PE runs it, has notified all PEs.
+    /// Waits until the server has notified all PEs. Returns immediately if this PE does not run the
+    /// server.
     fn finish_notifying(&self) {
         if let Some(server) = &self.server {
             server.sync();
@@ -111,12 +114,12 @@ impl Rendezvous {
 
 impl Drop for Rendezvous {
     fn drop(&mut self) {
-        // A forked child has a copy of the socket, whose connection belongs to its parent.
+        // A forked child has a copy of the socket, but the connection belongs to the parent.
         if let Link::Joined { connection, .. } = &self.link
             && self.watched.load(Ordering::Acquire)
             && self.check_process("drop").is_ok()
         {
-            // So that the thread that waits on the connection ends.
+            // Makes the thread end that waits on the connection.
             connection.shut_down();
         }
     }

@@ -1,12 +1,13 @@
 //! A PE's connection to the server, shared by the threads of its process.
 //!
-//! Matches answers to requests; [`super`] interprets them. There is no reader thread: one of the
-//! waiting threads reads for all of them (`reading`). When it has its own answer, another waiting
-//! thread continues reading.
+//! This module matches answers to requests, and [`super`] interprets the answers. There is no
+//! reader thread. One of the waiting threads reads for all of them (`reading`). When this thread
+//! has its own answer, another waiting thread continues reading.
 //!
-//! Invariants: [1] a pending request has an entry in `State::slots`, and frames for other requests
-//! are dropped; [2] while `State::reading` is set exactly one thread reads from the stream, so
-//! bytes are appended in order.
+//! Invariants:
+//! - [1] A pending request has an entry in `State::slots`. Frames for other requests are dropped.
+//! - [2] While `State::reading` is set, exactly one thread reads from the stream, so bytes are
+//!   appended in order.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,11 +22,11 @@ use crate::socket::{Stream, is_time_over};
 /// Outcome of a request.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// The request is complete, with the blobs of an exchange.
+    /// The request is complete. Contains the blobs if the request was an exchange.
     Done(Vec<Vec<u8>>),
     Value(Vec<u8>),
     Absent,
-    /// The deadline passed while these PEs were missing.
+    /// The deadline passed. Contains the PEs that were missing.
     Late(Vec<u32>),
     Failed(Fault),
     /// The connection closed before the answer.
@@ -37,11 +38,11 @@ pub(crate) enum Answer {
 pub(crate) enum Closed {
     /// The server closed the connection or died.
     ByServer,
-    /// Sending or receiving failed in this process.
+    /// Sending or receiving failed in this process, or the data was invalid.
     Broken(BootstrapError),
 }
 
-/// The reason why a wait for the end of the job returned without it.
+/// The reason why a wait for the end of the job returned before the end of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAborted {
     Late,
@@ -59,15 +60,15 @@ pub(crate) struct Connection {
 struct State {
     slots: HashMap<u64, Slot>,
     closed: Option<Closed>,
-    /// Losses reported by the server without a request, in their order. They may explain why the
-    /// server died.
+    /// Losses that the server reported without a request, in the order of the reports. If the
+    /// server dies, they may explain its death.
     lost: Vec<Fault>,
     /// The PE that has ended the job, with its exit code.
     aborted: Option<(u32, u8)>,
     reading: bool,
-    /// Bytes read but not yet decoded.
+    /// Bytes that were read but not yet decoded.
     inbox: Vec<u8>,
-    /// Buffer of the thread that reads.
+    /// Buffer for the thread that reads.
     scratch: Vec<u8>,
     next_request: u64,
     next_round: u64,
@@ -82,11 +83,12 @@ struct Slot {
 /// Outcome of an attempt to join.
 pub(crate) enum Attempt {
     Joined(Arc<Connection>),
-    /// No server answered, or it closed the connection without an answer: try again.
+    /// No server answered, or the server closed the connection without an answer. The caller should
+    /// try again.
     Again(io::Error),
 }
 
-/// Time after a deadline within which a live server names the missing PEs.
+/// Time after a deadline for which this PE waits until the server names the missing PEs.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Connection {
@@ -112,7 +114,7 @@ impl Connection {
             next_round: 0,
         };
         let connection = Self { stream, writer: Mutex::new(()), state: Mutex::new(state), changed: Condvar::new() };
-        // The welcome arrives at once, or this is not a server of ours.
+        // A server of this crate answers a hello without waiting for other PEs.
         let mut inbox = Vec::new();
         let mut buffer = [0; 256];
         loop {
@@ -160,11 +162,12 @@ impl Connection {
         (state.next_round - 1) | ROUND_BIT
     }
 
-    /// Sends a request and waits for its outcome, until `deadline` plus the time in which the
-    /// server names the missing PEs.
+    /// Sends a request and waits for its outcome until `deadline`. At the deadline, waits up to
+    /// [`GRACE`] longer for the list of missing PEs.
     pub(crate) fn request(&self, request: u64, frame: &Frame, deadline: Instant) -> Answer {
         self.lock().slots.insert(request, Slot::default());
-        // If sending fails, the connection is closed; earlier frames of the server are still read.
+        // If sending fails, the connection is closed, but earlier frames of the server are still
+        // read.
         self.send(frame, deadline);
         self.wait(request, deadline)
     }
@@ -186,8 +189,8 @@ impl Connection {
         self.wait_with(request, deadline, GRACE)
     }
 
-    /// Waits until `deadline`, then cancels the request and waits up to `grace` for the missing
-    /// PEs.
+    /// Waits until `deadline`, then cancels the request and waits up to `grace` for the list of
+    /// missing PEs.
     fn wait_with(&self, request: u64, deadline: Instant, grace: Duration) -> Answer {
         if let Some(answer) = self.wait_until(request, deadline) {
             return answer;
@@ -203,8 +206,8 @@ impl Connection {
         Answer::Late(Vec::new())
     }
 
-    /// Waits until `until` for the outcome of a request. Without an outcome the request stays
-    /// pending.
+    /// Waits until `until` for the outcome of a request. Returns `None` if there is no outcome by
+    /// then. The request then stays pending.
     pub(crate) fn wait_until(&self, request: u64, until: Instant) -> Option<Answer> {
         self.read_until(until, |state| {
             if let Some(answer) = state.slots.get_mut(&request).and_then(|slot| slot.answer.take()) {
@@ -214,7 +217,7 @@ impl Connection {
             let closed = state.closed.clone()?;
             state.slots.remove(&request);
             Some(match (closed, state.lost.first()) {
-                // The server died after the loss, perhaps because of it.
+                // The server died after it had reported the loss, perhaps because of the loss.
                 (Closed::ByServer, Some(fault)) => Answer::Failed(fault.clone()),
                 (closed, _) => Answer::Closed(closed),
             })
@@ -224,7 +227,7 @@ impl Connection {
     /// Waits until a PE has ended the job, and returns that PE and its exit code.
     ///
     /// # Errors
-    /// At `until`, and when the connection has closed.
+    /// [`NotAborted::Late`] at `until`, or [`NotAborted::Closed`] if the connection has closed.
     pub(crate) fn wait_for_abort(&self, until: Instant) -> Result<(u32, u8), NotAborted> {
         let look = |state: &mut State| match (state.aborted, &state.closed) {
             (Some(aborted), _) => Some(Ok(aborted)),
@@ -234,18 +237,19 @@ impl Connection {
         self.read_until(until, look).unwrap_or(Err(NotAborted::Late))
     }
 
-    /// Returns whether a PE has ended the job, as far as frames were read. Does not wait.
+    /// Returns whether a PE has ended the job, according to the frames read until now. Does not
+    /// wait.
     pub(crate) fn is_aborted(&self) -> bool {
         self.lock().aborted.is_some()
     }
 
-    /// Ends the connection: threads that wait get its end.
+    /// Shuts down the connection. Threads that wait on the connection return.
     pub(crate) fn shut_down(&self) {
         self.stream.shut_down();
     }
 
-    /// Waits until `look` finds something, or until `until`. Reads frames unless another thread
-    /// does.
+    /// Waits until `look` returns a value, or until `until`. Reads frames unless another thread is
+    /// reading.
     fn read_until<T>(&self, until: Instant, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {
@@ -271,11 +275,11 @@ impl Connection {
         }
     }
 
-    /// Returns the losses reported so far, in their order, and whether the server has died. Does
-    /// not wait.
+    /// Returns the losses that the server has reported, in the order of the reports, and whether
+    /// the server has died. Does not wait.
     pub(crate) fn losses(&self) -> (Vec<Fault>, bool) {
         let mut state = self.lock();
-        // If another thread is reading, it records the losses.
+        // If another thread is reading, that thread records the losses.
         if !state.reading && state.closed.is_none() {
             let mut scratch = std::mem::take(&mut state.scratch);
             let result = self.stream.read_now(&mut scratch);
@@ -292,9 +296,9 @@ impl Connection {
             let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
             self.stream.write_all_by(&bytes, deadline)
         };
-        // If the server has died, the reading thread finds its last frames, then the end of the
-        // connection. Any other failure leaves part of a frame in the stream, after which nothing
-        // can be sent.
+        // If the server has died, the reading thread reads the last frames of the server and then
+        // detects the end of the connection. After any other failure the stream may end in a
+        // partial frame, so nothing more can be sent.
         if let Err(error) = result
             && !is_gone(&error)
         {
@@ -323,7 +327,7 @@ impl State {
         }
     }
 
-    /// Decodes every complete frame of the inbox and handles it.
+    /// Decodes and handles every complete frame of the inbox.
     fn dispatch(&mut self) {
         let mut used = 0;
         loop {

@@ -1,9 +1,10 @@
 //! Joining a job: starts the server of PE 0, connects, and watches the processes of PEs that have
 //! not joined.
 //!
-//! [`super`] has the requests, [`super::siblings`] finds the process of each PE.
+//! [`super`] sends the requests. [`super::siblings`] finds the process of each PE.
 //!
-//! Invariant: every function of this module returns by the deadline of the join.
+//! Invariant: every function of this module returns by the deadline of the join, apart from the
+//! grace time in which the server names missing PEs.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -24,11 +25,12 @@ use crate::proto::{Hello, JOIN_REQUEST};
 use crate::server::{Server, ServerOptions};
 use crate::socket::is_loopback_only;
 
-/// Interval at which the PE with the server checks for processes that ended before they joined.
+/// Interval at which the PE that runs the server checks for processes that ended before they
+/// joined.
 const LOOK_AT_SIBLINGS: Duration = Duration::from_millis(10);
 
-/// Time for which binding the server's address is retried, because an earlier run of this job may
-/// still use it.
+/// Maximum time for which binding the server's address is retried. An earlier run of this job may
+/// still use the address.
 const ADDRESS_TAKEN: Duration = Duration::from_secs(3);
 
 /// Starts the server of PE 0.
@@ -62,14 +64,15 @@ pub(super) fn serve(
     }
 }
 
-/// Returns which of the awaited PEs will not join, each with the reason.
+/// Function that receives the awaited PEs and returns those that will not join, each with the
+/// reason.
 pub(crate) type Ended<'a> = &'a mut dyn FnMut(&[Pe]) -> Vec<(Pe, String)>;
 
-/// The processes of PEs that have not joined, if they can be watched.
+/// The method of watching the processes of PEs that have not joined.
 pub(super) enum Watched<'a> {
     /// No process is watched.
     Nothing,
-    /// Processes that the same agent started.
+    /// Processes that the same agent of torchrun started are watched.
     #[cfg(target_os = "linux")]
     Siblings(Siblings),
     /// The caller watches the processes.
@@ -77,7 +80,8 @@ pub(super) enum Watched<'a> {
 }
 
 impl Watched<'_> {
-    /// Returns the processes that the agent of this job started, if there is one.
+    /// Returns `Siblings` if an agent of torchrun started the processes of this job on this
+    /// machine, otherwise `Nothing`.
     pub(super) fn siblings_of(job: &Job) -> Self {
         #[cfg(target_os = "linux")]
         if let Some(found) = Siblings::of(job) {
@@ -87,7 +91,8 @@ impl Watched<'_> {
         Self::Nothing
     }
 
-    /// Returns the PEs whose processes have ended since the last call, each with the reason.
+    /// Returns the awaited PEs whose processes have ended since the last call, each with the
+    /// reason.
     fn ended(&mut self, awaited: &[Pe]) -> Vec<(Pe, String)> {
         match self {
             Self::Nothing => Vec::new(),
@@ -100,8 +105,8 @@ impl Watched<'_> {
         }
     }
 
-    /// Waits until the PE with the server has joined, and reports PEs whose processes end before
-    /// they join.
+    /// Waits until the join completes or fails. During the wait, reports PEs whose processes end
+    /// before they join to the server.
     pub(super) fn report_while_waiting(&mut self, server: &Server, connection: &Connection, deadline: Instant) -> Answer {
         while !matches!(self, Self::Nothing) && Instant::now() < deadline {
             for (pe, why) in self.ended(&server.state().awaited) {
@@ -130,12 +135,12 @@ pub(super) fn connect(
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            // The PE that runs the server is missing.
+            // The missing PE is PE 0, if it runs the server.
             let missing = if job.served == Served::ByPe0 { vec![Pe::new(0)] } else { Vec::new() };
             let call = format!("join: connect to {endpoint} ({error})");
             return Err(BootstrapError::Timeout { call, waited: start.elapsed(), missing });
         }
-        // Without a server no other PE can report it.
+        // The server does not run yet, so no other PE can report the end of PE 0.
         if let Some((pe, why)) = watched.ended(&[Pe::new(0)]).pop() {
             let call = format!("join: connect to {endpoint} ({error})");
             return Err(BootstrapError::PeLost { call, pe, cause: Loss::Reported(why) });
@@ -144,8 +149,8 @@ pub(super) fn connect(
     }
 }
 
-/// Returns the time to sleep before the next attempt: short at first, because all PEs start at
-/// about the same time, and at most an eighth of the elapsed time.
+/// Returns the time to sleep before the next attempt: an eighth of the elapsed time, from 200 µs to
+/// 50 ms. The first pauses are short, because all PEs start at about the same time.
 pub(super) fn pause(start: Instant) -> Duration {
     (start.elapsed() / 8).clamp(Duration::from_micros(200), Duration::from_millis(50))
 }

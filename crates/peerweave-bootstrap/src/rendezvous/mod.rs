@@ -1,9 +1,10 @@
 //! A PE's side of the rendezvous: joining, exchanging blobs, barriers, leaving.
 //!
-//! [`connection`] has the sockets, [`crate::server`] the server.
+//! [`connection`] handles the sockets. [`crate::server`] is the server.
 //!
-//! Invariant: every call returns within a second after its deadline, a time that the server needs
-//! to name missing PEs. Every call fails in a forked child of the process that joined.
+//! Invariant: every call returns at most about a second after its deadline. The server needs this
+//! time to name missing PEs. Every call returns an error in a forked child of the process that
+//! joined.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -48,7 +49,7 @@ pub struct Options {
     pub deadline: Duration,
     /// Options of the server, if this PE runs it.
     pub server: ServerOptions,
-    /// The host of this PE, instead of that of the process: for PEs that are threads.
+    /// The host of this PE. `None` means the host of the process. Set it for PEs that are threads.
     pub host: Option<Host>,
 }
 
@@ -60,8 +61,8 @@ impl Default for Options {
 
 /// The membership of this process in its job. Threads can share it.
 ///
-/// To end the membership, call [`leave`](Self::leave). Dropping it instead only closes the
-/// connection: PEs that wait for this one then get an error that it is lost.
+/// To end the membership, call [`leave`](Self::leave). Dropping the value only closes the
+/// connection. PEs that wait for this PE then get an error that this PE is lost.
 ///
 /// ```
 /// use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -83,28 +84,28 @@ pub struct Rendezvous {
     host: Host,
     /// Process ID of the process that joined.
     pid: u32,
-    /// Whether a thread waits for the end of the job on the connection.
+    /// Whether a thread of `when_aborted` waits on the connection for the end of the job.
     watched: AtomicBool,
-    /// Declared before the server, so that it is dropped first: the server of PE 0 then detects
-    /// that PE 0 has left before it stops.
+    /// Declared before the server, so that the link is dropped first. The server of PE 0 then
+    /// detects that PE 0 has left before the server stops.
     link: Link,
     server: Option<Server>,
     #[cfg(target_os = "linux")]
     pub(crate) descriptor_calls: Mutex<HashMap<Vec<Pe>, DescriptorCalls>>,
 }
 
-/// The calls that pass descriptors among one list of members.
+/// State of the calls that pass descriptors among one list of members.
 #[cfg(target_os = "linux")]
 #[derive(Debug, Default)]
 pub(crate) struct DescriptorCalls {
-    /// Number of calls so far.
+    /// Number of calls made.
     pub(crate) count: u64,
-    /// Key of a failed call, which members may still have to read. The next call removes it.
+    /// Key of a failed call, which members may still have to read. The next call removes the key.
     pub(crate) stale_key: Option<String>,
 }
 
 enum Link {
-    /// A job of one PE: only the key-value store is used, by the threads of this PE.
+    /// A job of one PE. The threads of this PE use the key-value store.
     Alone {
         store: Mutex<HashMap<String, Vec<u8>>>,
         news: Condvar,
@@ -118,23 +119,25 @@ enum Link {
 impl Rendezvous {
     /// Joins the job and returns when all PEs have joined.
     ///
-    /// With [`Served::ByPe0`], PE 0 runs the server. A job of one PE opens no socket. A job has one
-    /// rendezvous at a time; a program that needs it in several places must share it.
+    /// With [`Served::ByPe0`], PE 0 runs the server. A job of one PE opens no socket. A job can
+    /// have only one rendezvous at a time. A program that needs the rendezvous in several places
+    /// must share it.
     ///
-    /// With torchrun's variables on one machine, a PE whose process ends before it has joined is
-    /// also reported as lost, half a second later, if its process was found in `/proc` before. The
-    /// README of the crate describes which processes are watched.
+    /// With torchrun's variables on one machine, processes are also watched. If a PE's process was
+    /// found in `/proc` and ends before the PE has joined, the PE is reported as lost half a second
+    /// later. The README of the crate describes which processes are watched.
     ///
     /// # Collective
     /// All PEs of the job, each once.
     ///
     /// # Errors
-    /// [`BootstrapError::Timeout`] names the PEs that did not arrive, [`BootstrapError::PeLost`] a
-    /// PE that was lost meanwhile. [`BootstrapError::Refused`] if the server belongs to another
-    /// job. [`BootstrapError::Misuse`] for a job with inconsistent fields.
+    /// [`BootstrapError::Timeout`] names the PEs that did not arrive, and
+    /// [`BootstrapError::PeLost`] a PE that was lost during the join. [`BootstrapError::Refused`]
+    /// if the server belongs to another job. [`BootstrapError::Misuse`] for a job with inconsistent
+    /// fields.
     pub fn join(job: &Job, options: Options) -> Result<Self, BootstrapError> {
         let start = Instant::now();
-        // Practically unlimited, but still a valid time.
+        // Ten years is practically unlimited, and adding it to the present time does not overflow.
         let options = Options { deadline: options.deadline.min(Duration::from_secs(10 * 365 * 86_400)), ..options };
         job.check("join")?;
         let deadline = start + options.deadline;
@@ -145,8 +148,9 @@ impl Rendezvous {
         Self::join_watching(job, server, Watched::siblings_of(job), (start, deadline), &options)
     }
 
-    /// Joins, until `until`, a job whose PE 0 passes the `server` that it has started. `ended`
-    /// returns which of some PEs will not join. `deadline` is the maximum time for each later call.
+    /// Joins a job. If this PE is PE 0, it passes the `server` that it has started. `ended`
+    /// receives the awaited PEs and returns those that will not join. `until` is the deadline of
+    /// the join, and `deadline` the maximum time for each later call.
     pub(crate) fn join_served(
         job: &Job,
         server: Option<Server>,
@@ -198,12 +202,12 @@ impl Rendezvous {
             }
             answer => {
                 let error = joined.error("join".to_owned(), answer, start);
-                // So that PEs that wait with this one get the missing PEs as the cause, not this
-                // PE.
+                // If this PE waited in vain for missing PEs, leaving reports those PEs as the
+                // cause, not this PE.
                 joined.notify_leaving(Instant::now() + LEAVE_TIMEOUT);
                 if let Some(server) = joined.server.take() {
-                    // A PE that starts now would wait for a server until its own deadline and
-                    // report this PE as missing.
+                    // A PE that starts now would wait for a server until its own deadline, and
+                    // would then report this PE as missing. So the server runs a little longer.
                     let until = until.min(Instant::now() + LATECOMERS);
                     while !server.state().awaited.is_empty() && Instant::now() < until {
                         thread::sleep(Duration::from_millis(1));
@@ -230,13 +234,13 @@ impl Rendezvous {
         &self.host
     }
 
-    /// Returns the hosts of all PEs, the same on every PE.
+    /// Returns the hosts of all PEs. The result is the same on every PE.
     ///
     /// # Collective
     /// All PEs of the job.
     ///
     /// # Errors
-    /// Those of [`exchange`](Self::exchange).
+    /// As for [`exchange`](Self::exchange).
     pub fn hosts(&self) -> Result<Hosts, BootstrapError> {
         let all = self.exchange("peerweave/hosts", &self.host.to_bytes())?;
         let all: Option<Vec<Host>> = all.iter().map(|bytes| Host::from_bytes(bytes)).collect();
@@ -254,11 +258,11 @@ impl Rendezvous {
         self.server.as_ref()
     }
 
-    /// Sends a blob to all PEs and returns the blobs of all PEs, in their order.
+    /// Sends a blob to all PEs and returns the blobs of all PEs, in the order of the PEs.
     ///
     /// # Collective
-    /// All PEs must call this, in the same order of collective calls and with the same label. The
-    /// blobs can have different lengths of up to 1 MiB.
+    /// All PEs must call this function with the same label, and make their collective calls in the
+    /// same order. The blobs can have different lengths of up to 1 MiB.
     ///
     /// # Errors
     /// - [`BootstrapError::Mismatch`] on every PE if the labels or calls differ.
@@ -269,8 +273,8 @@ impl Rendezvous {
         self.collective(Collective::Exchange, label, blob, self.deadline)
     }
 
-    /// Like [`exchange`](Self::exchange), with a shorter time limit than
-    /// [`deadline`](Self::deadline).
+    /// Like [`exchange`](Self::exchange), with the time limit `within` instead of
+    /// [`deadline`](Self::deadline), if `within` is shorter.
     ///
     /// # Errors
     /// As for [`exchange`](Self::exchange).
@@ -278,7 +282,7 @@ impl Rendezvous {
         self.collective(Collective::Exchange, label, blob, within.min(self.deadline))
     }
 
-    /// Waits until all PEs have called it.
+    /// Waits until all PEs have called `barrier`.
     ///
     /// # Collective
     /// As for [`exchange`](Self::exchange).
@@ -289,8 +293,8 @@ impl Rendezvous {
         self.barrier_within(label, self.deadline)
     }
 
-    /// Like [`barrier`](Self::barrier), with a shorter time limit than
-    /// [`deadline`](Self::deadline).
+    /// Like [`barrier`](Self::barrier), with the time limit `within` instead of
+    /// [`deadline`](Self::deadline), if `within` is shorter.
     ///
     /// # Errors
     /// As for [`exchange`](Self::exchange).
@@ -313,11 +317,11 @@ impl Rendezvous {
         pids.into_iter().map(|blob| read(blob).map_err(wrong)).collect()
     }
 
-    /// Returns the PEs known to be lost, in the order of their losses. Does not wait: the server
-    /// sends each loss without a request.
+    /// Returns the PEs that are known to be lost, in the order of their losses. Does not wait for
+    /// an answer, because the server sends each loss without a request.
     ///
-    /// Use it in a wait for peers by other means. A PE that called [`leave`](Self::leave) is not
-    /// lost.
+    /// Call this function regularly while the PE waits for peers outside of this crate, for example
+    /// on shared memory. A PE that called [`leave`](Self::leave) is not lost.
     ///
     /// ```
     /// use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -343,8 +347,8 @@ impl Rendezvous {
         losses
     }
 
-    /// Checks with one round trip to the server that no PE is lost. Use it in a wait for peers by
-    /// other means.
+    /// Checks with one round trip to the server that no PE is lost. Call this function regularly
+    /// while the PE waits for peers outside of this crate.
     ///
     /// A PE that called [`leave`](Self::leave) is not lost.
     ///
@@ -354,7 +358,7 @@ impl Rendezvous {
         self.check_by(Instant::now() + self.deadline)
     }
 
-    /// Like [`check`](Self::check), with a time limit for the answer of the server.
+    /// Like [`check`](Self::check), with the time limit `deadline` for the answer of the server.
     ///
     /// # Errors
     /// As for [`check`](Self::check), and [`BootstrapError::Timeout`] if the server has not
@@ -374,8 +378,8 @@ impl Rendezvous {
         }
     }
 
-    /// Records that this PE is about to end because of `pe`. If this PE then drops its
-    /// [`Rendezvous`] or exits, PEs that wait for it get `pe` as the cause. Does not wait.
+    /// Records that this PE is about to end because of the PE `pe`. If this PE then drops its
+    /// [`Rendezvous`] or exits, PEs that wait for this PE get `pe` as the cause. Does not wait.
     ///
     /// ```
     /// use peerweave_bootstrap::{Job, Options, Pe, Rendezvous};
@@ -392,14 +396,14 @@ impl Rendezvous {
         }
     }
 
-    /// Leaves the job, so that other PEs do not report this one as crashed.
+    /// Leaves the job, so that other PEs do not report this PE as crashed.
     ///
-    /// If PE 0 runs the server, it waits until the other PEs have left or are lost, since their
+    /// A PE 0 that runs the server waits until the other PEs have left or are lost, because their
     /// calls need the server.
     ///
     /// # Errors
-    /// [`BootstrapError::Timeout`] on a PE 0 that runs the server, with the PEs that had not left
-    /// by the deadline.
+    /// [`BootstrapError::Timeout`] on a PE 0 that runs the server. The error names the PEs that had
+    /// not left by the deadline.
     pub fn leave(mut self) -> Result<(), BootstrapError> {
         self.check_process("leave")?;
         let start = Instant::now();
@@ -449,12 +453,11 @@ impl Rendezvous {
         }
     }
 
-    /// Notifies the server that this PE leaves, and waits for the answer.
+    /// Notifies the server that this PE leaves, and waits until the server closes the connection.
     fn notify_leaving(&self, deadline: Instant) {
         if let Link::Joined { connection, .. } = &self.link {
             let request = connection.next_request();
-            // The answer is the end of the connection. A late answer or an error does not matter
-            // any more.
+            // The answer is the end of the connection. A late answer or an error no longer matters.
             let _ = connection.request(request, &Frame::Leave, deadline);
         }
     }
@@ -506,11 +509,12 @@ impl fmt::Debug for Rendezvous {
     }
 }
 
-/// Time limit for notifying the server that this PE leaves. The server only has to read the frame.
+/// Time limit for notifying the server that this PE leaves. The server only needs to read the
+/// frame.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Time for which PE 0, after a failed join, still serves PEs that have not connected yet, so that
-/// they get the reason. Such PEs start at about the same time as PE 0.
+/// Time for which PE 0, after a failed join, still serves PEs that have not connected yet. These
+/// PEs start at about the same time as PE 0, and so get the cause of the failure.
 const LATECOMERS: Duration = Duration::from_millis(1500);
 
 fn check_len(

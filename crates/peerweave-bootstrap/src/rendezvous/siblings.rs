@@ -1,18 +1,20 @@
-//! Watches the processes of a job of torchrun on one machine, because torchrun does not report a
+//! Watches the processes of a torchrun job on one machine, because torchrun does not report a
 //! process that ends.
 //!
-//! A PE that dies before it connects does not reach the rendezvous. If all PEs are children of one
-//! agent, their processes can be watched instead. This module reads `/proc` and starts no process;
-//! [`super`] receives its reports.
+//! A PE that dies before it connects does not reach the rendezvous. If all PEs are descendants of
+//! one agent, their processes can be watched instead. This module reads `/proc` and starts no
+//! process. [`super`] receives its reports.
 //!
-//! Invariants. [1] A process belongs to rank `n` if this user runs it in this PID namespace, its
-//! environment has rank `n` of this job, and so do the environments of its ancestors up to the
-//! agent, which also started this PE. [2] A rank has ended only if one of its processes ran this
-//! program, every process seen of the rank has ended, and no process of this machine has had the
-//! rank for [`GRACE`]. So a shell that replaces itself by `exec`, a helper, a fork, and a program
-//! that continues in its child are not reported. [3] A process is identified by its process ID and
-//! start time, because process IDs are reused. [4] A process that cannot be read, or was never
-//! seen, is not reported.
+//! Invariants:
+//! - [1] A process belongs to rank `n` if this user runs the process in this PID namespace, and if
+//!   the environments of the process and of its ancestors up to the agent have rank `n` of this
+//!   job. The same agent also started this PE.
+//! - [2] A rank is reported as ended only if one of its processes ran this program and every
+//!   observed process of the rank has ended. In addition, no process of this machine has had the
+//!   rank for [`GRACE`]. So a shell that replaces itself by `exec`, a helper, a fork, and a program
+//!   that continues in its child are not reported.
+//! - [3] A process is identified by its process ID and start time, because process IDs are reused.
+//! - [4] A process that cannot be read, or was never observed, is not reported.
 
 use std::collections::HashSet;
 use std::fs;
@@ -24,17 +26,17 @@ use crate::env::names;
 use crate::env::starter::{Process, agent_of_variable, parent_of, value};
 use crate::job::{Job, Launcher, Served};
 
-/// Time after the end of a rank's processes before the rank is reported: an agent may start the
-/// next process of the rank meanwhile.
+/// Time between the end of a rank's processes and the report of the rank. In this time an agent may
+/// start the next process of the rank.
 const GRACE: Duration = Duration::from_millis(500);
-/// Interval between two checks, during [`AT_FIRST`] and afterwards.
+/// Interval between two checks: first during [`AT_FIRST`], then afterwards.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
 /// Duration of the first phase of checks.
 const AT_FIRST: Duration = Duration::from_secs(2);
-/// Maximum number of watched processes of one rank; a rank with more is not reported.
+/// Maximum number of watched processes of one rank. A rank with more processes is not reported.
 const MAX_MEMBERS: usize = 64;
 
-/// The variables that identify a job of torchrun among others of this user.
+/// The variables that distinguish a torchrun job from other jobs of this user.
 const IDENTITY: [&str; 5] =
     [names::WORLD_SIZE, names::MASTER_PORT, names::TORCHELASTIC_RUN_ID, names::TORCHELASTIC_RESTART_COUNT, names::RENDEZVOUS];
 
@@ -57,16 +59,16 @@ pub(crate) struct Siblings {
 #[derive(Debug, Default)]
 struct Rank {
     members: Vec<Process>,
-    /// Whether one of the rank's processes ran this program.
+    /// Whether a process of the rank was observed running the program of this process.
     ran: bool,
     gone_since: Option<Instant>,
     is_over: bool,
 }
 
 impl Siblings {
-    /// Finds the processes of this job. Returns `None` if the launcher itself reports PEs that end,
-    /// the PEs are on several machines, or this process was not started with the variables of this
-    /// job.
+    /// Creates the watch for a job. Returns `None` if the launcher itself reports PEs that end, or
+    /// if the PEs are on several machines. Also returns `None` if this process was not started with
+    /// the variables of this job.
     pub(crate) fn of(job: &Job) -> Option<Self> {
         if job.launcher != Launcher::Torchrun || job.served != Served::ByPe0 || !job.is_on_one_machine() {
             return None;
@@ -90,12 +92,12 @@ impl Siblings {
         })
     }
 
-    /// Checks the ranks that have not joined, if the interval has passed. Returns each rank that
-    /// has ended, once, with the reason.
+    /// Checks the ranks that have not joined, unless the last check was too recent. Returns each
+    /// rank that has ended, once, with the reason.
     pub(crate) fn look(&mut self, awaited: &[u32]) -> Vec<(u32, String)> {
         let now = Instant::now();
         let every = if now - self.since < AT_FIRST { LOOK_EVERY.0 } else { LOOK_EVERY.1 };
-        // With many PEs, each checks less often.
+        // The more PEs the job has, the longer is the interval.
         let every = every + Duration::from_millis(self.ranks.len() as u64 / 8);
         if self.looked_at.is_some_and(|looked_at| now - looked_at < every) {
             return Vec::new();
@@ -112,7 +114,7 @@ impl Siblings {
         awaited.into_iter().filter_map(|rank| self.judge(rank, now).map(|what| (rank, what))).collect()
     }
 
-    /// Returns the reason if the rank has ended.
+    /// Returns a message if the rank has ended.
     fn judge(&mut self, index: u32, now: Instant) -> Option<String> {
         let rank = &mut self.ranks[index as usize];
         if rank.is_over || !rank.ran || rank.members.len() >= MAX_MEMBERS || rank.members.iter().any(|member| member.lives()) {
@@ -122,8 +124,8 @@ impl Siblings {
         let is_first_look = rank.gone_since.is_none();
         let gone_since = *rank.gone_since.get_or_insert(now);
         if is_first_look || now - gone_since >= GRACE {
-            // Finds processes that are no longer descendants of the agent, because a process in
-            // between has ended.
+            // Also searches all processes: a process is no longer a descendant of the agent if a
+            // process in between has ended.
             let others: Vec<i32> = numbers(Path::new("/proc")).filter(|&pid| self.rank_of(pid) == Some(index)).collect();
             let rank = &mut self.ranks[index as usize];
             rank.members.extend(others.into_iter().filter_map(Process::of));
@@ -138,14 +140,14 @@ impl Siblings {
         rank.is_over.then(|| format!("its process ({}) ended before it joined", pids.join(", ")))
     }
 
-    /// Records the processes of these ranks among the descendants of the agent.
+    /// Records the processes of the awaited ranks among the descendants of the agent.
     fn look_below_the_agent(&mut self, awaited: &HashSet<u32>) {
         let mut open = children(self.agent.pid);
         while let Some(pid) = open.pop() {
             let Some(process) = Process::of(pid) else { continue };
             let Some(index) = self.rank_of(pid).filter(|rank| awaited.contains(rank)) else { continue };
             let runs = fs::metadata(format!("/proc/{pid}/exe")).is_ok_and(|exe| (exe.dev(), exe.ino()) == self.program);
-            // The files describe this process only if its number has not been reused since.
+            // The files describe this process only if its process ID has not been reused since.
             if !process.lives() {
                 continue;
             }
@@ -158,8 +160,8 @@ impl Siblings {
         }
     }
 
-    /// Returns the rank of a process in this job, from its initial environment. The process must
-    /// belong to this user and PID namespace.
+    /// Returns the rank of a process in this job, from its initial environment. Returns `None`
+    /// unless the process belongs to this job, this user and this PID namespace.
     fn rank_of(&self, pid: i32) -> Option<u32> {
         let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
         let rank = number(&environment, names::RANK)?;
@@ -173,13 +175,14 @@ impl Siblings {
 }
 
 impl Rank {
-    /// Whether a process of the rank runs this program and is alive, so that no check is needed.
+    /// Returns whether the rank ran this program and has a live process. Such a rank needs no
+    /// search.
     fn is_known_to_live(&self) -> bool {
         self.ran && self.members.iter().any(|member| member.lives())
     }
 }
 
-/// Returns the process IDs of a process's children.
+/// Returns the process IDs of the children of a process.
 fn children(pid: i32) -> Vec<i32> {
     let threads: Vec<i32> = numbers(&PathBuf::from(format!("/proc/{pid}/task"))).collect();
     let lists = threads.iter().map(|thread| fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")));
@@ -187,11 +190,11 @@ fn children(pid: i32) -> Vec<i32> {
     if !lists.is_empty() {
         return lists.iter().flat_map(|list| list.split_ascii_whitespace()).filter_map(|child| child.parse().ok()).collect();
     }
-    // Some kernels keep no such list.
+    // Some kernels do not provide the lists of children.
     numbers(Path::new("/proc")).filter(|&child| parent_of(child) == Some(pid)).collect()
 }
 
-/// Returns the names in a directory that are numbers.
+/// Returns the entries of a directory whose names are numbers.
 fn numbers(directory: &Path) -> impl Iterator<Item = i32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())

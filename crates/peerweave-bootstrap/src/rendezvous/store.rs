@@ -1,4 +1,4 @@
-//! The key-value store of a job, which the server holds.
+//! The key-value store of a job, which is in the server.
 
 use std::collections::HashMap;
 use std::sync::PoisonError;
@@ -45,10 +45,10 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the value of a key. Waits until a PE has stored one.
+    /// Returns the value of a key. Waits until a PE has stored a value.
     ///
     /// # Errors
-    /// - [`BootstrapError::Timeout`] if no PE stored a value in time.
+    /// - [`BootstrapError::Timeout`] if no PE stored a value by the deadline.
     /// - [`BootstrapError::PeLost`] if a PE is lost while the key has no value.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, BootstrapError> {
         self.get_by(key, Instant::now() + self.deadline)
@@ -79,7 +79,7 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the current value of a key; `None` if it has none.
+    /// Returns the current value of a key. Returns `None` if the key has no value.
     ///
     /// # Errors
     /// As for [`put`](Self::put).
@@ -107,7 +107,7 @@ impl Rendezvous {
     }
 
     /// Removes a key and its value. A missing key is not an error. Callers that wait for the key
-    /// keep waiting.
+    /// continue to wait.
     ///
     /// # Errors
     /// As for [`put`](Self::put).

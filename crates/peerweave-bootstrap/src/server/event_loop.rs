@@ -1,8 +1,8 @@
-//! The poll loop of the server. [`super::board`] interprets frames, and [`super::wire`] moves their
-//! bytes.
+//! The poll loop of the server. [`super::board`] interprets frames, and [`super::wire`] sends and
+//! receives their bytes.
 //!
-//! Invariant: a connection is in `connections` exactly while its socket is open and registered. The
-//! seat of a PE is released in the step that removes its connection.
+//! Invariant: `connections` contains exactly the connections whose sockets are open and registered.
+//! When a connection is removed, the seat of its PE is released in the same step.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -21,19 +21,20 @@ use crate::socket::Listener;
 
 const LISTENER: PollToken = PollToken(0);
 pub(super) const WAKER: PollToken = PollToken(1);
-/// The first connection's number. Connection `n` has poll token `2 * n`, its process `2 * n + 1`.
+/// Number of the first connection. Connection `n` has poll token `2 * n`, and its process has poll
+/// token `2 * n + 1`.
 const FIRST_LINK: Link = 1;
-/// Time for which a closing connection may still read its last answers.
+/// Time for which the peer of a closing connection may still read its last answers.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Pause before the next attempt to accept a connection when the process has no free descriptor.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(10);
-/// Maximum number of connections accepted between two checks of the PEs, the commands and the
-/// clock.
+/// Maximum number of connections accepted in one turn, before the PEs, the commands and the clock
+/// are checked again.
 const MAX_ACCEPTS: usize = 32;
-/// Maximum number of reads of one connection per turn.
+/// Maximum number of reads from one connection per turn.
 const MAX_READS: usize = 32;
-/// Maximum number of reads of a connection whose process has ended: more than a socket buffer
-/// holds.
+/// Maximum number of reads from a connection whose process has ended. This is more than a socket
+/// buffer contains.
 const MAX_LAST_READS: usize = 4096;
 
 pub(super) struct EventLoop {
@@ -46,17 +47,17 @@ pub(super) struct EventLoop {
     n_joined: usize,
     connections: HashMap<Link, Connection>,
     next_link: Link,
-    /// Unidentified connections in the order of their arrival, and some that have identified
-    /// themselves since, which are skipped.
+    /// Unidentified connections in the order of their arrival. Connections that have identified
+    /// themselves since then are skipped.
     unidentified: VecDeque<Link>,
     n_unidentified: usize,
-    /// Closing connections with unsent answers, in the order of their deadlines.
+    /// Closing connections, in the order of their deadlines.
     leaving: VecDeque<Link>,
     retry_accept_at: Option<Instant>,
-    /// Whether more connections are pending than were accepted in the last turn; they cause no new
-    /// event.
+    /// Whether connections may still be pending after the last turn. Pending connections cause no
+    /// new event.
     more_to_accept: bool,
-    /// Connections with more data than was read in the last turn; the data causes no new event.
+    /// Connections with data that was not read in the last turn. This data causes no new event.
     unfinished: Vec<Link>,
     scratch: Box<[u8]>,
 }
@@ -110,7 +111,8 @@ impl EventLoop {
             }
             for event in &events {
                 match event.token() {
-                    // Last, so that events of joined PEs are handled before new connections.
+                    // New connections are accepted after the events of joined PEs have been
+                    // handled.
                     LISTENER => accepts = true,
                     WAKER => has_commands = true,
                     PollToken(token) => {
@@ -135,13 +137,13 @@ impl EventLoop {
         self.shared.ended.store(true, Ordering::Release);
     }
 
-    /// Returns the time until the next deadline; `None` if there is none.
+    /// Returns the time until the next deadline. Returns `None` if there is no deadline.
     fn sleep(&mut self) -> Option<Duration> {
         if self.more_to_accept || !self.unfinished.is_empty() {
             return Some(Duration::ZERO);
         }
-        // Removes connections that were identified or closed meanwhile, so that the front is the
-        // next to expire.
+        // Removes connections that were identified or closed since the last turn. The front is then
+        // the connection that expires next.
         while let Some(link) = self.unidentified.front() {
             match self.connections.get(link) {
                 Some(Connection { phase: Phase::Unidentified(_), .. }) => break,
@@ -154,8 +156,8 @@ impl EventLoop {
         };
         let next =
             [due(self.unidentified.front()), due(self.leaving.front()), self.retry_accept_at].into_iter().flatten().min()?;
-        // Rounded up, since the system's polling counts in whole milliseconds and would spin
-        // through the last one.
+        // Rounded up, because the system's polling counts whole milliseconds. Without rounding, the
+        // loop would spin during the last millisecond.
         Some(next.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
@@ -164,7 +166,7 @@ impl EventLoop {
         while let Some(link) = self.unidentified.front().copied() {
             match self.connections.get(&link).map(|connection| &connection.phase) {
                 Some(Phase::Unidentified(by)) if *by > now => break,
-                Some(Phase::Unidentified(_)) => self.drop_connection(link, "it did not identify itself in time"),
+                Some(Phase::Unidentified(_)) => self.drop_connection(link, "it did not send a hello within the time limit"),
                 _ => {}
             }
             self.unidentified.pop_front();
@@ -183,7 +185,7 @@ impl EventLoop {
         }
     }
 
-    /// Accepts pending connections, up to the limit per turn.
+    /// Accepts pending connections, at most [`MAX_ACCEPTS`].
     fn accept_pending(&mut self) {
         self.more_to_accept = false;
         for _ in 0..MAX_ACCEPTS {
@@ -196,8 +198,8 @@ impl EventLoop {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset => {}
-                    // Probably no descriptor is free: drop a connection, and try again later,
-                    // because there is no new event.
+                    // The most likely cause is that no descriptor is free. Drop a connection, and
+                    // try again later, because there will be no new event.
                     _ => {
                         tracing::warn!(%error, "the rendezvous server cannot accept a connection");
                         self.drop_oldest_unidentified();
@@ -223,7 +225,7 @@ impl EventLoop {
         self.connections.insert(link, connection);
         self.unidentified.push_back(link);
         self.n_unidentified += 1;
-        // The hello of a local PE is usually there already.
+        // The hello of a local PE has usually arrived already.
         self.read_and_write(link, true);
     }
 
@@ -235,7 +237,7 @@ impl EventLoop {
         }
     }
 
-    /// Reads and writes without blocking.
+    /// Reads from a connection if `readable`, then writes pending data. Does not block.
     fn read_and_write(&mut self, link: Link, readable: bool) {
         if readable {
             self.read(link, MAX_READS);
@@ -281,7 +283,7 @@ impl EventLoop {
                     frame
                 }
                 Ok(None) => {
-                    // A hello has exactly this length, so the data can never become a frame.
+                    // A hello has exactly this length, so the data can never become a valid hello.
                     if matches!(connection.phase, Phase::Unidentified(_)) && connection.inbox.len() >= HELLO_FRAME_LEN_BYTES {
                         self.misbehaved(link, ProtocolError::OutOfPlace { kind: "long" });
                     } else {
@@ -331,7 +333,7 @@ impl EventLoop {
     }
 
     fn process_ended(&mut self, link: Link) {
-        // Its last frames may not have been read.
+        // The last frames of the process may not have been read.
         self.read(link, MAX_LAST_READS);
         if let Some(connection) = self.connections.get(&link) {
             tracing::debug!(pid = connection.pid, "the process of a PE has ended, but another process keeps its socket open");
@@ -354,7 +356,7 @@ impl EventLoop {
         }
     }
 
-    /// Sends the reason and closes the connection.
+    /// Sends the reason of the refusal and closes the connection.
     fn refuse(&mut self, link: Link, reason: Refusal) {
         let refused = Frame::Refused { reason }.to_bytes().into();
         self.perform(vec![Action::Send(link, refused), Action::Close(link)]);
@@ -372,8 +374,8 @@ impl EventLoop {
         tracing::debug!(why, "the rendezvous server dropped a connection");
     }
 
-    /// Executes the board's actions and their consequences: a connection that fails meanwhile is
-    /// another loss.
+    /// Executes the board's actions and their consequences. If a connection fails during an action,
+    /// that is another loss, which causes further actions.
     fn perform(&mut self, mut out: Vec<Action>) {
         let mut touched: Vec<Link> = Vec::new();
         while !out.is_empty() {
@@ -408,7 +410,7 @@ impl EventLoop {
         }
     }
 
-    /// Sends without blocking. Returns `false` if the connection must be closed.
+    /// Sends pending data without blocking. Returns `false` if the connection must be closed.
     fn sends(&mut self, link: Link) -> bool {
         let Some(connection) = self.connections.get_mut(&link) else { return true };
         let sent = connection.outbox.flush(&mut connection.pipe).is_ok();
@@ -423,11 +425,11 @@ impl EventLoop {
         self.perform(out);
     }
 
-    /// Closes a connection. If it belonged to a PE that had not left, the PE is lost.
+    /// Closes a connection. If the connection belonged to a PE that had not left, the PE is lost.
     fn close(&mut self, link: Link, out: &mut Vec<Action>) {
         let Some(mut connection) = self.connections.remove(&link) else { return };
-        // Explicitly, because a process forked from this one may hold copies of the descriptors,
-        // which would still cause events.
+        // The descriptors are unregistered explicitly, because a process forked from this process
+        // may have copies of the descriptors. The copies would still cause events.
         connection.unregister(self.poll.registry());
         match connection.phase {
             Phase::Unidentified(_) => self.n_unidentified -= 1,
@@ -440,7 +442,7 @@ impl EventLoop {
         }
     }
 
-    /// Executes commands. If one of them stops the server, returns the time for which PEs may read
+    /// Executes commands. If a command stops the server, returns the time for which PEs may read
     /// their answers.
     fn run_commands(&mut self) -> Option<Duration> {
         let mut end = None;
@@ -449,7 +451,7 @@ impl EventLoop {
             match command {
                 Command::ReportLost(pe, why) => self.shared.board().report_lost(pe.get(), &why, &mut out),
                 Command::Sync(answer) => {
-                    // The receiver may have timed out.
+                    // Sending fails if the receiver has timed out, which is harmless.
                     let _ = answer.send(());
                 }
                 Command::End { linger } => end = Some(linger),
@@ -459,11 +461,11 @@ impl EventLoop {
         end
     }
 
-    /// Fails all pending requests, and gives the PEs the time `linger` to read the answers.
+    /// Fails all pending requests, and waits up to `linger` until the PEs have read the answers.
     fn finish(&mut self, linger: Duration, events: &mut Events) {
-        // Frames sent before the end count: PE 0 may just have given up, and the others need its
-        // reason. A PE of this process is read last: if it ends because another one was lost, that
-        // loss is the first.
+        // Frames that were sent before the end are still handled: PE 0 may just have given up, and
+        // the other PEs need its reason. The PE of this process is read last. If it ends because
+        // another PE was lost, that loss must be the first.
         let mut links: Vec<Link> = self.connections.keys().copied().collect();
         let own = Some(std::process::id());
         links.sort_by_key(|link| self.connections.get(link).is_some_and(|connection| connection.pid == own));
@@ -483,22 +485,23 @@ impl EventLoop {
     }
 }
 
-/// Watches a PE's process, because a child that it forked may hold the socket open after its death.
+/// Watches the process of a PE. After the death of the process, a child that it forked may keep the
+/// socket open.
 #[cfg(target_os = "linux")]
 fn watch(registry: &mio::Registry, link: Link, pid: Option<u32>) -> Option<std::os::fd::OwnedFd> {
     use std::os::fd::AsRawFd;
 
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-    // A PE in the server's own process ends with the server; and 0 is a process that this one
-    // cannot name.
+    // A PE in the server's own process ends with the server, so it needs no watch. Process ID 0
+    // means a process of another PID namespace.
     let pid = pid.filter(|pid| *pid != 0 && *pid != std::process::id())?;
     let watched = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).and_then(|process| {
         let token = PollToken(2 * link as usize + 1);
         let result = registry.register(&mut mio::unix::SourceFd(&process.as_raw_fd()), token, Interest::READABLE);
         result.map(|()| process).map_err(|_| rustix::io::Errno::INVAL)
     });
-    // Old kernels and some sandboxes have no such call; then the end of the socket reports the
-    // process's end.
+    // Old kernels and some sandboxes do not support this call. In that case the end of the
+    // connection shows that the process has ended.
     watched.inspect_err(|error| tracing::debug!(pid, %error, "the process of a PE cannot be watched")).ok()
 }

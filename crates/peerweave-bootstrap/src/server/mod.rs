@@ -1,9 +1,11 @@
-//! The server of a rendezvous: one thread with one poll loop for all connections. [`board`]
+//! The server of a rendezvous. It is one thread with one poll loop for all connections. [`board`]
 //! interprets the frames.
 //!
-//! Invariants: [1] a connection that has not joined stores at most [`HELLO_FRAME_LEN_BYTES`] for at
-//! most [`ServerOptions::hello_within`], and there are at most [`ServerOptions::max_unidentified`]
-//! such connections beyond one for each missing PE; [2] no connection delays another one.
+//! Invariants:
+//! - [1] A connection that has not joined stores at most [`HELLO_FRAME_LEN_BYTES`] bytes for at
+//!   most [`ServerOptions::hello_within`]. The number of such connections is at most
+//!   [`ServerOptions::max_unidentified`] plus the number of missing PEs.
+//! - [2] No connection delays another connection.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -43,14 +45,15 @@ use crate::proto::HELLO_FRAME_LEN_BYTES;
 pub struct ServerOptions {
     /// Time within which a connection must identify itself.
     pub hello_within: Duration,
-    /// Maximum number of unidentified connections beyond one for each missing PE. The oldest is
-    /// dropped first.
+    /// Maximum number of unidentified connections, in addition to one connection for each missing
+    /// PE. The oldest connection is dropped first.
     pub max_unidentified: usize,
-    /// Maximum size of the key-value store and pending exchanges together, in bytes.
+    /// Maximum total size of the key-value store and the pending exchanges, in bytes.
     pub max_stored_bytes: usize,
-    /// Maximum size of unread answers to a PE, in bytes; above it the connection is dropped.
+    /// Maximum size of unread answers to a PE, in bytes. If a PE exceeds the limit, its connection
+    /// is dropped.
     pub max_unread_bytes: usize,
-    /// Address to listen on, if it differs from the host of the endpoint. Ignored for Unix sockets.
+    /// Address to listen on instead of the host of the endpoint. Ignored for Unix sockets.
     pub bind_address: Option<std::net::IpAddr>,
 }
 
@@ -66,8 +69,8 @@ impl Default for ServerOptions {
     }
 }
 
-/// The state of the PEs on the server. Every PE is in exactly one of the four lists, in ascending
-/// order.
+/// The state of the PEs on the server. Every PE is in exactly one of the four lists. Each list is
+/// in ascending order of PEs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerState {
@@ -79,15 +82,15 @@ pub struct ServerState {
     pub left: Vec<Pe>,
     /// PEs that were lost, each with the cause.
     pub lost: Vec<(Pe, Loss)>,
-    /// Number of connections dropped because of invalid data or because they did not identify
-    /// themselves in time.
+    /// Number of connections that were dropped because they were invalid, of another user, or did
+    /// not identify themselves in time.
     pub dropped_connections: u64,
 }
 
 /// The server to which the PEs of a job connect, running on its own thread.
 ///
-/// The launcher or PE 0 runs it. Dropping it stops the thread at once; waiting PEs get an error
-/// that the server was stopped.
+/// The launcher or PE 0 runs the server. Dropping this value stops the thread immediately. Waiting
+/// PEs then get an error that the server was stopped.
 ///
 /// ```
 /// use std::{thread, time::Duration};
@@ -114,14 +117,13 @@ pub struct Server {
     shared: Arc<Shared>,
     commands: Sender<Command>,
     thread: Option<JoinHandle<()>>,
-    /// Process ID of the process that has the server's thread; a forked child does not have the
-    /// thread.
+    /// ID of the process that runs the server's thread. A forked child does not have the thread.
     pid: u32,
 }
 
 enum Command {
     ReportLost(Pe, String),
-    /// Answers when all earlier events have been handled.
+    /// Requests an answer when all earlier events have been handled.
     Sync(Sender<()>),
     End {
         linger: Duration,
@@ -142,7 +144,8 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Server {
-    /// Time for which [`shutdown`](Self::shutdown) lets PEs read their last frames.
+    /// Maximum time for which [`shutdown`](Self::shutdown) waits until PEs have read their last
+    /// frames.
     const LINGER: Duration = Duration::from_millis(500);
 
     /// Starts a server at `endpoint` for `n_pes` PEs that know `token`.
@@ -178,12 +181,13 @@ impl Server {
         Ok(Self { endpoint, here, shared, commands, thread: Some(thread), pid: std::process::id() })
     }
 
-    /// Starts a server for `n_pes` PEs on this machine, at an endpoint without a name in the file
-    /// system and with a random token. Also returns the job of each PE, for threads or processes
-    /// that the caller starts.
+    /// Starts a server for `n_pes` PEs on this machine, with a random token. Its endpoint has no
+    /// name in the file system. Also returns the job of each PE, for threads or processes that the
+    /// caller starts.
     ///
     /// # Errors
-    /// As for [`bind`](Self::bind); [`BootstrapError::Io`] if the system has no random numbers.
+    /// As for [`bind`](Self::bind), and [`BootstrapError::Io`] if the system provides no random
+    /// numbers.
     pub fn on_this_machine(n_pes: u32) -> Result<(Self, Vec<Job>), BootstrapError> {
         let token = Token::random()?;
         let server = Self::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
@@ -191,7 +195,7 @@ impl Server {
         Ok((server, jobs))
     }
 
-    /// Returns the address of the server, with the actual port if port 0 was requested.
+    /// Returns the address of the server, with the chosen port if port 0 was requested.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -201,7 +205,7 @@ impl Server {
         &self.here
     }
 
-    /// Returns the state of the PEs.
+    /// Returns the current state of the PEs.
     pub fn state(&self) -> ServerState {
         let mut state = ServerState {
             dropped_connections: self.shared.dropped_connections.load(Ordering::Relaxed),
@@ -219,25 +223,27 @@ impl Server {
         state
     }
 
-    /// Returns the PE that was lost first, and how; `None` while no PE is lost.
+    /// Returns the PE that was lost first, and the cause of the loss. Returns `None` while no PE is
+    /// lost.
     ///
-    /// Earlier events are handled first: if the connection of one PE closed before the process of
-    /// another ended, that PE was lost first. Waits for the server's thread for up to 200 ms.
+    /// Earlier events are handled first. For example, if the connection of one PE closed before the
+    /// process of another PE ended, the former PE was lost first. Waits for the server's thread for
+    /// up to 200 ms.
     pub fn first_loss(&self) -> Option<(Pe, Loss)> {
         self.sync();
         self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), fault.loss())))
     }
 
     /// Returns the PE that called [`Rendezvous::abort`](crate::Rendezvous::abort) first, and the
-    /// exit code that it passed; `None` if no PE has called `abort`. Waits for the server's thread
-    /// for up to 200 ms.
+    /// exit code that it passed. Returns `None` if no PE has called `abort`. Waits for the server's
+    /// thread for up to 200 ms.
     pub fn aborted(&self) -> Option<(Pe, u8)> {
         self.sync();
         self.shared.board().aborted().map(|(pe, code)| (Pe::new(pe), code))
     }
 
-    /// Waits, for up to 200 ms, until the server's thread has handled the earlier events and has
-    /// written its answers to the sockets.
+    /// Waits up to 200 ms until the server's thread has handled the earlier events and has written
+    /// its answers to the sockets.
     pub(crate) fn sync(&self) {
         let (answer, answered) = mpsc::channel();
         self.command(Command::Sync(answer));
@@ -245,24 +251,26 @@ impl Server {
     }
 
     /// Reports that the process of a PE has ended. Current and later waits of all PEs fail with
-    /// [`BootstrapError::PeLost`] and `why`. Does nothing if the PE has left or is already lost.
+    /// [`BootstrapError::PeLost`], whose cause is `why`. Does nothing if the PE has left or is
+    /// already lost.
     pub fn report_lost(&self, pe: Pe, why: &str) {
         self.command(Command::ReportLost(pe, why.to_owned()));
     }
 
-    /// Returns whether the thread has ended because polling failed. The thread logs the error.
+    /// Returns whether the server's thread has ended. While this value lives, the thread ends only
+    /// if polling fails, and logs the error.
     pub fn has_ended(&self) -> bool {
         self.shared.ended.load(Ordering::Acquire)
     }
 
-    /// Stops the server when its last frames have been sent, but after half a second at the latest.
-    /// Waiting PEs get an error.
+    /// Stops the server. Waiting PEs get an error. Waits until the last frames have been sent, but
+    /// at most half a second.
     pub fn shutdown(mut self) {
         self.end(Self::LINGER);
     }
 
     fn end(&mut self, linger: Duration) {
-        // A forked child has no thread to wait for, and waking would wake the parent's.
+        // A forked child has no thread to wait for, and the waker would wake the parent's thread.
         if self.pid != std::process::id() {
             self.thread = None;
         }
@@ -278,7 +286,7 @@ impl Server {
         if self.pid != std::process::id() {
             return;
         }
-        // Both fail only when the thread has ended, and then no PE is connected.
+        // Sending fails only if the thread has ended. Then no PE is connected.
         let _ = self.commands.send(command);
         if let Err(error) = self.shared.waker.wake() {
             tracing::error!(%error, "cannot wake the thread of the rendezvous server");
@@ -298,5 +306,5 @@ impl Shared {
     }
 }
 
-/// Commands for the loop.
+/// Receiver of the commands for the poll loop.
 type Inbox = Receiver<Command>;

@@ -1,7 +1,8 @@
-//! Non-blocking sockets of the server, and the buffers of a connection. Decisions are made in
-//! [`super::event_loop`].
+//! Non-blocking sockets of the server, and the buffers of a connection. [`super::event_loop`]
+//! decides what to do with them.
 //!
-//! Invariant: the bytes of an `Outbox` are sent in the order in which they were pushed, each once.
+//! Invariant: the bytes of an `Outbox` are sent exactly once, in the order in which they were
+//! pushed.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -40,8 +41,8 @@ impl Acceptor {
         }
     }
 
-    /// Accepts the next connection. Returns it with the process ID of the peer, if the system
-    /// reports it. Returns `None` for a connection of another user, which is closed.
+    /// Accepts the next connection. Returns the connection with the process ID of the peer, if the
+    /// system reports the ID. Returns `None` for a connection of another user, which is closed.
     pub(super) fn accept(&self) -> io::Result<Option<(Pipe, Option<u32>)>> {
         match self {
             #[cfg(target_os = "linux")]
@@ -88,7 +89,7 @@ impl Pipe {
         }
     }
 
-    /// Reads available bytes; returns `None` if there are none.
+    /// Reads available bytes. Returns `None` if no bytes are available.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             let result = match self {
@@ -105,7 +106,7 @@ impl Pipe {
         }
     }
 
-    /// Writes bytes; returns `None` if the socket's buffer is full.
+    /// Writes bytes. Returns `None` if the buffer of the socket is full.
     fn write(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
         loop {
             let result = match self {
@@ -124,13 +125,14 @@ impl Pipe {
     }
 }
 
-/// Bytes that still have to be sent on a connection.
+/// Bytes that are pending to be sent on a connection.
 #[derive(Default)]
 pub(super) struct Outbox {
     queue: VecDeque<Arc<[u8]>>,
-    /// Number of bytes sent of the first element.
+    /// Number of bytes of the first element that have been sent.
     sent_len_bytes: usize,
-    /// Number of bytes in the queue that are not shared with other connections.
+    /// Number of bytes pushed since the queue was last empty that are not shared with other
+    /// connections.
     own_len_bytes: usize,
 }
 
@@ -167,11 +169,11 @@ impl Outbox {
 
 /// The state of a connection.
 pub(super) enum Phase {
-    /// The peer has not identified itself; it must do so by this time.
+    /// The peer has not identified itself. It must identify itself by this time.
     Unidentified(Instant),
     Pe(u32),
-    /// The connection is closing: its frames are ignored, and it closes when its outbox is empty,
-    /// at the latest at this time.
+    /// The connection is closing, and its frames are ignored. It is closed when its outbox is
+    /// empty, or at this time at the latest.
     Closing(Instant),
 }
 
@@ -180,11 +182,11 @@ pub(super) struct Connection {
     pub(super) phase: Phase,
     /// Process ID of the peer, if the system reports it.
     pub(super) pid: Option<u32>,
-    /// Bytes that have been read and not decoded.
+    /// Bytes that have been read but not decoded.
     pub(super) inbox: Vec<u8>,
     pub(super) outbox: Outbox,
-    /// Pidfd of the peer's process: becomes readable when the process ends, even if a forked child
-    /// keeps the socket open.
+    /// Pidfd of the peer's process. It becomes readable when the process ends, even if a forked
+    /// child keeps the socket open.
     #[cfg(target_os = "linux")]
     pub(super) process: Option<std::os::fd::OwnedFd>,
 }
@@ -204,7 +206,7 @@ impl Connection {
 
     /// Stops polling the socket and the process.
     pub(super) fn unregister(&mut self, registry: &Registry) {
-        // A failure means that the system does not watch it, which is the goal.
+        // A failure means that the system does not watch the socket, which is the goal.
         let _ = self.pipe.unregister(registry);
         #[cfg(target_os = "linux")]
         if let Some(process) = &self.process {

@@ -1,7 +1,8 @@
-//! Shows which PEs run: each PE counts while it takes part, and the others read its counter.
+//! Detects PEs that are stopped, for example by a signal. During an agreement each PE increments a
+//! counter, and the other PEs read the counter.
 //!
-//! All PEs of an agreement fail if one of them is stopped, each in its own way and at its own time.
-//! The counters tell the stopped PE from those that wait for it.
+//! If one PE is stopped, all PEs of an agreement fail, but at different places and times. The
+//! counters distinguish the stopped PE from PEs that wait for it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
@@ -9,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use super::SurvivorWords;
 
-/// The pause between two counts while another thread of the PE does the work.
+/// Pause between two increments of the counter while another thread of the PE works.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
-/// A PE that takes part and has not counted for this time has stopped. A PE that runs counts every
-/// millisecond, or later if its processor is busy.
+/// Time without an increment after which a participating PE counts as stopped. A running PE
+/// increments its counter every millisecond, or less often if its processor is busy.
 const SILENCE: Duration = Duration::from_secs(1);
 
 type Words<'a> = dyn Fn(usize) -> &'a SurvivorWords + Sync + 'a;
 
-/// When this PE has last seen each PE run.
+/// The last time at which this PE saw each PE run.
 pub(super) struct Beats {
     start: Instant,
     seen: Mutex<Vec<Seen>>,
@@ -26,7 +27,7 @@ pub(super) struct Beats {
 
 struct Seen {
     count: u64,
-    /// The time of the last change; `None` if the counter has not changed.
+    /// Time at which this PE last saw the counter change. `None` if the counter has not changed.
     at: Option<Instant>,
 }
 
@@ -37,7 +38,7 @@ impl Beats {
         Self { start: Instant::now(), seen: Mutex::new(seen) }
     }
 
-    /// Counts for this PE, and looks at the others.
+    /// Increments the counter of this PE, and reads the counters of all PEs.
     pub(super) fn beat(&self, me: usize, words: &Words<'_>) {
         words(me).beat.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
@@ -49,12 +50,13 @@ impl Beats {
         }
     }
 
-    /// Returns whether a PE has counted since this PE has called.
+    /// Returns whether the counter of a PE has changed since this value was created.
     pub(super) fn has_run(&self, pe: usize) -> bool {
         self.last(pe).is_some()
     }
 
-    /// Returns whether a PE that takes part does not run. A short call needs less silence.
+    /// Returns whether a participating PE is stopped. In a call shorter than two seconds, half of
+    /// the elapsed time without an increment is enough.
     pub(super) fn has_stopped(&self, pe: usize) -> bool {
         self.last(pe).unwrap_or(self.start).elapsed() > SILENCE.min(self.start.elapsed() / 2)
     }

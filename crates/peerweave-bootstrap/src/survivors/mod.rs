@@ -1,21 +1,24 @@
-//! The PEs of one machine that are left after a failure agree on a new job, and join it.
+//! After a failure, the surviving PEs of one machine agree on a new job and join it.
 //!
-//! The agreement uses words in memory that all PEs of the old job share, one [`SurvivorWords`] for
-//! each PE. So it needs no server, and PE 0 may be among the dead. The caller provides the memory,
-//! and a function that says whether a PE has ended.
+//! The agreement uses memory that all PEs of the old job share, with one [`SurvivorWords`] for each
+//! PE. So it needs no server, and PE 0 may be among the dead PEs. The caller provides the memory,
+//! and a function that returns whether a PE has ended.
 //!
-//! An attempt has a number. A PE that takes part writes the number into its words. The first PE
-//! that has not ended leads: when all others that have not ended take part too, it starts a server
-//! and publishes its decision, which is the list of members and the address of the server. Each PE
-//! looks for a decision in ascending order of PEs, and goes past a PE only if that PE has ended
-//! without one.
+//! Each attempt to agree has a number. A participating PE writes the number of its attempt into its
+//! words. The first PE that has not ended is the leader. When all other PEs that have not ended
+//! also participate, the leader starts a server and publishes its decision. The decision is the
+//! list of members and the address of the server. Each PE looks for a decision in ascending order
+//! of PEs. It skips a PE only if that PE has ended without a decision.
 //!
-//! Invariants: **\[1\]** an attempt has at most one decision. A PE that decides has seen that all
-//! PEs before it ended, and that none of them had decided; a PE that has ended writes nothing more.
-//! So the first decision in the order of PEs is the only one, and it stays readable after its PE
-//! has died. **\[2\]** A PE takes part in the highest attempt that it sees, so attempts that failed
-//! on some PEs end on all. **\[3\]** Every wait ends: with the agreement, at the deadline, or when
-//! `check` fails.
+//! Invariants:
+//! - **\[1\]** An attempt has at most one decision. A PE that decides has checked that all PEs
+//!   before it ended without a decision. A PE that has ended writes nothing more. So the first
+//!   decision in the order of PEs is the only decision, and it stays readable after its PE has
+//!   died.
+//! - **\[2\]** A PE participates in the highest attempt that it sees. So an attempt that failed on
+//!   some PEs ends on all PEs.
+//! - **\[3\]** Every wait ends with the agreement, at the deadline, or when `check` returns an
+//!   error.
 
 mod beats;
 
@@ -34,44 +37,45 @@ use crate::rendezvous::Rendezvous;
 use crate::server::{Server, ServerOptions};
 use crate::token::{TOKEN_LEN_BYTES, Token, fill_random};
 
-/// The largest number of PEs that can agree.
+/// Maximum number of PEs of the old job.
 pub const MAX_SURVIVORS: usize = 4096;
 
-/// The shortest pause between two reads of the words of the others.
+/// Shortest pause between two reads of the words of the other PEs.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
-/// The longest pause.
+/// Longest pause between two reads of the words of the other PEs.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 const NAME_LEN_BYTES: usize = 16;
 const TICKET_WORDS: usize = (NAME_LEN_BYTES + TOKEN_LEN_BYTES) / 8;
 
-/// How far a PE is in an attempt: the low byte of [`SurvivorWords::state`].
+/// Values of the low byte of [`SurvivorWords::state`]: the progress of a PE in an attempt.
 mod phase {
-    /// Takes part.
+    /// The PE participates.
     pub(super) const ARRIVED: u64 = 1;
-    /// Took part, and has returned an error.
+    /// The PE participated, and has returned an error.
     pub(super) const WITHDRAWN: u64 = 2;
-    /// Has joined the new job.
+    /// The PE has joined the new job.
     pub(super) const DONE: u64 = 3;
-    /// Could join the new job, and waits for the other members.
+    /// The PE is ready to join the new job, and waits for the other members.
     pub(super) const READY: u64 = 4;
 }
 
-/// The words of one PE, in memory that all PEs of the old job share. They start as zeros, and only
-/// that PE writes them.
+/// The words of one PE, in memory that all PEs of the old job share. They are initially zero, and
+/// only that PE writes them.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SurvivorWords {
-    /// The number of the attempt, and the phase in the low byte.
+    /// Number of the attempt, shifted left by 8 bits, and the phase in the low byte.
     state: AtomicU64,
-    /// The number, plus 1, of the PE because of which this PE has withdrawn; 0 for none. Written
-    /// before the state.
+    /// Number, plus 1, of the PE because of which this PE has withdrawn. 0 if there is no such PE.
+    /// Written before the state.
     blamed: AtomicU64,
-    /// Counts the looks of this PE while it takes part, so that the others see that it runs.
+    /// Counter that a participating PE increments, so that other PEs see that it runs.
     beat: AtomicU64,
-    /// The attempt for which this PE has published a decision; 0 while it writes one.
+    /// Number of the attempt for which this PE has published a decision. 0 while the PE writes a
+    /// decision.
     decided: AtomicU64,
-    /// The decision: the ticket, and one bit for each member.
+    /// The decision: the ticket here, and one bit for each member in `members`.
     ticket: [AtomicU64; TICKET_WORDS],
     members: [AtomicU64; MAX_SURVIVORS / 64],
 }
@@ -91,7 +95,7 @@ impl Default for SurvivorWords {
 }
 
 impl SurvivorWords {
-    /// Returns whether this PE has ever taken part in an agreement. If so, it runs no more
+    /// Returns whether this PE has ever participated in an agreement. Such a PE runs no more
     /// operations of the old job.
     #[inline]
     pub fn has_begun(&self) -> bool {
@@ -116,14 +120,15 @@ impl SurvivorWords {
         self.enter(attempt, phase::WITHDRAWN);
     }
 
-    /// Returns the PE because of which this PE has withdrawn. The caller has read the state before.
+    /// Returns the PE because of which this PE has withdrawn. The caller must have read the state
+    /// before.
     fn blamed(&self) -> Option<Pe> {
         Some(Pe::new(u32::try_from(self.blamed.load(Ordering::Acquire).checked_sub(1)?).ok()?))
     }
 
     fn publish(&self, attempt: u64, ticket: Ticket, members: &[Pe]) {
         self.decided.store(0, Ordering::Relaxed);
-        // A reader that sees a part of what follows sees this zero too.
+        // A reader that sees any of the stores below also sees this zero.
         fence(Ordering::Release);
         self.ticket.iter().zip(ticket.0).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         let mut bits = [0; MAX_SURVIVORS / 64];
@@ -132,7 +137,8 @@ impl SurvivorWords {
         self.decided.store(attempt, Ordering::Release);
     }
 
-    /// Returns the decision of this PE for an attempt.
+    /// Returns the decision of this PE for an attempt. Returns `None` if this PE has published no
+    /// decision for the attempt.
     fn decision(&self, attempt: u64) -> Option<Decision> {
         if self.decided.load(Ordering::Acquire) != attempt {
             return None;
@@ -148,7 +154,7 @@ impl SurvivorWords {
     }
 }
 
-/// The address and the secret of the rendezvous of a new job.
+/// Address and token of the rendezvous of a new job.
 #[derive(Clone, Copy)]
 pub struct Ticket([u64; TICKET_WORDS]);
 
@@ -192,28 +198,29 @@ impl std::fmt::Debug for Ticket {
     }
 }
 
-/// The new job, as all of its PEs have agreed on it.
+/// The new job on which all of its PEs have agreed.
 #[derive(Clone, Debug)]
 pub struct Decision {
     attempt: u64,
     ticket: Ticket,
-    /// The members, ascending: PE `i` of the new job is `members[i]` of the old one.
+    /// Members in ascending order. PE `i` of the new job is PE `members[i]` of the old job.
     pub members: Vec<Pe>,
 }
 
 impl Decision {
-    /// Returns the number of the attempt, which no earlier attempt of these PEs had.
+    /// Returns the number of the attempt. Each attempt of these PEs has a higher number than
+    /// earlier attempts.
     pub fn attempt(&self) -> u64 {
         self.attempt
     }
 
-    /// Returns the number that a PE of the old job has in the new one; `None` if it is not a
-    /// member.
+    /// Returns the number that a PE of the old job has in the new job. Returns `None` if the PE is
+    /// not a member.
     pub fn new_pe(&self, old: Pe) -> Option<Pe> {
         self.members.binary_search(&old).ok().map(|at| Pe::new(at as u32))
     }
 
-    /// Returns the numbers that PEs of the new job had in the old one.
+    /// Returns the numbers that PEs of the new job had in the old job.
     pub fn old_pes(&self, new: &[Pe]) -> Vec<Pe> {
         new.iter().filter_map(|pe| self.members.get(pe.index()).copied()).collect()
     }
@@ -222,28 +229,28 @@ impl Decision {
 /// The reason why PEs could not agree.
 #[derive(Debug)]
 pub enum Disagreement<E> {
-    /// The deadline passed, and these PEs had neither called nor ended.
+    /// The deadline passed, and some PEs had neither participated nor ended.
     Late {
-        /// The time waited.
+        /// Time for which this PE waited.
         waited: Duration,
-        /// The PEs that did not call; ascending.
+        /// The PEs that did not participate, in ascending order.
         missing: Vec<Pe>,
     },
-    /// A PE has joined a new job without this PE.
+    /// This PE has joined a new job without the calling PE, or has left the agreement.
     Left(Pe),
-    /// `lead`, which prepares the new job, failed, or `check` did.
+    /// The function `lead` or the function `check` returned this error.
     Failed(E),
 }
 
-/// What a PE finds in the words of all PEs.
+/// The next step of a PE, according to the words of all PEs.
 enum Look {
     Decided(Decision),
-    /// This PE leads, and these PEs take part.
+    /// This PE is the leader, and these PEs participate.
     Lead(Vec<Pe>),
     Wait,
 }
 
-/// The PEs of the old job, as one of them sees them.
+/// The agreement of one PE with the other PEs of the old job.
 pub struct Survivors<'a> {
     me: Pe,
     n_pes: usize,
@@ -253,11 +260,11 @@ pub struct Survivors<'a> {
 }
 
 impl<'a> Survivors<'a> {
-    /// Returns what PE `me` of a job of `n_pes` PEs needs for one call.
+    /// Creates the agreement of PE `me` of a job of `n_pes` PEs.
     ///
     /// `words` returns the words of a PE. `has_ended` returns whether a PE has ended or has left
-    /// the old job, so that it writes no more words: it must not return `true` for a PE that
-    /// continues, and may notice an end some time later.
+    /// the old job, so that it writes no more words. `has_ended` must not return `true` for a PE
+    /// that continues. It may detect an end with a delay.
     ///
     /// # Panics
     /// If the job has more than [`MAX_SURVIVORS`] PEs.
@@ -271,7 +278,7 @@ impl<'a> Survivors<'a> {
         Self { me, n_pes, words, has_ended, beats: Beats::new(n_pes, words) }
     }
 
-    /// Returns the number of this PE.
+    /// Returns the number of this PE in the old job.
     pub fn me(&self) -> Pe {
         self.me
     }
@@ -280,8 +287,8 @@ impl<'a> Survivors<'a> {
         self.beats.beat(self.me.index(), self.words);
     }
 
-    /// Runs `work`, and counts at short intervals while it runs, so that members that wait for this
-    /// PE do not consider it stopped.
+    /// Runs `work`. A second thread increments the counter of this PE at the same time, so that
+    /// members that wait for this PE do not consider it stopped.
     pub fn beating<T>(&self, work: impl FnOnce() -> T) -> T {
         let (beats, me, words) = (&self.beats, self.me.index(), self.words);
         let (done, ends) = mpsc::channel::<()>();
@@ -291,13 +298,13 @@ impl<'a> Survivors<'a> {
                     beats.beat(me, words);
                 }
             });
-            // The thread ends when this is dropped.
+            // The thread ends when the sender is dropped.
             let _done = done;
             work()
         })
     }
 
-    /// Returns the members that still take part in the attempt of a decision, but do not run.
+    /// Returns the members that still participate in the attempt of a decision, but are stopped.
     pub fn stopped(&self, decision: &Decision) -> Vec<Pe> {
         self.beat();
         let is_stopped = |pe: &Pe| {
@@ -312,14 +319,16 @@ impl<'a> Survivors<'a> {
         (self.words)(self.me.index())
     }
 
-    /// Agrees with the other PEs that have not ended. On one of them, `lead` prepares the job of
-    /// the given members and returns its ticket. `check` fails if the call must end.
+    /// Agrees on a new job with the other PEs that have not ended. On one of them, `lead` prepares
+    /// the job of the given members and returns its ticket. `check` returns an error if the call
+    /// must end.
     ///
     /// # Collective
     /// All PEs of the old job that have not ended.
     ///
     /// # Errors
-    /// [`Disagreement`] with the reason. This PE then takes no part until its next call.
+    /// [`Disagreement`] with the reason. After an error, this PE does not participate until its
+    /// next call.
     pub fn agree<E>(
         &self,
         until: Instant,
@@ -351,7 +360,7 @@ impl<'a> Survivors<'a> {
                 let missing = self.missing(first, attempt);
                 own.withdraw(attempt, missing.first().copied());
                 return match self.look(attempt) {
-                    // The leader has decided meanwhile.
+                    // The leader has decided since the last look.
                     Ok(Look::Decided(decision)) => {
                         own.enter(attempt, phase::ARRIVED);
                         self.accept(decision)
@@ -379,7 +388,7 @@ impl<'a> Survivors<'a> {
         Disagreement::Failed(error)
     }
 
-    /// Returns the highest attempt in which a PE takes part, at least `attempt`.
+    /// Returns the highest attempt in which a PE participates, or `attempt` if that is higher.
     fn highest_attempt(&self, attempt: u64) -> u64 {
         let of = |pe: usize| {
             let state = (self.words)(pe).state.load(Ordering::Acquire);
@@ -388,7 +397,8 @@ impl<'a> Survivors<'a> {
         (0..self.n_pes).map(of).fold(attempt, u64::max)
     }
 
-    /// Looks for the decision of an attempt. Fails with a PE that has joined a new job already.
+    /// Looks for the decision of an attempt. Returns a PE as an error if that PE has already joined
+    /// a new job.
     fn look(&self, attempt: u64) -> Result<Look, Pe> {
         for pe in 0..self.n_pes {
             let words = (self.words)(pe);
@@ -404,7 +414,7 @@ impl<'a> Survivors<'a> {
             if !(self.has_ended)(pe) {
                 return Ok(Look::Wait);
             }
-            // It may have decided since the last look, and then ended.
+            // The PE may have decided after the first check, and then ended.
             if let Some(decision) = words.decision(attempt) {
                 return Ok(Look::Decided(decision));
             }
@@ -412,7 +422,8 @@ impl<'a> Survivors<'a> {
         Ok(Look::Wait)
     }
 
-    /// Returns the members of an attempt if all PEs that have not ended take part.
+    /// Returns the members of an attempt if all PEs that have not ended participate. Returns `None`
+    /// otherwise.
     fn others_arrived(&self, attempt: u64) -> Option<Vec<Pe>> {
         let mut members = Vec::new();
         for pe in 0..self.n_pes {
@@ -429,45 +440,46 @@ impl<'a> Survivors<'a> {
         Some(members)
     }
 
-    /// Returns the PEs for which this PE has waited until the deadline, in attempts from `first` to
-    /// `last`; ascending.
+    /// Returns the PEs for which this PE has waited in vain in attempts from `first` to `last`, in
+    /// ascending order.
     fn missing(&self, first: u64, last: u64) -> Vec<Pe> {
         let words = |pe: usize| (self.words)(pe);
         let others = || (0..self.n_pes).filter(|&pe| pe != self.me.index() && !(self.has_ended)(pe));
         let has_given_up = |pe: usize| words(pe).attempt_and_phase().1 == phase::WITHDRAWN;
-        // A PE that has not called, or that was stopped in the call, in this attempt or before.
+        // First choice: PEs that have not called, or that were stopped during the call, in this
+        // attempt or before.
         let is_absent = |pe: usize| match words(pe).attempt_and_phase() {
             (_, phase::ARRIVED | phase::READY) => self.beats.has_stopped(pe),
             (attempt, _) => attempt < first && !self.beats.has_run(pe),
         };
         let mut missing: Vec<usize> = others().filter(|&pe| is_absent(pe)).collect();
-        // The PE because of which the first of the others has given up.
+        // Second choice: the PE that was named by the first PE that has given up.
         if missing.is_empty() {
             let blamed = others().filter(|&pe| has_given_up(pe)).filter_map(|pe| words(pe).blamed());
             let is_other = |pe: &Pe| *pe != self.me && !(self.has_ended)(pe.index());
             missing = blamed.filter(is_other).map(Pe::index).take(1).collect();
         }
-        // PEs that have given up for a reason of their own.
+        // Third choice: PEs that have given up without naming another PE.
         if missing.is_empty() {
             missing = others().filter(|&pe| !words(pe).is_at(last, phase::ARRIVED)).collect();
         }
-        // All are there: the leader has just been stopped.
+        // Last choice: all PEs have arrived, so the leader must have stopped. The leader is named.
         if missing.is_empty() {
             missing = others().take(1).collect();
         }
         missing.into_iter().map(|pe| Pe::new(pe as u32)).collect()
     }
 
-    /// Joins the rendezvous of the new job, and waits for the other members until `until` at the
-    /// latest. The first member passes the server that it has started as `server`; other members
-    /// pass `None`. `deadline` is the maximum time for each later call of the rendezvous.
+    /// Joins the rendezvous of the new job, and waits for the other members, at most until `until`.
+    /// The first member passes the server that it has started as `server`. Other members pass
+    /// `None`. `deadline` is the maximum time for each later call of the rendezvous.
     ///
     /// # Collective
     /// All members.
     ///
     /// # Errors
-    /// As for [`Rendezvous::join`]; errors name PEs by their numbers in the new job. A member that
-    /// has ended, or that has given up, is reported as lost at once.
+    /// As for [`Rendezvous::join`]. Errors name PEs by their numbers in the new job. A member that
+    /// has ended or has given up is reported as lost immediately.
     pub fn join(
         &self,
         decision: &Decision,
@@ -494,14 +506,15 @@ impl<'a> Survivors<'a> {
                 } else {
                     return None;
                 };
-                Some((*pe, format!("{why} (PE {old} of the job before)")))
+                Some((*pe, format!("{why} (PE {old} of the previous job)")))
             };
             awaited.iter().filter_map(reason).collect()
         };
         Rendezvous::join_served(&job, server, &mut ended, until, deadline)
     }
 
-    /// Returns whether a member of the decision has ended, or no longer takes part in its attempt.
+    /// Returns whether a member of the decision has ended, or no longer participates in the attempt
+    /// of the decision.
     pub fn is_broken(&self, decision: &Decision) -> bool {
         decision.members.iter().map(|pe| pe.index()).any(|pe| (self.has_ended)(pe) || self.has_given_up(decision, pe))
     }
@@ -511,15 +524,15 @@ impl<'a> Survivors<'a> {
         ![phase::ARRIVED, phase::READY, phase::DONE].into_iter().any(at)
     }
 
-    /// Waits until all members could join the new job, and records that this PE has joined it. For
-    /// callers whose last step of joining may succeed on some members and fail on others. Fails if
-    /// a member has ended or given up before it was ready.
+    /// Waits until all members are ready to join the new job, and records that this PE has joined
+    /// it. Use this function if the last step of joining may succeed on some members and fail on
+    /// others. Returns an error if a member has ended or given up before it was ready.
     ///
     /// # Collective
     /// All members.
     ///
     /// # Errors
-    /// [`Disagreement::Late`] names the members that were not ready in time;
+    /// [`Disagreement::Late`] names the members that were not ready by the deadline.
     /// [`Disagreement::Left`] names a member that has ended or given up.
     pub fn commit(&self, decision: &Decision, until: Instant) -> Result<(), Disagreement<std::convert::Infallible>> {
         let (start, own) = (Instant::now(), self.own());
@@ -537,7 +550,8 @@ impl<'a> Survivors<'a> {
                 let late = absent().find(|pe| *pe != self.me && !self.has_given_up(decision, pe.index()));
                 own.withdraw(decision.attempt, lost.or(late));
             }
-            // Look after a failure too: a member may have become ready, and even ended, since.
+            // Members are also checked after a failure, because a member may have become ready, and
+            // even ended, since then.
             let missing: Vec<Pe> = absent().filter(|pe| *pe != self.me).collect();
             if missing.is_empty() {
                 self.complete(decision);
@@ -552,19 +566,20 @@ impl<'a> Survivors<'a> {
         }
     }
 
-    /// Records that this PE takes no part in the attempt of a decision any more, and because of
-    /// which PE.
+    /// Records that this PE no longer participates in the attempt of a decision, and the PE
+    /// `because` that is the cause.
     pub fn withdraw(&self, decision: &Decision, because: Option<Pe>) {
         self.own().withdraw(decision.attempt, because);
     }
 
-    /// Returns the member because of which a member has given up that this PE has found gone,
-    /// although it has not ended; `None` if that one has ended, or has named none. Waits up to
-    /// `limit` until the end of `gone`, or its reason, is known.
+    /// Returns the member that is the cause of a failure. `gone` is a member that this PE has found
+    /// gone, although it may not have ended. If `gone` has given up because of another PE, that PE
+    /// is followed in turn. Returns `None` if the followed PE has ended or has named no PE. Waits
+    /// up to `limit` until a PE ends or gives up, and returns a PE that does neither.
     pub fn reason_of(&self, decision: &Decision, gone: Pe, limit: Duration) -> Option<Pe> {
         let until = Instant::now() + limit;
         let mut gone = gone;
-        // Each step follows one PE that has given up to the PE that it has named.
+        // Each step goes from a PE that has given up to the PE that it has named.
         for _ in 0..decision.members.len() {
             while !(self.has_ended)(gone.index()) && !self.has_given_up(decision, gone.index()) {
                 if Instant::now() >= until {
@@ -580,8 +595,8 @@ impl<'a> Survivors<'a> {
         None
     }
 
-    /// Withdraws, and returns the members that neither end nor give up within `limit`, although
-    /// this PE has: they were stopped. For failures that name no PE, such as that of a server that
+    /// Withdraws this PE, and returns the members that neither end nor give up within `limit`. Such
+    /// members are stopped. Use this function after failures that name no PE, such as a server that
     /// does not answer.
     pub fn remaining(&self, decision: &Decision, limit: Duration) -> Vec<Pe> {
         self.withdraw(decision, None);
@@ -596,7 +611,7 @@ impl<'a> Survivors<'a> {
         }
     }
 
-    /// Records that this PE has joined the new job.
+    /// Records in the words of this PE that it has joined the new job.
     pub fn complete(&self, decision: &Decision) {
         self.own().enter(decision.attempt, phase::DONE);
     }

@@ -1,4 +1,4 @@
-//! A rendezvous whose PEs are threads of the test.
+//! Helpers for tests whose PEs are threads: a rendezvous, and time limits.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 #[cfg(target_os = "linux")]
@@ -66,7 +66,7 @@ impl Party {
 pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < LONG, "{what} did not happen");
+        assert!(start.elapsed() < LONG, "timed out waiting for {what}");
         thread::sleep(Duration::from_millis(1));
     }
 }

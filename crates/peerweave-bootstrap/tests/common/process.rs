@@ -8,8 +8,8 @@ use peerweave_bootstrap::BootstrapError;
 
 use super::eventually;
 
-/// Name of the variable that selects the role of a copy of the test program. It is not set in the
-/// test itself.
+/// Name of the variable that selects the role of a copy of the test program. The variable is not
+/// set in the test itself.
 pub const ROLE: &str = "TEST_ROLE";
 
 /// A PE in its own process, which is killed when this value is dropped.
@@ -36,13 +36,13 @@ impl Process {
         line.trim_end().to_owned()
     }
 
-    /// Writes a line to the process, which waits for it.
+    /// Writes a line to the process, which waits for the line.
     pub fn tell(&mut self) {
         writeln!(self.child.stdin.as_ref().unwrap()).unwrap();
     }
 
-    /// Stops the process with SIGSTOP. Returns when all of its threads have stopped: each stops
-    /// only when it next runs.
+    /// Stops the process with SIGSTOP. Waits until all of its threads have stopped, because a
+    /// thread stops only when it next runs.
     pub fn stop(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
@@ -89,7 +89,7 @@ pub fn say(result: Result<(), BootstrapError>) {
     }
 }
 
-/// Lists scenarios with their names.
+/// Creates an array of scenarios, each with its name.
 #[macro_export]
 macro_rules! scenarios {
     ($($scenario:ident),* $(,)?) => {
@@ -97,8 +97,8 @@ macro_rules! scenarios {
     };
 }
 
-/// Runs the scenarios whose names contain one of the arguments, or all without arguments. With
-/// `--list`, prints their names as a test program does.
+/// Runs the scenarios whose names contain one of the arguments, or all scenarios if there are no
+/// arguments. With `--list`, prints the names in the format of a test program.
 pub fn run_scenarios(all: &[(&str, fn())]) {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     if std::env::args().any(|argument| argument == "--list") {

@@ -76,9 +76,9 @@ pub struct DLDataType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct DLPackVersion {
-    /// The major version; each has its own layout.
+    /// The major version. Each major version has its own layout.
     pub major: u32,
-    /// The minor version, which grows with new types and devices.
+    /// The minor version, which increases when types or devices are added.
     pub minor: u32,
 }
 
@@ -94,9 +94,9 @@ pub struct DLTensor {
     pub ndim: i32,
     /// Type of the elements.
     pub dtype: DLDataType,
-    /// `ndim` lengths.
+    /// Address of `ndim` lengths, in elements.
     pub shape: *mut i64,
-    /// `ndim` strides in elements; null for a dense tensor in row-major order.
+    /// Address of `ndim` strides, in elements; null for a dense tensor in row-major order.
     pub strides: *mut i64,
     /// Offset from `data` to the first element, in bytes.
     pub byte_offset: u64,

@@ -1,12 +1,13 @@
 //! Imports tensors of other frameworks by DLPack. PyTorch, JAX, CuPy and others export a pointer to
 //! a struct with a deleter, which is called when the tensor is no longer needed.
 //!
-//! Tensors are not copied, and not exported. An imported tensor becomes [`DeviceMemory`] and
-//! follows its rules.
+//! Tensors are not copied, and this crate exports no tensors. An imported tensor becomes
+//! [`DeviceMemory`] and follows the rules of that type.
 //!
-//! Invariant: the deleter of an imported tensor is called exactly once: immediately if the tensor
-//! is refused, otherwise after every stream that used the memory has completed. It is never called
-//! if that completion cannot be known.
+//! Invariant: the deleter of an imported tensor is called exactly once. If the tensor is refused,
+//! the deleter is called immediately. If the tensor is imported, the deleter is called after every
+//! stream that used the memory has completed. It is never called if that completion cannot be
+//! known.
 
 mod abi;
 
@@ -29,16 +30,17 @@ use crate::{Access, DeviceBuffer, DeviceMemory, DriverError, Keep, context};
 /// a CUDA device.
 ///
 /// This is a [`DeviceBuffer`] for reading. [`into_memory`](Self::into_memory) returns memory that
-/// can also be written, unless the producer forbids writing. The deleter is called when the last
-/// handle was dropped and every stream that used the memory has completed.
+/// can also be written, unless the producer marked the tensor read-only. The deleter is called when
+/// the last handle is dropped and every stream that used the memory has completed.
 ///
 /// ```no_run
 /// use std::ptr::NonNull;
 /// use peerweave_driver::dlpack::{DLManagedTensorVersioned, DlpackTensor};
 ///
 /// # fn f(from_capsule: NonNull<DLManagedTensorVersioned>) -> Result<(), peerweave_driver::DriverError> {
-/// // SAFETY: the pointer is the content of a `dltensor_versioned` capsule that was renamed to `used_dltensor_versioned`: it is ours alone now. The
-/// // producer was given the stream that the tensor is used on first.
+/// // SAFETY: the pointer is the content of a `dltensor_versioned` capsule that was renamed to
+/// // `used_dltensor_versioned`, so no other code owns the struct. The producer was given the
+/// // stream on which the tensor is first used.
 /// let tensor = unsafe { DlpackTensor::<f32>::from_versioned(from_capsule) }?;
 /// println!("{:?}", tensor.shape());
 /// let memory = tensor.into_memory()?; // a buffer of any call
@@ -55,32 +57,32 @@ impl<T: Element> DlpackTensor<T> {
     /// Imports a tensor of DLPack up to 0.8: the content of a capsule named `dltensor`.
     ///
     /// # Safety
-    /// - `tensor` points to a valid struct that the caller owns: no other code uses it or calls its
-    ///   deleter, whatever this call returns.
-    /// - `shape`, and `strides` unless it is null, point to `ndim` numbers. The memory has the
-    ///   elements described by them and `byte_offset`, on that device, until the deleter is called.
-    /// - The deleter may be called on any thread. It acquires any lock that it needs, such as that
-    ///   of an interpreter.
+    /// - `tensor` points to a valid struct that the caller owns. No other code uses the struct or
+    ///   calls its deleter, even if this call fails.
+    /// - `shape` points to `ndim` numbers, and so does `strides` unless it is null. Until the
+    ///   deleter is called, the memory on that device has the elements that the struct describes.
+    /// - The deleter may be called on any thread. The deleter acquires any lock that it needs, such
+    ///   as the lock of an interpreter.
     /// - Work that uses the tensor on a stream is ordered after the producer's work on the memory.
     ///
     /// # Errors
     /// [`DriverError::Dlpack`] for a device that is not a CUDA device, an element type other than
-    /// `T`, strides that are not dense, or a misaligned address; [`DriverError::NoSuchDevice`].
-    /// After an error the deleter has been called.
+    /// `T`, strides that are not dense, or a misaligned address. [`DriverError::NoSuchDevice`] for
+    /// a device that this process does not see. If this call fails, it has called the deleter.
     pub unsafe fn from_managed(tensor: NonNull<DLManagedTensor>) -> Result<Self, DriverError> {
         const CALL: &str = "DlpackTensor::from_managed";
         let owned = Owned(tensor);
         // SAFETY: the caller's struct is valid until the deleter is called, which `owned` does.
         let DLManagedTensor { dl_tensor, .. } = unsafe { tensor.read() };
-        // SAFETY: the tensor is the struct's own.
+        // SAFETY: the tensor is a copy of the tensor in the struct.
         unsafe { Self::take(CALL, &dl_tensor, false, owned) }
     }
 
     /// Imports a tensor of DLPack 1.x: the content of a capsule named `dltensor_versioned`.
     ///
     /// # Safety
-    /// As for [`from_managed`](Self::from_managed). With a major version other than 1, only the
-    /// conditions about the deleter.
+    /// As for [`from_managed`](Self::from_managed). For a major version other than 1, only the
+    /// conditions on the deleter apply.
     ///
     /// # Errors
     /// As for [`from_managed`](Self::from_managed), and [`DriverError::Dlpack`] for a major version
@@ -97,7 +99,7 @@ impl<T: Element> DlpackTensor<T> {
         // SAFETY: this is the layout of that version; the struct is valid until the deleter is
         // called, which `owned` does.
         let DLManagedTensorVersioned { dl_tensor, flags, .. } = unsafe { tensor.read() };
-        // SAFETY: the tensor is the struct's own.
+        // SAFETY: the tensor is a copy of the tensor in the struct.
         unsafe { Self::take(CALL, &dl_tensor, flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0, owned) }
     }
 
@@ -113,7 +115,7 @@ impl<T: Element> DlpackTensor<T> {
         let (shape, len, address) = unsafe { check::<T>(call, tensor) }?;
         let context = context(tensor.device.device_id.unsigned_abs() as usize)?;
         let give_back = Box::new(move || drop(owned));
-        // SAFETY: the memory has that many elements on that device, and the deleter frees it.
+        // SAFETY: the memory has `len` elements on that device, and the deleter frees the memory.
         let memory = unsafe { DeviceMemory::adopt(&context, address, len, give_back) };
         Ok(Self { memory, shape, is_read_only })
     }
@@ -126,13 +128,13 @@ impl<T> DlpackTensor<T> {
         &self.shape
     }
 
-    /// Returns whether the tensor is read-only.
+    /// Returns whether the producer marked the tensor read-only.
     pub fn is_read_only(&self) -> bool {
         self.is_read_only
     }
 
-    /// Returns the memory of the tensor, for reading and writing. The deleter is called when the
-    /// last handle was dropped.
+    /// Returns the memory of the tensor, for reading and writing. The deleter is called as
+    /// described at [`DlpackTensor`].
     ///
     /// # Errors
     /// [`DriverError::Dlpack`] for a read-only tensor.
@@ -152,8 +154,8 @@ impl<T> fmt::Debug for DlpackTensor<T> {
     }
 }
 
-// SAFETY: [D1] the length is that of the shape, which was checked; [D2] to [D4] are those of the
-// memory inside.
+// SAFETY: [D1] the length is that of the shape, which was checked. [D2] to [D4] are true for the
+// memory inside, whose methods are called.
 unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
     fn len(&self) -> usize {
         self.memory.len()
@@ -180,21 +182,21 @@ unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
 /// A struct whose deleter the consumer must call.
 struct Owned<M: Managed>(NonNull<M>);
 
-// SAFETY: nothing is shared: this value alone owns the struct, and the caller that passed it
-// promised that its deleter may be called on any thread. The test
-// `deleter_is_called_once_after_the_last_stream` would catch a violation.
+// SAFETY: nothing is shared: `Owned` alone owns the struct. The caller of the import promised that
+// the deleter may be called on any thread. The test `deleter_is_called_once_after_the_last_stream`
+// would catch a violation.
 unsafe impl<M: Managed> Send for Owned<M> {}
 
 impl<M: Managed> Drop for Owned<M> {
     fn drop(&mut self) {
-        // SAFETY: the struct is valid until its deleter is called, here and once.
+        // SAFETY: the struct is valid until its deleter is called, which happens only here.
         unsafe { M::delete(self.0) }
     }
 }
 
-/// A struct with a deleter.
+/// A struct of DLPack with a deleter.
 trait Managed: 'static {
-    /// Calls the deleter.
+    /// Calls the deleter, if the struct has a deleter.
     ///
     /// # Safety
     /// The struct is valid until the deleter is called, and is not used afterwards.
@@ -205,9 +207,9 @@ impl Managed for DLManagedTensor {
     /// # Safety
     /// As for [`Managed::delete`].
     unsafe fn delete(this: NonNull<Self>) {
-        // SAFETY: guaranteed by the caller; only the field is read.
+        // SAFETY: guaranteed by the caller; only the field `deleter` is read.
         if let Some(deleter) = unsafe { (&raw const (*this.as_ptr()).deleter).read() } {
-            // SAFETY: the producer's function for its own struct.
+            // SAFETY: the producer set this function for this struct.
             unsafe { deleter(this.as_ptr()) }
         }
     }
@@ -217,10 +219,10 @@ impl Managed for DLManagedTensorVersioned {
     /// # Safety
     /// As for [`Managed::delete`].
     unsafe fn delete(this: NonNull<Self>) {
-        // SAFETY: guaranteed by the caller; only the field is read, which has the same offset in
-        // every version.
+        // SAFETY: guaranteed by the caller. Only the field `deleter` is read, which has the same
+        // offset in every version.
         if let Some(deleter) = unsafe { (&raw const (*this.as_ptr()).deleter).read() } {
-            // SAFETY: the producer's function for its own struct.
+            // SAFETY: the producer set this function for this struct.
             unsafe { deleter(this.as_ptr()) }
         }
     }
@@ -231,7 +233,8 @@ fn refused(call: &'static str, what: &'static str, found: String, expected: Stri
     DriverError::Dlpack { call, what, found: found.into(), expected: expected.into() }
 }
 
-/// Checks a tensor. Returns its shape, number of elements and address.
+/// Checks a tensor. Returns its shape, its number of elements, and the address of the first
+/// element.
 ///
 /// # Safety
 /// `shape`, and `strides` unless it is null, point to `ndim` numbers.
@@ -253,7 +256,7 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
     if ndim > 0 && tensor.shape.is_null() {
         return wrong("shape", "null".into(), format!("{ndim} numbers"));
     }
-    // SAFETY: guaranteed by the caller, and it is not null.
+    // SAFETY: guaranteed by the caller, and `shape` is not null.
     let shape = if ndim == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(tensor.shape, ndim) } };
     let Ok(lens) = shape.iter().map(|len| usize::try_from(*len)).collect::<Result<Vec<_>, _>>() else {
         return wrong("shape", format!("{shape:?}"), "lengths of 0 or more".into());
@@ -263,7 +266,7 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
         return wrong("shape", format!("{shape:?}"), "at most as many elements as fit in the address space".into());
     };
     if ndim > 0 && !tensor.strides.is_null() && bytes > 0 {
-        // SAFETY: guaranteed by the caller, and it is not null.
+        // SAFETY: guaranteed by the caller, and `strides` is not null.
         let strides = unsafe { std::slice::from_raw_parts(tensor.strides, ndim) };
         let dense = row_major(&lens);
         // The stride of a dimension of length 1 does not matter.
@@ -287,7 +290,7 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
     }
 }
 
-/// Returns the strides of a dense tensor.
+/// Returns the strides of a dense tensor in row-major order, in elements.
 fn row_major(lens: &[usize]) -> Vec<i64> {
     let mut strides = vec![1i64; lens.len()];
     for index in (1..lens.len()).rev() {
@@ -305,9 +308,9 @@ fn data_type(dtype: DType) -> DLDataType {
         DType::BF16 => DLDataTypeCode::BFLOAT,
         DType::F8E4M3 => DLDataTypeCode::FLOAT8_E4M3FN,
         DType::F8E5M2 => DLDataTypeCode::FLOAT8_E5M2,
-        // A code that no producer uses.
+        // DLPack has no code for the other element types. No producer uses this code.
         _ => DLDataTypeCode(u8::MAX),
     };
-    // At most eight bytes.
+    // The cast is exact, because an element has at most eight bytes.
     DLDataType { code, bits: 8 * dtype.size_bytes() as u8, lanes: 1 }
 }

@@ -1,8 +1,8 @@
 //! The driver's functions for modules and kernels, and their structs.
 //!
 //! They are declared here because cudarc's structs depend on the CUDA version for which a program
-//! is built. Invariant: each struct has the size and layout of its counterpart in the driver's
-//! header, checked below against cudarc's.
+//! is built. Invariant: each struct has the size and layout of the struct in the driver's header.
+//! The test below compares the structs with cudarc's structs.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -23,7 +23,7 @@ peerweave_dylib::bindings! {
         "2.0" fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CudaCode;
         /// Returns a variable of a module.
         "3.2" fn cuModuleGetGlobal_v2(address: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) -> CudaCode;
-        /// Loads a kernel. Otherwise the driver loads it at its first launch.
+        /// Loads a kernel. Without this call, the driver loads the kernel at its first launch.
         "12.4" fn cuFuncLoad(function: CUfunction) -> CudaCode;
         /// Returns the offset and the length of a parameter.
         "12.4" fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, bytes: *mut usize) -> CudaCode;
@@ -31,7 +31,7 @@ peerweave_dylib::bindings! {
         "2.2" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: CUfunction) -> CudaCode;
         /// Sets an attribute of a kernel.
         "9.0" fn cuFuncSetAttribute(function: CUfunction, attribute: c_int, value: c_int) -> CudaCode;
-        /// Returns the number of blocks that run at once on an SM.
+        /// Returns the maximum number of resident blocks of a kernel on an SM.
         "6.5" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
             count: *mut c_int, function: CUfunction, threads: c_int, shared_bytes: usize,
         ) -> CudaCode;
@@ -75,7 +75,8 @@ impl RawAttribute {
     /// Returns an attribute whose value is the integer 1.
     pub(super) fn on(id: c_uint) -> Self {
         let mut value = [0; 8];
-        // All machines with CUDA are little-endian, so the integer is in the low half of the word.
+        // The driver reads the integer from the first bytes of the value. All machines with CUDA
+        // are little-endian, so these bytes are the low half of the word.
         value[0] = 1;
         Self { id, value }
     }

@@ -6,7 +6,8 @@ use std::marker::PhantomData;
 
 use peerweave_types::{KernelArg, KernelArgs};
 
-/// The arguments of a kernel in order, borrowed until the launch returns. The driver copies them.
+/// The arguments of a kernel in order, borrowed until the launch returns. The launch copies their
+/// values.
 ///
 /// ```
 /// use peerweave_driver::launch::Arguments;
@@ -66,8 +67,8 @@ impl<'a> Arguments<'a> {
     /// Adds an argument by its address, length and alignment in bytes.
     ///
     /// # Safety
-    /// There are `bytes` initialised bytes at `address` while this value lives, with the layout of
-    /// the kernel's parameter.
+    /// While this value lives, `address` is the address of `bytes` initialised bytes with the
+    /// layout of the kernel's parameter.
     #[must_use]
     pub unsafe fn with_raw(mut self, address: *const u8, bytes: usize, alignment: usize) -> Self {
         self.push(Place { address: address.cast(), bytes, alignment });

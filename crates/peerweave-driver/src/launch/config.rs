@@ -19,8 +19,8 @@ pub struct LaunchConfig {
     pub block: Dim3,
     /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: u32,
-    /// Whether all blocks must be resident at once, which is necessary if blocks wait for each
-    /// other. A larger grid is refused.
+    /// Whether all blocks must be resident at once. This is necessary if blocks wait for each
+    /// other. A launch of a larger grid is refused.
     pub cooperative: bool,
     /// Whether the kernel may start before the previous kernel in the stream has ended. The kernel
     /// must then wait (`griddepcontrol.wait`) before it reads data that the previous kernel writes.

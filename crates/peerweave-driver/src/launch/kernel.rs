@@ -1,7 +1,7 @@
 //! A kernel of a loaded module: its parameters, its resident blocks, and its launch.
 //!
-//! A launch checks the shape, the arguments and the residency, keeps the owners that a graph needs,
-//! and enqueues the kernel.
+//! A launch first checks the shape, the arguments and the residency. During a capture it makes the
+//! graph keep the owners of the memory. Then it enqueues the kernel.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::library::bind;
 use crate::library::launch_error::LaunchError;
 use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, refuse_capture_begun, refuse_per_thread};
 
-/// Maximum dynamic shared memory per block without raising the limit, in bytes.
+/// Maximum shared memory per block without raising the driver's limit, in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
 /// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`, `..._SHARED_SIZE_BYTES`, `..._NUM_REGS`,
 /// `..._MAX_DYNAMIC_SHARED_SIZE_BYTES`.
@@ -40,7 +40,7 @@ pub struct Parameter {
     pub bytes: usize,
 }
 
-/// A kernel of a module. It keeps the module loaded. Clones are handles of the same kernel.
+/// A kernel of a module. The value keeps the module loaded. Clones are handles to the same kernel.
 #[derive(Clone)]
 pub struct LoadedKernel {
     module: Arc<Loaded>,
@@ -76,8 +76,9 @@ impl LoadedKernel {
     /// `function` is a kernel of `module`.
     pub(super) unsafe fn new(module: Arc<Loaded>, function: CUfunction, name: &str) -> Result<Self, DriverError> {
         let api = api()?;
-        // SAFETY: the caller promises that the function is of a loaded module. A driver that is too
-        // old loads every kernel with its module, or has no such function.
+        // SAFETY: the caller promises that the function is of a loaded module. A driver without
+        // `cuFuncLoad` either loads every kernel with its module or has no means to load a kernel
+        // early.
         if let Ok(code) = unsafe { api.cuFuncLoad(function) } {
             done("cuFuncLoad", Ok(code))?;
         }
@@ -115,7 +116,7 @@ impl LoadedKernel {
     }
 
     /// Returns the parameters in order. Returns `None` with a driver older than CUDA 12.4, which
-    /// does not report them; then only the driver checks arguments.
+    /// does not report parameters. Such a driver is then the only check of the arguments.
     pub fn parameters(&self) -> Option<&[Parameter]> {
         self.kernel.parameters.as_deref()
     }
@@ -135,10 +136,10 @@ impl LoadedKernel {
         self.kernel.registers
     }
 
-    /// Returns the number of blocks of this shape that an otherwise idle device runs at once.
+    /// Returns the number of blocks of this shape that can be resident at once on an idle device.
     ///
     /// # Errors
-    /// [`LaunchError::Shape`]; errors of the driver.
+    /// [`LaunchError::Shape`] for an invalid shape, or an error of the driver.
     pub fn resident_blocks(&self, block: impl Into<Dim3>, shared_bytes: u32) -> Result<u64, DriverError> {
         let config = LaunchConfig::new(1, block).shared_bytes(shared_bytes);
         self.check_shape(&config)?;
@@ -155,22 +156,22 @@ impl LoadedKernel {
         Ok(u64::from(blocks.unsigned_abs()) * u64::from(self.kernel.multiprocessors))
     }
 
-    /// Enqueues the kernel on a stream. On a stream that is being captured the launch becomes a
-    /// node of the graph, which then keeps the module and `keep`.
+    /// Enqueues the kernel on a stream. On a stream that is being captured, the launch becomes a
+    /// node of the graph. The graph then keeps the module and `keep` alive.
     ///
-    /// `keep` holds the owners of memory that the arguments refer to. It is only used during a
-    /// capture; otherwise the owner of the memory records the stream.
+    /// `keep` lists the owners of memory that the arguments refer to. It is only used during a
+    /// capture. Without a capture, the owner of the memory must record the stream.
     ///
     /// # Errors
     /// Before anything is enqueued: [`LaunchError::Count`], [`LaunchError::Argument`],
     /// [`LaunchError::Shape`], [`LaunchError::NotResident`], [`DriverError::WrongDevice`],
-    /// [`DriverError::PerThreadStream`]. Errors of the launch. [`DriverError::CaptureBegun`] if
-    /// another thread began to capture the stream during the call.
+    /// [`DriverError::PerThreadStream`]. The launch itself can return an error of the driver.
+    /// [`DriverError::CaptureBegun`] if another thread began to capture the stream during the call.
     ///
     /// # Safety
-    /// The kernel's accesses with these arguments are sound. The memory that they refer to stays
-    /// allocated until the kernel has ended, or for as long as `keep` and the graph live. No other
-    /// access to it races.
+    /// The kernel's accesses with these arguments are sound. The memory that the arguments refer to
+    /// stays allocated until the kernel has ended. During a capture, it stays allocated while
+    /// `keep` lives. No other access to the memory races with the kernel.
     pub unsafe fn launch(
         &self,
         stream: &Arc<CudaStream>,
@@ -183,8 +184,8 @@ impl LoadedKernel {
         unsafe { self.launch_into(stream, config, arguments, is_captured.then_some(keep)) }
     }
 
-    /// Like [`launch`](Self::launch), for a caller that knows whether the stream is being captured:
-    /// `keep` is `Some` if it is.
+    /// Like [`launch`](Self::launch), for a caller that knows whether the stream is being captured.
+    /// `keep` must be `Some` if the stream is being captured.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).
@@ -240,12 +241,14 @@ impl LoadedKernel {
             many.extend(addresses);
             many.as_mut_ptr()
         };
-        // SAFETY: the function is of a loaded module of this context, the configuration and its
-        // attributes are live, and there is an argument of the right length for each parameter,
-        // which the driver only reads. The caller guarantees that the kernel's accesses are sound.
+        // SAFETY: the function is of a loaded module of this context, and the configuration and its
+        // attributes are live. There is an argument of the right length for each parameter, and the
+        // driver only reads the arguments. The caller guarantees that the kernel's accesses are
+        // sound.
         let code = unsafe { api()?.cuLaunchKernelEx(&raw const raw, self.kernel.function.0, places, std::ptr::null_mut()) };
         done("cuLaunchKernelEx", code)?;
-        // A graph that captured the launch meanwhile would keep neither the module nor the memory.
+        // If a capture began during this call, the graph would keep neither the module nor the
+        // memory.
         if is_captured { Ok(()) } else { refuse_capture_begun(call, stream) }
     }
 
@@ -328,7 +331,7 @@ impl LoadedKernel {
         if wanted + self.kernel.static_shared_bytes <= SHARED_BYTES || wanted <= allowed.load(Ordering::Acquire) {
             return Ok(());
         }
-        // The maximum, so that two threads cannot lower each other's limit.
+        // The limit is set to its maximum, so that two threads cannot lower each other's limit.
         let room = self.kernel.max_shared_bytes - self.kernel.static_shared_bytes;
         // SAFETY: the function is live, and the driver checks the value.
         let code = unsafe { api()?.cuFuncSetAttribute(self.kernel.function.0, MAX_DYNAMIC_SHARED, room as c_int) };
@@ -340,8 +343,8 @@ impl LoadedKernel {
 
 /// Returns the parameters of a kernel; `None` if the driver does not report them.
 fn parameters(api: &LaunchApi, function: CUfunction) -> Result<Option<Vec<Parameter>>, DriverError> {
-    /// Upper bound of the number of parameters: all parameters of a kernel have at most 32764
-    /// bytes.
+    /// Upper bound of the number of parameters. The parameters of a kernel have at most 32764 bytes
+    /// in total.
     const MOST: usize = 32764;
     let mut all = Vec::new();
     for index in 0..=MOST {
@@ -349,8 +352,8 @@ fn parameters(api: &LaunchApi, function: CUfunction) -> Result<Option<Vec<Parame
         // SAFETY: the pointers are to live integers, and the function is live.
         match unsafe { api.cuFuncGetParamInfo(function, index, &raw mut offset, &raw mut bytes) } {
             Ok(CudaCode::SUCCESS) => all.push(Parameter { offset, bytes }),
-            // The end of the parameters. compute-sanitizer reports this call as an error. Drivers
-            // before CUDA 13.2 have no function for the number of parameters.
+            // This result marks the end of the parameters. compute-sanitizer reports the call as an
+            // error. Drivers before CUDA 13.2 have no function for the number of parameters.
             Ok(CudaCode::INVALID_VALUE) => break,
             Ok(code) => return done("cuFuncGetParamInfo", Ok(code)).map(|()| None),
             Err(_) => return Ok(None),

@@ -1,7 +1,9 @@
-//! Words in host memory that kernels access while they run, for reports and abort requests.
+//! Words in pinned host memory that kernels access while they run. Used for reports and abort
+//! requests.
 //!
-//! Invariant: both sides access the words by single accesses of their width, never through a
-//! reference to plain data. Only memory that no other code accesses meanwhile is copied by bytes.
+//! Invariant: host and kernels access each word by single accesses of 32 bits, never through a
+//! reference to plain data. Bytes are copied only from memory that no other code accesses during
+//! the copy.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -16,8 +18,8 @@ use crate::library::bind;
 use crate::streams::reaper;
 use crate::{CudaStream, DriverError, Keep, Streams, relaxed};
 
-/// `len` words of 32 bits in pinned memory, initially zero, which the host and kernels of one
-/// device read and write. Clones are handles of the same words.
+/// `len` words of 32 bits in pinned memory, initially zero. The host and the kernels of one device
+/// read and write the words. Clones are handles to the same words.
 #[derive(Clone)]
 pub struct MappedWords(Arc<Words>);
 
@@ -32,8 +34,9 @@ struct Words {
 #[derive(Clone, Copy)]
 struct Pinned(NonNull<AtomicU32>);
 
-// SAFETY: the shared values are atomic words and an address; their orderings synchronise. The test
-// `mapped_words_are_visible_to_kernels_and_threads` would catch a violation.
+// SAFETY: the shared values are atomic words and an address. The orderings of the atomic accesses
+// synchronise threads. The test `mapped_words_are_visible_to_kernels_and_threads` would catch a
+// violation.
 unsafe impl Send for Pinned {}
 // SAFETY: the shared values are the same words, synchronised as above. The test
 // `mapped_words_are_visible_to_kernels_and_threads` would catch a violation.
@@ -43,7 +46,7 @@ impl MappedWords {
     /// Allocates `len` words for kernels of the context's device, aligned to at least 128 bytes.
     ///
     /// # Errors
-    /// Errors of the driver; [`DriverError::TooLarge`].
+    /// Errors of the driver; [`DriverError::TooLarge`] if the length in bytes overflows.
     pub fn new(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
         /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`.
         const FLAGS: u32 = 1 | 2;
@@ -63,7 +66,7 @@ impl MappedWords {
             let _ = unsafe { api.cuMemFreeHost(host) };
             return Err(error);
         }
-        // SAFETY: the memory has that many bytes, and no other user yet.
+        // SAFETY: the memory has `bytes` bytes, and no other user yet.
         unsafe { host.cast::<u8>().write_bytes(0, bytes) };
         let host = NonNull::new(host.cast()).expect("the driver returned an address");
         let context = Arc::clone(context);
@@ -75,34 +78,39 @@ impl MappedWords {
     /// # Panics
     /// If the index is out of range.
     pub fn word(&self, index: usize) -> &AtomicU32 {
-        assert!(index < self.0.len, "word {index} of {}", self.0.len);
-        // SAFETY: the index is below the length, the memory lives as long as a handle, and is only
+        assert!(index < self.0.len, "index of a word is {index}, expected less than {}", self.0.len);
+        // SAFETY: the index is below the length. The memory lives as long as a handle, and is only
         // accessed atomically.
         unsafe { self.0.host.0.add(index).as_ref() }
     }
 
-    /// Returns the address of the byte `at`, of which `bytes` bytes are in range.
+    /// Returns the address of the byte `at`. Panics unless `bytes` bytes from there are within the
+    /// words.
     fn range(&self, at: usize, bytes: usize) -> *mut u8 {
         let len = self.0.len * size_of::<u32>();
-        assert!(at <= len && bytes <= len - at, "bytes {at}..{} of {len}", at.saturating_add(bytes));
+        assert!(
+            at <= len && bytes <= len - at,
+            "range of bytes is {at}..{}, expected a range within {len} bytes",
+            at.saturating_add(bytes)
+        );
         self.0.host.0.as_ptr().cast::<u8>().wrapping_add(at)
     }
 
-    /// Copies bytes from the words, from byte `at`.
+    /// Copies bytes from the words to `into`, starting at byte `at`.
     ///
     /// # Panics
-    /// If the range is not in the words.
+    /// If the range is not within the words.
     ///
     /// # Safety
     /// No kernel and no thread writes these bytes during the call.
     pub unsafe fn read_bytes(&self, at: usize, into: &mut [u8]) {
         let from = self.range(at, into.len());
-        // SAFETY: the range is in the memory, which lives as long as a handle; the caller
-        // guarantees that nothing writes it.
+        // SAFETY: the range is in the memory, which lives as long as a handle. The caller
+        // guarantees that no other code writes the range.
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
     }
 
-    /// Copies bytes to the words, from byte `at`.
+    /// Copies bytes of `from` to the words, starting at byte `at`.
     ///
     /// # Panics
     /// As for [`read_bytes`](Self::read_bytes).
@@ -119,12 +127,12 @@ impl MappedWords {
     /// # Panics
     /// As for [`word`](Self::word).
     pub fn device_address(&self, index: usize) -> CUdeviceptr {
-        assert!(index < self.0.len, "word {index} of {}", self.0.len);
+        assert!(index < self.0.len, "index of a word is {index}, expected less than {}", self.0.len);
         self.0.device + (index * size_of::<u32>()) as u64
     }
 
     /// Records that work that uses the words is about to be enqueued on a stream. The words are
-    /// freed after that work.
+    /// freed only after that work has completed.
     pub fn note(&self, stream: &Arc<CudaStream>) {
         self.0.streams.note(stream);
     }
@@ -139,10 +147,10 @@ impl Drop for Words {
     fn drop(&mut self) {
         let host = self.host;
         let free = move || {
-            // Moves the whole value, not the pointer in it, which is not `Send`.
+            // Moves the whole `Pinned`, because the pointer in it is not `Send`.
             let whole: Pinned = host;
-            // SAFETY: this value allocated the memory, its last handle was dropped, and the streams
-            // that used it have completed that work.
+            // SAFETY: `MappedWords::new` allocated the memory, the last handle was dropped, and the
+            // streams that used the memory have completed that work.
             let freed =
                 api().and_then(|api| done("cuMemFreeHost", relaxed(|| unsafe { api.cuMemFreeHost(whole.0.as_ptr().cast()) })));
             if let Err(error) = freed {

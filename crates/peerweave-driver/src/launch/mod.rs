@@ -1,7 +1,7 @@
 //! Kernels: modules loaded from machine code or PTX, and launches with checked arguments.
 //!
-//! `peerweave-link` creates modules. Invariant: a launch that a check refuses enqueues nothing, and
-//! a module stays loaded while a stream or a graph may still run its kernels.
+//! `peerweave-link` creates modules. Invariant: if a check refuses a launch, nothing is enqueued. A
+//! module stays loaded while a stream or a graph may still run its kernels.
 
 mod api;
 mod arguments;

@@ -1,7 +1,7 @@
 //! Loading and unloading modules.
 //!
-//! Invariant: a module is unloaded once, in its context, when no handle and no graph holds it and
-//! the streams that ran its kernels have completed.
+//! Invariant: a module is unloaded once, in its context. Before that, all handles and graphs have
+//! released the module, and the streams that ran its kernels have completed.
 
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
@@ -26,7 +26,7 @@ pub enum Image<'a> {
     Binary(&'a [u8]),
 }
 
-/// A module in one context. Clones are handles of the same module.
+/// A module that is loaded in one context. Clones are handles to the same module.
 #[derive(Clone)]
 pub struct Module(pub(super) Arc<Loaded>);
 
@@ -41,20 +41,21 @@ pub(super) struct Loaded {
 struct RawModule(CUmodule);
 
 // SAFETY: the shared value is a handle of the driver, which synchronises calls with it from any
-// thread. The test `module_is_unloaded_after_the_streams_that_run_its_kernels`, in which another
-// thread unloads, would catch a violation.
+// thread. In the test `module_is_unloaded_after_the_streams_that_run_its_kernels` another thread
+// unloads the module, so the test would catch a violation.
 unsafe impl Send for RawModule {}
 // SAFETY: the shared value is the same handle, and the driver synchronises calls with it. The test
 // `module_is_unloaded_after_the_streams_that_run_its_kernels` would catch a violation.
 unsafe impl Sync for RawModule {}
 
 impl Module {
-    /// Loads an image in a context. PTX is compiled by this call, and [`kernel`](Self::kernel)
-    /// loads each kernel. Loading at the first launch could wait for running kernels, which may in
-    /// turn wait for this PE.
+    /// Loads an image in a context. This call compiles PTX, and [`kernel`](Self::kernel) loads each
+    /// kernel. If a kernel were loaded at its first launch, the launch could wait for running
+    /// kernels, which may in turn wait for this PE.
     ///
     /// # Errors
-    /// [`LaunchError::Image`] with the driver's log; errors of the driver.
+    /// [`LaunchError::Image`] with the driver's log if the driver refuses the image, or another
+    /// error of the driver.
     pub fn load(context: &Arc<CudaContext>, image: Image<'_>) -> Result<Self, DriverError> {
         /// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
         const OPTIONS: [c_int; 2] = [5, 6];
@@ -75,13 +76,13 @@ impl Module {
         }
         let mut log = vec![0_u8; LOG_BYTES];
         let mut options = OPTIONS;
-        // The second value is a number in place of a pointer.
+        // The second value is the length of the log, passed as a number in place of a pointer.
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_BYTES)];
         let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
         let mut module: CUmodule = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live handle; PTX ends in a zero byte, and an image of another
-        // kind has its length in its header; there are two options, and the log has as many bytes
-        // as the second says.
+        // SAFETY: the pointer is to a live handle. PTX ends in a zero byte, and a binary image has
+        // its length in its header. There are two options, and the log has as many bytes as the
+        // second option says.
         let code = relaxed(|| unsafe { api.cuModuleLoadDataEx(&raw mut module, bytes.as_ptr().cast(), 2, options, values) })?;
         if code != CudaCode::SUCCESS {
             let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
@@ -95,7 +96,8 @@ impl Module {
     /// Returns a kernel of the module, loaded and with its parameters.
     ///
     /// # Errors
-    /// [`LaunchError::NoKernel`]; errors of the driver.
+    /// [`LaunchError::NoKernel`] if the module has no kernel of this name, or another error of the
+    /// driver.
     pub fn kernel(&self, name: &str) -> Result<LoadedKernel, DriverError> {
         let text = zero_ended("Module::kernel", name)?;
         bind(&self.0.context)?;
@@ -108,12 +110,13 @@ impl Module {
             return Err(LaunchError::NoKernel { kernel: name.to_owned() }.into());
         }
         CudaError::check("cuModuleGetFunction", code)?;
-        // SAFETY: the kernel is of a loaded module of this context, which the handle keeps.
+        // SAFETY: the kernel is of a loaded module of this context, and the handle keeps the module
+        // loaded.
         unsafe { LoadedKernel::new(Arc::clone(&self.0), function, name) }
     }
 
-    /// Returns the address and the length in bytes of a variable of the module; `None` if it has no
-    /// such variable. The address is valid while the module is loaded.
+    /// Returns the address and the length in bytes of a variable of the module. Returns `None` if
+    /// the module has no variable of this name. The address is valid while the module is loaded.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -129,8 +132,8 @@ impl Module {
         }
     }
 
-    /// Returns the driver's handle. It is valid while a handle or the value of [`keep`](Self::keep)
-    /// lives.
+    /// Returns the driver's handle. The handle is valid while a [`Module`] or the value of
+    /// [`keep`](Self::keep) lives.
     pub fn raw(&self) -> CUmodule {
         self.0.module.0
     }
@@ -154,10 +157,10 @@ impl Drop for Loaded {
     fn drop(&mut self) {
         let module = self.module;
         let unload = move || {
-            // Moves the whole value, not the pointer in it, which is not `Send`.
+            // Moves the whole `RawModule`, because the pointer in it is not `Send`.
             let whole: RawModule = module;
-            // SAFETY: this value loaded the module, its last handle was dropped, and the streams
-            // that ran its kernels have completed.
+            // SAFETY: `Module::load` loaded the module, the last handle was dropped, and the
+            // streams that ran its kernels have completed.
             let code = api().and_then(|api| done("cuModuleUnload", relaxed(|| unsafe { api.cuModuleUnload(whole.0) })));
             if let Err(error) = code {
                 tracing::warn!(%error, "a module was not unloaded");

@@ -1,6 +1,6 @@
 //! The driver's functions that cudarc lacks, or for which cudarc panics if the driver is too old.
 //!
-//! Only declarations. Each version is that of the first CUDA whose driver has the function.
+//! Each declaration states the first version of CUDA whose driver has the function.
 //!
 //! Invariant: a result of the driver, by value or through a pointer, is never an enumeration,
 //! because a newer driver may return other values.
@@ -35,24 +35,25 @@ peerweave_dylib::bindings! {
         "4.1" fn cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
         /// Returns an attribute of the link between two devices.
         "8.0" fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: CUdevice_P2PAttribute, source: CUdevice, target: CUdevice) -> CudaCode;
-        /// Returns whether a device can access another's memory.
+        /// Returns whether a device can access the memory of another device.
         "4.0" fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice) -> CudaCode;
-        /// Gives the current context access to the memory of another.
+        /// Gives the current context access to the memory of another context.
         "4.0" fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> CudaCode;
-        /// Removes the current context's access to the memory of another.
+        /// Removes the current context's access to the memory of another context.
         "4.0" fn cuCtxDisablePeerAccess(peer: CUcontext) -> CudaCode;
         /// Returns the thread's current context.
         "4.0" fn cuCtxGetCurrent(context: *mut CUcontext) -> CudaCode;
-        /// Makes a context the thread's current one.
+        /// Makes a context current in this thread.
         "4.0" fn cuCtxSetCurrent(context: CUcontext) -> CudaCode;
 
         /// Allocates device memory.
         "3.2" fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) -> CudaCode;
         /// Frees device memory.
         "3.2" fn cuMemFree_v2(address: CUdeviceptr) -> CudaCode;
-        /// Returns the free and the total bytes of the current device.
+        /// Returns the free and the total memory of the current device, in bytes.
         "3.2" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CudaCode;
-        /// Frees memory, also of `cuMemAlloc`, in stream order without waiting for the device.
+        /// Frees memory in stream order without waiting for the device. Also frees memory of
+        /// `cuMemAlloc`.
         "11.2" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CudaCode;
         /// Returns the start and the length of an allocation.
         "3.2" fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) -> CudaCode;
@@ -64,7 +65,7 @@ peerweave_dylib::bindings! {
         "3.2" fn cuMemcpyHtoDAsync_v2(target: CUdeviceptr, source: *const c_void, bytes: usize, stream: CUstream) -> CudaCode;
         /// Copies to the host in stream order.
         "3.2" fn cuMemcpyDtoHAsync_v2(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CudaCode;
-        /// Copies rows at strides in stream order.
+        /// Copies rows with a pitch in stream order.
         "3.2" fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) -> CudaCode;
         /// Fills memory with a byte in stream order.
         "3.2" fn cuMemsetD8Async(target: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> CudaCode;
@@ -77,7 +78,7 @@ peerweave_dylib::bindings! {
         "4.0" fn cuStreamDestroy_v2(stream: CUstream) -> CudaCode;
         /// Returns whether a stream's work is complete.
         "2.0" fn cuStreamQuery(stream: CUstream) -> CudaCode;
-        /// Waits for a stream without a deadline. Used only for work that is known to end.
+        /// Waits for a stream without a deadline. Used only for work that is certain to end.
         "2.0" fn cuStreamSynchronize(stream: CUstream) -> CudaCode;
         /// Makes a stream wait for an event.
         "3.2" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CudaCode;
@@ -95,11 +96,12 @@ peerweave_dylib::bindings! {
         ) -> CudaCode;
         /// Creates an event.
         "2.0" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> CudaCode;
-        /// Records an event at the present end of a stream.
+        /// Records an event after all work that was enqueued on a stream before this call.
         "2.0" fn cuEventRecord(event: CUevent, stream: CUstream) -> CudaCode;
-        /// Returns whether an event is complete.
+        /// Returns whether the work before an event is complete.
         "2.0" fn cuEventQuery(event: CUevent) -> CudaCode;
-        /// Returns the milliseconds between two complete events that record times.
+        /// Returns the time between two complete events in milliseconds. The events must record
+        /// times.
         "2.0" fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CudaCode;
         /// Destroys an event.
         "4.0" fn cuEventDestroy_v2(event: CUevent) -> CudaCode;
@@ -107,7 +109,7 @@ peerweave_dylib::bindings! {
         "11.3" fn cuUserObjectCreate(
             object: *mut CUuserObject, pointer: *mut c_void, destroy: CUhostFn, references: c_uint, flags: c_uint,
         ) -> CudaCode;
-        /// Releases references.
+        /// Releases references of an object.
         "11.3" fn cuUserObjectRelease(object: CUuserObject, count: c_uint) -> CudaCode;
         /// Transfers references of an object to a graph.
         "11.3" fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) -> CudaCode;
@@ -122,7 +124,7 @@ peerweave_dylib::bindings! {
         ) -> CudaCode;
         /// Releases a handle of physical memory.
         "10.2" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CudaCode;
-        /// Reserves addresses.
+        /// Reserves a range of addresses.
         "10.2" fn cuMemAddressReserve(
             address: *mut CUdeviceptr, bytes: usize, alignment: usize, wish: CUdeviceptr, flags: u64,
         ) -> CudaCode;
@@ -142,7 +144,7 @@ peerweave_dylib::bindings! {
         "10.2" fn cuMemExportToShareableHandle(
             shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: u64,
         ) -> CudaCode;
-        /// Imports a handle.
+        /// Imports a handle of physical memory that another process exported.
         "10.2" fn cuMemImportFromShareableHandle(
             handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
         ) -> CudaCode;
@@ -154,13 +156,13 @@ peerweave_dylib::bindings! {
         /// Returns another handle of the memory mapped at an address.
         "11.0" fn cuMemRetainAllocationHandle(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CudaCode;
 
-        /// Returns a handle of an allocation for other processes.
+        /// Returns a handle of an allocation that other processes can open.
         "4.1" fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) -> CudaCode;
         /// Opens an allocation of another process.
         "11.0" fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) -> CudaCode;
         /// Closes an allocation of another process.
         "4.1" fn cuIpcCloseMemHandle(address: CUdeviceptr) -> CudaCode;
-        /// Returns a handle of an event for other processes.
+        /// Returns a handle of an event that other processes can open.
         "4.1" fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent) -> CudaCode;
         /// Opens an event of another process.
         "4.1" fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle) -> CudaCode;

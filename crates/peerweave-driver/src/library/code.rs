@@ -25,7 +25,7 @@ macro_rules! codes {
             )*
         }
 
-        /// Name and number of each constant, to be compared with cudarc's.
+        /// Name and number of each constant, compared with cudarc's by the test.
         #[cfg(test)]
         const ALL: &[(&str, CudaCode)] = &[$((stringify!($name), CudaCode::$name)),*];
     };
@@ -55,7 +55,7 @@ impl From<CUresult> for CudaCode {
     }
 }
 
-/// Formats the code as the driver's name, or as a number if it has none.
+/// Formats the code as the driver's name for the code, or as a number if the driver has no name.
 impl fmt::Display for CudaCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&crate::library::describe(*self).0)

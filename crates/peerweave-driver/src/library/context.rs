@@ -1,4 +1,4 @@
-//! Contexts of devices: the primary one, and the thread's current one.
+//! Contexts of devices: the primary context of a device, and the current context of a thread.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::cudarc::driver::sys::CUcontext;
 /// Returns cudarc's primary context of a device. Never panics.
 ///
 /// # Errors
-/// [`DriverError::NoSuchDevice`], and those of [`Driver::get`].
+/// [`DriverError::NoSuchDevice`] if `ordinal` is too large, or an error of [`Driver::get`].
 pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, DriverError> {
     let count = Driver::get()?.device_count()?;
     if ordinal >= count {
@@ -18,34 +18,36 @@ pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, DriverError> {
     Ok(CudaContext::new(ordinal).map_err(CudaError::of("cuDevicePrimaryCtxRetain"))?)
 }
 
-/// Returns the context of this process's device, given the index of the process on its machine
-/// (`LOCAL_RANK` of launchers, `Job::local_pe` of `peerweave-bootstrap`). The device has the same
-/// ordinal. If the launcher shows each process only its own device (`CUDA_VISIBLE_DEVICES`), it is
-/// that device.
+/// Returns the primary context of the device of this process. `local_index` is the index of the
+/// process on its machine (`LOCAL_RANK` of launchers, `Job::local_pe` of `peerweave-bootstrap`),
+/// which is also the ordinal of the device. If the process sees only one device
+/// (`CUDA_VISIBLE_DEVICES`), the context is that of this device.
 ///
-/// Do not pass the index among all processes of a job: on the second machine it is not an ordinal.
+/// Do not pass the index among all processes of a job. On the second machine, that index is not an
+/// ordinal.
 ///
 /// # Errors
-/// [`DriverError::NoSuchDevice`] if this process sees several devices, but none with this ordinal;
-/// those of [`Driver::get`].
+/// [`DriverError::NoSuchDevice`] if this process sees several devices, but no device with this
+/// ordinal, or if it sees no device. Errors of [`Driver::get`].
 pub fn local_context(local_index: usize) -> Result<Arc<CudaContext>, DriverError> {
     let count = Driver::get()?.device_count()?;
     context(if count == 1 { 0 } else { local_index })
 }
 
-/// Makes a context current in this thread. cudarc's `bind_to_thread` is not used: it returns and
-/// clears an error that another object's destructor recorded in the context.
+/// Makes a context current in this thread. cudarc's `bind_to_thread` is not used, because it
+/// returns and clears an error that the destructor of another object recorded in the context.
 ///
 /// # Errors
 /// Errors of the driver.
 #[inline]
 pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
-    // SAFETY: the context is live as long as cudarc's object.
+    // SAFETY: the context is live while cudarc's object lives.
     let code = unsafe { Driver::get()?.api().cuCtxSetCurrent(context.cu_ctx()) }?;
     Ok(CudaError::check("cuCtxSetCurrent", code)?)
 }
 
-/// Like [`bind`], but only queries the driver if the context is already current.
+/// Makes a context current in this thread, unless the context is already current. Queries the
+/// driver first.
 ///
 /// # Errors
 /// As for [`bind`].
@@ -63,17 +65,17 @@ pub(crate) fn is_current(context: &CudaContext) -> bool {
     matches!(code, Ok(Ok(CudaCode::SUCCESS))) && current == context.cu_ctx()
 }
 
-/// Runs a function that may make another context current. Restores the previous context, also after
-/// a panic.
+/// Runs a function that may make another context current, then restores the previous context. The
+/// context is also restored if the function panics.
 ///
-/// For destructors, because a value can be dropped in any code, which relies on its own current
+/// Used in destructors: a value can be dropped in the middle of code that relies on its own current
 /// context. Costs two calls of the driver.
 pub fn with_context_kept<R>(run: impl FnOnce() -> R) -> R {
     struct Before(&'static Api, CUcontext);
     impl Drop for Before {
         fn drop(&mut self) {
-            // SAFETY: it was the thread's current context, or none; the code that made it current
-            // keeps it live.
+            // SAFETY: the handle was the thread's current context, or null. The code that made the
+            // context current keeps it live.
             let _ = unsafe { self.0.cuCtxSetCurrent(self.1) };
         }
     }

@@ -11,9 +11,9 @@ use crate::CudaCode;
 #[error("{name} ({code}) from {call}: {text}")]
 #[non_exhaustive]
 pub struct CudaError {
-    /// The driver's function that failed; for calls through cudarc the operation.
+    /// The driver's function that failed. For a call through cudarc, the operation.
     pub call: &'static str,
-    /// The driver's code. Codes of a newer driver are included.
+    /// The driver's code, which may be unknown to this crate if the driver is newer.
     pub code: u32,
     /// The code's name, such as `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
@@ -22,7 +22,8 @@ pub struct CudaError {
 }
 
 impl CudaError {
-    /// Returns the error of `call`. Queries the driver for its name and description.
+    /// Creates the error of `call`. Queries the driver for the name and the description of the
+    /// code.
     #[cold]
     pub fn new(call: &'static str, code: CudaCode) -> Self {
         let (name, text) = crate::library::describe(code);
@@ -42,13 +43,13 @@ impl CudaError {
     /// Converts a code to a result.
     ///
     /// # Errors
-    /// The error of `call`, for every code except success.
+    /// Returns the error of `call` for every code except success.
     #[inline]
     pub fn check(call: &'static str, code: CudaCode) -> Result<(), Self> {
         if code == CudaCode::SUCCESS { Ok(()) } else { Err(Self::new(call, code)) }
     }
 
-    /// Returns a function that adds the call to an error of cudarc.
+    /// Returns a function that converts an error of cudarc to an error of `call`.
     #[cold]
     pub fn of(call: &'static str) -> impl FnOnce(crate::cudarc::driver::DriverError) -> Self {
         move |error| Self::new(call, error.0.into())
@@ -61,7 +62,7 @@ impl CudaError {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// There is no driver on this machine.
+    /// CUDA's driver cannot be loaded, for example because this machine has no driver.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The driver is too old and lacks the function.
@@ -70,23 +71,23 @@ pub enum DriverError {
     /// The driver returned an error.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// A module was not loaded, or a kernel not launched.
+    /// A module was not loaded, or a kernel was not launched.
     #[error(transparent)]
     Launch(#[from] super::launch_error::LaunchError),
-    /// There is no such device.
+    /// This process sees no device with the requested ordinal.
     #[error("{call}: device {ordinal} does not exist, expected an ordinal below {count}")]
     NoSuchDevice {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The requested device.
         ordinal: usize,
         /// Number of devices.
         count: usize,
     },
-    /// The memory belongs to another device.
+    /// The memory belongs to another device than the stream or the kernel.
     #[error("{call}: the memory is on device {found}, expected device {expected}")]
     WrongDevice {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// Device of the memory.
         found: usize,
@@ -96,7 +97,7 @@ pub enum DriverError {
     /// A number of elements is too large for the address space.
     #[error("{call}: {count} elements of {element_bytes} bytes exceed the address space")]
     TooLarge {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// Number of requested elements.
         count: usize,
@@ -106,7 +107,7 @@ pub enum DriverError {
     /// The stream is being captured into a graph, but the call cannot be captured.
     #[error("{call}: the stream is being captured into a graph, expected a stream that is not being captured")]
     Capturing {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
     },
     /// Another thread began to capture the stream while the call enqueued work that must not be
@@ -115,63 +116,64 @@ pub enum DriverError {
         "{call}: another thread began to capture the stream during the call; the capture was invalidated, because the graph would not keep the memory alive"
     )]
     CaptureBegun {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
     },
-    /// The buffer's own stream, in whose order it is freed, is being captured into a graph. It
-    /// cannot wait for work on another stream.
+    /// The buffer belongs to a slice of cudarc, and the slice's own stream is being captured into a
+    /// graph. The slice is freed in the order of its own stream, and that stream cannot wait for
+    /// work on another stream during the capture.
     #[error(
         "{call}: the buffer's own stream is being captured into a graph and cannot wait for work on another stream; end the capture first, or use DeviceMemory"
     )]
     OwnerCapturing {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
     },
-    /// The stream is a per-thread stream. Each thread has its own, so no other thread can wait for
-    /// its work.
+    /// The stream is a per-thread stream. Each thread has a different per-thread stream, so no
+    /// other thread can wait for its work.
     #[error("{call}: the per-thread stream cannot be used; create one by CudaContext::new_stream, or use default_stream")]
     PerThreadStream {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
     },
     /// The work of the stream did not complete by the deadline.
     #[error("{call}: timed out after {waited:?}, the stream is still busy")]
     Timeout {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The time waited.
         waited: std::time::Duration,
     },
-    /// A copy between buffers of different lengths.
+    /// The two buffers of a copy have different lengths.
     #[error("{call}: the lengths differ: found {found} elements, expected {expected}")]
     WrongLength {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// Number of elements.
+        /// Number of elements to copy.
         found: usize,
-        /// Expected number of elements.
+        /// Number of elements of the buffer.
         expected: usize,
     },
-    /// A tensor of another framework that cannot be imported.
+    /// A tensor of another framework cannot be used as requested.
     #[error("{call}: the tensor has {what} {found}, expected {expected}")]
     Dlpack {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// The property.
+        /// The property of the tensor that is not supported.
         what: &'static str,
-        /// The value found.
+        /// Value of the property.
         found: Box<str>,
         /// Description of valid values.
         expected: Box<str>,
     },
-    /// A range outside of the memory.
+    /// A range is not within the memory.
     #[error("{call}: the range is {start}..{end}, expected a range within {len} elements")]
     OutOfRange {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// The first element.
+        /// Index of the first element.
         start: usize,
-        /// One past the last element.
+        /// Index after the last element.
         end: usize,
         /// Number of elements of the memory.
         len: usize,

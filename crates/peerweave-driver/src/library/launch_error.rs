@@ -1,10 +1,10 @@
-//! Errors of loading modules and launching kernels, detected before anything is enqueued.
+//! Errors of loading modules and launching kernels, which are detected before anything is enqueued.
 
 use std::fmt;
 
 use crate::CudaError;
 
-/// The reason why a module was not loaded or a kernel not launched.
+/// The reason why a module was not loaded or a kernel was not launched.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
@@ -17,61 +17,61 @@ pub enum LaunchError {
         log: String,
     },
     /// The module has no kernel of this name.
-    #[error("the module has no kernel {kernel}")]
+    #[error("the module has no kernel named {kernel}")]
     NoKernel {
-        /// The requested name.
+        /// Requested name of the kernel.
         kernel: String,
     },
-    /// A wrong number of arguments.
+    /// The number of arguments differs from the number of parameters.
     #[error("launch of {kernel}: {found} arguments, expected {expected}")]
     Count {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
         /// Number of arguments.
         found: usize,
         /// Number of parameters of the kernel.
         expected: usize,
     },
-    /// A wrong length or alignment of an argument.
+    /// An argument has another length or offset than the kernel's parameter.
     #[error(
         "launch of {kernel}: argument {index} has {found_bytes} bytes at offset {found_offset}, expected {expected_bytes} bytes at offset {expected_offset}"
     )]
     Argument {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
         /// Index of the argument, from 0.
         index: usize,
         /// Length of the argument in bytes.
         found_bytes: usize,
-        /// Offset of the argument, computed from its alignment.
+        /// Offset of the argument in bytes, computed from the alignments of the arguments.
         found_offset: usize,
-        /// Length of the kernel's parameter.
+        /// Length of the kernel's parameter in bytes.
         expected_bytes: usize,
-        /// Offset of the kernel's parameter.
+        /// Offset of the kernel's parameter in bytes.
         expected_offset: usize,
     },
-    /// An invalid shape.
+    /// The shape or an option of the launch is not supported.
     #[error("launch of {kernel}: {what} is {found}, expected {expected}")]
     Shape {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// The property of the shape.
+        /// The property that is not supported, such as "the grid".
         what: &'static str,
         /// Value of the property.
         found: String,
         /// Description of valid values.
         expected: String,
     },
-    /// A cooperative grid with too many blocks to be resident at once.
+    /// A cooperative grid has too many blocks to be resident at once.
     #[error(
         "launch of {kernel}: the cooperative grid has {found} blocks, expected at most {expected} (the number that can be resident at once)"
     )]
     NotResident {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
         /// Number of blocks of the grid.
         found: u64,
-        /// Number of blocks that the device runs at once.
+        /// Number of blocks that can be resident at once on the device.
         expected: u64,
     },
 }

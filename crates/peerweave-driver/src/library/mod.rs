@@ -1,7 +1,6 @@
 //! The driver of this process, loaded and initialised once.
 //!
-//! Invariant: the loaded library is the one that cudarc loads, because both try the same names in
-//! the same order.
+//! Invariant: cudarc loads the same library, because both try the same names in the same order.
 
 pub(crate) mod api;
 mod code;
@@ -49,7 +48,7 @@ impl Driver {
         let code = match STARTED.get() {
             Some(code) => *code,
             None => {
-                // SAFETY: no flags are defined; any thread may call it, and more than once.
+                // SAFETY: no flags are defined. Any thread may call `cuInit`, and more than once.
                 let code = unsafe { driver.api.cuInit(0) }?;
                 *STARTED.get_or_init(|| code)
             }
@@ -90,23 +89,24 @@ impl Driver {
     /// Returns an attribute of a device.
     ///
     /// # Errors
-    /// Errors of the driver; `CUDA_ERROR_INVALID_VALUE` for an attribute that the driver does not
-    /// know.
+    /// Errors of the driver, such as `CUDA_ERROR_INVALID_VALUE` for an attribute that the driver
+    /// does not know.
     pub fn attribute(&self, ordinal: usize, attribute: CUdevice_attribute) -> Result<i32, DriverError> {
         let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
         let mut value: c_int = 0;
-        // SAFETY: the pointer is to a live integer; the driver checks the rest.
+        // SAFETY: the pointer is to a live integer; the driver checks the device and the attribute.
         CudaError::check("cuDeviceGetAttribute", unsafe { self.api.cuDeviceGetAttribute(&raw mut value, attribute, device) }?)?;
         Ok(value)
     }
 }
 
-/// Returns the name and the description of a code, from the driver if it is loaded.
+/// Returns the name and the description of a code. Asks the driver if it is loaded. Without a
+/// driver, or for an unknown code, the name is the number.
 pub(crate) fn describe(code: CudaCode) -> (String, String) {
     let unknown = || (format!("CUresult {}", code.0), "no description".to_owned());
     let Some(Ok(driver)) = LOADED.get() else { return unknown() };
     let (mut name, mut text): (*const c_char, *const c_char) = (std::ptr::null(), std::ptr::null());
-    // SAFETY: the pointers are to live pointers; the driver stores the addresses of constants, or
+    // SAFETY: the pointers are to live pointers. The driver stores the addresses of constants, or
     // nothing for an unknown code.
     let known = unsafe {
         matches!(driver.api.cuGetErrorName(code.0, &raw mut name), Ok(CudaCode::SUCCESS))
@@ -115,6 +115,6 @@ pub(crate) fn describe(code: CudaCode) -> (String, String) {
     if !known || name.is_null() || text.is_null() {
         return unknown();
     }
-    // SAFETY: both are constants of the driver that end in a zero byte.
+    // SAFETY: both addresses are those of the driver's constant texts, which end in a zero byte.
     unsafe { (CStr::from_ptr(name).to_string_lossy().into_owned(), CStr::from_ptr(text).to_string_lossy().into_owned()) }
 }

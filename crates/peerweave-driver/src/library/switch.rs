@@ -1,10 +1,11 @@
 //! The environment variables that disable multicast objects.
 //!
 //! A fault of the switch fabric can disable all GPUs of a machine, including those of other users.
-//! So if one of these variables, of this project or of NVIDIA's libraries, is set, every creation
-//! and import returns an error before the driver is called.
+//! The variables of this project and of NVIDIA's libraries are checked. If one of them disables
+//! multicast, every creation and every import of a multicast object returns an error before the
+//! driver is called.
 
-/// Multicast objects are disabled in this process.
+/// Error: an environment variable disables multicast objects in this process.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("multicast objects are disabled by {variable}={value}")]
 #[non_exhaustive]
@@ -19,13 +20,15 @@ pub struct MulticastDisabled {
 ///
 /// # Errors
 /// [`MulticastDisabled`] with `PEERWEAVE_MULTICAST=off`, `NCCL_NVLS_ENABLE=0` or
-/// `NVSHMEM_DISABLE_NVLS=1`. An unknown value also disables them, to be safe.
+/// `NVSHMEM_DISABLE_NVLS=1`. For safety, an unknown value of one of these variables also disables
+/// multicast objects.
 pub fn multicast_switch() -> Result<(), MulticastDisabled> {
     switch(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
 fn switch(variable: &dyn Fn(&str) -> Option<String>) -> Result<(), MulticastDisabled> {
-    // The values that enable them; NCCL reads a number (2 is "where supported"), NVSHMEM a Boolean.
+    // The values that allow multicast. NCCL reads a number (2 means "where supported"), and NVSHMEM
+    // reads a Boolean.
     let allowing: [(&'static str, &[&str]); 3] = [
         ("PEERWEAVE_MULTICAST", &["", "auto", "on", "1"]),
         ("NCCL_NVLS_ENABLE", &["", "1", "2"]),
@@ -65,7 +68,7 @@ mod tests {
             ("NCCL_NVLS_ENABLE", "0"),
             ("NVSHMEM_DISABLE_NVLS", "1"),
         ] {
-            let error = with(name, value).expect_err("it forbids");
+            let error = with(name, value).expect_err("the value disables multicast");
             assert_eq!((error.variable, error.value.as_str()), (name, value));
         }
     }

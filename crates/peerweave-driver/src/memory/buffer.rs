@@ -1,4 +1,4 @@
-//! Traits for device memory: the access of a communication call to a buffer of any owner.
+//! Traits for device memory: how a communication call accesses a buffer of any owner.
 //!
 //! This module neither allocates nor copies. Invariant: an [`Access`] lives until the work that
 //! uses its address is enqueued. From then on the buffer's owner keeps the memory allocated until
@@ -20,10 +20,11 @@ use crate::{DEADLINE, DriverError, Keep, Keeper, deadline_after, join, wait, wai
 
 /// The address of a buffer, for work that is about to be enqueued on one stream.
 ///
-/// Drop it after enqueuing the work: cudarc's buffers then record that the stream uses them. Only
-/// the library that obtained the access can leak it.
+/// Drop the access after enqueuing the work: cudarc's buffers then record that the stream uses
+/// them. The user of a buffer cannot leak the access, because only the library that enqueues the
+/// work has it.
 ///
-/// The access is not `Send`, because a per-thread stream is a different one in each thread:
+/// The access is not `Send`, because each thread has a different per-thread stream:
 ///
 /// ```compile_fail
 /// fn sent<T: Send>() {}
@@ -33,18 +34,18 @@ use crate::{DEADLINE, DriverError, Keep, Keeper, deadline_after, join, wait, wai
 pub struct Access<'a> {
     address: CUdeviceptr,
     guard: Option<SyncOnDrop<'a>>,
-    /// The stream in whose order the memory is freed, and the stream of the work.
+    /// The stream in whose order the memory is freed, and the stream on which the work is enqueued.
     streams: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
-    /// Whether the first stream must wait for the second.
+    /// Whether the first stream of `streams` must wait for the second.
     joins: bool,
     keeper: Option<&'a dyn Keeper>,
-    /// Makes the type `!Send`, so that the thread that enqueues drops it: a per-thread stream is a
-    /// different one in each thread.
+    /// Makes the type `!Send`, so that the thread that enqueues the work also drops the access.
+    /// Each thread has a different per-thread stream.
     _this_thread: PhantomData<*const ()>,
 }
 
 impl<'a> Access<'a> {
-    /// Returns the access to an address whose owner need not be notified when the work is enqueued.
+    /// Creates the access to an address whose owner need not be notified when the work is enqueued.
     #[inline]
     pub fn new(address: CUdeviceptr) -> Self {
         Self { address, guard: None, streams: None, joins: false, keeper: None, _this_thread: PhantomData }
@@ -56,15 +57,17 @@ impl<'a> Access<'a> {
         Self { address, guard: None, streams: None, joins: false, keeper: Some(keeper), _this_thread: PhantomData }
     }
 
-    /// Returns the access for reading a slice of cudarc, with cudarc's guard. `own` is the slice's
-    /// stream, `stream` the stream of the work, and `ask` calls cudarc's `device_ptr`.
+    /// Creates the access for reading a slice of cudarc, with cudarc's guard. `own` is the slice's
+    /// own stream. `stream` is the stream on which the work is enqueued. `ask` calls cudarc's
+    /// `device_ptr`.
     ///
-    /// The guard alone does not keep the memory: a slice has one event for all reads, and a context
-    /// with only one stream checks no events. So dropping this access makes `own` wait for the
-    /// work.
+    /// The guard alone does not keep the memory allocated. A slice has one event for all reads, and
+    /// a context with only one stream checks no events. So dropping this access makes `own` wait
+    /// for the work.
     ///
     /// # Errors
-    /// [`DriverError::OwnerCapturing`], [`DriverError::Timeout`]: see [`DeviceBuffer::read`].
+    /// [`DriverError::OwnerCapturing`] and [`DriverError::Timeout`], as described at
+    /// [`DeviceBuffer::read`].
     pub fn reading(
         own: &Arc<CudaStream>,
         stream: &'a Arc<CudaStream>,
@@ -84,9 +87,9 @@ impl<'a> Access<'a> {
         stream: &'a Arc<CudaStream>,
         ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> Result<Self, DriverError> {
-        // The next access waits for a write, so one event is enough if cudarc waits for events. It
-        // does if its context counts a stream that cudarc created: `own` lives as long as the
-        // slice. A private stream does not count.
+        // The next access waits for a write, so one event is enough if cudarc waits for events.
+        // cudarc waits for events if its context counts a stream that cudarc created: `own` lives
+        // as long as the slice. cudarc does not count a private stream.
         let looks = |stream: &CudaStream| {
             stream.context().is_managing_stream_synchronization() && !is_of_every_context(stream) && !is_private(stream)
         };
@@ -104,14 +107,14 @@ impl<'a> Access<'a> {
         ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> Result<Self, DriverError> {
         if is_shared && cannot_be_asked(own)? {
-            // Its events are part of a graph, and it cannot wait for the work before the capture
-            // ends.
+            // The events of `own` are part of a graph. `own` cannot wait for the work before the
+            // capture ends.
             return Err(DriverError::OwnerCapturing { call });
         }
         let ((address, guard), waits) = with_errors_aside(own, stream, ask);
         if !waits || joins && !own.context().is_in_multi_stream_mode() {
-            // Then cudarc did not make the stream wait for earlier work of `own` on the memory, nor
-            // for its allocation.
+            // In this case cudarc did not make `stream` wait for the allocation of the memory, nor
+            // for earlier work of `own` on the memory.
             with_context_kept(|| follow(call, stream, own))?;
         }
         let streams = Some((Arc::clone(own), stream));
@@ -124,14 +127,14 @@ impl<'a> Access<'a> {
         self.address
     }
 
-    /// Returns the owner that can keep the memory alive beyond the work of one call.
+    /// Returns the keeper, whose owner can keep the memory alive beyond the work of one call.
     #[inline]
     pub fn keeper(&self) -> Option<&'a dyn Keeper> {
         self.keeper
     }
 
-    /// Returns whether the owner made the stream wait, so that it must be notified when the work is
-    /// enqueued.
+    /// Returns whether cudarc made the stream wait and must be notified when the work is enqueued.
+    /// Dropping the access notifies cudarc.
     #[inline]
     pub fn is_guarded(&self) -> bool {
         self.guard.is_some()
@@ -139,8 +142,8 @@ impl<'a> Access<'a> {
 }
 
 /// Returns whether work on `stream` must be ordered with `own`, in whose order cudarc frees the
-/// memory. Returns `false` if the caller has disabled cudarc's event tracking, which is `unsafe`
-/// and moves this duty to the caller.
+/// memory. Returns `false` if the caller has disabled cudarc's event tracking. Disabling event
+/// tracking is `unsafe`, and the caller must then order the work.
 fn is_shared(own: &CudaStream, stream: &CudaStream) -> bool {
     let is_other = own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx();
     is_other && own.context().is_event_tracking()
@@ -156,8 +159,8 @@ impl Drop for Access<'_> {
                 hold_back(&own, stream, DEADLINE);
             }
         };
-        // Restores the contexts. Usually there is one, and it is current since the work was
-        // enqueued.
+        // Restores the current contexts afterwards. Usually both streams have the same context,
+        // which is current since the work was enqueued.
         if own.context().cu_ctx() == stream.context().cu_ctx() && is_current(own.context()) {
             tell();
         } else {
@@ -167,26 +170,26 @@ impl Drop for Access<'_> {
 }
 
 /// Runs a function of cudarc that does not report its success. cudarc does nothing if an earlier
-/// error is recorded in a context, so recorded errors are removed first and restored afterwards.
-/// Also returns whether no new error was recorded.
+/// error is recorded in a context. So recorded errors are removed first and restored afterwards.
+/// Also returns whether the function recorded no new error.
 fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce() -> R) -> (R, bool) {
     let contexts = [own.context(), stream.context()];
     let earlier = contexts.map(|context| context.check_err());
     let answer = run();
-    // Both may be the same context: all errors are read before any is restored.
+    // Both contexts may be the same, so all errors are read before an error is restored.
     let new = contexts.map(|context| context.check_err());
     let worked = new.iter().all(Result::is_ok);
-    // The first error is kept.
+    // A context keeps only the first error that is recorded.
     for errors in [new, earlier] {
         contexts.iter().zip(errors).for_each(|(context, error)| context.record_err(error));
     }
     (answer, worked)
 }
 
-/// Makes a stream wait for the pending work of another one. If that is not possible, this thread
-/// waits, for at most [`DEADLINE`].
+/// Makes the stream `waiter` wait for the pending work of the stream `other`. If that is not
+/// possible, this thread waits, for at most [`DEADLINE`].
 fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>) -> Result<(), DriverError> {
-    // An event of another stream would invalidate a capture.
+    // Waiting for an event of another stream would invalidate a capture of `waiter`.
     if matches!(cannot_be_asked(waiter), Ok(false)) && join(waiter, other).is_ok() {
         return Ok(());
     }
@@ -194,12 +197,13 @@ fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>)
     if wait(other, deadline_after(DEADLINE))? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }
 
-/// Makes the slice's own stream, in whose order cudarc frees it, wait for the work on another
-/// stream. If another thread has begun to capture `own` since the access was created, this thread
-/// waits until the capture or the work ends.
+/// Makes the slice's own stream, in whose order cudarc frees the slice, wait for the work on
+/// another stream. If another thread has begun to capture `own` since the access was created, this
+/// thread waits until the capture or the work ends.
 ///
-/// Aborts the process if neither ends within `longest`: the slice's owner may free the memory when
-/// this function returns, and the work would then access memory of another owner.
+/// Aborts the process if neither the capture nor the work ends within `longest`. The slice's owner
+/// may free the memory when this function returns, and the work would then access memory of another
+/// owner.
 fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration) {
     let held = wait_until(deadline_after(longest), || {
         let cannot_wait = |stream| !matches!(cannot_be_asked(stream), Ok(false));
@@ -210,11 +214,11 @@ fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration)
     });
     match held {
         Ok(true) => {}
-        // Work that failed has ended.
+        // The error shows that the work failed, so it has ended.
         Err(error) => tracing::error!(%error, "the work of another stream on memory of a cudarc slice failed"),
         Ok(false) => {
             let why = "the slice's own stream is being captured, and the work on another stream has not completed";
-            tracing::error!(waited = ?longest, "memory of a cudarc slice cannot be kept for the work that uses it: {why}; aborting");
+            tracing::error!(waited = ?longest, "memory of a cudarc slice cannot be kept allocated for the work that uses it: {why}; aborting");
             eprintln!("peerweave-driver: aborting: memory of a cudarc slice is in use after {longest:?}: {why}");
             std::process::abort();
         }
@@ -230,15 +234,16 @@ impl fmt::Debug for Access<'_> {
 /// Device memory that can be read: `len` contiguous elements of `T` on one device.
 ///
 /// Implemented for cudarc's `CudaSlice`, `CudaView`, `CudaViewMut`, for
-/// [`DeviceMemory`](crate::DeviceMemory), and for [`Raw`]. Implement it for your framework's tensor
-/// to pass it to Peerweave without a copy.
+/// [`DeviceMemory`](crate::DeviceMemory), and for [`Raw`]. Implement the trait for your framework's
+/// tensor to pass the tensor to Peerweave without a copy.
 ///
-/// Reading a slice of cudarc on another stream makes the slice's own stream wait for that work,
-/// because cudarc could free the memory otherwise. If the own stream must continue meanwhile, use
-/// `DeviceMemory`, which only delays its release. Alternatively, disable the context's event
-/// tracking and keep the slice alive yourself. A stream cannot wait while it is being captured, so
-/// its slices are then refused on other streams ([`DriverError::OwnerCapturing`]); `DeviceMemory`
-/// is not.
+/// If a slice of cudarc is read on another stream, the slice's own stream waits for that work.
+/// Without the wait, cudarc could free the memory before the work has ended. If the slice's own
+/// stream must not wait, use `DeviceMemory`, which only delays freeing. Alternatively, disable the
+/// context's event tracking and keep the slice alive yourself.
+///
+/// A stream cannot wait while it is being captured. So slices of a stream that is being captured
+/// are refused on other streams ([`DriverError::OwnerCapturing`]). `DeviceMemory` is not refused.
 ///
 /// # Safety
 /// An implementation guarantees:
@@ -247,9 +252,9 @@ impl fmt::Debug for Access<'_> {
 /// - **\[D2\]** the memory stays allocated until all work that was enqueued on the stream while the
 ///   access lived is complete;
 /// - **\[D3\]** if [`keep`](Self::keep) returns a value, the memory stays allocated while that
-///   value lives, and its address is that of `read`;
-/// - **\[D4\]** if [`is_keepable`](Self::is_keepable) is true, D3 holds for the value of the keeper
-///   of each access.
+///   value lives, and the address of the memory is that of `read`;
+/// - **\[D4\]** if [`is_keepable`](Self::is_keepable) is true, each access has a keeper, and D3 is
+///   also true for the value that this keeper returns.
 pub unsafe trait DeviceBuffer<T> {
     /// Returns the number of elements.
     fn len(&self) -> usize;
@@ -262,33 +267,37 @@ pub unsafe trait DeviceBuffer<T> {
     /// Returns the ordinal of the memory's device.
     fn device(&self) -> usize;
 
-    /// Returns the address, for reading by work that is enqueued on `stream` while the result
-    /// lives. Makes the stream wait for earlier writes on other streams, if the owner tracks them.
-    /// May make the context of `stream` current.
+    /// Returns the address, for reading by work that is enqueued on `stream` while the returned
+    /// access lives. Makes the stream wait for earlier writes on other streams, if the owner tracks
+    /// writes. May make the context of `stream` current.
     ///
-    /// Do not call it for a stream that is being captured, unless the buffer
-    /// [`is_keepable`](Self::is_keepable): see [`keep`](Self::keep).
+    /// Do not call this function for a stream that is being captured, unless
+    /// [`is_keepable`](Self::is_keepable) is true. Call [`keep`](Self::keep) instead.
     ///
     /// # Errors
-    /// The reason why work on `stream` cannot use the memory: nothing may be enqueued then. A slice
-    /// of cudarc returns [`DriverError::OwnerCapturing`] while its own stream is being captured. It
-    /// returns [`DriverError::Timeout`] if `stream` could not be made to wait for the own stream,
-    /// and the own stream was still busy after [`DEADLINE`]. If another thread begins to capture
-    /// the own stream while the result lives, dropping the result waits until the capture or the
-    /// work ends, and aborts the process if neither does within [`DEADLINE`].
+    /// Returns the reason why work on `stream` cannot use the memory. After an error, enqueue no
+    /// work that uses the memory. A slice of cudarc returns [`DriverError::OwnerCapturing`] while
+    /// its own stream is being captured. It returns [`DriverError::Timeout`] if `stream` could not
+    /// be made to wait for the slice's own stream, and the own stream was still busy after
+    /// [`DEADLINE`].
+    ///
+    /// Another thread may begin to capture the own stream while the access lives. Dropping the
+    /// access then waits until the capture or the work ends. If neither ends within [`DEADLINE`],
+    /// dropping the access aborts the process.
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError>;
 
-    /// Returns the address and an owner that keeps the memory, for uses beyond the work of one
-    /// call: captured graphs, registrations, windows. Returns `None` for borrowed memory, which
-    /// such uses refuse.
+    /// Returns the address and an owner that keeps the memory allocated beyond the work of one
+    /// call. Captured graphs, registrations and windows need the owner. Returns `None` for borrowed
+    /// memory, which cannot be used for these purposes.
     fn keep(&self) -> Option<(CUdeviceptr, Keep)>;
 
-    /// Returns whether the accesses of this buffer have a [`keeper`](Access::keeper), and creating
-    /// an access neither enqueues work nor makes the stream wait.
+    /// Returns whether the accesses of this buffer have a [`keeper`](Access::keeper). If so,
+    /// creating an access neither enqueues work nor makes the stream wait.
     ///
-    /// If so, a caller need not know before a call whether the stream is being captured: it checks
-    /// once after it has enqueued the work, and obtains the owner then. The default is `false`: the
-    /// caller checks first, and chooses between `read` and [`keep`](Self::keep).
+    /// If this function returns `true`, a caller need not know before a call whether the stream is
+    /// being captured. The caller checks after it has enqueued the work, and obtains the owner if a
+    /// capture is active. If this function returns `false`, which is the default, the caller checks
+    /// first, and chooses between `read` and [`keep`](Self::keep).
     #[inline]
     fn is_keepable(&self) -> bool {
         false
@@ -298,11 +307,12 @@ pub unsafe trait DeviceBuffer<T> {
 /// Device memory that can be written.
 ///
 /// # Safety
-/// As for [`DeviceBuffer`]; in addition, the work may write to the memory.
+/// As for [`DeviceBuffer`]. In addition, the implementation guarantees that the work may write to
+/// the memory.
 pub unsafe trait DeviceBufferMut<T>: DeviceBuffer<T> {
     /// Returns the address, for reading and writing by work that is enqueued on `stream` while the
-    /// result lives. Makes the stream wait for earlier reads and writes on other streams, if the
-    /// owner tracks them.
+    /// returned access lives. Makes the stream wait for earlier reads and writes on other streams,
+    /// if the owner tracks them.
     ///
     /// # Errors
     /// As for [`read`](DeviceBuffer::read).
@@ -313,8 +323,9 @@ macro_rules! of_cudarc {
     ($($Slice:ty),*; $($SliceMut:ty),*) => {
         $(
             // SAFETY: [D1] cudarc's slices and views have `len` elements on the device of their
-            // stream; [D2] a slice is freed in the order of its own stream, which the guard or this
-            // crate makes wait for the work when the access is dropped; [D3] `keep` returns `None`.
+            // stream. [D2] A slice is freed in the order of its own stream. When the access is
+            // dropped, the guard or this crate makes that stream wait for the work. [D3] `keep`
+            // returns `None`.
             unsafe impl<T> DeviceBuffer<T> for $Slice {
                 fn len(&self) -> usize {
                     DeviceSlice::len(self)
@@ -334,8 +345,8 @@ macro_rules! of_cudarc {
             }
         )*
         $(
-            // SAFETY: as for reading; these are borrowed mutably, so no other work is enqueued on
-            // them meanwhile.
+            // SAFETY: as for reading. In addition, the slice is borrowed mutably, so no other work
+            // that uses it is enqueued while the access lives.
             unsafe impl<T> DeviceBufferMut<T> for $SliceMut {
                 fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
                     let own = Arc::clone(DeviceSlice::stream(self));
@@ -347,17 +358,17 @@ macro_rules! of_cudarc {
 }
 of_cudarc!(CudaSlice<T>, CudaView<'_, T>, CudaViewMut<'_, T>; CudaSlice<T>, CudaViewMut<'_, T>);
 
-/// Device memory of another owner, given by its address.
+/// Device memory of another owner, identified by its address.
 ///
-/// With an owner that keeps the memory alive, it can be captured into graphs and registered.
-/// Without an owner it is borrowed, and such uses are refused.
+/// With an owner that keeps the memory alive, the memory can be used in captured graphs and be
+/// registered. Without an owner, the memory is borrowed, and these uses are refused.
 ///
 /// ```
 /// use std::sync::Arc;
 /// use peerweave_driver::{DeviceBuffer, Keep, Raw};
 ///
 /// let owner: Keep = Arc::new("what frees the memory when it is dropped");
-/// // SAFETY: nothing is enqueued with it, and no other code keeps it.
+/// // SAFETY: no work is enqueued with the memory, and no other code keeps it.
 /// let (kept, borrowed) = unsafe { (Raw::<f32>::new(0x1000, 4, 0, Some(owner)), Raw::<f32>::new(0x1000, 4, 0, None)) };
 /// assert!(kept.keep().is_some());
 /// assert!(borrowed.keep().is_none());
@@ -380,13 +391,14 @@ unsafe impl<T: Send> Send for Raw<T> {}
 unsafe impl<T: Sync> Sync for Raw<T> {}
 
 impl<T> Raw<T> {
-    /// Returns memory of `len` elements at `address` on device `device`.
+    /// Creates a buffer of `len` elements at `address` on the device with ordinal `device`.
     ///
     /// # Safety
-    /// `address` is the address of `len` elements of `T` on that device, which stay allocated
+    /// `address` is the address of `len` elements of `T` on that device. These elements stay
+    /// allocated
     /// - until all work that was enqueued with this value or a clone of it is complete; and
-    /// - while a clone of `keep` lives, if given: uses beyond one call (a graph, a registration, a
-    ///   window) hold one.
+    /// - if `keep` is given, while a clone of `keep` lives. A graph, a registration or a window has
+    ///   such a clone.
     ///
     /// For memory that is never freed, any value may be passed as `keep`.
     pub unsafe fn new(address: CUdeviceptr, len: usize, device: usize, keep: Option<Keep>) -> Self {
@@ -400,7 +412,7 @@ impl<T> fmt::Debug for Raw<T> {
     }
 }
 
-// SAFETY: [D1] to [D4] are what the caller of `Raw::new` promised.
+// SAFETY: the caller of `Raw::new` promised [D1] to [D4].
 unsafe impl<T> DeviceBuffer<T> for Raw<T> {
     fn len(&self) -> usize {
         self.len
@@ -426,7 +438,7 @@ unsafe impl<T> DeviceBuffer<T> for Raw<T> {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: as for `DeviceBuffer`.
 unsafe impl<T> DeviceBufferMut<T> for Raw<T> {
     fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.read(stream)
@@ -441,15 +453,16 @@ mod tests {
     fn raw_buffers_can_be_sent_to_other_threads() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
-        let (len, device) = std::thread::scope(|scope| scope.spawn(|| (raw.len(), raw.device())).join().expect("it ends"));
+        let (len, device) =
+            std::thread::scope(|scope| scope.spawn(|| (raw.len(), raw.device())).join().expect("the thread does not panic"));
         assert_eq!((len, device), (4, 0));
     }
 
     #[test]
-    fn raw_buffer_without_keeper_is_only_borrowed() {
+    fn raw_buffer_without_owner_is_only_borrowed() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
-        assert!(raw.keep().is_none(), "a window of it would dangle as soon as its owner freed it");
+        assert!(raw.keep().is_none(), "a window of the memory would dangle after the owner freed the memory");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Copies between the host and device buffers with a deadline, and the checks of every copy.
 //!
-//! Other crates copy between devices. Invariant: the host memory of a copy is owned by this crate
-//! and outlives the copy. It is leaked if the copy may still be executed.
+//! Copies between devices are in other crates. Invariant: the host memory of a copy is owned by
+//! this crate and outlives the copy. The memory is leaked if the copy may still be executed.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -15,20 +15,21 @@ use crate::{
     CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, is_capturing, refuse_capture_begun, refuse_per_thread, wait,
 };
 
-/// Checks that `count` elements can be copied now to or from a whole buffer, in the order of
-/// `stream`.
+/// Checks that `count` elements can be copied to or from a whole buffer in the order of `stream`,
+/// without capturing the copy.
 ///
 /// # Errors
-/// [`DriverError::WrongDevice`] for a buffer of another device, [`DriverError::WrongLength`],
-/// [`DriverError::PerThreadStream`]; [`DriverError::Capturing`], because a graph would replay the
-/// copy after the memory may have been freed.
+/// [`DriverError::WrongDevice`] for a buffer of another device, [`DriverError::WrongLength`] if the
+/// buffer has another length, [`DriverError::PerThreadStream`] for a per-thread stream.
+/// [`DriverError::Capturing`] during a capture, because a graph would replay the copy after the
+/// memory may have been freed.
 pub fn check_copy<T>(
     call: &'static str,
     stream: &CudaStream,
     buffer: &impl DeviceBuffer<T>,
     count: usize,
 ) -> Result<(), DriverError> {
-    // Other threads that unmap or free the memory could not wait for the work of a per-thread
+    // Threads that later unmap or free the memory could not wait for the work of a per-thread
     // stream.
     refuse_per_thread(call, stream)?;
     let ordinal = stream.context().ordinal();
@@ -46,14 +47,15 @@ pub fn check_copy<T>(
 
 /// Copies `values` to a device buffer after the earlier work of `stream`, and waits for completion.
 ///
-/// The copy starts when the stream is idle. From then on it has no deadline, because the driver
-/// does not cancel copies of pageable memory. Work that another thread enqueues meanwhile is also
-/// waited for. The values are first copied to host memory of this crate. Errors name `call`.
+/// The copy starts when the stream is idle. From then on the copy has no deadline, because the
+/// driver does not cancel copies of pageable memory. If another thread enqueues work during the
+/// call, this call waits for that work too. The values are first copied to host memory of this
+/// crate. Errors name `call`.
 ///
 /// # Errors
-/// As for [`check_copy`](check_copy#errors); [`DriverError::Timeout`] if the stream is not idle by
-/// the deadline: nothing is copied then, unless other threads enqueued work meanwhile; errors of
-/// the driver, including those of earlier work of the stream.
+/// As for [`check_copy`](check_copy#errors), and errors of the driver, including those of earlier
+/// work of the stream. [`DriverError::Timeout`] if the stream is not idle by the deadline. After a
+/// timeout nothing was copied, unless other threads enqueued work during the call.
 pub fn copy_from_host<T: Element>(
     call: &'static str,
     stream: &Arc<CudaStream>,
@@ -67,13 +69,13 @@ pub fn copy_from_host<T: Element>(
     }
     let start = Instant::now();
     pass(call, stream, start, deadline)?;
-    // The caller's memory may be pinned: it would be read when the stream executes the copy,
-    // possibly after this has returned.
+    // The caller's memory may be pinned. Then the stream would read the memory when it executes the
+    // copy, possibly after this call has returned.
     let values = ManuallyDrop::new(values.to_vec());
     let (api, bytes) = (Driver::get()?.api(), size_of_val(values.as_slice()));
     let to = target.write(stream)?;
     bind(stream.context())?;
-    // SAFETY: both ranges have that many bytes, the stream is live, and the vector is dropped only
+    // SAFETY: both ranges have `bytes` bytes, the stream is live, and the vector is dropped only
     // after the stream has completed the copy.
     let code = unsafe { api.cuMemcpyHtoDAsync_v2(to.address(), values.as_ptr().cast(), bytes, stream.cu_stream()) }?;
     drop(to);
@@ -103,8 +105,8 @@ pub fn copy_to_host<T: Element>(
         let (api, bytes) = (Driver::get()?.api(), size_of_val(values.as_slice()));
         let from = source.read(stream)?;
         bind(stream.context())?;
-        // SAFETY: both ranges have that many bytes and elements allow any bits; otherwise as for
-        // `copy_from_host`.
+        // SAFETY: both ranges have `bytes` bytes, and elements allow any bits. The stream and the
+        // vector live as long as in `copy_from_host`.
         let code = unsafe { api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), from.address(), bytes, stream.cu_stream()) }?;
         drop(from);
         CudaError::check("cuMemcpyDtoHAsync_v2", code)?;

@@ -28,10 +28,12 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// Device memory of `len` elements. Clones and slices are handles of the same memory.
 ///
 /// Work on different streams may use two handles. If that work races, the values of the elements
-/// are unspecified; nothing else is affected, because the host never accesses them through a
-/// reference. The memory is freed after the last handle and the last graph that uses it were
-/// dropped and the streams that used it have completed. Work on a per-thread stream cannot be
-/// waited for: the memory is then leaked.
+/// are unspecified. Nothing else is affected, because the host never accesses the elements through
+/// a reference.
+///
+/// The memory is freed after the last handle and the last graph that uses it were dropped and the
+/// streams that used it have completed. If a per-thread stream used the memory, the memory is
+/// leaked, because no thread can wait for that work.
 pub struct DeviceMemory<T> {
     allocation: Arc<Allocation>,
     start: usize,
@@ -42,7 +44,7 @@ pub struct DeviceMemory<T> {
 struct Allocation {
     address: CUdeviceptr,
     context: Arc<CudaContext>,
-    /// `None` only after `drop` has taken it.
+    /// Function that frees the memory. `None` only after `drop` has taken it.
     free: Mutex<Option<Retired>>,
     /// Streams with work on this memory.
     streams: Streams,
@@ -61,8 +63,8 @@ impl<T: Element> DeviceMemory<T> {
     /// are allowed.
     ///
     /// # Errors
-    /// [`DriverError::TooLarge`]; `CUDA_ERROR_OUT_OF_MEMORY` after all retired memory has been
-    /// freed or a second has passed.
+    /// [`DriverError::TooLarge`] if the length in bytes overflows. `CUDA_ERROR_OUT_OF_MEMORY` if
+    /// the allocation still fails after all retired memory has been freed or a second has passed.
     pub fn alloc(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
         let api = Driver::get()?.api();
         let bytes = len
@@ -80,25 +82,25 @@ impl<T: Element> DeviceMemory<T> {
         alloc_when_freed(allocate, |error| matches!(error, DriverError::Cuda(error) if error.is_out_of_memory()))?;
         let owner = Arc::clone(context);
         let give_back = Box::new(move || {
-            // SAFETY: the last handle was dropped and the streams that used the memory have
+            // SAFETY: the last handle was dropped, and the streams that used the memory have
             // completed.
             if let Err(error) = unsafe { free(&owner, address) } {
                 tracing::warn!(%error, "device memory is leaked");
             }
         });
-        // SAFETY: the memory was just allocated for that many elements, and is freed as it was
-        // allocated.
+        // SAFETY: the memory was just allocated for `len` elements, and `free` matches the
+        // allocation.
         Ok(unsafe { Self::adopt(context, address, len, give_back) })
     }
 
-    /// Takes ownership of memory of another allocator, for example of a library or a mapping.
+    /// Takes ownership of memory from another allocator, such as a library or a mapping.
     ///
-    /// `free` is called once, on a thread of this crate with `context` current. It is called when
+    /// `free` is called once, on a thread of this crate with `context` current. It is called after
     /// the last handle was dropped and the streams that used the memory have completed.
     ///
     /// # Safety
     /// `address` is the address of `len` elements on the device of `context`. No other code frees
-    /// them, and calling `free` is sound at that time.
+    /// the elements. Calling `free` as described above is sound.
     pub unsafe fn adopt(context: &Arc<CudaContext>, address: CUdeviceptr, len: usize, free: Retired) -> Self {
         let allocation =
             Allocation { address, context: Arc::clone(context), free: Mutex::new(Some(free)), streams: Streams::new() };
@@ -108,8 +110,9 @@ impl<T: Element> DeviceMemory<T> {
     /// Allocates memory and fills it with zeros in the order of `stream`.
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc), and errors of the fill; [`DriverError::Capturing`], because a
-    /// graph would fill the memory again at each replay; [`DriverError::PerThreadStream`].
+    /// As for [`alloc`](Self::alloc), and errors of the fill. [`DriverError::Capturing`] during a
+    /// capture, because a graph would fill the memory again at each replay.
+    /// [`DriverError::PerThreadStream`] for a per-thread stream.
     pub fn zeroed(stream: &Arc<CudaStream>, len: usize) -> Result<Self, DriverError> {
         refuse_per_thread("DeviceMemory::zeroed", stream)?;
         if is_capturing(stream)? {
@@ -119,7 +122,7 @@ impl<T: Element> DeviceMemory<T> {
         let bytes = len * size_of::<T>();
         if bytes > 0 {
             memory.allocation.streams.note(stream);
-            // SAFETY: the range was just allocated, and it is freed after this stream's work.
+            // SAFETY: the range was just allocated, and is freed after the work of this stream.
             let code = unsafe { Driver::get()?.api().cuMemsetD8Async(memory.address(), 0, bytes, stream.cu_stream()) }?;
             CudaError::check("cuMemsetD8Async", code)?;
             refuse_capture_begun("DeviceMemory::zeroed", stream)?;
@@ -155,7 +158,7 @@ impl<T: Element> DeviceMemory<T> {
         self.to_vec_within(stream, DEADLINE)
     }
 
-    /// Like [`to_vec`](Self::to_vec), with another time limit for the stream.
+    /// Like [`to_vec`](Self::to_vec), with the time limit `longest` for the wait.
     ///
     /// # Errors
     /// As for [`copy_to_host`](copy_to_host#errors).
@@ -166,7 +169,7 @@ impl<T: Element> DeviceMemory<T> {
     /// Returns a handle of a range of the memory. `range` counts elements.
     ///
     /// # Errors
-    /// [`DriverError::OutOfRange`].
+    /// [`DriverError::OutOfRange`] if the range is not within the memory.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, DriverError> {
         if range.start > range.end || range.end > self.len {
             return Err(DriverError::OutOfRange {
@@ -197,8 +200,8 @@ impl<T> DeviceMemory<T> {
         self.len == 0
     }
 
-    /// Returns the device address of the first element. The address is valid while a handle lives;
-    /// the calls that access memory at an address are `unsafe`.
+    /// Returns the device address of the first element. The address is valid while a handle lives.
+    /// Calls that access memory at an address are `unsafe`.
     #[inline]
     pub fn address(&self) -> CUdeviceptr {
         self.allocation.address + (self.start * size_of::<T>()) as u64
@@ -223,9 +226,9 @@ impl<T> fmt::Debug for DeviceMemory<T> {
     }
 }
 
-// SAFETY: [D1] `slice` keeps ranges inside the allocation; [D2] the stream is recorded before work
-// is enqueued, and the reaper frees after it; [D3] the allocation itself keeps the memory; [D4] by
-// both.
+// SAFETY: [D1] `slice` returns only ranges inside the allocation. [D2] The stream is recorded
+// before work is enqueued, and the reaper frees the memory after that work. [D3] `keep` returns the
+// allocation itself. [D4] The keeper of each access is the same allocation.
 unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
     #[inline]
     fn len(&self) -> usize {
@@ -253,7 +256,7 @@ unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
     }
 }
 
-// SAFETY: as above; only devices write the memory, never through a reference.
+// SAFETY: as for `DeviceBuffer`. Only devices write the memory, never through a reference.
 unsafe impl<T> DeviceBufferMut<T> for DeviceMemory<T> {
     #[inline]
     fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {

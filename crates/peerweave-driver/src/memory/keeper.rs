@@ -1,12 +1,13 @@
-//! Owners of memory, created only when a call needs one.
+//! Owners of memory, which are created only when a call needs an owner.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use crate::Keep;
 
-/// Creates an owner of memory: see [`DeviceBuffer::is_keepable`](crate::DeviceBuffer::is_keepable).
-/// Implemented for [`Keep`], and for every `Arc` that can be converted to it.
+/// Creates an owner of memory when needed, as described at
+/// [`DeviceBuffer::is_keepable`](crate::DeviceBuffer::is_keepable). Implemented for [`Keep`], and
+/// for every `Arc` that can be converted to [`Keep`].
 pub trait Keeper {
     /// Returns a value that keeps the memory alive while it lives.
     fn keep(&self) -> Keep;
@@ -34,9 +35,9 @@ mod tests {
         let owner = Arc::new(0u8);
         let access = Access::kept_by(0x1000, &owner);
         assert_eq!((access.address(), Arc::strong_count(&owner)), (0x1000, 1));
-        let kept = access.keeper().expect("it was given").keep();
+        let kept = access.keeper().expect("the access has a keeper").keep();
         assert_eq!(Arc::strong_count(&owner), 2);
-        let again = Access::kept_by(0x1000, &kept).keeper().expect("it was given").keep();
+        let again = Access::kept_by(0x1000, &kept).keeper().expect("the access has a keeper").keep();
         assert_eq!(Arc::strong_count(&owner), 3);
         drop((kept, again));
         assert_eq!(Arc::strong_count(&owner), 1);

@@ -1,11 +1,12 @@
 //! Streams that are being captured, and the owners that a graph must keep alive.
 //!
-//! While a stream is captured in the global mode, the driver refuses even a query by another
-//! thread, and invalidates the capture. So queries run in [`relaxed`] mode.
+//! While a thread captures a stream in the global mode, the driver refuses queries by other
+//! threads, and such a query invalidates the capture. So this crate runs queries in [`relaxed`]
+//! mode.
 //!
-//! A graph replays addresses, so the memory that it uses must live as long as the graph. CUDA's
-//! user objects attach a value to a graph. Their destructor callback may not call the driver, so it
-//! passes the value to the reaper.
+//! A graph replays addresses, so the memory behind these addresses must live as long as the graph.
+//! CUDA's user objects attach a value to a graph. The destructor callback of a user object may not
+//! call the driver, so it passes the value to the reaper.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -17,27 +18,27 @@ use crate::library::bind;
 use crate::streams::is_of_every_context;
 use crate::{CudaCode, CudaError, Driver, DriverError};
 
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, the only flag, which is required.
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which is the only flag and is required.
 const NO_DESTRUCTOR_SYNC: u32 = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`: the reference is moved to the graph.
 const MOVE: u32 = 1;
 
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 const NOT_CAPTURING: u32 = 0;
-/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. Any other status means an invalidated capture, or is unknown
-/// to this version and treated like one.
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. Any other status means that the capture is invalidated. A
+/// status unknown to this crate is treated as an invalidated capture.
 const CAPTURING: u32 = 1;
 
 /// Returns whether work enqueued on the stream now would be captured into a graph instead of
-/// executed. For a default or a per-thread stream, makes its context current.
+/// executed. For a default or a per-thread stream, also makes the stream's context current.
 ///
 /// # Errors
-/// [`CudaError`] also if an earlier error invalidated the capture.
+/// Errors of the driver, and [`CudaError`] if an earlier error invalidated the capture.
 #[inline]
 pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
     if is_of_every_context(stream) {
-        // The driver queries the stream of the context that is current, so that must be the
-        // stream's context.
+        // The driver queries the stream of the current context, so the stream's context must be
+        // current.
         bind(stream.context())?;
     }
     let mut status = NOT_CAPTURING;
@@ -47,14 +48,14 @@ pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
     Ok(means_capturing(status)?)
 }
 
-/// Fails if another thread has begun to capture the stream during a call that found
-/// [`is_capturing`] to be false. Call it after enqueuing the work.
+/// Returns an error if another thread has begun to capture the stream during a call in which
+/// [`is_capturing`] returned `false`. Call this function after enqueuing the work.
 ///
-/// The work may be part of that graph, and a replay would use memory that the graph does not keep
-/// alive. So the capture is invalidated.
+/// The work may be part of the new graph, and a replay would use memory that the graph does not
+/// keep alive. So this function invalidates the capture.
 ///
 /// # Errors
-/// [`DriverError::CaptureBegun`]; as for [`is_capturing`].
+/// [`DriverError::CaptureBegun`] if a capture has begun, and the errors of [`is_capturing`].
 #[inline]
 pub fn refuse_capture_begun(call: &'static str, stream: &CudaStream) -> Result<(), DriverError> {
     // The default stream cannot be captured.
@@ -64,18 +65,21 @@ pub fn refuse_capture_begun(call: &'static str, stream: &CudaStream) -> Result<(
 #[cold]
 fn invalidate(call: &'static str, stream: &CudaStream) -> DriverError {
     if let Ok(driver) = Driver::get() {
-        // SAFETY: the stream is live. The query is forbidden during a capture, and invalidates it.
+        // SAFETY: the stream is live. The query is forbidden during a capture, and invalidates the
+        // capture.
         let _ = unsafe { driver.api().cuStreamQuery(stream.cu_stream()) };
     }
     DriverError::CaptureBegun { call }
 }
 
-/// Returns whether the driver would refuse to query a stream now: the stream is being captured, or
-/// its owner has not ended an invalidated capture, or it is the default stream and a stream that it
-/// waits for is being captured.
+/// Returns whether the driver would refuse to query a stream now. The driver refuses the query in
+/// three cases:
+/// - The stream is being captured.
+/// - The capture was invalidated, and the thread that began the capture has not ended it.
+/// - The stream is the default stream, and a stream for which it waits is being captured.
 ///
 /// # Errors
-/// As for [`is_capturing`](is_capturing#errors), except for these cases.
+/// As for [`is_capturing`](is_capturing#errors), except in the cases above.
 pub(crate) fn cannot_be_asked(stream: &CudaStream) -> Result<bool, DriverError> {
     match is_capturing(stream) {
         Err(DriverError::Cuda(error))
@@ -96,8 +100,8 @@ fn means_capturing(status: u32) -> Result<bool, CudaError> {
     }
 }
 
-/// Runs queries of the driver. They neither fail because another thread is capturing a stream, nor
-/// invalidate that capture.
+/// Runs queries of the driver in relaxed capture mode. If another thread is capturing a stream, the
+/// queries neither fail nor invalidate that capture.
 ///
 /// The queries must not use a stream that is being captured.
 pub fn relaxed<R>(ask: impl FnOnce() -> R) -> R {
@@ -111,11 +115,11 @@ pub fn relaxed<R>(ask: impl FnOnce() -> R) -> R {
     ask()
 }
 
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`: any call is allowed.
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: any call is allowed during a capture of another thread.
 const RELAXED: i32 = 2;
 
-/// Sets the thread's capture mode and returns the previous one; `None` if the driver has no capture
-/// modes.
+/// Sets the thread's capture mode and returns the previous mode. Returns `None` if the driver has
+/// no capture modes.
 fn exchange(mode: i32) -> Option<i32> {
     let mut mode = mode;
     // SAFETY: the pointer is to a live integer that holds a valid mode.
@@ -123,7 +127,8 @@ fn exchange(mode: i32) -> Option<i32> {
     (code == Ok(CudaCode::SUCCESS)).then_some(mode)
 }
 
-/// Sets the capture mode of this thread of the crate so that it never invalidates a capture.
+/// Sets the relaxed capture mode for a thread of this crate, so that its calls never invalidate a
+/// capture.
 pub(crate) fn relax_this_thread() {
     exchange(RELAXED);
 }
@@ -131,12 +136,12 @@ pub(crate) fn relax_this_thread() {
 /// Returns whether two streams are being captured into the same graph.
 ///
 /// # Errors
-/// Errors of the driver; `CUDA_ERROR_ILLEGAL_STATE` if one is not being captured.
+/// Errors of the driver. `CUDA_ERROR_ILLEGAL_STATE` if one of the streams is not being captured.
 pub fn is_same_capture(one: &CudaStream, other: &CudaStream) -> Result<bool, DriverError> {
     Ok(capture(one)?.0 == capture(other)?.0)
 }
 
-/// Returns the capture of a stream: its id and its graph.
+/// Returns the id and the graph of the capture of a stream.
 fn capture(stream: &CudaStream) -> Result<(u64, CUgraph), DriverError> {
     const CALL: &str = "cuStreamGetCaptureInfo_v2";
     let (mut status, mut id, mut graph): (u32, u64, CUgraph) = (NOT_CAPTURING, 0, std::ptr::null_mut());
@@ -153,20 +158,21 @@ fn capture(stream: &CudaStream) -> Result<(u64, CUgraph), DriverError> {
     Ok((id, graph))
 }
 
-/// Makes the graph into which the stream is being captured keep these values. They are kept until
-/// the graph and everything instantiated from it is destroyed.
+/// Makes the graph into which the stream is being captured keep the values `kept`. The values live
+/// until the graph and all executable graphs instantiated from it are destroyed.
 ///
-/// A thread of this crate drops the values some time later. Requires CUDA 11.3.
+/// A thread of this crate drops the values later. Requires CUDA 11.3.
 ///
 /// # Errors
-/// If the stream is not being captured (`CUDA_ERROR_ILLEGAL_STATE`), or the driver is too old; the
-/// values are dropped then.
+/// `CUDA_ERROR_ILLEGAL_STATE` if the stream is not being captured, or an error if the driver is too
+/// old. After an error, the values have been dropped.
 pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), DriverError> {
     let api = Driver::get()?.api();
     let (_, graph) = capture(stream)?;
     let kept: *mut c_void = Box::into_raw(Box::new(kept)).cast();
     let mut object: CUuserObject = std::ptr::null_mut();
-    // SAFETY: `release` takes the box back exactly once, when the last reference is released.
+    // SAFETY: `release` takes ownership of the box exactly once, when the last reference is
+    // released.
     let code = unsafe { api.cuUserObjectCreate(&raw mut object, kept, Some(release), 1, NO_DESTRUCTOR_SYNC) };
     match code {
         Ok(CudaCode::SUCCESS) => {}
@@ -176,11 +182,11 @@ pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), Dr
             CudaError::check("cuUserObjectCreate", refused?)?;
         }
     }
-    // SAFETY: the graph is being captured, so it lives; the only reference to the object is moved
-    // to it.
+    // SAFETY: the graph is being captured, so it is live. The only reference to the object is moved
+    // to the graph.
     let retained = unsafe { api.cuGraphRetainUserObject(graph, object, 1, MOVE) };
     if retained != Ok(CudaCode::SUCCESS) {
-        // SAFETY: the reference was not moved, so it is released here; that runs `release`.
+        // SAFETY: the reference was not moved, so this code releases it, which runs `release`.
         let _ = unsafe { api.cuUserObjectRelease(object, 1) };
     }
     CudaError::check("cuGraphRetainUserObject", retained?)?;
@@ -202,10 +208,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_capture_status_is_treated_as_capturing() {
+    fn unknown_capture_status_means_invalidated_capture() {
         assert_eq!((means_capturing(NOT_CAPTURING), means_capturing(CAPTURING)), (Ok(false), Ok(true)));
         for spoiled_or_unknown in [2, 3, u32::MAX] {
-            let error = means_capturing(spoiled_or_unknown).expect_err("it is not to be used");
+            let error = means_capturing(spoiled_or_unknown).expect_err("the capture is invalidated");
             assert!(error.is(CudaCode::STREAM_CAPTURE_INVALIDATED), "{error}");
         }
     }

@@ -1,51 +1,54 @@
 //! The end of the process: no thread of this library may be inside the driver when it shuts down.
 //!
 //! The driver shuts down in a function that runs when the process exits, while other threads
-//! continue. A thread that is then in a call of the driver may access memory that is gone. So the
-//! threads in the background enter before they call, and a function that runs before the driver's
-//! closes the entry and waits until they have left.
+//! continue. A thread that is inside a call of the driver at that time may access memory that was
+//! freed. So background threads enter this gate before they call the driver. A function that runs
+//! before the driver's shutdown closes the gate and waits until these threads have left.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::wait_until;
 
-/// Longest time that the end of the process waits for threads that are inside.
+/// Maximum time that the exit of the process waits for threads inside the gate.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Number of threads that are inside.
+/// Number of threads inside the gate.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 
-/// Process ID of the process whose threads are counted; a fork has a copy of the count.
+/// ID of the process whose threads are counted. A forked process has a copy of the count.
 static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// A thread in the background that may call the driver. The end of the process waits for it.
+/// Permission of a background thread to call the driver. The exit of the process waits until the
+/// permission is dropped.
 #[derive(Debug)]
-#[must_use = "the thread is inside until this is dropped"]
+#[must_use = "the thread is inside the gate until this value is dropped"]
 pub struct BeforeExit(());
 
 impl BeforeExit {
-    /// Makes the end of the process wait for this thread. Returns `None` if the process is already
-    /// ending: the thread must not call the driver again.
+    /// Makes the exit of the process wait for this thread. Returns `None` if the process is already
+    /// exiting. In that case, the thread must not call the driver again.
     pub fn enter() -> Option<Self> {
-        // In this order, so that the thread that closes sees this one, or this one sees the close.
+        // The count is increased first. So either the closing thread sees this thread, or this
+        // thread sees that the gate is closed.
         INSIDE.fetch_add(1, Ordering::SeqCst);
         let inside = Self(());
         (!CLOSED.load(Ordering::SeqCst)).then_some(inside)
     }
 
-    /// Makes the end of the process wait for the threads that have [entered](Self::enter), for at
+    /// Makes the exit of the process wait for the threads that have [entered](Self::enter), for at
     /// most 2 s.
     ///
-    /// At the end of the process, functions that were registered last run first. So call this after
-    /// the libraries that the threads call are initialised, and again after each later library.
+    /// When the process exits, functions that were registered last run first. So call this function
+    /// after the libraries that the threads call are initialised. Call it again after each further
+    /// library.
     pub fn register() {
         OF_PROCESS.store(std::process::id(), Ordering::Relaxed);
         // SAFETY: the function lives as long as the process, and does not panic.
         if unsafe { libc::atexit(close) } != 0 {
-            tracing::warn!("atexit failed: the end of the process does not wait for threads that call the driver");
+            tracing::warn!("atexit failed: the exit of the process will not wait for threads that call the driver");
         }
     }
 }

@@ -1,26 +1,26 @@
-//! A pair of asymmetric fences: the light one is executed by every collective call, the heavy one
-//! by the thread that removes streams from a list.
+//! A pair of asymmetric fences. Every collective call executes the light fence. The thread that
+//! removes streams from a list executes the heavy fence.
 //!
-//! Invariant: for each pair of a light and a heavy fence, one of two orders holds. Either the
-//! accesses before the light fence are visible after the heavy one, or the accesses before the
-//! heavy fence are visible after the light one.
+//! Invariant: for each pair of a light and a heavy fence, one of two orders is guaranteed. Either
+//! the accesses before the light fence are visible after the heavy fence, or the accesses before
+//! the heavy fence are visible after the light fence.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// The frequent side. It has no instruction, and only keeps the compiler from reordering memory
-/// accesses; [`heavy`] orders the processor.
+/// Executes the light fence, which compiles to no instruction. It only prevents the compiler from
+/// reordering memory accesses. [`heavy`] orders the processor's accesses.
 #[inline]
 pub(crate) fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// The rare side: makes every thread of the process execute a fence, which takes microseconds.
-/// Returns `false`, without ordering anything, if the system does not support it.
+/// Executes the heavy fence: makes every thread of the process execute a fence, which takes
+/// microseconds. Returns `false`, without ordering anything, if the system does not support this.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn heavy() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};
     compiler_fence(Ordering::SeqCst);
-    // A process registers once.
+    // The first call fails in a process that has not registered yet.
     let passed = membarrier(MembarrierCommand::PrivateExpedited).or_else(|_| {
         membarrier(MembarrierCommand::RegisterPrivateExpedited).and_then(|()| membarrier(MembarrierCommand::PrivateExpedited))
     });
@@ -41,9 +41,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn light_or_heavy_fence_sees_the_access_of_the_other_thread() {
-        // Each thread writes its own word and reads the other's: without a fence both may read the
-        // old value.
+    fn one_of_two_fences_sees_the_access_of_the_other_thread() {
+        // Each thread writes its own word and reads the word of the other thread. Without a fence
+        // both threads may read the old value.
         let rounds = 5_000;
         let (often, rare) = (AtomicBool::new(false), AtomicBool::new(false));
         let (seen_by_often, barrier) = (AtomicBool::new(false), Barrier::new(2));

@@ -1,12 +1,11 @@
-//! Frees device memory without blocking other threads.
+//! Frees device memory without blocking other threads. `reaper.rs` decides when memory may be
+//! freed.
 //!
-//! `reaper.rs` decides when memory may be freed.
-//!
-//! The driver's `cuMemFree` waits until the whole device is idle. Meanwhile no thread of the
-//! process can launch a kernel, create an event or allocate on that device (observed on H200). If a
-//! collective is running on the device and its peer waits for this process's next launch, the
-//! processes deadlock. Memory that is freed in the order of a separate, idle stream is released at
-//! once.
+//! The driver's `cuMemFree` waits until the whole device is idle. During this wait, no thread of
+//! the process can launch a kernel, create an event or allocate on that device (observed on H200).
+//! Suppose that a collective is running on the device and its peer waits for this process's next
+//! launch: the processes deadlock. If memory is freed in the order of a separate, idle stream, it
+//! is released immediately.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,11 +17,11 @@ use crate::streams::reaper::is_over;
 use crate::{Api, CudaCode, CudaError, Driver, DriverError, relaxed};
 
 thread_local! {
-    /// The streams for freeing of this thread, one for each context of the driver.
+    /// The streams on which this thread frees memory, one for each context of the driver.
     static STREAMS: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A stream for freeing. It keeps its context alive, and is destroyed in it.
+/// A stream for freeing memory. It keeps its context alive.
 struct Stream {
     stream: CUstream,
     context: Arc<CudaContext>,
@@ -30,7 +29,7 @@ struct Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // The thread may end with the process, after the driver.
+        // The thread may end after the driver has shut down, when the process exits.
         if let Ok(driver) = Driver::get()
             && !is_over()
         {
@@ -40,12 +39,12 @@ impl Drop for Stream {
     }
 }
 
-/// Returns whether this thread has streams for freeing.
+/// Returns whether this thread has streams for freeing memory.
 pub(crate) fn has_streams() -> bool {
     STREAMS.try_with(|streams| !streams.borrow().is_empty()).unwrap_or(false)
 }
 
-/// Drops this thread's streams for freeing and their contexts.
+/// Destroys this thread's streams for freeing memory, and releases their contexts.
 pub(crate) fn destroy_streams() {
     let streams = STREAMS.try_with(RefCell::take);
     drop(streams);
@@ -55,24 +54,25 @@ pub(crate) fn destroy_streams() {
 /// [`retire`](crate::retire).
 ///
 /// A driver older than CUDA 11.2, or a device without memory pools, still waits for the whole
-/// device. The thread keeps a stream for freeing, and with it the context, until the thread ends; a
-/// thread of this crate keeps it for a second only.
+/// device. The calling thread creates a stream for freeing. It keeps this stream and the context
+/// until the thread ends. A thread of this crate keeps them only for a second.
 ///
 /// # Errors
-/// Errors of the driver: the memory is then leaked.
+/// Errors of the driver. After an error, the memory is leaked.
 ///
 /// # Safety
-/// `address` is the address of an allocation of this context. No other code frees it, and all work
-/// that uses it is complete.
+/// `address` is the address of an allocation of this context. No other code frees the allocation,
+/// and all work that uses it is complete.
 pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(), DriverError> {
     let api = Driver::get()?.api();
     bind(context)?;
     if let Some(stream) = stream(api, context) {
-        // SAFETY: the caller promises the memory; the stream is live because its context is.
+        // SAFETY: the caller guarantees that the memory may be freed. The stream is live, because
+        // its context is live.
         let freed = unsafe { api.cuMemFreeAsync(address, stream) };
         if freed == Ok(CudaCode::SUCCESS) {
-            // Only this makes the memory available again. The stream has no other work. SAFETY: the
-            // stream is live.
+            // Only this wait makes the memory available again. The stream has no other work.
+            // SAFETY: the stream is live.
             let code = unsafe { api.cuStreamSynchronize(stream) }?;
             return Ok(CudaError::check("cuStreamSynchronize", code)?);
         }
@@ -82,14 +82,15 @@ pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(
     Ok(CudaError::check("cuMemFree_v2", code)?)
 }
 
-/// Returns the thread's stream for freeing in the context, which must be current.
+/// Returns this thread's stream for freeing memory in the context, which must be current. Creates
+/// the stream if necessary. Returns `None` if the creation fails.
 fn stream(api: &Api, context: &Arc<CudaContext>) -> Option<CUstream> {
     /// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream.
     const NON_BLOCKING: u32 = 1;
     STREAMS
         .try_with(|streams| {
             let mut streams = streams.borrow_mut();
-            // Several values of cudarc may be of one context.
+            // Several `CudaContext` values of cudarc may refer to one context.
             if let Some(known) = streams.iter().find(|known| known.context.cu_ctx() == context.cu_ctx()) {
                 return Some(known.stream);
             }

@@ -7,16 +7,17 @@ use crate::cudarc::driver::sys::CUevent;
 use crate::library::bind;
 use crate::{CudaError, Driver, DriverError};
 
-/// Makes `waiter` wait on the device for the present work of `other`. The calling thread does not
-/// wait. Makes the context of `waiter` current.
+/// Makes `waiter` wait on the device for the work that is pending on `other` now. The calling
+/// thread does not wait. Makes the context of `waiter` current.
 ///
-/// Unlike cudarc's function of this name, it works if a destructor has recorded an error in the
-/// context.
+/// Unlike cudarc's function `join`, this function works if a destructor has recorded an error in
+/// the context.
 ///
 /// # Errors
-/// Errors of the driver. A stream that is being captured cannot wait for one that is not.
+/// Errors of the driver. A stream that is being captured cannot wait for a stream that is not being
+/// captured.
 pub fn join(waiter: &CudaStream, other: &CudaStream) -> Result<(), DriverError> {
-    /// `CU_EVENT_DISABLE_TIMING`: the cheapest event.
+    /// `CU_EVENT_DISABLE_TIMING`: without timing, an event is cheapest.
     const DISABLE_TIMING: u32 = 2;
     let api = Driver::get()?.api();
     bind(other.context())?;
@@ -27,12 +28,13 @@ pub fn join(waiter: &CudaStream, other: &CudaStream) -> Result<(), DriverError> 
         // SAFETY: the event and the stream are live, and the stream's context is current.
         CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(event, other.cu_stream()) }?)?;
         bind(waiter.context())?;
-        // SAFETY: as above, for the other stream.
+        // SAFETY: as above, for `waiter`.
         CudaError::check("cuStreamWaitEvent", unsafe { api.cuStreamWaitEvent(waiter.cu_stream(), event, 0) }?)?;
         Ok(())
     };
     let joined = join();
-    // SAFETY: the event has no other user; a stream that waits for it continues to wait.
+    // SAFETY: the event has no other user. A stream that waits for the event continues to wait
+    // after the event is destroyed.
     let _ = unsafe { api.cuEventDestroy_v2(event) };
     joined
 }

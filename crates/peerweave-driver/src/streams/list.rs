@@ -1,9 +1,9 @@
 //! The streams that use memory.
 //!
-//! The list neither waits nor frees: the owner passes [`Streams::all`] to
+//! The list neither waits nor frees. The owner of the memory passes [`Streams::all`] to
 //! [`retire`](crate::retire). Invariants: a stream is recorded before work that uses the memory is
-//! enqueued on it. It is removed only when no more work can be enqueued on it and its work is
-//! complete. A nested list has no stream that its outer list lacks.
+//! enqueued on it. A stream is removed only when no more work can be enqueued on it and its work is
+//! complete. Every stream in a nested list is also in the outer list.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::DriverError;
 use crate::cudarc::driver::CudaStream;
 use crate::library::with_context_kept;
 
-/// The highest of the handles that every context has: null and 1 are the default stream, 2 is the
+/// The highest handle that every context has. Null and 1 are the default stream, 2 is the
 /// per-thread stream.
 const LAST_OF_EVERY_CONTEXT: usize = 2;
 const PER_THREAD: usize = 2;
@@ -27,26 +27,26 @@ pub(crate) fn is_of_every_context(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() <= LAST_OF_EVERY_CONTEXT
 }
 
-/// Returns whether the handle is the per-thread stream: `CudaContext::per_thread_stream`.
+/// Returns whether the stream is the per-thread stream, `CudaContext::per_thread_stream`.
 #[inline]
 pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// Fails for the per-thread stream, because no other thread can wait for its work or free memory
-/// after it.
+/// Returns an error for the per-thread stream, because no other thread can wait for its work and
+/// then free the memory.
 ///
 /// # Errors
-/// [`DriverError::PerThreadStream`].
+/// [`DriverError::PerThreadStream`] for the per-thread stream.
 #[inline]
 pub fn refuse_per_thread(call: &'static str, stream: &CudaStream) -> Result<(), DriverError> {
     if is_per_thread(stream) { Err(DriverError::PerThreadStream { call }) } else { Ok(()) }
 }
 
-/// The streams that use memory, each once.
+/// The set of streams that use some memory.
 ///
-/// Streams without other handles are removed when the list is long, so long-lived memory can be
-/// used on any number of streams.
+/// When the list is long, streams to which no other code has a handle are removed. So long-lived
+/// memory can be used on any number of streams.
 #[derive(Default)]
 pub struct Streams {
     /// The outer list, where streams are recorded first.
@@ -59,30 +59,31 @@ pub struct Streams {
 #[derive(Default)]
 struct Known {
     streams: BTreeMap<Key, Arc<Noted>>,
-    /// The list length at which unused streams are removed.
+    /// Length of the list at which unused streams are removed.
     look_at: usize,
 }
 
-/// A stream in a list and in its nested lists. The number of its handles shows whether a nested
-/// list has it.
+/// A stream in a list and in its nested lists. The number of handles to this value shows whether a
+/// nested list contains the stream.
 struct Noted {
     held: Arc<Held>,
 }
 
-/// The one handle that all lists share for a stream. So the number of the stream's handles shows
-/// whether others exist.
+/// The only handle to a stream in all lists. So the number of the stream's handles shows whether
+/// other code has a handle.
 struct Held {
     stream: Arc<CudaStream>,
 }
 
-/// The handles of all lists, by the address of cudarc's value. An entry is removed with its handle.
+/// The handles of all lists. The key is the address of cudarc's `CudaStream`. An entry is removed
+/// when its handle is dropped.
 static HELD: Mutex<BTreeMap<usize, Weak<Held>>> = Mutex::new(BTreeMap::new());
 
 impl Held {
     fn of(key: Key, stream: &Arc<CudaStream>) -> Arc<Self> {
         let new = || Arc::new(Self { stream: Arc::clone(stream) });
-        // A stream that is never removed need not be counted, and each list finds it fastest by the
-        // value with which it was recorded.
+        // A stream of `Key::OfContext` is never removed, so its handles need not be counted. Each
+        // list finds the stream fastest by the value with which the stream was recorded.
         let Key::Made(value) = key else { return new() };
         let mut all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&value).and_then(Weak::upgrade).unwrap_or_else(|| {
@@ -97,20 +98,22 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         let value = Arc::as_ptr(&self.stream).addr();
-        // It may have been recorded again meanwhile.
+        // Another thread may have recorded the stream again since the last handle was dropped.
         if all.get(&value).is_some_and(|held| held.strong_count() == 0) {
             all.remove(&value);
         }
     }
 }
 
-/// Identifies a stream.
+/// Identity of a stream in a list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
-    /// A created stream, identified by cudarc's value. Two values of one handle are recorded
-    /// separately, because each may get more work while the other is dropped.
+    /// A created stream, identified by the address of cudarc's `CudaStream`. Two values with the
+    /// same driver handle are recorded separately, because work may be enqueued through one value
+    /// after the other value is dropped.
     Made(usize),
-    /// A stream that every context has. cudarc returns a new value for it each time.
+    /// A stream that every context has, identified by context and handle. cudarc returns a new
+    /// value for such a stream each time.
     OfContext(usize, usize),
 }
 
@@ -124,16 +127,16 @@ impl Key {
 }
 
 impl Streams {
-    /// Maximum length of a list that is kept without checking its streams.
+    /// Length up to which no streams are removed from a list.
     const MANY: usize = 32;
 
-    /// Returns an empty list.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns an empty list for a part of the memory of `outer`: streams recorded in it are also
-    /// recorded in `outer`.
+    /// Creates an empty list for a part of the memory of `outer`. Streams recorded in the new list
+    /// are also recorded in `outer`.
     pub fn within(outer: &Arc<Self>) -> Self {
         Self { outer: Some(Arc::clone(outer)), ..Self::default() }
     }
@@ -141,12 +144,12 @@ impl Streams {
     /// Records that work that uses the memory is about to be enqueued on a stream.
     ///
     /// A per-thread stream is recorded too, and [`retire`](crate::retire) then leaks the memory.
-    /// The thread's current context does not change.
+    /// This call does not change the thread's current context.
     #[inline]
     pub fn note(&self, stream: &Arc<CudaStream>) {
-        // Recorded streams are kept alive, so a recorded address belongs to no other stream. Either
-        // the thread that removes streams sees the caller's handle, or the caller sees that `last`
-        // was cleared: see `forget_last`.
+        // The list keeps recorded streams alive, so a recorded address belongs to no other stream.
+        // Either the thread that removes streams sees the caller's handle, or the caller sees that
+        // `last` was cleared. See `forget_last`.
         fences::light();
         if self.last.load(Ordering::Relaxed) != Arc::as_ptr(stream).cast_mut() {
             self.noted(stream);
@@ -174,28 +177,30 @@ impl Streams {
                 noted
             }
         };
-        // A stream that every context has is kept forever, but only the first of its values.
+        // A stream that every context has is never removed. The list keeps only the first of its
+        // values alive.
         if matches!(key, Key::Made(_)) || Arc::ptr_eq(&noted.held.stream, stream) {
             self.last.store(Arc::as_ptr(stream).cast_mut(), Ordering::Relaxed);
         }
         drop(known);
-        // Destroys streams after the lock is released: it takes the driver's time and must not
-        // change the caller's context.
+        // Destroys the streams after the lock is released, because destroying takes time in the
+        // driver. It must not change the caller's current context.
         if !idle.is_empty() {
             with_context_kept(|| relaxed(|| drop(idle)));
         }
         noted
     }
 
-    /// Makes the next `note` search the list again. After this call, handles can be counted: its
-    /// fence and the fence of `note` order the count with a thread that upgrades a weak handle and
-    /// records it. Returns `false` if the system has no such fence; then all streams are kept.
+    /// Makes the next `note` search the list again. After this call, handles can be counted. The
+    /// fences of this call and of `note` order the count with a thread that upgrades a weak handle
+    /// and records the stream. Returns `false` if the system has no such fence. Then no stream may
+    /// be removed.
     fn forget_last(&self) -> bool {
         self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
         fences::heavy()
     }
 
-    /// Returns the recorded streams.
+    /// Returns all recorded streams.
     pub fn all(&self) -> Vec<Arc<CudaStream>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.streams.values().map(|noted| Arc::clone(&noted.held.stream)).collect()
@@ -208,11 +213,11 @@ impl Streams {
 }
 
 impl Known {
-    /// Removes streams that can get no more work and are idle. `outermost` means that the list has
-    /// no outer list.
+    /// Removes and returns streams that can get no more work and are idle. `outermost` means that
+    /// the list has no outer list.
     fn let_go(&mut self, outermost: bool) -> Vec<Arc<Noted>> {
         // Another handle may enqueue work at any time, in particular between recording and
-        // enqueuing. And a nested list must not have a stream that this one lacks.
+        // enqueuing. In addition, a stream must stay in this list while a nested list contains it.
         let goes = |key: &Key, noted: &Arc<Noted>| {
             matches!(key, Key::Made(_))
                 && (!outermost || Arc::strong_count(noted) == 1)
@@ -224,16 +229,16 @@ impl Known {
     }
 }
 
-/// Returns whether only the lists have a handle of the stream, apart from the handle that keeps a
-/// private stream until it is destroyed.
+/// Returns whether only the lists have a handle to the stream. The handle that keeps a dropped
+/// private stream until it is destroyed does not count.
 fn is_ours_alone(stream: &Arc<CudaStream>) -> bool {
     let is_alone = Arc::strong_count(stream) == 1 + usize::from(private::is_left(stream));
-    // Makes work enqueued through dropped handles visible to the query that follows.
+    // Makes work that was enqueued through dropped handles visible to the next query.
     fence(Ordering::Acquire);
     is_alone
 }
 
-/// Returns whether a stream's work is complete; `false` if the stream cannot be queried.
+/// Returns whether a stream's work is complete. Returns `false` if the stream cannot be queried.
 fn is_idle(stream: &Arc<CudaStream>) -> bool {
     matches!(wait(stream, Instant::now()), Ok(true))
 }
@@ -250,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn removal_of_streams_makes_readers_reload_the_list() {
+    fn forget_last_clears_the_last_recorded_stream() {
         let streams = Streams::new();
         streams.last.store(std::ptr::dangling_mut(), Ordering::Relaxed);
         assert!(streams.forget_last());

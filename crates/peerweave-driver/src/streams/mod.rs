@@ -1,12 +1,13 @@
-//! Streams: recording the streams that use memory, waiting for them, capturing them, and acting
-//! after their completion.
+//! Streams: recording the streams that use memory, waiting for streams, capturing streams, and
+//! running functions after streams have completed.
 //!
 //! ```text
 //!  list      the streams that use some memory           fences   the fences of such a list
 //!  wait      waits with a deadline        join   one stream waits for another
 //!  capture   streams that are being captured, and the values that their graph keeps
-//!  private   streams of a library's own
-//!  reaper    frees memory when the streams that used it have completed      free   its calls
+//!  private   streams for a library's own use
+//!  reaper    frees memory when the streams that used it have completed
+//!  free      calls that free memory without waiting for the whole device
 //!  exit      ends calls of background threads before the driver shuts down
 //! ```
 

@@ -1,9 +1,9 @@
-//! Streams that a library creates for itself.
+//! Streams that a library creates for its own use.
 //!
-//! cudarc's `new_stream` is not used. The first one in a context waits without a deadline for all
-//! work of the device (`cuCtxSynchronize`), because cudarc starts to order streams by events.
-//! cudarc's `fork` is not used either. It counts as the first stream without that wait, so the
-//! user's next stream could use memory that the default stream is still filling.
+//! cudarc's `new_stream` is not used. The first call in a context waits without a deadline for all
+//! work of the device (`cuCtxSynchronize`), because cudarc then starts to order streams by events.
+//! cudarc's `fork` is not used either. It counts as the first stream, but does not wait. The user's
+//! next stream could then use memory that the default stream is still filling.
 //!
 //! Invariant: the driver's stream is destroyed once, when no handle of it remains.
 
@@ -17,18 +17,18 @@ use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::library::bind;
 use crate::{CudaError, Driver, DriverError, relaxed};
 
-/// A separate stream that is not ordered with any other, not even with the default stream.
+/// A separate stream that is not ordered with any other stream, not even with the default stream.
 ///
-/// Creating it does not wait. cudarc does not know this stream. Use slices of cudarc on it only
-/// through [`DeviceBuffer`](crate::DeviceBuffer), which orders the work, also if they were
-/// allocated on it.
+/// Creating the stream does not wait. cudarc does not know this stream. So use slices of cudarc on
+/// it only through [`DeviceBuffer`](crate::DeviceBuffer), which orders the work. This also applies
+/// to slices that were allocated on this stream.
 pub struct PrivateStream {
     /// `None` only after `drop` has taken it.
     stream: Option<Arc<CudaStream>>,
 }
 
-/// All private streams by the driver's handle. A dropped stream that still has other handles keeps
-/// one handle here.
+/// All private streams, with the driver's handle as the key. The value is `Some` for a dropped
+/// stream to which other code still has handles.
 static MADE: Mutex<BTreeMap<usize, Option<Arc<CudaStream>>>> = Mutex::new(BTreeMap::new());
 
 fn made() -> MutexGuard<'static, BTreeMap<usize, Option<Arc<CudaStream>>>> {
@@ -41,8 +41,8 @@ pub(crate) fn is_private(stream: &CudaStream) -> bool {
     made().contains_key(&stream.cu_stream().addr())
 }
 
-/// Returns whether the owner has dropped the stream. This module then holds a handle to it until no
-/// other handle exists.
+/// Returns whether the owner has dropped the stream. After that, this module has a handle to the
+/// stream until no other handle exists.
 pub(crate) fn is_left(stream: &CudaStream) -> bool {
     matches!(made().get(&stream.cu_stream().addr()), Some(Some(_)))
 }
@@ -62,8 +62,8 @@ impl PrivateStream {
         // SAFETY: the pointer is to a live handle.
         CudaError::check("cuStreamCreate", relaxed(|| unsafe { api.cuStreamCreate(&raw mut stream, NON_BLOCKING) })?)?;
         made().insert(stream.addr(), None);
-        // SAFETY: it was just created in this context, nothing else submits work to it, and it is
-        // destroyed when this `Arc` has no other handle.
+        // SAFETY: the stream was just created in this context, no other code submits work to it,
+        // and it is destroyed when no other handle to this `Arc` exists.
         let stream = unsafe { context.wrap_borrowed_stream(stream) };
         Ok(Self { stream: Some(stream) })
     }
@@ -73,7 +73,7 @@ impl Deref for PrivateStream {
     type Target = Arc<CudaStream>;
 
     fn deref(&self) -> &Arc<CudaStream> {
-        self.stream.as_ref().expect("it is taken in `drop` only")
+        self.stream.as_ref().expect("the stream is taken only in `drop`")
     }
 }
 
@@ -85,7 +85,8 @@ impl Drop for PrivateStream {
     }
 }
 
-/// Destroys streams without other handles. Their pending work is still executed.
+/// Destroys dropped streams to which no other code has a handle. Their pending work is still
+/// executed.
 pub(crate) fn sweep() {
     let mut last = Vec::new();
     made().retain(|_, left| match left.take().map(Arc::try_unwrap) {

@@ -1,12 +1,12 @@
-//! The threads that free memory after streams have completed, so that no destructor waits.
+//! The threads that free memory after streams have completed, so that destructors need not wait.
 //!
-//! Work that uses memory may never end, for example a collective whose peer died. So destructors
-//! only record the streams that used the memory, and a thread frees it when they have completed.
-//! Each device has its own thread, so a stuck device delays only its own memory.
+//! Work that uses memory may never end, for example a collective whose peer died. So a destructor
+//! only records the streams that used the memory. A thread frees the memory when these streams have
+//! completed. Each device has its own thread, so a stuck device delays only its own memory.
 //!
-//! Invariants: memory is freed after every event recorded at its retirement or later is complete,
-//! and is leaked if that cannot be known. No retired value can end the thread that frees it, and
-//! none is dropped without being run.
+//! Invariants: memory is freed only after every event that was recorded at its retirement or later
+//! is complete. If the completion cannot be known, the memory is leaked. No retired function can
+//! end the thread that runs it, and no retired function is dropped without being run or leaked.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,20 +30,20 @@ pub type Retired = Box<dyn FnOnce() + Send>;
 struct Entry {
     context: Option<Arc<CudaContext>>,
     events: Vec<Event>,
-    /// The function to run. It is leaked otherwise: it owns memory that a stream may still use, so
-    /// dropping an entry early must not drop it.
+    /// The function to run. Dropping the entry does not drop the function: it owns memory that a
+    /// stream may still use, so it is leaked if it is not run.
     free: ManuallyDrop<Retired>,
     _pending: Pending,
 }
 
-/// An event that marks the point a stream must reach.
+/// An event that a stream must pass before the function is run.
 struct Event {
     event: CUevent,
-    /// Whether the event is recorded. It is not while the stream is being captured, because the
-    /// event would become part of the graph. It is then recorded after the capture, which is later
+    /// Whether the event is recorded. The event is not recorded while the stream is being captured,
+    /// because it would become part of the graph. It is recorded after the capture, which is later
     /// than necessary but never too early.
     is_recorded: bool,
-    /// The stream, kept alive so that its event can complete.
+    /// The stream, which is kept alive so that its event can complete.
     stream: Arc<CudaStream>,
 }
 
@@ -59,14 +59,14 @@ enum Readiness {
 }
 
 // SAFETY: the shared value is a handle of the driver, whose functions may be called from any
-// thread; the channel synchronises: only the reaper uses it after it is sent. The test
+// thread. The channel synchronises: after the event is sent, only the reaper uses it. The test
 // `memory_is_freed_after_the_streams_that_used_it` in tests/memory.rs would catch a violation.
 unsafe impl Send for Event {}
 
-/// Number of pending entries, of all devices.
+/// Number of pending entries of all devices.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts one pending entry.
+/// Counts one pending entry in `PENDING` while it lives.
 struct Pending;
 
 impl Pending {
@@ -84,24 +84,24 @@ impl Drop for Pending {
 
 /// Interval at which busy streams are queried again.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
-/// Time without work after which a thread drops its streams for freeing.
+/// Time without entries after which a thread destroys its streams for freeing memory.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The channels of the threads, by device; `None` is the thread for values without a device.
+/// The channel of the thread of each device. The key `None` is for values without a device.
 static REAPERS: Mutex<BTreeMap<Option<usize>, Sender<Entry>>> = Mutex::new(BTreeMap::new());
 
 fn send(entry: Entry) {
     let device = entry.context.as_ref().map(|context| context.ordinal());
     let mut reapers = REAPERS.lock().unwrap_or_else(PoisonError::into_inner);
     if reapers.entry(device).or_insert_with(start).send(entry).is_err() {
-        // The thread could not be started: the value is leaked, which is safe. The next call tries
-        // again.
+        // The thread could not be started. The value is leaked, which is safe. The next call tries
+        // to start the thread again.
         reapers.remove(&device);
     }
 }
 
 fn start() -> Sender<Entry> {
-    // A context exists, so the driver has registered its function for the end of the process.
+    // The driver has already registered its exit handler, because a context or a graph exists.
     BeforeExit::register();
     let (sender, receiver) = channel();
     if let Err(error) = std::thread::Builder::new().name("peerweave-reaper".into()).spawn(move || reap(&receiver)) {
@@ -114,7 +114,8 @@ fn reap(receiver: &Receiver<Entry>) {
     relax_this_thread();
     let mut waiting: Vec<Entry> = Vec::new();
     loop {
-        // With no pending entry, sleep until one arrives. The senders live as long as the process.
+        // Without a pending entry, the thread sleeps until an entry arrives. The senders live as
+        // long as the process.
         let next = if !waiting.is_empty() {
             receiver.recv_timeout(ASK_AGAIN)
         } else if free::has_streams() {
@@ -134,7 +135,7 @@ fn reap(receiver: &Receiver<Entry>) {
         }
         let inside = BeforeExit::enter();
         if inside.is_none() || is_over() {
-            // The process ends, and the driver releases everything.
+            // The process is exiting, and the driver releases all memory.
             waiting.drain(..).for_each(Entry::leak);
             continue;
         }
@@ -143,24 +144,24 @@ fn reap(receiver: &Receiver<Entry>) {
     }
 }
 
-/// Runs a function that may panic, such as a user's destructor or a logger. The thread must
-/// continue, because other retired values depend on it.
+/// Runs a function that may panic, such as a user's destructor or a logger. Returns `None` if it
+/// panics. The thread must continue, because it also frees other retired values.
 fn caught<R>(run: impl FnOnce() -> R) -> Option<R> {
-    // The payload of the panic may be a value of the user too.
+    // The payload of the panic may be a value of the user, whose destructor may also panic.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(std::mem::forget).ok()
 }
 
 impl Event {
     fn readiness(&mut self, api: &Api) -> Readiness {
         if !self.is_recorded {
-            // The default stream is that of the thread's context.
+            // The handle of the default stream refers to the current context.
             match bind(self.stream.context()).and_then(|()| self.record(api)) {
                 Ok(()) if self.is_recorded => {}
                 Ok(()) => return Readiness::Busy,
                 Err(_) => return Readiness::Unknown,
             }
         }
-        // SAFETY: the event is destroyed only after the entry has run.
+        // SAFETY: the event is live, because it is destroyed only when the entry is run.
         match unsafe { api.cuEventQuery(self.event) } {
             Ok(CudaCode::SUCCESS) => Readiness::Ready,
             Ok(CudaCode::NOT_READY) => Readiness::Busy,
@@ -180,8 +181,8 @@ impl Event {
         }
         // SAFETY: both handles are live.
         CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(self.event, self.stream.cu_stream()) }?)?;
-        // A capture that began meanwhile has the event now, and querying it would invalidate the
-        // capture.
+        // If a capture has begun since the check, the event is part of the graph. Querying the
+        // event would then invalidate the capture.
         self.is_recorded = !cannot_be_asked(&self.stream)?;
         Ok(())
     }
@@ -208,7 +209,7 @@ impl Entry {
         all
     }
 
-    /// Frees the value if its streams have completed; otherwise returns the entry.
+    /// Runs the function if the streams have completed. Returns the entry if a stream is busy.
     fn step(mut self) -> Option<Self> {
         match self.readiness() {
             Readiness::Busy => return Some(self),
@@ -224,23 +225,25 @@ impl Entry {
     fn run(self) {
         let bound = self.context.as_ref().is_none_or(|context| bind(context).is_ok());
         destroy(&self.events);
-        // If binding fails, the context is broken, and its memory cannot be freed.
+        // If binding fails, the context is broken and its memory cannot be freed.
         if bound && caught(ManuallyDrop::into_inner(self.free)).is_none() {
             tracing::error!("a function that frees retired memory panicked");
         }
     }
 
-    /// Leaks the value, the events and their streams, because the state of the streams is unknown.
+    /// Leaks the function, the events and their streams, because the state of the streams is
+    /// unknown.
     fn leak(self) {
         std::mem::forget((self.context, self.events));
     }
 }
 
-/// Frees a value of a device after the present work of `streams` is complete. Returns without
-/// waiting and never fails: a value that cannot be freed safely is leaked.
+/// Frees a value of a device by calling `free` after all work that is pending on `streams` now.
+/// Returns without waiting and never fails. A value that cannot be freed safely is leaked.
 ///
-/// With a per-thread stream the value is leaked, because the stream's work is unknown. The thread's
-/// current context does not change, because destructors call this function.
+/// If one of the streams is a per-thread stream, the value is leaked, because the work of that
+/// stream is unknown. The thread's current context does not change, because destructors call this
+/// function.
 ///
 /// `free` runs on a thread of this crate with the device's context current. It may call the driver
 /// and wait for the device.
@@ -256,8 +259,8 @@ pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<
     }
 }
 
-/// Returns whether the driver has shut down because the process is ending. Its exit handler runs
-/// while threads are still running (observed on H200).
+/// Returns whether the driver has shut down because the process is exiting. The driver's exit
+/// handler runs while threads are still running (observed on H200).
 pub(crate) fn is_over() -> bool {
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is to a live handle.
@@ -265,7 +268,7 @@ pub(crate) fn is_over() -> bool {
         .is_ok_and(|driver| unsafe { matches!(driver.api().cuCtxGetCurrent(&raw mut context), Ok(CudaCode::DEINITIALIZED)) })
 }
 
-/// Destroys events. The driver keeps an event until all streams have passed it.
+/// Destroys events. The driver keeps an event alive until all streams have passed it.
 fn destroy(events: &[Event]) {
     if let Ok(driver) = Driver::get() {
         for event in events {
@@ -285,11 +288,12 @@ fn record(streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<Vec<Even
 }
 
 fn record_all(events: &mut Vec<Event>, streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<(), DriverError> {
-    /// `CU_EVENT_DISABLE_TIMING`: the cheapest event.
+    /// `CU_EVENT_DISABLE_TIMING`: without timing, an event is cheapest.
     const DISABLE_TIMING: u32 = 2;
     let api = Driver::get()?.api();
     for stream in streams {
-        // The per-thread stream of this thread is not the one with the work.
+        // The handle would refer to the per-thread stream of this thread, which is not the stream
+        // with the work.
         refuse_per_thread("retire", &stream)?;
         bind(stream.context())?;
         let mut event: CUevent = std::ptr::null_mut();
@@ -303,25 +307,27 @@ fn record_all(events: &mut Vec<Event>, streams: impl IntoIterator<Item = Arc<Cud
     Ok(())
 }
 
-/// Drops values on a thread of this module. For callbacks of the driver, which may not call it.
+/// Drops values on a thread of this module. Used by callbacks of the driver, which may not call the
+/// driver.
 pub(crate) fn drop_later(kept: Vec<Keep>) {
     send(Entry::new(None, Vec::new(), Box::new(move || drop(kept))));
 }
 
-/// Waits until all values retired so far have been freed. Returns `false` at the deadline.
+/// Waits until no retired value is pending. Returns `false` if values are still pending at the
+/// deadline.
 ///
-/// For measuring memory, and before an allocation fails for lack of memory. Do not call it from a
-/// function passed to `retire`.
+/// Used before measurements of memory, and before an allocation fails for lack of memory. Do not
+/// call this function from a function passed to `retire`.
 pub fn settle(deadline: Instant) -> bool {
     wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
-/// Calls `allocate`. If it fails and memory `ran_out`, waits until everything retired has been
-/// freed, for at most a second, and calls it again. Do not call it from a function passed to
-/// `retire`.
+/// Calls `allocate`. If `ran_out` returns `true` for the error of `allocate`, waits for at most a
+/// second until all retired memory has been freed. Then calls `allocate` again. Do not call this
+/// function from a function passed to `retire`.
 ///
 /// # Errors
-/// The last error of `allocate`.
+/// Returns the last error of `allocate`.
 pub fn alloc_when_freed<T, E>(mut allocate: impl FnMut() -> Result<T, E>, ran_out: impl FnOnce(&E) -> bool) -> Result<T, E> {
     match allocate() {
         Err(error) if ran_out(&error) => {
@@ -353,7 +359,7 @@ mod tests {
         let (sender, receiver) = channel();
         let kept: Keep = Arc::new(Mutex::new(Told(sender)));
         drop_later(vec![kept]);
-        let by = receiver.recv_timeout(Duration::from_secs(10)).expect("it is dropped");
+        let by = receiver.recv_timeout(Duration::from_secs(10)).expect("the reaper drops the value");
         assert_ne!(by, std::thread::current().id());
         assert!(settle(Instant::now() + Duration::from_secs(10)));
     }

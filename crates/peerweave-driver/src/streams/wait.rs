@@ -8,21 +8,21 @@ use crate::library::bind;
 use crate::streams::capture::cannot_be_asked;
 use crate::{CudaCode, CudaError, Driver, DriverError, is_capturing, relaxed};
 
-/// Returns the time `longest` from now. If the clock cannot represent it, returns a very late time;
-/// adding to an `Instant` would panic.
+/// Returns the time `longest` from now. If the clock cannot represent that time, returns a time
+/// about ten years from now. Adding to an `Instant` would panic.
 pub fn deadline_after(longest: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
     let now = Instant::now();
     now.checked_add(longest).unwrap_or(now + NEVER)
 }
 
-/// Polls `ready` until it returns true or the deadline has passed. It polls without pauses at
-/// first, then with pauses that grow to a millisecond.
+/// Polls `ready` until it returns `true` or the deadline has passed. Polls without pauses at first,
+/// then with pauses of up to a millisecond.
 ///
 /// Returns `false` at the deadline. Polls at least once, even if the deadline has already passed.
 ///
 /// # Errors
-/// The first error of `ready`.
+/// Returns the first error of `ready`.
 pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
     let start = Instant::now();
     loop {
@@ -34,7 +34,7 @@ pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, 
             return Ok(false);
         }
         match now - start {
-            // Most calls take microseconds, and a pause takes fifty.
+            // Most waits take microseconds, but the shortest pause takes about 50 µs.
             waited if waited < Duration::from_micros(100) => std::hint::spin_loop(),
             waited if waited < Duration::from_millis(1) => std::thread::yield_now(),
             waited => std::thread::sleep((waited / 16).min(Duration::from_millis(1)).min(deadline - now)),
@@ -42,14 +42,15 @@ pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, 
     }
 }
 
-/// Waits until the present work of the stream is complete. Returns `false` at the deadline.
+/// Waits until the stream has no pending work. Returns `false` if work is still pending at the
+/// deadline.
 ///
-/// Polls the driver, so a stream that never completes does not block the caller. Other threads may
-/// capture other streams meanwhile. A per-thread stream means that of the calling thread.
+/// Polls the driver, so a stream that never completes does not block the caller beyond the
+/// deadline. During the wait, other threads may capture other streams. For a per-thread stream,
+/// waits for the stream of the calling thread.
 ///
 /// # Errors
-/// The error of the work, or of querying the driver; [`DriverError::Capturing`] if the stream is
-/// being captured.
+/// Errors of the work or of the query. [`DriverError::Capturing`] if the stream is being captured.
 pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
     wait_until(deadline, || match is_capturing(stream)? {
         true => Err(DriverError::Capturing { call: "wait" }),
@@ -57,21 +58,21 @@ pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverE
     })
 }
 
-/// Like [`wait`], for callers that did not begin the capture. While the stream is being captured
-/// its earlier work counts as incomplete, because it cannot be queried.
+/// Like [`wait`], but tolerates a capture of the stream by another thread. During the capture,
+/// earlier work of the stream counts as incomplete, because the stream cannot be queried.
 ///
 /// # Errors
-/// The error of the work, or of querying the driver.
+/// Errors of the work or of the query.
 pub fn wait_past_capture(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
     wait_until(deadline, || Ok(!cannot_be_asked(stream)? && is_idle(stream)?))
 }
 
-/// Returns whether a stream has no work. It must not be called for a stream that is being captured,
-/// which the query would invalidate.
+/// Returns whether a stream has no pending work. The stream must not be in a capture, because the
+/// query would invalidate the capture.
 fn is_idle(stream: &CudaStream) -> Result<bool, DriverError> {
     let api = Driver::get()?.api();
     bind(stream.context())?;
-    // SAFETY: the stream lives as long as what is borrowed.
+    // SAFETY: the stream is live while it is borrowed.
     match relaxed(|| unsafe { api.cuStreamQuery(stream.cu_stream()) })? {
         CudaCode::SUCCESS => Ok(true),
         CudaCode::NOT_READY => Ok(false),
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deadline_in_the_past_still_polls_once() {
+    fn wait_with_a_past_deadline_polls_once() {
         let mut asked = 0;
         let ready = wait_until::<()>(Instant::now(), || {
             asked += 1;
@@ -101,13 +102,13 @@ mod tests {
     }
 
     #[test]
-    fn longest_duration_is_a_representable_deadline() {
+    fn deadline_after_the_longest_duration_does_not_panic() {
         assert!(deadline_after(Duration::MAX) > Instant::now() + Duration::from_secs(1_000_000));
         assert!(deadline_after(Duration::ZERO) <= Instant::now());
     }
 
     #[test]
-    fn error_of_the_poll_ends_the_wait() {
+    fn error_of_ready_ends_the_wait() {
         assert_eq!(wait_until(Instant::now() + Duration::from_secs(60), || Err("broken")), Err("broken"));
     }
 }

@@ -1,4 +1,4 @@
-//! Shared by the tests: a device, and functions of the fake driver.
+//! Helpers of the tests: a device, and functions of the fake driver.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(20);
 pub(crate) const SHORT: Duration = Duration::from_millis(50);
 
 pub(crate) fn device() -> (Arc<CudaContext>, Arc<CudaStream>) {
-    let context = context(0).expect("the fake has devices");
+    let context = context(0).expect("the fake driver has devices");
     let stream = context.new_stream().expect("a stream");
     (context, stream)
 }
@@ -26,24 +26,24 @@ pub(crate) fn unblock(stream: &CudaStream) {
     driver::unblock(stream.cu_stream());
 }
 
-/// Returns the number of calls of a function that succeeded, from the log of the fake driver.
+/// Returns the number of successful calls of a function, from the log of the fake driver.
 pub(crate) fn calls(function: &str) -> usize {
-    let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it");
-    let log = std::fs::read_to_string(log).expect("the fake writes it");
+    let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the test harness sets the variable");
+    let log = std::fs::read_to_string(log).expect("the fake driver writes the log");
     log.lines()
         .filter(|line| line.split_whitespace().nth(1) == Some(function))
         .map(|line| if line.contains(" = ") { -1 } else { 1 })
         .sum::<i32>() as usize
 }
 
-/// Returns a stream for which the default stream waits; cudarc creates none.
+/// Returns a stream that is ordered with the default stream. cudarc creates no such streams.
 pub(crate) fn blocking_stream(context: &Arc<CudaContext>) -> Arc<CudaStream> {
     context.bind_to_thread().expect("a live context");
     let mut made: CUstream = std::ptr::null_mut();
     // SAFETY: the context is current, and the pointer is to a live handle.
-    let code = unsafe { Driver::get().expect("the fake").api().cuStreamCreate(&raw mut made, 0) };
+    let code = unsafe { Driver::get().expect("the fake driver is loaded").api().cuStreamCreate(&raw mut made, 0) };
     assert_eq!(code, Ok(CudaCode::SUCCESS));
-    // SAFETY: it was just made in this context.
+    // SAFETY: the stream was just created in this context.
     unsafe { context.wrap_borrowed_stream(made) }
 }
 

@@ -1,5 +1,5 @@
-//! Joins a job: as one of several processes, through the rendezvous, or with PEs as threads of this
-//! process.
+//! Joins a job. The PE is one of several processes, which meet at the rendezvous, or one of several
+//! threads of this process.
 
 use super::Host;
 use super::shrink::NextMemory;
@@ -35,19 +35,20 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostOptions {
-    /// The deadline of every wait for which the caller gives none.
+    /// Maximum time of every wait for which the caller passes no deadline.
     pub deadline: Duration,
-    /// The size of the symmetric heap of each PE, in bytes. `None` means the memory of the machine
-    /// on Linux, and 256 MiB on other systems; pages take no memory until they are accessed.
+    /// Size of the symmetric heap of each PE, in bytes. `None` means the size of the machine's
+    /// memory on Linux, and 256 MiB on other systems. A page takes no memory until it is accessed.
     pub heap_bytes: Option<usize>,
-    /// Whether ranks compare the full parameters of every collective. Otherwise they compare
-    /// signatures of 64 bits, and full parameters only if a rank accesses memory that another rank
-    /// names.
+    /// Whether ranks compare the full parameters of every collective. If `false`, ranks compare
+    /// 64-bit signatures, and compare full parameters only if a rank accesses memory that another
+    /// rank names.
     pub check_calls: bool,
     /// Whether PEs read private buffers directly from other processes, if the system permits it.
     pub cross_memory_attach: bool,
-    /// Selects the order in which the threads of kernels run: see `peerweave_grid::Options::seed`.
-    /// With a seed other than 0, each launch of each PE has its own order, derived from the seed.
+    /// Selects the order in which the threads of kernels run, as described at
+    /// `peerweave_grid::Options::seed`. With a seed other than 0, each launch of each PE has a
+    /// different order, derived from the seed.
     pub kernel_seed: u64,
 }
 
@@ -63,13 +64,14 @@ impl Default for HostOptions {
 }
 
 impl Host {
-    /// Joins the job that `job` describes. Collective over its PEs, which must all be on this
-    /// machine.
+    /// Joins the job that `job` describes. This call is collective over the PEs of the job, which
+    /// must all be on this machine.
     ///
     /// # Errors
-    /// [`Error::Setup`] if the rendezvous fails (it names the missing PEs); [`Error::Unsupported`]
-    /// if the job spans machines, or has several PEs on another system than Linux;
-    /// [`Error::System`] if the memory cannot be mapped.
+    /// [`Error::Timeout`] names the missing PEs, [`Error::Peer`] a PE that died, and
+    /// [`Error::Mismatch`] a PE with another heap size. [`Error::Setup`] if the rendezvous fails
+    /// for another reason. [`Error::Unsupported`] if the job spans machines, or has several PEs on
+    /// a system other than Linux. [`Error::System`] if the memory cannot be mapped.
     pub fn join(job: &Job, options: &HostOptions) -> Result<Self, Error> {
         const CALL: &str = JOIN;
         if !job.is_on_one_machine() {
@@ -93,15 +95,15 @@ impl Host {
         Self::meet(CALL, Arc::new(rendezvous), layout, options, until)
     }
 
-    /// Makes the backend of a job of this PE alone.
+    /// Creates the backend of a job with only this PE.
     pub(super) fn single(call: &'static str, options: &HostOptions, until: Instant) -> Result<Self, Error> {
         let mapping = Arc::new(Mapping::own(layout(1, options)?).map_err(|error| Error::system(call, error))?);
         announce(&mapping, 0);
         Self::new(0, mapping, options, None, None, until)
     }
 
-    /// Makes the memory of a job whose PEs have met, and the backend of this PE. Collective over
-    /// the PEs of the rendezvous.
+    /// Creates the memory of a job whose PEs have joined a rendezvous, and the backend of this PE.
+    /// Collective over the PEs of the rendezvous.
     pub(super) fn meet(
         call: &'static str,
         rendezvous: Arc<Rendezvous>,
@@ -113,8 +115,8 @@ impl Host {
         let n_pes = layout.n_pes;
         let setup = |error: BootstrapError| meeting_failed(call, n_pes, error);
         let system = |error| Error::system(call, error);
-        // A PE that fails because of another reports that PE, so that the PEs that wait for it name
-        // it too.
+        // A PE that fails because of another PE reports that PE. The PEs that wait for the failing
+        // PE then also name the root cause.
         let report_root_cause = |error: &Error| {
             if let (false, Some(pe)) = (matches!(error, Error::Mismatch(_)), error.blamed().first()) {
                 rendezvous.blame(*pe);
@@ -134,25 +136,26 @@ impl Host {
         let mapping = Arc::new(mapping.inspect_err(report_root_cause)?);
         let me = rendezvous.pe().index();
         announce(&mapping, me);
-        // The thread that waits for an abort may live longer than the world.
+        // The mapping is referenced weakly, because the thread that waits for an abort may live
+        // longer than the world.
         let memory = Arc::downgrade(&mapping);
         let end = move |aborted: Aborted| match memory.upgrade() {
             Some(memory) => abort::end_notified(&memory.segments(), aborted.by, aborted.code),
             None => end_process(aborted.code),
         };
         if let Err(error) = rendezvous.when_aborted(end) {
-            tracing::warn!(%error, "an abort of the job ends this PE at its next wait only");
+            tracing::warn!(%error, "an abort of the job will end this PE only at its next wait");
         }
         // After this barrier, the pages of all PEs are filled in.
         let met = rendezvous.barrier_within("peerweave-host", left()).map_err(setup);
         met.and_then(|()| Self::new(me, mapping.clone(), options, Some(rendezvous.clone()), None, until))
-            // The process may end now, but the PE did not die: other PEs report the root cause that
-            // it records.
+            // The process may exit now, but the PE did not die. Other PEs then report the root
+            // cause that this PE records.
             .inspect_err(|error| withdraw(&mapping, me, error, Some(rendezvous)))
     }
 
-    /// Returns the backends of `n_pes` PEs that are threads of this process, in order. Each must be
-    /// used by its own thread.
+    /// Returns the backends of `n_pes` PEs that are threads of this process, in the order of the
+    /// PEs. Each backend must be used by a separate thread.
     ///
     /// # Errors
     /// [`Error::System`] if the memory cannot be mapped.
@@ -161,7 +164,8 @@ impl Host {
         let layout = layout(n_pes, options)?;
         let mapping = Arc::new(Mapping::own(layout).map_err(|error| Error::system(CALL, error))?);
         (0..n_pes).for_each(|pe| announce(&mapping, pe));
-        // The backends are made one after the other, without the collective that ends a join.
+        // The backends are created one after the other, so the collective that ends a join is
+        // omitted.
         let aborted = JobAbort::OfThreads(AbortWord::default());
         let alone = |pe| Shared::alone(pe, mapping.clone(), options, None, aborted.clone(), Err(THREADS.into()));
         let next = Arc::new(NextMemory::default());
@@ -169,8 +173,8 @@ impl Host {
         Ok((0..n_pes).map(host).collect())
     }
 
-    /// Makes the backend of a PE that is a thread, on memory that all of its PEs have. Collective
-    /// over the PEs.
+    /// Creates the backend of a PE that is a thread, on memory that all PEs of the job share.
+    /// Collective over the PEs.
     pub(super) fn of_thread(
         me: usize,
         mapping: Arc<Mapping>,
@@ -182,7 +186,8 @@ impl Host {
             .inspect_err(|error| withdraw(&mapping, me, error, None))
     }
 
-    /// Completes a join after all pages are filled in. PEs that are threads share `threads`.
+    /// Completes a join after the pages of all PEs are filled in. `threads` is the state that PEs
+    /// share if they are threads.
     fn new(
         me: usize,
         mapping: Arc<Mapping>,
@@ -208,7 +213,8 @@ impl Host {
         };
         let joining = HostOptions { deadline: until.saturating_duration_since(Instant::now()), ..options.clone() };
         let mut shared = Shared::alone(me, mapping, &joining, rendezvous, job_abort, readable);
-        // All PEs must choose the same algorithms, so either all of them use it or none.
+        // All PEs must choose the same algorithms, so either all PEs or no PE uses cross-memory
+        // reads.
         let mine = u64::from(shared.cross_memory);
         let heap_bytes = shared.peers.segments.layout().heap_bytes as u64;
         let all = shared.gather_words(shared.world(), Purpose::Join, heap_bytes, &[mine])?.into_iter().all(|word| word == 1);
@@ -276,19 +282,22 @@ impl Shared {
     }
 }
 
-/// Why private memory of other PEs is not read by the operating system.
+/// Reason why private memory of other PEs is not read through the operating system.
 const THREADS: &str = "PEs are threads";
 
-/// The call that joins a job, in errors: programs make a world, which calls [`Host::join`].
+/// Name, in errors, of the call that joins a job. Programs create a world, which calls
+/// [`Host::join`].
 const JOIN: &str = "World::from_env";
 
-/// Returns the end of a wait of this length; a wait without a practical limit ends in a year.
+/// Returns the end of a wait that lasts `within`. If the clock cannot represent that time, the wait
+/// ends in a year.
 pub(super) fn deadline_after(within: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(within).unwrap_or(now + Duration::from_secs(365 * 86_400))
 }
 
-/// Returns the error of a rendezvous that failed, with the PE that caused it if that is known.
+/// Converts the error of a rendezvous. The result names the PE that caused the error, if that PE is
+/// known.
 pub(super) fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Error {
     let team = TeamName { id: TeamId::WORLD, size: n_pes };
     match error {
@@ -300,7 +309,7 @@ pub(super) fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapE
     }
 }
 
-/// Publishes, after `announce`, that this PE leaves, with the reason.
+/// Publishes that this PE leaves, and the error that is the reason. Called only after `announce`.
 fn withdraw(mapping: &Mapping, me: usize, error: &Error, rendezvous: Option<Arc<Rendezvous>>) {
     let segments = mapping.segments();
     let page = segments.page(me);
@@ -315,7 +324,7 @@ enum Disagreement {
 }
 
 /// Compares the sizes of the heaps, which determine the layout, before any PE maps the memory.
-/// Fails with the first PE that differs.
+/// Returns an error that names the first PE with a different size.
 fn agree_on_heap(rendezvous: &Rendezvous, layout: &Layout, within: Duration) -> Result<(), Disagreement> {
     let heap_bytes = |blob: &[u8]| blob.try_into().map_or(0, u64::from_le_bytes);
     let mine = layout.heap_bytes as u64;
@@ -329,7 +338,7 @@ fn agree_on_heap(rendezvous: &Rendezvous, layout: &Layout, within: Duration) -> 
     })
 }
 
-/// Publishes a PE of this process in its page.
+/// Publishes in the page of a PE that it is alive and belongs to this process.
 pub(super) fn announce(mapping: &Mapping, pe: usize) {
     let segments = mapping.segments();
     let page = segments.page(pe);
@@ -345,7 +354,7 @@ pub(super) fn layout(n_pes: usize, options: &HostOptions) -> Result<Layout, Erro
     if n_pes == 0 || n_pes > MAX_PES {
         return Err(value("n_pes", n_pes.to_string(), "1 to 4096 PEs on one machine"));
     }
-    // The memory of the machine, limited by the address space.
+    // The default is the memory of the machine, limited by the address space.
     let default = || (machine::memory_bytes() as usize).min((1 << 44) / n_pes);
     let heap_bytes = options.heap_bytes.or(platform::DEFAULT_HEAP_BYTES).unwrap_or_else(default);
     let layout = heap_bytes.checked_next_multiple_of(4096).and_then(|heap_bytes| Layout::new(n_pes, heap_bytes));

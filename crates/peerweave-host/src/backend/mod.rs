@@ -1,5 +1,5 @@
-//! Implements the contract of `peerweave-core`. `join` joins a job, `shrink` makes a job of the PEs
-//! that are left after a failure.
+//! Implements the contract of `peerweave-core`. `join` joins a job. `shrink` creates a job of the
+//! surviving PEs after a failure.
 
 mod join;
 mod shrink;
@@ -26,21 +26,22 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One PE's handle to the backend for the shared memory of one machine.
+/// The handle of one PE to the backend for the shared memory of one machine.
 ///
-/// A process of a job calls [`Host::join`](crate::Host::join); [`on_threads`](crate::on_threads)
-/// makes one for each thread.
+/// A process of a job calls [`Host::join`](crate::Host::join). [`on_threads`](crate::on_threads)
+/// creates a handle for each thread.
 #[derive(Debug)]
 pub struct Host {
     pub(crate) shared: Arc<Shared>,
     options: HostOptions,
-    /// Where threads that shrink their job find the new memory; `None` if PEs are processes.
+    /// Memory of the new job, for PEs that are threads and shrink their job. `None` if PEs are
+    /// processes.
     next: Option<Arc<NextMemory>>,
 }
 
 impl Host {
-    /// Returns the rendezvous of the job, which stays open after the job has started. `None` for a
-    /// single PE, for PEs that are threads, and after finalize.
+    /// Returns the rendezvous of the job, which stays open after the job has started. Returns
+    /// `None` for a single PE, for PEs that are threads, and after finalize.
     pub fn rendezvous(&self) -> Option<Arc<Rendezvous>> {
         self.shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -53,8 +54,8 @@ impl Host {
     fn drain(&self, call: &'static str) -> Result<(), Error> {
         let shared = &*self.shared;
         let started = Instant::now();
-        // The wait is longer than the deadline, so that an operation that was enqueued just before
-        // ends at its own deadline, with an error that names the cause.
+        // The wait is longer than the deadline. So an operation that was enqueued just before ends
+        // at its own deadline, with an error that names the cause.
         let limit = shared.peers.deadline.saturating_add(COMPLETION_GRACE);
         while shared.queues.queued.load(Ordering::Acquire) > 0 {
             let waited = started.elapsed();
@@ -69,21 +70,21 @@ impl Host {
         Ok(())
     }
 
-    /// Waits for all PEs, and leaves the job.
+    /// Waits until all PEs finalize, and leaves the job.
     fn end(&self) -> Result<(), Error> {
         let shared = &*self.shared;
         shared.meet(shared.world(), Purpose::Finalize, 0)?;
         shared.finalized();
         let rendezvous = shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Another holder leaves the rendezvous later. All PEs have finalized, so a PE that serves
-        // it does not wait for long.
+        // If other code also has a handle, the rendezvous is left when that handle is dropped. All
+        // PEs have finalized, so a PE that runs the server does not wait long.
         let left = match rendezvous.and_then(Arc::into_inner) {
             Some(rendezvous) => rendezvous.leave().map_err(|error| Error::setup("finalize", error)),
             None => Ok(()),
         };
         let launcher = shared.launcher.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(launcher) = launcher.and_then(Arc::into_inner)
-            // Its PEs that are not in this world have died.
+            // The PEs of the launcher's job that are not in this world have died.
             && let Err(error) = launcher.leave()
         {
             tracing::debug!(%error, "left the rendezvous of the launcher");
@@ -93,10 +94,10 @@ impl Host {
 }
 
 // SAFETY: [B1] operations access memory that the core has checked. Private memory of other PEs is
-// only read, by the operating system, which fails if it is gone (`platform/linux/cross_memory.rs`),
-// or through staging areas. [B7] no work continues after an operation has failed. [B2] `Shared`
-// owns the mapping. [B3] Entries, progress, signals and mailboxes are published by releases and
-// read by acquires. [B4] All access to the heap is atomic or by `simd`.
+// only read, either through staging areas or by the operating system, whose read fails if the
+// memory is gone (`platform/linux/cross_memory.rs`). [B7] No work continues after an operation has
+// failed. [B2] `Shared` owns the mapping. [B3] Entries, progress, signals and mailboxes are
+// published by releases and read by acquires. [B4] All access to the heap is atomic or by `simd`.
 unsafe impl Backend for Host {
     fn name(&self) -> &'static str {
         "host"
@@ -122,7 +123,7 @@ unsafe impl Backend for Host {
         let shared = &*self.shared;
         let bytes = request.bytes as u64;
         let detail = allocation_detail(request);
-        // All PEs decide by the same number: the smallest that any PE sees.
+        // All PEs decide with the same number, which is the smallest number that any PE sees.
         let mine = crate::memory::machine::available_bytes(request.bytes);
         let available =
             shared.gather_words(shared.world(), Purpose::Allocate, detail, &[mine])?.into_iter().min().unwrap_or(mine);
@@ -146,12 +147,12 @@ unsafe impl Backend for Host {
         let used_before = heap.note_use(at + bytes);
         drop(heap);
         if request.zeroed && at < used_before {
-            // Memory above the highest use so far is still zero.
+            // Memory that was never allocated before is still zero.
             let end = (at + bytes).min(used_before);
-            // SAFETY: a fresh allocation of this PE's segment.
+            // SAFETY: the range is part of a new allocation in the segment of this PE.
             unsafe { simd::fill_zero(shared.peers.segments.symmetric(shared.peers.me, SymOffset(at)), (end - at) as usize) };
         }
-        // No PE writes here before all PEs have the allocation, at the same offset.
+        // After this, all PEs have the allocation at the same offset. No PE writes to it earlier.
         match shared.meet(shared.world(), Purpose::Place, at) {
             Ok(()) => Ok(SymOffset(at)),
             Err(error) => {
@@ -165,7 +166,7 @@ unsafe impl Backend for Host {
         self.drain("release")?;
         self.shared.meet(self.shared.world(), Purpose::Release, at.0)?;
         let freed = self.heap().free(at.0);
-        assert!(freed.is_some(), "peerweave-core bug: nothing was allocated at {at:?}");
+        assert!(freed.is_some(), "peerweave-core bug: no allocation starts at {at:?}");
         Ok(())
     }
 
@@ -179,8 +180,8 @@ unsafe impl Backend for Host {
 
     #[inline]
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<(), Error> {
-        // SAFETY: guaranteed by the caller; the ranges do not overlap, because only one of them is
-        // symmetric memory.
+        // SAFETY: guaranteed by the caller. The ranges do not overlap, because only one of them is
+        // in symmetric memory.
         unsafe { simd::copy(into, self.shared.own(at), bytes) };
         Ok(())
     }
@@ -239,7 +240,7 @@ unsafe impl Backend for Host {
         stream.downcast_ref::<HostStream>().is_some_and(|stream| stream.is_of(&self.shared))
     }
 
-    // No thread still runs a failed operation, so `keep` is not needed.
+    // After an operation has failed, no thread runs it, so `keep` is not needed.
     #[inline]
     unsafe fn run(&self, op: &Op, _keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
         ops::run(&self.shared, op)
@@ -275,10 +276,11 @@ unsafe impl Backend for Host {
         let unreported = self.shared.queues.take_unreported();
         let ended = drained.and_then(|()| self.end());
         if ended.is_err() {
-            // The world has ended nevertheless: a later exit of this process is no death.
+            // The world has ended even after an error. So a later exit of this process must not
+            // count as a death.
             self.shared.leave();
         }
-        // The first failure is the cause of what failed after it.
+        // The first failure takes precedence, because it caused the later failures.
         unreported.map_or(ended, Err)
     }
 
@@ -312,7 +314,7 @@ unsafe impl Backend for Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Local: this writes to the page of this PE and leaves the rendezvous, without waiting.
+        // This only writes to the page of this PE and drops the rendezvous. It does not wait.
         self.shared.leave();
     }
 }

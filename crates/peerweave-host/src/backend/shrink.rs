@@ -1,14 +1,15 @@
-//! Makes a host backend of the PEs that are left after a failure.
+//! Creates a host backend of the surviving PEs after a failure.
 //!
-//! The memory of the old job outlives its PEs, so the PEs agree on the members by words in it
-//! (`peerweave_bootstrap::survivors`), whichever PE has died. The first member then serves a
-//! rendezvous for the new job, at which processes meet as they do when they start. Threads of one
-//! process get the new memory from a table that they share.
+//! The memory of the old job outlives its PEs. So the PEs agree on the members of the new job
+//! through words in this memory (`peerweave_bootstrap::survivors`), whichever PE has died. The
+//! first member then runs the rendezvous server of the new job, and processes join it as they do at
+//! the start of a job. PEs that are threads of one process get the new memory from a table that
+//! they share.
 //!
-//! A member may die after the agreement. Then the meeting fails on all members, and they agree
-//! again, without it. The last step of the meeting is one exchange in the new memory, which a
-//! member completes if all others have published their part. So either all members that continue
-//! have the new job, or none has.
+//! A member may die after the agreement. Then joining fails on all members, and the members agree
+//! again without the dead member. The last step of joining is one exchange in the new memory. A
+//! member completes the exchange if all other members have published their part. So either all
+//! members that continue have the new job, or no member has it.
 
 use super::Host;
 use super::join::{announce, deadline_after, layout, meeting_failed};
@@ -25,15 +26,15 @@ use std::time::{Duration, Instant};
 
 const CALL: &str = "shrink";
 
-/// The least time for making the new job after the PEs have agreed. A PE that called just before
-/// the deadline of another needs it.
+/// Minimum time for setting up the new job after the PEs have agreed. A PE that called just before
+/// the deadline of another PE needs this time.
 const SET_UP: Duration = Duration::from_secs(2);
 
-/// Time within which it becomes known why a PE takes no part any more: it has ended, or has given
-/// up.
+/// Maximum time to detect why a PE no longer participates: it has ended, or it has given up.
 const NOTICE: Duration = Duration::from_secs(1);
 
-/// The memory of new jobs of PEs that are threads, by the attempt in which the threads agreed.
+/// The memory of new jobs whose PEs are threads. The key is the attempt in which the threads
+/// agreed.
 #[derive(Debug, Default)]
 pub(super) struct NextMemory(Mutex<HashMap<u64, Prepared>>);
 
@@ -41,7 +42,7 @@ pub(super) struct NextMemory(Mutex<HashMap<u64, Prepared>>);
 struct Prepared {
     mapping: Arc<Mapping>,
     next: Arc<NextMemory>,
-    /// The number of members that have not taken it.
+    /// Number of members that have not yet taken the memory.
     untaken: usize,
 }
 
@@ -54,7 +55,7 @@ impl NextMemory {
 
     fn take(&self, attempt: u64) -> (Arc<Mapping>, Arc<Self>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let prepared = all.get_mut(&attempt).expect("the leader has prepared the memory before it decided");
+        let prepared = all.get_mut(&attempt).expect("the leader prepares the memory before it publishes its decision");
         let taken = (prepared.mapping.clone(), prepared.next.clone());
         prepared.untaken -= 1;
         if prepared.untaken == 0 {
@@ -65,7 +66,7 @@ impl NextMemory {
 }
 
 impl Host {
-    /// Makes a backend of the PEs that have neither died nor left. Collective over them.
+    /// Creates a backend of the PEs that have neither died nor left. Collective over these PEs.
     pub(super) fn shrink_to_survivors(&self) -> Result<Shrunk, Error> {
         let peers = &self.shared.peers;
         peers.check_abort()?;
@@ -92,18 +93,18 @@ impl Host {
                     if !again || Instant::now() >= until {
                         return Err(error);
                     }
-                    tracing::debug!(%error, "a member was lost while the new job was set up: trying again");
+                    tracing::debug!(%error, "a member was lost while the new job was set up; trying again");
                 }
             }
         }
     }
 
-    /// Ends the operations of all teams on this PE, so that no PE waits for it.
+    /// Ends the operations of all teams on this PE, so that no PE waits for this PE.
     fn end_operations(&self) {
         let peers = &self.shared.peers;
         let mut gone: Vec<(usize, PeerCause)> =
             (0..peers.n_pes()).filter(|&pe| pe != peers.me).filter_map(|pe| Some((pe, peers.liveness.gone(pe)?))).collect();
-        // A PE that died is the cause rather than one that left.
+        // A PE that died takes precedence as the cause over a PE that left.
         gone.sort_by_key(|(_, cause)| *cause != PeerCause::Died);
         let team = self.shared.teams.world().name();
         let error = match gone.into_iter().next() {
@@ -113,7 +114,8 @@ impl Host {
         self.shared.teams.fail(peers, &error);
     }
 
-    /// Prepares a job of `n_pes` PEs, as the first of them: its server, or the memory of threads.
+    /// Prepares a job of `n_pes` PEs, as its first PE. Starts the server, or allocates the memory
+    /// if PEs are threads.
     fn prepare(&self, attempt: u64, n_pes: usize, server: &mut Option<Server>) -> Result<Ticket, Error> {
         if let Some(next) = &self.next {
             let mapping = Mapping::own(layout(n_pes, &self.options)?).map_err(|error| Error::system(CALL, error))?;
@@ -128,7 +130,7 @@ impl Host {
         served.map_err(|error| Error::setup(CALL, error))
     }
 
-    /// Makes the backend of this PE in the new job. Collective over its members.
+    /// Creates the backend of this PE in the new job. Collective over the members of the new job.
     fn set_up(
         &self,
         survivors: &Survivors<'_>,
@@ -150,15 +152,16 @@ impl Host {
             let rendezvous = rendezvous.map_err(|error| meeting_failed(CALL, n_pes, error))?;
             Self::meet(CALL, Arc::new(rendezvous), layout, &self.options, until)?
         };
-        // The process stays in the job of its launcher.
+        // The process keeps its membership in the job of the launcher.
         let take = |rendezvous: &Mutex<Option<_>>| rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
         let launcher = take(&self.shared.launcher).or_else(|| take(&self.shared.rendezvous));
         *made.shared.launcher.lock().unwrap_or_else(PoisonError::into_inner) = launcher;
         Ok(made)
     }
 
-    /// Returns an error of the new job with the numbers that its PEs have in this one. If it names
-    /// a member that has given up because of another one, it names that one.
+    /// Converts an error of the new job so that it names PEs by their numbers in the old job. If
+    /// the error names a member that has given up because of another PE, the result names that
+    /// other PE.
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
         let error = error.renumbered(CALL, self.shared.teams.world().name(), |pes| decision.old_pes(pes));
         let late = |missing| self.disagreed(started, Disagreement::Late { waited: Duration::ZERO, missing });

@@ -1,11 +1,13 @@
 //! The allocator of the symmetric heap. Every PE runs this deterministic algorithm on the same
 //! sequence of collective calls, so all PEs get the same offsets without communication.
 //!
-//! Does not access the memory. Invariant: free ranges are disjoint, ascending, and not adjacent.
+//! The allocator does not access the memory. Invariant: free ranges are disjoint, ascending, and
+//! not adjacent.
 
 use std::collections::BTreeMap;
 
-/// The unit of allocation, in bytes: two cache lines, so that two buffers never share one.
+/// Unit of allocation, in bytes. This is two cache lines, so that two buffers never share a cache
+/// line.
 pub(crate) const GRAIN: u64 = 128;
 
 /// A first-fit allocator over offsets `start .. end`.
@@ -15,19 +17,19 @@ pub(crate) struct HeapMap {
     allocated: BTreeMap<u64, u64>,
     start: u64,
     end: u64,
-    /// The end of the highest range that was ever allocated.
+    /// End of the highest range that was ever in use.
     highest: u64,
 }
 
 impl HeapMap {
-    /// Returns a heap in which all of `start..end` is free. If `start` is not a multiple of a
+    /// Creates a heap in which all of `start..end` is free. If `start` is not a multiple of a
     /// requested alignment, padding is lost.
     pub(crate) fn new(start: u64, end: u64) -> Self {
         Self { free: BTreeMap::from([(start, end - start)]), allocated: BTreeMap::new(), start, end, highest: start }
     }
 
-    /// Allocates `bytes`, rounded up to the grain, at a multiple of `align`; `None` if no free
-    /// range is large enough.
+    /// Allocates `bytes`, rounded up to [`GRAIN`], at a multiple of `align`, and returns the
+    /// offset. Returns `None` if no free range is large enough.
     pub(crate) fn allocate(&mut self, bytes: u64, align: u64) -> Option<u64> {
         let bytes = bytes.max(1).checked_next_multiple_of(GRAIN)?;
         let align = align.max(GRAIN);
@@ -47,7 +49,8 @@ impl HeapMap {
         Some(at)
     }
 
-    /// Frees an allocation and returns its length; `None` if there is no allocation at `at`.
+    /// Frees an allocation and returns its length in bytes. Returns `None` if no allocation starts
+    /// at `at`.
     pub(crate) fn free(&mut self, at: u64) -> Option<u64> {
         let bytes = self.allocated.remove(&at)?;
         let (mut from, mut len) = (at, bytes);
@@ -65,14 +68,14 @@ impl HeapMap {
         Some(bytes)
     }
 
-    /// Records that memory is used up to `end`; returns the previous end.
+    /// Records that memory up to `end` is in use. Returns the highest end that was recorded before.
     pub(crate) fn note_use(&mut self, end: u64) -> u64 {
         let before = self.highest;
         self.highest = before.max(end);
         before
     }
 
-    /// Returns the size of the largest request that would succeed now.
+    /// Returns the size of the largest free range, in bytes.
     pub(crate) fn largest_free(&self) -> u64 {
         self.free.values().copied().max().unwrap_or(0)
     }
@@ -101,14 +104,14 @@ mod tests {
         for &i in &[1, 3, 2, 0, 7, 5, 6, 4] {
             assert_eq!(heap.free(places[i]), Some(128));
         }
-        assert_eq!(heap.free(places[0]), None, "freed twice");
+        assert_eq!(heap.free(places[0]), None, "an allocation was freed twice");
         assert_eq!(heap.largest_free(), 1024);
         assert_eq!(heap.allocate(1024, 128), Some(4096));
     }
 
     proptest! {
         #[test]
-        fn allocations_are_aligned_and_disjoint_and_can_be_freed(
+        fn allocations_are_aligned_disjoint_and_can_be_freed(
             requests in prop::collection::vec((0u64..5000, 0u32..13, any::<bool>(), any::<prop::sample::Index>()), 1..120)
         ) {
             let (start, end) = (8192, 8192 + (1 << 16));

@@ -1,104 +1,104 @@
 //! The layout of the control words in the segment of each PE, and typed access to them.
 //!
-//! Contains no protocol. A segment consists of one page for the PE, its words for the making of
-//! teams, one block per team slot, and the heap. All segments lie at equal strides in one range of
-//! memory, which starts as zeros and keeps its size.
+//! This module contains no protocol. A segment consists of the page of the PE, its words for
+//! `team_of`, one block per team slot, and the heap. All segments are in one range of memory, at
+//! equal strides. The range is initially zero and keeps its size.
 //!
 //! # Invariants
-//! - **\[L1\]** `Segments` is made only by `segment.rs` for a mapping of `n_pes * stride` bytes
-//!   that stays mapped while it lives, and while a [`TeamBlock`] of it does.
-//! - **\[L2\]** All memory behind a reference to a type of this module is atomic; other memory is
-//!   accessed through raw pointers.
+//! - **\[L1\]** Only `segment.rs` creates a `Segments`, for a mapping of `n_pes * stride` bytes.
+//!   The mapping stays mapped while the `Segments` or a [`TeamBlock`] of it lives.
+//! - **\[L2\]** All memory behind a reference to a type of this module is atomic. All other memory
+//!   is accessed through raw pointers.
 
 use crate::memory::line::Line;
 use peerweave_bootstrap::survivors::{MAX_SURVIVORS, SurvivorWords};
 use peerweave_types::{HeapGeometry, KernelContext, Pe, SymOffset, TeamEntry};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The number of blocks of a PE's kernels that may synchronize in one team at the same time.
+/// Number of blocks of a PE's kernels that may synchronize in one team at the same time.
 pub(crate) const KERNEL_SLOTS: u32 = 64;
 
-/// The number of teams that a PE can belong to at the same time, including the world.
+/// Maximum number of teams that a PE can belong to at the same time, including the world.
 pub(crate) const MAX_TEAMS: usize = 64;
 
-/// Bytes of one staging area, which holds one round of an operation on private buffers.
+/// Size in bytes of one staging area, which contains one round of an operation on private buffers.
 ///
-/// Large enough to hide the two synchronizations of a round, and small enough that the areas of all
-/// ranks stay in the shared cache.
+/// The size is large enough to hide the two synchronizations of a round. It is small enough that
+/// the areas of all ranks stay in the shared cache.
 pub(crate) const STAGE_BYTES: usize = 256 << 10;
 
-/// The largest message of send and receive that travels inside its mailbox slot, in bytes.
+/// Maximum length, in bytes, of a message of send and receive that is copied into its mailbox slot.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
 
-/// Slots of a mailbox: how many messages, or fragments of one, a sender can be ahead of the
-/// receiver.
+/// Number of slots of a mailbox. A sender can be ahead of the receiver by this number of messages,
+/// or fragments of a message.
 pub(crate) const MAILBOX_SLOTS: usize = 4;
 
 const PAGE: usize = 4096;
 
-/// The offset of the words by which survivors agree in the page of a PE.
+/// Offset in the page of a PE of the words by which surviving PEs agree on a new job.
 const SURVIVORS: usize = 1024;
 const _: () = assert!(size_of::<PePage>() <= SURVIVORS && SURVIVORS + size_of::<SurvivorWords>() <= PAGE);
 const _: () = assert!(SURVIVORS.is_multiple_of(align_of::<SurvivorWords>()));
 
-/// The largest number of PEs of a job.
+/// Maximum number of PEs of a job.
 pub(crate) const MAX_PES: usize = MAX_SURVIVORS;
 
-/// The state of a PE, in [`PePage::state`]; 0 before it has joined.
+/// Values of [`PePage::state`]. The value is 0 before the PE has joined.
 pub(crate) mod state {
-    /// Takes part in the job.
+    /// The PE participates in the job.
     pub(crate) const ALIVE: u64 = 1;
-    /// Has finalized, together with all other PEs.
+    /// The PE has finalized, together with all other PEs.
     pub(crate) const FINALIZED: u64 = 2;
-    /// Has dropped its world without finalize, or has failed to finalize it.
+    /// The PE has dropped its world without finalize, or its finalize has failed.
     pub(crate) const LEFT: u64 = 3;
-    /// Has started to leave. If its process ends now, the PE has left.
+    /// The PE has started to leave. If its process ends now, the PE counts as left, not as dead.
     pub(crate) const LEAVING: u64 = 4;
 }
 
-/// The alignment of a segment, in bytes: the size of a huge page.
+/// Alignment of a segment, in bytes. This is the size of a huge page.
 const SEGMENT_ALIGN: usize = 2 << 20;
 
 /// The words that a PE publishes about itself.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct PePage {
-    /// The state of the PE: a constant of [`state`].
+    /// State of the PE: 0 or a constant of [`state`].
     pub(crate) state: AtomicU64,
-    /// The number of its process.
+    /// Process ID of the PE.
     pub(crate) pid: AtomicU64,
-    /// A digest of the PID namespace of that number.
+    /// Digest of the PID namespace in which the process ID is valid.
     pub(crate) pid_namespace: AtomicU64,
-    /// The processor on which the PE last waited long, plus 1: see `sync/peers.rs`.
+    /// Number, plus 1, of the processor on which the PE last waited long. See `sync/peers.rs`.
     pub(crate) processor: AtomicU64,
-    /// The first failure of the PE: see `sync/root_cause.rs`.
+    /// First failure of the PE. See `sync/root_cause.rs`.
     pub(crate) failure: AtomicU64,
-    /// A random word of its process and the address of that word, to check that memory is read from
-    /// that process.
+    /// A random word of the PE's process and the address of that word. They serve to check that
+    /// memory is read from that process.
     pub(crate) probe: AtomicU64,
     pub(crate) probe_at: AtomicU64,
-    /// Only in the page of PE 0: the abort of the job, see `sync/abort.rs`.
+    /// The abort of the job. Used only in the page of PE 0. See `sync/abort.rs`.
     pub(crate) abort: AtomicU64,
 }
 
-/// The words of a PE's call that makes a team of listed members: see `ops/team_of.rs`. The list
-/// follows them, with room for all PEs.
+/// The words of a PE's call of `team_of`, which creates a team of listed members. See
+/// `ops/team_of.rs`. The list of members follows the words, with room for all PEs.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct TeamCallWords {
-    /// The number of the call, and how far it is.
+    /// Number and progress of the call.
     pub(crate) state: AtomicU64,
-    /// The slot and the first epoch of the team, written by the leader of the call.
+    /// Slot and first epoch of the team. Written by the leader of the call.
     pub(crate) decision: AtomicU64,
-    /// The number of members.
+    /// Number of members.
     pub(crate) size: AtomicU64,
-    /// One bit per free slot of this PE.
+    /// One bit for each team slot, set if the slot is free on this PE.
     pub(crate) free_slots: AtomicU64,
-    /// The last epoch of each slot on this PE.
+    /// Last epoch of each team slot on this PE.
     pub(crate) last_epochs: [AtomicU64; MAX_TEAMS],
 }
 
-/// A word on two cache lines of its own.
+/// A word that shares its two cache lines with no other data.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct LoneWord {
@@ -109,28 +109,30 @@ pub(crate) struct LoneWord {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct TeamWords {
-    /// The two entry lines.
+    /// The two entry lines, which alternate between epochs.
     pub(crate) entry: [Line; 2],
-    /// The progress of this rank in the operation that it entered: see `sync/step.rs`.
+    /// Progress of this rank in the operation that it has entered. See `sync/step.rs`.
     pub(crate) progress: LoneWord,
-    /// If not 0, this rank runs no more operations of the team: see `sync/root_cause.rs`.
+    /// If not 0, this rank has failed and runs no more operations of the team. See
+    /// `sync/root_cause.rs`.
     pub(crate) failure: LoneWord,
-    /// The full calls of the two entry lines, which ranks compare if signatures differ.
+    /// The full parameters of the calls of the two entry lines. Ranks compare them if signatures
+    /// differ.
     pub(crate) call: [CallWords; 2],
 }
 
-/// A call as plain words.
+/// The parameters of a collective call, encoded as words.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct CallWords {
-    /// Kind, element type, reduction and purpose; root; count; a word whose meaning depends on the
-    /// purpose.
+    /// Word 0: kind, element type, reduction and purpose. Word 1: root. Word 2: count. Word 3: a
+    /// value whose meaning depends on the purpose.
     pub(crate) words: [AtomicU64; 4],
 }
 
-/// The words of a mailbox slot: see [`peerweave_device::mailbox::Slot`]. The payload holds the kind
-/// of memory of the message, its address, its bytes, and the element type and count of the whole
-/// transfer.
+/// The words of a mailbox slot, as described at [`peerweave_device::mailbox::Slot`]. The payload
+/// contains the kind of memory of the message, its address, its bytes, and the element type and
+/// count of the whole transfer.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct MailSlot {
@@ -139,15 +141,15 @@ pub(crate) struct MailSlot {
     pub(crate) answer: LoneWord,
 }
 
-/// Offsets inside a segment.
+/// The offsets of the parts of a segment, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) n_pes: usize,
     pub(crate) heap_bytes: usize,
-    /// The offset of the first team's block.
+    /// Offset of the block of the first team slot.
     team_blocks: usize,
     team_block_bytes: usize,
-    /// The offset of the lines of kernels in the block of a team.
+    /// Offset, in the block of a team, of the lines by which kernels synchronize.
     kernel_lines: usize,
     heap_start: usize,
     stride: usize,
@@ -157,8 +159,8 @@ const MAIL_SLOT_BYTES: usize = size_of::<MailSlot>() + EAGER_BYTES;
 const MAILBOX_BYTES: usize = MAIL_SLOT_BYTES * MAILBOX_SLOTS;
 
 impl Layout {
-    /// Returns the layout for `n_pes` PEs with `heap_bytes` each; `None` if it does not fit the
-    /// address space.
+    /// Returns the layout for `n_pes` PEs with `heap_bytes` of heap each. Returns `None` if all
+    /// segments together do not fit in the address space.
     pub(crate) fn new(n_pes: usize, heap_bytes: usize) -> Option<Self> {
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
         let kernel_lines = (words + 2 * STAGE_BYTES).checked_add(n_pes.checked_mul(MAILBOX_BYTES)?)?.next_multiple_of(PAGE);
@@ -168,17 +170,17 @@ impl Layout {
         let team_blocks = PAGE.checked_add(team_call)?.checked_next_multiple_of(PAGE)?;
         let heap_start =
             team_blocks.checked_add(team_block_bytes.checked_mul(MAX_TEAMS)?)?.checked_next_multiple_of(SEGMENT_ALIGN)?;
-        // An odd multiple: processors predict by a hash of the lower 28 bits of an address in which
-        // way of the first cache a line lies. With a stride of 1 GiB the same offset of two
-        // segments has the same hash, and accesses to both in turn take twice as long (AMD Zen,
-        // measured).
+        // The stride is an odd multiple of the segment alignment. Processors predict the way of the
+        // first-level cache from a hash of the lower 28 bits of an address. With a stride of 1 GiB,
+        // the same offset of two segments has the same hash. Alternating accesses to both segments
+        // then take twice as long (measured on AMD Zen).
         let stride = heap_start.checked_add(heap_bytes)?.div_ceil(SEGMENT_ALIGN) | 1;
         let stride = stride.checked_mul(SEGMENT_ALIGN)?;
         let total = stride.checked_mul(n_pes)?;
         (total < 1 << 46).then_some(Self { n_pes, heap_bytes, team_blocks, team_block_bytes, kernel_lines, heap_start, stride })
     }
 
-    /// Returns the alignment of every segment, in bytes, which is also the largest alignment of an
+    /// Returns the alignment of every segment, in bytes. This is also the largest alignment of an
     /// allocation.
     pub(crate) fn align(&self) -> usize {
         SEGMENT_ALIGN
@@ -195,9 +197,9 @@ impl Layout {
     }
 
     /// Returns the offset, in every segment, of the lines by which kernels synchronize in the team
-    /// of a slot.
+    /// of the slot `slot`.
     pub(crate) fn kernel_lines(&self, slot: usize) -> SymOffset {
-        assert!(slot < MAX_TEAMS, "team slot {slot} lies outside the layout");
+        assert!(slot < MAX_TEAMS, "the team slot is {slot}, expected less than {MAX_TEAMS}");
         SymOffset((self.team_blocks + self.team_block_bytes * slot + self.kernel_lines) as u64)
     }
 
@@ -211,24 +213,25 @@ impl Layout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TeamBlock(*mut u8);
 
-// SAFETY: the shared data are a part of those of `Segments`: words accessed by atomics [L2], and
-// staging areas accessed by `simd`, which tolerates races. Entry lines and progress words
-// synchronize. The conformance tests on threads, which compare every element, would catch an error.
+// SAFETY: the shared data are a part of the data of `Segments`. Words are accessed by atomics [L2],
+// and staging areas by `simd`, which tolerates races. Entry lines and progress words synchronize.
+// The conformance tests on threads, which compare every element, would catch an error.
 unsafe impl Send for TeamBlock {}
-// SAFETY: as for Send: the same memory is shared. `words` returns a reference to atomics only,
-// which synchronize themselves. The same tests.
+// SAFETY: as for Send, because the same memory is shared. `words` returns a reference to atomics
+// only, which synchronize themselves. The same tests would catch an error.
 unsafe impl Sync for TeamBlock {}
 
 impl TeamBlock {
     /// Returns the words of the member.
     #[inline]
     pub(crate) fn words(&self) -> &TeamWords {
-        // SAFETY: [L1] inside the mapping, aligned to a page, zeros are a valid `TeamWords`, and
-        // [L2] all of it is atomic.
+        // SAFETY: [L1] the words are inside the mapping and aligned to a page. Zeros are a valid
+        // `TeamWords`, and [L2] all of it is atomic.
         unsafe { &*self.0.cast::<TeamWords>() }
     }
 
-    /// Returns a staging area of the member: [`STAGE_BYTES`] bytes, aligned to a page.
+    /// Returns one of the two staging areas of the member, selected by the lowest bit of `parity`.
+    /// It has [`STAGE_BYTES`] bytes and is aligned to a page.
     #[inline]
     pub(crate) fn stage(&self, parity: usize) -> *mut u8 {
         let words = const { size_of::<TeamWords>().next_multiple_of(PAGE) };
@@ -245,18 +248,18 @@ pub(crate) struct Segments {
 
 // SAFETY: the shared data are the words of all segments, accessed by atomics [L2], and bytes,
 // accessed by `simd`, which tolerates races. Entry lines, progress words, signals and mailboxes
-// synchronize. The owner of a `Segments` also holds the mapping. The conformance tests on threads,
+// synchronize. The owner of a `Segments` also owns the mapping. The conformance tests on threads,
 // which compare every element, would catch an error.
 unsafe impl Send for Segments {}
-// SAFETY: as for Send: the same memory is shared. Methods return references to atomics only, which
-// synchronize themselves. The same tests.
+// SAFETY: as for Send, because the same memory is shared. Methods return references to atomics
+// only, which synchronize themselves. The same tests would catch an error.
 unsafe impl Sync for Segments {}
 
 impl Segments {
     /// # Safety
-    /// [L1]: `base` is the start of a mapping of `layout.total_bytes()`, aligned to
-    /// `layout.align()`, zeroed before its first use, that outlives this value, all of its copies
-    /// and every [`TeamBlock`] of them.
+    /// [L1]: `base` is the start of a mapping of `layout.total_bytes()` bytes, aligned to
+    /// `layout.align()`. The mapping was zero before its first use. It outlives this value, all
+    /// copies of this value, and every [`TeamBlock`] of them.
     pub(crate) unsafe fn new(base: *mut u8, layout: Layout) -> Self {
         Self { base, layout }
     }
@@ -272,59 +275,62 @@ impl Segments {
 
     /// Returns the page of a PE.
     pub(crate) fn page(&self, pe: usize) -> &PePage {
-        // SAFETY: [L1] inside the mapping, aligned to a page, zeros are a valid `PePage`, and [L2]
-        // all of it is atomic.
+        // SAFETY: [L1] the page is inside the mapping and aligned. Zeros are a valid `PePage`, and
+        // [L2] all of it is atomic.
         unsafe { &*self.at(pe, 0).cast::<PePage>() }
     }
 
-    /// Returns the words of a PE by which PEs agree on a new job after a failure.
+    /// Returns the words of a PE by which surviving PEs agree on a new job after a failure.
     pub(crate) fn survivors(&self, pe: usize) -> &SurvivorWords {
-        // SAFETY: [L1] inside the page of the PE and behind its `PePage`, aligned (both asserted
-        // above), zeros are valid `SurvivorWords`, and [L2] all of it is atomic.
+        // SAFETY: [L1] the words are inside the page of the PE, behind its `PePage`, and aligned
+        // (both asserted above). Zeros are valid `SurvivorWords`, and [L2] all of it is atomic.
         unsafe { &*self.at(pe, SURVIVORS).cast::<SurvivorWords>() }
     }
 
-    /// Returns the words of a PE's call that makes a team of listed members.
+    /// Returns the words of a PE's call of `team_of`.
     pub(crate) fn team_call(&self, pe: usize) -> &TeamCallWords {
-        // SAFETY: [L1] inside the mapping, aligned to a page, zeros are a valid `TeamCallWords`,
-        // and [L2] all of it is atomic.
+        // SAFETY: [L1] the words are inside the mapping and aligned to a page. Zeros are a valid
+        // `TeamCallWords`, and [L2] all of it is atomic.
         unsafe { &*self.at(pe, PAGE).cast::<TeamCallWords>() }
     }
 
-    /// Returns the room for the list of that call.
+    /// Returns the words for the list of members of a PE's call of `team_of`.
     pub(crate) fn team_call_members(&self, pe: usize) -> &[AtomicU32] {
         let at = self.at(pe, PAGE + size_of::<TeamCallWords>()).cast::<AtomicU32>();
-        // SAFETY: [L1] `n_pes` words inside the mapping, before the blocks of teams, aligned since
-        // the size of `TeamCallWords` is a multiple of 128; [L2] all of it is atomic.
+        // SAFETY: [L1] the `n_pes` words are inside the mapping, before the blocks of teams. They
+        // are aligned, because the size of `TeamCallWords` is a multiple of 128. [L2] All of it is
+        // atomic.
         unsafe { std::slice::from_raw_parts(at, self.layout.n_pes) }
     }
 
     fn team_block(&self, pe: usize, slot: usize) -> *mut u8 {
-        assert!(slot < MAX_TEAMS && pe < self.layout.n_pes, "team slot {slot} of PE {pe} lies outside the layout");
+        assert!(slot < MAX_TEAMS && pe < self.layout.n_pes, "team slot {slot} of PE {pe} is not in the layout");
         self.at(pe, self.layout.team_blocks + self.layout.team_block_bytes * slot)
     }
 
-    /// Returns the block of a PE in the team of a slot. A team keeps the blocks of its members, so
-    /// that its operations need not compute their addresses.
+    /// Returns the block of a PE in the team of the slot `slot`. A team stores the blocks of its
+    /// members, so that its operations need not compute the addresses.
     pub(crate) fn block(&self, pe: usize, slot: usize) -> TeamBlock {
         TeamBlock(self.team_block(pe, slot))
     }
 
-    /// Returns the words of a PE in the team of a slot.
+    /// Returns the words of a PE in the team of the slot `slot`.
     pub(crate) fn team_words(&self, pe: usize, slot: usize) -> &TeamWords {
-        // SAFETY: [L1] inside the mapping (asserted), aligned to a page, zeros are a valid
-        // `TeamWords`, and [L2] all of it is atomic.
+        // SAFETY: [L1] the words are inside the mapping (asserted) and aligned to a page. Zeros are
+        // a valid `TeamWords`, and [L2] all of it is atomic.
         unsafe { &*self.team_block(pe, slot).cast::<TeamWords>() }
     }
 
-    /// Returns a slot of the mailbox in which `pe` receives from the rank `from` of a team.
+    /// Returns slot `index` of the mailbox in which `pe` receives from the rank `from` of the team
+    /// of the slot `slot`.
     pub(crate) fn mail(&self, pe: usize, slot: usize, from: usize, index: usize) -> &MailSlot {
-        // SAFETY: as for `team_words`: inside the mapping since `from < n_pes`, aligned since all
-        // sizes are multiples of 128.
+        // SAFETY: as for `team_words`. The slot is inside the mapping, because `from < n_pes`, and
+        // aligned, because all sizes are multiples of 128.
         unsafe { &*self.mail_at(pe, slot, from, index).cast::<MailSlot>() }
     }
 
-    /// Returns the [`EAGER_BYTES`] bytes that belong to [`Segments::mail`].
+    /// Returns the [`EAGER_BYTES`] bytes for the message in the slot that [`Segments::mail`]
+    /// returns.
     pub(crate) fn mail_bytes(&self, pe: usize, slot: usize, from: usize, index: usize) -> *mut u8 {
         self.mail_at(pe, slot, from, index).wrapping_add(size_of::<MailSlot>())
     }
@@ -332,14 +338,14 @@ impl Segments {
     fn mail_at(&self, pe: usize, slot: usize, from: usize, index: usize) -> *mut u8 {
         assert!(
             from < self.layout.n_pes && index < MAILBOX_SLOTS,
-            "slot {index} of the mailbox of rank {from} lies outside the layout"
+            "slot {index} of the mailbox of rank {from} is not in the layout"
         );
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
         let start = words + 2 * STAGE_BYTES + from * MAILBOX_BYTES + index * MAIL_SLOT_BYTES;
         self.team_block(pe, slot).wrapping_add(start)
     }
 
-    /// Returns the address of an offset in the heap of a PE.
+    /// Returns the address, in this process, of an offset in the heap of a PE.
     #[inline]
     pub(crate) fn symmetric(&self, pe: usize, at: SymOffset) -> *mut u8 {
         debug_assert!(pe < self.layout.n_pes && at.0 >= self.layout.heap_start as u64 && at.0 <= self.layout.stride as u64);
@@ -350,33 +356,33 @@ impl Segments {
     #[inline]
     pub(crate) fn word(&self, pe: usize, at: SymOffset) -> &AtomicU64 {
         debug_assert!(at.0.is_multiple_of(8));
-        // SAFETY: [L1]; the core has checked that the place lies in a live allocation and is
-        // aligned; [L2] accessed atomically or by `simd`.
+        // SAFETY: [L1] the core has checked that the word is in a live allocation and aligned. [L2]
+        // It is accessed atomically or by `simd`.
         unsafe { &*self.symmetric(pe, at).cast::<AtomicU64>() }
     }
 
-    /// Returns the address of a PE's segment.
+    /// Returns the address, in this process, of the segment of a PE.
     pub(crate) fn segment(&self, pe: usize) -> *mut u8 {
         self.at(pe, 0)
     }
 
-    /// Resets the lines of a PE by which kernels synchronize in the team of a slot.
+    /// Resets the lines of a PE by which kernels synchronize in the team of the slot `slot`.
     pub(crate) fn reset_kernel_lines(&self, pe: usize, slot: usize, team_size: usize) {
         let start = self.layout.kernel_lines(slot).0 as usize;
         for line in 0..team_size * KERNEL_SLOTS as usize {
             let at = self.at(pe, start + line * KernelContext::SIGNAL_LINE_BYTES as usize).cast::<AtomicU64>();
-            // SAFETY: [L1] inside the mapping: the lines of `n_pes` ranks are part of the team's
-            // block; aligned, since lines and their start are multiples of 128; [L2] accessed
-            // atomically, here and by kernels.
+            // SAFETY: [L1] the word is inside the mapping, because the lines of `n_pes` ranks are
+            // part of the team's block. It is aligned, because lines and their start are multiples
+            // of 128. [L2] It is accessed atomically, here and by kernels.
             let word = unsafe { &*at };
-            // Pages that were never written take no memory.
+            // Zero words are not written, because pages that were never written take no memory.
             if word.load(Ordering::Relaxed) != 0 {
                 word.store(0, Ordering::Relaxed);
             }
         }
     }
 
-    /// Returns the geometry of the heaps, as plain data.
+    /// Returns the addresses and sizes of the heaps, as plain data for kernels.
     pub(crate) fn geometry(&self, my_pe: Pe) -> HeapGeometry {
         HeapGeometry {
             base: self.base as u64,
@@ -409,7 +415,7 @@ mod tests {
                 for from in 0..5 {
                     for index in 0..MAILBOX_SLOTS {
                         let at = segments.mail_at(pe, slot, from, index) as usize;
-                        assert!(at >= ends && at.is_multiple_of(128), "mailboxes do not overlap");
+                        assert!(at >= ends && at.is_multiple_of(128), "mailboxes overlap");
                         ends = at + MAIL_SLOT_BYTES;
                     }
                 }

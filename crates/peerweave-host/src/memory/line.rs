@@ -1,35 +1,34 @@
-//! The entry line: one cache line in which a rank publishes that it has entered an operation, the
-//! signature of its call, and up to 24 bytes of operand.
+//! The entry line is one cache line. In it a rank publishes that it has entered an operation, the
+//! signature of its call, and up to 24 bytes of its operand.
 //!
-//! The protocol, with its rule for the reuse of lines, is [`peerweave_device::sealed`]: each of the
-//! eight words holds 32 bits of data and the 32-bit epoch. A reader that finds the epoch in all
-//! eight words has all of the data, independent of the order in which they were stored. So one
-//! vector store writes the line, and the cache line moves between cores once instead of eight
-//! times.
+//! The protocol, with its rule for the reuse of lines, is [`peerweave_device::sealed`]. Each of the
+//! eight words contains 32 bits of data and the 32-bit epoch. A reader that finds the epoch in all
+//! eight words has all data, whatever the order of the stores. So one vector store can write the
+//! line, and the cache line moves between cores once instead of eight times.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use peerweave_device::Word;
 use peerweave_device::sealed;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of words of a line.
+/// Number of 64-bit words of a line.
 pub(crate) const WORDS: usize = 8;
 
-/// The size of a cache line, in bytes.
+/// Size of a cache line, in bytes.
 pub(crate) const BYTES: usize = 64;
 
-/// The number of bytes of operand in a line.
+/// Number of bytes of an operand that fit in a line.
 pub(crate) const PAYLOAD_BYTES: usize = 24;
 
-/// The content of a line: a signature of 64 bits, and 24 bytes of operand.
+/// The content of a line: a 64-bit signature, and 24 bytes of an operand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) signature: u64,
     pub(crate) payload: [u64; 3],
 }
 
-/// A line in shared memory. The cache line after it is unused, so that a prefetcher does not fetch
-/// two lines in use together.
+/// An entry line in shared memory. The cache line after it is unused, so that a prefetcher does not
+/// fetch two used lines together.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct Line {
@@ -38,17 +37,17 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Publishes `entry` under `epoch`. Earlier writes of this thread are visible to a thread that
-    /// reads it.
+    /// Publishes `entry` under `epoch`. A thread that reads the entry also sees the earlier writes
+    /// of this thread.
     #[inline]
     pub(crate) fn publish(&self, epoch: u32, entry: &Entry) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         if has_wide_store() {
-            // Only the compiler could reorder earlier stores: on x86-64 stores become visible in
-            // program order.
+            // On x86-64, stores become visible in program order. So only the compiler must be
+            // prevented from reordering earlier stores.
             AtomicU64::fence_release();
-            // SAFETY: the line is 64 bytes, 64-byte aligned (repr(align)), inside a mapping that
-            // outlives `self`; the processor has the instructions.
+            // SAFETY: the line has 64 bytes, is 64-byte aligned (repr(align)), and is inside a
+            // mapping that outlives `self`. The processor has the instructions.
             unsafe { store_wide(self.words.as_ptr(), epoch, entry) };
             return;
         }
@@ -57,8 +56,9 @@ impl Line {
         sealed::publish(&self.words, epoch, &data);
     }
 
-    /// Returns the entry that was published under `epoch`; `None` if it was not published. Earlier
-    /// writes of its rank are then visible to this thread.
+    /// Returns the entry that was published under `epoch`. Returns `None` if no entry was published
+    /// under this epoch. After `Some`, this thread also sees the earlier writes of the publishing
+    /// rank.
     #[inline]
     pub(crate) fn read(&self, epoch: u32) -> Option<Entry> {
         let mut data = [0u32; WORDS];
@@ -69,13 +69,13 @@ impl Line {
         Some(Entry { signature: word(0), payload: [word(2), word(4), word(6)] })
     }
 
-    /// Resets the line, before a team that uses it starts.
+    /// Resets the line before a team that uses the line starts.
     pub(crate) fn reset(&self) {
         self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
-    /// Returns the signature that was published under `epoch`, from the two words that hold it: a
-    /// barrier needs no more.
+    /// Returns the signature that was published under `epoch`. Reads only the two words that
+    /// contain the signature, which is enough for a barrier.
     #[inline]
     pub(crate) fn read_signature(&self, epoch: u32) -> Option<u64> {
         let mut halves = [0; 2];
@@ -83,77 +83,77 @@ impl Line {
         whole.then_some(u64::from(halves[0]) | u64::from(halves[1]) << 32)
     }
 
-    /// Takes the line into the cache of this processor, to be written soon: see [`own`].
+    /// Takes the line into the cache of this processor for writing, as described at [`own`].
     #[inline]
     pub(crate) fn own(&self) {
         own(self.words.as_ptr().cast());
     }
 
-    /// Returns whether `epoch` was published.
+    /// Returns whether an entry was published under `epoch`.
     #[inline]
     pub(crate) fn has(&self, epoch: u32) -> bool {
         self.read(epoch).is_some()
     }
 }
 
-/// Takes a cache line into the cache of this processor, without the copies that other processors
-/// hold. Does not wait for it, and changes no memory; `line` may be any address.
+/// Takes a cache line into the cache of this processor for writing, and invalidates the copies of
+/// other processors. Does not wait for the line, and changes no memory. `line` may be any address.
 #[inline]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) fn own(line: *const u8) {
-    // SAFETY: a hint, which neither faults nor changes anything. A processor that does not know it
-    // executes a no-op.
+    // SAFETY: the instruction is a hint, which neither faults nor changes memory. A processor that
+    // does not know the hint executes a no-op.
     unsafe { std::arch::asm!("prefetchw [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) };
 }
 
-/// Takes a cache line into the cache of this processor, without the copies that other processors
-/// hold. Does not wait for it, and changes no memory; `line` may be any address.
+/// Takes a cache line into the cache of this processor for writing, and invalidates the copies of
+/// other processors. Does not wait for the line, and changes no memory. `line` may be any address.
 #[inline]
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 pub(crate) fn own(line: *const u8) {
-    // SAFETY: a hint, which neither faults nor changes anything.
+    // SAFETY: the instruction is a hint, which neither faults nor changes memory.
     unsafe { std::arch::asm!("prfm pstl1keep, [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) };
 }
 
-/// Does nothing: this architecture has no such hint here.
+/// Does nothing, because no such hint is implemented for this architecture.
 #[inline]
 #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub(crate) fn own(_line: *const u8) {}
 
-/// Fetches a cache line into the cache of this processor, to be read soon. Does not wait for it;
+/// Fetches a cache line into the cache of this processor for reading. Does not wait for the line.
 /// `line` may be any address.
 #[inline]
 pub(crate) fn fetch(line: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint, which neither faults nor changes anything.
+    // SAFETY: the instruction is a hint, which neither faults nor changes memory.
     unsafe {
         std::arch::asm!("prefetcht0 [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly))
     };
     #[cfg(all(target_arch = "aarch64", not(miri)))]
-    // SAFETY: a hint, which neither faults nor changes anything.
+    // SAFETY: the instruction is a hint, which neither faults nor changes memory.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly))
     };
     let _ = line;
 }
 
-/// Writes a line with one store, from registers. Through memory it would take longer: a load of the
-/// whole line must wait until the stores of its words have left the core.
+/// Writes a line with one store, from registers. Assembling the line in memory would take longer,
+/// because a load of the whole line must wait until the stores of its words have left the core.
 ///
-/// Uses registers that SSE code cannot name. If the upper half of one of the first sixteen stays in
-/// use, SSE code of the caller runs slowly until the next `vzeroupper`, which the compiler does not
-/// add after assembly.
+/// Uses registers that SSE code cannot name. If the upper half of one of the first sixteen
+/// registers stays in use, SSE code of the caller runs slowly until the next `vzeroupper`. The
+/// compiler does not add this instruction after assembly.
 ///
 /// # Safety
-/// [`has_wide_store`] holds; `line` is 64-byte aligned and valid for atomic writes of [`WORDS`]
-/// words.
+/// [`has_wide_store`] returns `true`. `line` is 64-byte aligned and valid for atomic writes of
+/// [`WORDS`] words.
 #[inline]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn store_wide(line: *const AtomicU64, epoch: u32, entry: &Entry) {
     let [a, b, c] = entry.payload;
-    // SAFETY: writes `line`. The assembly stands for eight relaxed atomic stores of aligned words,
-    // which are those of `sealed::publish`: readers accept them in any order. The caller guarantees
-    // the instructions.
+    // SAFETY: writes `line`. The assembly is equivalent to eight relaxed atomic stores of aligned
+    // words, which are the stores of `sealed::publish`. Readers accept these stores in any order.
+    // The caller guarantees that the processor has the instructions.
     unsafe {
         std::arch::asm!(
             // The 32 bytes of the entry.
@@ -162,7 +162,8 @@ unsafe fn store_wide(line: *const AtomicU64, epoch: u32, entry: &Entry) {
             "vmovq xmm17, {b}",
             "vpinsrq xmm17, xmm17, {c}, 1",
             "vinserti32x4 ymm16, ymm16, xmm17, 1",
-            // Every 32 bits of it become the lower half of a word, and the epoch the upper half.
+            // Every 32 bits of the entry become the lower half of a word. The epoch becomes the
+            // upper half.
             "vpmovzxdq zmm16, ymm16",
             "vpbroadcastq zmm17, {epoch}",
             "vporq zmm16, zmm16, zmm17",
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_is_read_as_published_and_only_under_its_epoch() {
+    fn entry_is_read_only_under_its_epoch() {
         let line = line();
         let entry = Entry { signature: 0xdead_beef_0bad_cafe, payload: [u64::MAX, 0x0123_4567_89ab_cdef, 7] };
         line.publish(9, &entry);
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_exchange_whole_entries_over_many_epochs() {
+    fn threads_exchange_complete_entries_over_many_epochs() {
         let lines = [[line(), line()], [line(), line()]];
         std::thread::scope(|scope| {
             for me in 0..2usize {

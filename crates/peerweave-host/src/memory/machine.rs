@@ -8,16 +8,16 @@ pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns the memory of the machine in bytes, or a guess if the system does not report it.
+/// Returns the memory of the machine in bytes, or 8 GiB if the system does not report it.
 pub(crate) fn memory_bytes() -> u64 {
     meminfo("MemTotal:").unwrap_or(1 << 33)
 }
 
-/// Requests below this number of bytes are allowed without reading the state of the system.
+/// Requests below this number of bytes are allowed without reading the available memory.
 const SMALL: usize = 64 << 20;
 
-/// Returns the number of bytes that can be allocated now. The number is only as exact as the
-/// decision about a request of `request` bytes needs.
+/// Returns the number of bytes that can be allocated now. The number is only as exact as necessary
+/// to decide about a request of `request` bytes.
 pub(crate) fn available_bytes(request: usize) -> u64 {
     if request < SMALL {
         return u64::MAX;
@@ -39,8 +39,8 @@ fn cgroup_available() -> Option<u64> {
 }
 
 /// Returns the number of bytes that may still be used under the limits of `groups`, a text in the
-/// format of `/proc/self/cgroup`. A limit of a group holds for all groups below it. In a container
-/// the groups may not be visible by their full names, but the outermost one is.
+/// format of `/proc/self/cgroup`. The limit of a group applies to all groups below it. In a
+/// container, the groups may not be visible by their full names, but the outermost group is.
 fn available_in(mount: &Path, groups: &str) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let (_, line) = line.split_once(':')?;
@@ -56,7 +56,8 @@ fn available_in(mount: &Path, groups: &str) -> Option<u64> {
         };
         let below = Path::new(path.trim_start_matches('/'));
         let read = |group: &Path, file: &str| fs::read_to_string(mount.join(group).join(file)).ok()?.trim().parse::<u64>().ok();
-        // No limit is the text `max` in version 2, and the largest number of pages in version 1.
+        // A group without a limit has the text `max` in version 2, and the largest number of pages
+        // in version 1.
         let left = |group: &Path| Some(read(group, limit)?.saturating_sub(read(group, used)?)).filter(|&left| left < 1 << 62);
         below.ancestors().filter_map(left).collect()
     });
@@ -87,14 +88,14 @@ mod tests {
         group("memory", &[("memory.limit_in_bytes", "9223372036854771712"), ("memory.usage_in_bytes", "5000")]);
         let version_1 = "11:cpu,cpuacct:/jobs/one\n5:memory:/jobs/one\n0::/\n";
         assert_eq!(available_in(mount.path(), version_1), Some(700));
-        // The name of the group as it is outside of the container.
+        // This name of the group is valid only outside of the container.
         assert_eq!(available_in(mount.path(), "5:memory:/elsewhere\n"), None);
         group("memory", &[("memory.limit_in_bytes", "8000")]);
         assert_eq!(available_in(mount.path(), "5:memory:/elsewhere\n"), Some(3000));
 
         group("jobs", &[("memory.max", "600"), ("memory.current", "100")]);
         group("jobs/two", &[("memory.max", "max"), ("memory.current", "50")]);
-        assert_eq!(available_in(mount.path(), "0::/jobs/two\n"), Some(500), "the limit of the group above");
+        assert_eq!(available_in(mount.path(), "0::/jobs/two\n"), Some(500), "the limit of the parent group is ignored");
         assert_eq!(available_in(mount.path(), "1:name=systemd:/\n"), None);
     }
 }

@@ -1,6 +1,6 @@
-//! The memory that holds all segments: one range, which all PEs map or, as threads, share.
+//! The memory of all segments: one range, which all PEs map, or share if they are threads.
 //!
-//! The content is described in `layout.rs`.
+//! `layout.rs` describes the content.
 
 use crate::memory::layout::{Layout, Segments};
 use crate::platform::{Region, ShareError};
@@ -13,12 +13,12 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Mapping {
     segments: Segments,
-    /// Holds the memory.
+    /// Keeps the memory mapped.
     _region: Region,
 }
 
 impl Mapping {
-    /// Makes memory that no other process has.
+    /// Allocates memory that is private to this process.
     pub(crate) fn own(layout: Layout) -> io::Result<Self> {
         Ok(Self::of(Region::own(layout.total_bytes(), layout.align(), &what(&layout))?, layout))
     }
@@ -32,8 +32,8 @@ impl Mapping {
     }
 
     fn of(region: Region, layout: Layout) -> Self {
-        // SAFETY: [L1] the region has that size and alignment, and started as zeros; `Mapping`
-        // keeps it.
+        // SAFETY: [L1] the region has the size and alignment of the layout, and was initially zero.
+        // `Mapping` keeps the region mapped.
         let segments = unsafe { Segments::new(region.base(), layout) };
         Self { segments, _region: region }
     }
@@ -44,7 +44,7 @@ impl Mapping {
     }
 }
 
-/// Describes the memory in errors.
+/// Describes the memory, for error messages.
 fn what(layout: &Layout) -> String {
     let Layout { n_pes, heap_bytes, .. } = layout;
     let plural = if *n_pes == 1 { "" } else { "s" };
@@ -57,7 +57,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     #[test]
-    fn memory_starts_at_the_alignment_of_its_layout_with_zeros() {
+    fn memory_is_aligned_and_initially_zero() {
         for heap_bytes in [1 << 20, 5 << 20, 100 << 20] {
             let layout = Layout::new(2, heap_bytes).unwrap();
             let mapping = Mapping::own(layout).unwrap();

@@ -1,7 +1,7 @@
 //! Runs the kernels of users on the thread of the stream, over the heap of this job.
 //!
-//! This file builds the context of a launch and the error of its failure; `peerweave-grid` runs the
-//! threads.
+//! This file creates the context of a launch and the error of a failed launch. `peerweave-grid`
+//! runs the threads.
 
 use crate::memory::layout::{KERNEL_SLOTS, MAX_TEAMS};
 use crate::ops::shared::{COMPLETION_GRACE, Shared};
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time that a grid may continue after the deadline of its waits. In this time its threads see the
-/// failure and return.
+/// Time for which a grid may continue after the deadline of its waits. In this time its threads
+/// detect the failure and return.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Interval at which a waiting kernel checks that the other PEs are alive.
@@ -28,11 +28,12 @@ pub(crate) struct Kernels {
     launched: AtomicU64,
     /// The epochs of each team slot.
     epochs: Box<[Epochs]>,
-    /// When the kernels started that streams run now.
+    /// Start times of the kernels that streams are running.
     on_streams: Mutex<Vec<Instant>>,
 }
 
-/// A kernel that a stream runs, until the stream has completed its ticket.
+/// A kernel that a stream is running. The value lives until the stream has completed the ticket of
+/// the kernel.
 #[derive(Debug)]
 pub(crate) struct OnStream<'a> {
     kernels: &'a Kernels,
@@ -49,7 +50,7 @@ impl Drop for OnStream<'_> {
 }
 
 impl Kernels {
-    /// Returns the state before the first launch. `seed` is the seed of the options.
+    /// Creates the state before the first launch. `seed` is the seed of the options.
     pub(crate) fn new(seed: u64) -> Self {
         let slots = || (0..KERNEL_SLOTS).map(|_| AtomicU64::new(0)).collect::<Epochs>();
         let epochs = (0..MAX_TEAMS).map(|_| slots()).collect();
@@ -60,21 +61,21 @@ impl Kernels {
         self.on_streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that a stream starts to run a kernel.
+    /// Records that a stream starts to run a kernel, until the returned value is dropped.
     pub(crate) fn start_on_stream(&self) -> OnStream<'_> {
         let started = Instant::now();
         self.on_streams().push(started);
         OnStream { kernels: self, started }
     }
 
-    /// Returns whether a stream still runs a kernel that started before `before`, and that ends
-    /// soon by itself, with a report.
+    /// Returns whether a stream is running a kernel that started before `before` and is within its
+    /// time limit. Such a kernel will soon end by itself, with a report.
     pub(crate) fn will_report(&self, before: Instant, deadline: Duration) -> bool {
         let longest = deadline.saturating_add(GRACE + COMPLETION_GRACE);
         self.on_streams().iter().any(|started| *started <= before && started.elapsed() < longest)
     }
 
-    /// Restarts the epochs of a slot, for a new team.
+    /// Resets the epochs of a team slot, for a new team.
     pub(crate) fn reset(&self, slot: usize) {
         self.epochs[slot].iter().for_each(|epoch| epoch.store(0, Ordering::Relaxed));
     }
@@ -99,14 +100,14 @@ impl Shared {
             .map(|(slot, members)| TeamTable { members, sync: layout.kernel_lines(slot), epochs: &self.kernels.epochs[slot] })
             .collect();
         let me = Pe::new(self.peers.me as u32);
-        // SAFETY: segments and epochs belong to `self`. Offsets count from the start of a segment,
-        // whose control words no view covers.
+        // SAFETY: segments and epochs belong to `self`. Offsets count from the start of a segment.
+        // No view covers the control words of a segment.
         let mut context = unsafe { ContextMemory::new(me, layout.segment_bytes(), &bases, &teams, self.peers.deadline) };
         let lost = RefCell::new(None);
         let outcome = {
             let address = context.as_ptr();
-            // SAFETY: the context lives until the grid is over; the core has checked the arguments'
-            // memory, and the queue holds it.
+            // SAFETY: the context lives until the grid has ended. The core has checked the memory
+            // of the arguments, and the queue keeps it alive.
             let body = || unsafe { kernel.run_thread(address) };
             let asked = Cell::new(Instant::now());
             let on_idle = || {
@@ -132,7 +133,7 @@ impl Shared {
             return Ok(Outcome::Done);
         }
         let error = match lost.into_inner() {
-            // A lost PE is the reason, whatever the kernel reported.
+            // A lost PE is the cause, whatever the kernel reported.
             Some(error) => error,
             None => match report.and_then(|report| report.missing_pe()).filter(|pe| context.is_gone(*pe)) {
                 Some(pe) => {
@@ -147,8 +148,9 @@ impl Shared {
     }
 }
 
-/// Returns the error of a kernel: the report of its operation, or else how its grid ended. If a
-/// seed was chosen, the error contains it, so that the failure can be repeated.
+/// Returns the error of a kernel: the report of its operation, or the error of its grid if there is
+/// no report. If a seed was chosen, the message contains the seed, so that the failure can be
+/// repeated.
 fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>, seed: u64) -> Error {
     let mut failure = match (report, grid) {
         (Some(report), _) => KernelFailure {

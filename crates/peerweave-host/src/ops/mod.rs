@@ -1,9 +1,9 @@
-//! Operations of the backend: each is a [`Task`], which one thread can start and another
-//! finish.
+//! Operations of the backend. Each operation is a [`Task`], which one thread can start and another
+//! thread can finish.
 //!
-//! A stream whose queue is empty runs a task on the thread of the caller. If the caller would wait
-//! for peers for longer than its budget, the thread of the stream continues the task. A task that
-//! was started must be driven to its end, because later operations of its team wait for it.
+//! A stream whose queue is empty runs a task on the thread of the caller. If the task waits for
+//! peers for longer than its budget, the thread of the stream continues the task. A task that was
+//! started must be driven to its end, because later operations of its team wait for it.
 
 pub(crate) mod collective;
 pub(crate) mod launch;
@@ -26,22 +26,23 @@ use std::collections::VecDeque;
 
 use crate::sync::wait::{Limit, Stop};
 
-/// An operation that was started. It borrows the operation while it runs on the thread of the
-/// caller.
+/// An operation that was started. While the task runs on the thread of the caller, it borrows the
+/// operation.
 #[derive(Debug)]
 pub(crate) enum Task<'a> {
     Collective(CollectiveTask<'a>),
     Transfers(Transfers),
     Wait(Cow<'a, WaitUntil>),
     Launch(Cow<'a, Launch>),
-    /// Transfers, then operations that run one after the other, and the first failure among them.
+    /// Transfers, then operations that run one after the other, and the first failure of any of
+    /// them.
     Group(Transfers, VecDeque<Task<'a>>, Option<Error>),
     /// An operation that waits for no PE.
     OneSided(Cow<'a, Op>),
 }
 
 impl<'a> Task<'a> {
-    /// Starts an operation: gives it its place among the operations of its team.
+    /// Starts an operation, which takes its place in the order of the operations of its team.
     #[inline]
     pub(crate) fn start(shared: &'a Shared, op: &'a Op) -> Result<Self, Error> {
         Ok(match op {
@@ -59,7 +60,8 @@ impl<'a> Task<'a> {
             Op::PointToPoint(op) => Some(op.clone()),
             _ => None,
         });
-        // Look up every team before any operation takes its place.
+        // Every team is looked up before any operation takes its place, so that an error has no
+        // effect.
         for op in ops {
             if let Op::Collective(op) = op {
                 shared.teams.get(op.kind.name(), op.team)?;
@@ -73,7 +75,7 @@ impl<'a> Task<'a> {
         Ok(Self::Group(transfers, tasks, None))
     }
 
-    /// Returns the task for another thread, which continues it after the caller has returned.
+    /// Converts the task so that another thread can continue it after the caller has returned.
     pub(crate) fn into_owned(self) -> Task<'static> {
         match self {
             Self::Collective(task) => Task::Collective(task.into_owned()),
@@ -87,10 +89,10 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Runs the task until it is complete.
+    /// Runs the task until it is complete, or until the budget of `limit` is spent.
     ///
     /// # Errors
-    /// [`Stop::BudgetSpent`] if `limit` is a budget and it was spent: call again to continue.
+    /// [`Stop::BudgetSpent`] if `limit` is a budget and was spent. Call again to continue.
     #[inline]
     pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<Outcome, Stop> {
         let outcome = match self {
@@ -100,7 +102,8 @@ impl<'a> Task<'a> {
             Self::Launch(launch) => shared.launch(launch).map_err(Stop::from),
             Self::OneSided(op) => shared.run_one_sided(op).map_err(Stop::from),
             Self::Group(transfers, tasks, failed) => {
-                // Transfers that have ended are an empty list.
+                // If the transfers have already ended, their list is empty and this returns at
+                // once.
                 match transfers.drive(shared, limit) {
                     Ok(()) => {}
                     Err(Stop::BudgetSpent) => return Err(Stop::BudgetSpent),
@@ -124,8 +127,8 @@ impl<'a> Task<'a> {
         outcome.map_err(|stop| shared.peers.record_stop(stop))
     }
 
-    /// Ends the task without running it, because of the earlier failure `because`. Its peers do not
-    /// know that, so its team fails too.
+    /// Ends the task without running it, because of the earlier failure `because`. The peers do not
+    /// know of the failure, so the team of the task fails too.
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         match self {
             Self::Collective(task) => task.skip(shared, because),
@@ -139,8 +142,8 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Returns whether the operation may wait for other PEs, or takes a place among the operations of a
-/// team.
+/// Returns whether the operation may wait for other PEs, or takes a place in the order of the
+/// operations of a team.
 #[inline]
 pub(crate) fn waits(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_))
@@ -152,12 +155,13 @@ pub(crate) fn run(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
     if waits(op) { run_waiting(shared, op) } else { shared.run_one_sided(op) }
 }
 
-/// Runs an operation that may wait. It is a function of its own, so that the others save no
+/// Runs an operation that may wait. This is a separate function, so that other operations save no
 /// registers for it.
 #[inline(never)]
 fn run_waiting(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
     let limit = Limit::Deadline(shared.peers.deadline);
-    // A collective is run without a `Task`, which would be moved and dropped in each call.
+    // A collective is run without a `Task`, because a `Task` would be moved and dropped in each
+    // call.
     if let Op::Collective(op) = op {
         return match collective::run(shared, op, limit) {
             Ok(()) => Ok(Outcome::Done),

@@ -1,9 +1,10 @@
-//! Puts, gets, signals and atomics: accesses to the segment of the target, which is mapped here.
+//! Puts, gets, signals and atomics: accesses to the segment of the target PE, which is mapped in
+//! this process.
 //!
-//! No operation of this file waits. Once in many calls, an operation checks that its target is
-//! alive (`sync/target.rs`). Stores of `simd` become visible in order on x86-64; on other
-//! processors a fence orders them. Streaming stores end with a fence of their own. So a put is
-//! complete when it returns, `fence` is a release fence, and `quiet` is a full fence.
+//! No operation of this file waits. Once in a number of calls, an operation checks that its target
+//! is alive (`sync/target.rs`). On x86-64, stores of `simd` become visible in order. On other
+//! processors a fence orders them. Streaming stores are followed by a fence. So a put is complete
+//! when it returns, `fence` is a release fence, and `quiet` is a full fence.
 
 use crate::ops::shared::Shared;
 use crate::ops::tuning::STREAMING_COPY;
@@ -19,8 +20,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 #[inline]
 fn copy(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: the core has checked that each range lies in one live allocation or one buffer of the
-    // caller, and that they do not overlap; the callers below exclude a copy onto itself.
+    // SAFETY: the core has checked that each range is in one live allocation or one buffer of the
+    // caller, and that the ranges do not overlap. The callers below exclude a copy of a range onto
+    // itself.
     unsafe {
         if bytes >= STREAMING_COPY {
             simd::copy_streaming(to, from, bytes);
@@ -34,13 +36,13 @@ impl Shared {
     /// Runs an operation that waits for no PE.
     ///
     /// # Errors
-    /// [`Error::Peer`] if the operation checks its target and finds it gone.
+    /// [`Error::Peer`] if the operation checks its target and the target has died or left.
     #[inline]
     pub(crate) fn run_one_sided(&self, op: &Op) -> Result<Outcome, Error> {
         if target::check_is_due() { self.run_checked(op) } else { self.access::<false>(op) }
     }
 
-    /// Runs an operation after a check of its target.
+    /// Checks the target of an operation, then runs the operation.
     #[cold]
     #[inline(never)]
     fn run_checked(&self, op: &Op) -> Result<Outcome, Error> {
@@ -48,7 +50,7 @@ impl Shared {
         self.access::<true>(op)
     }
 
-    /// Checks the targets of an operation.
+    /// Checks that the targets of an operation have neither died nor left.
     fn check_target_of(&self, op: &Op) -> Result<(), Error> {
         let pe = match op {
             Op::Put(put) => put.pe,
@@ -64,8 +66,8 @@ impl Shared {
         self.peers.check_target(op.call_name(), pe.index())
     }
 
-    /// Runs an operation. If it takes much longer than a check of its target, the target is always
-    /// checked.
+    /// Runs an operation. A long transfer is always checked, because the check takes little time in
+    /// comparison. `CHECKED` means that the targets have already been checked.
     #[inline]
     fn access<const CHECKED: bool>(&self, op: &Op) -> Result<Outcome, Error> {
         match op {
@@ -125,13 +127,13 @@ impl Shared {
         Outcome::Word(bits)
     }
 
-    /// Sets elements of this PE to one value.
+    /// Sets elements in memory of this PE to one value.
     pub(crate) fn fill(&self, fill: &Fill) {
         const CHUNK_BYTES: usize = 4096;
         let (to, size) = (self.address(fill.target), fill.element_bytes);
         let bytes = fill.count * size;
         if fill.bits == 0 {
-            // SAFETY: the core has checked that the elements lie in one live allocation or buffer.
+            // SAFETY: the core has checked that the elements are in one live allocation or buffer.
             return unsafe { simd::fill_zero(to, bytes) };
         }
         let (mut chunk, element) = ([0u8; CHUNK_BYTES], &fill.bits.to_ne_bytes()[..size]);
@@ -146,8 +148,8 @@ impl Shared {
     fn strided(&self, op: &Strided) {
         let remote = self.peers.segments.symmetric(op.pe.index(), op.remote);
         let local = self.address(op.local);
-        // SAFETY: the core has checked that the last element at either stride lies in its buffer,
-        // and that the two do not overlap.
+        // SAFETY: the core has checked that the last element at either stride is in its buffer, and
+        // that the buffers do not overlap.
         unsafe {
             match op.direction {
                 Direction::Send => {
@@ -160,10 +162,10 @@ impl Shared {
         }
     }
 
-    /// Changes a signal word, after all earlier writes of this thread.
+    /// Changes a signal word. All earlier writes of this thread become visible before the change.
     #[inline]
     fn signal(&self, signal: &Signal) {
-        // Rust's memory model does not cover the vector stores of `simd`: only a fence orders them.
+        // Rust's memory model does not cover the vector stores of `simd`, so a fence orders them.
         fence(Ordering::Release);
         put_signal::signal(self.peers.segments.word(signal.pe.index(), signal.at), signal.value, signal.op);
     }
@@ -174,8 +176,8 @@ impl Shared {
         let old = match atomic.dtype.size_bytes() {
             8 => {
                 debug_assert!(at.addr().is_multiple_of(8));
-                // SAFETY: a live, aligned element (checked by the core) that is only accessed
-                // atomically or by `simd`.
+                // SAFETY: the core has checked that this is a live, aligned element. It is only
+                // accessed atomically or by `simd`.
                 atomic_word(unsafe { &*at.cast::<AtomicU64>() }, atomic)
             }
             4 => {
@@ -196,8 +198,9 @@ impl Shared {
 
 macro_rules! atomic_operation {
     ($name:ident, $atomic:ty, $word:ty) => {
-        /// Returns the old value. Sequentially consistent: earlier puts of this PE are visible to a
-        /// PE that sees the new value.
+        /// Performs an atomic operation and returns the old value, or 0 for `Set`. All operations
+        /// except `Set` are sequentially consistent, and `Set` is a release store. A PE that sees
+        /// the new value also sees earlier puts of this PE.
         #[inline]
         fn $name(word: &$atomic, op: &Atomic) -> $word {
             let operand = op.operand as $word;

@@ -1,11 +1,11 @@
-//! Send and receive, by mailboxes between every two ranks of a team.
+//! Send and receive, through mailboxes between every two ranks of a team.
 //!
-//! The segment of the receiver holds one mailbox per sending rank ([`peerweave_device::mailbox`]).
-//! A small message is stored in its slot, and a longer one is divided among slots. If a longer
-//! message lies in symmetric memory, or in memory that the receiver can read, the slot holds its
-//! address instead, and the receiver copies it once. No step waits by itself: all sends and
-//! receives of a group are polled in turn until all are done, so their order in the group does not
-//! matter.
+//! The segment of the receiver has one mailbox per sending rank ([`peerweave_device::mailbox`]). A
+//! small message is stored in a slot of the mailbox, and a longer message is divided among slots.
+//! If a longer message is in symmetric memory, or in memory that the receiver can read, the slot
+//! contains the address of the message instead. The receiver then copies the message once. No step
+//! waits by itself. All sends and receives of a group are polled in turn until all are complete, so
+//! their order in the group does not matter.
 
 use crate::memory::layout::{EAGER_BYTES, MAILBOX_SLOTS};
 use crate::ops::shared::Shared;
@@ -23,13 +23,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Location of a message: the first word of a slot's payload.
+/// Location of a message. Stored in the first word of the payload of a slot.
 mod place {
-    /// In the slot itself.
+    /// The message is in the slot itself.
     pub(super) const SLOT: u64 = 0;
-    /// In the symmetric memory of the sender.
+    /// The message is in the symmetric memory of the sender.
     pub(super) const SYMMETRIC: u64 = 1;
-    /// In the private memory of the sender, which the receiver can read.
+    /// The message is in the private memory of the sender, which the receiver can read.
     pub(super) const PRIVATE: u64 = 2;
 }
 
@@ -38,29 +38,31 @@ mod place {
 struct Transfer {
     op: PointToPoint,
     team: Arc<TeamState>,
-    /// The number of the operation in its channel.
+    /// Number of the operation in its channel, from 0.
     turn: u64,
     state: State,
-    /// The number of messages of the channel at the last poll of this operation, while it is
-    /// queued.
+    /// Number of messages of the channel at the last poll of this operation. Used only while the
+    /// operation is queued.
     messages_seen: u64,
-    /// The receiver has refused a part of this message.
+    /// Whether the receiver has refused a part of this message.
     refused: bool,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Earlier operations of its channel have not ended.
+    /// Earlier operations of the channel have not ended.
     Queued,
     /// `bytes` bytes have been sent or received.
     Moving {
         bytes: usize,
     },
-    /// All bytes are sent; the receiver has yet to answer message `number`.
+    /// The address of the message is published as message `number`, which the receiver has not
+    /// answered yet.
     Offered {
         number: u64,
     },
-    /// A message that does not fit is being discarded, `bytes` of `total` so far.
+    /// A message that does not match the receive is being discarded. `bytes` of `total` bytes have
+    /// been discarded.
     Discarding {
         bytes: usize,
         total: usize,
@@ -69,7 +71,7 @@ enum State {
     Done,
 }
 
-/// Empty lists of transfers, which later calls reuse.
+/// Empty lists of transfers that later calls reuse, to avoid heap allocations.
 #[derive(Debug, Default)]
 pub(crate) struct TransferLists(Mutex<Vec<Vec<Transfer>>>);
 
@@ -98,10 +100,12 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// Gives each operation its place in its channel. The transfers must be driven to their end.
+    /// Starts the operations: each takes its place in its channel. The transfers must then be
+    /// driven to their end.
     pub(crate) fn start(shared: &Shared, ops: impl IntoIterator<Item = PointToPoint>) -> Result<Self, Error> {
         let mut all = shared.transfers.take();
-        // Look up every team before any operation takes its place.
+        // Every team is looked up before any operation takes its place, so that an error has no
+        // effect.
         for op in ops {
             let team = shared.teams.get(call_of(&op), op.team)?.into_arc();
             all.push(Transfer { op, team, turn: 0, state: State::Queued, messages_seen: 0, refused: false });
@@ -112,7 +116,7 @@ impl Transfers {
         Ok(Self { all, failed: None })
     }
 
-    /// Runs the transfers until all are done.
+    /// Runs the transfers until all are done, or until the budget of `limit` is spent.
     pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<(), Stop> {
         let mut waiter = shared.peers.waiter(limit);
         let mut look_again = true;
@@ -140,7 +144,8 @@ impl Transfers {
             match waiter.pause(|| self.check_peers(shared), |waited| self.timeout(waited)) {
                 Ok(()) => {}
                 Err(Stop::BudgetSpent) => return Err(Stop::BudgetSpent),
-                // What the peer did before it left still counts: poll again.
+                // The peer may have completed a transfer before it left, so the transfers are
+                // polled once again.
                 Err(Stop::Failed(_)) if std::mem::take(&mut look_again) => {}
                 Err(Stop::Failed(error)) => {
                     self.skip(shared, &error);
@@ -150,8 +155,8 @@ impl Transfers {
         }
     }
 
-    /// Ends the transfers that are not done. Their channels are then out of step, so their teams
-    /// fail.
+    /// Ends the transfers that are not done. Their channels then have different states on the two
+    /// ranks, so their teams fail.
     #[cold]
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         for transfer in self.all.iter_mut().filter(|transfer| !transfer.is_done()) {
@@ -165,8 +170,8 @@ impl Transfers {
         self.all.iter().filter(|transfer| !transfer.is_done())
     }
 
-    /// Fails if a peer can no longer take part. The error names the member of the team that failed
-    /// first.
+    /// Returns an error if a peer can no longer participate. The error names the member of the team
+    /// that failed first.
     fn check_peers(&self, shared: &Shared) -> Result<(), Error> {
         for transfer in self.pending() {
             let team = &transfer.team;
@@ -226,7 +231,8 @@ impl Transfer {
         channel(&self.team, &self.op)
     }
 
-    /// Returns an error that names `pe`, or the PE that caused the failure of `pe`.
+    /// Returns an error that names the PE that caused the failure of `pe`, or `pe` if it failed by
+    /// itself.
     fn error(&self, shared: &Shared, pe: usize, cause: PeerCause) -> Error {
         let word = shared.peers.segments.team_words(pe, self.team.slot).failure.word.load(Ordering::Acquire);
         shared.peers.peer_error(self.call(), self.team.name(), pe, cause, word)
@@ -236,7 +242,7 @@ impl Transfer {
         self.op.count * self.op.dtype.size_bytes()
     }
 
-    /// Returns the slot of a message, and the address of its bytes.
+    /// Returns the mailbox slot of a message, and the address of the bytes of the slot.
     fn slot<'a>(&self, shared: &'a Shared, number: u64) -> (Slot<'a, AtomicU64>, *mut u8) {
         let (at, from) = match self.op.direction {
             Direction::Send => (self.peer_pe(), self.team.rank),
@@ -248,15 +254,15 @@ impl Transfer {
         (slot, segments.mail_bytes(at, self.team.slot, from, index))
     }
 
-    /// Withdraws a message that the receiver has not answered. Its slot is not used again, because
-    /// the team has failed.
+    /// Withdraws a message that the receiver has not answered. The slot of the message is not used
+    /// again, because the team has failed.
     fn withdraw(&self, shared: &Shared) {
         if let State::Offered { number } = self.state {
             self.slot(shared, number).0.withdraw();
         }
     }
 
-    /// Ends the transfer, so that the next one of its channel may run.
+    /// Ends the transfer, so that the next transfer of its channel may run.
     fn finish(&mut self) {
         if !self.is_done() {
             let channel = self.channel();
@@ -267,7 +273,7 @@ impl Transfer {
         }
     }
 
-    /// Runs one step; returns whether there was any progress.
+    /// Runs one step of the transfer. Returns whether there was any progress.
     fn poll(&mut self, shared: &Shared) -> Result<bool, Error> {
         if let State::Queued = self.state {
             let may_run = self.channel().ended.load(Ordering::Acquire) == self.turn;
@@ -294,12 +300,14 @@ impl Transfer {
                 let number = self.channel().messages.load(Ordering::Relaxed) + 1;
                 let (slot, room) = self.slot(shared, number);
                 let Some(last_answer) = slot.free_for(number, MAILBOX_SLOTS) else { return Ok(false) };
-                // The last message in this slot was a part of the same transfer.
+                // After the first `MAILBOX_SLOTS` messages, the previous message in this slot was a
+                // part of the same transfer.
                 self.refused |= bytes >= MAILBOX_SLOTS * EAGER_BYTES && last_answer == Answer::Refused;
                 self.channel().messages.store(number, Ordering::Relaxed);
                 let total = self.bytes();
                 let publish = |place: u64, at: u64, bytes: usize| {
-                    // Orders the vector stores of `simd`, which Rust's memory model does not cover.
+                    // This fence orders the vector stores of `simd`, which Rust's memory model does
+                    // not cover.
                     AtomicU64::fence_release();
                     slot.publish(number, &[place, at, bytes as u64, self.op.dtype as u64, self.op.count as u64]);
                 };
@@ -315,8 +323,8 @@ impl Transfer {
                     }
                     at => {
                         let len = (total - bytes).min(EAGER_BYTES);
-                        // SAFETY: `bytes + len` lies in the buffer (checked by the core); a slot
-                        // has room for `EAGER_BYTES` and belongs to the sender until it is
+                        // SAFETY: `bytes + len` is in the buffer (checked by the core). A slot has
+                        // room for `EAGER_BYTES` bytes, and belongs to the sender until the slot is
                         // published.
                         unsafe { simd::copy(room, shared.address(at).wrapping_add(bytes), len) };
                         publish(place::SLOT, 0, len);
@@ -375,21 +383,21 @@ impl Transfer {
                 let from = shared.peers.segments.symmetric(peer, SymOffset(at)).cast_const();
                 if !std::ptr::eq(from, to) {
                     // SAFETY: the cores of the sender and of this rank have checked their ranges
-                    // for the same count. A message to oneself into the same bytes is excluded
-                    // here, and other overlap by the core.
+                    // for the same count. A message of a rank to itself into the same bytes is
+                    // excluded here. Other overlap is excluded by the core.
                     unsafe { simd::copy(to, from, len) };
                 }
             }
             place::PRIVATE => {
                 let pid = shared.peers.segments.page(peer).pid.load(Ordering::Relaxed);
-                // SAFETY: `to` has room for `total` (checked by the core).
+                // SAFETY: `to` has room for `total` bytes (checked by the core).
                 if unsafe { cross_memory::read(pid, at, to, len) }.is_err() {
                     slot.respond(number, Answer::Refused);
                     return Err(self.error(shared, peer, PeerCause::Unreachable));
                 }
             }
             place::SLOT => {
-                // SAFETY: a slot holds at least `EAGER_BYTES`; `to` as above.
+                // SAFETY: a slot has `EAGER_BYTES` bytes, and `to` has room for them as above.
                 unsafe { simd::copy(to, room, len.min(EAGER_BYTES)) };
             }
             _ => return Err(self.error(shared, peer, PeerCause::Failed)),
@@ -397,7 +405,7 @@ impl Transfer {
         if place != place::SLOT && slot.is_withdrawn() {
             return Err(self.error(shared, peer, PeerCause::Failed));
         }
-        // Orders the vector loads of `simd`, as in `poll_send`.
+        // This fence orders the vector loads of `simd`, as in `poll_send`.
         AtomicU64::fence_release();
         slot.respond(number, Answer::Accepted);
         if bytes + len == total {
@@ -408,7 +416,7 @@ impl Transfer {
         Ok(true)
     }
 
-    /// Returns the error of a message that the receiver refused.
+    /// Returns the error for a message that the receiver refused.
     fn refusal(&self) -> Error {
         let theirs = "recv with another count or element type, or could not read the memory that was sent".to_owned();
         Error::Mismatch(Box::new(self.mismatch(describe("send", self.op.dtype, self.op.count), theirs)))

@@ -6,15 +6,16 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The number of failures that are kept until a call returns them. Later failures are likely
-/// consequences of these.
+/// Maximum number of failures that are kept until a call returns them. Later failures are probably
+/// consequences of the kept failures.
 const KEPT_FAILURES: usize = 64;
 
-/// A failure of an operation in a queue. Operations that are skipped because of it share it.
+/// The failure of an operation in a queue. Operations that are skipped because of the failure share
+/// its `reported` flag.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) error: Error,
-    /// Whether a ticket, an event or a stream has returned it.
+    /// Whether a ticket, an event or a stream has returned the failure.
     reported: Arc<AtomicBool>,
 }
 
@@ -24,12 +25,12 @@ impl Failure {
         Self { error, reported: Arc::default() }
     }
 
-    /// Returns the failure of an operation that did not run because of this one.
+    /// Returns the failure of an operation that did not run because of this failure.
     pub(crate) fn followed_by(&self, error: Error) -> Self {
         Self { error, reported: Arc::clone(&self.reported) }
     }
 
-    /// Returns the error to the caller.
+    /// Returns the error, and marks the failure as reported.
     pub(crate) fn report(&self) -> Error {
         self.reported.store(true, Ordering::Release);
         self.error.clone()
@@ -42,14 +43,15 @@ impl Failure {
 
 /// One queue of operations.
 pub(crate) trait Queue: fmt::Debug + Send + Sync {
-    /// Returns the call that the queue is running, or will run next; `None` if the queue is empty.
+    /// Returns the call that the queue is running, or will run next. Returns `None` if the queue is
+    /// empty.
     fn pending_call(&self) -> Option<&'static str>;
 }
 
 /// All queues of a PE.
 #[derive(Debug, Default)]
 pub(crate) struct Queues {
-    /// Operations in all queues.
+    /// Total number of operations in all queues.
     pub(crate) queued: AtomicUsize,
     all: Mutex<Vec<Weak<dyn Queue>>>,
     unreported: Mutex<Vec<Failure>>,
@@ -61,7 +63,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Queues {
-    /// Adds a queue, which stays until it is dropped.
+    /// Adds a queue. It stays in the list until it is dropped.
     pub(crate) fn add(&self, queue: Weak<dyn Queue>) {
         let mut all = lock(&self.all);
         all.retain(|queue| queue.strong_count() > 0);
@@ -77,13 +79,14 @@ impl Queues {
         }
     }
 
-    /// Returns the first failure that no call has returned.
+    /// Removes all failures, and returns the first failure that no call has returned.
     pub(crate) fn take_unreported(&self) -> Option<Error> {
         let all = std::mem::take(&mut *lock(&self.unreported));
         all.into_iter().find(|failure| !failure.is_reported()).map(|failure| failure.report())
     }
 
-    /// Returns a call that one of the queues is still running.
+    /// Returns a call that one of the queues is running or will run. Returns `None` if all queues
+    /// are empty.
     pub(crate) fn pending_call(&self) -> Option<&'static str> {
         let all: Vec<_> = lock(&self.all).iter().filter_map(Weak::upgrade).collect();
         all.iter().find_map(|queue| queue.pending_call())

@@ -17,10 +17,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The time that an operation may take to complete its ticket after its own deadline has passed.
+/// Time that an operation may take to complete its ticket after its own deadline has passed.
 pub(crate) const COMPLETION_GRACE: Duration = Duration::from_millis(200);
 
-/// The state of one PE.
+/// The state of the backend of one PE.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) peers: Peers,
@@ -31,20 +31,20 @@ pub(crate) struct Shared {
     /// Whether every PE can read the memory of every other PE.
     pub(crate) cross_memory: bool,
     pub(crate) teams: Teams,
-    /// The number of calls of this PE that made a team of listed members.
+    /// Number of calls of `team_of` on this PE. The lock allows only one such call at a time.
     pub(crate) team_calls: Mutex<u64>,
     pub(crate) heap: Mutex<HeapMap>,
     pub(crate) kernels: Kernels,
     pub(crate) queues: Queues,
     pub(crate) transfers: TransferLists,
     pub(crate) guard: ForkGuard,
-    /// Open until finalize: it shows the launcher, and later rendezvous of the job, that this PE is
-    /// alive.
+    /// The rendezvous of the job. It is open until finalize, so that the launcher, and later
+    /// rendezvous of the job, see that this PE is alive.
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
-    /// The rendezvous by which the process joined its launcher's job, in a world that was made by
-    /// shrinking that of the launcher. The launcher sees by it that the process continues.
+    /// The rendezvous of the launcher's job. `Some` only in a world that was created by shrinking
+    /// the launcher's world. The open rendezvous shows the launcher that the process continues.
     pub(crate) launcher: Mutex<Option<Arc<Rendezvous>>>,
-    /// The last field, so that it is unmapped last.
+    /// The last field, so that the memory is unmapped last.
     pub(crate) _mapping: Arc<Mapping>,
 }
 
@@ -53,7 +53,7 @@ impl Shared {
         self.job.n_pes
     }
 
-    /// Returns the address of a place of this PE.
+    /// Returns the address of a buffer of this PE.
     #[inline]
     pub(crate) fn address(&self, place: Place) -> *mut u8 {
         match place {
@@ -88,18 +88,18 @@ impl Shared {
     }
 }
 
-/// Panics: the capabilities of this backend name no device.
+/// Panics, because the capabilities of this backend include no device memory.
 #[cold]
 #[inline(never)]
 pub(crate) fn on_a_device() -> ! {
     panic!("peerweave-core bug: an operation of the host backend uses device memory")
 }
 
-/// Publishes that a PE of this process leaves, in the page of that PE, and leaves the rendezvous.
+/// Publishes in the page of a PE of this process that the PE leaves, and leaves the rendezvous.
 ///
 /// Other PEs act only on `LEFT`. The PE leaves the rendezvous before it publishes `LEFT`. So a
-/// launcher that serves the rendezvous sees this PE leave before the PEs that leave because of it,
-/// and names this PE.
+/// launcher that runs the rendezvous server sees this PE leave before it sees PEs that leave
+/// because of this PE. The launcher then names this PE.
 pub(crate) fn leave(page: &PePage, rendezvous: Option<Arc<Rendezvous>>) {
     if page.state.compare_exchange(state::ALIVE, state::LEAVING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         if let (Some(rendezvous), Some(pe)) = (&rendezvous, root_cause::pe_of(page.failure.load(Ordering::Relaxed))) {

@@ -1,5 +1,5 @@
-//! Splits and ends teams. The ranks of the parent exchange their requests, and each rank computes
-//! the same result.
+//! Splits and destroys teams. The ranks of the parent exchange their requests, and each rank
+//! computes the same result.
 
 use crate::memory::layout::{MAILBOX_SLOTS, MAX_TEAMS};
 use crate::memory::line::Line;
@@ -16,14 +16,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-/// The number of attempts of a split while other splits take its slots.
+/// Maximum number of attempts of a split while other splits take its slots.
 const ATTEMPTS: usize = 64;
 
 fn no_slot(call: SplitCall) -> Error {
     Error::TooManyTeams { call: call.name(), max_teams: MAX_TEAMS }
 }
 
-/// The number of words of a request: whether the rank takes part, color, key, free slots, and the
+/// Number of words of a request: whether the rank joins a new team, color, key, free slots, and the
 /// last epoch of each slot.
 const WORDS: usize = 4 + MAX_TEAMS;
 
@@ -48,7 +48,7 @@ impl Request<'_> {
 }
 
 impl Shared {
-    /// Gathers words of all ranks by a collective of the backend itself.
+    /// Gathers the words of all ranks with an all-gather of the backend itself.
     pub(crate) fn gather_words(
         &self,
         team: TeamRef<'_>,
@@ -65,7 +65,7 @@ impl Shared {
             scalar: 0,
             root: Rank::new(0),
             count: words.len(),
-            // Only read: see `Run::pack`.
+            // The buffer is only read, by `Run::pack`.
             send: Some(Place::Private(words.as_ptr().cast_mut().cast())),
             recv: Some(Place::Private(all.as_mut_ptr().cast())),
             counts: None,
@@ -76,7 +76,7 @@ impl Shared {
         Ok(all)
     }
 
-    /// Waits until all ranks have called.
+    /// Waits until all ranks of the team have called this function.
     pub(crate) fn meet(&self, team: TeamRef<'_>, purpose: Purpose, detail: u64) -> Result<(), Error> {
         self.gather_words(team, purpose, detail, &[0]).map(|_| ())
     }
@@ -98,15 +98,15 @@ impl Shared {
         };
         for _ in 0..ATTEMPTS {
             let wanted = self.wanted_team(&parent, call, part, gather)?;
-            // A split of another parent may have taken the slot on some member meanwhile: then all
-            // try again.
+            // A split of another parent may have taken the slot on some member since then. In that
+            // case all ranks try again.
             let slot = wanted.as_ref().map(|team| team.slot);
             let claimed = slot.filter(|&slot| self.teams.claim(slot));
             if let (Some(team), Some(_)) = (&wanted, claimed) {
                 self.reset(team);
             }
             let mine = u64::from(slot.is_none() || claimed.is_some());
-            // No rank uses the words of the new team before all have reset theirs.
+            // No rank uses the words of the new team before all members have reset their words.
             let all_claimed = gather(true, &[mine]).map(|words| words.iter().all(|&word| word == 1));
             match (all_claimed, wanted) {
                 (Ok(true), None) => return Ok(None),
@@ -125,11 +125,12 @@ impl Shared {
         Err(no_slot(call))
     }
 
-    /// Computes the team that this rank will be in, from the requests of all ranks.
+    /// Computes the new team of this rank from the requests of all ranks. Returns `None` if this
+    /// rank joins no new team.
     ///
     /// # Errors
-    /// On every rank of the parent, if any of the teams has no slot that is free on all its
-    /// members. All ranks see the same requests, so all fail.
+    /// An error on every rank of the parent, if any of the new teams has no slot that is free on
+    /// all its members. All ranks see the same requests, so all ranks return the error.
     fn wanted_team(
         &self,
         parent: &TeamState,
@@ -159,18 +160,18 @@ impl Shared {
             let slot = slots[&part.color].trailing_zeros() as usize;
             let epoch = ranks.iter().map(|&rank| requests[rank].last_epoch(slot)).max().unwrap_or(0);
             let members: Vec<usize> = ranks.iter().map(|&rank| parent.members[rank]).collect();
-            let rank = members.iter().position(|&pe| pe == self.peers.me).expect("this rank gave that color");
+            let rank = members.iter().position(|&pe| pe == self.peers.me).expect("this rank has the color of its own part");
             TeamState::new(&self.peers.segments, slot, members, rank, epoch)
         }))
     }
 
-    /// Resets the words of this PE in a slot.
+    /// Resets the words of this PE in the slot of a new team.
     pub(crate) fn reset(&self, team: &TeamState) {
         let segments = &self.peers.segments;
         let words = segments.team_words(self.peers.me, team.slot);
         words.failure.word.store(0, Ordering::Relaxed);
-        // Epochs continue from the largest of any member. After 2^32 operations the count wraps, so
-        // no word of the last team may look like a later epoch.
+        // Epochs continue from the highest epoch of any member. The epoch count wraps after 2^32
+        // operations, so no word of the previous team may look like a later epoch.
         words.entry.iter().for_each(Line::reset);
         words.progress.word.store(progress_before_next(team.last_issued()), Ordering::Relaxed);
         self.kernels.reset(team.slot);
@@ -187,14 +188,14 @@ impl Shared {
     pub(crate) fn team_destroy(&self, id: TeamId) -> Result<(), Error> {
         let team = self.teams.get("destroy", id)?.into_arc();
         self.wait_for_channels(&team)?;
-        // After a mismatch the team stays usable. After any other failure its slot is not used
-        // again, because other PEs may still use its words.
+        // After a mismatch the team stays usable. After any other failure the slot of the team is
+        // not used again, because other PEs may still use its words.
         self.meet(TeamRef::Borrowed(&team), Purpose::Destroy, 0)?;
         self.teams.remove(&team);
         Ok(())
     }
 
-    /// Waits until the sends and receives of the team that were issued before have ended, on every
+    /// Waits until the sends and receives of the team that were issued before have ended on every
     /// stream.
     fn wait_for_channels(&self, team: &TeamState) -> Result<(), Error> {
         let ended = |channel: &Channel| channel.ended.load(Ordering::Acquire) == channel.issued.load(Ordering::Acquire);

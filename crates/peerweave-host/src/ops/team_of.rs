@@ -1,13 +1,14 @@
-//! Makes teams by their members alone: no other PE takes part.
+//! Creates a team from a list of members. Only these members participate.
 //!
 //! Each PE has one block of words for such a call, in which it publishes the list of members. The
-//! first PE of the list leads: when all members wait with the same list, it chooses a slot that is
-//! free on all of them, and asks each to take it. Each takes the slot and resets its words of it.
-//! When all have, the leader tells each that the team is made.
+//! first PE of the list is the leader. When all members wait with the same list, the leader chooses
+//! a slot that is free on all members, and asks each member to take the slot. Each member takes the
+//! slot and resets its words of the slot. When all members have done this, the leader publishes to
+//! each member that the team is created.
 //!
-//! Only its PE publishes a call, and only the leader of its list moves it on, except that any PE
-//! may end a call that waits. Each move is a compare-and-swap of the state, which holds the number
-//! of the call, so a PE that gives up is never asked afterwards.
+//! Only its own PE publishes a call, and only the leader of the list changes its phase. As an
+//! exception, any PE may end a call that waits. Each change is a compare-and-swap of the state,
+//! which contains the number of the call. So a PE that has given up is never asked afterwards.
 
 use crate::memory::layout::{MAX_TEAMS, TeamCallWords};
 use crate::ops::shared::Shared;
@@ -22,24 +23,24 @@ use std::time::Duration;
 
 const CALL: &str = "team_of";
 
-/// The number of PEs of a list that an error shows.
+/// Maximum number of PEs of a list that an error shows.
 const SHOWN: usize = 16;
 
-/// The state of a call: see the words of [`TeamCallWords::state`].
+/// Phases of a call. A phase is the low byte of [`TeamCallWords::state`].
 mod phase {
-    /// There is no call.
+    /// No call is active.
     pub(super) const NONE: u64 = 0;
-    /// It waits for the other members.
+    /// The call waits for the other members.
     pub(super) const WAITING: u64 = 1;
-    /// The leader has chosen a slot and asks the member to take it.
+    /// The leader has chosen a slot and asks the member to take the slot.
     pub(super) const ASKED: u64 = 2;
-    /// The member has taken the slot and reset its words.
+    /// The member has taken the slot and reset its words of the slot.
     pub(super) const TAKEN: u64 = 3;
     /// The slot is no longer free on the member.
     pub(super) const REFUSED: u64 = 4;
-    /// The team is made.
+    /// The team is created.
     pub(super) const MADE: u64 = 5;
-    /// The leader takes back what it asked: the member tries again.
+    /// The leader has withdrawn its choice of a slot, and the member tries again.
     pub(super) const CANCELLED: u64 = 6;
     /// No slot is free on all members.
     pub(super) const FULL: u64 = 7;
@@ -49,10 +50,10 @@ mod phase {
     pub(super) const MISMATCH: u64 = 9;
 }
 
-/// A value that no state has.
+/// A value that no state has, for a member whose state has not been seen yet.
 const UNSEEN: u64 = u64::MAX;
 
-/// Returns the state of call `number` in a phase, with the PE that it names.
+/// Returns the state word of call `number` in the given phase. `pe` is the PE that the state names.
 fn state(number: u64, phase: u64, pe: usize) -> u64 {
     number << 24 | (pe as u64) << 8 | phase
 }
@@ -65,7 +66,7 @@ fn pe_of(state: u64) -> usize {
     (state >> 8 & 0xffff) as usize
 }
 
-/// One call of this PE.
+/// One call of `team_of` on this PE.
 struct TeamCall<'a> {
     shared: &'a Shared,
     members: &'a [usize],
@@ -74,7 +75,8 @@ struct TeamCall<'a> {
 }
 
 impl Shared {
-    /// Makes a team of these PEs, in this order, which include this PE. Collective over them.
+    /// Creates a team of the PEs `members`, in this order. The list includes this PE. Collective
+    /// over these PEs.
     pub(crate) fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error> {
         let pes: Vec<usize> = members.iter().map(|pe| pe.index()).collect();
         let rank = pes.iter().position(|&pe| pe == self.peers.me).expect("peerweave-core bug: this PE is not a member");
@@ -86,7 +88,8 @@ impl Shared {
                 call.publish();
                 let made = if rank == 0 { call.lead(&mut waiter) } else { call.follow(&mut waiter) };
                 call.end();
-                // Without a team, another call has taken the slot meanwhile: all try again.
+                // `None` means that another call has taken the slot in the meantime. All members
+                // try again.
                 if let Some(team) = made? {
                     return Ok(team);
                 }
@@ -98,8 +101,8 @@ impl Shared {
         Ok(TeamRecord { id, members: members.to_vec() })
     }
 
-    /// Waits until no other thread of this PE makes a team by a list. Returns the number of calls
-    /// so far.
+    /// Waits until no other thread of this PE creates a team from a list. Returns the lock of the
+    /// number of calls.
     fn one_at_a_time<'a>(&'a self, waiter: &mut Waiter<'_>) -> Result<MutexGuard<'a, u64>, Stop> {
         let look = || match self.team_calls.try_lock() {
             Ok(calls) => Some(calls),
@@ -129,12 +132,12 @@ impl<'a> TeamCall<'a> {
         self.members.iter().copied().filter(move |&pe| pe != me)
     }
 
-    /// Publishes the list, and the slots that are free on this PE.
+    /// Publishes the list of this call, and the slots that are free on this PE.
     fn publish(&self) {
         let (words, members) = (self.mine(), self.shared.peers.segments.team_call_members(self.shared.peers.me));
         let (free, last_epochs) = self.shared.teams.free_slots();
         words.state.store(state(self.number, phase::NONE, 0), Ordering::Relaxed);
-        // A reader that sees a part of what follows sees this state too.
+        // A reader that sees any of the stores below also sees this state.
         fence(Ordering::Release);
         words.size.store(self.members.len() as u64, Ordering::Relaxed);
         words.free_slots.store(free, Ordering::Relaxed);
@@ -143,19 +146,20 @@ impl<'a> TeamCall<'a> {
         words.state.store(state(self.number, phase::WAITING, 0), Ordering::Release);
     }
 
-    /// Ends the call. The leader has no further part in it, or fails to move it on.
+    /// Ends the call. After this, a leader that still tries to change the phase of the call fails.
     fn end(&self) {
         self.mine().state.store(state(self.number, phase::NONE, 0), Ordering::Release);
     }
 
-    /// Moves the call of a member from a state that was seen to another phase. Fails if the member
-    /// has moved on.
+    /// Changes the phase of the call of a member, if its state is still `seen`. Returns `false` if
+    /// the state has changed.
     fn advance(&self, pe: usize, seen: u64, to: u64, named: usize) -> bool {
         let next = state(seen >> 24, to, named);
         self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Returns the state of a PE's call and its list, if the call waits for other members.
+    /// Returns the state of a PE's call and its list of members, if the call waits for other
+    /// members.
     fn waiting(&self, pe: usize) -> Option<(u64, Vec<usize>)> {
         let words = self.words(pe);
         let seen = words.state.load(Ordering::Acquire);
@@ -167,24 +171,26 @@ impl<'a> TeamCall<'a> {
         (words.state.load(Ordering::Relaxed) == seen).then_some((seen, list))
     }
 
-    /// Returns the list that a PE has published last.
+    /// Returns the list that a PE has published most recently.
     fn list_of(&self, pe: usize) -> Vec<usize> {
         let members = self.shared.peers.segments.team_call_members(pe);
         let size = self.words(pe).size.load(Ordering::Relaxed) as usize;
         members.iter().take(size).map(|member| member.load(Ordering::Relaxed) as usize).collect()
     }
 
-    /// Returns the state of a member that waits with the list of this call.
+    /// Returns the state of a member, if the member waits with the same list as this call.
     fn waits_with_me(&self, pe: usize) -> Option<u64> {
         self.waiting(pe).and_then(|(seen, list)| (list == self.members).then_some(seen))
     }
 
     // ---- the first member ----
 
-    /// Makes the team; `None` if a slot was taken meanwhile.
+    /// Creates the team, as its leader. Returns `None` if the chosen slot was taken in the
+    /// meantime.
     fn lead(&self, waiter: &mut Waiter<'a>) -> Result<Option<TeamState>, Stop> {
         let teams = &self.shared.teams;
-        // The states of the others; a list is read once for each state.
+        // The last seen states of the other members. The list of a member is read only when its
+        // state has changed.
         let mut seen: Vec<(usize, u64)> = self.others().map(|pe| (pe, UNSEEN)).collect();
         let mut all_wait = || {
             let own = self.mine().state.load(Ordering::Acquire);
@@ -198,7 +204,7 @@ impl<'a> TeamCall<'a> {
                 *seen = self.waits_with_me(*pe).unwrap_or(UNSEEN);
                 *seen != UNSEEN
             };
-            // Each is looked at, so that a state is compared with the one of the same round.
+            // Every member is checked in each round, so that all states are of the same round.
             let present = seen.iter_mut().map(present).filter(|&present| present).count();
             (present == seen.len()).then(|| Ok(seen.clone()))
         };
@@ -239,8 +245,8 @@ impl<'a> TeamCall<'a> {
         let taken =
             |&(pe, seen): &(usize, u64)| self.words(pe).state.load(Ordering::Acquire) == state(seen >> 24, phase::TAKEN, 0);
         if replies.is_err() || !all_asked || !arrived.iter().all(taken) {
-            // No member uses the words of another before it is told that the team is made. So the
-            // slot stays free on all.
+            // No member uses the words of another member before the leader publishes that the team
+            // is created. So the slot stays free on all members.
             let (to, named) = match &replies {
                 Err(Stop::Failed(error)) => (phase::LATE, error.blamed().first().map_or(self.members[0], |pe| pe.index())),
                 _ => (phase::CANCELLED, 0),
@@ -253,7 +259,7 @@ impl<'a> TeamCall<'a> {
             teams.unclaim(slot);
             return replies.map(|()| None);
         }
-        // A member gives up here only if this PE was stopped until its deadline.
+        // A member has given up here only if this PE was stopped until the deadline of that member.
         let gone: Vec<usize> = arrived
             .iter()
             .filter(|&&(pe, seen)| !self.advance(pe, state(seen >> 24, phase::TAKEN, 0), phase::MADE, 0))
@@ -262,8 +268,8 @@ impl<'a> TeamCall<'a> {
         if gone.is_empty() {
             return Ok(Some(team));
         }
-        // Other members have the team, and find in its words that this PE failed. The slot is not
-        // used again.
+        // Other members have the team, and find in the words of the team that this PE failed. The
+        // slot is not used again.
         let error = self.late(Duration::ZERO, gone.iter().map(|&pe| Pe::new(pe as u32)).collect());
         team.fail(&self.shared.peers, &error);
         Err(error.into())
@@ -271,7 +277,8 @@ impl<'a> TeamCall<'a> {
 
     // ---- the other members ----
 
-    /// Takes part until the leader has made the team; `None` if a slot was taken meanwhile.
+    /// Participates until the leader has created the team. Returns `None` if a slot was taken in
+    /// the meantime.
     fn follow(&self, waiter: &mut Waiter<'a>) -> Result<Option<TeamState>, Stop> {
         let (words, teams) = (self.mine(), &self.shared.teams);
         let in_phase = |old: u64| {
@@ -295,7 +302,7 @@ impl<'a> TeamCall<'a> {
             self.shared.reset(&team);
         }
         let reply = if claimed { phase::TAKEN } else { phase::REFUSED };
-        // It fails if the leader has taken back what it asked.
+        // The change fails if the leader has withdrawn its choice of a slot.
         self.advance(self.shared.peers.me, asked, reply, 0);
         let moved = || in_phase(reply);
         let seen = match moved() {
@@ -304,9 +311,10 @@ impl<'a> TeamCall<'a> {
         };
         let seen = match seen {
             Ok(seen) => seen,
-            // The leader may have made the team just now.
+            // If this change fails, the leader has just created the team or ended the call.
             Err(stop) if self.advance(self.shared.peers.me, state(self.number, reply, 0), phase::NONE, 0) => {
-                // If the slot was taken, it is not used again: others may use its words.
+                // If this PE has taken the slot, the slot is not used again, because other PEs may
+                // use its words.
                 return Err(stop);
             }
             Err(_) => words.state.load(Ordering::Acquire),
@@ -329,7 +337,7 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Withdraws the call, so that the leader does not count this PE.
+    /// Withdraws the call, so that the leader no longer counts this PE.
     fn give_up(&self) {
         let me = self.shared.peers.me;
         for phase in [phase::WAITING, phase::ASKED] {
@@ -343,8 +351,9 @@ impl<'a> TeamCall<'a> {
 
     // ---- failures ----
 
-    /// Fails if a member is gone or waits with another list that contains this PE. Such a member
-    /// and this PE would wait for each other.
+    /// Returns an error if a member has died, has left or shrinks its job. Also returns an error if
+    /// a member waits with a different list that contains this PE, because that member and this PE
+    /// would wait for each other.
     fn check(&self) -> Result<(), Error> {
         self.check_lost()?;
         let me = self.shared.peers.me;
@@ -362,7 +371,7 @@ impl<'a> TeamCall<'a> {
         Ok(())
     }
 
-    /// Fails if a member is gone.
+    /// Returns an error if a member has died, has left or shrinks its job.
     fn check_lost(&self) -> Result<(), Error> {
         self.others().try_for_each(|pe| self.check_pe(pe))
     }
@@ -380,7 +389,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Ends the calls that wait with this list, for a reason that names `named`.
+    /// Ends the calls of other members that wait with this list. `reason` is the phase that they
+    /// get, and `named` the PE that it names.
     fn end_others(&self, reason: u64, named: usize) {
         for pe in self.others() {
             if let Some(seen) = self.waits_with_me(pe) {
@@ -389,11 +399,11 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Returns the error of the deadline. The members that wait too get the same error, because
-    /// this PE no longer waits with them.
+    /// Returns the error of the deadline. Other members that wait get the same error, because this
+    /// PE no longer waits with them.
     fn timeout(&self, waited: Duration) -> Error {
         let missing: Vec<usize> = self.others().filter(|&pe| self.waits_with_me(pe).is_none()).collect();
-        // All are there: the leader was stopped.
+        // If all members have arrived, the leader was stopped.
         let missing = if missing.is_empty() { vec![self.members[0]] } else { missing };
         self.end_others(phase::LATE, missing[0]);
         self.late(waited, missing.into_iter().map(|pe| Pe::new(pe as u32)).collect())
@@ -421,7 +431,7 @@ impl<'a> TeamCall<'a> {
         Error::Mismatch(Box::new(Mismatch { team: self.team(), pe: Pe::new(pe as u32), mine, theirs }))
     }
 
-    /// Returns the name for errors: the team has no number yet.
+    /// Returns the team for errors. This is the world, because the new team has no number yet.
     fn team(&self) -> TeamName {
         TeamName { id: TeamId::WORLD, size: self.shared.n_pes() }
     }

@@ -1,31 +1,31 @@
-//! The sizes at which operations change their algorithm. The sizes of staging areas and mailboxes
-//! are in `memory/layout.rs`.
+//! The sizes and numbers of ranks at which operations change their algorithm. The sizes of staging
+//! areas and mailboxes are in `memory/layout.rs`.
 //!
-//! All sizes are in bytes and were measured on the machines of `bench-results/`. Correctness does
-//! not depend on them.
+//! All sizes are in bytes. The values were measured on the machines of `bench-results/`.
+//! Correctness does not depend on them.
 
-/// Returns the size up to which operands pass through the staging area that belongs to the entry,
-/// which takes one synchronization instead of two. The limit exists because every rank reads the
-/// operands of every other rank.
+/// Returns the maximum size of operands that pass through the staging area. This takes one
+/// synchronization instead of two. The size is limited because every rank reads the operands of
+/// every other rank.
 pub(crate) fn staged_limit(n_ranks: usize) -> usize {
     if n_ranks <= 2 { 2048 } else { 4096 }
 }
 
-/// In teams of at least this many ranks, an all-reduce in rounds divides the reduction among the
-/// ranks, which takes one more synchronization per block. In smaller teams every rank reduces
-/// everything.
+/// Minimum number of ranks at which an all-reduce in rounds divides the reduction among the ranks.
+/// This takes one more synchronization per block. In smaller teams every rank reduces all elements.
 pub(crate) const SHARED_REDUCTION_RANKS: usize = 4;
 
-/// If all ranks together read and write at least this many bytes, stores bypass the caches.
+/// Minimum number of bytes, read and written by all ranks together, at which stores bypass the
+/// caches.
 pub(crate) const STREAMING_FOOTPRINT: usize = 40 << 20;
 
-/// A single put or get of at least this size bypasses the caches.
+/// Minimum size of a single put or get that bypasses the caches.
 pub(crate) const STREAMING_COPY: usize = 16 << 20;
 
-/// Teams of at most this many ranks read the private buffers of each other even if all ranks need
+/// Maximum number of ranks of a team that read each other's private buffers even if all ranks need
 /// the same bytes.
 pub(crate) const CROSS_MEMORY_RANKS: usize = 3;
 
-/// The size of the blocks in which memory of another process is read. A block must fit into the
-/// processor's private cache.
+/// Size of the blocks in which memory of another process is read. A block must fit into the private
+/// cache of the processor.
 pub(crate) const CROSS_MEMORY_BLOCK: usize = 128 << 10;

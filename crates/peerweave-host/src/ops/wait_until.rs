@@ -1,4 +1,4 @@
-//! Waits for words of this PE, and tests them.
+//! Waits for words in the symmetric memory of this PE, and tests them.
 
 use crate::ops::shared::Shared;
 use crate::sync::target;
@@ -9,13 +9,14 @@ use peerweave_device::put_signal::Watch;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 impl Shared {
-    /// Waits for words, or tests them once.
+    /// Waits until the condition on the words is true, or tests the condition once.
     pub(crate) fn wait_until(&self, wait: &WaitUntil, limit: Limit) -> Result<Outcome, Stop> {
         if let Some(outcome) = self.look(wait) {
             return Ok(outcome);
         }
         if wait.mode == WaitMode::Test {
-            // A program may spin on tests.
+            // A program may call `test` in a loop, so the PEs that may write the words are checked
+            // sometimes.
             if target::check_is_due() {
                 self.peers.check_signallers("test")?;
                 target::checked();
@@ -31,7 +32,7 @@ impl Shared {
         self.peers.waiter(limit).until(|| self.look(wait), || self.peers.check_signallers(call), timeout)
     }
 
-    /// Returns the outcome of the wait, if its condition holds now.
+    /// Returns the outcome of the wait, if its condition is true now.
     #[inline]
     fn look(&self, wait: &WaitUntil) -> Option<Outcome> {
         match wait.dtype.size_bytes() {
@@ -51,19 +52,19 @@ impl Shared {
         }
     }
 
-    /// Returns the word at an index. `A` is the atomic integer of its size.
+    /// Returns the word at an index. `A` is the atomic integer type with the size of the word.
     #[inline]
     fn awaited<A>(&self, wait: &WaitUntil, index: usize) -> &A {
         debug_assert_eq!(size_of::<A>(), wait.dtype.size_bytes());
         let at = self.own(wait.at.plus((index * size_of::<A>()) as u64)).cast::<A>();
         debug_assert!(at.is_aligned() && index < wait.count);
-        // SAFETY: the core has checked that the words lie in a live allocation and are aligned; the
+        // SAFETY: the core has checked that the words are in a live allocation and aligned. The
         // memory stays mapped while `self` lives, and is accessed atomically or by `simd`.
         unsafe { &*at }
     }
 }
 
-/// Returns the outcome of the wait, if its condition holds now. `load` reads the word at an index
+/// Returns the outcome of the wait, if its condition is true now. `load` reads the word at an index
 /// with acquire order.
 #[inline]
 fn look_at(wait: &WaitUntil, load: impl Fn(usize) -> u64) -> Option<Outcome> {

@@ -1,9 +1,9 @@
-//! What the operating system provides: memory that PEs share, the processor of a thread, the end of
-//! other processes and access to their memory.
+//! Functions of the operating system: memory that PEs share, the processor of a thread, the end of
+//! other processes, and access to their memory.
 //!
-//! `linux` has all of it. `portable` has what PEs that are threads of one process need, by the
-//! standard library alone. It is for other systems. `--cfg peerweave_portable` selects it on Linux
-//! too, so that the tests run through it.
+//! `linux` has all of these functions. `portable` has the functions that PEs need if they are
+//! threads of one process. It uses only the standard library, and is for other systems. `--cfg
+//! peerweave_portable` selects it on Linux too, so that it can be tested.
 
 #[cfg(all(target_os = "linux", not(peerweave_portable)))]
 mod linux;

@@ -1,42 +1,45 @@
-//! Copies and zeroes memory, by loops that are generic over [`Arch`].
+//! Copies and zeroes memory, with loops that are generic over [`Arch`].
 //!
-//! Contains no arithmetic. Invariant: a byte of the destination is written only with its final
-//! value, possibly twice, and no other byte is written.
+//! This module contains no arithmetic. Invariant: a byte of the destination is written only with
+//! its final value, possibly twice. No other byte is written.
 
 use super::arch::{Arch, Basic, Kernel, Vector, word};
 
-/// The longest copy by words, in bytes.
+/// Maximum length of a copy by words, in bytes.
 pub(super) const INLINE_BYTES: usize = 32;
 
-/// The longest copy that runs inline, without a choice of the instruction set, in bytes.
+/// Maximum length, in bytes, of a copy that runs inline, without selecting an instruction set.
 pub(super) const SHORT_BYTES: usize = 64;
 
-/// From this size in bytes, a streaming copy uses the string instruction of the processor if it has
-/// one: at 64 MiB, 2.1 ms instead of 3.1 ms.
+/// Minimum length, in bytes, of a streaming copy that uses the string instruction of the processor,
+/// if available. A copy of 64 MiB then takes 2.1 ms instead of 3.1 ms.
 const HUGE_BYTES: usize = 32 << 20;
 
-/// From this size in bytes, source and destination together exceed the first-level cache. There
-/// string instructions are faster if both have the same offset in a cache line: on Zen 5 by a
-/// factor of 1.6 at 32 KiB and 1.3 at 16 MiB. Otherwise they are never faster.
+/// Minimum length, in bytes, of a copy that uses string instructions. From this length, source and
+/// destination together exceed the first-level cache. String instructions are then faster if source
+/// and destination have the same offset in a cache line: on Zen 5 by a factor of 1.6 at 32 KiB and
+/// 1.3 at 16 MiB. With different offsets, string instructions are never faster.
 const STRING_COPY_BYTES: usize = 32 << 10;
 
-/// From this size in bytes, the zeroed memory exceeds the second-level cache. There string
-/// instructions are faster, because they do not read what they overwrite: on Zen 5 by a factor of
-/// 1.1 at 1 MiB and 2.2 at 64 MiB. Below this size they are slower, by a factor of up to 1.6.
+/// Minimum length, in bytes, of memory that is zeroed with string instructions. From this length,
+/// the memory exceeds the second-level cache. String instructions are then faster, because they do
+/// not read the memory that they overwrite: on Zen 5 by a factor of 1.1 at 1 MiB and 2.2 at 64 MiB.
+/// Below this length they are slower, by a factor of up to 1.6.
 const STRING_ZERO_BYTES: usize = 1 << 20;
 
-/// The size of a cache line, or a divisor of it, on every architecture that has a file in `arch`.
+/// Size of a cache line, or a divisor of that size, on every architecture that has a file in
+/// `arch`.
 const LINE_BYTES: usize = 64;
 
-/// Copies at most [`INLINE_BYTES`] bytes, as up to four words, which may overlap.
+/// Copies at most [`INLINE_BYTES`] bytes with up to four words. The words may overlap each other.
 ///
 /// # Safety
 /// As for [`super::copy()`], and `bytes` is at most [`INLINE_BYTES`].
 #[inline(always)]
 pub(super) unsafe fn copy_inline(dst: *mut u8, src: *const u8, bytes: usize) {
     debug_assert!(bytes <= INLINE_BYTES);
-    // SAFETY: every word lies within the first `bytes` bytes: its offset plus its size is at most
-    // the lower bound of its branch, or it ends at `bytes`.
+    // SAFETY: every word is within the first `bytes` bytes. Either its offset plus its size is at
+    // most the lower bound of its branch, or the word ends at `bytes`.
     unsafe {
         if bytes >= 8 {
             let first = word::load_u64(src);
@@ -65,14 +68,14 @@ pub(super) unsafe fn copy_inline(dst: *mut u8, src: *const u8, bytes: usize) {
     }
 }
 
-/// Copies less than 64 bytes.
+/// Copies less than 64 bytes by words.
 ///
 /// # Safety
 /// As for [`super::copy()`].
 #[inline(always)]
 pub(super) unsafe fn pieces(dst: *mut u8, src: *const u8, bytes: usize) {
     let whole = bytes / INLINE_BYTES * INLINE_BYTES;
-    // SAFETY: the two pieces together cover the whole range.
+    // SAFETY: the two pieces together cover exactly the whole range.
     unsafe {
         if whole > 0 {
             copy_inline(dst, src, INLINE_BYTES);
@@ -81,7 +84,8 @@ pub(super) unsafe fn pieces(dst: *mut u8, src: *const u8, bytes: usize) {
     }
 }
 
-/// Returns the number of bytes before the next multiple of `alignment_bytes`, a power of two.
+/// Returns the number of bytes from `at` to the next multiple of `alignment_bytes`, which is a
+/// power of two.
 #[inline(always)]
 pub(super) fn bytes_to_alignment(at: *const u8, alignment_bytes: usize) -> usize {
     at.addr().wrapping_neg() & (alignment_bytes - 1)
@@ -100,8 +104,8 @@ impl Kernel for Copy {
         let Self { dst, src, bytes } = self;
         let vector = A::Vector::BYTES;
         debug_assert!(bytes > SHORT_BYTES);
-        // SAFETY: every access ends at or before `bytes`: by the bound of its branch, or because it
-        // is counted from the end.
+        // SAFETY: every access ends at or before `bytes`, either by the bound of its branch, or
+        // because its offset is computed from the end.
         unsafe {
             if bytes <= 2 * vector {
                 let (first, last) = (A::Vector::load(src), A::Vector::load(src.add(bytes - vector)));
@@ -119,8 +123,8 @@ impl Kernel for Copy {
                 if bytes >= STRING_COPY_BYTES && alike && A::string_copy(dst, src, bytes) {
                     return;
                 }
-                // The first vector has any alignment, those of the loop are aligned: a store across
-                // two lines takes as long as two stores.
+                // The first vector may have any alignment, but the vectors of the loop are aligned.
+                // A store across two cache lines takes as long as two stores.
                 A::Vector::load(src).store(dst);
                 let mut at = vector - (dst.addr() & (vector - 1));
                 while at + 4 * vector <= bytes {
@@ -142,7 +146,8 @@ impl Kernel for Copy {
 pub(super) unsafe fn short(dst: *mut u8, src: *const u8, bytes: usize) {
     debug_assert!(bytes > INLINE_BYTES && bytes <= SHORT_BYTES);
     const { assert!(2 * Basic::BYTES == INLINE_BYTES && 4 * Basic::BYTES == SHORT_BYTES) };
-    // SAFETY: the first two vectors end at 32, the others start there or before and end at `bytes`.
+    // SAFETY: the first two vectors end at offset 32. The other two vectors start at or before
+    // offset 32 and end at `bytes`.
     unsafe {
         let (a, b) = (Basic::load(src), Basic::load(src.add(Basic::BYTES)));
         let (c, d) = (Basic::load(src.add(bytes - 2 * Basic::BYTES)), Basic::load(src.add(bytes - Basic::BYTES)));
@@ -153,7 +158,7 @@ pub(super) unsafe fn short(dst: *mut u8, src: *const u8, bytes: usize) {
     }
 }
 
-/// A copy past the caches.
+/// A copy that bypasses the caches.
 pub(super) struct CopyStreaming {
     pub(super) dst: *mut u8,
     pub(super) src: *const u8,
@@ -165,10 +170,10 @@ impl Kernel for CopyStreaming {
     unsafe fn run<A: Arch>(self) {
         let Self { dst, src, bytes } = self;
         let vector = A::Vector::BYTES;
-        // SAFETY: `at` never exceeds `bytes`; `dst + at` is a multiple of 64 in the loop.
+        // SAFETY: `at` never exceeds `bytes`, and `dst + at` is a multiple of 64 in the first loop.
         unsafe {
-            // For copies far larger than any cache, the processor's string instruction is even
-            // faster; it does not read the destination either.
+            // For copies far larger than any cache, the string instruction of the processor is even
+            // faster. It does not read the destination either.
             let alike = (dst.addr() ^ src.addr()) & (LINE_BYTES - 1) == 0;
             if bytes >= HUGE_BYTES && alike && A::string_copy(dst, src, bytes) {
                 return;
@@ -189,7 +194,7 @@ impl Kernel for CopyStreaming {
     }
 }
 
-/// Zeroes through the caches.
+/// Zeroing of memory through the caches.
 pub(super) struct Zero {
     pub(super) dst: *mut u8,
     pub(super) bytes: usize,
@@ -201,8 +206,8 @@ impl Kernel for Zero {
         let Self { dst, bytes } = self;
         let vector = A::Vector::BYTES;
         let zeros = [0u8; 64];
-        // SAFETY: `at` never exceeds `bytes`; `zeros` is private and as long as any vector, for
-        // which zero bits are valid.
+        // SAFETY: `at` never exceeds `bytes`. `zeros` is a local array that is at least as long as
+        // any vector, and zero bits are a valid vector.
         unsafe {
             let zero = zeros.as_ptr().cast::<A::Vector>().read_unaligned();
             if bytes < vector {
@@ -215,7 +220,8 @@ impl Kernel for Zero {
                 }
                 zero.store(dst.add(bytes - vector));
             } else if bytes < STRING_ZERO_BYTES || !A::string_zero(dst, bytes) {
-                // As in `Copy`.
+                // The first vector may have any alignment, but the vectors of the loop are aligned,
+                // as in `Copy`.
                 zero.store(dst);
                 let mut at = vector - (dst.addr() & (vector - 1));
                 while at + 4 * vector <= bytes {
@@ -228,7 +234,7 @@ impl Kernel for Zero {
     }
 }
 
-/// Copies elements at strides.
+/// Copies `count` elements whose distances in bytes are the given strides.
 ///
 /// # Safety
 /// As for [`super::copy_strided`].
@@ -244,7 +250,8 @@ pub(super) unsafe fn strided(
     macro_rules! words {
         ($load:ident, $store:ident) => {
             for i in 0..count {
-                // SAFETY: element `i` of both sides, which the caller guarantees to be valid.
+                // SAFETY: accesses element `i` of source and destination, which the caller
+                // guarantees to be valid.
                 unsafe { word::$store(word::$load(src.add(i * src_stride_bytes)), dst.add(i * dst_stride_bytes)) };
             }
         };
@@ -256,7 +263,8 @@ pub(super) unsafe fn strided(
         8 => words!(load_u64, store_u64),
         _ => {
             for i in 0..count {
-                // SAFETY: element `i` of both sides, which the caller guarantees to be valid.
+                // SAFETY: accesses element `i` of source and destination, which the caller
+                // guarantees to be valid.
                 unsafe { super::copy(dst.add(i * dst_stride_bytes), src.add(i * src_stride_bytes), element_bytes) };
             }
         }

@@ -1,8 +1,8 @@
 //! The content of a register: stored elements, and the values that arithmetic uses.
 //!
-//! This module accesses no memory: arrays are values, which the compiler keeps in registers.
-//! Invariant: an element's value does not depend on the lane it is in, nor on how many lanes there
-//! are; so the same input gives the same bits on every instruction set.
+//! This module accesses no memory. Its arrays are values, which the compiler keeps in registers.
+//! Invariant: the value of an element does not depend on its lane or on the number of lanes. So the
+//! same input has the same result bits on every instruction set.
 
 use super::arch::{Arch, Vector};
 use super::float16;
@@ -13,11 +13,11 @@ pub(super) trait Lanes: Copy {
     type Lane: Copy;
     /// Number of lanes.
     const LEN: usize;
-    /// Returns lanes that all have this value.
+    /// Returns lanes that all have the value `value`.
     fn splat(value: Self::Lane) -> Self;
     /// Returns all lanes.
     fn lanes(&self) -> &[Self::Lane];
-    /// Returns all lanes.
+    /// Returns all lanes, for writing.
     fn lanes_mut(&mut self) -> &mut [Self::Lane];
 }
 
@@ -44,16 +44,17 @@ impl<T: Copy, const N: usize> Lanes for [T; N] {
 /// An element as it is stored in memory.
 ///
 /// # Safety
-/// An implementation promises: **[T1]** no padding and every bit pattern valid; **[T2]** `RawN` has
-/// exactly N bytes.
+/// An implementation promises:
+/// - **[T1]** The type has no padding, and every bit pattern is valid.
+/// - **[T2]** `RawN` has exactly N bytes.
 pub(super) unsafe trait Storage: Copy + 'static {
     /// The type that arithmetic uses.
     type Value: super::number::Number;
-    /// 16 bytes of elements.
+    /// Elements of a register of 16 bytes.
     type Raw16: Lanes<Lane = Self>;
-    /// 32 bytes of elements.
+    /// Elements of a register of 32 bytes.
     type Raw32: Lanes<Lane = Self>;
-    /// 64 bytes of elements.
+    /// Elements of a register of 64 bytes.
     type Raw64: Lanes<Lane = Self>;
     /// The values of `Raw16`.
     type Values16: Lanes<Lane = Self::Value>;
@@ -61,7 +62,7 @@ pub(super) unsafe trait Storage: Copy + 'static {
     type Values32: Lanes<Lane = Self::Value>;
     /// The values of `Raw64`.
     type Values64: Lanes<Lane = Self::Value>;
-    /// The registers that hold the values of one register of elements.
+    /// The registers for the values of one register of elements.
     type Registers<V: Vector>: Copy;
 
     /// Returns the value of the element whose bits are the low bits of `word`.
@@ -70,24 +71,24 @@ pub(super) unsafe trait Storage: Copy + 'static {
     /// Returns the value of an element.
     fn value(self) -> Self::Value;
 
-    /// Returns the element of a value, rounded as by [`Storage::encode`].
+    /// Returns the element for a value, rounded like [`Storage::encode`].
     fn of_value(value: Self::Value) -> Self;
 
-    /// Returns the values of a register.
+    /// Returns the values of the elements of a register.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.
     unsafe fn decode<A: Arch>(raw: A::Raw<Self>) -> A::Values<Self>;
 
-    /// Returns the elements of these values, rounded to nearest even. No value is a NaN other than
-    /// the canonical one.
+    /// Returns the elements for these values, rounded to nearest even. A NaN value must be the
+    /// canonical NaN.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.
     unsafe fn encode<A: Arch>(values: A::Values<Self>) -> A::Raw<Self>;
 }
 
-/// Elements that are their own values.
+/// Implements [`Storage`] for elements that are their own values.
 macro_rules! plain {
     ($($t:ty: $l16:literal $l32:literal $l64:literal, $of_word:expr);* $(;)?) => {$(
         // SAFETY: [T1] a primitive number; [T2] the lane counts, checked below.
@@ -188,7 +189,7 @@ macro_rules! sixteen_bits {
             #[inline(always)]
             unsafe fn decode<A: Arch>(raw: A::Raw<Self>) -> A::Values<Self> {
                 let mut values = A::Values::<Self>::splat(0.0);
-                // SAFETY: the caller has the instruction set.
+                // SAFETY: the caller guarantees the instruction set.
                 unsafe { Self::widen::<A>(&raw, &mut values) };
                 values
             }
@@ -196,7 +197,7 @@ macro_rules! sixteen_bits {
             #[inline(always)]
             unsafe fn encode<A: Arch>(values: A::Values<Self>) -> A::Raw<Self> {
                 let mut raw = A::Raw::<Self>::splat(Self(0));
-                // SAFETY: the caller has the instruction set.
+                // SAFETY: the caller guarantees the instruction set.
                 unsafe { Self::narrow::<A>(&values, &mut raw) };
                 raw
             }
@@ -214,8 +215,8 @@ impl F16 {
     #[inline(always)]
     unsafe fn widen<A: Arch>(raw: &A::Raw<Self>, values: &mut A::Values<Self>) {
         let elements = raw.lanes();
-        // SAFETY: `F16` is transparent over u16, so the slices have the same layout; the caller has
-        // the instruction set.
+        // SAFETY: `F16` is transparent over u16, so the slices have the same layout. The caller
+        // guarantees the instruction set.
         unsafe { A::widen_f16(core::slice::from_raw_parts(elements.as_ptr().cast(), elements.len()), values.lanes_mut()) };
     }
 
@@ -232,7 +233,7 @@ impl F16 {
 }
 
 impl Bf16 {
-    /// Widens every lane.
+    /// Applies [`float16::widen_bf16`] to all lanes.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.
@@ -243,7 +244,7 @@ impl Bf16 {
         }
     }
 
-    /// Rounds every lane.
+    /// Applies [`float16::narrow_bf16`] to all lanes.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.

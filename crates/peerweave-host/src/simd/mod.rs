@@ -1,33 +1,33 @@
-//! Copies and reductions by vector instructions. Collectives and one-sided operations spend most of
-//! their time here.
+//! Copies and reductions with vector instructions. Collectives and one-sided operations spend most
+//! of their time in this module.
 //!
-//! Nothing here synchronizes, allocates or checks arguments; the callers do. Invariant: the memory
-//! of the arguments is never accessed by an ordinary Rust access or through a reference.
+//! This module does not synchronize, allocate or check arguments. The callers do. Invariant: the
+//! memory of the arguments is never accessed by an ordinary Rust access or through a reference.
 //!
 //! # Memory that other PEs write
-//! Other processes and threads share the memory of the arguments, and a program with a bug may
-//! write to it at any time. If this process accessed it by ordinary loads and stores, such a race
-//! would be undefined behavior in this process. So the functions are specified by atomic accesses:
-//! **every byte is read and written by a relaxed atomic access.** A race then gives a mixture of
-//! old and new bytes, and every bit pattern of the element types is valid. Flags and fences around
-//! a call order the accesses.
+//! Other processes and threads share the memory of the arguments. A program with a bug may write to
+//! this memory at any time. If this process accessed the memory by ordinary loads and stores, such
+//! a race would be undefined behavior in this process. So **every byte is read and written by a
+//! relaxed atomic access.** The result of a race is then a mixture of old and new bytes, and every
+//! bit pattern of the element types is valid. Flags and fences around a call order the accesses.
 //!
-//! The portable file of [`arch`] is that specification; miri runs it. The files of instruction sets
-//! move one vector register at a time, by inline assembly. Rust requires that a block of inline
-//! assembly has only effects that some Rust code could have. Each of these blocks has the effects
-//! of relaxed atomic accesses to the single bytes of the register. The compiler cannot see the
-//! instructions, so it must allow for these effects. On these architectures other threads cannot
-//! distinguish a vector access from accesses to its single bytes: it may be torn between any two
-//! bytes, which the specification allows. Rust's own vector loads cannot be used, because they are
-//! not atomic. `read_volatile` cannot be used either: a racing volatile access to memory of the
-//! program is a data race.
+//! The portable file of [`arch`] is that specification, and miri runs it. The files of instruction
+//! sets move one vector register at a time, with inline assembly. Rust requires that a block of
+//! inline assembly has only effects that some Rust code could have. Each of these blocks has the
+//! effects of relaxed atomic accesses to the single bytes of the register. The compiler cannot see
+//! the instructions, so it must allow for these effects.
+//!
+//! On these architectures other threads cannot distinguish a vector access from accesses to its
+//! single bytes. A vector access may be torn between any two bytes, which the specification allows.
+//! Rust's own vector loads cannot be used, because they are not atomic. `read_volatile` cannot be
+//! used either, because a racing volatile access to memory of the program is a data race.
 //!
 //! A loaded value is private, in registers or on the stack. Arithmetic is ordinary Rust on arrays
 //! of lanes ([`number`], [`op`]), instantiated for each instruction set and vectorised by the
-//! compiler. Results have the same bits on all of them.
+//! compiler. Results have the same bits on all instruction sets.
 //!
-//! Streaming stores are weakly ordered even on x86. Functions that use them end with a fence, so
-//! that a later release store publishes them too.
+//! Streaming stores are weakly ordered even on x86. Functions that use them end with a fence. So a
+//! later release store also publishes the streaming stores.
 
 mod arch;
 mod copy;
@@ -46,14 +46,12 @@ pub(crate) fn isa() -> &'static str {
     Isa::best().name()
 }
 
-/// Copies `bytes` bytes, of any alignment.
-///
-/// Accesses may be as small as a byte.
+/// Copies `bytes` bytes of any alignment. Single accesses may be as small as a byte.
 ///
 /// # Safety
-/// `src` is valid for reads and `dst` for writes of `bytes` bytes, by atomic accesses or those of
-/// this module; the two do not overlap. Others may access both at the same time, atomically or
-/// through this module.
+/// `src` is valid for reads and `dst` for writes of `bytes` bytes, by atomic accesses or accesses
+/// of this module. The two ranges do not overlap. Other threads and processes may access both
+/// ranges at the same time, atomically or through this module.
 #[inline]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: guaranteed by the caller.
@@ -68,16 +66,16 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize) {
     }
 }
 
-/// Like [`copy()`], for sizes above those copied inline, on a given instruction set.
+/// Like [`copy()`], for more than 64 bytes, with a given instruction set.
 ///
 /// # Safety
-/// As for [`copy()`]; and `bytes` is more than 64.
+/// As for [`copy()`]. In addition, `bytes` is more than 64.
 unsafe fn copy_on(isa: Isa, dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe { isa.enter(copy::Copy { dst, src, bytes }) };
 }
 
-/// Copies `bytes` bytes of any alignment, past the caches if the destination is aligned. For copies
+/// Copies `bytes` bytes of any alignment, bypassing the caches where the processor can. For copies
 /// that exceed every cache.
 ///
 /// # Safety
@@ -87,8 +85,8 @@ pub(crate) unsafe fn copy_streaming(dst: *mut u8, src: *const u8, bytes: usize) 
     unsafe { Isa::best().enter(copy::CopyStreaming { dst, src, bytes }) };
 }
 
-/// Copies `count` elements of `element_bytes` bytes; element `i` lies `i * stride_elements`
-/// elements after the first, on each side.
+/// Copies `count` elements of `element_bytes` bytes. In source and destination, element `i` is at a
+/// distance of `i * stride_elements` elements from the first element.
 ///
 /// # Safety
 /// As for [`copy()`], for every element.
@@ -111,7 +109,7 @@ pub(crate) unsafe fn copy_strided(
     }
 }
 
-/// Writes `bytes` zero bytes, at any alignment.
+/// Writes `bytes` zero bytes to memory of any alignment.
 ///
 /// # Safety
 /// `dst` is valid for writes of `bytes` bytes, as in [`copy()`].

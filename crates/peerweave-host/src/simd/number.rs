@@ -1,27 +1,30 @@
-//! The arithmetic of one lane, as scalar formulas without branches, which the compiler vectorises.
+//! The arithmetic of one lane. Consists of scalar formulas without branches, which the compiler
+//! vectorises.
 //!
-//! Nothing here depends on the instruction set. Invariant: equal operands give results with equal
-//! bits on every processor. So `least` and `greatest` define the cases that IEEE 754 leaves open,
-//! and [`Number::canonical`] maps every NaN to the same one.
+//! This module does not depend on the instruction set. Invariant: equal operands have results with
+//! equal bits on every processor. So `least` and `greatest` define the cases that IEEE 754 leaves
+//! open, and [`Number::canonical`] maps every NaN to the same NaN.
 
-/// A type that reductions are computed in.
+/// A type in which reductions are computed.
 pub(super) trait Number: Copy {
-    /// The precomputed values to divide by a fixed count.
+    /// Precomputed values for the division by a fixed count.
     type Divisor: Copy;
 
-    /// Returns the sum; integers wrap.
+    /// Returns the sum. Integers wrap.
     fn plus(self, other: Self) -> Self;
-    /// Returns the product; integers wrap.
+    /// Returns the product. Integers wrap.
     fn times(self, other: Self) -> Self;
-    /// Returns the smaller value; if one is a NaN, the other; of two zeros the negative one.
+    /// Returns the smaller value. If one value is a NaN, returns the other value. -0 is less than
+    /// +0.
     fn least(self, other: Self) -> Self;
-    /// Returns the larger value; if one is a NaN, the other; of two zeros the positive one.
+    /// Returns the larger value. If one value is a NaN, returns the other value. -0 is less than
+    /// +0.
     fn greatest(self, other: Self) -> Self;
-    /// Prepares to divide by `count`, which is at least 1.
+    /// Returns the precomputed values for the division by `count`, which is at least 1.
     fn divisor(count: usize) -> Self::Divisor;
-    /// Returns the quotient; integers round toward zero.
+    /// Returns the quotient. Integers round toward zero.
     fn over(self, divisor: Self::Divisor) -> Self;
-    /// Returns the same value; for every NaN the canonical one.
+    /// Returns the same value, or the canonical NaN if the value is a NaN.
     fn canonical(self) -> Self;
 }
 
@@ -42,7 +45,8 @@ macro_rules! float {
 
             #[inline(always)]
             fn least(self, other: Self) -> Self {
-                // Equal values have equal bits, except for the zeros: -0 is the bitwise or of both.
+                // Equal values have equal bits, except for +0 and -0. The bitwise or of +0 and -0
+                // is -0.
                 let equal = Self::from_bits(self.to_bits() | other.to_bits());
                 let ordered = if other < self { other } else { self };
                 let number = if other == self { equal } else { ordered };
@@ -69,7 +73,7 @@ macro_rules! float {
 
             #[inline(always)]
             fn canonical(self) -> Self {
-                // All ones if this is a NaN, else zero.
+                // `nan` has all bits set if this is a NaN, and is zero otherwise.
                 let magnitude = (self.to_bits() & (<$bits>::MAX >> 1)) as $signed;
                 let nan = ((Self::INFINITY.to_bits() as $signed - magnitude) >> (<$bits>::BITS - 1)) as $bits;
                 Self::from_bits(self.to_bits() & !nan | $nan & nan)
@@ -78,12 +82,14 @@ macro_rules! float {
     )*};
 }
 
-// Positive, quiet, no payload. Spelled out, because `NAN` is not promised to be any particular one.
+// The canonical NaN is positive and quiet, without payload. Its bits are written out, because Rust
+// does not specify the bits of `NAN`.
 float!(f32, u32, i32, 0x7fc0_0000; f64, u64, i64, 0x7ff8_0000_0000_0000);
 
-/// Division by a count known beforehand, as a multiplication: Granlund and Montgomery, "Division by
-/// Invariant Integers using Multiplication" (PLDI 1994), figure 4.1. Exact for every dividend;
-/// hardware divides at a tenth of the speed and never in vectors.
+/// Precomputed values for the division by a fixed count, which becomes a multiplication. See
+/// Granlund and Montgomery, "Division by Invariant Integers using Multiplication" (PLDI 1994),
+/// figure 4.1. The result is exact for every dividend. The division instruction of the processor is
+/// ten times slower and is not available in vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Reciprocal<T> {
     multiplier: T,
@@ -95,7 +101,7 @@ macro_rules! reciprocal {
     ($($t:ty, $wide:ty);*) => {$(
         impl Reciprocal<$t> {
             fn new(count: $t) -> Self {
-                // The least `log` with 2^log >= count.
+                // `log` is the least number with 2^log >= count.
                 let log = count.checked_next_power_of_two().map_or(<$t>::BITS, <$t>::trailing_zeros);
                 let multiplier = (((1 as $wide) << <$t>::BITS) * (((1 as $wide) << log) - count as $wide) / count as $wide + 1) as $t;
                 Self { multiplier, first_shift: log.min(1), second_shift: log.saturating_sub(1) }
@@ -138,14 +144,16 @@ macro_rules! integer {
             }
 
             fn divisor(count: usize) -> Self::Divisor {
-                // That many inputs do not fit in memory; if they did, the quotient would still be
-                // right except for the largest dividend.
+                // Larger counts than the type allows do not occur, because so many inputs do not
+                // fit in memory. If they did, the quotient would still be right except for the
+                // largest dividend.
                 Reciprocal::<$dividend>::new($dividend::try_from(count).unwrap_or($dividend::MAX))
             }
 
             #[inline(always)]
             fn over(self, divisor: Self::Divisor) -> Self {
-                // All ones if negative; so that no branch keeps this from being vectorised.
+                // `sign` has all bits set if the value is negative. A branch would prevent
+                // vectorisation.
                 let sign = if Self::MIN == 0 { 0 } else { self >> (Self::BITS - 1) };
                 let magnitude = (self ^ sign).wrapping_sub(sign) as $magnitude;
                 let quotient = divisor.quotient($dividend::from(magnitude)) as Self;

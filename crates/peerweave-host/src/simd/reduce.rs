@@ -1,9 +1,9 @@
-//! Reductions: which elements are combined in which order, and how.
+//! Reductions: the order in which elements are combined, and the operations.
 //!
 //! Invariant: element `i` of every output is the same value, computed once from element `i` of the
-//! inputs in their order. All inputs of a piece are read before any output of that piece is
-//! written, so a reduction can run in place. A step of an operation sees one lane only, so blocks,
-//! tails and threads do not change a result.
+//! inputs, in the order of the inputs. All inputs of a piece are read before any output of that
+//! piece is written, so a reduction can run in place. A step of an operation depends only on one
+//! lane. So blocks, tails and threads do not change a result.
 
 use super::arch::{Arch, Isa, Kernel, Vector};
 use super::copy::bytes_to_alignment;
@@ -15,41 +15,44 @@ use peerweave_types::{DType, ReduceOp};
 /// Whether stores go through the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stores {
-    /// Ordinary: the lines stay in this core's caches. Best for data that is read soon, or that
-    /// fits the caches.
+    /// Ordinary stores: the lines stay in the caches of this core. Best for data that is read soon,
+    /// or that fits in the caches.
     Cached,
-    /// Non-temporal: the lines go to memory without being read first. Best for data that exceeds
-    /// every cache. Used if all outputs of a reduction have the same offset in their cache lines,
-    /// as at the same heap offset of several PEs; otherwise stores are ordinary.
+    /// Non-temporal stores: the lines go to memory without being read first. Best for data that
+    /// exceeds every cache. Non-temporal stores are used only if all outputs of a reduction have
+    /// the same alignment, as at the same heap offset of several PEs. If not, stores are ordinary.
     Streaming,
 }
 
 /// One input of a reduction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input {
-    /// The address of the input's first element.
+    /// Address of the first element of the input.
     pub(crate) at: *const u8,
-    /// The scalar of the input: the bits of a value of the element type, zero-extended. Only
-    /// [`ReduceOp::PreMulSum`] reads it.
+    /// Scalar of the input: the bits of a value of the element type, zero-extended. Used only by
+    /// [`ReduceOp::PreMulSum`].
     pub(crate) scalar: u64,
 }
 
 /// Reduces `count` elements of every input, in the order of the inputs, and writes the result to
 /// every output.
 ///
-/// Element `i` of all outputs has the same bits, independent of alignment, `count`, `stores` and
-/// instruction set: integers wrap; `Avg` divides the (wrapped) sum, integers toward zero; `f16` and
-/// `bf16` are computed in f32 and rounded once, to nearest even; there is no fused multiply-add;
-/// `Min` and `Max` ignore a NaN beside a number and order -0 below +0; a NaN result is the
-/// canonical quiet one.
+/// Element `i` of all outputs has the same bits, whatever the alignment, `count`, `stores` and
+/// instruction set:
+/// - Integers wrap.
+/// - `Avg` divides the (wrapped) sum. The quotient of integers is rounded toward zero.
+/// - `f16` and `bf16` are computed in f32 and rounded once, to nearest even.
+/// - There is no fused multiply-add.
+/// - `Min` and `Max` ignore a NaN if the other operand is a number, and order -0 below +0.
+/// - A NaN result is the canonical quiet NaN.
 ///
 /// # Panics
 /// If there is no input, or `op` does not accept `dtype`. The caller checks both.
 ///
 /// # Safety
 /// Every input is valid for reads and every output for writes of `count` elements, of any
-/// alignment, as in [`super::copy()`]. An output is exactly an input or another output, or overlaps
-/// none.
+/// alignment, as in [`super::copy()`]. An output is exactly the same range as an input or another
+/// output, or overlaps no other range.
 pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], outputs: &[*mut u8], count: usize, stores: Stores) {
     // SAFETY: guaranteed by the caller.
     unsafe { reduce_on(Isa::best(), dtype, op, inputs, outputs, count, stores) };
@@ -59,8 +62,8 @@ pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], output
 ///
 /// # Requirements of its methods
 /// - **\[R1\]** The processor has the instruction set `A`.
-/// - **\[R2\]** The bytes named, at a given offset from the start of every input and output, lie
-///   inside it, and may be accessed as [`reduce`] requires.
+/// - **\[R2\]** The accessed bytes, at a given offset from the start of every input and output, are
+///   inside it. They may be accessed as [`reduce`] requires.
 struct Reduce<'a, S, O> {
     op: O,
     inputs: &'a [Input],
@@ -75,17 +78,17 @@ impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
     unsafe fn run<A: Arch>(self) {
         let (vector, step) = (A::Vector::BYTES, 4 * A::Vector::BYTES);
         // Stores are aligned, because a store across two cache lines costs two stores, and
-        // streaming stores must be aligned. So the first part, shorter than a vector, ends where
-        // the first output is aligned (unless that is within an element), and the second part is
-        // the rest. One loop runs over both, to keep the code small.
+        // streaming stores must be aligned. So the first part, which is shorter than a vector, ends
+        // where the first output is aligned. If that point is within an element, there is no first
+        // part. The second part is the rest. One loop runs over both parts, to keep the code small.
         let head = bytes_to_alignment(self.outputs[0], vector);
         let head = if self.bytes >= step && head.is_multiple_of(size_of::<S>()) { head } else { 0 };
         let streaming = matches!(self.stores, Stores::Streaming)
             && self.outputs.iter().all(|output| (output.addr() + head).is_multiple_of(vector));
         let (mut at, mut end) = (0, if head > 0 { head } else { self.bytes });
         loop {
-            // SAFETY: `at` never exceeds `end`, nor that `bytes`; the rest, [R1] and [R2] for all
-            // bytes, is what `Kernel::run` and `reduce_on` require.
+            // SAFETY: `at` never exceeds `end`, and `end` never exceeds `bytes`. `Kernel::run` and
+            // `reduce_on` require the rest: [R1], and [R2] for all bytes.
             unsafe {
                 while at + step <= end {
                     self.four::<A>(at, streaming);
@@ -115,8 +118,8 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// Reduces four vectors.
     ///
     /// # Safety
-    /// [R1], [R2] for four vectors from `at`; if `streaming`, every output is aligned to a vector
-    /// at `at`.
+    /// [R1], and [R2] for four vectors from `at`. If `streaming`, every output is aligned to a
+    /// vector at `at`.
     #[inline(always)]
     unsafe fn four<A: Arch>(&self, at: usize, streaming: bool) {
         // SAFETY: [R1], [R2]; if `streaming`, every output is aligned at `at`.
@@ -151,7 +154,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// Reduces one vector.
     ///
     /// # Safety
-    /// [R1], [R2] for one vector from `at`.
+    /// [R1], and [R2] for one vector from `at`.
     #[inline(always)]
     unsafe fn one<A: Arch>(&self, at: usize) {
         // SAFETY: [R1], [R2].
@@ -167,10 +170,10 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         }
     }
 
-    /// Reduces less than a vector, with zeros in the unused lanes.
+    /// Reduces less than a vector. The unused lanes are zero.
     ///
     /// # Safety
-    /// [R1], [R2] for `bytes` bytes from `at`, which are fewer than a vector has.
+    /// [R1], and [R2] for `bytes` bytes from `at`. `bytes` is less than the size of a vector.
     #[inline(always)]
     unsafe fn part<A: Arch>(&self, at: usize, bytes: usize) {
         // SAFETY: [R1], [R2].
@@ -187,14 +190,14 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         }
     }
 
-    // The code from here on has neither closures nor loops over registers. A closure does not
+    // The functions below have neither closures nor loops over registers. A closure does not
     // inherit the instruction set of the function that contains it, so it is not inlined. A loop
-    // over registers can make the compiler vectorise across them, with gathers.
+    // over registers can make the compiler vectorise across the registers, with gathers.
 
-    /// Returns the state after the first input.
+    /// Returns the state of the reduction after the first input.
     ///
     /// # Safety
-    /// [R1].
+    /// As required by [R1].
     #[inline(always)]
     unsafe fn first<A: Arch>(&self, vector: A::Vector, scalar: S::Value) -> State<A, S> {
         // SAFETY: this processor has the instructions of `A`, [R1].
@@ -205,10 +208,10 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         state_of::<A, S>(values)
     }
 
-    /// Returns the state after a further input.
+    /// Returns the state of the reduction after a further input.
     ///
     /// # Safety
-    /// [R1].
+    /// As required by [R1].
     #[inline(always)]
     unsafe fn next<A: Arch>(&self, state: State<A, S>, vector: A::Vector, scalar: S::Value) -> State<A, S> {
         // SAFETY: this processor has the instructions of `A`, [R1].
@@ -220,10 +223,10 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         state_of::<A, S>(sums)
     }
 
-    /// Returns the result.
+    /// Returns the result of the reduction from the state after the last input.
     ///
     /// # Safety
-    /// [R1].
+    /// As required by [R1].
     #[inline(always)]
     unsafe fn last<A: Arch>(&self, state: State<A, S>) -> A::Vector {
         let mut sums = values_of::<A, S>(state);
@@ -235,40 +238,42 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 }
 
-/// The state that a step passes to the next step: registers, not lanes. The compiler splits lanes
-/// that live from one input to the next into vectors of 16 bytes, depending on the other code in
-/// their codegen unit. `cargo xtask vectors` checks that it does not split these.
+/// The state that a step passes to the next step. It consists of registers, not lanes. If lanes
+/// live from one input to the next, the compiler splits them into vectors of 16 bytes, depending on
+/// the other code in their codegen unit. `cargo xtask vectors` checks that registers are not split.
 type State<A, S> = <S as Storage>::Registers<<A as Arch>::Vector>;
 
 #[inline(always)]
 fn state_of<A: Arch, S: Storage>(values: A::Values<S>) -> State<A, S> {
     const { assert!(size_of::<A::Values<S>>() == size_of::<State<A, S>>()) };
-    // SAFETY: the same size; every bit pattern is valid, [V1], and values have no padding, [T1].
+    // SAFETY: both types have the same size. Every bit pattern is valid, [V1], and values have no
+    // padding, [T1].
     unsafe { core::mem::transmute_copy(&values) }
 }
 
 #[inline(always)]
 fn values_of<A: Arch, S: Storage>(state: State<A, S>) -> A::Values<S> {
     const { assert!(size_of::<A::Values<S>>() == size_of::<State<A, S>>()) };
-    // SAFETY: the same size; every bit pattern is a number, [T1].
+    // SAFETY: both types have the same size, and every bit pattern is a number, [T1].
     unsafe { core::mem::transmute_copy(&state) }
 }
 
 #[inline(always)]
 fn lanes_of<A: Arch, S: Storage>(vector: A::Vector) -> A::Raw<S> {
     const { assert!(size_of::<A::Vector>() == size_of::<A::Raw<S>>()) };
-    // SAFETY: the same size; every bit pattern is valid, [T1].
+    // SAFETY: both types have the same size, and every bit pattern is valid, [T1].
     unsafe { core::mem::transmute_copy(&vector) }
 }
 
 #[inline(always)]
 fn vector_of<A: Arch, S: Storage>(lanes: A::Raw<S>) -> A::Vector {
     const { assert!(size_of::<A::Vector>() == size_of::<A::Raw<S>>()) };
-    // SAFETY: the same size; every bit pattern is valid, [V1], and elements have no padding, [T1].
+    // SAFETY: both types have the same size. Every bit pattern is valid, [V1], and elements have no
+    // padding, [T1].
     unsafe { core::mem::transmute_copy(&lanes) }
 }
 
-/// [`reduce`] on a given instruction set.
+/// Runs [`reduce`] with a given instruction set.
 ///
 /// # Safety
 /// As for [`reduce`].
@@ -286,8 +291,8 @@ pub(super) unsafe fn reduce_on(
         return;
     }
     let erased = Erased { isa, inputs, outputs, bytes: count * dtype.size_bytes(), stores };
-    // SAFETY: the storage is that of `dtype`, or another of the same size on which the operation
-    // gives the same bits; the rest is required of the caller.
+    // SAFETY: the storage type is that of `dtype`, or another type of the same size on which the
+    // operation has the same result bits. The caller guarantees the rest.
     unsafe {
         match (op, dtype) {
             (ReduceOp::And, _) => erased.run::<u8, _>(And),
@@ -325,14 +330,14 @@ struct Erased<'a> {
 }
 
 impl Erased<'_> {
-    /// Runs one operation.
+    /// Runs the operation `op` on elements stored as `S`.
     ///
     /// # Safety
-    /// As for [`reduce`], of elements that have the size of `S`.
+    /// As for [`reduce`], for elements that have the size of `S`.
     #[inline(always)]
     unsafe fn run<S: Storage, O: Op<S::Value>>(&self, op: O) {
         let &Self { isa, inputs, outputs, bytes, stores } = self;
-        // SAFETY: as required of the caller; a single element has the bytes of `S`.
+        // SAFETY: guaranteed by the caller. A single element has the size of `S`.
         unsafe {
             if bytes == size_of::<S>() {
                 single::<S, O>(op, inputs, outputs);
@@ -342,13 +347,13 @@ impl Erased<'_> {
         }
     }
 
-    /// Runs an operation on this type.
+    /// Runs an operation of any kind except bitwise operations.
     ///
     /// # Safety
-    /// As for [`reduce`], of elements that have the size of `S`.
+    /// As for [`reduce`], for elements that have the size of `S`.
     #[inline(always)]
     unsafe fn ordered<S: Storage>(&self, op: ReduceOp) {
-        // SAFETY: as required of the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match op {
                 ReduceOp::Sum => self.run::<S, _>(Sum),
@@ -359,13 +364,13 @@ impl Erased<'_> {
         }
     }
 
-    /// Runs an operation that depends on the sign, or on the order of numbers.
+    /// Runs an operation whose result depends on the sign of numbers: `Min`, `Max` or `Avg`.
     ///
     /// # Safety
-    /// As for [`reduce`], of elements that have the size of `S`.
+    /// As for [`reduce`], for elements that have the size of `S`.
     #[inline(always)]
     unsafe fn comparing<S: Storage>(&self, op: ReduceOp) {
-        // SAFETY: as required of the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match op {
                 ReduceOp::Min => self.run::<S, _>(Min),
@@ -377,14 +382,14 @@ impl Erased<'_> {
     }
 }
 
-/// Reduces one element, without a vector. The bits are those of [`Reduce`]: both apply the same
-/// operation to the same values.
+/// Reduces one element, without a vector. The result has the same bits as that of [`Reduce`],
+/// because both apply the same operation to the same values.
 ///
 /// # Safety
-/// As for [`reduce`], of one element that has the size of `S`.
+/// As for [`reduce`], for one element that has the size of `S`.
 #[inline(always)]
 unsafe fn single<S: Storage, O: Op<S::Value>>(op: O, inputs: &[Input], outputs: &[*mut u8]) {
-    // SAFETY: as required of the caller.
+    // SAFETY: guaranteed by the caller.
     let value = |input: &Input| unsafe { load_element::<S>(input.at) }.value();
     let mut state = op.first(value(&inputs[0]), S::value_of_word(inputs[0].scalar));
     for input in &inputs[1..] {
@@ -392,7 +397,7 @@ unsafe fn single<S: Storage, O: Op<S::Value>>(op: O, inputs: &[Input], outputs: 
     }
     let result = S::of_value(op.last(state));
     for &output in outputs {
-        // SAFETY: as required of the caller; elements have no padding, [T1].
+        // SAFETY: guaranteed by the caller. Elements have no padding, [T1].
         unsafe { super::copy::copy_inline(output, (&raw const result).cast(), size_of::<S>()) };
     }
 }
@@ -404,15 +409,15 @@ unsafe fn single<S: Storage, O: Op<S::Value>>(op: O, inputs: &[Input], outputs: 
 #[inline(always)]
 unsafe fn load_element<S: Storage>(from: *const u8) -> S {
     let mut element = core::mem::MaybeUninit::<S>::uninit();
-    // SAFETY: the caller guarantees that `from` is valid; every bit pattern is an element, [T1], of
-    // which the copy writes all bytes.
+    // SAFETY: the caller guarantees that `from` is valid. Every bit pattern is an element, [T1],
+    // and the copy writes all bytes of the element.
     unsafe {
         super::copy::copy_inline(element.as_mut_ptr().cast(), from, size_of::<S>());
         element.assume_init()
     }
 }
 
-/// A reduction over values of type `V`.
+/// The operation of a reduction over values of type `V`.
 trait Op<V: Copy>: Copy {
     /// Returns the state after the first input. `scalar` is the scalar of that input.
     #[inline(always)]
@@ -424,7 +429,7 @@ trait Op<V: Copy>: Copy {
     /// Returns the state after a further input.
     fn next(self, state: V, value: V, scalar: V) -> V;
 
-    /// Returns the result.
+    /// Returns the result from the state after the last input.
     fn last(self, state: V) -> V;
 }
 
@@ -449,17 +454,17 @@ macro_rules! op {
 }
 
 op!(
-    /// The sum.
+    /// Sum of the inputs.
     Sum, plus;
-    /// The product.
+    /// Product of the inputs.
     Prod, times;
-    /// The smallest.
+    /// Smallest input.
     Min, least;
-    /// The largest.
+    /// Largest input.
     Max, greatest;
 );
 
-/// The sum, divided.
+/// Sum of the inputs, divided by their number.
 #[derive(Clone, Copy)]
 struct Avg<D>(D);
 
@@ -475,7 +480,7 @@ impl<V: Number> Op<V> for Avg<V::Divisor> {
     }
 }
 
-/// The sum of the inputs times their scalars.
+/// Sum of the inputs, each multiplied by its scalar.
 #[derive(Clone, Copy)]
 struct PreMulSum;
 

@@ -1,9 +1,10 @@
-//! The end of the job by one of its PEs.
+//! The abort of a job by one of its PEs.
 //!
-//! PEs agree by one word, which the first abort sets. If PEs are processes, it lies in the page of
-//! PE 0, and a PE that finds it set ends its process. It is set before any process ends. So a PE
-//! that finds another one gone, and looks at the word afterwards, sees the abort and not a death.
-//! The rendezvous notifies processes that do not wait.
+//! PEs agree on the first abort through one word, which the first abort sets. If PEs are processes,
+//! the word is in the page of PE 0, and a PE that finds the word set ends its process. The word is
+//! set before any process ends. So a PE that first finds another PE gone, and then reads the word,
+//! detects the abort and does not report a death. The rendezvous notifies processes that are not
+//! waiting.
 
 use crate::memory::layout::Segments;
 use crate::sync::peers::Peers;
@@ -13,12 +14,12 @@ use peerweave_core::backend::AbortWord;
 use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 
-/// The word of the job.
+/// The location of the abort word of the job.
 #[derive(Clone, Debug)]
 pub(crate) enum JobAbort {
-    /// PEs are threads of this process.
+    /// PEs are threads of this process, which share this word.
     OfThreads(AbortWord),
-    /// PEs are processes.
+    /// PEs are processes. The word is in the page of PE 0.
     OfProcesses,
 }
 
@@ -31,8 +32,9 @@ fn claim(segments: &Segments, by: Pe, code: u8) -> (Pe, u8) {
     }
 }
 
-/// Ends this process because the rendezvous has reported the abort of its job. The word decides
-/// the code, since two aborts can reach the word and the rendezvous in different orders.
+/// Ends this process, because the rendezvous has reported the abort of the job. The abort word
+/// determines the exit code, because two aborts can reach the word and the rendezvous in different
+/// orders.
 pub(crate) fn end_notified(segments: &Segments, by: Pe, code: u8) -> ! {
     end_process(claim(segments, by, code).1)
 }
@@ -47,8 +49,8 @@ impl Peers {
         }
     }
 
-    /// Returns the error of calls after an abort; `None` before. Ends the process if PEs are
-    /// processes.
+    /// Returns the error of calls after an abort. Returns `None` if the job was not aborted. If PEs
+    /// are processes, ends the process instead of returning an error.
     pub(crate) fn abort_error(&self) -> Option<Error> {
         match &self.job_abort {
             JobAbort::OfThreads(word) => word.error(),
@@ -59,7 +61,7 @@ impl Peers {
         }
     }
 
-    /// Fails if the job was aborted.
+    /// Returns an error if the job was aborted.
     pub(crate) fn check_abort(&self) -> Result<(), Error> {
         self.abort_error().map_or(Ok(()), Err)
     }

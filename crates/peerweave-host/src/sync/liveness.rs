@@ -1,8 +1,8 @@
-//! Detects whether the other PEs are alive: by their processes (`platform`), by the reports of the
-//! rendezvous, and by the state that each PE publishes in its page.
+//! Detects whether the other PEs are alive. The sources are the processes of the PEs (`platform`),
+//! the reports of the rendezvous, and the state that each PE publishes in its page.
 //!
-//! Only waiters that have waited for milliseconds ask. The number of a process is used only if it
-//! names the process (see `process.rs`).
+//! Only waiters that have waited for milliseconds perform this check. A process ID is used only if
+//! it identifies the process (see `process.rs`).
 
 use crate::memory::layout::{Segments, state};
 use crate::platform::Watch;
@@ -24,12 +24,12 @@ pub(crate) struct Liveness {
 
 #[derive(Debug)]
 enum Process {
-    /// This process: another thread of it, or this PE. Its page says when it leaves.
+    /// The PE is this PE, or a thread of this process. Its page shows when it leaves.
     Own,
-    /// Another process.
+    /// The PE is another process, which is watched.
     Watched(Watch),
-    /// A process whose number is not valid here, such as one in another PID namespace. The
-    /// rendezvous reports its end.
+    /// The PE is a process whose process ID is not valid here, for example because it is in another
+    /// PID namespace. The rendezvous reports its end.
     Distant,
 }
 
@@ -40,7 +40,7 @@ struct Reports {
 }
 
 impl Liveness {
-    /// Starts to watch all PEs, whose pages are filled in. They were alive a moment ago, because
+    /// Starts to watch all PEs, whose pages are filled in. The PEs were alive a moment ago, because
     /// they wait for this PE.
     pub(crate) fn new(segments: Segments, rendezvous: Option<&Arc<Rendezvous>>) -> Self {
         let own = Identity::own();
@@ -52,7 +52,7 @@ impl Liveness {
             match own.number_of(&theirs) {
                 Ok(pid) => Process::Watched(Watch::of(pe, pid)),
                 Err(why) => {
-                    tracing::warn!(pe, %why, "the end of this PE is reported by the rendezvous");
+                    tracing::warn!(pe, %why, "the end of this PE will be reported by the rendezvous");
                     Process::Distant
                 }
             }
@@ -67,7 +67,8 @@ impl Liveness {
         distant.map(|(pe, _)| pe).collect()
     }
 
-    /// Returns the reason why a PE no longer takes part; `None` while it takes part.
+    /// Returns the reason why a PE no longer participates in the job. Returns `None` while the PE
+    /// participates.
     pub(crate) fn gone(&self, pe: usize) -> Option<PeerCause> {
         match self.segments.page(pe).state.load(Ordering::Acquire) {
             state::FINALIZED | state::LEFT => return Some(PeerCause::Left),
@@ -78,7 +79,7 @@ impl Liveness {
             Process::Watched(process) => process.has_ended().unwrap_or_else(|| self.reports.has_lost(pe)),
             Process::Distant => self.reports.has_lost(pe),
         };
-        // The PE may have left normally and ended since the state was read.
+        // Since the state was read, the PE may have left normally and its process may have ended.
         match self.segments.page(pe).state.load(Ordering::Acquire) {
             state::FINALIZED | state::LEFT => Some(PeerCause::Left),
             state::LEAVING if ended => Some(PeerCause::Left),

@@ -1,4 +1,4 @@
-//! Synchronization of the ranks of a team, the waits of a PE, and its knowledge of the other PEs.
+//! Synchronization of the ranks of a team, waits of a PE, and detection of the state of other PEs.
 
 pub(crate) mod abort;
 pub(crate) mod liveness;

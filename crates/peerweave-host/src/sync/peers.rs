@@ -1,4 +1,4 @@
-//! The other PEs of the job, as seen from this PE: their control words, and whether they are alive.
+//! The other PEs of the job, as this PE sees them: their control words, and whether they are alive.
 
 use crate::memory::layout::Segments;
 use crate::platform;
@@ -8,12 +8,12 @@ use crate::sync::wait::{Limit, Waiter};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The PEs of the job, as this PE sees them.
+/// The PEs of the job, with the state that this PE needs to access and watch them.
 #[derive(Debug)]
 pub(crate) struct Peers {
     pub(crate) segments: Segments,
     pub(crate) me: usize,
-    /// The deadline of every wait for which the caller gives none.
+    /// Maximum time of every wait for which the caller passes no deadline.
     pub(crate) deadline: Duration,
     pub(crate) liveness: Liveness,
     pub(crate) job_abort: JobAbort,
@@ -39,20 +39,20 @@ impl Peers {
         self.segments.layout().n_pes
     }
 
-    /// Starts a wait.
+    /// Creates a waiter, which starts a wait.
     #[inline]
     pub(crate) fn waiter(&self, limit: Limit) -> Waiter<'_> {
         Waiter::new(Some(self), self.oversubscribed, limit)
     }
 
-    /// Returns whether this PE shared its processor when it last checked.
+    /// Returns whether this PE shared its processor with another PE at the last check.
     #[inline]
     pub(crate) fn shared_my_processor(&self) -> bool {
         self.shared_processor.load(Ordering::Relaxed)
     }
 
-    /// Publishes on which processor this PE runs, and returns whether another PE last waited there
-    /// too.
+    /// Publishes the processor on which this PE runs. Returns whether another PE last waited on the
+    /// same processor.
     pub(crate) fn shares_my_processor(&self) -> bool {
         let Some(processor) = platform::processor() else { return false };
         let word = |pe: usize| &self.segments.page(pe).processor;

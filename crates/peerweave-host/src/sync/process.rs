@@ -1,9 +1,9 @@
-//! Identifies the process of a PE to other processes of the machine: its number, the PID namespace
-//! of that number, and a random word in its memory.
+//! The identity of the process of a PE, for other processes of the machine. It consists of the
+//! process ID, the PID namespace of that ID, and a random word in the memory of the process.
 //!
-//! A number alone does not identify a process: in another PID namespace it belongs to another
-//! process. So a number is used only if both sides have the same namespace of the same boot, and
-//! memory is read only if the random word was found in it.
+//! A process ID alone does not identify a process, because in another PID namespace it belongs to
+//! another process. So a process ID is used only if both processes have the same namespace of the
+//! same boot. Memory is read only if the random word was found in it.
 
 use crate::memory::layout::PePage;
 use crate::platform::{self, Pid, cross_memory};
@@ -14,21 +14,21 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pid: u64,
-    /// A digest of the PID namespace and of the boot of the machine; 0 if the system does not
-    /// report them.
+    /// Digest of the PID namespace and of the boot of the machine. 0 if the system does not report
+    /// the namespace.
     namespace: u64,
     /// A random word other than 0.
     probe: u64,
-    /// The address of that word.
+    /// Address of the random word in the process.
     probe_at: u64,
 }
 
-/// The reason why a process cannot be identified by its number.
+/// The reason why a process cannot be identified by its process ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreachable {
-    /// The number belongs to another PID namespace.
+    /// The process ID belongs to another PID namespace.
     OtherNamespace,
-    /// The system does not report the namespace of the number.
+    /// The system does not report the namespace of the process ID.
     UnknownNamespace,
 }
 
@@ -68,10 +68,10 @@ impl Identity {
         page.probe_at.store(self.probe_at, Ordering::Relaxed);
     }
 
-    /// Returns the number of `other`, for use by `self`, which is this process.
+    /// Returns the process ID of `other`, for use in this process, whose identity is `self`.
     ///
     /// # Errors
-    /// If that number may belong to another process.
+    /// The reason, if the process ID may belong to another process.
     pub(crate) fn number_of(&self, other: &Self) -> Result<Pid, Unreachable> {
         match (self.namespace, other.namespace) {
             (0, _) | (_, 0) => Err(Unreachable::UnknownNamespace),
@@ -80,7 +80,7 @@ impl Identity {
         }
     }
 
-    /// Checks that this process can read the memory of `other`; otherwise returns the reason.
+    /// Checks that this process can read the memory of `other`. Returns the reason if not.
     pub(crate) fn can_read(&self, other: &Self) -> Result<(), String> {
         self.number_of(other).map_err(|why| why.to_string())?;
         cross_memory::probe(other.pid, other.probe_at, other.probe)
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_process_has_a_number_and_readable_memory() {
+    fn own_process_has_an_id_and_readable_memory() {
         let own = Identity::own();
         assert_eq!(own, Identity::own());
         assert_eq!(own.number_of(&own), Ok(rustix::process::getpid()));

@@ -1,9 +1,9 @@
-//! Finds the PE whose failure came first. A PE that fails because of another PE records that PE in
-//! a word of shared memory; the PEs that detect its failure follow these words to the first
+//! Finds the PE whose failure came first. A PE that fails because of another PE records that other
+//! PE in a word of shared memory. PEs that detect the failure follow these words to the first
 //! failure.
 //!
-//! A failure word is 0, or names a PE and its cause of failure. Each word has one writer, which
-//! writes it once for each page and once for each team that uses a slot.
+//! A failure word is 0, or names a PE and the cause of its failure. Each word has one writer. The
+//! writer writes the word once for each page, and once for each team that uses a slot.
 
 use crate::sync::peers::Peers;
 use crate::sync::wait::Stop;
@@ -13,11 +13,11 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The time that the end of a process may take to become visible after another PE reported it.
+/// Maximum time until the end of a process becomes visible after another PE has reported the end.
 const PROCESS_END: Duration = Duration::from_millis(200);
 /// Like `PROCESS_END`, if the memory of the process could not be read. The kernel unmaps a large
-/// memory before it closes the files of the process, and until then a launcher does not know that
-/// the process has ended.
+/// memory before it closes the files of the process. Until the files are closed, a launcher does
+/// not know that the process has ended.
 const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 5] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable, PeerCause::Shrinks];
@@ -32,13 +32,13 @@ pub(crate) fn encode(error: &Error, me: usize) -> u64 {
     (cause as u64) << 32 | (pe as u64 + 1)
 }
 
-/// Returns the PE and the cause of a failure word.
+/// Returns the PE and the cause in a failure word. Returns `None` if the word is 0 or invalid.
 fn decode(word: u64) -> Option<(usize, PeerCause)> {
     let pe = (word & 0xffff_ffff).checked_sub(1)?;
     Some((pe as usize, CAUSES.get((word >> 32) as usize)?.clone()))
 }
 
-/// Returns the PE that a failure word names.
+/// Returns the PE that a failure word names, if any.
 pub(crate) fn pe_of(word: u64) -> Option<Pe> {
     decode(word).map(|(pe, _)| Pe::new(pe as u32))
 }
@@ -46,8 +46,8 @@ pub(crate) fn pe_of(word: u64) -> Option<Pe> {
 impl Peers {
     /// Records a failure of this PE in its page, and returns the failure word.
     ///
-    /// An earlier word is kept while the PE that it names is lost, because later failures follow
-    /// from that one. Otherwise the earlier failure no longer matters.
+    /// An earlier word is kept while the PE that it names is gone, because later failures follow
+    /// from the earlier failure. If that PE is not gone, the earlier failure no longer matters.
     pub(crate) fn record_failure(&self, error: &Error) -> u64 {
         let word = encode(error, self.me);
         let failure = &self.segments.page(self.me).failure;
@@ -59,9 +59,9 @@ impl Peers {
         word
     }
 
-    /// Records the failure if another PE caused it, and returns the error. Every operation ends
-    /// here, so that PEs which later find this one gone report the PE that caused its failure.
-    /// After an abort of the job, returns that instead.
+    /// Records the failure if another PE caused it, and returns the error. Every operation that
+    /// fails calls this function. So PEs that later find this PE gone report the PE that caused the
+    /// failure. After an abort of the job, returns the abort instead.
     #[cold]
     pub(crate) fn record_outcome(&self, error: Error) -> Error {
         if let Some(aborted) = self.abort_error() {
@@ -77,7 +77,7 @@ impl Peers {
         error
     }
 
-    /// Like [`Peers::record_outcome`], of an operation that has stopped.
+    /// Like [`Peers::record_outcome`], for an operation that has stopped.
     #[cold]
     pub(crate) fn record_stop(&self, stop: Stop) -> Stop {
         match stop {
@@ -86,8 +86,8 @@ impl Peers {
         }
     }
 
-    /// Returns the error for a peer that has left, died or failed: it names the PE whose failure
-    /// came first. `team_word` is the failure word of `pe` in the team, if it has one.
+    /// Returns the error for a peer that has left, died or failed. The error names the PE whose
+    /// failure came first. `team_word` is the failure word of `pe` in the team, or 0.
     pub(crate) fn peer_error(&self, call: &'static str, team: TeamName, pe: usize, cause: PeerCause, team_word: u64) -> Error {
         if let Some(aborted) = self.abort_error() {
             return aborted;
@@ -96,12 +96,12 @@ impl Peers {
         Error::Peer { call, team, pe: Pe::new(pe as u32), cause }
     }
 
-    /// Follows failure words from `pe`, which failed by `cause`, to the PE that failed first.
+    /// Follows failure words from `pe`, which failed with `cause`, to the PE that failed first.
     /// `word` is the failure word of `pe` in a team, if it has one. A process that ended without
-    /// leaving may have reported the failure of another PE before, so its words count too.
+    /// leaving may have reported the failure of another PE before. So its words are followed too.
     fn root_cause(&self, pe: usize, cause: PeerCause, mut word: Option<u64>) -> (usize, PeerCause) {
-        // Memory that cannot be read belongs to a process that is ending: the kernel unmaps it
-        // first.
+        // If memory cannot be read, it belongs to a process that is ending, because the kernel
+        // unmaps the memory first.
         let cause = match cause {
             PeerCause::Unreachable if self.is_gone_within(pe, PROCESS_END_AFTER_MEMORY) => {
                 self.liveness.gone(pe).unwrap_or(cause)
@@ -113,8 +113,8 @@ impl Peers {
         let mut died = None;
         let mut seen = vec![self.me];
         loop {
-            // A circle, or a chain that ends at this PE, which was late but did not fail: report
-            // a PE of the chain that died, or else its start.
+            // The chain is a circle, or it ends at this PE, which was late but did not fail. The
+            // result is a PE of the chain that died, or else the start of the chain.
             if seen.contains(&found.0) {
                 return died.unwrap_or(start);
             }
@@ -125,18 +125,18 @@ impl Peers {
             seen.push(found.0);
             let in_team = word.take();
             match decode(in_team.unwrap_or_else(|| self.segments.page(found.0).failure.load(Ordering::Acquire))) {
-                // It shrinks the world although no PE is gone.
+                // The PE shrinks the world although no PE is gone.
                 Some((next, PeerCause::Shrinks)) if next == found.0 && found.1 != PeerCause::Died => {
                     return (next, PeerCause::Shrinks);
                 }
-                // The word of a page may be old: it counts only if the PE that it names is gone
+                // The word of a page may be old. It counts only if the PE that it names is gone
                 // too.
                 Some((next, cause))
                     if next != found.0
                         && next < self.n_pes()
                         && (in_team.is_some() || self.is_gone_within(next, PROCESS_END)) =>
                 {
-                    // It had died before this word was written.
+                    // The named PE had died before this word was written.
                     if cause == PeerCause::Died {
                         died = Some((next, PeerCause::Died));
                     }
@@ -147,8 +147,8 @@ impl Peers {
         }
     }
 
-    /// Returns why `peer` will not take part in an operation of a team, and which member caused it:
-    /// a member that died comes before any other.
+    /// Returns a PE and a cause if `peer` can no longer participate in an operation of a team. A
+    /// member that died takes precedence over all other causes.
     pub(crate) fn unavailable(&self, members: &[usize], slot: usize, peer: usize) -> Option<(usize, PeerCause)> {
         let mut others = members.iter().copied().filter(|&pe| pe != self.me);
         if let Some(dead) = others.find(|&pe| self.liveness.gone(pe) == Some(PeerCause::Died)) {
@@ -161,8 +161,8 @@ impl Peers {
         failed.then_some((peer, PeerCause::Failed))
     }
 
-    /// Fails if a signal can no longer arrive. Any PE may send it, so the wait ends when one PE has
-    /// died, when one has called shrink, or when all others have left.
+    /// Returns an error if a signal can no longer arrive. Any PE may send the signal. So a wait
+    /// ends when a PE has died, when a PE has called shrink, or when all other PEs have left.
     pub(crate) fn check_signallers(&self, call: &'static str) -> Result<(), Error> {
         self.check_abort()?;
         let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
@@ -171,7 +171,7 @@ impl Peers {
         let mut active = self.n_pes() == 1;
         for pe in (0..self.n_pes()).filter(|&pe| pe != self.me) {
             match self.liveness.gone(pe).map(|cause| self.root_cause(pe, cause, None)) {
-                // This PE left by itself; others may still signal.
+                // The PE left by itself, and other PEs may still signal.
                 Some((first, PeerCause::Left)) if first == pe => left = Some(pe),
                 Some((first, cause)) => return Err(Error::Peer { call, team, pe: Pe::new(first as u32), cause }),
                 None => {
@@ -190,8 +190,9 @@ impl Peers {
         }
     }
 
-    /// Waits up to `limit` until a PE is gone. The kernel unmaps the memory of a process before it
-    /// reports that the process has ended.
+    /// Waits up to `limit` until a PE is gone, and returns whether it is gone. The wait is
+    /// necessary because the kernel unmaps the memory of a process before it reports that the
+    /// process has ended.
     fn is_gone_within(&self, pe: usize, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {

@@ -1,9 +1,10 @@
-//! Synchronizes the ranks of a team inside an operation: each rank publishes an entry line when it
+//! Synchronizes the ranks of a team inside an operation. Each rank publishes an entry line when it
 //! enters, and then its progress in phases.
 //!
-//! Moves no data. The progress word of a rank holds the epoch (32 bits), the number of phases of
-//! that operation that the rank has completed (24 bits), and whether it failed (8 bits). It is a
-//! flag of [`peerweave_device::flag`]: one rank writes it, and its value only grows, modulo 2^64.
+//! This module moves no data. The progress word of a rank contains the epoch (32 bits), the number
+//! of phases of the operation that the rank has completed (24 bits), and whether the rank has
+//! failed (8 bits). The word is a flag of [`peerweave_device::flag`]: only one rank writes it, and
+//! its value only grows, modulo 2^64.
 
 use crate::memory::layout::TeamWords;
 use crate::memory::line::{self, Entry, Line};
@@ -19,8 +20,8 @@ use std::time::Duration;
 const FAILED: u64 = 1;
 const LAST_PHASE: u32 = 0xff_ffff;
 
-/// The largest part of a staging area that a rank takes into its cache ahead of time. A processor
-/// asks for a few lines at a time only.
+/// Maximum number of bytes of a staging area that a rank takes into its cache ahead of time. A
+/// processor requests only a few lines at a time.
 const OWNED_BYTES: usize = 1024;
 
 fn progress(epoch: u32, phase: u32, status: u64) -> u64 {
@@ -32,16 +33,16 @@ pub(crate) fn progress_before_next(epoch: u32) -> u64 {
     progress(epoch, LAST_PHASE, 0)
 }
 
-/// What is fetched into the cache together with an entry.
+/// Data that is fetched into the cache together with an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum With {
     Nothing,
-    /// The first line of the staging area of that rank. Otherwise this rank would ask for that line
+    /// The first line of the staging area of the rank. Without this, the line would be requested
     /// only after the entry has arrived.
     StagedLine,
 }
 
-/// The part of this rank in one operation of a team.
+/// The participation of this rank in one operation of a team.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step<'a> {
     pub(crate) peers: &'a Peers,
@@ -62,7 +63,7 @@ impl<'a> Step<'a> {
         (self.epoch & 1) as usize
     }
 
-    /// Returns a staging area of a rank.
+    /// Returns the staging area of a rank for the given parity.
     #[inline]
     pub(crate) fn stage(&self, rank: usize, parity: usize) -> *mut u8 {
         self.team.blocks[rank].stage(parity)
@@ -76,19 +77,19 @@ impl<'a> Step<'a> {
 
     /// Takes the entry line that this rank writes next into the cache of its processor.
     ///
-    /// The other ranks hold copies of the line since they read the last entry but one. A store must
-    /// wait until their copies are gone, and a reader waits for the store. So the best time to ask
-    /// for the line is when the entries of this operation have arrived, before their operands are
-    /// used: with two PEs a broadcast of 64 B takes 170 ns instead of 340, with this and
-    /// [`Step::own_next_stage`].
+    /// The other ranks have copies of the line since they read the second-to-last entry. A store
+    /// must wait until these copies are invalidated, and a reader waits for the store. So the best
+    /// time to request the line is when the entries of this operation have arrived and before their
+    /// operands are used. With this function and [`Step::own_next_stage`], a broadcast of 64 B
+    /// takes 170 ns instead of 340 ns with two PEs.
     #[inline]
     pub(crate) fn own_next_entry(&self) {
         self.words(self.team.rank).entry[self.parity() ^ 1].own();
     }
 
-    /// Like [`Step::own_next_entry`], for `bytes` bytes at `offset` of the staging area that this
-    /// rank writes next, if that operation has operands of the same sizes. Takes at most
-    /// [`OWNED_BYTES`] bytes.
+    /// Takes the part of a staging area that this rank writes next into the cache of its processor,
+    /// like [`Step::own_next_entry`]. The part has `bytes` bytes at `offset`. This guess is right
+    /// if the next operation has operands of the same sizes. Takes at most [`OWNED_BYTES`] bytes.
     #[inline]
     pub(crate) fn own_next_stage(&self, offset: usize, bytes: usize) {
         let first = self.stage(self.team.rank, self.parity() ^ 1).wrapping_add(offset);
@@ -97,8 +98,8 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Waits until `rank` has entered and returns its entry. One waiter serves all ranks, so that
-    /// the limit holds for all of them together.
+    /// Waits until `rank` has entered, and returns its entry. The same waiter is passed for all
+    /// ranks, so that the limit applies to all waits together.
     #[inline]
     pub(crate) fn entry(&self, rank: usize, with: With, waiter: &mut Option<Waiter<'a>>, limit: Limit) -> Result<Entry, Stop> {
         let stage = self.stage(rank, self.parity());
@@ -129,10 +130,10 @@ impl<'a> Step<'a> {
         self.wait(rank, waiter, limit, || read(awaited), |rank| !line(rank).has(self.epoch))
     }
 
-    /// Waits until `look` returns a value for `rank`. `misses` tells for which ranks the wait would
-    /// continue.
+    /// Waits until `look` returns a value for `rank`. `misses` returns whether the wait would
+    /// continue for a given rank. It is used for the error of a timeout.
     ///
-    /// `look` stands in one place only, so that it is inlined: it runs between the arrival of a
+    /// `look` is called in only one place, so that it is inlined. It runs between the arrival of a
     /// line and the next step.
     #[inline]
     fn wait<T>(
@@ -149,7 +150,8 @@ impl<'a> Step<'a> {
             if let Some(found) = look() {
                 return Ok(found);
             }
-            // After a failure it has looked again: the rank may have arrived, and even left.
+            // `look` was called once again after the failure, because the rank may have arrived,
+            // and even left.
             if let Some(stop) = stop {
                 return Err(stop);
             }
@@ -164,15 +166,16 @@ impl<'a> Step<'a> {
         flag::post(&self.words(self.team.rank).progress.word, progress(self.epoch, phase, 0));
     }
 
-    /// Publishes that this rank failed, so that no rank waits for it.
+    /// Publishes that this rank has failed, so that no rank waits for this rank.
     pub(crate) fn publish_failure(&self) {
         flag::post(&self.words(self.team.rank).progress.word, progress(self.epoch, LAST_PHASE, FAILED));
     }
 
-    /// Publishes that this rank has completed `phase` phases, and waits until all ranks have.
+    /// Publishes that this rank has completed `phase` phases, and waits until all ranks have
+    /// completed them.
     ///
-    /// A rank that is already in a later epoch has completed every phase of this one. That happens
-    /// at the end of a team, because the next team in its slot continues the count.
+    /// A rank that is already in a later epoch has completed every phase of this epoch. This
+    /// happens at the end of a team, because the next team in the same slot continues the count.
     #[inline]
     pub(crate) fn sync(&self, phase: u32) -> Result<(), Stop> {
         self.complete(phase);
@@ -189,7 +192,8 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Returns an error that names `rank`, or the PE that caused its failure.
+    /// Returns an error that names the PE that caused the failure of `rank`, or `rank` if it failed
+    /// by itself.
     pub(crate) fn peer_error(&self, rank: usize, cause: PeerCause) -> Error {
         self.error_of_pe(self.team.members[rank], cause)
     }
@@ -199,7 +203,8 @@ impl<'a> Step<'a> {
         self.peers.peer_error(self.call, self.team.name(), pe, cause, word)
     }
 
-    /// Fails if `rank` can no longer take part. The error names the member that failed first.
+    /// Returns an error if `rank` can no longer participate. The error names the member that failed
+    /// first.
     fn check_member(&self, rank: usize) -> Result<(), Error> {
         let TeamState { members, slot, .. } = self.team;
         match self.peers.unavailable(members, *slot, members[rank]) {

@@ -1,16 +1,17 @@
 //! Checks at intervals that the targets of one-sided operations are alive.
 //!
-//! A one-sided operation waits for no PE: it accesses memory that stays mapped after its PE is
-//! gone. A program that spins on such operations, for example on a lock that a dead PE holds, must
-//! still end. So every [`CALLS_PER_CHECK`]th call of a thread asks whether its target is alive.
+//! A one-sided operation waits for no PE. It accesses memory that stays mapped after the target PE
+//! is gone. A program may spin on such operations, for example on a lock that a dead PE owns, and
+//! must still end. So every [`CALLS_PER_CHECK`]th call of a thread checks whether its target is
+//! alive.
 
 use crate::sync::peers::Peers;
 use peerweave_core::backend::TeamId;
 use peerweave_core::{Error, PeerCause, TeamName};
 use std::cell::Cell;
 
-/// Number of calls of a thread between two checks. It is a prime, so that a loop of several calls
-/// does not check the same call each time. A check takes about 300 ns, a call at least 10 ns.
+/// Number of calls of a thread between two checks. The number is a prime, so that a loop of several
+/// calls does not always check the same call. A check takes about 300 ns, a call at least 10 ns.
 const CALLS_PER_CHECK: u32 = 1021;
 
 thread_local! {
@@ -19,7 +20,7 @@ thread_local! {
     static CALLS_LEFT: Cell<u32> = const { Cell::new(CALLS_PER_CHECK) };
 }
 
-/// Counts a call; returns whether it must check its target.
+/// Counts a call. Returns whether this call must check its target.
 #[inline]
 pub(crate) fn check_is_due() -> bool {
     CALLS_LEFT.with(|left| match left.get().checked_sub(1) {
@@ -31,14 +32,15 @@ pub(crate) fn check_is_due() -> bool {
     })
 }
 
-/// Records that a check has found no failure.
+/// Restarts the count of calls, after a check that has found no failure.
 pub(crate) fn checked() {
     CALLS_LEFT.with(|left| left.set(CALLS_PER_CHECK));
 }
 
 impl Peers {
-    /// Fails if PE `target` is gone. The error names the PE whose failure came first. Later calls
-    /// of this thread then check too, until one finds its target alive.
+    /// Returns an error if PE `target` has died or left. The error names the PE whose failure came
+    /// first. After an error, all later calls of this thread are checked too, until a check
+    /// succeeds.
     #[cold]
     pub(crate) fn check_target(&self, call: &'static str, target: usize) -> Result<(), Error> {
         match self.liveness.gone(target).filter(|_| target != self.me) {
@@ -50,8 +52,8 @@ impl Peers {
         }
     }
 
-    /// Fails if a PE has died, for a call that completes the operations on all PEs. A PE that left
-    /// has not failed: others may continue without it.
+    /// Returns an error if a PE has died. Used by a call that completes the operations on all PEs.
+    /// A PE that left is not a failure, because other PEs may continue without it.
     #[cold]
     pub(crate) fn check_targets(&self, call: &'static str) -> Result<(), Error> {
         let died = |&pe: &usize| pe != self.me && self.liveness.gone(pe) == Some(PeerCause::Died);

@@ -14,14 +14,14 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// One team, as one of its members sees it.
+/// The state of a team on one of its members.
 #[derive(Debug)]
 pub(crate) struct TeamState {
     pub(crate) id: TeamId,
     pub(crate) slot: usize,
     /// PE of each rank.
     pub(crate) members: Box<[usize]>,
-    /// The words and staging areas of each rank.
+    /// The control words and staging areas of each rank.
     pub(crate) blocks: Box<[TeamBlock]>,
     /// This PE's rank.
     pub(crate) rank: usize,
@@ -29,34 +29,34 @@ pub(crate) struct TeamState {
     issued: AtomicU32,
     /// Epoch of the operation that was completed last.
     completed: AtomicU32,
-    /// The failure after which this team runs no collectives.
+    /// The failure of the team, after which the team runs no collectives on this PE.
     failure: OnceLock<Error>,
-    /// The channels to each rank.
+    /// The channels between this rank and each rank.
     pub(crate) channels: Box<[Channels]>,
 }
 
-/// The messages between this rank and another, in both directions.
+/// The channels between this rank and another rank, one for each direction.
 #[derive(Debug, Default)]
 pub(crate) struct Channels {
     pub(crate) send: Channel,
     pub(crate) receive: Channel,
 }
 
-/// The messages from one rank to another. Operations of a channel run one at a time, in the order
-/// in which they were issued.
+/// The sends or receives from one rank to another. Operations of a channel run one at a time, in
+/// the order in which they were issued.
 #[derive(Debug, Default)]
 pub(crate) struct Channel {
     /// Number of operations issued.
     pub(crate) issued: AtomicU64,
-    /// Number of operations ended, which is also the number of the operation that may run.
+    /// Number of operations that have ended. This is also the number of the operation that may run.
     pub(crate) ended: AtomicU64,
-    /// Number of messages published or read in the mailbox. Only the operation that may run changes
-    /// this number.
+    /// Number of messages that were published or read in the mailbox. Only the operation that may
+    /// run changes this number.
     pub(crate) messages: AtomicU64,
 }
 
-/// A team during an operation. The world is borrowed, so that its operations do not count
-/// references.
+/// A reference to a team during an operation. The world is borrowed, so that its operations do not
+/// change a reference count.
 #[derive(Debug)]
 pub(crate) enum TeamRef<'a> {
     Borrowed(&'a Arc<TeamState>),
@@ -89,13 +89,13 @@ impl Deref for TeamRef<'_> {
 }
 
 impl TeamState {
-    /// Returns a team whose operations count from `epoch`, which is at least the last epoch of any
-    /// member in the slot.
+    /// Creates a team whose operations count from `epoch`. The epoch must be at least the last
+    /// epoch of any member in the slot.
     pub(crate) fn new(segments: &Segments, slot: usize, members: Vec<usize>, rank: usize, epoch: u32) -> Self {
         let channels = members.iter().map(|_| Channels::default()).collect();
         Self {
             blocks: members.iter().map(|&pe| segments.block(pe, slot)).collect(),
-            // The epoch makes the number differ from those of earlier teams in the slot.
+            // The epoch makes the number different from the numbers of earlier teams in the slot.
             id: TeamId(slot as u32 | epoch << 8),
             slot,
             members: members.into(),
@@ -115,8 +115,8 @@ impl TeamState {
         TeamName { id: self.id, size: self.size() }
     }
 
-    /// Returns the epoch of a new operation. The caller must pass it to [`TeamState::end_epoch`] in
-    /// the end.
+    /// Returns the epoch of a new operation. The caller must eventually pass the epoch to
+    /// [`TeamState::end_epoch`].
     #[inline]
     pub(crate) fn issue_epoch(&self) -> u32 {
         self.issued.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
@@ -127,8 +127,8 @@ impl TeamState {
         self.issued.load(Ordering::Relaxed)
     }
 
-    /// Returns the PEs that have not entered the operation that is next to complete; none if no
-    /// operation is pending.
+    /// Returns the PEs that have not entered the next operation to complete. The list is empty if
+    /// no operation is pending.
     fn missing(&self, peers: &Peers) -> Vec<usize> {
         let next = self.completed.load(Ordering::Acquire).wrapping_add(1);
         if next == self.issued.load(Ordering::Acquire).wrapping_add(1) {
@@ -145,20 +145,21 @@ impl TeamState {
         self.completed.load(Ordering::Acquire) == epoch.wrapping_sub(1)
     }
 
-    /// Marks the operation of `epoch`, which was the one that might run, as ended.
+    /// Marks the operation of `epoch` as ended. It must be the operation that may run.
     #[inline]
     pub(crate) fn end_epoch(&self, epoch: u32) {
         self.completed.store(epoch, Ordering::Release);
     }
 
-    /// Returns the failure after which the team runs no collectives; `None` before a failure.
+    /// Returns the failure of the team, after which it runs no collectives. Returns `None` if the
+    /// team has not failed.
     #[inline]
     pub(crate) fn failure(&self) -> Option<&Error> {
         self.failure.get()
     }
 
-    /// Returns the error of a call that cannot run because the team has failed; `None` if the team
-    /// has not failed.
+    /// Returns the error of a call that cannot run because the team has failed. Returns `None` if
+    /// the team has not failed.
     #[inline]
     pub(crate) fn poisoned(&self, call: &'static str) -> Option<Error> {
         self.failure().map(|failure| self.poisoned_by(failure, call))
@@ -179,12 +180,12 @@ impl TeamState {
     }
 }
 
-/// The use of a slot.
+/// The state of a team slot on this PE.
 #[derive(Clone, Debug, Default)]
 enum Slot {
     #[default]
     Free,
-    /// A pending split will put a team here.
+    /// A call that creates a team has reserved the slot.
     Claimed,
     Team(Arc<TeamState>),
 }
@@ -199,7 +200,7 @@ pub(crate) struct Teams {
 #[derive(Debug)]
 struct Slots {
     states: Vec<Slot>,
-    /// The last epoch of the last team of each slot.
+    /// Last epoch of the previous team of each slot.
     last_epochs: Vec<u32>,
 }
 
@@ -222,8 +223,9 @@ impl Teams {
         &self.world
     }
 
-    /// Returns the team with a number. The core checked that it was live, but another thread may
-    /// have destroyed it since. A new team in its slot has another number.
+    /// Returns the team with the number `id`. The core has checked that the team was live, but
+    /// another thread may have destroyed it since then. A new team in the same slot has another
+    /// number.
     #[inline]
     pub(crate) fn get(&self, call: &'static str, id: TeamId) -> Result<TeamRef<'_>, Error> {
         if id == TeamId::WORLD {
@@ -235,14 +237,16 @@ impl Teams {
         }
     }
 
-    /// Returns one bit per free slot, and the last epoch of the last team of each slot.
+    /// Returns a word with one bit for each free slot, and the last epoch of the previous team of
+    /// each slot.
     pub(crate) fn free_slots(&self) -> (u64, Vec<u32>) {
         let slots = self.read();
         let free = slots.states.iter().enumerate().skip(1).filter(|(_, slot)| matches!(slot, Slot::Free));
         (free.fold(0, |bits, (slot, _)| bits | 1 << slot), slots.last_epochs.clone())
     }
 
-    /// Returns the members of each team, by slot, up to the last slot in use; none for a free slot.
+    /// Returns the members of the team in each slot, up to the last slot in use. The list of a free
+    /// slot is empty.
     pub(crate) fn members_by_slot(&self) -> Vec<Vec<u32>> {
         let members = |team: &TeamState| team.members.iter().map(|&pe| pe as u32).collect::<Vec<_>>();
         let slots = self.read();
@@ -256,7 +260,7 @@ impl Teams {
         by_slot
     }
 
-    /// Calls `each` for all teams, the world first.
+    /// Calls `each` for every team, starting with the world.
     fn for_each(&self, each: impl FnMut(&Arc<TeamState>)) {
         let slots = self.read();
         let made = slots.states.iter().filter_map(|slot| if let Slot::Team(team) = slot { Some(team) } else { None });
@@ -268,14 +272,14 @@ impl Teams {
         self.for_each(|team| team.fail(peers, error));
     }
 
-    /// Returns the PEs that pending operations wait for.
+    /// Returns the PEs for which pending operations wait.
     pub(crate) fn missing(&self, peers: &Peers) -> Vec<Pe> {
         let mut missing = BTreeSet::new();
         self.for_each(|team| missing.extend(team.missing(peers)));
         missing.into_iter().map(|pe| Pe::new(pe as u32)).collect()
     }
 
-    /// Claims a slot for a team that is being made; `false` if the slot is no longer free.
+    /// Reserves a slot for a team that is being created. Returns `false` if the slot is not free.
     pub(crate) fn claim(&self, slot: usize) -> bool {
         let mut slots = self.write();
         let free = matches!(slots.states[slot], Slot::Free);
@@ -285,14 +289,14 @@ impl Teams {
         free
     }
 
-    /// Frees a claimed slot.
+    /// Frees a reserved slot.
     pub(crate) fn unclaim(&self, slot: usize) {
         let mut slots = self.write();
         debug_assert!(matches!(slots.states[slot], Slot::Claimed));
         slots.states[slot] = Slot::Free;
     }
 
-    /// Puts a team into its claimed slot.
+    /// Puts a team into its reserved slot.
     pub(crate) fn insert(&self, team: TeamState) {
         let slot = team.slot;
         let mut slots = self.write();

@@ -1,8 +1,8 @@
-//! How a PE waits: it spins, or yields if PEs share processors, then sleeps. A wait ends at its
-//! limit, or when a PE that it needs is gone.
+//! The waits of a PE. A waiter first spins, or yields if PEs share processors, and then sleeps. A
+//! wait ends at its limit, or when a PE that it needs is gone.
 //!
-//! The caller polls shared memory and determines which PEs are missing. If the first poll succeeds,
-//! no clock is read.
+//! The caller polls shared memory and determines which PEs are missing. If an early poll succeeds,
+//! the waiter does not read the clock.
 
 use crate::sync::peers::Peers;
 use peerweave_core::Error;
@@ -10,31 +10,32 @@ use std::time::{Duration, Instant};
 
 /// Number of polls before the clock is read for the first time, if every PE has a processor.
 const SPINS: u32 = 2000;
-/// Like `SPINS`, if PEs share processors: the awaited PE may need this processor.
+/// Like `SPINS`, if PEs share processors. The number is small, because the awaited PE may need this
+/// processor.
 const SPINS_SHARED: u32 = 4;
 /// Number of polls between two readings of the clock, if every PE has a processor.
 const SPINS_PER_CLOCK: u32 = 200;
 /// Number of yields between two readings of the clock, if PEs share processors.
 const YIELDS_PER_CLOCK: u32 = 16;
-/// Time that a waiter with its own processor spins. This is longer than a time slice: next to other
-/// processes, a waiter that yields loses its processor for a slice and is then late itself. The
-/// system may still have placed two PEs on one processor although there are enough; see
-/// [`Peers::shares_my_processor`].
+/// Time for which a waiter with its own processor spins. It is longer than a time slice. If other
+/// processes run on the machine, a waiter that yields loses its processor for a time slice and is
+/// then late itself. The system may have placed two PEs on one processor although there are enough
+/// processors. See [`Peers::shares_my_processor`].
 const SPIN_TIME: Duration = Duration::from_millis(10);
-/// The time that a waiter that shares its processor yields before it sleeps. A sleeping waiter
-/// notices a change 50 µs late; a yielding one keeps its processor busy.
+/// Time for which a waiter that shares its processor yields before it sleeps. A sleeping waiter
+/// detects a change about 50 µs late, while a yielding waiter keeps its processor busy.
 const YIELD_TIME: Duration = Duration::from_millis(2);
-/// The first sleep.
+/// Duration of the first sleep.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
-/// The longest sleep.
+/// Maximum duration of a sleep.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
-/// The interval at which a waiter checks that the missing PEs are alive.
+/// Interval at which a waiter checks that the missing PEs are alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
 
-/// How long a wait may last.
+/// The time limit of a wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Limit {
-    /// After this time the caller needs its thread back; nothing has failed.
+    /// After this time the wait returns to its caller, although nothing has failed.
     Budget(Duration),
     /// After this time the operation has failed.
     Deadline(Duration),
@@ -66,7 +67,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// One wait of a PE, with its limit.
+/// A wait of a PE, with its limit.
 #[derive(Debug)]
 pub(crate) struct Waiter<'a> {
     peers: Option<&'a Peers>,
@@ -77,7 +78,7 @@ pub(crate) struct Waiter<'a> {
     slow: Option<Slow>,
 }
 
-/// A wait that has read the clock.
+/// State of a wait that has read the clock.
 #[derive(Debug)]
 struct Slow {
     since: Instant,
@@ -94,8 +95,9 @@ impl<'a> Waiter<'a> {
         Self { peers, spins: if shared { SPINS_SHARED } else { SPINS }, oversubscribed, limit, slow: None }
     }
 
-    /// Waits until `look` finds something. `gone` fails if an awaited PE is gone; it is called from
-    /// time to time. `timeout` gives the error of a deadline that has passed, from the time waited.
+    /// Waits until `look` returns a value. `gone` returns an error if an awaited PE is gone, and is
+    /// called at intervals. `timeout` returns the error of a deadline that has passed. Its argument
+    /// is the time waited.
     #[inline]
     pub(crate) fn until<T>(
         &mut self,
@@ -105,8 +107,8 @@ impl<'a> Waiter<'a> {
     ) -> Result<T, Stop> {
         loop {
             let paused = self.pause(&mut gone, &timeout);
-            // Look after a failure too: the peer may have arrived, and even left, since the last
-            // look.
+            // `look` is also called after a failure, because the peer may have arrived, and even
+            // left, since the last call.
             if let Some(found) = look() {
                 return Ok(found);
             }
@@ -114,8 +116,7 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Lets a little time pass between two looks. `gone` and `timeout` are those of
-    /// [`Waiter::until`].
+    /// Pauses between two polls. `gone` and `timeout` are those of [`Waiter::until`].
     #[inline]
     pub(crate) fn pause(
         &mut self,
@@ -130,7 +131,7 @@ impl<'a> Waiter<'a> {
         self.pause_slowly(gone, timeout)
     }
 
-    /// Restarts the deadline after progress.
+    /// Restarts the deadline of the wait after progress.
     pub(crate) fn progressed(&mut self) {
         if let Some(slow) = &mut self.slow {
             slow.since = Instant::now();
@@ -146,7 +147,7 @@ impl<'a> Waiter<'a> {
     ) -> Result<(), Stop> {
         let oversubscribed = self.oversubscribed;
         let peers = self.peers;
-        // An abort comes first: PEs are gone because of it.
+        // An abort takes precedence, because PEs may be gone because of the abort.
         let mut gone = || {
             let gone = gone();
             peers.map_or(Ok(()), Peers::check_abort)?;
@@ -224,12 +225,12 @@ mod tests {
     #[test]
     fn wait_with_a_spent_budget_stops_without_an_error() {
         let mut waiter = Waiter::new(None, true, Limit::Budget(Duration::from_millis(1)));
-        let gone = || panic!("liveness is not checked within a millisecond");
+        let gone = || panic!("liveness was checked within a millisecond");
         assert!(matches!(expired(&mut waiter, gone, &Default::default()), Stop::BudgetSpent));
     }
 
     #[test]
-    fn missing_peer_ends_the_wait_well_before_the_deadline() {
+    fn wait_for_a_gone_peer_ends_before_the_deadline() {
         let mut waiter = Waiter::new(None, true, Limit::Deadline(Duration::from_secs(60)));
         let started = Instant::now();
         let stop = expired(&mut waiter, || Err(error("gone")), &Default::default());

@@ -1,14 +1,16 @@
-//! State of the server: joined PEs and pending requests. A pure state machine without sockets,
-//! clock or threads.
+//! State of the server: joined PEs and pending requests. This is a pure state machine without
+//! sockets, clock or threads.
 //!
-//! [`crate::server`] handles bytes and connections; this module takes decoded frames and returns
+//! [`crate::server`] handles bytes and connections. This module receives decoded frames and returns
 //! the frames to send.
 //!
-//! Invariants: [1] each PE has one seat, which at most one connection takes, and which is never
-//! taken again once it has been given up; [2] every request of a joined PE is answered, or its
-//! connection is closed (a cancelled collective may be answered a second time, which the client
-//! ignores); [3] `rounds` holds the rounds `first_round..first_round + rounds.len()` without a gap,
-//! and a round is removed only when every PE has entered it.
+//! Invariants:
+//! - [1] Each PE has one seat. At most one connection takes the seat. After the connection has
+//!   given up the seat, it is never taken again.
+//! - [2] Every request of a joined PE is answered, or the connection of the PE is closed. A
+//!   cancelled collective may be answered a second time, which the client ignores.
+//! - [3] `rounds` contains the rounds `first_round..first_round + rounds.len()` without a gap. A
+//!   round is removed only when every PE has entered it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,14 +25,14 @@ pub(crate) type Link = u64;
 /// An action that the server takes after an event.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// Sends these bytes. They are shared, because all PEs get the result of an exchange.
+    /// Sends these bytes. The bytes are shared, because all PEs get the same result of an exchange.
     Send(Link, Arc<[u8]>),
-    /// Closes the connection once everything has been sent.
+    /// Closes the connection after all pending bytes have been sent.
     Close(Link),
 }
 
-/// Maximum number of collective calls by which a PE can be ahead of another. Only PEs whose waits
-/// time out get ahead.
+/// Maximum number of collective calls by which a PE can be ahead of another PE. A PE gets ahead
+/// only if its waits time out.
 const MAX_OPEN_ROUNDS: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,9 +47,10 @@ struct Member {
     seat: Seat,
     /// Number of rounds that the PE has entered.
     entered: u64,
-    /// PEs that its last call waited for until the deadline. Emptied by its next call.
+    /// The PEs that were missing at the deadline of the PE's last call. The next call clears the
+    /// list.
     in_vain: Vec<u32>,
-    /// The PE that it has named as the cause if it ends.
+    /// The PE that this PE has named as the cause if this PE ends.
     blames: Option<u32>,
 }
 
@@ -70,10 +73,10 @@ pub(crate) struct Board {
     rounds: VecDeque<Round>,
     first_round: u64,
     store: HashMap<String, Vec<u8>>,
-    /// Bytes in `store` and in the blobs of `rounds`.
+    /// Number of bytes in `store` and in the blobs of `rounds`.
     stored_len_bytes: usize,
     limit_bytes: usize,
-    /// PEs that wait for a key, with their requests.
+    /// The PEs that wait for each key, with their request numbers.
     awaited: HashMap<String, Vec<(u32, u64)>>,
     /// PEs that wait for the join to complete.
     joining: Vec<u32>,
@@ -81,8 +84,8 @@ pub(crate) struct Board {
     broken: Option<Fault>,
     /// The first PE that has ended the job, with its exit code.
     aborted: Option<(u32, u8)>,
-    /// Of the PEs that have left, the one that entered the fewest rounds: that number and the PE.
-    /// Later rounds cannot complete.
+    /// The smallest number of rounds that a PE had entered when it left, with that PE. Rounds from
+    /// this number on cannot complete.
     first_left: Option<(u64, u32)>,
 }
 
@@ -106,12 +109,12 @@ impl Board {
         }
     }
 
-    /// Returns the first loss.
+    /// Returns the first loss of a PE, if any.
     pub(crate) fn first_loss(&self) -> Option<&Fault> {
         self.broken.as_ref()
     }
 
-    /// The PE that ended the job, and its code.
+    /// Returns the first PE that ended the job, and its exit code.
     pub(crate) fn aborted(&self) -> Option<(u32, u8)> {
         self.aborted
     }
@@ -120,7 +123,7 @@ impl Board {
         self.members.iter().map(|member| &member.seat)
     }
 
-    /// Handles a hello. Returns the reason if the hello is refused, and changes nothing then.
+    /// Handles a hello. If the hello is refused, returns the reason and changes nothing.
     pub(crate) fn hello(&mut self, link: Link, hello: &Hello, out: &mut Vec<Action>) -> Result<(), Refusal> {
         if hello.token != self.token {
             return Err(Refusal::Token);
@@ -131,8 +134,8 @@ impl Board {
         let Some(member) = self.members.get_mut(hello.pe as usize) else { return Err(Refusal::NPes) };
         match &member.seat {
             Seat::Empty => {}
-            // The launcher reported this PE as lost before the PE connected: the PE may connect to
-            // get the reason.
+            // The launcher reported this PE as lost before the PE connected. The PE may connect to
+            // get the cause.
             Seat::Lost(fault @ Fault::Reported { .. }) => {
                 send(out, link, &Frame::Welcome);
                 send(out, link, &Frame::Failed { request: JOIN_REQUEST, fault: fault.clone() });
@@ -208,7 +211,8 @@ impl Board {
         }
     }
 
-    /// Handles the end of a joined PE's connection. Returns the resulting loss.
+    /// Handles the end of the connection of a joined PE. Returns the loss, if the PE had not left
+    /// or been lost before.
     pub(crate) fn closed(&mut self, pe: u32, out: &mut Vec<Action>) -> Option<Fault> {
         if !matches!(self.members[pe as usize].seat, Seat::Taken(_)) {
             return None;
@@ -220,7 +224,7 @@ impl Board {
         }
     }
 
-    /// Handles the launcher's report that a PE is lost.
+    /// Handles a report of the launcher that a PE is lost.
     pub(crate) fn report_lost(&mut self, pe: u32, why: &str, out: &mut Vec<Action>) {
         let Some(member) = self.members.get(pe as usize) else { return };
         if let Seat::Taken(link) = member.seat {
@@ -248,7 +252,7 @@ impl Board {
         out: &mut Vec<Action>,
     ) -> Result<(), ProtocolError> {
         let member = &mut self.members[pe as usize];
-        // [3]: a PE enters a round only once, so the round is still open or not opened yet.
+        // By invariant [3], a round that this PE has not entered is still open or not opened yet.
         if number != member.entered {
             return Err(ProtocolError::Field { field: "request" });
         }
@@ -306,7 +310,8 @@ impl Board {
         Ok(())
     }
 
-    /// Returns the reason why a round can never complete, if a PE is lost or has left before it.
+    /// Returns the fault if a round can never complete, because a PE is lost or has left before the
+    /// round.
     fn hopeless(&self, number: u64) -> Option<Fault> {
         let left = || self.first_left.filter(|(entered, _)| *entered <= number).map(|(_, pe)| Fault::Left { pe });
         self.broken.clone().or_else(left)
@@ -329,7 +334,8 @@ impl Board {
         }
     }
 
-    /// Fails an open round for all PEs that have entered it, and for `newcomer`.
+    /// Ends an open round with a fault. All PEs that have entered it, and `newcomer`, get the
+    /// fault.
     fn fail_round(&mut self, at: usize, fault: Fault, newcomer: Option<u32>, out: &mut Vec<Action>) {
         let request = (self.first_round + at as u64) | ROUND_BIT;
         let round = &mut self.rounds[at];
@@ -411,7 +417,8 @@ impl Board {
         self.answer(pe, &Frame::Late { request, missing }, out);
     }
 
-    /// Ends the job: notifies every PE, also one without a request. Only the first call counts.
+    /// Ends the job. Notifies every PE, even PEs without a pending request. Only the first call has
+    /// an effect.
     fn abort(&mut self, pe: u32, code: u8, out: &mut Vec<Action>) {
         if self.aborted.is_some() {
             return;
@@ -444,9 +451,9 @@ impl Board {
         }
     }
 
-    /// Marks a PE as lost and fails all waits. All PEs get the first loss, because later ones
-    /// follow from it. If the PE left because its own wait had timed out, the reported cause is the
-    /// PEs that it waited for.
+    /// Marks a PE as lost and fails all waits. All PEs get the first loss, because later losses
+    /// follow from it. If the PE's own wait had timed out, the reported cause is the PEs that it
+    /// waited for. If it had named another PE as the cause, that PE is reported.
     fn lose(&mut self, pe: u32, fault: Fault, out: &mut Vec<Action>) {
         let members = &mut self.members;
         let mut missing = std::mem::take(&mut members[pe as usize].in_vain);
@@ -456,8 +463,8 @@ impl Board {
         }
         let fault = if missing.is_empty() { fault } else { Fault::GaveUp { pe, missing } };
         members[pe as usize].seat = Seat::Lost(fault.clone());
-        // PEs without pending requests are notified too, because the server may have died at their
-        // next request.
+        // PEs without pending requests are notified too, because the server may have died by the
+        // time of their next request.
         let lost = bytes(&Frame::Lost { fault: fault.clone() });
         for pe in 0..self.members.len() as u32 {
             self.tell(pe, &lost, out);

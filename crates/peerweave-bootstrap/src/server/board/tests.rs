@@ -1,4 +1,4 @@
-//! Tests the state machine with PEs that take random actions in any order: every request is
+//! Tests the state machine with PEs that take random actions in any order. Every request is
 //! answered, and no request is pending after a loss.
 
 use std::collections::HashSet;
@@ -9,7 +9,8 @@ use super::*;
 
 const N_PES: u32 = 4;
 
-/// An action of a PE or the launcher. An action that is impossible in the current state is skipped.
+/// An action of a PE or of the launcher. An action that is impossible in the current state is
+/// skipped.
 #[derive(Clone, Debug)]
 enum Step {
     Hello(u32),
@@ -30,7 +31,7 @@ fn step() -> impl Strategy<Value = Step> {
     let pe = || 0..N_PES;
     prop_oneof![
         6 => pe().prop_map(Step::Hello),
-        // Two labels, of which one is much more likely, so that mismatches are rare.
+        // There are two labels. The first is much more likely, so that mismatches are rare.
         6 => (pe(), 0u8..12).prop_map(|(pe, label)| Step::Barrier(pe, label / 11)),
         9 => (pe(), 0u8..12).prop_map(|(pe, label)| Step::Exchange(pe, label / 11)),
         3 => (pe(), 0u8..3, 0usize..40).prop_map(|(pe, key, len)| Step::Put(pe, key, len)),
@@ -44,7 +45,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The state machine, and the clients' ends of its connections.
+/// The state machine, and the client side of its connections.
 struct World {
     board: Board,
     token: Token,
@@ -108,7 +109,7 @@ impl World {
                     let request = *which.get(&open);
                     self.board.frame(pe, Frame::Cancel { request }, &mut out).unwrap();
                     self.deliver(out);
-                    assert!(!self.open[pe as usize].contains(&request), "a cancelled request is still open");
+                    assert!(!self.open[pe as usize].contains(&request), "the cancelled request is still pending");
                     return;
                 }
             }
@@ -148,7 +149,7 @@ impl World {
         }
     }
 
-    /// Handles the actions as the PEs would.
+    /// Performs the actions and updates the state of the PEs that receive frames.
     fn deliver(&mut self, out: Vec<Action>) {
         for action in out {
             match action {
@@ -190,7 +191,7 @@ impl World {
     fn check(&self) {
         let lost = self.board.seats().any(|seat| matches!(seat, Seat::Lost(_)));
         for (pe, open) in self.open.iter().enumerate() {
-            assert!(!lost || open.is_empty(), "PE {pe} waits for {open:?} after a loss");
+            assert!(!lost || open.is_empty(), "PE {pe} waits for requests {open:?} after a loss");
             for request in open {
                 if request & ROUND_BIT != 0 {
                     let number = request & !ROUND_BIT;
@@ -216,7 +217,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_request_is_answered_and_no_wait_survives_a_loss(steps in prop::collection::vec(step(), 0..80)) {
+    fn every_request_is_answered_even_after_a_loss(steps in prop::collection::vec(step(), 0..80)) {
         let mut world = World::new();
         // In most sequences all PEs join first.
         if steps.len() % 4 != 0 {
@@ -245,7 +246,7 @@ fn finished_rounds_are_removed() {
 }
 
 #[test]
-fn pe_too_many_rounds_ahead_is_refused() {
+fn pe_too_many_rounds_ahead_is_an_error() {
     let mut world = World::new();
     (0..N_PES).for_each(|pe| world.take(Step::Hello(pe)));
     for _ in 0..MAX_OPEN_ROUNDS {

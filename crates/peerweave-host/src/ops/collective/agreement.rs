@@ -7,8 +7,8 @@ use peerweave_core::{Error, Mismatch};
 use peerweave_types::{DType, Pe, Rank, ReduceOp, TeamShape};
 use std::sync::atomic::Ordering;
 
-/// The purpose of a collective. Collectives of the backend itself run like those of users, and
-/// never match them.
+/// The purpose of a collective. Collectives of the backend itself run like collectives of users,
+/// but never match them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Purpose {
@@ -26,7 +26,7 @@ impl Purpose {
     const ALL: [Self; 8] =
         [Self::User, Self::Allocate, Self::Release, Self::Split, Self::Destroy, Self::Finalize, Self::Join, Self::Place];
 
-    /// The name of the call; `None` for a collective of the user.
+    /// Returns the name of the call. Returns `None` for a collective of the user.
     pub(super) fn call(self) -> Option<&'static str> {
         match self {
             Self::User => None,
@@ -40,8 +40,8 @@ impl Purpose {
     }
 }
 
-/// Returns the parameters of an allocation on which all PEs must agree, as one word: bytes, element
-/// type, alignment, zeroed.
+/// Returns the parameters of an allocation on which all PEs must agree, encoded in one word: bytes,
+/// element type, alignment, zeroed.
 pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     let align = u64::from(request.align.trailing_zeros());
     let bytes = (request.bytes as u64).min((1 << ALLOCATE_DTYPE_SHIFT) - 1);
@@ -49,8 +49,8 @@ pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     bytes | dtype << ALLOCATE_DTYPE_SHIFT | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
 }
 
-/// Requests of 2^48 bytes and more all have the same word: they exceed the address space, and so
-/// fail.
+/// Bit position of the element type. All requests of 2^48 bytes or more have the same word. Such
+/// requests exceed the address space, so they fail.
 const ALLOCATE_DTYPE_SHIFT: u32 = 48;
 const ALLOCATE_ALIGN_SHIFT: u32 = 56;
 
@@ -63,11 +63,12 @@ fn allocation(detail: u64) -> Allocation {
     }
 }
 
-/// Returns the arguments of a split on which all ranks must agree, and its step, as one word. The
-/// first step exchanges the requests; the second one checks whether the slots were claimed.
+/// Returns the arguments of a split on which all ranks must agree, and the step of the split,
+/// encoded in one word. The first step exchanges the requests. The second step checks whether the
+/// slots were claimed.
 ///
-/// A job has at most 4096 PEs, so the first rank of a shape takes 12 bits and a number of ranks 13.
-/// The stride of a shape of one rank has no meaning, so it is not compared.
+/// A job has at most 4096 PEs, so the first rank of a shape takes 12 bits, and the number of ranks
+/// 13 bits. The stride of a shape of one rank has no meaning, so it is not compared.
 pub(crate) fn split_detail(call: SplitCall, claimed: bool) -> u64 {
     let (kind, arguments) = match call {
         SplitCall::Strided(TeamShape { start, stride, size }) => {
@@ -96,7 +97,7 @@ fn split(detail: u64) -> SplitCall {
     }
 }
 
-/// Marks a reduction by a function of the caller, in the word that describes a call.
+/// Flag in word 0 of a call: the reduction uses a function of the caller.
 const BY_FUNCTION: u64 = 1 << 31;
 
 /// Returns a digest of the words of a call. Each term is a bijection of one word, so calls that
@@ -109,7 +110,7 @@ pub(super) fn signature([what, root, count, detail]: &[u64; 4]) -> u64 {
 }
 
 impl Run<'_> {
-    /// Returns the parameters on which all ranks must agree, as four words.
+    /// Returns the parameters on which all ranks must agree, encoded in four words.
     #[inline]
     pub(super) fn call_words(&self) -> [u64; 4] {
         let op = self.op;
@@ -118,14 +119,14 @@ impl Run<'_> {
         [what, u64::from(op.root.get()), op.count as u64, self.detail]
     }
 
-    /// Returns whether calls are compared in full, not only by their digests. This is necessary if
-    /// a rank accesses memory that another rank names.
+    /// Returns whether ranks compare calls in full, not only the digests. This is necessary if a
+    /// rank accesses memory that another rank names.
     #[inline]
     pub(super) fn compares_in_full(&self, algorithm: Algorithm) -> bool {
         self.shared.compare_calls || algorithm == Algorithm::Large || self.purpose != Purpose::User
     }
 
-    /// Publishes the call, for ranks that compare it in full.
+    /// Publishes the call of this rank, for ranks that compare calls in full.
     #[inline]
     pub(super) fn publish_call(&self, call: &[u64; 4]) {
         let words = &self.step.words(self.me).call[self.step.parity()].words;
@@ -134,7 +135,7 @@ impl Run<'_> {
         }
     }
 
-    /// Fails with the first rank whose call differs.
+    /// Returns an error that names the first rank whose call differs from the call of this rank.
     #[cold]
     pub(super) fn compare_calls(&self) -> Result<(), Stop> {
         let mine = self.call_words();
@@ -154,12 +155,12 @@ impl Run<'_> {
     }
 }
 
-/// Returns the error of ranks that made different calls.
+/// Converts a mismatch of calls to an error.
 pub(super) fn mismatch(mismatch: Mismatch) -> Stop {
     Error::Mismatch(Box::new(mismatch)).into()
 }
 
-/// Returns the description of a call for messages.
+/// Returns the description of a call, for error messages.
 fn describe([what, root, count, detail]: [u64; 4]) -> String {
     let purpose = Purpose::ALL.get((what >> 24 & 0x7f) as usize).copied().unwrap_or(Purpose::User);
     if let Some(call) = purpose.call() {
@@ -167,7 +168,7 @@ fn describe([what, root, count, detail]: [u64; 4]) -> String {
             Purpose::Allocate => allocation(detail).to_string(),
             Purpose::Split => split(detail).to_string(),
             Purpose::Join => format!("{call} with {detail} bytes of symmetric heap"),
-            Purpose::Place => format!("{call} that ends at offset {detail:#x}"),
+            Purpose::Place => format!("{call} that returned offset {detail:#x}"),
             Purpose::Release => format!("{call} of the buffer at offset {detail:#x}"),
             _ => call.to_owned(),
         };

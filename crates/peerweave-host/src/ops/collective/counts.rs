@@ -13,13 +13,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const COLUMNS: usize = 4;
 
-/// The words of a table that needs no allocation: that of 8 ranks.
+/// Number of words of a table that is stored without a heap allocation. This is enough for 8 ranks.
 const WORDS: usize = 8 * 8 * COLUMNS;
 
-/// Words before the counts: the codes of the two buffers.
+/// Number of words before the counts. These words are the codes of the two buffers.
 const CODES: usize = 2;
 
-/// The number of elements that every rank sends to every rank, and their offsets in the buffers.
+/// For each pair of ranks, the number of elements that one rank sends to the other, and their
+/// offsets in the buffers.
 #[derive(Debug)]
 pub(super) struct Counts {
     n: usize,
@@ -37,7 +38,7 @@ impl Counts {
         self.get(from, to, 0)
     }
 
-    /// Returns the offset of these elements in the send buffer of `from`.
+    /// Returns the offset of the elements for `to` in the send buffer of `from`.
     pub(super) fn send_offset(&self, from: usize, to: usize) -> usize {
         self.get(from, to, 1)
     }
@@ -56,18 +57,20 @@ impl Counts {
         (0..self.n * self.n).map(|i| self.table[i * COLUMNS] as usize).max().unwrap_or(0)
     }
 
-    /// Returns the number of elements that all ranks send.
+    /// Returns the total number of elements that all ranks send.
     pub(super) fn total(&self) -> usize {
         (0..self.n * self.n).map(|i| self.table[i * COLUMNS] as usize).sum()
     }
 }
 
-/// Returns the part of rank `me` in a sum over all ranks that is 0 modulo 2^64 if the counts of all
-/// pairs of ranks agree: what a rank sends to another is added, what it receives is subtracted.
+/// Returns the term of rank `me` in a sum over all ranks. The sum is 0 modulo 2^64 if the counts of
+/// all pairs of ranks agree. The digests of sent counts are added, and those of received counts are
+/// subtracted.
 #[inline]
 pub(super) fn balance(me: usize, counts: &VectorCounts) -> u64 {
     let pairs = std::iter::zip(&counts.send_counts, &counts.recv_counts).enumerate();
-    // The core has compared the two counts of a rank with itself.
+    // The core has already compared the counts that a rank sends to itself and receives from
+    // itself.
     pairs.filter(|&(rank, _)| rank != me).fold(0u64, |sum, (rank, (&sent, &received))| {
         sum.wrapping_add(digest(me, rank, sent)).wrapping_sub(digest(rank, me, received))
     })
@@ -82,17 +85,19 @@ fn digest(from: usize, to: usize, count: usize) -> u64 {
 }
 
 impl Run<'_> {
-    /// Returns the bytes of a staging area that the counts take: a number of cache lines.
+    /// Returns the number of bytes that the counts take in a staging area, rounded up to cache
+    /// lines.
     #[inline]
     pub(super) fn counts_bytes(&self) -> usize {
         ((CODES + self.n * COLUMNS) * size_of::<u64>()).next_multiple_of(64)
     }
 
     fn count_word(&self, rank: usize, index: usize) -> &AtomicU64 {
-        assert!(self.counts_bytes() <= STAGE_BYTES, "the counts of {} ranks do not fit a staging area", self.n);
+        assert!(self.counts_bytes() <= STAGE_BYTES, "the counts of {} ranks do not fit in a staging area", self.n);
         let at = self.step.stage(rank, self.step.parity()).cast::<AtomicU64>().wrapping_add(index);
-        // SAFETY: inside the staging area (asserted) and aligned; from when this operation is
-        // entered until its ranks have read the counts, they access these words only atomically.
+        // SAFETY: the word is inside the staging area (asserted) and aligned. While this operation
+        // runs and until its ranks have read the counts, all ranks access these words only
+        // atomically.
         unsafe { &*at }
     }
 
@@ -115,7 +120,8 @@ impl Run<'_> {
         std::array::from_fn(|index| self.count_word(rank, index).load(Ordering::Relaxed))
     }
 
-    /// Reads the counts of all ranks, after all have published them, and compares them.
+    /// Reads the counts of all ranks and compares them. All ranks must have published their counts
+    /// before.
     pub(super) fn read_counts(&self) -> Result<Counts, Stop> {
         let mut table = SmallVec::with_capacity(self.n * self.n * COLUMNS);
         for rank in 0..self.n {
@@ -143,8 +149,8 @@ impl Run<'_> {
 mod tests {
     use super::*;
 
-    /// Returns the sum of the balances of ranks of which `sent[r][p]` and `received[r][p]` are the
-    /// counts.
+    /// Returns the sum of the balances of all ranks. `sent[r][p]` and `received[r][p]` are the
+    /// counts of rank `r` for rank `p`.
     fn sum(sent: &[Vec<usize>], received: &[Vec<usize>]) -> u64 {
         let balance = |(rank, (sent, received)): (usize, (&Vec<usize>, &Vec<usize>))| {
             balance(rank, &VectorCounts::packed(sent.clone(), received.clone()))
@@ -176,7 +182,7 @@ mod tests {
                 }
             }
         }
-        // Two ranks that swap what they expect, and what they send.
+        // Each rank sends a count that the other rank does not expect, but the total counts agree.
         assert_ne!(sum(&[vec![0, 1], vec![2, 0]], &[vec![0, 1], vec![2, 0]]), 0);
     }
 }

@@ -1,10 +1,10 @@
-//! Collectives on private buffers, which the operating system reads from the other processes. This
+//! Collectives on private buffers that the operating system reads from the other processes. This
 //! saves one copy compared with the staging areas.
 //!
-//! Peers only *read* private memory; no rank writes to another process. A rank that failed may have
-//! freed its buffer: a late read fails or returns bytes that are discarded, but a late write would
-//! corrupt memory. So results take two steps: each rank computes its share in its own memory, all
-//! synchronize, and the others fetch it from there.
+//! Peers only *read* private memory. No rank writes to another process. A rank that failed may have
+//! freed its buffer. A late read then fails or returns bytes that are discarded, but a late write
+//! would corrupt memory. So producing results takes two steps. Each rank computes its share in its
+//! own memory. Then all ranks synchronize, and the other ranks fetch the share from there.
 
 use super::direct::share;
 use super::{InPlace, NO_BUFFER, PRIVATE, PerRank, Run};
@@ -20,8 +20,8 @@ use peerweave_types::SymOffset;
 use std::ops::Range;
 
 /// Returns whether this algorithm supports a collective of `n` ranks. An all-to-all in place would
-/// have to write to peers, and a reduce would run on the root alone. If all ranks read the same
-/// bytes, larger teams are faster with staging areas, which stay in a cache.
+/// have to write to peers, and a reduce would run on the root only. If all ranks read the same
+/// bytes, larger teams are faster with staging areas, because the areas stay in a cache.
 pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
     match op.kind {
         Kind::AllReduce | Kind::AllReduceRmsNorm | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => {
@@ -80,10 +80,10 @@ impl Run<'_> {
         self.step.sync(1)
     }
 
-    /// Reduces elements `range` of the operands of all ranks into `to` of this rank.
+    /// Reduces the elements `range` of the operands of all ranks, and stores the result to `to`.
     fn reduce_fetched(&self, entries: &[Entry], range: Range<usize>, to: *mut u8) -> Result<(), Stop> {
         let size = self.element_bytes();
-        // The staging areas of this rank are contiguous, and no other rank uses them in this
+        // The two staging areas of this rank are contiguous, and no other rank uses them in this
         // operation.
         let scratch = self.step.stage(self.me, 0);
         let block_len = (2 * STAGE_BYTES / self.n).min(CROSS_MEMORY_BLOCK) / 64 * 64 / size;
@@ -106,7 +106,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the address of a buffer that is mapped in this process.
+    /// Returns the address of a buffer of `rank` in this process. Returns `None` if the buffer is
+    /// not mapped in this process.
     fn mapped(&self, rank: usize, code: u64) -> Option<*mut u8> {
         if code & PRIVATE == 0 {
             Some(self.step.peers.segments.symmetric(self.step.team.members[rank], SymOffset(code)))
@@ -117,20 +118,21 @@ impl Run<'_> {
         }
     }
 
-    /// Copies from a buffer of `rank`.
+    /// Copies `bytes` bytes from a buffer of `rank`, starting at `offset`.
     fn fetch(&self, rank: usize, code: u64, offset: usize, to: *mut u8, bytes: usize) -> Result<(), Stop> {
         assert_ne!(code, NO_BUFFER, "peerweave-core bug: the collective has no operand");
         if let Some(from) = self.mapped(rank, code) {
             let from = from.wrapping_add(offset);
             if !std::ptr::eq(from, to) {
-                // SAFETY: every rank checked its sizes against the same count (the calls were
-                // compared); the ranges do not overlap.
+                // SAFETY: every rank has checked its sizes against the same count, because the
+                // calls were compared. The ranges do not overlap.
                 unsafe { simd::copy(to, from, bytes) };
             }
             return Ok(());
         }
         let pid = self.step.peers.segments.page(self.step.team.members[rank]).pid.load(std::sync::atomic::Ordering::Relaxed);
-        // SAFETY: `to` is this rank's buffer, or a block of its own, of at least `bytes`.
+        // SAFETY: `to` is the buffer of this rank, or a block of its staging areas, with at least
+        // `bytes` bytes.
         unsafe { cross_memory::read(pid, (code & !PRIVATE) + offset as u64, to, bytes) }
             .map_err(|_| self.step.peer_error(rank, PeerCause::Unreachable).into())
     }

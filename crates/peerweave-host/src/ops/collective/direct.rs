@@ -1,9 +1,9 @@
-//! Collectives on symmetric buffers: every rank accesses the buffers of all ranks directly, and
+//! Collectives on symmetric buffers. Every rank accesses the buffers of all ranks directly, and
 //! each byte is copied once.
 //!
 //! All ranks have entered, so all buffers are ready. No rank returns before all ranks are done. One
-//! rank computes each element of a result and stores it to all ranks that need it, so it has the
-//! same bits everywhere. Each rank moves about the same number of bytes.
+//! rank computes each element of a result and stores it to all ranks that need it. So the element
+//! has the same bits on all ranks. Each rank moves about the same number of bytes.
 
 use super::counts::Counts;
 use super::{InPlace, NO_BUFFER, PerRank, Run};
@@ -15,14 +15,15 @@ use peerweave_core::backend::CollectiveKind as Kind;
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// The buffers of all ranks, mapped in this process; null if a rank has none.
+/// The addresses of the buffers of all ranks in this process. An address is null if the rank has no
+/// such buffer.
 struct Buffers {
     send: PerRank<*mut u8>,
     recv: PerRank<*mut u8>,
     scalars: PerRank<u64>,
 }
 
-/// Divides `0..count` into `n` shares at borders of cache lines, and returns share `index`.
+/// Divides `0..count` into `n` shares at cache-line boundaries, and returns share `index`.
 pub(super) fn share(count: usize, n: usize, index: usize, element_bytes: usize) -> Range<usize> {
     let line = (64 / element_bytes).max(1);
     let each = count.div_ceil(n).next_multiple_of(line);
@@ -45,7 +46,8 @@ impl Run<'_> {
     /// Runs the rest of the collective, after its first `phases_done` phases.
     pub(super) fn direct(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let buffers = self.buffers(entries);
-        // Some ranks may work in place and others not; all must choose the same algorithm.
+        // Some ranks may work in place while others do not, but all ranks must choose the same
+        // algorithm.
         let in_place = super::in_place(entries);
         match (self.op.kind, counts) {
             (Kind::AllReduce | Kind::AllReduceRmsNorm | Kind::Reduce, _) => self.direct_reduce(&buffers),
@@ -55,8 +57,8 @@ impl Run<'_> {
             (Kind::Scatter, _) => self.direct_scatter(&buffers),
             (Kind::AllToAll, _) if in_place == InPlace::All => self.direct_exchange(&buffers),
             (Kind::AllToAllStrided, _) => return self.in_rounds(entries, counts, phases_done),
-            // A result would overwrite operands that other ranks have yet to read: use the staging
-            // areas.
+            // A result would overwrite operands that other ranks have not read yet, so these
+            // collectives use the staging areas.
             (Kind::AllToAll | Kind::AllToAllV | Kind::Scan | Kind::ExclusiveScan, _) if in_place != InPlace::None => {
                 return self.in_rounds(entries, counts, phases_done);
             }
@@ -68,13 +70,14 @@ impl Run<'_> {
         self.step.sync(phases_done + 1)
     }
 
-    /// Stores bypass the caches if the bytes of all ranks together do not fit there.
+    /// Returns the kind of stores. Stores bypass the caches if the bytes of all ranks together do
+    /// not fit in the caches.
     fn stores(&self, bytes_of_all: usize) -> Stores {
         if bytes_of_all >= tuning::STREAMING_FOOTPRINT { Stores::Streaming } else { Stores::Cached }
     }
 
-    /// Returns the other ranks, starting after this one, so that ranks do not all start with the
-    /// same one.
+    /// Returns the other ranks, starting after this rank, so that ranks do not all start with the
+    /// same rank.
     fn others_from_here(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, n) = (self.me, self.n);
         (1..n).map(move |distance| (me + distance) % n)
@@ -84,9 +87,9 @@ impl Run<'_> {
         if std::ptr::eq(to, from) {
             return;
         }
-        // SAFETY: the core of each rank has checked the sizes of the buffers against the same count
-        // (the calls were compared); the ranges are the same bytes (excluded above) or do not
-        // overlap.
+        // SAFETY: the core of each rank has checked the sizes of the buffers against the same
+        // count, because the calls were compared. The ranges are the same bytes (excluded above) or
+        // do not overlap.
         unsafe {
             match stores {
                 Stores::Cached => simd::copy(to, from, bytes),
@@ -109,7 +112,7 @@ impl Run<'_> {
         self.reduce(&inputs, &outputs, share.len(), stores);
     }
 
-    /// Each rank reads the operands of the ranks before it.
+    /// Runs a scan: each rank reads the operands of the ranks before it.
     fn direct_scan(&self, buffers: &Buffers) {
         let ranks = if self.op.kind == Kind::Scan { self.me + 1 } else { self.me };
         let operands = buffers.send.iter().zip(&buffers.scalars).take(ranks);
@@ -132,15 +135,15 @@ impl Run<'_> {
         self.reduce(&inputs, &[buffers.recv[self.me]], self.op.count, stores);
     }
 
-    /// The root writes the first share of the result of every other rank, and each rank reads the
-    /// rest.
+    /// Runs a broadcast: the root writes the first share of the result of every other rank, and
+    /// each rank reads the rest.
     fn direct_broadcast(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let root = self.op.root.index();
         let bytes = self.op.count * size;
         let from = buffers.send[root];
         let stores = self.stores(bytes * (self.n + 1));
-        // A root that also writes a result of its own writes less for the others.
+        // A root that also writes its own result writes less for the other ranks.
         let own = usize::from(buffers.recv[root] != from && !buffers.recv[root].is_null());
         let pushed = if self.n > 1 { share(self.op.count, self.n + 2 * own, 0, size).len() * size } else { 0 };
         if self.me == root {
@@ -155,7 +158,8 @@ impl Run<'_> {
         }
     }
 
-    /// Each rank writes its operand, which is in its own cache, to the ranks that gather it.
+    /// Runs a gather: each rank writes its operand, which is in its own cache, to the ranks that
+    /// gather it.
     fn direct_gather(&self, buffers: &Buffers) {
         let bytes = self.op.count * self.element_bytes();
         let stores = self.stores(bytes * self.n * (self.n + 1));
@@ -185,7 +189,8 @@ impl Run<'_> {
         }
     }
 
-    /// Exchanges the parts of two ranks in place; each rank of a pair exchanges one half.
+    /// Runs an all-to-all in place: exchanges the parts of each pair of ranks. Each rank of a pair
+    /// exchanges one half.
     fn direct_exchange(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let bytes = self.op.count * size;
@@ -196,8 +201,8 @@ impl Run<'_> {
             let half = share(self.op.count, 2, usize::from(self.me > rank), size);
             for start in (half.start * size..half.end * size).step_by(scratch.len().max(1)) {
                 let len = scratch.len().min(half.end * size - start);
-                // SAFETY: as in `copy`; `scratch` is private and holds `len` bytes. The halves of a
-                // pair do not overlap.
+                // SAFETY: as in `copy`. `scratch` is private and has at least `len` bytes. The
+                // halves of a pair do not overlap.
                 unsafe {
                     simd::copy(scratch.as_mut_ptr(), mine.wrapping_add(start), len);
                     simd::copy(mine.wrapping_add(start), theirs.wrapping_add(start), len);
@@ -207,7 +212,8 @@ impl Run<'_> {
         }
     }
 
-    /// Each rank writes its parts to the ranks that receive them.
+    /// Runs a collective with parts of different lengths: each rank writes its parts to the ranks
+    /// that receive them.
     fn direct_vector(&self, buffers: &Buffers, counts: &Counts) {
         let size = self.element_bytes();
         let stores = self.stores(counts.total() * size * 2);

@@ -6,11 +6,11 @@ use peerweave_core::backend::{Combine, combine_in_order, function_panicked};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Combines `count` elements of each input, in rank order, and stores the result to each output.
-/// Outputs are inputs, or do not overlap them.
+/// Each output is the same range as an input, or does not overlap the inputs.
 pub(super) fn combine(function: &dyn Combine, inputs: &[Input], outputs: &[*mut u8], count: usize) {
     let read = |number: usize, at: usize, into: &mut [u8]| {
         // SAFETY: callers pass operands and results of `count` elements each, as for
-        // `simd::reduce`; the copy is of this function.
+        // `simd::reduce`. `into` is a buffer of this function.
         unsafe { simd::copy(into.as_mut_ptr(), inputs[number].at.wrapping_add(at), into.len()) };
     };
     let write = |at: usize, from: &[u8]| {
@@ -23,7 +23,7 @@ pub(super) fn combine(function: &dyn Combine, inputs: &[Input], outputs: &[*mut 
 }
 
 /// Runs a collective that calls a function of the caller. A panic of the function becomes an error,
-/// so that the team learns of it.
+/// so that the other ranks of the team are notified.
 pub(super) fn catching(call: &'static str, run: impl FnOnce() -> Result<(), Stop>) -> Result<(), Stop> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(function_panicked(call, &*panic).into()))
 }

@@ -1,4 +1,4 @@
-//! Collectives: a rank enters, exchanges entries with all ranks, compares calls, and runs an
+//! Collectives. A rank enters, exchanges entries with all ranks, compares calls, and runs an
 //! algorithm. The algorithms are in the other files of this folder.
 //!
 //! Every rank reads the entry line of every other rank, so each collective is also a
@@ -9,12 +9,12 @@
 //! |---|---|---|---|
 //! | [`staged`], in the line | operands of at most 24 bytes | the entry line | 1 |
 //! | [`staged`], in one round | small operands | the staging area | 1 |
-//! | [`direct`] | symmetric buffers | nothing: one copy | 2 |
+//! | [`direct`] | symmetric buffers | nothing (one direct copy) | 2 |
 //! | [`vector`], in slots | small parts of different lengths | the entry line or the staging area | 1 |
-//! | [`cross_memory`] | private buffers that all can read | nothing, or a copy by the system | 2 or 3 |
-//! | [`staged`], in rounds | private buffers | the staging areas | 1 per block, and 1 |
+//! | [`cross_memory`] | private buffers that all ranks can read | nothing, or a copy by the system
+//! | 2 or 3 | | [`staged`], in rounds | private buffers | the staging areas | 1 per block, plus 1 |
 //!
-//! Collectives with larger parts of different lengths take one or two more synchronizations, to
+//! Collectives with larger parts of different lengths need one or two more synchronizations to
 //! exchange their counts.
 
 mod agreement;
@@ -43,7 +43,7 @@ use peerweave_types::ReduceOp;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 
-/// A value per rank, without an allocation for teams of up to 16 ranks.
+/// A list with one value per rank. Teams of up to 16 ranks need no heap allocation.
 type PerRank<T> = SmallVec<[T; 16]>;
 
 /// Runs a collective to its end on the calling thread.
@@ -56,29 +56,30 @@ pub(crate) fn run(shared: &Shared, op: &Collective, limit: Limit) -> Result<(), 
     Turn::issue(&team, Purpose::User, 0).drive(shared, &team, op, limit)
 }
 
-/// A collective of this rank, from the time it takes its place in the team until it ends.
+/// A collective of this rank. It exists from the time it takes its place in the team until it ends.
 #[derive(Debug)]
 pub(crate) struct CollectiveTask<'a> {
     team: TeamRef<'a>,
     op: Cow<'a, Collective>,
     turn: Turn,
-    /// The norm of a collective that has one. It follows the reduction, on this rank alone.
+    /// The norm of an all-reduce with RMSNorm. This rank computes it alone, after the reduction.
     norm: Option<Box<Norm>>,
 }
 
-/// The place of a collective among the operations of its team, and its purpose.
+/// The place of a collective in the order of the operations of its team, and its purpose.
 #[derive(Debug)]
 struct Turn {
     epoch: u32,
     /// Whether this rank has published its entry.
     entered: bool,
     purpose: Purpose,
-    /// Another word on which all ranks must agree.
+    /// Additional word on which all ranks must agree. Its meaning depends on the purpose.
     detail: u64,
 }
 
 impl<'a> CollectiveTask<'a> {
-    /// Starts a collective: takes the next epoch of the team. The task must be driven to its end.
+    /// Starts a collective by taking the next epoch of the team. The task must then be driven to
+    /// its end.
     ///
     /// # Errors
     /// If the team does not exist.
@@ -103,11 +104,11 @@ impl<'a> CollectiveTask<'a> {
         CollectiveTask { team: self.team.into_owned(), op: Cow::Owned(self.op.into_owned()), ..self }
     }
 
-    /// Runs the collective.
+    /// Runs the collective to its end, or until the budget of `limit` is spent.
     ///
     /// # Errors
-    /// [`Stop::BudgetSpent`] if `limit` is a budget and other ranks did not enter in time: call
-    /// again.
+    /// [`Stop::BudgetSpent`] if `limit` is a budget and other ranks did not enter in that time.
+    /// Call again to continue.
     pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<(), Stop> {
         self.turn.drive(shared, &self.team, &self.op, limit)?;
         if let Some(norm) = &self.norm {
@@ -116,7 +117,7 @@ impl<'a> CollectiveTask<'a> {
         Ok(())
     }
 
-    /// Ends the collective without running it.
+    /// Ends the collective without running it, because of the failure `because`.
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         let step = Step { peers: &shared.peers, team: &self.team, call: "skip", epoch: self.turn.epoch };
         if step.team.may_run(step.epoch) || wait_for_turn(shared, &step, Limit::Deadline(shared.peers.deadline)).is_ok() {
@@ -127,13 +128,13 @@ impl<'a> CollectiveTask<'a> {
 }
 
 impl Turn {
-    /// Takes the next place in the team.
+    /// Takes the next epoch of the team.
     #[inline]
     fn issue(team: &TeamState, purpose: Purpose, detail: u64) -> Self {
         Self { epoch: team.issue_epoch(), entered: false, purpose, detail }
     }
 
-    /// Runs the collective: see [`CollectiveTask::drive`].
+    /// Runs the collective, as described at [`CollectiveTask::drive`].
     #[inline]
     fn drive(&mut self, shared: &Shared, team: &TeamState, op: &Collective, limit: Limit) -> Result<(), Stop> {
         let call = self.purpose.call().unwrap_or(op.kind.name());
@@ -155,7 +156,7 @@ impl Turn {
         };
         std::mem::forget(guard);
         match &outcome {
-            // The task keeps its turn until it is driven again.
+            // The operation is not complete, so it keeps its turn until the task is driven again.
             Err(Stop::BudgetSpent) => return outcome,
             Err(Stop::Failed(error)) => fail(&step, error),
             Ok(()) => {}
@@ -165,7 +166,7 @@ impl Turn {
     }
 }
 
-/// Ends an operation that panics, because other operations of its team wait for it.
+/// Ends an operation that panics, because later operations of the team wait for its end.
 struct EndOnPanic<'a>(&'a Step<'a>);
 
 impl Drop for EndOnPanic<'_> {
@@ -176,8 +177,8 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
-/// Waits for the earlier operations of the team. Each of them has a deadline, so it is a failure if
-/// they do not end within two deadlines.
+/// Waits for the earlier operations of the team. Each of them has a deadline. So if they do not end
+/// within two deadlines, that is a failure.
 #[cold]
 fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), Stop> {
     let limit = match limit {
@@ -205,19 +206,21 @@ fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), S
 
 /// Ends the collectives of the team on this rank after a failure, and publishes the failure.
 ///
-/// A mismatch leaves the team usable: all ranks have noticed it, and no rank has changed anything.
-/// After the first failure the progress word stays as it is: in a later epoch it would claim that
-/// this rank had completed the phases of the operation in which it failed.
+/// A mismatch leaves the team usable, because all ranks have detected it and no rank has changed
+/// any data. After the first failure, the progress word is not changed any more. Otherwise, in a
+/// later epoch, the word would claim that this rank had completed the phases of the operation in
+/// which it failed.
 #[cold]
 fn fail(step: &Step<'_>, error: &Error) {
     if !matches!(error, Error::Mismatch(_)) && step.team.failure().is_none() {
-        // The root cause first: a rank that sees the failure must find it.
+        // The root cause is published first, because a rank that sees the failure must find its
+        // root cause.
         step.team.fail(step.peers, error);
         step.publish_failure();
     }
 }
 
-/// One run of a collective on this rank.
+/// The values that a collective needs while it runs on this rank.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     shared: &'a Shared,
@@ -229,17 +232,17 @@ struct Run<'a> {
     detail: u64,
 }
 
-/// How the operands of a collective reach other ranks. Depends only on values that the signature
-/// covers, so that all ranks choose the same.
+/// The method by which the operands of a collective reach other ranks. The choice depends only on
+/// values that the signature covers, so all ranks choose the same algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Algorithm {
-    /// A collective without operands.
+    /// The collective has no operands.
     Arrival,
     InLine,
     Staged,
     Large,
-    /// Parts of different lengths. Ranks choose by their counts, which the signature does not
-    /// cover.
+    /// The parts have different lengths. Each rank chooses how its parts travel by its counts,
+    /// which the signature does not cover.
     Vector,
 }
 
@@ -249,7 +252,8 @@ impl Run<'_> {
         self.op.element_bytes()
     }
 
-    /// Returns the number of parts of an operand: one, or one for each rank.
+    /// Returns the number of parts of an operand. This is 1, or the number of ranks if the operand
+    /// has a part for each rank.
     #[inline]
     fn parts(&self) -> usize {
         match self.op.kind {
@@ -262,17 +266,18 @@ impl Run<'_> {
         }
     }
 
-    /// Returns what is fetched together with the entry of another rank: in an all-reduce its
-    /// operand, if that is a single line of its staging area. That takes 0.75 to 0.9 of the time.
-    /// A gather or a broadcast would take up to 1.2 times as long on distant processors: a rank
-    /// with less to do would fetch the line while its owner has yet to write it.
+    /// Returns what is fetched together with the entry of another rank. In an all-reduce, this is
+    /// the operand, if the operand is a single line of the staging area. The all-reduce then takes
+    /// 0.75 to 0.9 of the time. On distant processors, a gather or a broadcast would take up to 1.2
+    /// times as long. In these collectives, a rank with less work would fetch the line before the
+    /// owner of the line has written it.
     #[inline]
     fn fetched_with_entry(&self, algorithm: Algorithm) -> With {
         let is_line = algorithm == Algorithm::Staged && self.op.count * self.element_bytes() <= line::BYTES;
         if is_line && self.op.kind == CollectiveKind::AllReduce { With::StagedLine } else { With::Nothing }
     }
 
-    /// Takes the lines of an operand of the same size into the cache: see
+    /// Takes the lines of an operand of the same size into the cache, as described at
     /// [`Step::own_next_stage`].
     #[inline]
     fn own_next_operand(&self, algorithm: Algorithm) {
@@ -299,7 +304,8 @@ impl Run<'_> {
         }
     }
 
-    /// Runs a collective that has what only few have. A function of its own keeps the others short.
+    /// Runs a collective with rare properties, such as a function of the caller. This is a separate
+    /// function, so that the code for other collectives stays short.
     #[inline(never)]
     fn run_special(&self, entered: &mut bool, limit: Limit) -> Result<(), Stop> {
         match self.op.function() {
@@ -314,7 +320,8 @@ impl Run<'_> {
         let call = self.call_words();
         let signature = agreement::signature(&call);
         let mine = if *entered {
-            // Another thread entered: its entry is in the line of this rank.
+            // Another thread has published the entry of this rank, so the entry is read from the
+            // line of this rank.
             self.step.entry(self.me, With::Nothing, &mut None, limit)?
         } else {
             *entered = true;
@@ -337,7 +344,7 @@ impl Run<'_> {
             Algorithm::Vector => self.vector(&mut entries)?,
         }
         if self.purpose == Purpose::Destroy {
-            // A member may make another team in the slot as soon as it returns. So it waits until
+            // A member may create another team in the slot as soon as it returns. So it waits until
             // every rank has read every entry. The next team continues the counts in the words that
             // are read here.
             self.step.sync(1)?;
@@ -345,7 +352,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Publishes the entry of this rank, with its operand or the places of its buffers.
+    /// Publishes the entry of this rank, with the operand or with the codes of the buffers.
     #[inline]
     fn enter(&self, algorithm: Algorithm, call: &[u64; 4], signature: u64) -> Entry {
         let mut entry = Entry { signature, payload: [0; 3] };
@@ -371,7 +378,7 @@ impl Run<'_> {
         entry
     }
 
-    /// Waits for the entries of all ranks, which carry no operands.
+    /// Waits for the entries of all ranks, which contain no operands, and compares the calls.
     #[inline]
     fn all_entered(&self, signature: u64, limit: Limit) -> Result<(), Stop> {
         let mut agreed = !self.compares_in_full(Algorithm::Arrival);
@@ -384,7 +391,8 @@ impl Run<'_> {
     }
 
     /// Waits for the entries of all ranks and compares their calls with the call of this rank. A
-    /// rank does not read its own line: that would wait until the store has left the core.
+    /// rank does not read its own line, because that read would wait until the store has left the
+    /// core.
     #[inline]
     fn entries(&self, algorithm: Algorithm, mine: Entry, entries: &mut PerRank<Entry>, limit: Limit) -> Result<(), Stop> {
         let mut agreed = !self.compares_in_full(algorithm);
@@ -403,8 +411,9 @@ impl Run<'_> {
         if agreed { Ok(()) } else { self.compare_calls() }
     }
 
-    /// Waits for the entries of all ranks, of which only that of the root carries an operand, and
-    /// computes the result of this rank. Fewer words of the other lines are read than in general.
+    /// Waits for the entries of all ranks, and computes the result of this rank. Only the entry of
+    /// the root contains an operand. So fewer words of the other lines are read than in
+    /// [`Run::entries`].
     #[inline]
     fn take_from_root(&self, algorithm: Algorithm, mine: Entry, limit: Limit) -> Result<(), Stop> {
         let root = self.op.root.index();
@@ -431,8 +440,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Runs a collective whose operands stay in the buffers of the callers until all ranks have
-    /// entered and have completed some phases.
+    /// Runs a collective whose operands stay in the buffers of the callers. All ranks have entered,
+    /// and have completed `phases_done` phases.
     fn large(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         if entries.iter().all(|entry| is_symmetric(entry.payload[0]) && is_symmetric(entry.payload[1])) {
             self.direct(entries, counts, phases_done)
@@ -443,7 +452,7 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the code that names a buffer in the entry.
+    /// Returns the code of a buffer, which identifies the buffer in the entry.
     fn code(&self, place: Option<Place>) -> u64 {
         match place {
             None => NO_BUFFER,
@@ -457,30 +466,31 @@ impl Run<'_> {
         self.shared.address(place.expect("peerweave-core bug: the collective has no operand"))
     }
 
-    /// Reduces the operands of all ranks, in rank order.
+    /// Reduces the operands of all ranks, in the order of the ranks.
     #[inline]
     fn reduce(&self, inputs: &[simd::Input], outputs: &[*mut u8], count: usize, stores: simd::Stores) {
         if let Some(function) = self.op.function() {
             return functions::combine(function, inputs, outputs, count);
         }
-        // SAFETY: callers pass operands of `count` elements each: staging areas, lines, or ranges
-        // that the core has checked; outputs coincide with inputs or do not overlap them.
+        // SAFETY: callers pass operands of `count` elements each. These are staging areas, lines,
+        // or ranges that the core has checked. Outputs coincide with inputs or do not overlap them.
         unsafe { simd::reduce(self.op.dtype, self.op.op, inputs, outputs, count, stores) }
     }
 }
 
-/// The code of a missing buffer.
+/// Code of a missing buffer.
 const NO_BUFFER: u64 = u64::MAX;
-/// Marks an address in the address space of its owner.
+/// Flag in the code of a private buffer. The rest of the code is the address in the process of the
+/// owner.
 const PRIVATE: u64 = 1 << 63;
 
-/// Returns whether other ranks can access the buffer directly. A missing buffer does not prevent
-/// that.
+/// Returns whether other ranks can access the buffer directly. Also returns `true` for a missing
+/// buffer.
 fn is_symmetric(code: u64) -> bool {
     code == NO_BUFFER || code & PRIVATE == 0
 }
 
-/// Whether no rank, some ranks or all ranks passed one buffer for both operands.
+/// Whether no rank, some ranks or all ranks passed the same buffer as operand and result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InPlace {
     None,

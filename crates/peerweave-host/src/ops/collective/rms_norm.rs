@@ -1,20 +1,20 @@
-//! RMSNorm after an all-reduce. The ranks only exchange the sum; each computes all rows.
+//! RMSNorm after an all-reduce. The ranks only exchange the sum. Each rank computes all rows.
 
 use crate::ops::shared::Shared;
 use crate::simd;
 use peerweave_core::backend::{Collective, NormScale, Place, Quantization, RmsNorm};
 
-/// The part of an all-reduce with a norm that follows the all-reduce.
+/// The norm, which follows the all-reduce in an all-reduce with RMSNorm.
 #[derive(Debug)]
 pub(super) struct Norm {
-    /// The call, whose result is the norm.
+    /// The original call, whose result is the norm.
     op: Collective,
-    /// Memory for the sum, if the result has another type.
+    /// Memory for the sum, if the result is quantized and so has another type.
     sum: Vec<u64>,
 }
 
 impl Norm {
-    /// Returns the all-reduce of a call, and the norm that follows it.
+    /// Splits a call into an all-reduce and the norm that follows it.
     pub(super) fn after(op: &Collective) -> (Collective, Self) {
         let norm = of(op);
         let mut reduction = op.clone();
@@ -26,7 +26,7 @@ impl Norm {
         (reduction, Self { op: op.clone(), sum })
     }
 
-    /// Computes the rows from the sum.
+    /// Computes all rows of the result from the sum.
     pub(super) fn run(&self, shared: &Shared) {
         let norm = of(&self.op);
         let result = self.op.recv.unwrap_or_else(|| panic!("peerweave-core bug: all_reduce_rms_norm has no result"));
@@ -34,9 +34,9 @@ impl Norm {
         let bytes = norm.hidden * norm.element_bytes;
         let [mut weight, mut from, mut x] = [(); 3].map(|()| vec![0; bytes]);
         let mut to = vec![0; norm.hidden * norm.output_bytes()];
-        // SAFETY: the core has checked that the operands have so many rows, and the weight the
-        // length of a row; the vectors are of this function. The sum has the length of the input.
-        // Other threads may access the operands at the same time, which `simd::copy` allows.
+        // SAFETY: the core has checked that the operands have all rows, and that the weight has the
+        // length of a row. The vectors belong to this function. The sum has the length of the
+        // input. Other threads may access the operands at the same time, which `simd::copy` allows.
         let read = |to: &mut [u8], from: *const u8| unsafe { simd::copy(to.as_mut_ptr(), from, to.len()) };
         // SAFETY: as above.
         let write = |to: *mut u8, from: &[u8]| unsafe { simd::copy(to, from.as_ptr(), from.len()) };

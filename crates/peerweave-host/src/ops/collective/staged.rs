@@ -1,14 +1,14 @@
-//! Collectives that first copy their operands to memory that all ranks can read: the entry line, a
-//! staging area, or a staging area block by block.
+//! Collectives that first copy their operands to memory that all ranks can read. This memory is the
+//! entry line, a staging area, or a staging area block by block.
 //!
-//! All collectives use one scheme: a rank packs its operand, all ranks synchronize, and each rank
+//! All collectives use one scheme. A rank packs its operand, all ranks synchronize, and each rank
 //! computes its result from the packed operands. An operand is packed before any result of its
 //! block is written, so a result may overwrite an operand.
 //!
 //! Reuse of staging areas: round `i` uses area `i & 1`. A rank packs round `i + 2` after it has
-//! seen every rank complete the packing of `i + 1`, which each does after it has consumed round
-//! `i`. The operation ends with one more synchronization, because the next operation may pack into
-//! either area when it enters.
+//! seen that every rank has packed round `i + 1`. Each rank packs round `i + 1` only after it has
+//! consumed round `i`. The operation ends with one more synchronization, because the next operation
+//! may pack into either area when it enters.
 
 use super::counts::Counts;
 use super::direct::share;
@@ -21,7 +21,8 @@ use crate::sync::wait::Stop;
 use peerweave_core::backend::CollectiveKind as Kind;
 use std::ops::Range;
 
-/// Copies a part of an operand to its place in a result. In place, it is there already.
+/// Copies a part of an operand to its place in a result. Does nothing if both addresses are the
+/// same.
 ///
 /// # Safety
 /// As for [`simd::copy`], or both addresses are the same.
@@ -34,12 +35,12 @@ pub(super) unsafe fn copy_part(to: *mut u8, from: *const u8, len: usize) {
 }
 
 impl Run<'_> {
-    /// Copies elements `block` of each part of the operand of this rank to `to`, one part after the
-    /// other.
+    /// Copies the elements `block` of each part of the operand of this rank to `to`. The parts
+    /// follow each other without gaps.
     #[inline]
     pub(super) fn pack(&self, to: *mut u8, block: Range<usize>) {
         let Some(send) = self.op.send else { return };
-        // Only the operand of the root is used.
+        // In these collectives, only the operand of the root is used.
         if matches!(self.op.kind, Kind::Broadcast | Kind::Scatter) && self.me != self.op.root.index() {
             return;
         }
@@ -55,20 +56,22 @@ impl Run<'_> {
                 self.copy_strided(to.wrapping_add(part * len), 1, from, stride, block.len());
                 continue;
             }
-            // SAFETY: the operand has `parts * count` elements (checked by the core); `to` has room
-            // for `parts` blocks (by the choice of the algorithm or `block_len`); staging areas and
-            // lines do not overlap buffers.
+            // SAFETY: the operand has `parts * count` elements (checked by the core). `to` has room
+            // for `parts` blocks, by the choice of the algorithm or of `block_len`. Staging areas
+            // and lines do not overlap buffers.
             unsafe { simd::copy(to.wrapping_add(part * len), from.wrapping_add(start), len) };
         }
     }
 
-    /// Copies `count` elements between memory that is packed and memory at strides.
+    /// Copies `count` elements. The strides of source and target count elements. Packed memory has
+    /// stride 1.
     fn copy_strided(&self, to: *mut u8, to_stride: usize, from: *const u8, from_stride: usize, count: usize) {
         let size = self.element_bytes();
         for i in 0..count {
             let (to, from) = (to.wrapping_add(i * to_stride * size), from.wrapping_add(i * from_stride * size));
-            // SAFETY: callers pass elements of a buffer, whose last one the core has checked, and
-            // of packed memory that has room for them; the two do not overlap.
+            // SAFETY: callers pass elements of a buffer, whose last element the core has checked,
+            // and packed memory that has room for the elements. The buffer and the packed memory do
+            // not overlap.
             unsafe { simd::copy(to, from, size) };
         }
     }
@@ -93,9 +96,10 @@ impl Run<'_> {
         self.consume(&inputs, 0..self.op.count);
     }
 
-    /// Returns the operand of this rank in the buffer of the caller, where it lies as in the
-    /// staging area. A rank does not read its own staging area: that would wait until the stores
-    /// have left the core. The part of it that a result in place overwrites is that of the result.
+    /// Returns the operand of this rank in the buffer of the caller, if it has the same layout
+    /// there as in the staging area. A rank does not read its own staging area, because that read
+    /// would wait until the stores have left the core. A result in place overwrites only the part
+    /// of the operand from which it is computed.
     #[inline]
     fn own_operand(&self) -> Option<*const u8> {
         let lies_apart = self.op.kind == Kind::AllToAllStrided || self.op.function().is_some();
@@ -103,8 +107,8 @@ impl Run<'_> {
         Some(self.shared.address(send).cast_const())
     }
 
-    /// Copies the packed operand of the root, or the part of it that is for this rank, to the
-    /// result.
+    /// Copies the packed operand of the root to the result. In a scatter, copies the part for this
+    /// rank.
     #[inline]
     pub(super) fn consume_root(&self, algorithm: Algorithm, operand: &Entry) {
         let root = self.op.root.index();
@@ -118,12 +122,12 @@ impl Run<'_> {
             (None, _) => self.step.stage(root, self.step.parity()).cast_const(),
         };
         // SAFETY: the root has passed or packed `parts` blocks of `len` bytes. The result has
-        // `count` elements; it is at its place in the operand of this rank or does not overlap it
-        // (checked by the core), and overlaps neither a line nor a staging area.
+        // `count` elements. It is at its place in the operand of this rank or does not overlap the
+        // operand (checked by the core). It overlaps neither a line nor a staging area.
         unsafe { copy_part(self.shared.address(recv), first.wrapping_add(part * len), len) };
     }
 
-    /// Computes elements `block` (of each part) of the result of this rank from the packed
+    /// Computes the elements `block` (of each part) of the result of this rank from the packed
     /// operands.
     #[inline]
     fn consume(&self, inputs: &[Input], block: Range<usize>) {
@@ -135,9 +139,9 @@ impl Run<'_> {
         let part_of = |rank: usize, part: usize| inputs[rank].at.wrapping_add(part * len);
         let stride = self.op.count * size;
         let copy = |to: *mut u8, from: *const u8| {
-            // SAFETY: operands hold `parts` blocks of `len` bytes; the result has room for `count`
-            // elements, or `n * count` for kinds that gather; a part is at its place in the result,
-            // or the two do not overlap (checked by the core).
+            // SAFETY: operands have `parts` blocks of `len` bytes. The result has room for `count`
+            // elements, or `n * count` for kinds that gather. A part is at its place in the result,
+            // or the part and the result do not overlap (checked by the core).
             unsafe { copy_part(to, from, len) }
         };
         match self.op.kind {
@@ -169,12 +173,12 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the rest of the collective, after its first `phases_done` phases, block by block
-    /// through the staging areas.
+    /// Runs the rest of the collective block by block through the staging areas, after its first
+    /// `phases_done` phases.
     pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let fitting = STAGE_BYTES / self.element_bytes() / self.parts();
         let block_len = if fitting < 16 { fitting } else { fitting / 16 * 16 };
-        assert!(block_len > 0, "teams of over {} ranks need larger staging areas", STAGE_BYTES / self.element_bytes());
+        assert!(block_len > 0, "teams of more than {} ranks need larger staging areas", STAGE_BYTES / self.element_bytes());
         let count = counts.map_or(self.op.count, Counts::longest);
         let copy = counts.filter(|_| self.overwrites_operand()).map(|counts| self.copy_operand(counts));
         let mut phase = phases_done;
@@ -199,8 +203,8 @@ impl Run<'_> {
                 self.step.sync(phase)?;
                 let size = self.element_bytes();
                 let to = self.address(self.op.recv).wrapping_add(block.start * size);
-                // SAFETY: the block lies in the result (checked by the core); a staging area has
-                // room for it and does not overlap the result.
+                // SAFETY: the block is in the result (checked by the core). A staging area has room
+                // for the block and does not overlap the result.
                 unsafe { simd::copy(to, stage, block.len() * size) };
                 continue;
             }
@@ -212,7 +216,8 @@ impl Run<'_> {
         self.step.sync(phase + 1)
     }
 
-    /// Reduces a share of the packed operands, in place in the staging area of every rank.
+    /// Reduces the share of this rank of the packed operands. Stores the result in the staging
+    /// areas of all ranks, in place of the operands.
     fn reduce_share(&self, inputs: &[Input], block_len: usize) {
         let size = self.element_bytes();
         let mine = share(block_len, self.n, self.me, size);
@@ -225,13 +230,13 @@ impl Run<'_> {
     fn copy_operand(&self, counts: &Counts) -> Vec<u8> {
         let size = self.element_bytes();
         let from = self.address(self.op.send).cast_const();
-        // The offset of an empty part may be any number.
+        // Empty parts are skipped, because their offset may be any number.
         let parts = || (0..self.n).filter(|&rank| counts.sent(self.me, rank) > 0);
         let end = parts().map(|rank| counts.send_offset(self.me, rank) + counts.sent(self.me, rank)).max().unwrap_or(0);
         let mut copy = vec![0; end * size];
         for rank in parts() {
             let (at, len) = (counts.send_offset(self.me, rank) * size, counts.sent(self.me, rank) * size);
-            // SAFETY: the core has checked that each part lies in the buffer; `copy` extends to the
+            // SAFETY: the core has checked that each part is in the buffer. `copy` extends to the
             // end of the last part.
             unsafe { simd::copy(copy[at..at + len].as_mut_ptr(), from.wrapping_add(at), len) };
         }
@@ -248,8 +253,8 @@ impl Run<'_> {
             let end = block.end.min(counts.sent(self.me, rank));
             if block.start < end {
                 let at = (counts.send_offset(self.me, rank) + block.start) * size;
-                // SAFETY: the part lies in the buffer (checked by the core), or in its copy, which
-                // has the same offsets; `n` blocks of `block_len` elements fit a staging area.
+                // SAFETY: the part is in the buffer (checked by the core), or in its copy, which
+                // has the same offsets. `n` blocks of `block_len` elements fit in a staging area.
                 unsafe {
                     simd::copy(to.wrapping_add(rank * block_len * size), from.wrapping_add(at), (end - block.start) * size)
                 };
@@ -267,7 +272,7 @@ impl Run<'_> {
             let end = block.end.min(counts.sent(rank, self.me));
             if block.start < end {
                 let at = (counts.recv_offset(self.me, rank) + block.start) * size;
-                // SAFETY: as in `pack_vector`; this rank receives the number of elements that
+                // SAFETY: as in `pack_vector`. This rank receives the number of elements that
                 // `rank` sends (compared in `read_counts`).
                 unsafe {
                     simd::copy(

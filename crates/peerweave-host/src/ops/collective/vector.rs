@@ -1,14 +1,15 @@
 //! Collectives with parts of different lengths: all-to-all-v, all-gather-v, gather-v and scatter-v.
-//! No rank need know the counts of all pairs of ranks.
+//! A rank need not know the counts of all pairs of ranks.
 //!
-//! A rank chooses by its own counts how its parts travel: in slots of equal length, one for each
-//! rank, in its entry line or its staging area, or not before all ranks have entered. The entry
-//! names the choice, so all ranks know whether a rank has made the last one. If none has, each rank
-//! takes its parts from the slots, and the entries are the only synchronization. Otherwise ranks
-//! exchange all counts, and continue like other collectives with large operands.
+//! Each rank chooses by its own counts how its parts travel. There are three choices: slots in its
+//! entry line, slots in its staging area, or no slots. Slots have equal lengths, and there is one
+//! slot for each rank. The entry contains the choice. If all ranks use slots, each rank reads its
+//! parts from the slots, and the entries are the only synchronization. If a rank uses no slots, all
+//! ranks exchange all counts, and continue like other collectives with large operands.
 //!
-//! Each entry also holds the balance of the counts of its rank. All ranks add the balances up, so
-//! all of them detect a disagreement; they exchange the counts only to describe it.
+//! Each entry also contains the balance of the counts of its rank. All ranks add up the balances,
+//! so all ranks detect a disagreement. They then exchange the counts only to describe the
+//! disagreement.
 
 use super::Run;
 use super::counts::balance;
@@ -19,22 +20,23 @@ use crate::simd;
 use crate::sync::wait::Stop;
 use peerweave_core::backend::{CollectiveKind, VectorCounts};
 
-/// How the parts of a rank travel, in the lowest bits of the last word of its entry.
+/// The method by which the parts of a rank travel. Encoded in the lowest bits of the last word of
+/// the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 enum Slots {
     InLine = 0,
     Staged = 1,
-    /// They are too long for slots.
+    /// The parts are too long for slots.
     None = 2,
 }
 
-/// The bits of an entry's last word that hold its [`Slots`]. The others hold the balance modulo
-/// 2^62.
+/// Bits of the last word of an entry that contain its [`Slots`]. The other bits contain the balance
+/// modulo 2^62.
 const SLOTS: u64 = 3;
 const SLOTS_BITS: u32 = 2;
 
-/// The bytes of an entry that slots take.
+/// Number of bytes of an entry that are available for slots.
 const LINE_BYTES: usize = PAYLOAD_BYTES - size_of::<u64>();
 
 impl Slots {
@@ -47,8 +49,8 @@ impl Slots {
         }
     }
 
-    /// Returns the length of a slot in a team of `n` ranks. It takes no division, which would cost
-    /// as much as the rest.
+    /// Returns the length of a slot, in bytes, in a team of `n` ranks. The computation avoids a
+    /// division, which would take as long as the rest.
     #[inline]
     fn bytes(self, n: usize) -> usize {
         let shift = usize::BITS - (n - 1).leading_zeros();
@@ -66,7 +68,8 @@ impl Run<'_> {
         self.op.counts.as_ref().expect("peerweave-core bug: the collective has no counts")
     }
 
-    /// Returns the entry of this rank, and packs its parts if they fit slots.
+    /// Returns the entry of this rank. If the parts fit in slots, also packs them. Otherwise
+    /// publishes the counts.
     #[inline]
     pub(super) fn vector_entry(&self, signature: u64) -> Entry {
         let (counts, size) = (self.vector_counts(), self.element_bytes());
@@ -87,16 +90,16 @@ impl Run<'_> {
         for (rank, (&count, &offset)) in std::iter::zip(&counts.send_counts, &counts.send_offsets).enumerate() {
             if count > 0 && (rank != self.me || self.overwrites_operand()) {
                 let from = send.wrapping_add(offset * size);
-                // SAFETY: the part lies in the buffer (checked by the core) and fits its slot; `n`
-                // slots fit the first words of the payload, or follow the counts in a staging area
-                // of this rank. Neither overlaps a buffer.
+                // SAFETY: the part is in the buffer (checked by the core) and fits in its slot. The
+                // `n` slots fit in the first words of the payload, or follow the counts in a
+                // staging area of this rank. Neither overlaps a buffer.
                 unsafe { simd::copy(to.wrapping_add(rank * slot), from, count * size) };
             }
         }
         entry
     }
 
-    /// Returns the first slot in the staging area of a rank.
+    /// Returns the address of the first slot in the staging area of a rank.
     #[inline]
     fn slots_of(&self, rank: usize) -> *mut u8 {
         self.step.stage(rank, self.step.parity()).wrapping_add(self.counts_bytes())
@@ -134,23 +137,25 @@ impl Run<'_> {
                 }
                 _ => first.wrapping_add(self.me * slot),
             };
-            // SAFETY: the part lies in the buffer (checked by the core). `rank` has packed as many
-            // elements (the balance of all counts is 0), and this rank sends itself as many as it
-            // receives (checked by the core); the bound holds even if `rank` has not. A part that
-            // was not packed is at its place in `recv`, or does not overlap it.
+            // SAFETY: the part is in the buffer (checked by the core). `rank` has packed the same
+            // number of elements, because the balance of all counts is 0. This rank sends itself as
+            // many elements as it receives (checked by the core). The bound is correct even if
+            // `rank` has packed fewer elements. A part that was not packed is at its place in
+            // `recv`, or does not overlap it.
             unsafe { copy_part(to, from, (count * size).min(slot)) };
         }
         Ok(())
     }
 
-    /// Returns whether results of this rank may overwrite parts of its operand that it has yet to
-    /// read: those of an all-to-all-v in place. Otherwise its own part need not be packed.
+    /// Returns whether results of this rank may overwrite parts of its operand that it has not read
+    /// yet. This is the case in an all-to-all-v in place. In other cases the part for this rank
+    /// itself need not be packed.
     #[inline]
     pub(super) fn overwrites_operand(&self) -> bool {
         self.op.kind == CollectiveKind::AllToAllV && self.op.send == self.op.recv
     }
 
-    /// Takes the slots of an operation with the same counts into the cache: see
+    /// Takes the slots of an operation with the same counts into the cache, as described at
     /// [`Step::own_next_stage`](crate::sync::step::Step::own_next_stage).
     #[inline]
     fn own_next_slots(&self, slots: Slots, counts: &VectorCounts) {
@@ -163,10 +168,11 @@ impl Run<'_> {
         }
     }
 
-    /// Like [`Run::vector`], if the parts of a rank do not fit slots, or if counts differ.
+    /// Runs the rest of the collective if the parts of a rank do not fit in slots, or if counts
+    /// differ.
     #[cold]
     fn vector_without_slots(&self, entries: &mut [Entry]) -> Result<(), Stop> {
-        // Ranks access buffers that other ranks name.
+        // Calls are compared in full, because ranks access buffers that other ranks name.
         self.compare_calls()?;
         let mut phase = 0;
         if entries.iter().any(|entry| Slots::of(entry) != Slots::None) {
@@ -182,7 +188,7 @@ impl Run<'_> {
             let [send, recv] = self.codes(rank);
             entry.payload = [send, recv, self.op.scalar];
         }
-        // Every rank has read the staging areas, so they are free.
+        // After this synchronization every rank has read the counts, so the staging areas are free.
         phase += 1;
         self.step.sync(phase)?;
         self.large(entries, Some(&counts), phase)

@@ -1,19 +1,19 @@
-//! Reads memory of other processes by cross-memory attach (`process_vm_readv`), if the system
+//! Reads memory of other processes with cross-memory attach (`process_vm_readv`), if the system
 //! permits it.
 
 use std::io;
 
-/// Copies `bytes` at `from` in process `pid` to `to`.
+/// Copies `bytes` bytes from the address `from` in process `pid` to `to`.
 ///
 /// # Safety
-/// `to` is valid for writes of `bytes`.
+/// `to` is valid for writes of `bytes` bytes.
 pub(crate) unsafe fn read(pid: u64, from: u64, to: *mut u8, bytes: usize) -> io::Result<()> {
     let mut done = 0;
     while done < bytes {
         let local = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: bytes - done };
         let remote = libc::iovec { iov_base: (from as usize + done) as *mut libc::c_void, iov_len: bytes - done };
-        // SAFETY: `local` is a part of the range of the caller; the kernel checks `remote`, and
-        // fails if it is not mapped there.
+        // SAFETY: `local` is a part of the range of the caller. The kernel checks `remote`, and
+        // returns an error if it is not mapped in the other process.
         let read = unsafe { libc::process_vm_readv(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
         match read {
             n if n > 0 => done += n as usize,
@@ -27,11 +27,11 @@ pub(crate) unsafe fn read(pid: u64, from: u64, to: *mut u8, bytes: usize) -> io:
     Ok(())
 }
 
-/// Checks that the word at `from` in process `pid` can be read and is `expected`; otherwise returns
-/// the reason.
+/// Checks that the word at `from` in process `pid` can be read and is `expected`. Returns the
+/// reason if not.
 pub(crate) fn probe(pid: u64, from: u64, expected: u64) -> Result<(), String> {
     let mut word = 0u64;
-    // SAFETY: `word` is 8 bytes of this frame.
+    // SAFETY: `word` is a local variable of 8 bytes.
     match unsafe { read(pid, from, (&raw mut word).cast(), 8) } {
         Ok(()) if word == expected => Ok(()),
         Ok(()) => Err(format!("process {pid} has a different value at the address of its probe word")),

@@ -11,26 +11,28 @@ pub(crate) use watch::Watch;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// Whether PEs can be processes; otherwise the reason.
+/// Whether PEs can be processes. The error is the reason why not.
 pub(crate) const PROCESSES: Result<(), &str> = Ok(());
 
-/// The size of the heap of a PE if the options give none; `None` is the memory of the machine.
+/// Size in bytes of the heap of a PE if the options contain no size. `None` means the size of the
+/// machine's memory.
 pub(crate) const DEFAULT_HEAP_BYTES: Option<usize> = None;
 
-/// Returns the processor on which this thread runs; `None` if the system does not report it.
+/// Returns the number of the processor on which this thread runs. Returns `None` if the system does
+/// not report it.
 #[inline]
 pub(crate) fn processor() -> Option<u64> {
-    // SAFETY: takes no arguments and returns a number, or -1 if the system does not know.
+    // SAFETY: the function takes no arguments and returns a number, or -1 if the number is unknown.
     u64::try_from(unsafe { libc::sched_getcpu() }).ok()
 }
 
-/// Returns the process of a number.
+/// Converts a number to a process ID. Returns `None` if the number is not a valid process ID.
 pub(crate) fn process(number: u64) -> Option<Pid> {
     i32::try_from(number).ok().and_then(Pid::from_raw)
 }
 
-/// Returns a random word other than 0. If the system has no random numbers, a word that differs
-/// among the processes that are alive at the same time.
+/// Returns a random word other than 0. If the system provides no random numbers, returns a word
+/// that differs among the processes that are alive at the same time.
 pub(crate) fn random_word() -> u64 {
     let mut bytes = [0; 8];
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
@@ -41,12 +43,12 @@ pub(crate) fn random_word() -> u64 {
     word | 1
 }
 
-/// Returns a digest of the PID namespace of this process and of the boot; 0 if the system does not
-/// report them.
+/// Returns a digest of the PID namespace of this process and of the boot of the machine. Returns 0
+/// if the system does not report the namespace.
 pub(crate) fn namespace() -> u64 {
     let Ok(namespace) = fs::metadata("/proc/self/ns/pid") else { return 0 };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let words = [namespace.dev(), namespace.ino()].into_iter().chain(boot.bytes().map(u64::from));
-    // FNV-1a, a word at a time.
+    // This is FNV-1a, applied to words instead of bytes.
     words.fold(0xcbf2_9ce4_8422_2325, |hash: u64, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3)) | 1
 }

@@ -1,5 +1,5 @@
-//! A range of memory that several processes can map: a memory file without a name, which the system
-//! frees when the last process that maps it has ended.
+//! A range of memory that several processes can map. It is a memory file without a name, which the
+//! system frees when the last process that maps it has ended.
 
 use crate::platform::ShareError;
 use peerweave_bootstrap::Rendezvous;
@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// A mapped memory file, which started as zeros.
+/// A mapped memory file, which was initially zero.
 #[derive(Debug)]
 pub(crate) struct Region {
     base: *mut u8,
@@ -24,19 +24,19 @@ pub(crate) struct Region {
 // memory is accessed through `Segments`, which has its own argument. The conformance tests on
 // threads would catch an error.
 unsafe impl Send for Region {}
-// SAFETY: as for Send: the same numbers are shared, without synchronization. The same tests would
-// catch an error.
+// SAFETY: as for Send, because the same numbers are shared, without synchronization. The same tests
+// would catch an error.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Creates a range of `bytes` bytes at a multiple of `align` that only this process has. `what`
-    /// describes the range in errors.
+    /// Allocates `bytes` bytes at a multiple of `align` that only this process can access. `what`
+    /// describes the range, for error messages.
     pub(crate) fn own(bytes: usize, align: usize, what: &str) -> io::Result<Self> {
         Self::of_file(create(bytes)?.as_fd(), bytes, align, what)
     }
 
-    /// Maps one range on all `members`. PE 0, which calls with `creates`, creates it. Collective
-    /// over the members.
+    /// Maps the same range on all `members`. PE 0 passes `creates` as `true` and creates the range.
+    /// Collective over the members.
     pub(crate) fn shared(
         rendezvous: &Rendezvous,
         members: &[Pe],
@@ -63,12 +63,12 @@ impl Region {
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the memory file is not sealed, expected one whose size cannot change",
+                "the memory file is not sealed, expected a file whose size cannot change",
             ));
         }
         let base = map_aligned(file, bytes, align).map_err(|error| too_large(bytes, what, &error))?;
         let region = Self { base, bytes, guard: ForkGuard::new() };
-        // A forked child does not belong to the job and must not write here.
+        // A forked child does not belong to the job and must not write to the shared memory.
         // SAFETY: the range was just mapped, and no child of this process needs it.
         unsafe { rustix::mm::madvise(base.cast(), bytes, rustix::mm::Advice::LinuxDontFork)? };
         Ok(region)
@@ -80,19 +80,21 @@ impl Region {
     }
 }
 
-/// Maps `bytes` bytes of `file` at a multiple of `align`, both multiples of the page.
+/// Maps `bytes` bytes of `file` at a multiple of `align`. Both numbers must be multiples of the
+/// page size.
 ///
-/// The system aligns mappings to pages only. So this reserves a larger range and unmaps the rest
-/// around the aligned part.
+/// The system aligns mappings only to pages. So this function reserves a larger range and unmaps
+/// the parts around the aligned part.
 fn map_aligned(file: BorrowedFd<'_>, bytes: usize, align: usize) -> io::Result<*mut u8> {
     let span = bytes.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
-    // SAFETY: a new mapping at an address that the system chooses; it replaces nothing.
+    // SAFETY: this is a new mapping at an address that the system chooses. It replaces no other
+    // mapping.
     let reserved = unsafe {
         rustix::mm::mmap_anonymous(std::ptr::null_mut(), span, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)?
     };
     let before = reserved.addr().next_multiple_of(align) - reserved.addr();
     let base = reserved.wrapping_byte_add(before);
-    // SAFETY: replaces `bytes` bytes of the reservation, which is empty and known only here.
+    // SAFETY: the mapping replaces `bytes` bytes of the reservation, which no other code uses.
     let mapped = unsafe {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
         rustix::mm::mmap(base, bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0)
@@ -103,7 +105,7 @@ fn map_aligned(file: BorrowedFd<'_>, bytes: usize, align: usize) -> io::Result<*
     };
     for (at, bytes) in parts {
         if bytes > 0 {
-            // SAFETY: a part of the reservation in which no file was mapped.
+            // SAFETY: this is a part of the reservation in which no file was mapped.
             unsafe { rustix::mm::munmap(at, bytes)? };
         }
     }
@@ -115,15 +117,15 @@ impl Drop for Region {
         if self.guard.is_forked() {
             return;
         }
-        // SAFETY: `of_file` mapped the range; all pointers into it belong to values that hold the
-        // `Mapping` that holds this (`Shared` owns it, and threads own a `Shared`).
+        // SAFETY: `of_file` mapped the range. All pointers into the range belong to values that own
+        // the `Mapping` of this region: `Shared` owns the `Mapping`, and threads own a `Shared`.
         let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
         debug_assert!(unmapped.is_ok());
     }
 }
 
-/// Returns the error for a mapping that the limits of this process do not allow. The error tells
-/// the user which setting to change.
+/// Returns the error for a mapping that the limits of this process do not allow. The error names
+/// the setting to change.
 fn too_large(bytes: usize, what: &str, error: &io::Error) -> io::Error {
     let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
     let limit = limit.map_or(String::new(), |limit| format!(", the limit of this process is {limit} (ulimit -v)"));
@@ -131,10 +133,10 @@ fn too_large(bytes: usize, what: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), text)
 }
 
-/// Creates the memory file: sparse, and sealed so that its size cannot change.
+/// Creates the memory file. The file is sparse, and sealed so that its size cannot change.
 ///
-/// A file above the limit on file sizes would end the process by a signal, so this function returns
-/// an error instead.
+/// Creating a file above the limit on file sizes would end the process with a signal. So this
+/// function checks the limit and returns an error instead.
 fn create(bytes: usize) -> io::Result<OwnedFd> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     if let Some(limit) = limit.filter(|limit| *limit < bytes as u64) {
@@ -166,7 +168,7 @@ mod tests {
         let [one, two] = [map(&file, 2 * ALIGN).unwrap(), map(&file, 2 * ALIGN).unwrap()];
         // SAFETY: the start of a mapping is aligned, and atomics accept any bytes.
         let [one, two] = [one.base(), two.base()].map(|base| unsafe { &*base.cast::<AtomicU64>() });
-        assert_eq!(two.load(Ordering::Relaxed), 0, "starts as zeros");
+        assert_eq!(two.load(Ordering::Relaxed), 0, "the memory is not initially zero");
         one.store(7, Ordering::Relaxed);
         assert_eq!(two.load(Ordering::Relaxed), 7);
     }

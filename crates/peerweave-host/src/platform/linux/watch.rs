@@ -1,8 +1,9 @@
-//! Watches a process of this machine: by a descriptor, which the kernel marks when the process
-//! ends; without a descriptor, by its number.
+//! Watches a process of this machine. A process descriptor (pidfd) is used if possible, which the
+//! kernel marks when the process ends. Without a descriptor, the process is watched by its process
+//! ID.
 //!
-//! A process descriptor names one process forever, even if its number is reused. A number is used
-//! together with the start time of the process.
+//! A process descriptor always refers to the same process, even if the process ID is reused. A
+//! process ID is compared together with the start time of the process.
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -12,19 +13,19 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// A process that is watched.
 #[derive(Debug)]
 pub(crate) enum Watch {
-    /// Watched by its descriptor, or by its number after the program closed the descriptor.
+    /// Watched by its descriptor, or by its process ID after the program closed the descriptor.
     Described(OwnedFd, Numbered),
-    /// A process without a descriptor.
+    /// Watched by its process ID, because no descriptor could be opened.
     Numbered(Numbered),
     /// A process that ended before it could be watched.
     Ended,
 }
 
-/// A process, identified by its number.
+/// A process, identified by its process ID and start time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbered {
     pid: Pid,
-    /// The start time of the process, in units of the kernel; `None` if it could not be read.
+    /// Start time of the process, in clock ticks since boot. `None` if it could not be read.
     started: Option<u64>,
 }
 
@@ -34,24 +35,25 @@ impl Watch {
         let process = Numbered { pid, started: started(pid) };
         match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(descriptor) => Self::Described(descriptor, process),
-            // The process was alive a moment ago, and has died since.
+            // The process was alive when it joined, and has died since then.
             Err(Errno::SRCH) => Self::Ended,
-            // The kernel has no process descriptors (before 5.3).
+            // The kernel does not support process descriptors (before version 5.3).
             Err(Errno::NOSYS) => Self::Numbered(process),
             Err(error) => {
                 let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-                tracing::warn!(pe, %error, ?limit, "cannot open a descriptor of the process of this PE (raise the limit with `ulimit -n`): its end is detected by its process ID");
+                tracing::warn!(pe, %error, ?limit, "cannot open a descriptor of the process of this PE (raise the limit with `ulimit -n`); its end will be detected by its process ID");
                 Self::Numbered(process)
             }
         }
     }
 
-    /// Returns whether the process has ended; `None` if that is unknown.
+    /// Returns whether the process has ended. Returns `None` if that is unknown.
     pub(crate) fn has_ended(&self) -> Option<bool> {
         match self {
             Self::Described(descriptor, process) => Some(match has_ended(descriptor) {
                 Some(ended) => ended,
-                // The program has closed the descriptor, and its number may name another file.
+                // The program has closed the descriptor, and its number may now refer to another
+                // file.
                 None => process.has_ended().unwrap_or(false),
             }),
             Self::Numbered(process) => process.has_ended(),
@@ -61,14 +63,14 @@ impl Watch {
 }
 
 impl Numbered {
-    /// Returns whether it has ended; `None` if that is unknown, because another process may have
-    /// its number.
+    /// Returns whether the process has ended. Returns `None` if that is unknown, because another
+    /// process may have the same process ID.
     fn has_ended(&self) -> Option<bool> {
         if rustix::process::test_kill_process(self.pid) == Err(Errno::SRCH) {
             return Some(true);
         }
         match (stat(self.pid), self.started) {
-            // The process has ended, and its parent has not waited for it.
+            // The process has ended, but its parent has not reaped it.
             (Some(Stat { state: 'Z' | 'X', .. }), _) => Some(true),
             (Some(now), Some(started)) => Some(now.started != started),
             _ => None,
@@ -76,8 +78,8 @@ impl Numbered {
     }
 }
 
-/// Returns whether the process of a descriptor has ended; `None` if the descriptor is no longer
-/// that of a process.
+/// Returns whether the process of a descriptor has ended. Returns `None` if the descriptor no
+/// longer refers to a process.
 fn has_ended(descriptor: &OwnedFd) -> Option<bool> {
     let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -89,9 +91,9 @@ fn has_ended(descriptor: &OwnedFd) -> Option<bool> {
     if !polled[0].revents().contains(PollFlags::IN) {
         return None;
     }
-    // Another, readable file may have its number by now: only a process descriptor takes a signal.
-    // SAFETY: passes numbers and a null pointer, which stands for no further information; signal 0
-    // is only a check and is not delivered.
+    // The number of the descriptor may now refer to another file that is readable. Only a process
+    // descriptor accepts a signal. SAFETY: passes numbers and a null pointer, which means that
+    // there is no further information. Signal 0 is only a check and is not delivered.
     let sent =
         unsafe { libc::syscall(libc::SYS_pidfd_send_signal, descriptor.as_raw_fd(), 0, std::ptr::null::<libc::siginfo_t>(), 0) };
     let is_process = sent == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EBADF);
@@ -103,13 +105,13 @@ struct Stat {
     started: u64,
 }
 
-/// Reads the state of a process in `/proc`; `None` if it cannot be read.
+/// Reads the state of a process from `/proc`. Returns `None` if the state cannot be read.
 fn stat(pid: Pid) -> Option<Stat> {
     let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The name, in parentheses, may contain any character.
+    // The name of the program, in parentheses, may contain any character.
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
-    // The 22nd field; the state is the third.
+    // The start time is field 22, and the state is field 3.
     let started = fields.nth(18)?.parse().ok()?;
     Some(Stat { state, started })
 }
@@ -138,15 +140,15 @@ mod tests {
         child.kill().unwrap();
         let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while has_ended(&descriptor) != Some(true) {
-            assert!(std::time::Instant::now() < end, "the end was not seen");
+            assert!(std::time::Instant::now() < end, "the end of the process was not detected");
         }
-        assert_eq!(process.has_ended(), Some(true), "a zombie has ended");
+        assert_eq!(process.has_ended(), Some(true), "a zombie does not count as ended");
         child.wait().unwrap();
         assert_eq!((has_ended(&descriptor), process.has_ended()), (Some(true), Some(true)));
     }
 
     #[test]
-    fn reused_process_id_does_not_name_the_first_process() {
+    fn process_with_another_start_time_has_ended() {
         let (mut child, pid) = sleeper();
         let process = Numbered { pid, started: started(pid).map(|started| started - 1) };
         assert_eq!(process.has_ended(), Some(true));
@@ -155,13 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_of_another_file_reports_no_end_of_a_process() {
-        // Stands for a file that the program opened under the number of a closed descriptor. It is
-        // always readable.
+    fn descriptor_of_another_file_is_not_a_process() {
+        // Represents a file that the program opened under the number of a closed descriptor. The
+        // file is always readable.
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         assert_eq!(has_ended(&file), None);
         let (reader, writer) = std::io::pipe().unwrap();
         drop(writer);
-        assert_eq!(has_ended(&reader.into()), None, "the end of a pipe is no exit");
+        assert_eq!(has_ended(&reader.into()), None, "the end of a pipe counts as the end of a process");
     }
 }

@@ -1,16 +1,17 @@
-//! Memory of other processes cannot be read.
+//! Replaces reads of memory of other processes, which this platform does not support.
 
 use std::io;
 
-/// Fails.
+/// Returns an error of kind `Unsupported`.
 ///
 /// # Safety
-/// None; the form for Linux has a contract.
+/// There is no requirement here. The function is unsafe because the function for Linux has
+/// requirements.
 pub(crate) unsafe fn read(_pid: u64, _from: u64, _to: *mut u8, _bytes: usize) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Fails with the reason.
+/// Returns the reason why memory of other processes cannot be read.
 pub(crate) fn probe(_pid: u64, _from: u64, _expected: u64) -> Result<(), String> {
     Err("this system has no cross-memory attach".to_owned())
 }

@@ -1,23 +1,23 @@
-//! Any system: PEs are threads of one process. Uses the standard library only.
+//! Any system: PEs are threads of one process. This module uses only the standard library.
 
 pub(crate) mod cross_memory;
 mod region;
 
 pub(crate) use region::Region;
 
-/// Whether PEs can be processes; otherwise the reason.
+/// Whether PEs can be processes. The error is the reason why not.
 pub(crate) const PROCESSES: Result<(), &str> =
     Err("PEs that are processes need Linux: run PEs as threads of one process with `on_threads`");
 
-/// The size of the heap of a PE if the options give none. Not every system allows a program to
-/// reserve more memory than the machine has.
+/// Size in bytes of the heap of a PE if the options contain no size. It is small because some
+/// systems do not allow a program to reserve more memory than the machine has.
 pub(crate) const DEFAULT_HEAP_BYTES: Option<usize> = Some(256 << 20);
 
-/// A process other than this one: there is none.
+/// ID of a process other than this process. There are no such processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pid {}
 
-/// A process that is watched: there is none.
+/// A process that is watched. There are no such processes.
 #[derive(Debug)]
 pub(crate) enum Watch {}
 
@@ -31,22 +31,22 @@ impl Watch {
     }
 }
 
-/// Returns `None`: threads do not know their processors, and yield when they wait.
+/// Returns `None`, because threads do not know their processors. They yield when they wait.
 pub(crate) fn processor() -> Option<u64> {
     None
 }
 
-/// Returns `None`: other processes are not identified.
+/// Returns `None`, because no other processes belong to the job.
 pub(crate) fn process(_number: u64) -> Option<Pid> {
     None
 }
 
-/// Returns a word other than 0. All PEs are in this process, so any word identifies it.
+/// Returns a word other than 0. All PEs are in this process, so any word identifies the process.
 pub(crate) fn random_word() -> u64 {
     u64::from(std::process::id()) << 1 | 1
 }
 
-/// Returns 0: the system reports no namespace.
+/// Returns 0, because this platform does not report PID namespaces.
 pub(crate) fn namespace() -> u64 {
     0
 }

@@ -1,4 +1,4 @@
-//! A range of memory of this process, from the allocator.
+//! A range of memory of this process, which comes from the allocator.
 
 use crate::platform::ShareError;
 use peerweave_bootstrap::Rendezvous;
@@ -7,11 +7,12 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
 use std::time::Duration;
 
-/// A range of memory, which started as zeros.
+/// A range of memory, which was initially zero.
 ///
 /// The allocator takes a large range from the system, which fills pages with zeros when they are
-/// first used. It clears a range of a large alignment itself, which would use all pages; so this
-/// allocates more, and aligns the start.
+/// first used. For a range with a large alignment, the allocator would write the zeros itself,
+/// which would use all pages. So this type allocates a larger range with a small alignment, and
+/// aligns the start.
 #[derive(Debug)]
 pub(crate) struct Region {
     allocated: *mut u8,
@@ -23,13 +24,13 @@ pub(crate) struct Region {
 // memory is accessed through `Segments`, which has its own argument. The conformance tests on
 // threads would catch an error.
 unsafe impl Send for Region {}
-// SAFETY: as for Send: the same numbers are shared, without synchronization. The same tests would
-// catch an error.
+// SAFETY: as for Send, because the same numbers are shared, without synchronization. The same tests
+// would catch an error.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Creates a range of `bytes` bytes at a multiple of `align`. `what` describes the range in
-    /// errors.
+    /// Allocates `bytes` bytes at a multiple of `align`. `what` describes the range, for error
+    /// messages.
     pub(crate) fn own(bytes: usize, align: usize, what: &str) -> io::Result<Self> {
         let too_large = || {
             let text = format!("cannot allocate {bytes} bytes for {what}; set PEERWEAVE_HEAP_BYTES to a smaller value");
@@ -46,7 +47,8 @@ impl Region {
         Ok(Self { allocated, layout, base })
     }
 
-    /// Fails: processes share no memory here, and no job of processes comes so far.
+    /// Returns an error, because processes cannot share memory on this platform. Jobs of several
+    /// processes are refused earlier.
     pub(crate) fn shared(
         _rendezvous: &Rendezvous,
         _members: &[Pe],
@@ -66,8 +68,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: `own` allocated it with this layout; all pointers into it belong to values that
-        // hold the `Mapping` that holds this (`Shared` owns it, and threads own a `Shared`).
+        // SAFETY: `own` allocated the range with this layout. All pointers into the range belong to
+        // values that own the `Mapping` of this region: `Shared` owns the `Mapping`, and threads
+        // own a `Shared`.
         unsafe { dealloc(self.allocated, self.layout) };
     }
 }
@@ -77,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn range_that_is_too_large_names_the_setting() {
+    fn error_for_a_too_large_range_names_the_setting() {
         let error = Region::own(usize::MAX / 4, 2 << 20, "a test").unwrap_err();
         assert!(error.to_string().contains("PEERWEAVE_HEAP_BYTES"), "{error}");
         assert!(Region::own(usize::MAX, 2 << 20, "a test").is_err());

@@ -1,4 +1,4 @@
-//! aarch64, little-endian: NEON, which every processor has.
+//! aarch64, little-endian. Uses NEON, which every processor has.
 //!
 //! Invariant: an assembly block contains only loads or only stores, and accesses exactly the bytes
 //! that its function names.
@@ -8,7 +8,7 @@ use super::{Arch, Kernel, Vector};
 use core::arch::aarch64::{float32x4_t, uint8x16_t, uint16x4_t};
 use core::arch::asm;
 
-/// Accesses of less than a vector: one `ldr` or `str`.
+/// Accesses of less than a vector, each with one `ldr` or `str`.
 pub(crate) mod word {
     use core::arch::asm;
 
@@ -104,8 +104,8 @@ unsafe impl Vector for Quad {
 
     #[inline(always)]
     unsafe fn store_streaming(self, to: *mut u8) {
-        // The architecture has a non-temporal store of pairs only; one register alone is stored as
-        // usual. SAFETY: guaranteed by the caller.
+        // The architecture has non-temporal stores only for pairs of registers. So a single
+        // register is stored as usual. SAFETY: guaranteed by the caller.
         unsafe { self.store(to) };
     }
 
@@ -124,7 +124,7 @@ unsafe impl Vector for Quad {
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
 
-// SAFETY: [A1] both have 16 bytes.
+// SAFETY: [A1] `Raw` and `Vector` have 16 bytes.
 unsafe impl Arch for Neon {
     type Vector = Quad;
     type Raw<S: Storage> = S::Raw16;
@@ -138,8 +138,8 @@ unsafe impl Arch for Neon {
 
     #[inline(always)]
     fn fence_streaming() {
-        // SAFETY: touches no memory and no register. Not `nomem`: the compiler must not move
-        // accesses over it either.
+        // SAFETY: touches no memory and no register. `nomem` is not set, because the compiler must
+        // not move accesses across the fence either.
         unsafe { asm!("dmb ishst", options(nostack, preserves_flags)) };
     }
 
@@ -161,8 +161,8 @@ unsafe impl Arch for Neon {
     #[inline(always)]
     unsafe fn narrow_f16(from: &[f32], into: &mut [u16]) {
         for (values, bits) in from.chunks_exact(4).zip(into.chunks_exact_mut(4)) {
-            // SAFETY: as in `widen_f16`. Rounds as FPCR says, which Rust requires to be its
-            // default: to nearest even.
+            // SAFETY: as in `widen_f16`. Rounds as configured in FPCR. Rust requires the default,
+            // which is rounding to nearest even.
             unsafe {
                 let wide: float32x4_t = values.as_ptr().cast::<float32x4_t>().read_unaligned();
                 let narrow: uint16x4_t;

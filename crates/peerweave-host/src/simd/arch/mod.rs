@@ -1,12 +1,12 @@
-//! The instruction sets: which one this processor has, and how a register of bytes is read and
-//! written.
+//! The instruction sets: selection of the instruction set for this processor, and reading and
+//! writing of a register of bytes.
 //!
-//! No algorithm is here. Invariant: every access of the movers and reducers to shared memory is one
-//! of the functions of this module, and none of them is an ordinary Rust load or store.
+//! This module contains no algorithm. Invariant: copies and reductions access shared memory only
+//! through functions of this module. No such function is an ordinary Rust load or store.
 //!
 //! [`portable`] is the specification: relaxed atomic accesses of single bytes. The file of an
-//! instruction set does the same by one instruction of inline assembly; the head of [`super`]
-//! explains why that is sound.
+//! instruction set has the same effects, with one instruction of inline assembly. The documentation
+//! of [`super`] explains why that is sound.
 
 use super::lanes::{Lanes, Storage};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -40,13 +40,15 @@ pub(super) use self::x86_64::Xmm as Basic;
 /// The value of one vector register, as bytes in memory order.
 ///
 /// # Safety
-/// An implementation promises: **[V1]** the type has exactly [`Self::BYTES`] bytes, none of them
-/// padding, and every bit pattern is valid; **[V2]** a load or store touches exactly those bytes of
-/// memory, as relaxed atomic accesses would, and no other.
+/// An implementation promises:
+/// - **[V1]** The type has exactly [`Self::BYTES`] bytes, no padding, and every bit pattern is
+///   valid.
+/// - **[V2]** A load or store touches exactly these bytes of memory, as relaxed atomic accesses
+///   would, and no other bytes.
 ///
-/// Every method requires: the addressed bytes are mapped and may be accessed in this way (others
-/// may access them atomically, or by these methods, at the same time); the processor has the
-/// instruction set that the type belongs to.
+/// Every method requires that the addressed bytes are mapped and may be read or written. Other
+/// threads and processes may access the bytes at the same time, atomically or by these methods. The
+/// processor must have the instruction set to which the type belongs.
 pub(super) unsafe trait Vector: Copy {
     /// Size in bytes: 16, 32 or 64.
     const BYTES: usize;
@@ -54,29 +56,29 @@ pub(super) unsafe trait Vector: Copy {
     /// Reads `BYTES` bytes at any address.
     ///
     /// # Safety
-    /// See the trait.
+    /// As required by the trait.
     unsafe fn load(from: *const u8) -> Self;
 
     /// Writes `BYTES` bytes at any address.
     ///
     /// # Safety
-    /// See the trait.
+    /// As required by the trait.
     unsafe fn store(self, to: *mut u8);
 
-    /// Writes `BYTES` bytes past the caches where the processor can; they become visible to others
-    /// no later than at [`Arch::fence_streaming`].
+    /// Writes `BYTES` bytes, bypassing the caches if the processor can. The bytes become visible to
+    /// other threads at [`Arch::fence_streaming`] at the latest.
     ///
     /// # Safety
-    /// See the trait; and `to` is a multiple of `BYTES`.
+    /// As required by the trait. In addition, `to` is a multiple of `BYTES`.
     unsafe fn store_streaming(self, to: *mut u8);
 
     /// Reads four consecutive vectors.
     ///
     /// # Safety
-    /// See the trait.
+    /// As required by the trait.
     #[inline(always)]
     unsafe fn load_four(from: *const u8) -> [Self; 4] {
-        // SAFETY: the caller guarantees it for all four.
+        // SAFETY: the caller guarantees the requirements for all four vectors.
         unsafe {
             [
                 Self::load(from),
@@ -90,53 +92,53 @@ pub(super) unsafe trait Vector: Copy {
     /// Writes four consecutive vectors.
     ///
     /// # Safety
-    /// See the trait.
+    /// As required by the trait.
     #[inline(always)]
     unsafe fn store_four(vectors: [Self; 4], to: *mut u8) {
         for (i, vector) in vectors.iter().enumerate() {
-            // SAFETY: the caller guarantees it for all four.
+            // SAFETY: the caller guarantees the requirements for all four vectors.
             unsafe { vector.store(to.add(i * Self::BYTES)) };
         }
     }
 
-    /// Writes four consecutive vectors past the caches.
+    /// Writes four consecutive vectors, bypassing the caches if the processor can.
     ///
     /// # Safety
-    /// See the trait; and `to` is a multiple of `BYTES`.
+    /// As required by the trait. In addition, `to` is a multiple of `BYTES`.
     #[inline(always)]
     unsafe fn store_four_streaming(vectors: [Self; 4], to: *mut u8) {
         for (i, vector) in vectors.iter().enumerate() {
-            // SAFETY: the caller guarantees it for all four.
+            // SAFETY: the caller guarantees the requirements for all four vectors.
             unsafe { vector.store_streaming(to.add(i * Self::BYTES)) };
         }
     }
 }
 
-/// An instruction set: its registers, and how to run code compiled for it.
+/// An instruction set: its registers, and a function that runs code compiled for it.
 ///
 /// # Safety
 /// An implementation promises that **[A1]** `Raw<S>` and `Vector` have the same size.
 ///
 /// Every method requires that the processor has the instruction set.
 pub(super) unsafe trait Arch: Copy + 'static {
-    /// The register.
+    /// The vector register.
     type Vector: Vector;
-    /// A register seen as stored elements.
+    /// The elements of a register, as they are stored in memory.
     type Raw<S: Storage>: Lanes<Lane = S>;
-    /// The values of those elements.
+    /// The values of the elements of a register.
     type Values<S: Storage>: Lanes<Lane = S::Value>;
 
     /// Runs `kernel` in a function that is compiled for this instruction set.
     ///
     /// # Safety
-    /// The processor has the instruction set, and what the kernel itself requires.
+    /// The processor has the instruction set, and the requirements of the kernel are met.
     unsafe fn enter<K: Kernel>(kernel: K);
 
-    /// Orders streaming stores before every later store of this thread, as ordinary stores are.
+    /// Orders streaming stores before every later store of this thread, like ordinary stores.
     fn fence_streaming();
 
-    /// Copies with the processor's own string instruction. Returns `false`, and copies nothing, if
-    /// the processor has no fast one.
+    /// Copies with the string instruction of the processor. Returns `false`, and copies nothing, if
+    /// the processor has no fast string instruction.
     ///
     /// # Safety
     /// As for [`super::copy()`].
@@ -145,8 +147,8 @@ pub(super) unsafe trait Arch: Copy + 'static {
         false
     }
 
-    /// Zeroes with the processor's own string instruction. Returns `false`, and writes nothing, if
-    /// the processor has no fast one.
+    /// Zeroes with the string instruction of the processor. Returns `false`, and writes nothing, if
+    /// the processor has no fast string instruction.
     ///
     /// # Safety
     /// As for [`super::fill_zero`].
@@ -158,38 +160,39 @@ pub(super) unsafe trait Arch: Copy + 'static {
     /// Converts binary16 to f32, exactly. A NaN stays a NaN.
     ///
     /// # Safety
-    /// See the trait.
+    /// As required by the trait.
     #[inline(always)]
     unsafe fn widen_f16(from: &[u16], into: &mut [f32]) {
         super::float16::widen_all(from, into);
     }
 
-    /// Converts f32 to binary16, rounding to nearest, ties to even. No input is a NaN other than
-    /// the canonical one.
+    /// Converts f32 to binary16, rounding to nearest, ties to even. A NaN input must be the
+    /// canonical NaN.
     ///
     /// # Safety
-    /// See the trait.
+    /// As required by the trait.
     #[inline(always)]
     unsafe fn narrow_f16(from: &[f32], into: &mut [u16]) {
         super::float16::narrow_all(from, into);
     }
 
-    /// Reads the first `bytes < BYTES` bytes of a vector; the rest is zero.
+    /// Reads the first `bytes` bytes of a vector. The rest of the vector is zero. `bytes` must be
+    /// less than `BYTES`.
     ///
     /// # Safety
     /// As for [`Vector::load`], for `bytes` bytes.
     #[inline(always)]
     unsafe fn load_part(from: *const u8, bytes: usize) -> Self::Vector {
         let mut private = [0u8; 64];
-        // SAFETY: `private` is ours and longer than any vector, of which [V1] allows every bit
-        // pattern; the caller guarantees the validity of `from`.
+        // SAFETY: `private` is a local array that is at least as long as any vector, and [V1]
+        // allows every bit pattern. The caller guarantees the validity of `from`.
         unsafe {
             super::copy::pieces(private.as_mut_ptr(), from, bytes);
             private.as_ptr().cast::<Self::Vector>().read_unaligned()
         }
     }
 
-    /// Writes the first `bytes < BYTES` bytes of a vector.
+    /// Writes the first `bytes` bytes of a vector. `bytes` must be less than `BYTES`.
     ///
     /// # Safety
     /// As for [`Vector::store`], for `bytes` bytes.
@@ -204,21 +207,21 @@ pub(super) unsafe trait Arch: Copy + 'static {
     }
 }
 
-/// Code that [`Arch::enter`] compiles for each instruction set. `run` must be
-/// `#[inline(always)]`, with everything it calls.
+/// Code that [`Arch::enter`] compiles for each instruction set. `run` and all functions that it
+/// calls must be `#[inline(always)]`.
 pub(super) trait Kernel {
     /// Runs the code for the instruction set `A`.
     ///
     /// # Safety
-    /// [`Arch::enter`] of `A` calls this; and the requirements of the kernel's fields hold.
+    /// [`Arch::enter`] of `A` is the caller, and the requirements of the kernel's fields are met.
     unsafe fn run<A: Arch>(self);
 }
 
 /// An instruction set that this processor has.
 ///
 /// # Invariants
-/// **[I1]** A value exists only if the processor was found to have the instruction set: only
-/// [`Isa::new`] makes one.
+/// **[I1]** A value exists only if the processor was found to have the instruction set. Only
+/// [`Isa::new`] creates a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Isa(Level);
 
@@ -234,7 +237,7 @@ enum Level {
 }
 
 impl Level {
-    /// Every level that this build has code for, the best first.
+    /// Every level for which this build has code, the best level first.
     const BUILT: &'static [Self] = &[
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         Self::Avx512,
@@ -250,7 +253,8 @@ impl Level {
 }
 
 impl Isa {
-    /// Returns the instruction set, if this processor has it.
+    /// Returns the instruction set of a level. Returns `None` if this processor or this build lacks
+    /// it.
     fn new(level: Level) -> Option<Self> {
         let has = match level {
             #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -273,7 +277,7 @@ impl Isa {
     /// Returns the best instruction set of this processor.
     #[inline]
     pub(crate) fn best() -> Self {
-        /// The level of the best instruction set as a number; 0 before the first call. Relaxed
+        /// The level of the best instruction set as a number. 0 before the first call. Relaxed
         /// order is enough, because threads exchange only this number.
         static BEST: AtomicU8 = AtomicU8::new(0);
         let known = BEST.load(Ordering::Relaxed);
@@ -288,13 +292,14 @@ impl Isa {
 
     #[cold]
     fn detect(best: &AtomicU8) -> Self {
-        // The last level of the list runs on every processor, so there is always one.
-        let isa = Self::available().next().unwrap_or_else(|| unreachable!("every build has code for every processor"));
+        // The last level of the list runs on every processor, so the list is never empty.
+        let isa =
+            Self::available().next().unwrap_or_else(|| unreachable!("every build has a level that runs on every processor"));
         best.store(isa.0 as u8, Ordering::Relaxed);
         isa
     }
 
-    /// Returns the instruction sets of this processor that this build has code for, the best first.
+    /// Returns the instruction sets that both this processor and this build have, the best first.
     pub(crate) fn available() -> impl Iterator<Item = Self> {
         Level::BUILT.iter().filter_map(|&level| Self::new(level))
     }
@@ -318,7 +323,8 @@ impl Isa {
     pub(super) unsafe fn enter<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(all(target_arch = "x86_64", not(miri)))]
-            // SAFETY: [I1]; the kernel's requirements are the caller's.
+            // SAFETY: the processor has the instruction set, [I1]. The caller meets the
+            // requirements of the kernel.
             Level::Avx512 => unsafe { x86_64::Avx512::enter(kernel) },
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             // SAFETY: as above.
@@ -333,7 +339,7 @@ impl Isa {
             // SAFETY: as above.
             Level::Portable => unsafe { portable::Portable::enter(kernel) },
             #[allow(unreachable_patterns, reason = "reachable in no build: [I1], and `new` makes built levels only")]
-            _ => unreachable!("{} is not built", self.name()),
+            _ => unreachable!("this build has no code for {}", self.name()),
         }
     }
 }

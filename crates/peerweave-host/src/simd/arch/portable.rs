@@ -1,12 +1,11 @@
 //! The specification: every access is a relaxed atomic access of single bytes. Used by miri, by the
-//! tests as the reference, and on architectures without a file of their own.
+//! tests as the reference, and on architectures without their own file.
 //!
-//! This code is not fast. It accesses bytes and not words, because in Rust racing atomic accesses
-//! of different sizes are undefined, and two copies may divide the same memory into words
-//! differently.
+//! This code is not fast. It accesses bytes instead of words. In Rust, racing atomic accesses of
+//! different sizes are undefined, and two copies may divide the same memory into words differently.
 //!
-//! miri: under Stacked Borrows an atomic load needs a pointer through which writing is allowed too;
-//! under Tree Borrows it does not.
+//! miri: under Stacked Borrows, an atomic load needs a pointer that also allows writing. Under Tree
+//! Borrows it does not.
 
 use super::super::lanes::Storage;
 use super::{Arch, Kernel, Vector};
@@ -18,8 +17,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// As for [`Vector::load`], for `N` bytes.
 #[inline(always)]
 unsafe fn load_bytes<const N: usize>(from: *const u8) -> [u8; N] {
-    // SAFETY: the caller promises that these bytes may be read atomically; `AtomicU8` has
-    // alignment 1. They need not be writable: "atomic accesses on read-only memory" of the
+    // SAFETY: the caller promises that these bytes may be read atomically. `AtomicU8` has alignment
+    // 1. The bytes need not be writable: the section "atomic accesses on read-only memory" of the
     // documentation of `std::sync::atomic` allows relaxed loads of this size.
     core::array::from_fn(|i| unsafe { &*from.add(i).cast::<AtomicU8>() }.load(Ordering::Relaxed))
 }
@@ -31,7 +30,7 @@ unsafe fn load_bytes<const N: usize>(from: *const u8) -> [u8; N] {
 #[inline(always)]
 unsafe fn store_bytes<const N: usize>(bytes: [u8; N], to: *mut u8) {
     for (i, byte) in bytes.into_iter().enumerate() {
-        // SAFETY: the caller promises that these bytes may be written atomically; `AtomicU8` has
+        // SAFETY: the caller promises that these bytes may be written atomically. `AtomicU8` has
         // alignment 1.
         unsafe { AtomicU8::from_ptr(to.add(i)).store(byte, Ordering::Relaxed) };
     }
@@ -66,7 +65,7 @@ pub(crate) mod word {
     word!(u8: load_u8 store_u8, u16: load_u16 store_u16, u32: load_u32 store_u32, u64: load_u64 store_u64);
 }
 
-/// Sixteen bytes.
+/// A register of sixteen bytes, represented by an array.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Sixteen([u8; 16]);
@@ -94,11 +93,11 @@ unsafe impl Vector for Sixteen {
     }
 }
 
-/// No particular instruction set.
+/// The instruction set that uses only portable Rust code.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 
-// SAFETY: [A1] both have 16 bytes.
+// SAFETY: [A1] `Raw` and `Vector` have 16 bytes.
 unsafe impl Arch for Portable {
     type Vector = Sixteen;
     type Raw<S: Storage> = S::Raw16;

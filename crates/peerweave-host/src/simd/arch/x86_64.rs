@@ -3,9 +3,9 @@
 //! Invariant: an assembly block contains only loads or only stores, and accesses exactly the bytes
 //! that its function names.
 //!
-//! The mover functions have `#[target_feature]`, so they cannot be `inline(always)`. Each is one
-//! instruction and is inlined into every caller that has the feature, because [`Arch::enter`]
-//! compiles the callers with it.
+//! The functions that load and store have `#[target_feature]`, so they cannot be `inline(always)`.
+//! They are still inlined into every caller that has the feature: [`Arch::enter`] compiles the
+//! callers with the feature, and each function has only a few instructions.
 
 use super::super::lanes::Storage;
 use super::{Arch, Kernel, Vector};
@@ -16,7 +16,7 @@ use core::arch::x86_64::{
     _mm512_storeu_ps,
 };
 
-/// Accesses of less than a vector: one `mov`.
+/// Accesses of less than a vector, each with one `mov`.
 pub(crate) mod word {
     use core::arch::asm;
 
@@ -232,13 +232,14 @@ vector!(
 
 #[inline(always)]
 fn store_fence() {
-    // SAFETY: touches no memory and no register. Not `nomem`: the compiler must not move accesses
-    // over it either.
+    // SAFETY: touches no memory and no register. `nomem` is not set, because the compiler must not
+    // move accesses across the fence either.
     unsafe { asm!("sfence", options(nostack, preserves_flags)) };
 }
 
-/// Returns whether `rep movsb` and `rep stosb` move whole cache lines, and, for large sizes, do not
-/// read the destination first ("enhanced" strings).
+/// Returns whether the processor has fast string instructions ("enhanced" `rep movsb` and `rep
+/// stosb`). These move whole cache lines, and do not read the destination first if the size is
+/// large.
 #[inline(always)]
 fn has_fast_strings() -> bool {
     std::is_x86_feature_detected!("ermsb")
@@ -253,8 +254,8 @@ macro_rules! strings {
         unsafe fn string_copy(dst: *mut u8, src: *const u8, bytes: usize) -> bool {
             let fast = has_fast_strings();
             if fast {
-                // SAFETY: the ABI keeps the direction flag clear; reads and writes exactly `bytes`
-                // bytes, which the caller guarantees to be valid.
+                // SAFETY: the ABI requires the direction flag to be clear. The instruction reads
+                // and writes exactly `bytes` bytes, which the caller guarantees to be valid.
                 unsafe {
                     asm!("rep movsb", inout("rcx") bytes => _, inout("rdi") dst => _, inout("rsi") src => _,
                         options(nostack, preserves_flags));
@@ -283,7 +284,7 @@ macro_rules! strings {
 #[derive(Clone, Copy)]
 pub(crate) struct Sse2;
 
-// SAFETY: [A1] both have 16 bytes.
+// SAFETY: [A1] `Raw` and `Vector` have 16 bytes.
 unsafe impl Arch for Sse2 {
     type Vector = Xmm;
     type Raw<S: Storage> = S::Raw16;
@@ -303,7 +304,7 @@ unsafe impl Arch for Sse2 {
     strings!();
 }
 
-/// AVX2 and F16C.
+/// The instruction set AVX2 with F16C.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
 
@@ -331,13 +332,13 @@ fn widen_f16_avx2(from: &[u16], into: &mut [f32]) {
 #[target_feature(enable = "avx2,f16c")]
 fn narrow_f16_avx2(from: &[f32], into: &mut [u16]) {
     for (values, bits) in from.chunks_exact(8).zip(into.chunks_exact_mut(8)) {
-        // SAFETY: both chunks have exactly eight elements, of private memory. Rounding 0: to
-        // nearest even.
+        // SAFETY: both chunks have exactly eight elements, of private memory. Rounding mode 0 means
+        // rounding to nearest even.
         unsafe { _mm_storeu_si128(bits.as_mut_ptr().cast(), _mm256_cvtps_ph::<0>(_mm256_loadu_ps(values.as_ptr()))) };
     }
 }
 
-// SAFETY: [A1] both have 32 bytes.
+// SAFETY: [A1] `Raw` and `Vector` have 32 bytes.
 unsafe impl Arch for Avx2 {
     type Vector = Ymm;
     type Raw<S: Storage> = S::Raw32;
@@ -358,18 +359,18 @@ unsafe impl Arch for Avx2 {
 
     #[inline(always)]
     unsafe fn widen_f16(from: &[u16], into: &mut [f32]) {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe { widen_f16_avx2(from, into) };
     }
 
     #[inline(always)]
     unsafe fn narrow_f16(from: &[f32], into: &mut [u16]) {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe { narrow_f16_avx2(from, into) };
     }
 }
 
-/// AVX-512 F, BW, DQ and VL, with F16C.
+/// The instruction set AVX-512 F, BW, DQ and VL, with AVX2, F16C and BMI2.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
@@ -397,8 +398,8 @@ fn widen_f16_avx512(from: &[u16], into: &mut [f32]) {
 #[target_feature(enable = "avx512f")]
 fn narrow_f16_avx512(from: &[f32], into: &mut [u16]) {
     for (values, bits) in from.chunks_exact(16).zip(into.chunks_exact_mut(16)) {
-        // SAFETY: both chunks have exactly sixteen elements, of private memory. Rounding 0: to
-        // nearest even.
+        // SAFETY: both chunks have exactly sixteen elements, of private memory. Rounding mode 0
+        // means rounding to nearest even.
         unsafe { _mm256_storeu_si256(bits.as_mut_ptr().cast(), _mm512_cvtps_ph::<0>(_mm512_loadu_ps(values.as_ptr()))) };
     }
 }
@@ -409,9 +410,9 @@ fn narrow_f16_avx512(from: &[f32], into: &mut [u16]) {
 #[target_feature(enable = "avx512f,avx512bw,bmi2")]
 unsafe fn load_part_avx512(from: *const u8, bytes: usize) -> __m512i {
     let value: __m512i;
-    // SAFETY: a masked load neither reads nor faults on the bytes whose bit is clear ("fault
-    // suppression", Intel SDM volume 2, EVEX exceptions class E4); the mask has the low `bytes`
-    // bits set. The caller guarantees that those are valid.
+    // SAFETY: a masked load neither reads nor faults on bytes whose mask bit is clear ("fault
+    // suppression", Intel SDM volume 2, EVEX exceptions class E4). The mask has the low `bytes`
+    // bits set. The caller guarantees that the bytes of these bits are valid.
     unsafe {
         asm!("vmovdqu8 {value}{{{mask}}}{{z}}, [{from}]", value = out(zmm_reg) value, mask = in(kreg) low_bits(bytes),
             from = in(reg) from, options(readonly, nostack, preserves_flags));
@@ -424,21 +425,21 @@ unsafe fn load_part_avx512(from: *const u8, bytes: usize) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,bmi2")]
 unsafe fn store_part_avx512(value: __m512i, to: *mut u8, bytes: usize) {
-    // SAFETY: as in `load_part_avx512`; bytes whose bit is clear are not written.
+    // SAFETY: as in `load_part_avx512`. Bytes whose mask bit is clear are not written.
     unsafe {
         asm!("vmovdqu8 [{to}]{{{mask}}}, {value}", value = in(zmm_reg) value, mask = in(kreg) low_bits(bytes),
             to = in(reg) to, options(nostack, preserves_flags));
     }
 }
 
-/// Returns a mask of the low `count < 64` bits.
+/// Returns a mask with the low `count` bits set. `count` must be less than 64.
 #[inline(always)]
 fn low_bits(count: usize) -> u64 {
     debug_assert!(count < 64);
     (1u64 << (count & 63)) - 1
 }
 
-// SAFETY: [A1] both have 64 bytes.
+// SAFETY: [A1] `Raw` and `Vector` have 64 bytes.
 unsafe impl Arch for Avx512 {
     type Vector = Zmm;
     type Raw<S: Storage> = S::Raw64;
@@ -459,13 +460,13 @@ unsafe impl Arch for Avx512 {
 
     #[inline(always)]
     unsafe fn widen_f16(from: &[u16], into: &mut [f32]) {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe { widen_f16_avx512(from, into) };
     }
 
     #[inline(always)]
     unsafe fn narrow_f16(from: &[f32], into: &mut [u16]) {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe { narrow_f16_avx512(from, into) };
     }
 

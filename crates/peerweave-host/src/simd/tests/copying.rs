@@ -1,4 +1,4 @@
-//! Copies and clearing against `slice::copy_from_slice`.
+//! Tests of copying and zeroing: results are compared with those of safe slices.
 
 use super::super::copy::{Copy, CopyStreaming, SHORT_BYTES, Zero};
 use super::super::{Isa, copy, copy_streaming, copy_strided, fill_zero};
@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 const FEW: bool = cfg!(miri);
 
-/// Copies on every instruction set, through the caches and past them, and compares.
+/// Copies with every instruction set, through the caches and bypassing them, and compares the
+/// result.
 #[track_caller]
 fn check_copy(len: usize, from: usize, to: usize, random: &mut Random) {
     let bytes = random.bytes(len);
@@ -19,13 +20,13 @@ fn check_copy(len: usize, from: usize, to: usize, random: &mut Random) {
         target.assert_guards(&what);
         source.assert_guards(&what);
     };
-    // SAFETY: both buffers have `len` bytes and are ours alone.
+    // SAFETY: both buffers have `len` bytes, and no other code accesses them.
     run("copy", &|dst, src| unsafe { copy(dst, src, len) });
     // SAFETY: as above.
     run("copy_streaming", &|dst, src| unsafe { copy_streaming(dst, src, len) });
     for isa in Isa::available() {
         if len > SHORT_BYTES {
-            // SAFETY: as above, and longer than what is done in line.
+            // SAFETY: as above, and the length is more than `SHORT_BYTES`.
             run(isa.name(), &|dst, src| unsafe { isa.enter(Copy { dst, src, bytes: len }) });
         }
         // SAFETY: as above.
@@ -33,7 +34,7 @@ fn check_copy(len: usize, from: usize, to: usize, random: &mut Random) {
     }
 }
 
-/// Clears on every instruction set.
+/// Zeroes memory with every instruction set, and checks the result.
 #[track_caller]
 fn check_zero(len: usize, at: usize, random: &mut Random) {
     let bytes = random.bytes(len);
@@ -44,7 +45,7 @@ fn check_zero(len: usize, at: usize, random: &mut Random) {
         assert!(target.content().iter().all(|&byte| byte == 0), "{what}: not zero");
         target.assert_guards(&what);
     };
-    // SAFETY: the buffer has `len` bytes and is ours alone.
+    // SAFETY: the buffer has `len` bytes, and no other code accesses it.
     run("fill_zero", &|dst| unsafe { fill_zero(dst, len) });
     for isa in Isa::available() {
         // SAFETY: as above.
@@ -53,7 +54,7 @@ fn check_zero(len: usize, at: usize, random: &mut Random) {
 }
 
 #[test]
-fn every_short_length_is_copied_at_every_kind_of_alignment() {
+fn short_lengths_are_copied_at_several_alignments() {
     let mut random = Random(4);
     for len in (0..=300).step_by(if FEW { 61 } else { 1 }) {
         for (from, to) in [(0, 0), (0, 1), (1, 0), (3, 3), (8, 40), (63, 62), (31, 33)] {
@@ -64,7 +65,7 @@ fn every_short_length_is_copied_at_every_kind_of_alignment() {
 }
 
 #[test]
-fn copies_around_the_rep_movsb_threshold_are_complete() {
+fn copies_around_the_string_instruction_sizes_are_complete() {
     let mut random = Random(5);
     let borders: &[usize] = if FEW {
         &[257]
@@ -88,7 +89,8 @@ fn strided_elements_are_gathered_and_scattered() {
             let from = random.bytes(element * from_stride * count);
             let old = random.bytes(element * to_stride * count);
             let (mut source, mut target) = (Guarded::new(&from, 1), Guarded::new(&old, 2));
-            // SAFETY: both buffers hold `count` elements at their strides, and are ours alone.
+            // SAFETY: both buffers have `count` elements at their strides, and no other code
+            // accesses them.
             unsafe { copy_strided(target.as_mut_ptr(), to_stride, source.as_mut_ptr(), from_stride, element, count) };
             let mut expected = old.clone();
             for i in 0..count {
@@ -104,7 +106,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if FEW { 4 } else { 512 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_length_is_copied_and_cleared_exactly(len in 0usize..5000, from in 0usize..64, to in 0usize..64, seed in 1u64..) {
+    fn any_length_is_copied_and_zeroed_exactly(len in 0usize..5000, from in 0usize..64, to in 0usize..64, seed in 1u64..) {
         let mut random = Random(seed);
         let len = if FEW { len % 100 } else { len };
         check_copy(len, from, to, &mut random);

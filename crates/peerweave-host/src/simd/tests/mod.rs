@@ -1,8 +1,8 @@
-//! Tests the movers and reducers against naive implementations, on every instruction set of this
-//! processor.
+//! Tests the copies and reductions against simple implementations, with every instruction set of
+//! this processor.
 //!
-//! Other tests check which of them a collective uses. Invariant: a test compares bits, never "close
-//! enough".
+//! Other tests check which of these functions a collective uses. Invariant: a test compares bits
+//! exactly, without a tolerance.
 
 mod copying;
 mod oracle;
@@ -11,7 +11,7 @@ mod reducing;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod registers;
 
-/// A generator of pseudo-random numbers; every run gets the same ones.
+/// A generator of pseudo-random numbers, which are the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -32,8 +32,8 @@ impl Random {
     }
 }
 
-/// Memory at a chosen distance from the border of a cache line, with guard bytes on both sides that
-/// must not change.
+/// Memory at a chosen distance from a cache-line boundary. Guard bytes on both sides must not
+/// change.
 struct Guarded {
     memory: Vec<u8>,
     start: usize,
@@ -51,8 +51,8 @@ impl Guarded {
         Self { memory, start, len: content.len() }
     }
 
-    /// Returns a mutable pointer for sources too: the portable implementation reads through an
-    /// atomic, and Stacked Borrows allows that only if writes are allowed.
+    /// Returns a mutable pointer, which is also used for sources. The portable implementation reads
+    /// through an atomic, and Stacked Borrows allows that only if the pointer allows writing.
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.memory[self.start..].as_mut_ptr()
     }
@@ -64,6 +64,6 @@ impl Guarded {
     #[track_caller]
     fn assert_guards(&self, what: &dyn std::fmt::Display) {
         let outside = self.memory[..self.start].iter().chain(&self.memory[self.start + self.len..]);
-        assert!(outside.into_iter().all(|&byte| byte == GUARD), "{what}: bytes outside were written");
+        assert!(outside.into_iter().all(|&byte| byte == GUARD), "{what}: bytes outside of the buffer were written");
     }
 }

@@ -1,5 +1,5 @@
-//! A simple reference implementation of the reductions: no vectors, integers in 128 bits, 16-bit
-//! floats by the `half` crate.
+//! A simple reference implementation of the reductions. It uses no vectors. Integers are computed
+//! in 128 bits, and 16-bit floats with the `half` crate.
 
 use half::{bf16, f16};
 use peerweave_types::{DType, ReduceOp};
@@ -37,7 +37,8 @@ pub(super) fn reduce(dtype: DType, op: ReduceOp, inputs: &[(Vec<u8>, u64)]) -> V
     }
 }
 
-/// Returns the elements `i` of all inputs, with their scalars.
+/// Returns, for each index, the elements of all inputs at this index, with the scalars of the
+/// inputs.
 fn columns<const N: usize>(inputs: &[(Vec<u8>, u64)]) -> impl Iterator<Item = Vec<([u8; N], [u8; N])>> {
     let count = inputs[0].0.len() / N;
     (0..count).map(|i| {
@@ -79,7 +80,7 @@ fn integers<const N: usize>(op: ReduceOp, inputs: &[(Vec<u8>, u64)], signed: boo
     result.collect()
 }
 
-/// The operations of both widths of floats.
+/// Operations that the reference needs on `f32` and `f64`.
 trait Float: Copy + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self> + std::ops::Div<Output = Self> {
     fn of_count(count: usize) -> Self;
     fn nan() -> Self;

@@ -1,5 +1,5 @@
-//! Memory that several threads access at the same time, some of them without synchronization. Under
-//! miri these tests show that no access is a data race.
+//! Tests of memory that several threads access at the same time, some of them without
+//! synchronization. Under miri these tests show that no access is a data race.
 
 use super::super::{Input, Stores, copy, copy_streaming, reduce};
 use peerweave_types::{DType, ReduceOp};
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = if cfg!(miri) { 3 } else { 3000 };
 const BYTES: usize = if cfg!(miri) { 100 } else { 4096 };
 
-/// Returns memory that threads share like a heap: by address, never by reference to its bytes.
+/// Returns memory that threads share like the symmetric heap: by address, never by reference to its
+/// bytes.
 fn shared() -> Vec<AtomicU8> {
     (0..BYTES).map(|_| AtomicU8::new(0)).collect()
 }
@@ -27,7 +28,8 @@ fn racing_copy_reads_only_written_bytes() {
             scope.spawn(move || {
                 let mut mine = vec![value; BYTES];
                 for _ in 0..ROUNDS {
-                    // SAFETY: both are `BYTES` long; the other threads use atomics or these movers.
+                    // SAFETY: both ranges have `BYTES` bytes. Other threads access them only with
+                    // functions of `simd`.
                     unsafe { copy(at(memory), mine.as_mut_ptr(), BYTES) };
                 }
             });
@@ -56,7 +58,7 @@ fn racing_reduction_gives_all_outputs_the_same_bits() {
         for _ in 0..ROUNDS {
             let (mut a, mut b) = (vec![0u8; BYTES], vec![0u8; BYTES]);
             let inputs = [Input { at: at(memory), scalar: 0 }; 2];
-            // SAFETY: as above; the outputs are ours alone.
+            // SAFETY: as above. No other thread accesses the outputs.
             unsafe { reduce(DType::U8, ReduceOp::Max, &inputs, &[a.as_mut_ptr(), b.as_mut_ptr()], BYTES, Stores::Cached) };
             assert_eq!(a, b);
         }
@@ -77,7 +79,7 @@ fn release_store_publishes_earlier_streaming_stores() {
         scope.spawn(|| {
             for round in 1..=ROUNDS {
                 let mut mine = vec![round as u8; BYTES];
-                // SAFETY: both are `BYTES` long; the reader waits for `round_written`.
+                // SAFETY: both ranges have `BYTES` bytes. The reader waits for `round_written`.
                 unsafe { copy_streaming(at(&memory), mine.as_mut_ptr(), BYTES) };
                 round_written.store(round, Ordering::Release);
                 wait_for(&round_read, round);
@@ -86,10 +88,10 @@ fn release_store_publishes_earlier_streaming_stores() {
         for round in 1..=ROUNDS {
             wait_for(&round_written, round);
             let mut seen = vec![0u8; BYTES];
-            // SAFETY: both are `BYTES` long; the writer waits for `round_read`.
+            // SAFETY: both ranges have `BYTES` bytes. The writer waits for `round_read`.
             unsafe { copy(seen.as_mut_ptr(), at(&memory), BYTES) };
-            // Before the next round may begin: a failed assertion must not leave the writer
-            // waiting.
+            // This store is before the assertion, because a failed assertion must not leave the
+            // writer waiting.
             round_read.store(round, Ordering::Release);
             assert!(seen.iter().all(|&byte| byte == round as u8), "round {round}");
         }

@@ -1,4 +1,4 @@
-//! Reductions against the oracle.
+//! Tests of reductions against the reference implementation in `oracle.rs`.
 
 use super::super::reduce::reduce_on;
 use super::super::{Input, Isa, Stores};
@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use peerweave_types::{DType, ReduceOp};
 use proptest::prelude::*;
 
-/// One reduction to run and to check.
+/// A reduction that is run and compared with the reference.
 #[derive(Debug)]
 struct Case {
     dtype: DType,
@@ -15,16 +15,17 @@ struct Case {
     inputs: usize,
     outputs: usize,
     count: usize,
-    /// Whether each output is the same memory as the input with its number.
+    /// Whether each output is the same memory as the input with the same index.
     in_place: bool,
-    /// Distance of the first buffers from a cache line border, in bytes. The distances of the
-    /// others are multiples of it.
+    /// Distance of the first buffers from a cache-line boundary, in bytes. The distances of the
+    /// other buffers are multiples of this distance.
     misalignment: usize,
     stores: Stores,
 }
 
 impl Case {
-    /// Runs on every instruction set, and compares with the oracle.
+    /// Runs the reduction of random data with every instruction set, and compares with the
+    /// reference.
     #[track_caller]
     fn check(&self, random: &mut Random) {
         let data: Vec<_> =
@@ -40,8 +41,8 @@ impl Case {
             let size = self.dtype.size_bytes();
             let at = |i: usize| (i + 1) * self.misalignment;
             let mut sources: Vec<_> = data.iter().enumerate().map(|(i, (bytes, _))| Guarded::new(bytes, at(i))).collect();
-            // With one misalignment for all outputs, streaming stores are used; with several they
-            // cannot be.
+            // If all outputs have the same misalignment, streaming stores are used. If they have
+            // different misalignments, streaming stores cannot be used.
             let apart = if self.stores == Stores::Streaming { 0 } else { 1 };
             let empty = vec![0x5a; self.count * size];
             let own = if self.in_place { self.outputs.saturating_sub(self.inputs) } else { self.outputs };
@@ -51,8 +52,8 @@ impl Case {
             let shared = if self.in_place { &inputs[..self.inputs.min(self.outputs)] } else { &[] };
             let outputs: Vec<_> =
                 shared.iter().map(|input| input.at.cast_mut()).chain(targets.iter_mut().map(Guarded::as_mut_ptr)).collect();
-            // SAFETY: the buffers are ours alone and `count` elements long; an output in place is
-            // exactly an input.
+            // SAFETY: the buffers have `count` elements, and no other code accesses them. An output
+            // in place is exactly an input.
             unsafe { reduce_on(isa, self.dtype, self.op, &inputs, &outputs, self.count, self.stores) };
             let written = if self.in_place { &sources[..self.inputs.min(self.outputs)] } else { &[] };
             for (i, output) in written.iter().chain(&targets).enumerate() {
@@ -78,7 +79,7 @@ impl Case {
     }
 }
 
-/// Numbers of all magnitudes, with many that are special or equal.
+/// Returns random elements of all magnitudes, many of which are special or equal.
 fn elements(dtype: DType, count: usize, random: &mut Random) -> Vec<u8> {
     let special: &[u64] = match dtype {
         DType::F16 => &[0, 0x8000, 1, 0x8001, 0x03ff, 0x0400, 0x7bff, 0x7c00, 0xfc00, 0x7e00, 0xfe01, 0x7c01, 0x3c00, 0x3c01],
@@ -115,7 +116,7 @@ fn scalar(dtype: DType, random: &mut Random) -> u64 {
     if dtype.size_bytes() == 8 { bits } else { bits & ((1 << (8 * dtype.size_bytes())) - 1) }
 }
 
-/// Returns the bits of a small number.
+/// Returns the bits of a small number. For floats the number is `value / 4`.
 fn small(dtype: DType, value: i64) -> u64 {
     match dtype {
         DType::F16 => f16::from_f32(value as f32 / 4.0).to_bits().into(),
@@ -131,7 +132,7 @@ fn reducible() -> impl Iterator<Item = (DType, ReduceOp)> {
     pairs.filter(|&(dtype, op)| op.accepts(dtype)).step_by(if FEW { 7 } else { 1 })
 }
 
-/// Whether to run fewer cases: under miri the tests take a thousand times as long.
+/// Whether to run fewer cases, because under miri the tests take a thousand times as long.
 const FEW: bool = cfg!(miri);
 
 #[test]
@@ -188,15 +189,16 @@ fn min_and_max_order_zeros_and_ignore_nans() {
         (ReduceOp::Max, f32::NAN, f32::NEG_INFINITY, f32::NEG_INFINITY),
     ] {
         let data = zeros(a, b);
-        assert_eq!(oracle::reduce(DType::F32, op, &data), expected.to_le_bytes(), "the oracle is wrong");
+        assert_eq!(oracle::reduce(DType::F32, op, &data), expected.to_le_bytes(), "the reference is wrong");
         Case { dtype: DType::F32, op, inputs: 2, outputs: 1, count: 1, in_place: false, misalignment: 0, stores: Stores::Cached }
             .check_data(&data);
     }
 }
 
 #[test]
-fn sixteen_bit_floats_are_rounded_once_and_not_at_each_input() {
-    // 2048 + 1 + 1 in binary16: rounded at each step it stays 2048, rounded once it is 2050.
+fn sum_of_16_bit_floats_is_rounded_only_once() {
+    // In binary16, the sum 2048 + 1 + 1 is 2048 if it is rounded at each step, and 2050 if it is
+    // rounded once.
     let data: Vec<_> = [2048.0, 1.0, 1.0].map(|x| (f16::from_f32(x).to_le_bytes().to_vec(), 0)).to_vec();
     assert_eq!(oracle::reduce(DType::F16, ReduceOp::Sum, &data), f16::from_f32(2050.0).to_le_bytes());
     let case = Case {
@@ -232,7 +234,7 @@ fn every_16_bit_float_round_trips_through_f32() {
 }
 
 #[test]
-fn rounding_to_16_bits_is_nearest_even_at_all_magnitudes() {
+fn conversion_to_16_bits_rounds_to_nearest_even() {
     use super::super::float16::{narrow, narrow_bf16, widen, widen_bf16};
     let (step, high_step) = if FEW { (100_000_007, 2039) } else { (509, 1) };
     let high = || (0..=u16::MAX).step_by(high_step);
@@ -256,7 +258,7 @@ fn rounding_to_16_bits_is_nearest_even_at_all_magnitudes() {
 #[test]
 #[should_panic(expected = "over 0 inputs")]
 fn reduction_without_inputs_panics() {
-    // SAFETY: nothing is accessed.
+    // SAFETY: no memory is accessed.
     unsafe { reduce_on(Isa::best(), DType::F32, ReduceOp::Sum, &[], &[], 1, Stores::Cached) };
 }
 
@@ -264,7 +266,7 @@ fn reduction_without_inputs_panics() {
 #[should_panic(expected = "and of float")]
 fn bitwise_reduction_of_floats_panics() {
     let input = Input { at: std::ptr::null(), scalar: 0 };
-    // SAFETY: nothing is accessed.
+    // SAFETY: no memory is accessed.
     unsafe { reduce_on(Isa::best(), DType::F32, ReduceOp::And, &[input], &[], 0, Stores::Cached) };
 }
 
@@ -272,7 +274,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if FEW { 4 } else { 512 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn reduction_of_any_shape_agrees_with_the_oracle(
+    fn reduction_of_any_shape_equals_the_reference(
         pair in 0usize..100, inputs in 1usize..12, outputs in 1usize..12, count in 0usize..700,
         in_place: bool, misalignment in 0usize..64, streaming: bool, seed in 1u64..,
     ) {

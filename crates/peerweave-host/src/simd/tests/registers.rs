@@ -1,4 +1,4 @@
-//! Checks that copies and reductions leave nothing in the vector registers that slows down SSE code
+//! Checks that copies and reductions leave no vector registers in a state that slows down SSE code
 //! of their caller.
 
 use super::super::Isa;
@@ -6,7 +6,7 @@ use super::super::reduce::reduce_on;
 use super::super::{Input, Stores, copy, copy::Copy, copy::CopyStreaming, copy::Zero};
 use peerweave_types::{DType, ReduceOp};
 
-/// The check that the tests of whole operations also use.
+/// Functions that check the state of vector registers. Tests of whole operations also use them.
 #[allow(unreachable_pub, reason = "public in the crate whose file it is")]
 #[path = "../../../../../tests/src/vector_state.rs"]
 mod vector_state;
@@ -34,8 +34,8 @@ fn kernels_zero_the_upper_halves_of_vector_registers() {
     for isa in Isa::available() {
         for count in [1, 3, 8, 15, 64, 100, 1000] {
             let what = |kernel: &str| format!("{kernel} of {count} on {}", isa.name());
-            // SAFETY: both buffers are larger than the bytes named, aligned to a line, and do not
-            // overlap.
+            // SAFETY: both buffers are larger than the number of accessed bytes and aligned to a
+            // cache line. They do not overlap.
             let copied = || unsafe { copy(b, a, count) };
             assert_clean(&what("copy"), copied);
             // SAFETY: as above.
@@ -54,7 +54,7 @@ fn kernels_zero_the_upper_halves_of_vector_registers() {
                 let inputs = [Input { at: a, scalar: 1 }, Input { at: b, scalar: 1 }];
                 for stores in [Stores::Cached, Stores::Streaming] {
                     let what = what(&format!("{op:?} of {dtype:?}"));
-                    // SAFETY: as above; an output may be an input.
+                    // SAFETY: as above. An output may be the same range as an input.
                     let reduced = || unsafe { reduce_on(isa, dtype, op, &inputs, &[b], count, stores) };
                     assert_clean(&what, reduced);
                 }
