@@ -172,6 +172,8 @@ impl Shared {
 
     #[inline]
     fn atomic(&self, atomic: &Atomic) -> Outcome {
+        // As in `signal`.
+        fence(Ordering::Release);
         let at = self.peers.segments.symmetric(atomic.pe.index(), atomic.at);
         let old = match atomic.dtype.size_bytes() {
             8 => {
