@@ -162,7 +162,10 @@ fn waits_and_tests_for_all_any_or_some_words_find_them() {
     words[1].store(9, Ordering::Relaxed);
     assert_eq!((several.test_all(), several.test_any(), some()), (false, None, (0, vec![])));
     assert_eq!(several.wait_any(&mut impatient(4)), Err("no polls remain"));
-    assert_eq!(several.wait_some(&mut impatient(4), |_, _| panic!("called although no word satisfies the comparison")), Err("no polls remain"));
+    assert_eq!(
+        several.wait_some(&mut impatient(4), |_, _| panic!("called although no word satisfies the comparison")),
+        Err("no polls remain")
+    );
     words[4].store(5, Ordering::Relaxed);
     words[2].store(6, Ordering::Relaxed);
     assert_eq!((several.test_all(), several.test_any(), some()), (false, Some(2), (2, vec![(2, 6), (4, 5)])));

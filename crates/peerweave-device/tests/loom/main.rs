@@ -68,7 +68,10 @@ fn check<M: Send + Sync + 'static>(
         }
         count.fetch_add(usize::from(outcome.is_ok()), Ordering::Relaxed);
     });
-    assert!(completed.load(Ordering::Relaxed) > 0, "in every execution a rank gave up, expected an execution in which all ranks complete");
+    assert!(
+        completed.load(Ordering::Relaxed) > 0,
+        "in every execution a rank gave up, expected an execution in which all ranks complete"
+    );
 }
 
 /// The number of ranks of a scenario, and the limit of its exploration.
