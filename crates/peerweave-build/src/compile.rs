@@ -1,7 +1,7 @@
-//! Runs a second Cargo that compiles a crate for the GPU, and returns the crate's PTX.
+//! Compiles a crate for the GPU by a second Cargo, and returns the crate's PTX.
 //!
-//! The second build shares only the sources with the first. It has its own target directory, flags
-//! and compiler.
+//! The build of the second Cargo has the same sources as the build of the first Cargo, but its own
+//! target directory, flags and compiler.
 
 use crate::toolchain::{Core, Toolchain, clean};
 use crate::{Problem, TARGET, Variant, ptx};
@@ -11,21 +11,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Environment variable of the second Cargo, with the name of the package whose entry points are
-/// compiled. `#[kernel]` generates entry points only for that package.
+/// Environment variable of the second Cargo with the name of the package that gets entry points.
+/// `#[kernel]` generates entry points only for this package.
 pub(crate) const INSIDE: &str = "PEERWEAVE_PTX_PACKAGE";
 
-/// Maximum duration of a build; the first one includes `core` and all dependencies.
+/// Time limit of a build. The first build in a target directory also compiles `core` and all
+/// dependencies.
 const DEADLINE: Duration = Duration::from_secs(1800);
 
-/// A crate to compile, and the variant.
+/// Parameters of [`compile`]: the crate and the variant.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The crate's manifest.
+    /// Path of the crate's `Cargo.toml`.
     pub manifest: PathBuf,
-    /// The package.
+    /// Name of the package.
     pub package: String,
-    /// Target directory. Crates with the same directory share `core` and dependencies.
+    /// Target directory of the second Cargo. Crates with the same directory share the compiled
+    /// `core` and dependencies.
     pub target_dir: PathBuf,
     /// Features of the package, separated by commas; `None` means the default features.
     pub features: Option<String>,
@@ -33,18 +35,18 @@ pub struct Request {
     pub variant: Variant,
 }
 
-/// Compiles a crate of kernels. Returns its PTX and its source files, except source files of
-/// registries.
+/// Compiles a crate of kernels. Returns the crate's PTX, and the source files of the crate and of
+/// its path dependencies.
 ///
 /// # Errors
-/// [`Problem`] with the compiler's output if compilation fails, or if the PTX calls undefined
-/// functions.
+/// [`Problem`] with the compiler's output if compilation fails. Also [`Problem`] if the PTX calls
+/// undefined functions.
 pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<PathBuf>), Problem> {
     let sm = request.variant.sm;
     let folder = request.target_dir.join(format!("sm_{sm}"));
     fs::create_dir_all(&folder).map_err(|error| Problem(format!("cannot create {}: {error}", folder.display())))?;
-    // The PTX file is in the target directory, so that it is deleted together with Cargo's
-    // fingerprints.
+    // The PTX file is in the target directory, so that `cargo clean` deletes it together with
+    // Cargo's fingerprints. A fingerprint without the PTX file would prevent a new compilation.
     let stem = format!("{}-{:016x}", request.package, hash(&request.manifest));
     let text_file = folder.join(format!("{stem}-{}", request.variant.file_name()));
 
@@ -52,8 +54,8 @@ pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<
     clean(&mut command);
     let immediate = toolchain.core == Core::Sources;
     let mut flags = vec![format!("-Ctarget-cpu=sm_{sm}"), format!("-Ctarget-feature=+{}", ptx_version(sm))];
-    // Disables a pass that copies barriers into the paths of a branch, so that threads of a warp
-    // wait for each other at different instructions. LLVM's own passes do not copy barriers.
+    // Disables a pass of rustc that copies barriers into the paths of a branch. Threads of a warp
+    // would then wait for each other at different instructions. LLVM's passes do not copy barriers.
     flags.push("-Zmir-enable-passes=-JumpThreading".into());
     if immediate {
         flags.extend(["-Zunstable-options", "-Cpanic=immediate-abort"].map(String::from));
@@ -97,17 +99,18 @@ pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<
         .collect();
     if !missing.is_empty() {
         let advice = if immediate {
-            "a function of another crate that is neither generic nor `#[inline]` is not compiled into kernels"
+            "functions of other crates must be generic or `#[inline]` to be compiled into kernels"
         } else {
-            "this compiler has a precompiled core without functions for panics; run `rustup component add rust-src` to build core without panics"
+            "the precompiled core of this compiler has no functions for panics; run `rustup component add rust-src` to build a core without panics"
         };
         return Err(Problem(format!("the PTX calls undefined functions: {}. {advice}", missing.join(", "))));
     }
     Ok((text, sources(&folder, &request.package)))
 }
 
-/// Returns the PTX version that `peerweave-device` needs, as a target feature: 8.4 has 128-bit
-/// atomics and needs a driver of CUDA 12.4 or newer.
+/// Returns the target feature for the PTX version. `peerweave-device` needs PTX 8.4 for 128-bit
+/// atomics, which requires a driver of CUDA 12.4 or newer. Architectures from sm_100 on need PTX
+/// 8.6.
 fn ptx_version(sm: u32) -> &'static str {
     match sm {
         ..100 => "ptx84",
@@ -115,8 +118,8 @@ fn ptx_version(sm: u32) -> &'static str {
     }
 }
 
-/// Runs a build until it ends. Its output is redirected to a file, because a child process that
-/// survives the build could keep a pipe open.
+/// Runs a build, and waits until it ends or exceeds the time limit. The output is redirected to a
+/// file, because a child process that survives the build could keep a pipe open.
 fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Problem> {
     let problem = |what: String| Problem(format!("{} ({}): {what}", toolchain.rustc.display(), toolchain.version));
     let file = fs::File::create(log).map_err(|error| problem(format!("cannot create {}: {error}", log.display())))?;
@@ -137,7 +140,7 @@ fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Pr
             }
             Ok(None) if started.elapsed() < DEADLINE => std::thread::sleep(Duration::from_millis(20)),
             Ok(None) => {
-                // A failed kill does not matter, because the build has failed anyway.
+                // An error of `kill` is ignored, because the build has already failed.
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(problem(format!("timed out after {} s", DEADLINE.as_secs())));
@@ -147,17 +150,19 @@ fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Pr
     }
 }
 
-/// Returns the source files of the package and its path dependencies.
+/// Returns the source files of the package and of its path dependencies, from Cargo's dep-info
+/// file; empty if that file cannot be read.
 fn sources(folder: &Path, package: &str) -> Vec<PathBuf> {
     let name = format!("lib{}.d", package.replace('-', "_"));
     let Ok(text) = fs::read_to_string(folder.join(TARGET).join("release").join(name)) else { return Vec::new() };
     let Some((_, list)) = text.split_once(": ") else { return Vec::new() };
-    // Spaces in names are escaped with a backslash.
+    // Spaces in file names are escaped by a backslash.
     let list = list.lines().next().unwrap_or_default().replace("\\ ", "\u{0}");
     list.split_whitespace().map(|path| PathBuf::from(path.replace('\u{0}', " "))).filter(|path| path.is_file()).collect()
 }
 
-/// Hashes a path (FNV-1a), to distinguish packages of the same name in different directories.
+/// Returns a hash of a path (FNV-1a). The hash distinguishes packages with the same name in
+/// different directories.
 fn hash(path: &Path) -> u64 {
     path.as_os_str()
         .as_encoded_bytes()

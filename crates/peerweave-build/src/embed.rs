@@ -1,15 +1,16 @@
-//! Writes the file in `OUT_DIR` that `#[kernel]` includes. It contains an expression for the
-//! crate's PTX.
+//! Writes the file in `OUT_DIR` that `#[kernel]` includes. The file contains an expression of type
+//! `PtxImage` for the crate's PTX.
 
 use crate::{Problem, Variant};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-/// The file in `OUT_DIR` that `#[kernel]` includes.
+/// Name of the file in `OUT_DIR` that `#[kernel]` includes.
 pub(crate) const FILE: &str = "peerweave_ptx.rs";
 
-/// Writes the expression and the PTX files.
+/// Writes the file with the expression, and one PTX file for each variant. If the PTX could not be
+/// built, the expression contains the reason.
 pub(crate) fn write(out: &Path, outcome: &Result<Vec<(Variant, String)>, Problem>) {
     let mut variants = String::new();
     if let Ok(built) = outcome {
@@ -30,7 +31,8 @@ pub(crate) fn write(out: &Path, outcome: &Result<Vec<(Variant, String)>, Problem
     put(&out.join(FILE), &text);
 }
 
-/// Writes a file, unless it already has this content, so that dependent crates are not recompiled.
+/// Writes a file. A file that already has this content is not changed, so that Cargo does not
+/// recompile the crate.
 fn put(path: &Path, text: &str) {
     if fs::read_to_string(path).is_ok_and(|there| there == text) {
         return;

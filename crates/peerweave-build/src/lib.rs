@@ -1,4 +1,5 @@
-//! Compiles a crate of kernels to PTX from its `build.rs`, and embeds the PTX in the crate.
+//! Compiles a crate of kernels to PTX, and embeds the PTX in the crate. The crate's `build.rs`
+//! calls this library.
 //!
 //! A complete `build.rs`:
 //!
@@ -9,12 +10,12 @@
 //! }
 //! ```
 //!
-//! The crate is compiled a second time, for `nvptx64-nvidia-cuda`, by a second Cargo with its own
-//! target directory. The build script runs there too, and does nothing. `#[kernel]` then finds the
-//! PTX in `OUT_DIR`.
+//! The build script starts a second Cargo with its own target directory, which compiles the crate
+//! for `nvptx64-nvidia-cuda`. In the second Cargo the build script does nothing. Afterwards
+//! `#[kernel]` includes the PTX from `OUT_DIR`.
 //!
-//! Without a compiler for PTX, the host program still builds. The crate then has no PTX, and the
-//! error of a launch on a GPU names the packages to install.
+//! If no compiler for PTX is installed, the crate still builds, but without PTX. The error of a
+//! launch on a GPU then names the packages to install.
 //!
 //! # Environment
 //! | variable | meaning |
@@ -47,13 +48,13 @@ use std::env;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Target triple of kernels.
+/// Target triple for which kernels are compiled.
 pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// A variant of the PTX of a crate.
+/// A variant of a crate's PTX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
-    /// Minimum architecture: 90 means `sm_90`.
+    /// Minimum architecture of the GPU: 90 means `sm_90`.
     pub sm: u32,
     /// Whether the variant calls NVSHMEM's device library (feature `nvshmem` of
     /// `peerweave-device`).
@@ -67,7 +68,7 @@ impl Variant {
     }
 }
 
-/// The reason why the PTX could not be built, and a remedy.
+/// The reason why the PTX could not be built, and advice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem(pub String);
 
@@ -79,17 +80,17 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// Compiles the kernels of the crate whose `build.rs` calls this function: one variant for GPUs
-/// from sm_70 on, and one for GPUs from sm_90 on.
+/// Compiles the kernels of the crate whose `build.rs` calls this function. Compiles two variants:
+/// one for GPUs from sm_70 on, and one for GPUs from sm_90 on.
 ///
 /// # Panics
-/// If called outside of a build script. With `PEERWEAVE_PTX=require`, also if the PTX cannot be
-/// built.
+/// If called outside of a build script, or if `PEERWEAVE_PTX` has an unknown value. With
+/// `PEERWEAVE_PTX=require`, also if the PTX cannot be built.
 pub fn kernels() {
     Kernels::new().build();
 }
 
-/// Options for building a crate of kernels. [`kernels`] is the short form.
+/// Builder that compiles a crate of kernels with options. [`kernels`] uses the default options.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Kernels {
@@ -105,20 +106,21 @@ impl Default for Kernels {
 }
 
 impl Kernels {
-    /// Returns the default options: direct access to peers, one variant for GPUs from sm_70 on, and
-    /// one for GPUs from sm_90 on.
+    /// Returns the default options: one variant for GPUs from sm_70 on, one variant for GPUs from
+    /// sm_90 on, and no variants that call NVSHMEM.
     pub fn new() -> Self {
         Self { variants: [70, 90].map(|sm| Variant { sm, network: false }).to_vec(), require: false, on_request: false }
     }
 
-    /// Sets the architectures instead of the default ones; 90 means `sm_90`.
+    /// Replaces the architectures: one variant for each number, where 90 means `sm_90`.
     pub fn architectures(mut self, architectures: &[u32]) -> Self {
         let network = self.variants.iter().any(|variant| variant.network);
         self.variants = architectures.iter().map(|&sm| Variant { sm, network: false }).collect();
         if network { self.network() } else { self }
     }
 
-    /// Adds variants that call NVSHMEM's device library, for PEs whose memory is not mapped.
+    /// Adds, for each architecture, a variant that calls NVSHMEM's device library. Such variants
+    /// reach PEs whose memory is not mapped.
     pub fn network(mut self) -> Self {
         let more: Vec<Variant> = self.variants.iter().map(|variant| Variant { network: true, ..*variant }).collect();
         self.variants.extend(more);
@@ -127,19 +129,20 @@ impl Kernels {
         self
     }
 
-    /// Makes missing PTX an error of the build, like `PEERWEAVE_PTX=require`.
+    /// Makes the build fail if the PTX cannot be built, like `PEERWEAVE_PTX=require`.
     pub fn require(mut self) -> Self {
         self.require = true;
         self
     }
 
-    /// Compiles only if `PEERWEAVE_PTX=require` is set. For kernels that take minutes to compile.
+    /// Compiles the kernels only if `PEERWEAVE_PTX=require` is set. Useful for kernels that take
+    /// minutes to compile.
     pub fn on_request(mut self) -> Self {
         self.on_request = true;
         self
     }
 
-    /// Compiles the kernels and writes the file that `#[kernel]` includes.
+    /// Compiles the kernels, and writes the file that `#[kernel]` includes.
     ///
     /// # Panics
     /// As for [`kernels`].
@@ -153,16 +156,21 @@ impl Kernels {
         let mode = env::var("PEERWEAVE_PTX").unwrap_or_default();
         let require = match mode.as_str() {
             "" | "auto" if self.on_request => {
-                return not_built(&out, "the PTX is built on request only: set PEERWEAVE_PTX=require and build again");
+                return not_built(&out, "the PTX is only built on request: set PEERWEAVE_PTX=require and build again");
             }
             "" | "auto" => self.require,
-            "off" => return not_built(&out, "the PTX was not built, because PEERWEAVE_PTX is off: unset it and build again"),
+            "off" => {
+                return not_built(
+                    &out,
+                    "the PTX was not built, because PEERWEAVE_PTX is off: unset PEERWEAVE_PTX and build again",
+                );
+            }
             "require" => true,
             other => panic!("PEERWEAVE_PTX is {other:?}, expected auto, off or require"),
         };
         let outcome = self.compile_all(&out);
         if let Err(problem) = &outcome {
-            assert!(!require, "the kernels of {} have no PTX: {problem}", variable("CARGO_PKG_NAME"));
+            assert!(!require, "cannot build PTX for the kernels of {}: {problem}", variable("CARGO_PKG_NAME"));
             println!("cargo::warning=no PTX for GPUs: {}", problem.0.lines().next().unwrap_or_default());
         }
         embed::write(&out, &outcome);
@@ -173,8 +181,8 @@ impl Kernels {
         let mut sources = Vec::new();
         let outcome = self.compile_each(&toolchain, out, &mut sources);
         if outcome.is_err() {
-            // If the crate does not compile, its source files are unknown. A missing file makes
-            // Cargo run the build script every time.
+            // If the crate does not compile, its source files are unknown. This file does not
+            // exist, so Cargo runs the build script at every build.
             sources.push(out.join("not-built"));
         }
         watch(&sources);
@@ -204,16 +212,18 @@ impl Kernels {
     }
 }
 
-/// Writes an image without PTX, with the reason.
+/// Writes the file that `#[kernel]` includes, for a crate without PTX. `reason` becomes a part of
+/// the error of a launch.
 fn not_built(out: &Path, reason: &str) {
     watch(&[]);
     embed::write(out, &Err(Problem(reason.into())));
 }
 
-/// Embeds committed PTX, for crates that are published with it. `folder` is a folder of the crate
-/// with files named as in [`Variant::file_name`]. Needs no compiler for PTX.
+/// Embeds PTX files that are part of the crate, and needs no compiler for PTX. Useful for crates
+/// that are published with their PTX. `folder` is a folder of the crate that contains files named
+/// as by [`Variant::file_name`].
 ///
-/// If the folder has no such file, the kernels have no PTX and run only on the host.
+/// If the folder contains no such file, the kernels have no PTX and run only on the host.
 ///
 /// # Panics
 /// If called outside of a build script, or if the folder cannot be read.
@@ -224,16 +234,20 @@ pub fn committed(folder: &str) {
     let folder = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join(folder);
     println!("cargo::rerun-if-changed={}", folder.display());
     let read = read_committed(&folder).unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
-    let none =
-        || Problem(format!("{} contains no PTX: its folder has no file named like mapped-sm_90.ptx", variable("CARGO_PKG_NAME")));
+    let none = || {
+        Problem(format!(
+            "{} contains no PTX: its PTX folder has no file with a name such as mapped-sm_90.ptx",
+            variable("CARGO_PKG_NAME")
+        ))
+    };
     let outcome = if read.is_empty() { Err(none()) } else { Ok(read) };
     embed::write(&PathBuf::from(variable("OUT_DIR")), &outcome);
 }
 
-/// Reads the variants in a folder, in order.
+/// Reads the PTX files in a folder. Returns the variants in ascending order, with their text.
 ///
 /// # Errors
-/// Fails if the folder or one of its files cannot be read.
+/// If the folder or a PTX file cannot be read.
 pub fn read_committed(folder: &Path) -> std::io::Result<Vec<(Variant, String)>> {
     let mut read = Vec::new();
     for entry in std::fs::read_dir(folder)? {
@@ -247,16 +261,17 @@ pub fn read_committed(folder: &Path) -> std::io::Result<Vec<(Variant, String)>> 
     Ok(read)
 }
 
-/// Returns whether this build script runs in the second Cargo, which compiles for the GPU.
+/// Returns whether this build script runs in the second Cargo, which compiles the crate for the
+/// GPU.
 fn in_second_cargo() -> bool {
     env::var("TARGET").is_ok_and(|target| target == TARGET) || env::var_os(compile::INSIDE).is_some()
 }
 
 fn variable(name: &str) -> String {
-    env::var(name).unwrap_or_else(|_| panic!("{name} is not set: peerweave_build runs in a build script"))
+    env::var(name).unwrap_or_else(|_| panic!("{name} is not set, expected a call from a build script"))
 }
 
-/// Makes Cargo run the build script again when the crate or one of its sources changes.
+/// Makes Cargo run the build script again when the crate or a file in `sources` changes.
 fn watch(sources: &[PathBuf]) {
     let root = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
     for part in ["src", "Cargo.toml", "build.rs"] {
@@ -270,8 +285,8 @@ fn watch(sources: &[PathBuf]) {
     }
 }
 
-/// Returns the target directory of the second Cargo. The directory is next to the target directory
-/// of the first Cargo, so that crates share `core`.
+/// Returns the target directory of the second Cargo. It lies in the target directory of the first
+/// Cargo, so that all crates of a workspace share the compiled `core`.
 fn target_dir(out: &Path) -> PathBuf {
     let root = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file());
     root.unwrap_or(out).join("peerweave-ptx")

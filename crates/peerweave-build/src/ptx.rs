@@ -1,6 +1,6 @@
-//! Finds defined and undefined functions in PTX, from its declarations.
+//! Finds entries and undefined functions in PTX, and completes the compiler's PTX.
 
-/// Returns the kernels that a PTX text defines, in order.
+/// Returns the names of the kernels that a PTX text defines, in the order of the text.
 ///
 /// ```
 /// let text = ".visible .entry ring(\n.param .u64 ring_param_0\n)\n{\n}\n";
@@ -10,7 +10,7 @@ pub fn entries(text: &str) -> Vec<&str> {
     text.lines().filter_map(|line| name_after(line, ".entry")).collect()
 }
 
-/// Returns the functions that a PTX text calls but does not define.
+/// Returns the names of the functions that a PTX text declares but does not define.
 ///
 /// ```
 /// let text = ".extern .func  (.param .b32 r) missing\n(\n)\n;\n.func own(\n)\n{\n}\n";
@@ -21,12 +21,14 @@ pub fn undefined(text: &str) -> Vec<&str> {
     declared.filter_map(|line| name_after(line, ".func")).collect()
 }
 
-/// The comment by which `#[kernel(max_threads = N)]` requests a thread bound.
+/// The start of the comment by which `#[kernel(max_threads = N)]` requests a limit of threads per
+/// block.
 const BOUND: &str = "// peerweave.max_threads ";
 
-/// Adds the directive with the maximum number of threads per block to each entry that requests it;
-/// the assembler limits registers accordingly. Makes called functions internal, so that the
-/// assembler can limit their registers too, or inline them.
+/// Completes the compiler's PTX. Adds the directive `.maxntid` to each entry that requests a limit
+/// of threads per block, so that the assembler limits registers accordingly. Removes `.visible`
+/// from functions that are not entries, so that the assembler can inline them or limit their
+/// registers.
 pub(crate) fn finish(text: &str) -> String {
     let asked: Vec<(&str, &str)> = text.lines().filter_map(|line| line.trim().strip_prefix(BOUND)?.split_once(' ')).collect();
     let mut bound = None;
@@ -43,7 +45,7 @@ pub(crate) fn finish(text: &str) -> String {
             _ => line,
         });
         out.push('\n');
-        // The closing parenthesis of the parameters is on its own line before the body.
+        // The closing parenthesis of the parameters is on a separate line before the body.
         if line.trim() == ")"
             && let Some(threads) = bound.take()
         {
@@ -53,7 +55,8 @@ pub(crate) fn finish(text: &str) -> String {
     out
 }
 
-/// Returns the name in a declaration, which follows the keyword and the return type.
+/// Returns the name in a declaration, which follows the keyword and the return type; `None` if the
+/// line is not such a declaration.
 fn name_after<'a>(line: &'a str, keyword: &str) -> Option<&'a str> {
     let line = line.trim();
     if line.starts_with("//") {
@@ -82,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_in_compiler_output_are_found() {
+    fn entries_and_undefined_functions_are_found() {
         let text = "\t// .globl\tring\n.visible .entry ring(\n)\n.weak .entry two(\n.extern .func _ZN4core9panicking()\n;\n\
                     .visible .func  (.param .b32 func_retval0) helper(\n.extern .shared .align 16 .b8 x[];\n\tcall.uni _ZN4core9panicking;\n";
         assert_eq!(entries(text), ["ring", "two"]);

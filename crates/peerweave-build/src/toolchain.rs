@@ -1,4 +1,4 @@
-//! Finds a `rustc` that has `core` for GPUs, precompiled or as sources.
+//! Finds a `rustc` that can compile for GPUs and has `core` for GPUs, precompiled or as sources.
 
 use crate::{Problem, TARGET};
 use std::env;
@@ -6,38 +6,41 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The form in which a compiler has `core` for the target.
+/// The form in which a compiler has `core` for [`TARGET`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Core {
-    /// Sources, which are compiled together with the kernels.
+    /// Source code, which is compiled together with the kernels.
     Sources,
-    /// Precompiled, without functions for panics: kernels must not panic.
+    /// Precompiled code, without the functions that panics call. Kernels must not contain panics.
     Compiled,
 }
 
 /// A compiler for kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toolchain {
-    /// The compiler.
+    /// Path of the compiler.
     pub rustc: PathBuf,
-    /// Sysroot of the compiler, as printed by it.
+    /// Sysroot of the compiler, as printed by `--print sysroot`.
     pub sysroot: PathBuf,
-    /// Version of the compiler, as printed by it.
+    /// Version of the compiler, as printed by `--version`.
     pub version: String,
     /// The form of the compiler's `core`.
     pub core: Core,
 }
 
 /// Advice for machines without a suitable compiler.
-const INSTALL: &str = "install one of: `rustup component add rust-src`; on Debian, `apt install rustc-web rust-web-src`. \
-                       Then build this crate again (`cargo clean -p` it first)";
+const INSTALL: &str = "run `rustup component add rust-src` (on Debian, `apt install rustc-web rust-web-src`), \
+                       then run `cargo clean -p` for this crate and build it again";
 
 impl Toolchain {
-    /// Finds a compiler for kernels: the one of this build if possible, otherwise one of rustup or
-    /// of the system. Prefers compilers with the sources of `core`.
+    /// Finds a compiler for kernels. Examines the compiler of this build first, then compilers of
+    /// rustup and of the system. Returns the first compiler with the sources of `core`, or if there
+    /// is none, the first compiler with a precompiled `core`. If `PEERWEAVE_PTX_RUSTC` is set,
+    /// examines only that compiler.
     ///
     /// # Errors
-    /// [`Problem`] with every compiler that was examined, and the packages to install.
+    /// [`Problem`] if no compiler is suitable. The text lists every compiler that was examined, and
+    /// the packages to install.
     pub fn find() -> Result<Self, Problem> {
         if let Some(only) = env::var_os("PEERWEAVE_PTX_RUSTC") {
             return Self::examine(Path::new(&only))
@@ -46,7 +49,8 @@ impl Toolchain {
         Self::choose(&candidates())
     }
 
-    /// Returns the preferred compiler of those in `candidates` that can compile kernels.
+    /// Returns the first compiler in `candidates` with the sources of `core`. If there is none,
+    /// returns the first compiler with a precompiled `core`.
     pub(crate) fn choose(candidates: &[PathBuf]) -> Result<Self, Problem> {
         let mut compiled = None;
         let mut looked_at = Vec::new();
@@ -58,12 +62,12 @@ impl Toolchain {
             }
         }
         compiled.ok_or_else(|| {
-            let looked_at = if looked_at.is_empty() { "there is no rustc".to_string() } else { looked_at.join("; ") };
+            let looked_at = if looked_at.is_empty() { "found no rustc".to_string() } else { looked_at.join("; ") };
             Problem(format!("no Rust compiler on this machine can build kernels for GPUs ({looked_at}). {INSTALL}"))
         })
     }
 
-    /// Examines a compiler.
+    /// Examines a compiler. Fails with a reason if the compiler cannot compile kernels.
     fn examine(rustc: &Path) -> Result<Self, String> {
         let version = ask(rustc, &["--version"])?;
         let sysroot = PathBuf::from(ask(rustc, &["--print", "sysroot"])?);
@@ -82,8 +86,8 @@ impl Toolchain {
     }
 }
 
-/// Removes the variables of this Cargo and its compiler from the environment of a command, because
-/// they would affect the second Cargo.
+/// Removes the variables of this Cargo and of its compiler from the environment of a command. These
+/// variables would affect the second Cargo.
 pub(crate) fn clean(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let Some(name) = name.to_str() else { continue };
@@ -118,7 +122,8 @@ pub(crate) fn clean(command: &mut Command) {
             command.env_remove(name);
         }
     }
-    // Cargo prepends its compiler's libraries, which another compiler must not load.
+    // Cargo adds the libraries of its compiler to the path. Another compiler must not load these
+    // libraries.
     if let Some(paths) = env::var_os("LD_LIBRARY_PATH") {
         let foreign = |path: &Path| path.join("rustlib").is_dir() || path.ancestors().any(|up| up.join("CACHEDIR.TAG").is_file());
         match env::join_paths(env::split_paths(&paths).filter(|path| !foreign(path))) {
@@ -128,26 +133,27 @@ pub(crate) fn clean(command: &mut Command) {
     }
 }
 
-/// Runs a compiler and returns its output.
+/// Runs a compiler, and returns its standard output without surrounding white space.
 fn ask(rustc: &Path, arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(rustc);
     clean(&mut command);
     let output = command.args(arguments).stdin(Stdio::null()).output().map_err(|error| format!("cannot be run: {error}"))?;
     if !output.status.success() {
-        return Err(format!("cannot run with the arguments {}", arguments.join(" ")));
+        return Err(format!("failed when called with {}: {}", arguments.join(" "), output.status));
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-/// Returns the compilers to examine: the compiler of this build, then compilers of rustup, in
-/// `PATH`, and of the system.
+/// Returns the compilers to examine: the compiler of this build, the compilers of rustup, the
+/// compilers in `PATH`, and the compilers of the system, in this order.
 fn candidates() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = env::var_os("RUSTC").map(PathBuf::from).into_iter().collect();
     let home = env::var_os("RUSTUP_HOME").map(PathBuf::from);
     let home = home.or_else(|| env::home_dir().map(|home| home.join(".rustup")));
     if let Some(toolchains) = home.and_then(|home| std::fs::read_dir(home.join("toolchains")).ok()) {
         let mut rustcs: Vec<PathBuf> = toolchains.flatten().map(|entry| entry.path().join("bin/rustc")).collect();
-        // Releases before nightlies, newer ones first.
+        // Release toolchains precede nightly toolchains. Within each group, later names precede
+        // earlier names.
         rustcs.sort_by_key(|path| (path.to_string_lossy().contains("nightly"), std::cmp::Reverse(path.clone())));
         found.extend(rustcs);
     }
@@ -156,8 +162,8 @@ fn candidates() -> Vec<PathBuf> {
     found.extend(["/usr/local/bin/rustc", "/usr/bin/rustc"].map(PathBuf::from));
     let mut seen = Vec::new();
     found.retain(|path| {
-        // Skips rustup's proxy, which selects a toolchain by directory; the toolchains themselves
-        // are in the list.
+        // Skips rustup's proxy, which runs a toolchain that depends on the directory. The
+        // toolchains themselves are in the list.
         let file = path.canonicalize().unwrap_or_else(|_| path.clone());
         let known = seen.contains(&file);
         let usable = path == OsStr::new("rustc") || (path.is_file() && file.file_stem() != Some(OsStr::new("rustup")));
@@ -174,13 +180,13 @@ mod tests {
     #[test]
     fn missing_compiler_error_names_what_to_install() {
         let problem = Toolchain::choose(&[]).unwrap_err().to_string();
-        assert!(problem.contains("there is no rustc") && problem.contains("rustup component add rust-src"), "{problem}");
+        assert!(problem.contains("found no rustc") && problem.contains("rustup component add rust-src"), "{problem}");
         let problem = Toolchain::choose(&["/nowhere/rustc".into()]).unwrap_err().to_string();
         assert!(problem.contains("/nowhere/rustc cannot be run") && problem.contains("rust-web-src"), "{problem}");
     }
 
     #[test]
-    fn compiler_without_core_is_named_with_its_version() {
+    fn compiler_without_core_is_reported_with_its_version() {
         let folder = env::temp_dir().join(format!("peerweave-build-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let rustc = folder.join("rustc");

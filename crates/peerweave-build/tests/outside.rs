@@ -1,5 +1,5 @@
-//! Tests a crate of kernels outside the repository, as a user would write it: it builds, runs on
-//! the host, and contains PTX if a compiler for PTX is installed.
+//! Tests a crate of kernels outside the repository, as a user would write it. The crate builds,
+//! runs on the host, and contains PTX if a compiler for PTX is installed.
 
 use peerweave_build::Toolchain;
 use std::fs;
@@ -17,7 +17,7 @@ edition = "2024"
 [dependencies]
 peerweave-device = { path = "CRATES/peerweave-device" }
 
-# What launches is no part of a kernel.
+# Only the host program launches kernels. The crate is not built for GPUs.
 [target.'cfg(not(target_arch = "nvptx64"))'.dependencies]
 peerweave = { path = "CRATES/peerweave", optional = true }
 
@@ -86,27 +86,29 @@ fn main() {
 }
 "#;
 
-/// Writes the crate into a folder outside the repository, and returns the folder.
+/// Writes the test crate to a folder outside the repository, and returns the folder.
 fn write_crate(name: &str) -> PathBuf {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in a folder");
+    let crates =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the manifest of peerweave-build lies in the folder of crates");
     let folder = std::env::temp_dir().join(format!("peerweave-{name}-{}", std::process::id()));
     fs::create_dir_all(folder.join("src")).unwrap();
     let put = |file: &str, text: &str| fs::write(folder.join(file), text).unwrap();
-    put("Cargo.toml", &MANIFEST.replace("CRATES", crates.to_str().expect("a path that is text")));
+    put("Cargo.toml", &MANIFEST.replace("CRATES", crates.to_str().expect("the path of the repository is UTF-8")));
     put("build.rs", BUILD);
     put("src/lib.rs", LIBRARY);
     put("src/main.rs", PROGRAM);
-    // The versions that the repository is tested with.
-    let lock = crates.parent().expect("the folder of crates lies in the repository").join("Cargo.lock");
+    // Uses the versions of dependencies with which the repository is tested.
+    let lock = crates.parent().expect("the folder of crates has a parent, the repository").join("Cargo.lock");
     fs::copy(lock, folder.join("Cargo.lock")).unwrap();
     folder
 }
 
-/// Runs the program of the crate, and returns its output.
+/// Runs the program of the test crate with the environment variables, and returns its standard
+/// output.
 fn run(folder: &Path, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(folder).args(["run", "--quiet", "--features", "program"]);
-    // Outside of the folder, so that the next run finds what this one has built.
+    // The target directory lies outside of the folder, so that a later test run reuses the build.
     command.env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("stranger"));
     for name in ["RUSTC", "RUSTFLAGS", "RUSTC_WORKSPACE_WRAPPER", "PEERWEAVE_PTX", "PEERWEAVE_PTX_RUSTC"] {
         command.env_remove(name);
@@ -120,15 +122,15 @@ fn run(folder: &Path, variables: &[(&str, &str)]) -> String {
 const RECEIVED: &str = "PE 0 received 30\nPE 1 received 10\nPE 2 received 20\n";
 
 #[test]
-fn crate_outside_runs_on_the_host_and_contains_ptx() {
+fn crate_outside_the_repository_runs_and_has_ptx() {
     let folder = write_crate("stranger");
-    // Without any compiler for PTX the program builds and runs all the same, and says what to
-    // install.
+    // If no compiler for PTX is found, the program builds and runs without PTX, and prints the
+    // packages to install.
     let printed = run(&folder, &[("PEERWEAVE_PTX_RUSTC", "/nowhere/rustc")]);
     assert!(printed.starts_with(RECEIVED), "{printed}");
     assert!(printed.contains("problem: PEERWEAVE_PTX_RUSTC is /nowhere/rustc") && printed.contains("rust-web-src"), "{printed}");
 
-    // Uses Debian's compiler first, even if others are installed.
+    // Prefers Debian's compiler, even if other compilers are installed.
     let debian = Path::new("/usr/lib/rustlib/src/rust/library/core").is_dir();
     let mut with_compiler = vec![("PEERWEAVE_PTX", "require")];
     if debian {

@@ -1,9 +1,9 @@
-//! A kernel on the host: its name, its PTX, and the function that runs it on CPU threads. Not
-//! compiled for GPUs.
+//! Description of a kernel for the host: its name, its PTX, and the function that runs the kernel
+//! on CPU threads. Not compiled for GPUs.
 //!
-//! `#[kernel]` creates these constants; a launch takes them. Invariant: the tuple `A` is the
-//! parameter list of the function on the host, and the parameter list of the entry in the PTX after
-//! its first parameter, the address of the context.
+//! `#[kernel]` creates a constant of type [`Kernel`] for each kernel, and a launch takes that
+//! constant. Invariant: the tuple `A` is the parameter list of the function on the host. The entry
+//! in the PTX has the address of the context as first parameter, followed by the parameters in `A`.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -18,7 +18,7 @@ pub type HostEntry<A> = unsafe fn(*const KernelContext, A);
 
 /// A kernel with the arguments `A`, a tuple.
 ///
-/// `#[kernel]` creates one for each function: `ring::KERNEL` for `fn ring`.
+/// `#[kernel]` creates a constant of this type for each function: `ring::KERNEL` for `fn ring`.
 pub struct Kernel<A> {
     name: &'static str,
     ptx: &'static PtxImage,
@@ -59,7 +59,7 @@ impl<A> fmt::Debug for Kernel<A> {
     }
 }
 
-/// The PTX of a crate of kernels, in all variants that were built.
+/// The PTX of a crate of kernels, in all variants that its build has compiled.
 ///
 /// ```
 /// use peerweave_device::launch::{PtxImage, PtxVariant};
@@ -77,9 +77,10 @@ impl<A> fmt::Debug for Kernel<A> {
 /// ```
 #[derive(Debug)]
 pub struct PtxImage {
-    /// The variants; empty if no toolchain was found.
+    /// The compiled variants; empty if the build found no toolchain.
     pub variants: &'static [PtxVariant],
-    /// The reason why there is no PTX, and the packages to install; empty if there is PTX.
+    /// The reason why the build has no PTX, and the packages to install; empty if `variants` is not
+    /// empty.
     pub problem: &'static str,
 }
 
@@ -91,18 +92,19 @@ pub struct PtxVariant {
     pub sm: u32,
     /// Whether the PTX calls NVSHMEM's device library and must be linked with it.
     pub network: bool,
-    /// The PTX.
+    /// The text of the PTX.
     pub text: &'static str,
 }
 
-/// The error if no variant of a [`PtxImage`] runs on the device.
+/// The error of [`PtxImage::select`] if no variant runs on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoVariant {
     /// The requested architecture.
     pub sm: u32,
-    /// Whether NVSHMEM's device library was requested.
+    /// Whether a variant that calls NVSHMEM's device library was requested.
     pub network: bool,
-    /// The reason why there is no PTX at all; empty if there is some.
+    /// The value of [`PtxImage::problem`]: the reason why the build has no PTX; empty if it has
+    /// PTX.
     pub problem: &'static str,
 }
 
@@ -117,10 +119,11 @@ impl fmt::Display for NoVariant {
 impl core::error::Error for NoVariant {}
 
 impl PtxImage {
-    /// Returns the variant for the newest architecture that is not newer than `sm`.
+    /// Returns the variant for the newest architecture that is not newer than `sm`, either with
+    /// NVSHMEM's device library (`network`) or without it.
     ///
     /// # Errors
-    /// [`NoVariant`] if there is none.
+    /// [`NoVariant`] if no variant satisfies both conditions.
     pub fn select(&self, sm: u32, network: bool) -> Result<&'static PtxVariant, NoVariant> {
         self.variants
             .iter()

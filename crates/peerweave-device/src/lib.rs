@@ -1,10 +1,10 @@
-//! The protocols by which PEs synchronise, written once, on words of memory that several PEs
-//! access.
+//! Protocols by which PEs synchronise, and the API of kernels. The protocols are written once, and
+//! operate on words of memory that several PEs access.
 //!
 //! This crate neither allocates nor maps memory, reads no clock, and does not depend on processes.
 //! The caller provides the words ([`Word`]) and the action of a waiter between two polls
-//! ([`Pause`]). So the same code runs in the host backend, in kernels, and under a model checker
-//! that explores its interleavings.
+//! ([`Pause`]). Therefore the same code runs in the host backend, in kernels, and under a model
+//! checker that explores the interleavings.
 //!
 //! | module | purpose | writer of a word |
 //! |---|---|---|
@@ -15,20 +15,20 @@
 //! | [`mailbox`] | a ring of messages from one rank to another | the sender the messages, the receiver the answers |
 //!
 //! [`api`] has the functions that a kernel calls: methods of [`api::Context`], built on these
-//! protocols. [`gpu`] is the machine beneath: indices, barriers of a block, shared memory, and
-//! accesses with explicit order and scope. Its module for GPUs is inline assembly; the module for
-//! the host calls an executor, which `peerweave-grid` provides.
+//! protocols. [`gpu`] has the primitives of the machine: indices, barriers of a block, shared
+//! memory, and accesses with explicit order and scope. On GPUs the primitives are inline assembly
+//! and intrinsics. On the host they call an executor, which `peerweave-grid` provides.
 //!
 //! # Epochs
-//! Operations of a team are counted. The count of an operation is its epoch: 1 for the first
-//! operation, if the words are initially zero, and one more for each later operation, equally on
-//! every rank. Epochs are never reset and may wrap: they are compared by their distance, which is
-//! correct while two epochs are less than 2⁶³ apart. No rank is ever more than one epoch ahead of
-//! another.
+//! Every rank counts the operations of a team. The count is the epoch of the operation, and all
+//! ranks count equally. If the words are initially zero, the first operation has epoch 1. Epochs
+//! are never reset and may wrap. Two epochs are compared by their distance, which is correct while
+//! they are less than 2⁶³ apart. No rank is ever more than one epoch ahead of another rank.
 //!
 //! # Ordering
-//! Every function without another order in its name is strong: earlier writes of a PE that posts,
-//! arrives, publishes, signals, pushes or acknowledges are visible to a PE that observes it.
+//! Every function is strong unless its name states another order. A PE that posts, arrives,
+//! publishes, signals or responds releases its earlier writes. A PE that observes the new word
+//! acquires these writes.
 //!
 //! ```
 //! use core::sync::atomic::AtomicU64;
@@ -67,7 +67,7 @@ extern crate std;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-// Only this module, which makes the accesses, and the calls of kernels need `unsafe`.
+// Only the modules with this attribute need `unsafe`: they access memory or call kernels.
 #[allow(unsafe_code)]
 pub mod api;
 #[allow(unsafe_code)]
@@ -85,15 +85,15 @@ pub mod word;
 /// Plain data shared by host and kernels.
 pub use peerweave_types as types;
 
-/// The machine on which a kernel runs: indices, barriers of a block, shuffles, votes, shared
-/// memory, time.
+/// Primitives of the machine on which a kernel runs: indices, barriers of a block, shuffles, votes,
+/// shared memory, time.
 pub use arch as gpu;
 
 /// The imports of a crate of kernels: `use peerweave_device::prelude::*;`.
 ///
-/// Its `Context` is the one of kernels. In a file that also has `use peerweave::*;`, the name is
-/// ambiguous: `peerweave::Context` issues transfers on the host. Import what is used by name there,
-/// or put the kernels into a module of their own.
+/// The prelude exports the `Context` of kernels. The crate `peerweave` has another `Context`, which
+/// issues transfers on the host. In a file that also has `use peerweave::*;`, the name is
+/// ambiguous. In such a file, import each item by name, or put the kernels into a separate module.
 pub mod prelude {
     pub use crate::api::combine::{And, Max, Min, Or, Prod, Sum, Xor};
     pub use crate::api::{Context, EXCLUDE_NONE, Elements, Failed, SharedSlice};
@@ -111,22 +111,24 @@ pub use pause::Pause;
 pub use protocol::{barrier, flag, mailbox, put_signal, sealed};
 pub use word::{Word, Words};
 
-/// Declares the symbols that the PTX of a crate must contain once. `#[kernel]` generates it; a
-/// crate with a hand-written kernel calls it. Empty on the host.
+/// Declares the symbols that the PTX of a crate must contain exactly once. The first `#[kernel]` of
+/// a crate calls this macro. A crate with only hand-written kernels must call the macro itself. On
+/// the host the macro expands to nothing.
 #[cfg(target_arch = "nvptx64")]
 #[macro_export]
 macro_rules! kernel_preamble {
     () => {
-        // The module makes the directive an item, so that the macro may be used where statements
-        // are.
+        // The module makes the directive an item, so that the macro can also be used among
+        // statements.
         mod peerweave_kernel_preamble {
             ::core::arch::global_asm!(".extern .shared .align 128 .b8 peerweave_dynamic_shared[];");
         }
     };
 }
 
-/// Declares the symbols that the PTX of a crate must contain once. `#[kernel]` generates it; a
-/// crate with a hand-written kernel calls it. Empty on the host.
+/// Declares the symbols that the PTX of a crate must contain exactly once. The first `#[kernel]` of
+/// a crate calls this macro. A crate with only hand-written kernels must call the macro itself. On
+/// the host the macro expands to nothing.
 #[cfg(not(target_arch = "nvptx64"))]
 #[macro_export]
 macro_rules! kernel_preamble {

@@ -1,23 +1,24 @@
 //! The pause of a waiter between two polls of shared memory.
 //!
-//! This module uses no clock and no scheduler. On the host, a pause spins, yields, sleeps and
-//! compares deadlines; in a kernel it reads the clock. No pause lets a wait run forever.
+//! This module itself uses no clock and no scheduler. A pause of the host backend spins, yields,
+//! sleeps and compares deadlines. A pause in a kernel reads the GPU's clock. Every pause eventually
+//! ends the wait.
 
-/// The pause of a waiter between two polls. An `Err` ends the wait, because a deadline has passed
-/// or a peer has died.
+/// The pause of a waiter between two polls. It ends the wait by an `Err`, for example if a deadline
+/// has passed or a peer has died.
 ///
-/// A wait polls first, and pauses only if the condition does not hold. So it succeeds if the
-/// condition holds, even after the deadline. `pause` is called once after every unsuccessful poll.
-/// One value may serve several waits, which then share its deadline.
+/// A wait polls first, and calls `pause` once after every unsuccessful poll. So the wait succeeds
+/// if its condition is true, even after the deadline. One pause may be used for several waits,
+/// which then share its deadline.
 pub trait Pause {
     /// The reason why the wait ended.
     type Error;
 
-    /// Pauses: spins, yields, sleeps.
+    /// Lets time pass before the next poll: spins, yields or sleeps.
     ///
     /// # Errors
-    /// The reason that ends the wait. The protocols return it unchanged and leave the words
-    /// unchanged, so the wait can be resumed.
+    /// The reason that ends the wait. The protocols return this error to their caller. They leave
+    /// the words unchanged, so the caller can resume the wait.
     fn pause(&mut self) -> Result<(), Self::Error>;
 }
 

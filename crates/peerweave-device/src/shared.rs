@@ -1,12 +1,13 @@
 //! Declaration of shared memory of a fixed size.
 
-/// Declares an array in the shared memory of the block and returns its view: `shared_array!(TILE:
-/// [f32; 256])`.
+/// Declares an array in the shared memory of the block, and returns a view of the array:
+/// `shared_array!(TILE: [f32; 256])`.
 ///
-/// All threads of a block that execute the same declaration get the same memory, as a
-/// [`SharedSlice`](crate::api::SharedSlice). Its initial content is unspecified. The symbol in the
-/// PTX consists of the crate, the name, and the number of earlier declarations of that name in the
-/// crate. So it does not change when the declaration moves.
+/// The view is a [`SharedSlice`](crate::api::SharedSlice). All threads of a block that execute the
+/// same declaration get the same memory. The initial content of the memory is unspecified. The
+/// symbol in the PTX consists of the crate, the name, and the number of earlier declarations of
+/// that name in the crate. So the symbol does not change when the declaration moves to another
+/// line.
 ///
 /// ```
 /// use peerweave_device::prelude::*;
@@ -23,7 +24,8 @@ macro_rules! shared_array {
     };
 }
 
-/// Implements [`shared_array`] with the symbol from the procedural macro that numbers declarations.
+/// Implements [`shared_array`]. The procedural macro `name_shared_array`, which numbers
+/// declarations, provides the symbol.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! shared_array_named {
@@ -40,7 +42,7 @@ macro_rules! shared_array_named {
         #[cfg(target_arch = "nvptx64")]
         let pointer = {
             let address: u64;
-            // SAFETY: takes the address of a symbol and makes it a generic one; touches no memory.
+            // SAFETY: converts the address of a symbol to a generic address; touches no memory.
             unsafe {
                 ::core::arch::asm!(
                     concat!("{{ .reg .b64 a; mov.u64 a, ", $symbol, "; cvta.shared.u64 {}, a; }}"),
@@ -52,15 +54,15 @@ macro_rules! shared_array_named {
         };
         #[cfg(not(target_arch = "nvptx64"))]
         let pointer = {
-            // The address of this static identifies the declaration; the address of a constant need
-            // not be unique.
+            // The address of this static identifies the declaration. The address of a constant
+            // would not be unique.
             static SITE: ::core::sync::atomic::AtomicU8 = ::core::sync::atomic::AtomicU8::new(0);
             let (bytes, align) = (::core::mem::size_of::<[$t; $n]>(), ::core::mem::align_of::<$t>());
             $crate::gpu::executor().fixed_shared((&raw const SITE).addr(), bytes, align).cast::<$t>()
         };
         const { assert!(::core::mem::align_of::<$t>() <= 128, "shared memory is aligned to 128 bytes") };
-        // SAFETY: shared memory of this block of that size and alignment, which only such views of
-        // this declaration access.
+        // SAFETY: the pointer is to shared memory of this block with the size and alignment of the
+        // array. Only views from this declaration access that memory.
         unsafe { $crate::api::SharedSlice::<$t>::from_raw(pointer, $n) }
     }};
 }

@@ -1,46 +1,51 @@
 //! A 64-bit word that several PEs access, and an array of such words.
 //!
-//! This module has no protocol, only the operations that the memory must support. Invariant: a word
-//! is only accessed atomically, and every access is visible to all PEs that share the word (on a
-//! GPU: system scope).
+//! This module defines no protocol, only the operations that the memory must support. Invariant:
+//! every access to a word is atomic, and is visible to all PEs that share the word. On a GPU such
+//! an access has system scope.
 
 use core::marker::PhantomData;
 
 /// A 64-bit word that several PEs access.
 ///
-/// Implemented for [`core::sync::atomic::AtomicU64`], and for the model checker's atomic under
-/// `--cfg loom`. Kernels have their own implementation. The orders are those of the C++20 memory
-/// model, and the protocols need exactly those stated. An addition continues the release sequence
-/// of the store that it replaces.
+/// The trait is implemented for [`core::sync::atomic::AtomicU64`], and for the model checker's
+/// atomic under `--cfg loom`. Kernels on GPUs use the type [`Word64`](crate::gpu::Word64). The
+/// memory orders are the orders of the C++20 memory model. The protocols need exactly the order
+/// that each method states. An addition continues the release sequence of the store whose value it
+/// changes.
 pub trait Word {
     /// Reads the word. Orders nothing.
     fn load_relaxed(&self) -> u64;
 
-    /// Reads the word. Writes before the release store that wrote the value are visible afterwards.
+    /// Reads the word with acquire order. Writes before the release store that wrote the value are
+    /// visible afterwards.
     fn load_acquire(&self) -> u64;
 
     /// Writes the word. Orders nothing.
     fn store_relaxed(&self, value: u64);
 
-    /// Writes the word. Earlier reads and writes of this PE are ordered before later accesses of a
-    /// PE that acquires the value.
+    /// Writes the word with release order. Earlier reads and writes of this PE are ordered before
+    /// later accesses of a PE that acquires the value.
     fn store_release(&self, value: u64);
 
-    /// Adds, wrapping, with release order. Has no result, so that a GPU need not wait for it.
+    /// Adds to the word with release order; the sum wraps. Returns nothing, so that a GPU need not
+    /// wait for the result.
     fn add_release(&self, value: u64);
 
-    /// Makes each later relaxed store, to any word, release the reads and writes of this PE before
+    /// Makes each later relaxed store, to any word, a release store of the reads and writes before
     /// the fence.
     fn fence_release();
 
-    /// Makes each earlier relaxed load, of any word, acquire: writes released by its writer are
-    /// visible after the fence.
+    /// Makes each earlier relaxed load, of any word, an acquire load. Writes that the word's writer
+    /// released are visible after the fence.
     fn fence_acquire();
 }
 
-/// Words with indices from 0, in a slice, at strides, or in the segments of several PEs.
+/// A sequence of words with indices from 0. The words lie in a slice, at strides, or in the memory
+/// of several PEs.
 ///
-/// The words of a team are indexed by rank. See [`from_fn`] for words that are not contiguous.
+/// The protocols of a team use the rank as the index. [`from_fn`] creates a sequence of words that
+/// are not contiguous.
 pub trait Words {
     /// The type of a word.
     type Word: Word;
@@ -53,10 +58,10 @@ pub trait Words {
         self.len() == 0
     }
 
-    /// Returns the word at an index. The same index always yields the same word.
+    /// Returns the word at an index. Calls with the same index return the same word.
     ///
     /// # Panics
-    /// May panic if `index >= len()`, which the protocols never pass.
+    /// May panic if `index >= len()`. The protocols never pass such an index.
     fn word(&self, index: usize) -> &Self::Word;
 }
 
@@ -102,14 +107,15 @@ impl<T: Words + ?Sized> Words for &T {
     }
 }
 
-/// Words found by a closure. Created by [`from_fn`].
+/// A sequence of words that a closure returns. Created by [`from_fn`].
 pub struct FromFn<'a, W, F> {
     len: usize,
     find: F,
     found: PhantomData<&'a W>,
 }
 
-/// Returns `len` words. `find` returns the word at an index, which is less than `len`.
+/// Returns a sequence of `len` words. `find` takes an index less than `len`, and returns the word
+/// at that index.
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;

@@ -1,5 +1,5 @@
-//! Tests of the protocols among threads, on the atomics of the language: many epochs, counts that
-//! wrap, waits that end.
+//! Tests of the protocols among threads, on the atomics of Rust: many epochs, epochs that wrap, and
+//! waits that fail.
 
 use peerweave_device::barrier;
 use peerweave_device::mailbox::{self, Answer, Slot};
@@ -9,10 +9,11 @@ use peerweave_types::{Compare, Rank, SignalOp};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Number of epochs of each scenario; smaller under an interpreter.
+/// Number of epochs of each scenario; smaller under Miri, which is slow.
 const EPOCHS: u64 = if cfg!(miri) { 20 } else { 2_000 };
 
-/// The epoch before the first one, chosen such that the counts wrap in the middle of a scenario.
+/// The epoch before the first epoch of a scenario. Its value makes the epochs wrap in the middle of
+/// the scenario.
 const BEFORE: u64 = 0u64.wrapping_sub(EPOCHS / 2);
 
 fn epochs() -> impl Iterator<Item = u64> {
@@ -23,24 +24,24 @@ fn words(n: usize, value: u64) -> Vec<AtomicU64> {
     (0..n).map(|_| AtomicU64::new(value)).collect()
 }
 
-/// Returns a pause that yields, for at most a minute.
+/// Returns a pause that yields to other threads, and fails after a minute.
 fn patient() -> impl Pause<Error = &'static str> {
     let end = Instant::now() + Duration::from_secs(60);
     pause::from_fn(move || {
         std::thread::yield_now();
-        if Instant::now() < end { Ok(()) } else { Err("a minute is over") }
+        if Instant::now() < end { Ok(()) } else { Err("timed out after 60 s") }
     })
 }
 
-/// Returns a pause that fails after some polls.
+/// Returns a pause that fails after `looks` calls.
 fn impatient(mut looks: u32) -> impl Pause<Error = &'static str> {
     pause::from_fn(move || {
-        looks = looks.checked_sub(1).ok_or("out of patience")?;
+        looks = looks.checked_sub(1).ok_or("no polls remain")?;
         Ok(())
     })
 }
 
-/// Runs each rank of a team on its own thread.
+/// Calls `body` for each rank of a team, each on its own thread.
 fn team(ranks: usize, body: impl Fn(usize) + Sync) {
     std::thread::scope(|scope| {
         for rank in 0..ranks {
@@ -72,7 +73,7 @@ fn flag_already_posted_is_found_without_a_pause() {
     for epoch in 0..=3 {
         flag::wait(&word, epoch, &mut impatient(0)).unwrap();
     }
-    assert_eq!(flag::wait(&word, 4, &mut impatient(5)), Err("out of patience"));
+    assert_eq!(flag::wait(&word, 4, &mut impatient(5)), Err("no polls remain"));
 }
 
 #[test]
@@ -83,8 +84,9 @@ fn decreasing_flag_panics_in_debug_builds() {
     flag::post(&word, 2);
 }
 
-/// Each rank increments its own cell, syncs, and finds all cells equal.
-fn everybody_is_in_the_same_epoch(ranks: usize, sync: impl Fn(usize, u64) + Sync) {
+/// Checks that `sync` is a barrier: in each epoch each rank writes the epoch to its own cell, calls
+/// `sync`, and expects the epoch in all cells.
+fn check_that_all_ranks_are_in_one_epoch(ranks: usize, sync: impl Fn(usize, u64) + Sync) {
     let cells = [words(ranks, 0), words(ranks, 0)];
     team(ranks, |rank| {
         for epoch in epochs() {
@@ -102,7 +104,7 @@ fn everybody_is_in_the_same_epoch(ranks: usize, sync: impl Fn(usize, u64) + Sync
 fn barrier_survives_epoch_wraparound() {
     let ranks = 3;
     let words = words(ranks * ranks, BEFORE);
-    everybody_is_in_the_same_epoch(ranks, |rank, epoch| {
+    check_that_all_ranks_are_in_one_epoch(ranks, |rank, epoch| {
         barrier::announce(&word::from_fn(ranks, |target| &words[target * ranks + rank]), epoch);
         barrier::wait(&words[rank * ranks..][..ranks], epoch, &mut patient()).unwrap();
     });
@@ -115,7 +117,7 @@ fn timed_out_barrier_names_missing_ranks_and_resumes() {
     let mine = &words[..4];
     arrive(2);
     arrive(0);
-    assert_eq!(barrier::wait(mine, 1, &mut impatient(9)), Err("out of patience"));
+    assert_eq!(barrier::wait(mine, 1, &mut impatient(9)), Err("no polls remain"));
     assert_eq!(ranks_of(barrier::missing(mine, 1)), [1, 3]);
     arrive(1);
     arrive(3);
@@ -150,7 +152,7 @@ fn added_signal_wraps() {
 }
 
 #[test]
-fn several_signals_are_awaited_all_any_or_some() {
+fn waits_and_tests_for_all_any_or_some_words_find_them() {
     let words = words(5, 0);
     let several = Several { words: words.as_slice(), exclude: |index| index == 1, compare: Compare::Ge, value: 5 };
     let some = || {
@@ -159,14 +161,17 @@ fn several_signals_are_awaited_all_any_or_some() {
     };
     words[1].store(9, Ordering::Relaxed);
     assert_eq!((several.test_all(), several.test_any(), some()), (false, None, (0, vec![])));
-    assert_eq!(several.wait_any(&mut impatient(4)), Err("out of patience"));
-    assert_eq!(several.wait_some(&mut impatient(4), |_, _| panic!("none satisfies")), Err("out of patience"));
+    assert_eq!(several.wait_any(&mut impatient(4)), Err("no polls remain"));
+    assert_eq!(
+        several.wait_some(&mut impatient(4), |_, _| panic!("called although no word satisfies the comparison")),
+        Err("no polls remain")
+    );
     words[4].store(5, Ordering::Relaxed);
     words[2].store(6, Ordering::Relaxed);
     assert_eq!((several.test_all(), several.test_any(), some()), (false, Some(2), (2, vec![(2, 6), (4, 5)])));
     assert_eq!(several.wait_any(&mut impatient(0)), Ok(Some(2)));
     assert_eq!(several.wait_some(&mut impatient(0), |_, _| ()), Ok(2));
-    assert_eq!(several.wait_all(&mut impatient(4)), Err("out of patience"));
+    assert_eq!(several.wait_all(&mut impatient(4)), Err("no polls remain"));
     words[0].store(7, Ordering::Relaxed);
     words[3].store(7, Ordering::Relaxed);
     assert!(several.test_all());
@@ -174,7 +179,7 @@ fn several_signals_are_awaited_all_any_or_some() {
 }
 
 #[test]
-fn waits_on_no_words_return_at_once() {
+fn waits_for_no_words_return_immediately() {
     let words = words(2, 0);
     let excluded = Several { words: words.as_slice(), exclude: |_| true, compare: Compare::Ne, value: 0 };
     let empty = Several { words: &words[..0], exclude: EXCLUDE_NONE, compare: Compare::Ne, value: 0 };
@@ -184,7 +189,7 @@ fn waits_on_no_words_return_at_once() {
     assert_eq!(excluded.wait_some(&mut impatient(0), |_, _| ()), Ok(0));
 }
 
-/// Words of a slot: the number, three words of payload, the answer.
+/// Number of words of a slot: the number of the message, three words of payload, the answer.
 const SLOT: usize = 5;
 
 fn slot(words: &[AtomicU64], number: u64) -> Slot<'_, AtomicU64> {
@@ -197,7 +202,7 @@ fn message(number: u64) -> [u64; 3] {
 }
 
 #[test]
-fn messages_arrive_in_order_and_complete() {
+fn messages_arrive_in_order_and_undamaged() {
     for capacity in [1, 3, 8] {
         let words = words(capacity * SLOT, 0);
         team(2, |rank| {
@@ -237,7 +242,7 @@ fn slot_is_free_when_its_last_message_is_answered() {
     assert_eq!(slot(3).free_for(3, 2), Some(Answer::Refused));
     slot(3).publish(3, &message(3));
     slot(3).respond(3, Answer::Accepted);
-    assert_eq!(slot(1).answered(1), Some(Answer::Accepted), "a later message was answered here");
+    assert_eq!(slot(1).answered(1), Some(Answer::Accepted), "slot 1 has answered message 3, so message 1 counts as accepted");
 }
 
 #[test]

@@ -1,7 +1,8 @@
-//! The context of a kernel in this process: its tables, and the words of a launch.
+//! The context of a kernel that runs in this process: the tables of PEs and teams, the status and
+//! the abort word.
 //!
-//! Invariant: a table is written before a kernel uses it and is never moved, so its address stays
-//! valid.
+//! Invariant: a table is written before a kernel uses it. Tables are never moved, so their
+//! addresses stay valid.
 
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelStatus, Pe, PeerEntry, SymOffset, TeamEntry};
 use std::cell::UnsafeCell;
@@ -9,35 +10,37 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Epochs of a team: for each slot, the number of completed synchronisations. They persist across
-/// launches.
+/// Epochs of a team: for each slot, the number of completed synchronisations. The epochs persist
+/// across launches.
 pub type Epochs = Box<[AtomicU64]>;
 
 /// Description of a team for [`ContextMemory::new`].
 #[derive(Clone, Copy, Debug)]
 pub struct TeamTable<'a> {
-    /// PEs of the team, ordered by rank; empty for an unused team number.
+    /// Numbers of the PEs of the team, ordered by rank; empty if the team number is unused.
     pub members: &'a [u32],
-    /// Offset of the team's lines in every heap: [`TeamEntry::sync_bytes`] bytes, initially zero.
+    /// Offset of the team's synchronisation words in every heap. They are [`TeamEntry::sync_bytes`]
+    /// bytes, initially zero.
     pub sync: SymOffset,
-    /// Epochs, one for each slot; zero before the first launch.
+    /// Epochs of the team on this PE, one for each slot; zero before the first launch.
     pub epochs: &'a [AtomicU64],
 }
 
-/// The context of a launch and its tables, but not the heap and the epochs.
+/// The context of a launch and its tables. The heaps and the epochs belong to the caller.
 #[derive(Debug)]
 pub struct ContextMemory {
-    /// Boxed like the tables below, because kernels hold their addresses.
+    /// The context. It is boxed, like the tables below, because kernels use its address.
     context: Box<KernelContext>,
     words: Box<Words>,
     peers: Box<[PeerEntry]>,
     members: Vec<Box<[u32]>>,
     teams: Box<[TeamEntry]>,
-    /// The number of PEs that are gone, then a bit for each PE.
+    /// PEs that have left the job: word 0 is their number, and the words after it have one bit for
+    /// each PE.
     gone: Box<[AtomicU64]>,
 }
 
-/// Words through which kernel and host communicate.
+/// Words by which the kernel and the host communicate: the status and the abort word.
 struct Words {
     status: UnsafeCell<KernelStatus>,
     abort: AtomicU32,
@@ -50,13 +53,13 @@ impl fmt::Debug for Words {
 }
 
 impl ContextMemory {
-    /// Creates the context of a launch on `my_pe`. All PEs are mapped: `bases` are the addresses of
-    /// their heaps in this process, each of `heap_bytes` bytes. The first of `teams` is the team of
-    /// all PEs.
+    /// Creates the context of a launch on `my_pe`. All PEs are mapped: `bases` contains the
+    /// addresses of their heaps in this process. Each heap has `heap_bytes` bytes. `teams[0]` must
+    /// be the team of all PEs.
     ///
     /// # Safety
-    /// While a kernel uses the context, the heaps stay mapped, and the `epochs` of the teams are
-    /// alive.
+    /// While a kernel uses the context, the heaps stay mapped, and the `epochs` of the teams stay
+    /// allocated.
     pub unsafe fn new(my_pe: Pe, heap_bytes: u64, bases: &[u64], teams: &[TeamTable<'_>], deadline: Duration) -> Self {
         let peers: Box<[PeerEntry]> =
             (0..).zip(bases).map(|(node_pe, &base)| PeerEntry { base, node_pe, transport: PeerEntry::MAPPED }).collect();
@@ -85,8 +88,9 @@ impl ContextMemory {
         Self { context, words, peers, members, teams: entries, gone }
     }
 
-    /// Maps only the PEs of this PE's machine, if each machine has `size` PEs. All others are
-    /// reached through the network. Call it before a kernel uses the context.
+    /// Divides the PEs into machines of `size` PEs. Only PEs on this PE's machine stay mapped, and
+    /// this PE reaches all other PEs over the network. Must be called before a kernel uses the
+    /// context.
     pub(crate) fn map_machine(&mut self, size: u32) {
         let first = self.context.my_pe - self.context.my_pe % size;
         let machine = first..(first + size).min(self.context.n_pes);
@@ -104,18 +108,19 @@ impl ContextMemory {
         self.context.capabilities |= KernelContext::CAN_NETWORK;
     }
 
-    /// Returns the pointer that the kernel's threads receive.
+    /// Returns the address of the context, which is the first argument of the kernel's entry.
     pub fn as_ptr(&self) -> *const KernelContext {
         &raw const *self.context
     }
 
-    /// Makes the waits of the launch fail with [`FailureKind::Aborted`].
+    /// Makes the pending and later waits of the launch fail with [`FailureKind::Aborted`].
     pub fn abort(&self) {
         self.words.abort.store(1, Ordering::Release);
     }
 
-    /// Marks a PE as gone: waits for that PE fail with [`FailureKind::Aborted`]. Call it only after
-    /// the last write of the PE, so that waits for data that the PE has written still succeed.
+    /// Marks a PE that has left the job. Waits for that PE then fail with [`FailureKind::Aborted`].
+    /// Call this method only after the last write of the PE, so that waits for data that the PE has
+    /// written still succeed.
     pub fn mark_gone(&self, pe: Pe) {
         let bit = 1 << (pe.index() % 64);
         if self.gone[1 + pe.index() / 64].fetch_or(bit, Ordering::Release) & bit == 0 {
@@ -128,9 +133,9 @@ impl ContextMemory {
         self.gone.get(1 + pe.index() / 64).is_some_and(|word| word.load(Ordering::Relaxed) >> (pe.index() % 64) & 1 != 0)
     }
 
-    /// Returns the failure that the launch reported, if any.
+    /// Returns the failure that a thread of the launch has reported, if any.
     ///
-    /// Takes `&mut self`, because no thread of the launch may be running.
+    /// Takes `&mut self`, because no thread of the launch may run during the call.
     pub fn report(&mut self) -> Option<Report> {
         let status = *self.words.status.get_mut();
         (status.kind != 0).then_some(Report(status))
@@ -152,11 +157,12 @@ fn entry(team: &TeamTable<'_>, members: &[u32], my_pe: Pe) -> TeamEntry {
     }
 }
 
-/// The first failure of a launch.
+/// The first failure that a thread of a launch has reported.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Report(pub KernelStatus);
 
-/// Prints the message, because tests print the error that they unwrap.
+/// Prints the message of [`Display`](fmt::Display), because `unwrap` in tests prints errors by
+/// `Debug`.
 impl fmt::Debug for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Report({self})")
@@ -164,17 +170,18 @@ impl fmt::Debug for Report {
 }
 
 impl Report {
-    /// Returns the PE that is missing or unreachable.
+    /// Returns the PE that is missing or unreachable, if the report names a PE.
     pub fn missing_pe(&self) -> Option<Pe> {
         self.0.missing_pe()
     }
 
-    /// Returns the code that the kernel has passed to `Context::exit`, if that is how it failed.
+    /// Returns the code that the kernel passed to `Context::exit`; `None` if the kernel failed for
+    /// another reason.
     pub fn exit_code(&self) -> Option<u64> {
         (self.kind() == Some(FailureKind::Exit)).then_some(self.0.found)
     }
 
-    /// Returns the kind of failure; `None` for an unknown number.
+    /// Returns the kind of failure; `None` if the number in the status is unknown.
     pub fn kind(&self) -> Option<FailureKind> {
         FailureKind::from_number(self.0.kind)
     }

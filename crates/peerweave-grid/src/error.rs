@@ -1,4 +1,4 @@
-//! Errors of running a grid.
+//! Errors of a run of grids.
 
 use peerweave_types::Dim3;
 use std::fmt;
@@ -19,21 +19,21 @@ impl fmt::Display for ThreadId {
     }
 }
 
-/// A grid failed. Every message names the kernel.
+/// The error of a run of grids. Every message names the kernel.
 ///
-/// Messages that depend on the schedule have its seed; a run with the same seed repeats the
+/// A message that depends on the schedule contains the seed. A run with the same seed repeats the
 /// schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GridError {
-    /// The launch is invalid; nothing ran.
+    /// A parameter of the launch is invalid. No thread has run.
     #[error("{kernel}: {what} is {found}, expected {expected}")]
     Shape {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// The parameter.
+        /// Name of the parameter.
         what: &'static str,
-        /// The value of the parameter.
+        /// Value of the parameter.
         found: String,
         /// Description of valid values.
         expected: String,
@@ -41,45 +41,46 @@ pub enum GridError {
     /// A thread panicked or called `trap`.
     #[error("{kernel}: {at} panicked: {message} (seed {seed})")]
     Panicked {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// The thread.
+        /// The thread that panicked.
         at: ThreadId,
         /// The message of the panic.
         message: String,
-        /// The seed of the schedule.
+        /// Seed of the schedule.
         seed: u64,
     },
-    /// Threads diverged: not all of them reached the same barrier, shuffle or vote.
+    /// Threads diverged: not all threads that must reach a barrier, shuffle or vote have reached
+    /// it.
     #[error("{kernel}: {at}: {what} (seed {seed})")]
     Divergent {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
         /// The thread that diverged.
         at: ThreadId,
         /// State of the thread and of the other threads.
         what: String,
-        /// The seed of the schedule.
+        /// Seed of the schedule.
         seed: u64,
     },
-    /// The deadline of the grid passed.
+    /// The run did not end before its deadline.
     #[error("{kernel}: timed out after {:.3} s: {state} (seed {seed})", waited.as_secs_f64())]
     Deadline {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// Time that the grid ran.
+        /// Duration of the run.
         waited: Duration,
-        /// State of the grid's threads.
+        /// State of the threads of a running block.
         state: String,
-        /// The seed of the schedule.
+        /// Seed of the schedule.
         seed: u64,
     },
     /// The stack of a thread could not be allocated.
     #[error("{kernel}: cannot allocate the stack of {at}: {cause}")]
     Stack {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// The thread.
+        /// The thread without a stack.
         at: ThreadId,
         /// The error of the operating system.
         cause: String,
@@ -87,7 +88,7 @@ pub enum GridError {
 }
 
 impl GridError {
-    /// Returns the thread at fault, if any.
+    /// Returns the thread that the error names, if any.
     pub fn thread(&self) -> Option<ThreadId> {
         match self {
             Self::Panicked { at, .. } | Self::Divergent { at, .. } | Self::Stack { at, .. } => Some(*at),

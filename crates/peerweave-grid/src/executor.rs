@@ -1,5 +1,6 @@
-//! Implements the functions that kernels call through `peerweave-device`, for the kernel thread
-//! that is running on this host thread. Outside of kernels, it behaves like a block of one thread.
+//! The executor of kernels on the host. It implements the functions of `peerweave-device` for the
+//! kernel thread that is running on this host thread. Outside of kernels, it behaves like a block
+//! of one thread.
 
 use crate::engine::current;
 use crate::network;
@@ -9,16 +10,16 @@ use peerweave_types::Dim3;
 
 /// The executor of kernels of this process.
 #[derive(Debug)]
-struct Grid(#[allow(dead_code, reason = "gives the static an address of its own")] u8);
+struct Grid(#[allow(dead_code, reason = "gives the static a unique address")] u8);
 
 static GRID: Grid = Grid(0);
 
-/// Installs this crate as the executor of kernels in this process.
+/// Sets the executor of this crate as the executor of kernels in this process.
 ///
 /// # Panics
-/// If another executor is already installed.
+/// If this process already has an executor of another crate.
 pub(crate) fn install() {
-    set_executor(&GRID).expect("no other executor of kernels is installed in this process");
+    set_executor(&GRID).expect("only peerweave-grid sets the executor of kernels in this process");
 }
 
 impl Executor for Grid {
@@ -63,7 +64,7 @@ impl Executor for Grid {
 
     fn network(&self, call: Call) -> u64 {
         self.step();
-        network::current().expect("asked before").call(call)
+        network::current().expect("has_network returned true before this call").call(call)
     }
 
     #[inline]

@@ -1,7 +1,8 @@
-//! Several PEs in one process whose kernels share one schedule, for tests of kernels.
+//! A job with several PEs in one process, for tests of kernels. The kernels of all PEs run on one
+//! schedule.
 //!
-//! The seed determines the whole execution, including races between PEs. The host backend runs the
-//! same kernels among processes.
+//! The seed determines the whole execution, including the outcome of races between PEs. The host
+//! backend runs the same kernels in several processes.
 
 use crate::context::{ContextMemory, Epochs, Report, TeamTable};
 use crate::error::GridError;
@@ -15,43 +16,44 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Number of blocks of a PE that may synchronise with other PEs at a time.
+/// Number of synchronisation slots of a PE: the number of its blocks that may synchronise with
+/// other PEs at the same time.
 const SLOTS: u32 = 64;
 
-/// Time for which a run may continue after the deadline of its waits, so that its threads detect
-/// the failure and return.
+/// Time for which a run may continue after the deadline of its waits. In that time its threads
+/// detect the failure and return.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// A launch on the PEs of a [`Job`] failed.
+/// The error of a launch on the PEs of a [`Job`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// The grid did not complete.
+    /// The run of the grids failed.
     #[error(transparent)]
     Grid(#[from] GridError),
     /// An operation of a kernel failed.
     #[error("{kernel} on {pe}: {report}")]
     Failed {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: &'static str,
         /// The PE that reported the failure.
         pe: Pe,
-        /// The report.
+        /// The report of the failure.
         report: Report,
     },
-    /// An argument refers to memory that the job has not allocated.
-    #[error("{kernel}: an argument names bytes {start}..{end} of the heap, expected a range of one allocation")]
+    /// An argument refers to bytes of the heap that [`Job::alloc`] has not allocated.
+    #[error("{kernel}: an argument refers to bytes {start}..{end} of the heap, expected bytes that Job::alloc has allocated")]
     Argument {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: &'static str,
-        /// The first byte.
+        /// Offset of the first byte in the heap.
         start: u64,
-        /// One past the last byte.
+        /// Offset after the last byte in the heap.
         end: u64,
     },
 }
 
-/// PEs with symmetric heaps in ordinary memory, for tests of kernels.
+/// A job for tests of kernels: several PEs with symmetric heaps in ordinary memory of this process.
 ///
 /// ```
 /// use peerweave_device::prelude::*;
@@ -79,18 +81,18 @@ pub enum JobError {
 pub struct Job {
     heaps: Vec<Heap>,
     epochs: Vec<Epochs>,
-    /// Number of allocated bytes.
+    /// Number of allocated bytes of each heap, including the synchronisation words of the team.
     taken: u64,
     options: Options<'static>,
-    /// Number of PEs per machine; all PEs if there is one machine.
+    /// Number of PEs per machine; the number of all PEs if there is only one machine.
     machine: u32,
 }
 
 impl Job {
-    /// Length of the heap of each PE of [`Job::new`], in bytes.
+    /// Size of each heap of [`Job::new`], in bytes.
     pub const HEAP_BYTES: usize = 16 << 20;
 
-    /// Creates `n_pes` PEs with [`Self::HEAP_BYTES`] of heap each.
+    /// Creates a job of `n_pes` PEs, each with a heap of [`Self::HEAP_BYTES`] bytes.
     ///
     /// # Panics
     /// If `n_pes` is 0.
@@ -98,7 +100,8 @@ impl Job {
         Self::with_heap(n_pes, Self::HEAP_BYTES)
     }
 
-    /// Creates `n_pes` PEs with `heap_bytes` of heap each, in addition to the memory for teams.
+    /// Creates a job of `n_pes` PEs, each with a heap of `heap_bytes` bytes. The memory for the
+    /// synchronisation of teams is additional.
     ///
     /// # Panics
     /// If `n_pes` is 0.
@@ -115,31 +118,33 @@ impl Job {
         }
     }
 
-    /// Sets the options for the runs of launches. The deadline applies to each wait of a kernel; a
-    /// launch may take half a second longer. Defaults: a deadline of 10 s, and seed 0.
+    /// Sets the options with which launches run. The deadline applies to each wait of a kernel. A
+    /// whole launch fails half a second after the deadline. Defaults: a deadline of 10 s, and seed
+    /// 0.
     #[must_use]
     pub fn options(mut self, options: Options<'static>) -> Self {
         self.options = options;
         self
     }
 
-    /// Sets the seed: see [`Options::seed`].
+    /// Sets the seed of the schedule (see [`Options::seed`]).
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
         let options = self.options.seed(seed);
         self.options(options)
     }
 
-    /// Sets the deadline: see [`Self::options`].
+    /// Sets the deadline of each wait of a kernel (see [`Self::options`]).
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         let options = self.options.deadline(deadline);
         self.options(options)
     }
 
-    /// Sets the number of PEs per machine. PEs of one machine access each other's memory. Other PEs
-    /// are reached through an emulated network. There, puts arrive late and out of order, depending
-    /// on the seed, unless a fence, a quiet or a signal orders them.
+    /// Sets the number of PEs per machine. PEs of one machine access each other's mapped memory.
+    /// PEs of different machines communicate over an emulated network. On the network puts may
+    /// arrive late and out of order, as determined by the seed. Only fences, quiets and signals
+    /// order them.
     ///
     /// # Panics
     /// If `pes` is 0.
@@ -155,7 +160,8 @@ impl Job {
         self.heaps.len() as u32
     }
 
-    /// Allocates `len` elements filled with zeros on every PE. They are freed with the job.
+    /// Allocates `len` elements on every PE, and fills them with zeros. The memory is freed when
+    /// the job is dropped.
     ///
     /// # Panics
     /// If the heap has too little free memory.
@@ -172,21 +178,21 @@ impl Job {
                 room - self.taken
             ),
         }
-        // SAFETY: the elements lie in the heap of every PE, which lives as long as the job;
-        // launches borrow the job.
+        // SAFETY: the elements lie in the heap of every PE, which exists as long as the job.
+        // Launches borrow the job.
         unsafe { SymSlice::from_raw(SymOffset(start), len) }
     }
 
-    /// Writes elements into the heap of a PE. If the lengths differ, only the shorter length is
-    /// written.
+    /// Writes elements to the heap of a PE. If the lengths differ, the shorter length is used.
     ///
     /// # Panics
-    /// If the PE does not exist, or the view was not allocated by this job.
+    /// If the PE does not exist, if the view lies outside the allocated part of the heap, or if the
+    /// view is not aligned.
     #[track_caller]
     pub fn write<T: Plain>(&mut self, pe: u32, to: SymSlice<T>, from: &[T]) {
         let at = self.at(pe, to);
-        // SAFETY: `at` found room for the elements of `to`; no kernel runs, since the job is
-        // borrowed exclusively.
+        // SAFETY: `at` has checked that the elements of `to` lie in the heap. No kernel runs,
+        // because the job is borrowed mutably.
         unsafe { at.copy_from_nonoverlapping(from.as_ptr(), from.len().min(to.len())) };
     }
 
@@ -197,12 +203,13 @@ impl Job {
     #[track_caller]
     pub fn read<T: Plain>(&self, pe: u32, from: SymSlice<T>) -> Vec<T> {
         let at = self.at(pe, from);
-        // SAFETY: as in `write`; every bit pattern is a value, and heaps begin as zeros.
+        // SAFETY: as in `write`. Every bit pattern is a valid value, and heaps are initialised with
+        // zeros.
         (0..from.len()).map(|index| unsafe { at.add(index).read() }).collect()
     }
 
     /// Returns the address of the elements in the heap of a PE, for kernels that take addresses.
-    /// The elements live as long as the job.
+    /// The address is valid as long as the job exists.
     ///
     /// # Panics
     /// As for [`Job::write`].
@@ -214,18 +221,25 @@ impl Job {
     #[track_caller]
     fn at<T: Plain>(&self, pe: u32, view: SymSlice<T>) -> *mut T {
         let heap = self.heaps.get(pe as usize);
-        let heap = heap.unwrap_or_else(|| panic!("Job: the PE is {pe}, expected a PE below {}", self.heaps.len()));
+        let heap = heap.unwrap_or_else(|| panic!("Job: pe is {pe}, expected a PE below {}", self.heaps.len()));
         let end = view.offset().0.checked_add(view.size_bytes());
-        assert!(end.is_some_and(|end| end <= self.taken), "Job: the view {view:?} was not allocated by this job");
+        assert!(
+            end.is_some_and(|end| end <= self.taken),
+            "Job: {view:?} lies outside the {} allocated bytes of the heap",
+            self.taken
+        );
         let at = heap.at.as_ptr().wrapping_add(view.offset().0 as usize).cast::<T>();
-        assert!(at.is_aligned(), "Job: the view {view:?} is not aligned");
+        assert!(at.is_aligned(), "Job: {view:?} is not aligned, expected alignment {}", align_of::<T>());
         at
     }
 
-    /// Runs a kernel on all PEs with the same arguments. Returns when it has ended on all PEs.
+    /// Runs a kernel on all PEs with the same arguments. Returns when the kernel has ended on all
+    /// PEs.
     ///
     /// # Errors
-    /// [`JobError`].
+    /// [`JobError::Argument`] before any thread runs. [`JobError::Failed`] with the report of the
+    /// first PE, in order of numbers, that has reported a failure. If no PE has reported a failure,
+    /// [`JobError::Grid`] if the run failed.
     pub fn launch<A: KernelArgs>(
         &mut self,
         kernel: &Kernel<A>,
@@ -236,11 +250,13 @@ impl Job {
         self.launch_each(kernel, Shape::new(grid, block), |_| Some(args))
     }
 
-    /// Runs a kernel on the PEs for which `args` returns arguments. Returns when it has ended on
-    /// all of them.
+    /// Runs a kernel on the PEs for which `args` returns arguments. Returns when the kernel has
+    /// ended on all these PEs.
     ///
     /// # Errors
-    /// [`JobError`].
+    /// [`JobError::Argument`] before any thread runs. [`JobError::Failed`] with the report of the
+    /// first PE, in order of numbers, that has reported a failure. If no PE has reported a failure,
+    /// [`JobError::Grid`] if the run failed.
     pub fn launch_each<A: KernelArgs>(
         &mut self,
         kernel: &Kernel<A>,
@@ -255,8 +271,8 @@ impl Job {
             self.check(kernel.name(), &args)?;
             let world = TeamTable { members: &members, sync: SymOffset(0), epochs: &self.epochs[pe as usize] };
             let heap_bytes = self.heaps[0].layout.size() as u64;
-            // SAFETY: heaps and epochs belong to the job, which is borrowed until the launch
-            // ends.
+            // SAFETY: the heaps and the epochs belong to the job, which is borrowed until the
+            // launch ends.
             let mut context = unsafe { ContextMemory::new(Pe::new(pe), heap_bytes, &bases, &[world], self.options.deadline) };
             if self.machine < self.n_pes() {
                 context.map_machine(self.machine);
@@ -267,7 +283,7 @@ impl Job {
             .iter()
             .map(|(context, args)| {
                 let (entry, context, args) = (kernel.host(), context.as_ptr(), *args);
-                // SAFETY: the context lives in `parts` until the run ends, and `check` has found
+                // SAFETY: the context stays in `parts` until the run ends, and `check` has checked
                 // the memory of the arguments.
                 Box::new(move || unsafe { entry(context, args) }) as Box<dyn Fn()>
             })
@@ -286,11 +302,12 @@ impl Job {
         let connected = network.as_ref().map(Network::connect);
         let outcome = run_together(&launches, &options);
         drop(connected);
-        // Messages that a kernel left in flight arrive after it.
+        // Messages that are in flight when the kernel ends are delivered afterwards.
         network.iter().for_each(|network| network.deliver_all());
         drop(launches);
         drop(bodies);
-        // A thread that fails may leave others at a barrier: the report has the first failure.
+        // If a thread has failed, other threads may wait for it at a barrier, so the run fails too.
+        // The report contains the first failure, and is returned instead of the error of the run.
         for (context, _) in &mut parts {
             if let Some(report) = context.report() {
                 let pe = Pe::new(context_pe(context));
@@ -300,7 +317,7 @@ impl Job {
         Ok(outcome?)
     }
 
-    /// Fails if an argument refers to memory outside of allocations.
+    /// Fails if an argument refers to bytes of the heap that are not allocated.
     fn check<A: KernelArgs>(&self, kernel: &'static str, args: &A) -> Result<(), JobError> {
         struct Outside {
             taken: u64,
@@ -321,7 +338,7 @@ impl Job {
 }
 
 fn context_pe(context: &ContextMemory) -> u32 {
-    // SAFETY: the context is alive, and nothing writes it after it was created.
+    // SAFETY: the context is alive, and nothing writes to it after its creation.
     unsafe { (*context.as_ptr()).my_pe }
 }
 
@@ -336,8 +353,8 @@ impl Heap {
     const ALIGN: usize = 4096;
 
     fn new(bytes: usize) -> Self {
-        let layout = Layout::from_size_align(bytes, Self::ALIGN).expect("the heap fits in the address space");
-        // SAFETY: teams take some bytes, so the size is not 0.
+        let layout = Layout::from_size_align(bytes, Self::ALIGN).expect("the size of the heap is at most isize::MAX bytes");
+        // SAFETY: the synchronisation words of the team are part of the heap, so the size is not 0.
         let at = unsafe { std::alloc::alloc_zeroed(layout) };
         Self { at: NonNull::new(at).unwrap_or_else(|| std::alloc::handle_alloc_error(layout)), layout }
     }
@@ -345,8 +362,8 @@ impl Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` with this layout, freed once; no kernel runs while the job is
-        // dropped.
+        // SAFETY: `new` allocated the memory with this layout, and it is freed once. No kernel runs
+        // while the job is dropped.
         unsafe { std::alloc::dealloc(self.at.as_ptr(), self.layout) };
     }
 }

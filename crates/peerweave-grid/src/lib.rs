@@ -1,9 +1,9 @@
 //! Runs grids of kernel threads on the CPU, so that a kernel can be tested without a GPU.
 //!
-//! A kernel has the same source as on a GPU. It calls `peerweave-device`, whose host side calls
-//! this crate for indices, barriers, shuffles, votes and shared memory. Each kernel thread is a
-//! coroutine with its own stack. The threads of a grid run one at a time on the thread that called
-//! [`run`]. PEs run concurrently, each on its own thread or process.
+//! The kernel has the same source as on a GPU. It calls `peerweave-device`, whose host
+//! implementation calls this crate for indices, barriers, shuffles, votes and shared memory. Each
+//! kernel thread is a coroutine with its own stack. All threads of a grid run on the host thread
+//! that called [`run`], one at a time. PEs may run on several host threads or in several processes.
 //!
 //! ```text
 //!   executor.rs  the functions that kernels call
@@ -16,25 +16,26 @@
 //!   network.rs   puts that arrive late and out of order
 //! ```
 //!
-//! # What it finds
+//! # Errors that a run finds
 //! - **Races**: [`Options::seed`] varies the order of threads, and the same seed repeats the order.
-//!   See [`explore`].
-//! - **Divergence**: if not all threads concerned reach a barrier, shuffle or vote, the run fails
+//!   [`explore`] runs a test with many seeds.
+//! - **Divergence**: if not all required threads reach a barrier, shuffle or vote, the run fails
 //!   with [`GridError::Divergent`]. The run also fails if a thread returns while other threads of
 //!   its block wait for it.
-//! - **Panics**: a [`GridError::Panicked`] names the block and the thread.
-//! - **Endless waits**: a run ends by its deadline.
-//! - **Reads of uninitialised shared memory**: its initial content differs by seed.
+//! - **Panics**: [`GridError::Panicked`] names the block and the thread.
+//! - **Endless waits**: a run fails at its deadline.
+//! - **Reads of uninitialised shared memory**: the initial content of shared memory depends on the
+//!   seed.
 //!
 //! - **Missing fences and quiets between machines**: [`Job::machines_of`] emulates a network, on
-//!   which puts can overtake each other.
+//!   which a put can overtake another put.
 //!
-//! # What it does not find
-//! Mapped memory is sequentially consistent among the threads of one grid. So a missing fence is
-//! only detected on a GPU or by a model checker. The 16 bytes that a copy moves at a time are not
-//! torn, as they may be on a GPU.
+//! # Errors that a run does not find
+//! Mapped memory is sequentially consistent among the threads of one run. So missing fences on
+//! mapped memory can only be detected on a GPU or by a model checker. On a GPU an access of 16
+//! bytes may be torn, but on the host it is not.
 
-/// The README, whose examples are tests.
+/// Runs the examples of the README as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -53,12 +54,13 @@ pub use error::{GridError, ThreadId};
 pub use job::{Job, JobError};
 pub use options::{Launch, MAX_COOPERATIVE_THREADS, MAX_SHARED_BYTES, Options, Shape};
 
-/// Runs a grid: each of its threads calls the body once. Returns when all threads have returned.
+/// Runs a grid. Each thread of the grid calls the body of the launch once. Returns when all threads
+/// have returned.
 ///
 /// # Errors
-/// [`GridError::Shape`] before any thread runs; otherwise the first failure of a thread, or
-/// [`GridError::Deadline`]. Threads that have not returned are unwound, so destructors in their
-/// frames run.
+/// [`GridError::Shape`] before any thread runs. Later, the error of the first thread that fails, or
+/// [`GridError::Deadline`]. After a failure the remaining threads are unwound, so that the
+/// destructors in their frames run.
 ///
 /// # Panics
 /// If called from inside a kernel.
@@ -83,14 +85,14 @@ pub fn run(launch: &Launch<'_>, options: &Options<'_>) -> Result<(), GridError> 
     run_together(std::slice::from_ref(launch), options)
 }
 
-/// Runs several grids whose threads share one schedule. The grids behave like kernels of several
-/// PEs, but reproducibly.
+/// Runs several grids on one schedule. The grids behave like kernels of several PEs, but the seed
+/// makes their execution reproducible.
 ///
-/// At least one block of each grid runs until the grid ends, so the grids may wait for each other
-/// as PEs do.
+/// Until a grid ends, at least one of its blocks is running. So the grids may wait for each other,
+/// like PEs.
 ///
 /// # Errors
-/// As for [`run`]; a failure of one grid ends all grids.
+/// As for [`run`]. A failure of one grid ends all grids.
 ///
 /// # Panics
 /// As for [`run`].
@@ -100,12 +102,12 @@ pub fn run_together(launches: &[Launch<'_>], options: &Options<'_>) -> Result<()
     engine::run(launches, options)
 }
 
-/// Calls `test` with each of the seeds `0..seeds`, and panics with the seed if the test fails. For
-/// tests that search for races.
+/// Calls `test` with each of the seeds `0..seeds`, to search for races. If `test` fails, panics
+/// with a message that contains the seed.
 ///
 /// # Panics
-/// If `test` returns an error. A panic of `test` itself is propagated after the seed was printed to
-/// standard error.
+/// If `test` returns an error. If `test` panics, prints the seed to standard error and propagates
+/// the panic.
 ///
 /// ```
 /// use peerweave_grid::{Launch, Options, explore, run};
@@ -118,7 +120,7 @@ pub fn explore<E: std::fmt::Display>(seeds: u64, mut test: impl FnMut(u64) -> Re
     impl Drop for Announce {
         fn drop(&mut self) {
             if std::thread::panicking() {
-                eprintln!("the schedule of seed {} failed", self.0);
+                eprintln!("explore: the test panicked with seed {}", self.0);
             }
         }
     }

@@ -1,12 +1,14 @@
-//! An emulated network among the PEs of a job. It replaces NVSHMEM's device library for PEs whose
-//! memory the context does not map.
+//! An emulated network among the PEs of a job. On the host it replaces NVSHMEM's device library,
+//! for PEs whose memory is not mapped.
 //!
-//! Its ordering is as weak as NVSHMEM allows: a put can arrive late and after later puts, unless a
-//! fence, a quiet or a signal orders it. The source of an `nbi` put is read when the put arrives.
-//! The seed determines the order, so a protocol that lacks a fence or a quiet fails in a test.
+//! The ordering of the network is as weak as NVSHMEM permits. A put can arrive late, and after puts
+//! that were issued later, unless a fence or a quiet orders it. A put with signal delivers its data
+//! before its signal. The source of an `nbi` put in symmetric memory is read when the put arrives.
+//! The seed determines the order of arrivals. So under some seeds a protocol without a required
+//! fence or quiet fails.
 //!
-//! Invariant: all calls are made on one thread of the host, which runs one PE of the job at a time,
-//! so only one PE accesses memory at a time.
+//! Invariant: all calls are made on one thread of the host, which runs the PEs of the job one at a
+//! time. So only one PE accesses memory at a time.
 
 use crate::schedule::{Random, mix};
 use peerweave_device::network::call::{Atomic, Call, Signal};
@@ -16,7 +18,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 thread_local! {
-    /// The network of the job whose kernels run on this thread.
+    /// The network of the job whose kernels run on this host thread.
     static CURRENT: RefCell<Option<Rc<Network>>> = const { RefCell::new(None) };
 }
 
@@ -31,33 +33,34 @@ pub(crate) struct Network {
 #[derive(Debug)]
 struct State {
     random: Random,
-    /// Messages that have not arrived, oldest first.
+    /// Messages that have not arrived, in the order in which they were sent.
     pending: Vec<Message>,
     /// Number of fences called by each PE.
     fences: Vec<u64>,
 }
 
-/// A call that has not taken effect yet.
+/// A network call that has not taken effect. `from` is the sending PE, `to` the receiving PE.
 #[derive(Debug)]
 struct Message {
     from: usize,
     to: usize,
-    /// Number of fences that the sender had called before it.
+    /// Number of fences that the sender had called before it sent this message.
     fences: u64,
     what: What,
 }
 
 #[derive(Debug)]
 enum What {
-    /// Data read by the call, to be written to an address of the receiver.
+    /// Data that was read when the message was sent: target address, data, and signal.
     Data(u64, Vec<u8>, Option<(u64, Atomic)>),
-    /// A copy whose source is read on arrival: target, source, length.
+    /// A copy whose source is read on arrival: target address, source address, length in bytes, and
+    /// signal.
     Copy(u64, u64, usize, Option<(u64, Atomic)>),
-    /// An atomic operation on a word of that many bytes.
+    /// An atomic operation: address of the word, size of the word in bytes, and operation.
     Change(u64, usize, Atomic),
 }
 
-/// Connection of this thread to a network, until it is dropped.
+/// Connection of this host thread to a network. Dropping the value ends the connection.
 pub(crate) struct Connected(());
 
 impl Drop for Connected {
@@ -66,7 +69,7 @@ impl Drop for Connected {
     }
 }
 
-/// Returns the network of this thread, if it is connected to one.
+/// Returns the network to which this host thread is connected, if any.
 pub(crate) fn current() -> Option<Rc<Network>> {
     CURRENT.with_borrow(Clone::clone)
 }
@@ -77,7 +80,7 @@ impl Network {
         Rc::new(Self { heaps, state: RefCell::new(State { random: Random::new(mix(!seed)), pending: Vec::new(), fences }) })
     }
 
-    /// Connects this thread to the network, for the kernels that run on it.
+    /// Connects this host thread to the network, for the kernels that run on this thread.
     pub(crate) fn connect(self: &Rc<Self>) -> Connected {
         CURRENT.set(Some(Rc::clone(self)));
         Connected(())
@@ -89,7 +92,8 @@ impl Network {
         pending.into_iter().for_each(deliver);
     }
 
-    /// Executes a call. Returns the value if the call reads a word.
+    /// Executes a call. Returns the previous value of the word for an atomic operation that
+    /// fetches, and 0 for all other calls.
     pub(crate) fn call(&self, call: Call) -> u64 {
         let state = &mut *self.state.borrow_mut();
         let change = |signal: Signal, owner: usize, pe: u32| {
@@ -104,7 +108,7 @@ impl Network {
                 let owner = self.owner(to, bytes);
                 let target = self.at(owner, to, bytes, pe);
                 let signal = signal.map(|signal| change(signal, owner, pe));
-                // Memory that is not symmetric may be gone when the put arrives.
+                // Memory outside the heaps may be freed before the put arrives, so it is read now.
                 let late = nbi && self.holds(from, bytes);
                 let what =
                     if late { What::Copy(target, from, bytes, signal) } else { What::Data(target, read(from, bytes), signal) };
@@ -148,15 +152,16 @@ impl Network {
         self.heaps.iter().position(|heap| heap.start <= address && end <= heap.end)
     }
 
-    /// Returns whether a memory range lies within a heap.
+    /// Returns whether a range of memory lies within the heap of a PE.
     fn holds(&self, address: u64, bytes: usize) -> bool {
         self.find(address, bytes).is_some()
     }
 
-    /// Returns the PE whose heap contains an address, which is the PE that makes the call.
+    /// Returns the PE whose heap contains the range. Calls use addresses in the caller's own heap,
+    /// so this is the calling PE.
     fn owner(&self, address: u64, bytes: usize) -> usize {
         self.find(address, bytes).unwrap_or_else(|| {
-            panic!("the network received a request for {bytes} bytes at {address:#x}, expected a range of a symmetric heap")
+            panic!("network call: the range of {bytes} bytes at {address:#x} lies outside the heaps, expected a range of the caller's heap")
         })
     }
 
@@ -166,20 +171,21 @@ impl Network {
         assert_eq!(
             self.find(address, bytes),
             Some(owner),
-            "the network received a request for {address:#x}, expected one in the heap of the caller"
+            "network call: address {address:#x} lies outside the heap of PE {owner}, expected an address in the caller's heap"
         );
         self.heaps[pe as usize].start + (address - self.heaps[owner].start)
     }
 }
 
 impl State {
-    /// Adds a message to those pending, and delivers some of them as the seed determines.
+    /// Adds a message to the pending messages. Then delivers pending messages that the seed
+    /// selects.
     fn send(&mut self, from: usize, to: u32, what: What) {
         self.pending.push(Message { from, to: to as usize, fences: self.fences[from], what });
         while self.random.below(3) == 0 && !self.pending.is_empty() {
             let at = self.random.below(self.pending.len());
             let Message { from, to, fences, .. } = self.pending[at];
-            // Delivers what was sent before the last fence before this message.
+            // Messages that the sender sent to the same PE before the fence must arrive first.
             self.deliver(|message| message.from == from && message.to == to && message.fences < fences);
             let chosen = |message: &Message| message.from == from && message.to == to && message.fences == fences;
             let matching: Vec<usize> = (0..self.pending.len()).filter(|at| chosen(&self.pending[*at])).collect();
@@ -188,7 +194,7 @@ impl State {
         }
     }
 
-    /// Delivers the messages for which `which` returns true, in the order of their fences.
+    /// Delivers the messages for which `which` returns true, in the order in which they were sent.
     fn deliver(&mut self, which: impl Fn(&Message) -> bool) {
         let (arriving, pending) = std::mem::take(&mut self.pending).into_iter().partition(|message| which(message));
         self.pending = pending;
@@ -197,7 +203,7 @@ impl State {
     }
 }
 
-/// Applies the effect of a message.
+/// Delivers a message: writes its data, changes a word, or both.
 fn deliver(message: Message) {
     let signal = match message.what {
         What::Data(to, bytes, signal) => {
@@ -221,19 +227,19 @@ fn deliver(message: Message) {
 fn read(from: u64, bytes: usize) -> Vec<u8> {
     let mut data = vec![0; bytes];
     let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
-    // SAFETY: the caller is a kernel, whose views promise readable memory of this length; no other
-    // thread of the host accesses it meanwhile.
+    // SAFETY: the caller is a kernel, whose views promise readable memory of this length. No other
+    // thread of the host accesses the memory during the call.
     unsafe { from.copy_to_nonoverlapping(data.as_mut_ptr(), bytes) };
     data
 }
 
 fn write(to: u64, data: &[u8]) {
     let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
-    // SAFETY: as in `read`, writable.
+    // SAFETY: as in `read`, but the views promise writable memory.
     unsafe { to.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
 }
 
-/// Applies an atomic operation to a word of 4 or 8 bytes. Returns the previous value.
+/// Applies an atomic operation to a word of `bytes` bytes (4 or 8). Returns the previous value.
 fn apply(word: u64, bytes: usize, operation: Atomic) -> u64 {
     let mut before = [0; 8];
     before[..bytes].copy_from_slice(&read(word, bytes));
@@ -246,7 +252,7 @@ fn apply(word: u64, bytes: usize, operation: Atomic) -> u64 {
 mod tests {
     use super::*;
 
-    /// Returns a network of two heaps of 64 bytes each.
+    /// Returns a network of two PEs with heaps of 64 bytes each.
     fn two(memory: &mut [[u64; 8]; 2], seed: u64) -> Rc<Network> {
         let heaps = memory.iter_mut().map(|heap| {
             let start = heap.as_mut_ptr().expose_provenance() as u64;
@@ -256,7 +262,8 @@ mod tests {
     }
 
     fn word(memory: &[[u64; 8]; 2], pe: usize, index: usize) -> u64 {
-        // SAFETY: within the array, which the network writes through pointers.
+        // SAFETY: the element lies within the array. The read is volatile because the network
+        // writes the array through pointers.
         unsafe { (&raw const memory[pe][index]).read_volatile() }
     }
 
@@ -279,10 +286,10 @@ mod tests {
                 put(&network, &memory, 1, &1);
                 *overtaken += usize::from(word(&memory, 1, 1) == 1 && word(&memory, 1, 0) == 0);
                 network.call(Call::Quiet { me: 0 });
-                assert_eq!((word(&memory, 1, 0), word(&memory, 1, 1)), (1, 1), "a quiet completes both");
+                assert_eq!((word(&memory, 1, 0), word(&memory, 1, 1)), (1, 1), "the quiet did not complete both puts");
             }
         }
-        assert!(overtaken[0] > 0, "no put overtook another");
-        assert_eq!(overtaken[1], 0, "a put overtook one before its fence");
+        assert!(overtaken[0] > 0, "no put overtook the other put under any of 200 seeds");
+        assert_eq!(overtaken[1], 0, "a put overtook a put from before the fence");
     }
 }

@@ -1,18 +1,19 @@
-//! The grids of a run, and its options.
+//! The shapes and launches of grids, and the options of a run.
 
 use crate::error::GridError;
 use peerweave_types::Dim3;
 use std::fmt;
 use std::time::Duration;
 
-/// Maximum dynamic shared memory of a block, in bytes: the limit of a GPU with compute capability
-/// 9.0.
+/// Maximum size of the dynamic shared memory of a block, in bytes. This is the limit of GPUs with
+/// compute capability 9.0.
 pub const MAX_SHARED_BYTES: usize = 227 << 10;
-/// Maximum number of threads of a cooperative grid: each needs a stack at the same time.
+/// Maximum number of threads of a cooperative grid. The number is limited because all threads need
+/// a stack at the same time.
 pub const MAX_COOPERATIVE_THREADS: u64 = 16384;
 
-/// The shape of a launch: blocks, threads per block, dynamic shared memory, and whether blocks may
-/// wait for each other.
+/// The shape of a launch: number of blocks, threads per block, size of dynamic shared memory, and
+/// whether blocks may wait for each other.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub(crate) grid: Dim3,
@@ -27,14 +28,16 @@ impl Shape {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
     }
 
-    /// Sets the dynamic shared memory per block to `bytes`. Its initial content is unspecified.
+    /// Sets the size of each block's dynamic shared memory to `bytes` bytes. The initial content of
+    /// the memory is unspecified.
     #[must_use]
     pub fn shared_bytes(mut self, bytes: usize) -> Self {
         self.shared_bytes = bytes;
         self
     }
 
-    /// Runs all blocks at the same time, so that they may wait for each other.
+    /// Sets whether the grid is cooperative: all blocks of a cooperative grid run at the same time,
+    /// so that they may wait for each other.
     #[must_use]
     pub fn cooperative(mut self, cooperative: bool) -> Self {
         self.cooperative = cooperative;
@@ -42,7 +45,7 @@ impl Shape {
     }
 }
 
-/// One grid: its shape, and the function that each of its threads calls.
+/// A launch of one grid: its name, its shape, and the function that each of its threads calls.
 #[derive(Clone, Copy)]
 pub struct Launch<'a> {
     pub(crate) name: &'a str,
@@ -51,18 +54,19 @@ pub struct Launch<'a> {
 }
 
 impl<'a> Launch<'a> {
-    /// Returns a grid of `grid` blocks of `block` threads, each of which calls `body`. `name` is
-    /// for messages.
+    /// Returns a launch of `grid` blocks of `block` threads. Each thread calls `body`. Messages
+    /// contain `name`.
     pub fn new(name: &'a str, grid: impl Into<Dim3>, block: impl Into<Dim3>, body: &'a dyn Fn()) -> Self {
         Self::shaped(name, Shape::new(grid, block), body)
     }
 
-    /// Returns a grid of this shape, each thread of which calls `body`. `name` is for messages.
+    /// Returns a launch with this shape. Each thread calls `body`. Messages contain `name`.
     pub fn shaped(name: &'a str, shape: Shape, body: &'a dyn Fn()) -> Self {
         Self { name, shape, body }
     }
 
-    /// Fails for shapes that no GPU runs.
+    /// Fails with [`GridError::Shape`] if no GPU can run the shape, or if a cooperative grid has
+    /// too many threads.
     pub(crate) fn check(&self) -> Result<(), GridError> {
         let wrong = |what, found: String, expected: String| {
             Err(GridError::Shape { kernel: self.name.to_string(), what, found, expected })
@@ -72,7 +76,7 @@ impl<'a> Launch<'a> {
             return wrong("the grid", grid.to_string(), "1 to (2147483647, 65535, 65535) blocks".to_string());
         }
         if !block.is_block() {
-            return wrong("the block", block.to_string(), "1 to (1024, 1024, 64), and 1024 threads at most".to_string());
+            return wrong("the block", block.to_string(), "1 to (1024, 1024, 64), and at most 1024 threads".to_string());
         }
         if shared_bytes > MAX_SHARED_BYTES {
             let expected = format!("at most {MAX_SHARED_BYTES} bytes");
@@ -93,57 +97,59 @@ impl fmt::Debug for Launch<'_> {
     }
 }
 
-/// Schedule and limits of a run.
+/// Options of a run: its schedule and its limits.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Options<'a> {
-    /// Selects the schedule. Runs with the same seed have the same order of threads, unless the
-    /// order depends on another process or a clock. Seed 0 runs threads in order. Other seeds
-    /// differ in their preferences among threads and in the frequency of preemptions.
+    /// Seed of the schedule. Runs with the same seed have the same order of threads, unless the
+    /// order depends on another process or a clock. With seed 0 threads run in the order of their
+    /// indices. Schedules of other seeds differ in the preference among threads and in the
+    /// frequency of preemptions.
     pub seed: u64,
-    /// Time after which the run fails with [`GridError::Deadline`]. A thread is ended at its next
-    /// atomic access, pause or synchronisation; a loop without any of these cannot be ended.
+    /// Time after which the run fails with [`GridError::Deadline`]. The run can end a thread only
+    /// at an atomic access, a pause or a synchronisation. A loop without these operations cannot be
+    /// ended.
     pub deadline: Duration,
     /// Stack size of each thread in bytes. A stack overflow ends the process.
     pub stack_bytes: usize,
-    /// Approximate number of threads that run at the same time, in a grid that is not cooperative.
-    /// At least one block runs.
+    /// Approximate maximum number of threads that have started and not returned. Cooperative grids
+    /// may exceed it. At least one block of each grid always runs.
     pub resident_threads: usize,
-    /// Called when every thread waits for a change of memory.
+    /// Function that is called when every thread waits for a change of memory.
     pub on_idle: Option<&'a dyn Fn()>,
 }
 
 impl Default for Options<'_> {
-    /// Returns the default options: seed 0, a deadline of 60 s, stacks of 256 KiB, 4096 threads at
-    /// a time.
+    /// Returns the default options: seed 0, a deadline of 60 s, stacks of 256 KiB, and 4096
+    /// resident threads.
     fn default() -> Self {
         Self { seed: 0, deadline: Duration::from_secs(60), stack_bytes: 256 << 10, resident_threads: 4096, on_idle: None }
     }
 }
 
 impl<'a> Options<'a> {
-    /// Sets the seed.
+    /// Sets the seed of the schedule.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Sets the deadline.
+    /// Sets the time after which the run fails.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Sets the stack size in bytes.
+    /// Sets the stack size of each thread in bytes.
     #[must_use]
     pub fn stack_bytes(mut self, bytes: usize) -> Self {
         self.stack_bytes = bytes;
         self
     }
 
-    /// Sets a function that is called when every thread waits.
+    /// Sets a function that is called when every thread waits for a change of memory.
     #[must_use]
     pub fn on_idle(mut self, on_idle: &'a dyn Fn()) -> Self {
         self.on_idle = Some(on_idle);

@@ -1,7 +1,7 @@
-//! Selects the next thread and its number of steps, from a seed.
+//! The schedule of a run: selects the next thread and its number of steps, as determined by a seed.
 //!
-//! Threads are resumed elsewhere. Invariant: the choices depend only on the seed and the sequence
-//! of calls.
+//! The engine resumes the threads. Invariant: the choices depend only on the seed and on the
+//! sequence of calls.
 
 use std::collections::VecDeque;
 
@@ -25,43 +25,43 @@ impl Random {
     }
 }
 
-/// Returns a hash of one word.
+/// Returns a hash of a word (the finaliser of SplitMix64).
 pub(crate) fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)
 }
 
-/// How a schedule prefers threads.
+/// The preference of a schedule among runnable threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Preference {
-    /// Threads in the order in which they became runnable.
+    /// Threads run in the order in which they became runnable.
     InOrder,
-    /// The thread that became runnable last, so that one thread runs as long as possible.
+    /// The thread that became runnable last runs next, so that one thread runs as long as possible.
     Newest,
-    /// All threads with the same probability.
+    /// Each thread has the same probability to run next.
     Uniform,
-    /// Some threads, chosen by the seed, run rarely.
+    /// Some threads, which the seed selects, run rarely.
     Starving,
 }
 
-/// The runnable threads of a run, by number, and their order.
+/// The numbers of the runnable threads of a run, and the choice of the next thread.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     random: Random,
     seed: u64,
     preference: Preference,
-    /// Mean number of steps between two preemptions.
+    /// Average number of steps between two preemptions.
     quantum: usize,
     ready: VecDeque<u32>,
-    /// Threads that wait for a change of memory. They run when no other thread can run, and
-    /// occasionally otherwise.
+    /// Threads that wait for a change of memory. They run if no other thread can run, and also
+    /// occasionally while other threads can run.
     spinning: VecDeque<u32>,
 }
 
 impl Schedule {
-    /// Returns the schedule of a seed. Seed 0 runs threads in order and rarely preempts them. Other
-    /// seeds differ in preference and quantum.
+    /// Returns the schedule of a seed. The schedule of seed 0 runs threads in order and rarely
+    /// preempts them. Schedules of other seeds differ in preference and quantum.
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let (preference, quantum) = if seed == 0 {
@@ -84,12 +84,12 @@ impl Schedule {
         self.spinning.push_back(thread);
     }
 
-    /// Returns the number of threads that can run, including those that wait for memory.
+    /// Returns the number of runnable threads, including threads that wait for a change of memory.
     pub(crate) fn len(&self) -> usize {
         self.ready.len() + self.spinning.len()
     }
 
-    /// Returns the next thread.
+    /// Removes and returns the thread that runs next; `None` if no thread is runnable.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let spinner_first = !self.spinning.is_empty() && (self.ready.is_empty() || self.random.below(8) == 0);
         let (from, preference) =
@@ -99,8 +99,8 @@ impl Schedule {
         }
         match preference {
             Preference::InOrder => from.pop_front(),
-            // Otherwise waiting threads would poll repeatedly without success, while one that waits
-            // longer could continue.
+            // Waiting threads are excluded here. Otherwise the newest of them would poll repeatedly
+            // without success, while a thread that waits longer could continue.
             Preference::Newest if !spinner_first => from.pop_back(),
             Preference::Newest | Preference::Uniform => {
                 let index = self.random.below(from.len());
@@ -120,7 +120,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the number of steps until the next thread is preempted.
+    /// Returns the number of steps after which the next thread is preempted.
     pub(crate) fn quantum(&mut self) -> u32 {
         self.random.below(2 * self.quantum) as u32
     }

@@ -1,5 +1,5 @@
-//! Tests of grids without a job: indices, barriers, warps, shared memory, schedules, and failures
-//! of a run.
+//! Tests of runs of grids: indices, barriers, warp operations, shared memory, schedules, and
+//! failures.
 
 use peerweave_device::gpu;
 use peerweave_grid::{GridError, Launch, Options, Shape, explore, run, run_together};
@@ -37,7 +37,7 @@ fn indices_cover_every_thread_once_for_any_shape() {
 }
 
 #[test]
-fn calls_outside_of_kernels_act_as_one_thread() {
+fn calls_outside_of_kernels_behave_as_one_thread() {
     go(0, 1, 1, &|| ()).unwrap();
     assert_eq!((gpu::thread_idx(), gpu::block_dim(), gpu::grid_dim()), (Dim3::ZERO, Dim3::ONE, Dim3::ONE));
     gpu::sync_threads();
@@ -75,7 +75,7 @@ fn sync_threads_or_returns_true_to_all_if_one_passes_true() {
 }
 
 #[test]
-fn warp_operations_return_the_lanes_values_under_any_seed() {
+fn warp_operations_return_correct_values_under_any_seed() {
     explore(SEEDS, |seed| {
         // The second warp has 8 lanes.
         go(seed, 2, 40, &|| {
@@ -117,8 +117,8 @@ fn dynamic_shared_memory_belongs_to_the_block() {
             assert_eq!((bytes, at.addr() % 128), (64 * 4, 0));
             let words = at.cast::<u32>();
             let (me, block) = (gpu::thread_idx().x as usize, gpu::block_idx().x);
-            // SAFETY: 64 words of this block; each thread writes its own, and reads another after
-            // the barrier.
+            // SAFETY: the memory has 64 words and belongs to this block. Each thread writes its own
+            // word, and reads another word after the barrier.
             unsafe {
                 words.add(me).write(1000 * block + me as u32);
                 gpu::sync_threads();
@@ -141,7 +141,7 @@ fn each_block_has_its_own_fixed_shared_memory() {
         assert_eq!(gpu::executor().fixed_shared(1, 64, 64), one);
     };
     run(&Launch::shaped("fixed", Shape::new(3, 8).cooperative(true), &body), &Options::default().seed(3)).unwrap();
-    assert_eq!(places.borrow().len(), 6, "three blocks that are under way together, two declarations each");
+    assert_eq!(places.borrow().len(), 6, "three blocks run at the same time, with two declarations each");
 }
 
 #[test]
@@ -149,7 +149,8 @@ fn uninitialised_shared_memory_differs_by_seed() {
     let first = |seed: u64| {
         let found = Cell::new(0);
         let body = || {
-            // SAFETY: one byte of the block's memory, which the executor has filled.
+            // SAFETY: the memory has one byte and belongs to this block. The executor has filled
+            // it.
             found.set(unsafe { gpu::dynamic_shared().0.read() });
         };
         run(&Launch::shaped("unwritten", Shape::new(1, 1).shared_bytes(1), &body), &Options::default().seed(seed)).unwrap();
@@ -176,7 +177,7 @@ fn cooperative_blocks_wait_for_each_other() {
 }
 
 #[test]
-fn blocks_of_a_large_plain_grid_run_in_waves() {
+fn all_blocks_of_a_large_grid_run() {
     let threads = AtomicU64::new(0);
     let body = || {
         threads.fetch_add(1, Ordering::Relaxed);
@@ -194,8 +195,8 @@ fn grids_run_together_can_wait_for_each_other() {
             .map(|pe| {
                 let flags = &flags;
                 move || {
-                    // More blocks than are under way at a time; the last one of each grid passes
-                    // the flag on.
+                    // The grid has more blocks than run at the same time. Only the last block of
+                    // each grid sets its flag and waits.
                     if gpu::block_idx().x == 99 {
                         flags[pe].store(1, Ordering::Release);
                         while flags[(pe + 1) % 3].load(Ordering::Acquire) == 0 {
@@ -236,7 +237,8 @@ fn grids_of_two_host_threads_wait_for_each_other() {
 
 #[test]
 fn race_between_threads_is_found_under_some_seed() {
-    // A counter that is read and then written loses counts where threads switch between.
+    // The counter is read and then written. If threads switch between the read and the write, a
+    // count is lost.
     let lost = |seed: u64| {
         let counter = AtomicU32::new(0);
         go(seed, 1, 8, &|| {
@@ -249,7 +251,7 @@ fn race_between_threads_is_found_under_some_seed() {
     };
     let found = (0..SEEDS).filter(|&seed| lost(seed)).count();
     assert!(found >= 10, "{found} of {SEEDS} seeds show the race");
-    assert_eq!(found, (0..SEEDS).filter(|&seed| lost(seed)).count(), "the seeds that show it show it again");
+    assert_eq!(found, (0..SEEDS).filter(|&seed| lost(seed)).count(), "the same seeds show the race again");
 }
 
 #[test]
@@ -290,7 +292,7 @@ fn panic_in_a_thread_names_block_and_thread() {
     })
     .unwrap_err();
     assert_eq!(error.to_string(), "test: block (1, 2, 0) thread (3, 7, 0) panicked: no 42 (seed 4)");
-    assert!(unwound.into_inner() > 0, "the frames of the threads that waited were unwound");
+    assert!(unwound.into_inner() > 0, "the frames of waiting threads were not unwound");
 }
 
 #[test]
@@ -346,7 +348,7 @@ fn different_masks_in_a_warp_operation_are_an_error() {
         .unwrap_err();
         assert!(error.to_string().contains("mask"), "{error}");
         let error = go(seed, 1, 32, &|| gpu::sync_warp(0x3)).unwrap_err();
-        assert!(error.to_string().contains("expected a mask with its own lane"), "{error}");
+        assert!(error.to_string().contains("expected a mask that includes the lane of the thread"), "{error}");
     }
 }
 
@@ -356,7 +358,7 @@ fn endless_wait_ends_at_the_deadline() {
     struct Say<'a>(&'a AtomicBool);
     impl Drop for Say<'_> {
         fn drop(&mut self) {
-            // A destructor that waits must not keep the run from ending.
+            // A destructor that waits must not prevent the end of the run.
             gpu::pause();
             gpu::sync_threads();
             self.0.store(true, Ordering::Relaxed);
@@ -406,14 +408,15 @@ fn idle_grid_calls_on_idle() {
 
 #[test]
 fn shapes_that_no_gpu_runs_are_refused() {
-    let refused =
-        |grid: (u32, u32, u32), block: (u32, u32, u32)| go(0, grid, block, &|| panic!("it ran")).unwrap_err().to_string();
+    let refused = |grid: (u32, u32, u32), block: (u32, u32, u32)| {
+        go(0, grid, block, &|| panic!("a thread of a refused grid ran")).unwrap_err().to_string()
+    };
     assert!(refused((0, 1, 1), (1, 1, 1)).starts_with("test: the grid is (0, 1, 1), expected 1 to"));
     assert!(refused((1, 65536, 1), (1, 1, 1)).contains("the grid is (1, 65536, 1)"));
     assert!(refused((1, 1, 1), (1025, 1, 1)).contains("the block is (1025, 1, 1)"));
-    assert!(refused((1, 1, 1), (32, 33, 1)).contains("1024 threads at most"));
+    assert!(refused((1, 1, 1), (32, 33, 1)).contains("at most 1024 threads"));
     assert!(refused((1, 1, 1), (1, 1, 65)).contains("the block is (1, 1, 65)"));
-    let body = || panic!("it ran");
+    let body = || panic!("a thread of a refused grid ran");
     let launch = Launch::shaped("test", Shape::new(1, 1).shared_bytes(1 << 20), &body);
     let error = run(&launch, &Options::default()).unwrap_err();
     assert!(error.to_string().contains("dynamic shared memory is 1048576"), "{error}");

@@ -1,28 +1,31 @@
-//! Races among the kernels of several PEs are found: some of the seeds give another result.
+//! Tests that a job finds races among the kernels of several PEs: under some seeds the result
+//! differs.
 
 use peerweave_device::prelude::*;
 use peerweave_grid::Job;
 use std::collections::BTreeSet;
 
-/// Number of schedules that are tried.
+/// Number of seeds, and so of schedules, for each test.
 const SEEDS: u64 = 200;
 const HEAP_BYTES: usize = 64 << 10;
 
-/// Adds 1 to a word of PE 0 without an atomic.
+/// Adds 1 to a word of PE 0 by a get and a put, without an atomic operation.
 #[kernel]
 pub fn count_by_get_and_put(ctx: &Context, counter: SymSlice<i32>) {
     let seen = ctx.g(counter, 0);
     ctx.p(counter, seen + 1, 0);
 }
 
-/// Puts to the next PE and reads its own element without a wait.
+/// Puts a number to the next PE, and reads its own element without waiting for the put of the
+/// previous PE.
 #[kernel]
 pub fn read_without_wait(ctx: &Context, to: SymSlice<i32>, seen: SymSlice<i32>) {
     ctx.p(to, 7, (ctx.my_pe() + 1) % ctx.n_pes());
     ctx.local(seen).write(0, ctx.local(to).read(0));
 }
 
-/// Puts all elements to the next PE and copies its own without a wait.
+/// Puts all elements to the next PE, and copies its own elements without waiting for the put of the
+/// previous PE.
 #[kernel]
 pub fn copy_without_wait(ctx: &Context, to: SymSlice<u32>, from: SymSlice<u32>, seen: SymSlice<u32>) {
     ctx.put(to, from, (ctx.my_pe() + 1) % ctx.n_pes());
@@ -60,7 +63,7 @@ fn read_before_the_put_of_a_peer_is_found() {
 }
 
 #[test]
-fn copy_in_the_middle_of_a_put_is_found() {
+fn copy_during_a_put_of_a_peer_is_found() {
     let partial = (0..SEEDS).any(|seed| {
         let mut job = Job::with_heap(2, HEAP_BYTES).seed(seed);
         let [to, from, seen] = [(); 3].map(|()| job.alloc::<u32>(64));
@@ -68,5 +71,5 @@ fn copy_in_the_middle_of_a_put_is_found() {
         job.launch(&copy_without_wait::KERNEL, 1, 1, (to, from, seen)).unwrap();
         (0..2).any(|pe| (1..64).contains(&job.read(pe, seen).iter().sum::<u32>()))
     });
-    assert!(partial, "no copy saw a part of a put");
+    assert!(partial, "under no seed a copy saw only a part of the put");
 }

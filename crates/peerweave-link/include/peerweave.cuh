@@ -1,9 +1,10 @@
-// Kernels in CUDA C++ with the context that kernels in Rust receive: the first parameter is
-// `const peerweave::Context*`.
+// Types and functions for kernels in CUDA C++. The first parameter of such a kernel is `const
+// peerweave::Context*`, the same context that kernels in Rust receive.
 //
-// PEs whose memory is mapped are accessed by loads and stores. An access to a PE that is not mapped
-// is a failure, which the host's wait reports. Layouts and numbers are copied from the crate
-// peerweave-types; `peerweave_link::peerweave_cuh` adds the assertions that compare them.
+// PEs whose memory is mapped are accessed by loads and stores. An access to a PE whose memory is
+// not mapped is a failure. The host reports the failure when it waits for the kernel. Layouts and
+// numbers are copied from the crate peerweave-types. `peerweave_link::peerweave_cuh` adds
+// assertions that compare the copies with the originals.
 #pragma once
 
 namespace peerweave {
@@ -79,8 +80,8 @@ __device__ inline u32 thread_rank() { return threadIdx.x + blockDim.x * (threadI
 __device__ inline u32 block_rank() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
 }  // namespace detail
 
-// Reports a failure, unless another failure was reported before, and ends all waits of this PE.
-// Always returns false.
+// Reports a failure, and ends all waits of this PE. If a failure has already been reported, that
+// report is kept. Always returns false.
 __device__ inline bool fail(const Context* ctx, u32 kind, u32 operation, u32 pe, u64 expected, u64 found) {
     auto* status = reinterpret_cast<Status*>(ctx->status);
     if (atomicCAS_system(&status->claimed, 0u, 1u) == 0) {
@@ -97,9 +98,9 @@ __device__ inline bool fail(const Context* ctx, u32 kind, u32 operation, u32 pe,
     return false;
 }
 
-// Returns the address of the first element of a slice in the memory of a PE. If the PE does not
-// exist, its memory is not mapped, or the slice is outside of the heap, reports a failure and
-// returns null.
+// Returns the address of the first element of a slice in the memory of a PE. Reports a failure and
+// returns null if the PE does not exist, if its memory is not mapped, or if the slice lies outside
+// the heap.
 template <typename T>
 __device__ inline T* at(const Context* ctx, SymSlice<T> slice, u32 pe, u32 operation = OP_PUT) {
     if (pe >= ctx->n_pes) return fail(ctx, NO_SUCH_PEER, operation, pe, ctx->n_pes, pe), nullptr;
@@ -110,27 +111,30 @@ __device__ inline T* at(const Context* ctx, SymSlice<T> slice, u32 pe, u32 opera
     return reinterpret_cast<T*>(entry.base + slice.offset);
 }
 
-// Returns the address of this PE's own elements.
+// Returns the address of the first element of a slice in this PE's own memory.
 template <typename T>
 __device__ inline T* local(const Context* ctx, SymSlice<T> slice) {
     return at(ctx, slice, ctx->my_pe);
 }
 
-// Writes one element to a PE. The write is complete after the next quiet.
+// Writes one element to a PE: the first element of `to`. The write is complete after the next
+// quiet.
 template <typename T>
 __device__ inline void p(const Context* ctx, SymSlice<T> to, T value, u32 pe) {
     if (T* target = to.len ? at(ctx, to, pe, OP_P) : nullptr) *const_cast<volatile T*>(target) = value;
 }
 
-// Reads one element of a PE. Returns zero if the element cannot be read.
+// Returns one element of a PE: the first element of `from`. Returns zero if the element cannot be
+// read.
 template <typename T>
 __device__ inline T g(const Context* ctx, SymSlice<T> from, u32 pe) {
     T* source = from.len ? at(ctx, from, pe, OP_G) : nullptr;
     return source ? *const_cast<volatile T*>(source) : T{};
 }
 
-// Copies elements of this PE to the memory of another PE. All threads of the block call it. If the
-// lengths differ, the shorter one is used. The copy is complete after the next quiet.
+// Copies elements of this PE to the memory of another PE. All threads of the block call this
+// function. If the lengths differ, the shorter length is used. The copy is complete after the next
+// quiet.
 template <typename T>
 __device__ inline void put_block(const Context* ctx, SymSlice<T> to, SymSlice<T> from, u32 pe) {
     T *target = at(ctx, to, pe), *source = local(ctx, from);
@@ -140,21 +144,23 @@ __device__ inline void put_block(const Context* ctx, SymSlice<T> to, SymSlice<T>
     __syncthreads();
 }
 
-// Completes the earlier writes of this thread, before its later accesses.
+// Completes the earlier writes of this thread before its later accesses.
 __device__ inline void quiet(const Context*) { detail::fence_system(); }
 
-// Sets a PE's signal. The signal is visible after all earlier writes of this thread.
+// Sets a signal word of a PE. A waiter that sees the new value also sees all earlier writes of this
+// thread.
 __device__ inline void signal_set(const Context* ctx, SymSlice<u64> signal, u64 value, u32 pe) {
     if (u64* word = at(ctx, signal, pe, OP_SIGNAL_OP)) detail::store_release(word, value);
 }
 
-// Adds to a PE's signal. The change is visible after all earlier writes of this thread.
+// Adds to a signal word of a PE. A waiter that sees the new value also sees all earlier writes of
+// this thread.
 __device__ inline void signal_add(const Context* ctx, SymSlice<u64> signal, u64 value, u32 pe) {
     if (u64* word = at(ctx, signal, pe, OP_SIGNAL_OP)) detail::add_release(word, value);
 }
 
-// Waits until a word of this GPU is at least `value`. Returns false after the context's deadline,
-// or if the host or another thread ended the wait.
+// Waits until a word in the memory of this GPU is at least `value`. Returns false after the
+// context's deadline, or if the host or a failure of another thread has ended the wait.
 __device__ inline bool wait_at_least(const Context* ctx, const u64* word, u64 value, u32 operation, u32 from) {
     const u64 start = detail::now_ns();
     for (u32 looks = 1;; looks++) {
@@ -166,16 +172,16 @@ __device__ inline bool wait_at_least(const Context* ctx, const u64* word, u64 va
     }
 }
 
-// Waits until this PE's signal is at least `value`. A report of a failure names `from` as the PE
-// that should have signalled.
+// Waits until a signal word of this PE is at least `value`. The report of a failure names `from` as
+// the missing PE.
 __device__ inline bool signal_wait_at_least(const Context* ctx, SymSlice<u64> signal, u64 value, u32 from = NONE) {
     const u64* word = at(ctx, signal, ctx->my_pe, OP_SIGNAL_WAIT);
     return word && wait_at_least(ctx, word, value, OP_SIGNAL_WAIT, from);
 }
 
-// Waits until all PEs have called it; their earlier writes are then visible. All threads of the
-// block call it and get the same result. It synchronises also with barriers of kernels in Rust that
-// a block with the same index calls.
+// Waits until all PEs have called this function. Earlier writes of all PEs are then visible. All
+// threads of the block call this function and get the same result. PEs that run a kernel in Rust
+// may call the barrier of that kernel instead, from the block with the same index.
 __device__ inline bool barrier_all_block(const Context* ctx) {
     constexpr u64 LINE_BYTES = 128;
     const TeamEntry& team = *reinterpret_cast<const TeamEntry*>(ctx->teams);

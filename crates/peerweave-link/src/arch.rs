@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A GPU architecture: a compute capability, with a suffix for instructions that exist in only one
-/// generation.
+/// A GPU architecture: a compute capability, with an optional suffix for instructions that newer
+/// architectures lack.
 ///
 /// ```
 /// use peerweave_link::Arch;
@@ -16,27 +16,28 @@ use std::str::FromStr;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arch {
-    /// Major number, such as 9.
+    /// Major number of the compute capability, such as 9.
     pub major: u8,
-    /// Minor number, such as 0.
+    /// Minor number of the compute capability, such as 0.
     pub minor: u8,
-    /// `a` for this architecture only, `f` for its family, `None` for this one and newer ones of
-    /// the same major number.
+    /// Suffix of the name. Code for `a` runs only on this architecture, and code for `f` only on
+    /// its family. Code without a suffix also runs on architectures with the same major number and
+    /// a greater minor number.
     pub suffix: Option<char>,
 }
 
 impl Arch {
-    /// Returns the architecture of a compute capability.
+    /// Returns the architecture of a compute capability, without a suffix.
     pub const fn new(major: u8, minor: u8) -> Self {
         Self { major, minor, suffix: None }
     }
 
-    /// Adds a suffix, `a` or `f`.
+    /// Returns the architecture with a suffix, `a` or `f`.
     pub const fn with_suffix(self, suffix: char) -> Self {
         Self { suffix: Some(suffix), ..self }
     }
 
-    /// Returns the number that compilers use: 90 for 9.0.
+    /// Returns the number in the names of the architecture: 90 for compute capability 9.0.
     pub const fn number(self) -> u32 {
         self.major as u32 * 10 + self.minor as u32
     }
@@ -58,9 +59,9 @@ impl fmt::Display for Arch {
     }
 }
 
-/// The error for a text that is not the name of an architecture.
+/// The error of parsing a text that is not the name of an architecture.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not an architecture, expected sm_ and its number, such as sm_90 or sm_90a")]
+#[error("{0:?} is not an architecture, expected a name such as sm_90 or sm_90a")]
 pub struct ParseArchError(String);
 
 impl FromStr for Arch {

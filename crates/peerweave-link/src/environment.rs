@@ -1,20 +1,21 @@
-//! The environment variables that this crate reads, except the paths of NVRTC and nvJitLink. No
-//! other module reads them.
+//! The environment variables of this crate. All other modules read variables through this module.
+//! Only the paths of NVRTC and nvJitLink are read by `peerweave-dylib`.
 
 use std::ffi::OsString;
 
-/// The names of the variables.
+/// Names of the environment variables that only this crate uses.
 pub mod names {
-    /// Directory of the cache; `off` disables the cache.
+    /// Directory of the cache. The value `off` disables the cache.
     pub const CACHE_DIR: &str = "PEERWEAVE_CACHE_DIR";
-    /// Directories of CUDA's headers, in the form of `PATH`. If set, no other place is searched.
+    /// Directories of CUDA's headers, separated as in `PATH`. If the variable is set, no other
+    /// directory is searched.
     pub const CUDA_INCLUDE: &str = "PEERWEAVE_CUDA_INCLUDE";
-    /// Directory that contains `include` and `lib` of NVSHMEM's device library. If set, no other
-    /// place is searched.
+    /// Directory with the folders `include` and `lib` of NVSHMEM's device library. If the variable
+    /// is set, no other directory is searched.
     pub const NVSHMEM_DEVICE_PATH: &str = "PEERWEAVE_NVSHMEM_DEVICE_PATH";
 }
 
-/// Returns the value of a variable of this process; `None` if it is empty or not set.
+/// Returns the value of an environment variable; `None` if the variable is empty or not set.
 pub(crate) fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }

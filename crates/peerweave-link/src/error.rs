@@ -5,56 +5,56 @@ use std::path::PathBuf;
 
 use peerweave_dylib::{LoadError, MissingSymbol, Version};
 
-/// An error of compiling or linking. `Debug` prints the message.
+/// The error of compiling or linking. `Debug` prints the same message as `Display`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// A library was not found.
+    /// NVRTC or nvJitLink could not be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A library lacks a function.
+    /// NVRTC or nvJitLink lacks a function.
     #[error(transparent)]
     Missing(#[from] MissingSymbol),
-    /// A source could not be compiled.
-    #[error("NVRTC {version:#} refused {name} ({status}):\n{log}")]
+    /// NVRTC cannot compile a source.
+    #[error("NVRTC {version:#} cannot compile {name} ({status}):\n{log}")]
     Compile {
         /// Name of the source.
         name: String,
-        /// The compiler's version.
+        /// Version of NVRTC.
         version: Version,
-        /// Code of the compiler, with its name.
+        /// Error code of NVRTC, with its name.
         status: String,
-        /// The compiler's whole log.
+        /// The whole log of NVRTC.
         log: String,
     },
-    /// The inputs could not be linked.
-    #[error("nvJitLink {version:#} refused {inputs} for {arch} ({status}):\n{log}")]
+    /// nvJitLink cannot link the inputs.
+    #[error("nvJitLink {version:#} cannot link {inputs} for {arch} ({status}):\n{log}")]
     Link {
-        /// The names of the inputs.
+        /// Names of the inputs, separated by commas.
         inputs: String,
-        /// The target.
+        /// The architecture for which the inputs were linked.
         arch: String,
-        /// The linker's version.
+        /// Version of nvJitLink.
         version: Version,
-        /// Code of the linker, with its name.
+        /// Error code of nvJitLink, with its name.
         status: String,
-        /// The linker's whole log.
+        /// The whole log of nvJitLink.
         log: String,
     },
-    /// Two components have incompatible versions.
+    /// A component has a version or an architecture that does not match another component.
     #[error("{what} is {found}, expected {expected}")]
     VersionMismatch {
-        /// The component.
+        /// Name of the component.
         what: String,
         /// Version of the component.
         found: String,
-        /// Compatible versions, with the reason.
+        /// Description of compatible versions, with the reason.
         expected: String,
     },
-    /// The library does not support the architecture.
+    /// The library does not support the requested architecture.
     #[error("{what} {version:#} does not support {arch}, expected one of {known}")]
     UnknownArch {
-        /// The library.
+        /// Name of the library.
         what: &'static str,
         /// Version of the library.
         version: Version,
@@ -63,43 +63,43 @@ pub enum LinkError {
         /// The supported architectures.
         known: String,
     },
-    /// Headers or archives that a source needs were not found.
+    /// Headers or archives that a link needs were not found.
     #[error("{what} not found; {remedy}; tried:{}", tried.iter().map(|path| format!("\n  {}", path.display())).collect::<String>())]
     NotFound {
-        /// The missing component.
+        /// Description of the missing files.
         what: &'static str,
-        /// Package to install or variable to set.
+        /// Advice: the package to install, or the variable to set.
         remedy: &'static str,
-        /// Directories searched, in order.
+        /// The directories that were searched, in order.
         tried: Vec<PathBuf>,
     },
-    /// An argument is invalid: a bug in the caller.
+    /// An argument of the caller is invalid.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Misuse {
-        /// The call.
+        /// Name of the called function.
         call: &'static str,
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Value of the argument.
         value: String,
         /// Description of valid values.
         expected: &'static str,
     },
-    /// A call of a library did not return in time. Its thread is abandoned, and later links also
-    /// return this error.
-    #[error("{what} did not return within {waited:?}; restart the process to link again")]
+    /// A call of nvJitLink did not return within the time limit. The thread of that call is still
+    /// blocked, so later links also return this error.
+    #[error("{what} did not return within {waited:?}: restart the process to link again")]
     Stuck {
-        /// The library.
+        /// Name and path of the library.
         what: String,
-        /// Time waited.
+        /// The time limit.
         waited: std::time::Duration,
     },
-    /// A file could not be read.
+    /// A file or directory could not be read.
     #[error("{}: {reason}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// The message of the operating system.
+        /// Message of the operating system, or a description of the wrong content.
         reason: String,
     },
 }
@@ -109,7 +109,7 @@ impl LinkError {
         Self::Io { path: path.into(), reason: error.to_string() }
     }
 
-    /// Returns the log of the compiler or linker, if the error comes from one of them.
+    /// Returns the log of NVRTC or nvJitLink, if the error contains a log.
     pub fn log(&self) -> Option<&str> {
         match self {
             Self::Compile { log, .. } | Self::Link { log, .. } => Some(log),

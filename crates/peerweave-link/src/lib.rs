@@ -1,16 +1,16 @@
-//! Compiles and links GPU kernels on the machine that runs them, with NVRTC for CUDA C++ and
-//! nvJitLink for all inputs of a cubin.
+//! Compiles and links GPU kernels on the machine that runs them. NVRTC compiles CUDA C++, and
+//! nvJitLink links all inputs to a cubin.
 //!
-//! Both libraries are loaded at their first use and need no GPU. `peerweave-driver` loads and
-//! launches modules.
+//! NVRTC and nvJitLink are loaded at their first use and need no GPU. `peerweave-driver` loads and
+//! launches the linked modules.
 //!
 //! ```text
-//!  Linker      inputs of any kind -> one cubin, from the disk cache where nothing has changed
+//!  Linker      links inputs of any kind to one cubin, or returns the cubin from the disk cache
 //!   ├─ Source     CUDA C++ text with its headers and options
 //!   ├─ Nvrtc      the compiler
 //!   ├─ NvJitLink  the linker
-//!   └─ Cache      files keyed by all that decides the result
-//!  nvshmem     wrappers of NVSHMEM's device functions, and where its headers and archive are
+//!   └─ Cache      cubins on disk, one file for each digest of all inputs
+//!  nvshmem     wrappers of NVSHMEM's device functions, and the search for its headers and archive
 //! ```
 #![doc = include_str!("../README.md")]
 
@@ -29,7 +29,7 @@ pub use peerweave_dylib::{LoadError, MissingSymbol, Version};
 pub use source::{PEERWEAVE_CUH, Source, peerweave_cuh};
 pub use toolkit::{Compiled, CudaHeaders, Input, InputKind, NvJitLink, Nvrtc, Target};
 
-/// Checks at compile time that these types can be shared between threads.
+/// Checks at compile time that these types are `Send` and `Sync`.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Nvrtc>();

@@ -1,4 +1,4 @@
-//! Tests the errors on machines without NVIDIA's libraries.
+//! Tests of the errors on machines without NVIDIA's libraries.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -7,10 +7,10 @@ use peerweave_link::{LinkError, NvJitLink, Nvrtc};
 
 #[test]
 fn missing_libraries_are_named_with_their_variables() {
-    // SAFETY: nothing is loaded, since there is no such file.
-    let error = unsafe { Nvrtc::open(Path::new("/nowhere/libnvrtc.so.13")) }.expect_err("it is not there");
+    // SAFETY: nothing is loaded, because the file does not exist.
+    let error = unsafe { Nvrtc::open(Path::new("/nowhere/libnvrtc.so.13")) }.expect_err("the file does not exist");
     assert!(matches!(error, LinkError::Load(_)) && error.to_string().contains("PEERWEAVE_NVRTC_PATH"), "{error}");
     // SAFETY: as above.
-    let error = unsafe { NvJitLink::open(Path::new("/nowhere/libnvJitLink.so.13")) }.expect_err("it is not there");
+    let error = unsafe { NvJitLink::open(Path::new("/nowhere/libnvJitLink.so.13")) }.expect_err("the file does not exist");
     assert!(matches!(error, LinkError::Load(_)) && error.to_string().contains("PEERWEAVE_NVJITLINK_PATH"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! Tests that the header for kernels in CUDA C++ compiles, with the layouts of the host, for every
-//! supported architecture.
+//! Tests that the header for kernels in CUDA C++ compiles for several architectures, and has the
+//! layouts of the host.
 #![cfg(target_os = "linux")]
 
 use peerweave_link::{Arch, Nvrtc, Source, Target, peerweave_cuh};
@@ -20,23 +20,24 @@ extern "C" __global__ void ring(const Context* ctx, SymSlice<u64> word, SymSlice
 
 #[test]
 fn header_compiles_with_the_layouts_of_the_host() {
-    let nvrtc = Nvrtc::load().expect("it is installed");
+    let nvrtc = Nvrtc::load().expect("NVRTC is installed");
     let source = Source::new("ring.cu", RING).header("peerweave.cuh", peerweave_cuh()).option("-std=c++17");
-    // CUDA 13 has no sm_70 any more, and sm_100 came with CUDA 12.8.
-    let known = nvrtc.archs().expect("it says which");
+    // CUDA 13 no longer supports sm_70, and only CUDA 12.8 and newer support sm_100.
+    let known = nvrtc.archs().expect("NVRTC reports its architectures");
     let archs = [Arch::new(7, 0), Arch::new(7, 5), Arch::new(8, 0), Arch::new(9, 0), Arch::new(10, 0)];
     let archs: Vec<Arch> = archs.into_iter().filter(|arch| known.contains(arch)).collect();
-    assert!(archs.len() >= 4, "NVRTC {} knows {known:?}", nvrtc.version());
+    assert!(archs.len() >= 4, "NVRTC {} supports only {known:?}", nvrtc.version());
     for arch in archs {
-        let compiled = nvrtc.compile(&source, Target::Ptx(arch)).expect("it compiles");
+        let compiled = nvrtc.compile(&source, Target::Ptx(arch)).expect("the source compiles");
         let text = String::from_utf8_lossy(&compiled.image);
         for instruction in ["st.release.sys.global.u64", "ld.acquire.sys.global.u64", "%globaltimer"] {
-            assert!(text.contains(instruction), "{arch}: no {instruction}");
+            assert!(text.contains(instruction), "{arch}: the PTX does not contain {instruction}");
         }
     }
-    // A failing assertion is an error, which shows that the assertions above were evaluated.
+    // With a changed layout the compilation must fail, which shows that the assertions are
+    // evaluated.
     let wrong = peerweave_cuh().replace("alignas(16) TeamEntry {", "alignas(16) TeamEntry { u32 more;");
     let source = Source::new("ring.cu", RING).header("peerweave.cuh", wrong).option("-std=c++17");
-    let error = nvrtc.compile(&source, Target::Ptx(Arch::new(9, 0))).expect_err("a field is in another place");
+    let error = nvrtc.compile(&source, Target::Ptx(Arch::new(9, 0))).expect_err("the fields have other offsets");
     assert!(error.to_string().contains("TeamEntry"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! Tests of compiling and linking with NVIDIA's own libraries, under the feature
-//! `test-with-libraries`: `.ci/link` installs the libraries.
+//! Tests of compiling and linking with NVIDIA's libraries. They run under the feature
+//! `test-with-libraries`, and `.ci/link` installs the libraries.
 #![cfg(target_os = "linux")]
 
 use object::{Object as _, ObjectSymbol as _};
@@ -35,44 +35,44 @@ fn symbols(cubin: &[u8]) -> Vec<String> {
 
 #[test]
 fn ptx_and_source_link_to_a_cubin_with_the_kernel() {
-    let linked = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).source(twice()).link().expect("it links");
+    let linked = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).source(twice()).link().expect("the inputs can be linked");
     assert!(symbols(&linked.cubin).contains(&"kernel".to_owned()));
-    let lto = Linker::new(HOPPER).cache(None).lto().ptx("kernel", PTX).source(twice()).link().expect("it links");
+    let lto = Linker::new(HOPPER).cache(None).lto().ptx("kernel", PTX).source(twice()).link().expect("the inputs can be linked");
     assert!(symbols(&lto.cubin).contains(&"kernel".to_owned()));
 }
 
 #[test]
-fn every_target_of_the_compiler_is_an_input_of_the_linker() {
-    let nvrtc = Nvrtc::load().expect("it is installed");
+fn every_output_format_of_nvrtc_can_be_linked() {
+    let nvrtc = Nvrtc::load().expect("NVRTC is installed");
     let source = twice().option("-rdc=true");
     for (target, kind, lto) in [
         (Target::Ptx(HOPPER), InputKind::Ptx, false),
         (Target::Cubin(HOPPER), InputKind::Cubin, false),
         (Target::LtoIr(HOPPER), InputKind::LtoIr, true),
     ] {
-        let compiled = nvrtc.compile(&source, target).expect("it compiles");
+        let compiled = nvrtc.compile(&source, target).expect("the source compiles");
         let linker = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).input(Input::new(kind, "twice", compiled.image));
-        let linked = if lto { linker.lto() } else { linker }.link().expect("it links");
+        let linked = if lto { linker.lto() } else { linker }.link().expect("the inputs can be linked");
         assert!(symbols(&linked.cubin).contains(&"kernel".to_owned()), "{target:?}");
     }
 }
 
 #[test]
-fn refused_source_returns_the_compilers_log() {
+fn source_error_contains_the_log_of_nvrtc() {
     let source = Source::new("wrong.cu", "__global__ void f() { undeclared = 1; }");
-    let error = Linker::new(HOPPER).cache(None).source(source).link().expect_err("it is wrong");
+    let error = Linker::new(HOPPER).cache(None).source(source).link().expect_err("the source is invalid");
     let LinkError::Compile { name, log, .. } = &error else { panic!("{error}") };
     assert_eq!(name, "wrong.cu");
     assert!(log.contains("wrong.cu(1)") && log.contains("undeclared"), "{log}");
 }
 
 #[test]
-fn missing_function_returns_the_linkers_log() {
-    let error = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).link().expect_err("`twice` is nowhere");
+fn missing_function_error_contains_the_linker_log() {
+    let error = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).link().expect_err("no input defines `twice`");
     let LinkError::Link { inputs, log, .. } = &error else { panic!("{error}") };
     assert_eq!(inputs, "kernel");
-    // Older linkers write it to the standard output.
-    if NvJitLink::load().expect("it is installed").version() >= Version::new(12, 9, 0) {
+    // Before 12.9, nvJitLink writes the message to the standard output instead of the log.
+    if NvJitLink::load().expect("nvJitLink is installed").version() >= Version::new(12, 9, 0) {
         assert!(log.contains("twice"), "{log}");
     }
 }
@@ -80,60 +80,68 @@ fn missing_function_returns_the_linkers_log() {
 #[test]
 fn ptx_newer_than_the_linker_is_a_version_mismatch() {
     let newer = PTX.replace(".version 7.8", ".version 19.9");
-    let error = Linker::new(HOPPER).cache(None).ptx("kernel", &newer).link().expect_err("no linker knows it");
+    let error = Linker::new(HOPPER).cache(None).ptx("kernel", &newer).link().expect_err("no linker supports PTX 19.9");
     assert!(matches!(error, LinkError::VersionMismatch { .. }), "{error}");
 }
 
 #[test]
 fn unknown_architecture_is_refused() {
-    let error =
-        Nvrtc::load().expect("it is installed").compile(&twice(), Target::Ptx(Arch::new(9, 9))).expect_err("there is none");
+    let error = Nvrtc::load()
+        .expect("NVRTC is installed")
+        .compile(&twice(), Target::Ptx(Arch::new(9, 9)))
+        .expect_err("sm_99 does not exist");
     assert!(matches!(error, LinkError::UnknownArch { .. }), "{error}");
-    let error = Linker::new(Arch::new(9, 9)).cache(None).ptx("kernel", PTX).link().expect_err("there is none");
+    let error = Linker::new(Arch::new(9, 9)).cache(None).ptx("kernel", PTX).link().expect_err("sm_99 does not exist");
     assert!(matches!(error, LinkError::UnknownArch { .. }), "{error}");
 }
 
 #[test]
 fn code_of_another_architecture_is_a_version_mismatch() {
-    let other = Nvrtc::load().expect("it is installed").compile(&twice().option("-rdc=true"), Target::Cubin(Arch::new(8, 0)));
-    let input = Input::new(InputKind::Cubin, "twice", other.expect("it compiles").image);
-    let error = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).input(input).link().expect_err("sm_80 is not sm_90");
+    let other = Nvrtc::load().expect("NVRTC is installed").compile(&twice().option("-rdc=true"), Target::Cubin(Arch::new(8, 0)));
+    let input = Input::new(InputKind::Cubin, "twice", other.expect("the source compiles").image);
+    let error = Linker::new(HOPPER)
+        .cache(None)
+        .ptx("kernel", PTX)
+        .input(input)
+        .link()
+        .expect_err("the cubin is for sm_80, not for sm_90");
     assert!(matches!(error, LinkError::VersionMismatch { .. }), "{error}");
 }
 
-/// nvJitLink 13.5 keeps a lock after it refuses code of a variant of the architecture, and a link
-/// on another thread would wait forever. nvJitLink 13.0 and older link such code.
+/// nvJitLink 13.5 keeps a lock after it has refused code for a variant of the architecture, such as
+/// sm_90a. A link on another thread would then wait forever. nvJitLink 13.0 and older accept such
+/// code.
 #[test]
 fn other_threads_link_after_a_refused_cubin() {
     let hopper_alone = HOPPER.with_suffix('a');
-    let other = Nvrtc::load().expect("it is installed").compile(&twice().option("-rdc=true"), Target::Cubin(hopper_alone));
-    let cubin = other.expect("it compiles").image;
+    let other = Nvrtc::load().expect("NVRTC is installed").compile(&twice().option("-rdc=true"), Target::Cubin(hopper_alone));
+    let cubin = other.expect("the source compiles").image;
     let link = || {
         let input = Input::new(InputKind::Cubin, "twice", cubin.clone());
         Linker::new(HOPPER).cache(None).ptx("kernel", PTX).input(input).link()
     };
-    let outcome = std::thread::scope(|scope| scope.spawn(link).join().expect("it does not panic"));
-    if NvJitLink::load().expect("it is installed").version() >= Version::new(13, 5, 0) {
-        outcome.expect_err("sm_90a is not sm_90");
+    let outcome = std::thread::scope(|scope| scope.spawn(link).join().expect("the link does not panic"));
+    if NvJitLink::load().expect("nvJitLink is installed").version() >= Version::new(13, 5, 0) {
+        outcome.expect_err("the cubin is for sm_90a, not for sm_90");
     }
-    Linker::new(HOPPER).cache(None).ptx("kernel", PTX).source(twice()).link().expect("it links");
+    Linker::new(HOPPER).cache(None).ptx("kernel", PTX).source(twice()).link().expect("the inputs can be linked");
 }
 
 #[test]
 fn second_link_is_cached_until_an_input_changes() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let headers = tempfile::tempdir().expect("temporary directory");
-    std::fs::write(headers.path().join("three.h"), "#define THREE 3").expect("it is ours");
-    let cache = Cache::in_directory(directory.path()).expect("it is there");
+    std::fs::write(headers.path().join("three.h"), "#define THREE 3").expect("the header is writable");
+    let cache = Cache::in_directory(directory.path()).expect("the directory exists");
     let link = |ptx: &str| {
         let linker = Linker::new(HOPPER).cache(Some(cache.clone())).ptx("kernel", ptx).source(twice().include(headers.path()));
-        linker.link().expect("it links")
+        linker.link().expect("the inputs can be linked")
     };
     let first = link(PTX);
     let second = link(PTX);
     assert_eq!((first.cached, second.cached), (false, true));
     assert_eq!(first.cubin, second.cubin);
-    assert!(!link(&PTX.replace("kernel", "other")).cached, "another text");
-    std::fs::write(headers.path().join("three.h"), "#define THREE 33").expect("it is ours");
-    assert!(!link(PTX).cached, "another header");
+    assert!(!link(&PTX.replace("kernel", "other")).cached, "the PTX has changed");
+    std::fs::write(headers.path().join("three.h"), "#define THREE 33").expect("the header is writable");
+    assert!(!link(PTX).cached, "the header has changed");
 }

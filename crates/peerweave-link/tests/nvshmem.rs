@@ -1,5 +1,5 @@
-//! Tests of compiling and linking the wrappers with releases of NVSHMEM. `PEERWEAVE_TEST_NVSHMEM`
-//! lists their directories: `.ci/link` installs them.
+//! Tests of compiling and linking the wrappers with several releases of NVSHMEM.
+//! `PEERWEAVE_TEST_NVSHMEM` lists the directories of the releases, which `.ci/link` installs.
 #![cfg(target_os = "linux")]
 
 use std::path::PathBuf;
@@ -10,12 +10,16 @@ use peerweave_link::nvshmem::{DeviceLibrary, used_by};
 use peerweave_link::{Arch, Cache, LinkError};
 
 fn installed() -> Vec<DeviceLibrary> {
-    let list = std::env::var_os("PEERWEAVE_TEST_NVSHMEM").expect("PEERWEAVE_TEST_NVSHMEM lists releases of NVSHMEM");
-    let beside = |root: PathBuf| DeviceLibrary::beside(&root.join("lib/libnvshmem_host.so.3")).expect("it is installed");
+    let list =
+        std::env::var_os("PEERWEAVE_TEST_NVSHMEM").expect("PEERWEAVE_TEST_NVSHMEM lists the directories of NVSHMEM releases");
+    let beside = |root: PathBuf| {
+        DeviceLibrary::beside(&root.join("lib/libnvshmem_host.so.3"))
+            .expect("the directory contains NVSHMEM's headers and device library")
+    };
     std::env::split_paths(&list).map(beside).collect()
 }
 
-/// Returns PTX of a kernel that calls these wrappers with zeros.
+/// Returns the PTX of a kernel that calls these wrappers, with zeros as arguments.
 fn caller(names: &[&str]) -> String {
     let kind = |name: &str| match name {
         "unsigned long long" => "b64",
@@ -59,22 +63,22 @@ fn every_wrapper_links_with_every_release() {
         let linked = library.linker(Arch::new(9, 0), &ptx).expect("CUDA's headers are installed").cache(None).link();
         let linked = linked.unwrap_or_else(|error| panic!("NVSHMEM {}: {error}", library.version));
         let names = symbols(&linked.cubin);
-        // Symbols that NVSHMEM's host library looks up when it initialises the module.
+        // NVSHMEM's host library looks up these symbols when it initialises the module.
         for name in ["caller", "nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"] {
-            assert!(names.iter().any(|found| found == name), "NVSHMEM {}: no {name}", library.version);
+            assert!(names.iter().any(|found| found == name), "NVSHMEM {}: the cubin has no symbol {name}", library.version);
         }
     }
 }
 
 #[test]
-fn second_link_from_the_cache_takes_milliseconds() {
+fn second_link_returns_the_cached_module() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let cache = Cache::in_directory(directory.path()).expect("it is there");
+    let cache = Cache::in_directory(directory.path()).expect("the directory exists");
     let ptx = caller(&["peerweave_nvshmem_p32", "peerweave_nvshmem_quiet"]);
     for library in installed() {
         let link = || {
             let linker = library.linker(Arch::new(9, 0), &ptx).expect("CUDA's headers are installed");
-            linker.cache(Some(cache.clone())).link().expect("it links")
+            linker.cache(Some(cache.clone())).link().expect("the inputs can be linked")
         };
         let (first, second) = (link(), link());
         assert_eq!((first.cached, second.cached), (false, true), "NVSHMEM {}", library.version);
@@ -85,32 +89,32 @@ fn second_link_from_the_cache_takes_milliseconds() {
 #[test]
 fn parts_of_a_crate_share_the_compiled_wrappers() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let cache = Cache::in_directory(directory.path()).expect("it is there");
-    let used = used_by(&caller(&["peerweave_nvshmem_p32", "peerweave_nvshmem_quiet"])).expect("both are in the table");
+    let cache = Cache::in_directory(directory.path()).expect("the directory exists");
+    let used = used_by(&caller(&["peerweave_nvshmem_p32", "peerweave_nvshmem_quiet"])).expect("both wrappers are in the table");
     let silent = ".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry caller() { ret; }\n";
     for library in installed() {
         let results = || {
-            std::fs::read_dir(directory.path()).expect("it is there").filter(|file| {
+            std::fs::read_dir(directory.path()).expect("the directory exists").filter(|file| {
                 file.as_ref().is_ok_and(|file| file.path().extension().is_some_and(|extension| extension == "cubin"))
             })
         };
         let before = results().count();
         for part in [&*caller(&["peerweave_nvshmem_p32"]), silent] {
             let linker = library.part_linker(Arch::new(9, 0), part, &used).expect("CUDA's headers are installed");
-            let linked = linker.cache(Some(cache.clone())).link().expect("it links");
+            let linked = linker.cache(Some(cache.clone())).link().expect("the inputs can be linked");
             assert!(!linked.cached);
-            // A part that calls no wrapper is registered with NVSHMEM too.
+            // NVSHMEM also registers a part that calls no wrapper, so every part needs this symbol.
             let names = symbols(&linked.cubin);
             assert!(names.iter().any(|name| name == "nvshmemi_device_state_d"), "NVSHMEM {}", library.version);
         }
-        assert_eq!(results().count() - before, 3, "two parts, and the wrappers once");
+        assert_eq!(results().count() - before, 3, "three new results: two parts, and the wrappers once");
     }
 }
 
 #[test]
 fn host_older_than_the_device_library_is_a_mismatch() {
     for library in installed() {
-        library.check_host(library.version).expect("the same version");
+        library.check_host(library.version).expect("equal versions are compatible");
         let older = peerweave_link::Version { minor: library.version.minor - 1, ..library.version };
         assert!(matches!(library.check_host(older), Err(LinkError::VersionMismatch { .. })));
     }

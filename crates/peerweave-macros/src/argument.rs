@@ -22,7 +22,7 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     if !has_fixed_layout(&input, "KernelArg")? {
         return Err(Error::new_spanned(
             name,
-            "KernelArg: the layout is not fixed, expected #[repr(C)] or #[repr(transparent)], so that it is the same on host and GPU",
+            "KernelArg: the layout is not fixed, expected #[repr(C)] or #[repr(transparent)], so that host and GPU use the same layout",
         ));
     }
     let fields: Vec<TokenStream> = match &data.fields {
@@ -45,11 +45,11 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
                 }
             )*
 
-            // SAFETY: the layout is fixed by `repr`, every field is a `KernelArg` (checked above)
-            // and is visited, and the alignment is checked below.
+            // SAFETY: `repr` fixes the layout. Every field is a `KernelArg`, which the functions
+            // above check, and `visit` visits every field. The alignment is checked in `visit`.
             #[allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
             unsafe impl #generics ::peerweave_device::types::KernelArg for #name #arguments #clause {
-                // Only the host needs it; kernels contain no code for it.
+                // Only the host calls this method, so kernels do not contain it.
                 #[cfg(not(target_arch = "nvptx64"))]
                 fn visit(&self, visitor: &mut dyn ::peerweave_device::types::ArgVisitor) {
                     const { assert!(::core::mem::align_of::<Self>() <= 16, "the alignment of a kernel's argument must be at most 16 bytes") };
@@ -61,7 +61,11 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     })
 }
 
-/// Returns whether an attribute fixes the layout of the fields. `derive` is the trait, for errors.
+/// Returns whether `#[repr(C)]` or `#[repr(transparent)]` fixes the layout of the struct. `derive`
+/// is the name of the derived trait, for errors.
+///
+/// # Errors
+/// If the struct is packed.
 pub(crate) fn has_fixed_layout(input: &DeriveInput, derive: &str) -> Result<bool> {
     let mut fixed = false;
     for attribute in input.attrs.iter().filter(|attribute| attribute.path().is_ident("repr")) {
@@ -70,7 +74,7 @@ pub(crate) fn has_fixed_layout(input: &DeriveInput, derive: &str) -> Result<bool
             if meta.path.is_ident("packed") {
                 return Err(meta.error(format_args!("{derive}: the struct is packed, expected aligned fields")));
             }
-            // Skips the argument of `align(N)` and similar.
+            // Skips the argument of an attribute such as `align(N)`.
             if meta.input.peek(syn::token::Paren) {
                 let content;
                 syn::parenthesized!(content in meta.input);

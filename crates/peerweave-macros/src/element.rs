@@ -17,22 +17,24 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     }
     if !has_fixed_layout(&input, "Element")? {
         let why =
-            "Element: the layout is not fixed, expected #[repr(C)] or #[repr(transparent)], so that it is the same on all PEs";
+            "Element: the layout is not fixed, expected #[repr(C)] or #[repr(transparent)], so that all PEs use the same layout";
         return Err(Error::new_spanned(name, why));
     }
     let types: Vec<_> = data.fields.iter().map(|field| &field.ty).collect();
     if types.is_empty() {
         return Err(Error::new_spanned(name, "Element: the struct has no fields, expected at least one"));
     }
-    let padding = format!("`{name}` has padding, which may not be sent: add fields in its place");
+    let padding = format!("Element: `{name}` has padding, which cannot be sent: replace the padding by fields");
     let reduction = reduces(&input)?.then(|| {
-        let mixed = format!("`{name}` has fields of several types, so it cannot be reduced: remove #[element(reduce)]");
+        let mixed = format!(
+            "Element: `{name}` has fields of several types, expected one type for #[element(reduce)]: remove the attribute"
+        );
         quote! {
             const _: () = assert!(::peerweave::derived::is_uniform(FIELDS), #mixed);
 
             impl ::peerweave::Number for #name {
                 fn accepts(op: ::peerweave::ReduceOp) -> bool {
-                    // The scalar of a premultiplied sum would be a struct.
+                    // A premultiplied sum is refused, because its scalar would have to be a struct.
                     !matches!(op, ::peerweave::ReduceOp::PreMulSum) #(&& <#types as ::peerweave::Number>::accepts(op))*
                 }
             }
@@ -46,13 +48,14 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
                 assert!(::core::mem::align_of::<#name>() <= 64, "the alignment of an element must be at most 64 bytes");
             };
 
-            // SAFETY: the fields are elements, the layout is fixed by `repr`, and the check above
-            // finds padding: so every bit pattern is a value, and all bytes are initialised.
+            // SAFETY: the fields are elements, and `repr` fixes the layout. The check above rejects
+            // padding. So every bit pattern is a valid value, and all bytes are initialised.
             #[allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
             unsafe impl ::peerweave::Plain for #name {}
 
-            // SAFETY: as above. The values are those of the fields, or integers of the alignment of
-            // the struct, whose size is a multiple of its alignment.
+            // SAFETY: as above. The struct is sent as values of the type of its fields, or as
+            // integers with the size of its alignment. The size of a struct is a multiple of its
+            // alignment.
             #[allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
             unsafe impl ::peerweave::Element for #name {
                 const DTYPE: ::peerweave::DType = ::peerweave::derived::dtype(FIELDS, ::core::mem::align_of::<Self>());
@@ -65,13 +68,13 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     })
 }
 
-/// Returns whether the struct has `#[element(reduce)]`.
+/// Returns whether the struct has the attribute `#[element(reduce)]`.
 fn reduces(input: &DeriveInput) -> Result<bool> {
     let mut found = false;
     for attribute in input.attrs.iter().filter(|attribute| attribute.path().is_ident("element")) {
         attribute.parse_nested_meta(|meta| {
             if !meta.path.is_ident("reduce") {
-                return Err(meta.error("Element: expected #[element(reduce)]"));
+                return Err(meta.error("Element: unknown argument of the attribute, expected #[element(reduce)]"));
             }
             found = true;
             Ok(())
@@ -163,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn structs_without_the_attribute_reduce_are_not_numbers() {
+    fn only_structs_marked_reduce_implement_number() {
         let plain = expand(quote!(
             #[repr(C)]
             struct A {

@@ -1,8 +1,9 @@
 //! Implements `#[kernel]`.
 //!
-//! On the host it generates the function and a type with the constant `KERNEL`. On the GPU it
-//! generates the function and the entry point. Entry points are generated only for the crate for
-//! which `peerweave-build` started the second Cargo.
+//! For the host the macro generates the function, and a type with the constant `KERNEL`. For the
+//! GPU the macro generates the function and an entry point. `peerweave-build` compiles the crate
+//! for the GPU by a second Cargo. In that build, only the crate itself gets entry points, and its
+//! dependencies do not.
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
@@ -11,14 +12,15 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use syn::{Error, FnArg, ItemFn, Result, ReturnType, Safety, Type, parse2};
 
-/// Environment variable, set by `peerweave-build`, with the name of the package whose entry points
-/// are compiled.
+/// Environment variable with the name of the package that gets entry points. `peerweave-build` sets
+/// it for the second Cargo.
 const PACKAGE: &str = "PEERWEAVE_PTX_PACKAGE";
 
-/// File that `peerweave-build` writes into `OUT_DIR`.
+/// File that `peerweave-build` writes to `OUT_DIR`. It contains an expression for the crate's PTX.
 const EMBEDDED: &str = "peerweave_ptx.rs";
 
-/// Whether this compilation has generated the crate's preamble, which PTX must contain once.
+/// Whether this compilation has generated the call of `kernel_preamble!`. The PTX of a crate must
+/// contain the preamble exactly once.
 static PREAMBLE: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
@@ -36,7 +38,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
     })
 }
 
-/// The parameters of a kernel.
+/// The signature of a kernel and the arguments of the attribute.
 struct Signature {
     has_context: bool,
     types: Vec<Type>,
@@ -48,15 +50,16 @@ struct Signature {
 struct Options {
     /// Maximum number of threads per block, if given.
     max_threads: Option<u32>,
-    /// Whether the entry reads nothing of the context, not even its version.
+    /// Whether the entry does not check the version of the context.
     is_unchecked: bool,
-    /// The static that holds the crate's PTX. Without it, each kernel embeds the PTX.
+    /// Path of the static that contains the crate's PTX. `None` means that the kernel embeds the
+    /// PTX itself.
     ptx: Option<syn::Path>,
 }
 
 impl Options {
     fn read(attribute: TokenStream) -> Result<Self> {
-        const EXPECTED: &str = "#[kernel]: expected `max_threads = N`, `unchecked`, `ptx = PATH` or nothing";
+        const EXPECTED: &str = "#[kernel]: unknown argument, expected `max_threads = N`, `unchecked` or `ptx = PATH`";
         let mut options = Self::default();
         let all = syn::punctuated::Punctuated::<syn::Meta, syn::Token![,]>::parse_terminated;
         let metas = syn::parse::Parser::parse2(all, attribute.clone()).map_err(|_| Error::new_spanned(&attribute, EXPECTED))?;
@@ -88,7 +91,7 @@ fn max_threads(value: &syn::Expr) -> Result<u32> {
 fn path(value: &syn::Expr) -> Result<syn::Path> {
     match value {
         syn::Expr::Path(syn::ExprPath { path, qself: None, .. }) => Ok(path.clone()),
-        _ => Err(Error::new_spanned(value, "#[kernel]: ptx is not a path, expected that of a static with the crate's PTX")),
+        _ => Err(Error::new_spanned(value, "#[kernel]: ptx is not a path, expected the path of a static with the crate's PTX")),
     }
 }
 
@@ -115,7 +118,7 @@ impl Signature {
         if !signature.generics.params.is_empty() {
             return Err(Error::new_spanned(
                 &signature.generics,
-                "#[kernel]: the function is generic, expected no type parameters; write a kernel for each type that calls a generic function",
+                "#[kernel]: the function is generic, expected no type parameters; write one kernel for each type, and call a generic function from each",
             ));
         }
         let mut has_context = false;
@@ -129,7 +132,7 @@ impl Signature {
                     if index > 0 {
                         return Err(Error::new_spanned(
                             parameter,
-                            "#[kernel]: found `&Context` in another position, expected it as the first parameter",
+                            "#[kernel]: found `&Context` as a later parameter, expected it as the first parameter",
                         ));
                     }
                     has_context = true;
@@ -148,14 +151,18 @@ impl Signature {
         if types.len() > 16 {
             return Err(Error::new_spanned(
                 &signature.inputs,
-                format!("#[kernel]: found {} arguments, expected at most 16; combine some in a struct", types.len()),
+                format!(
+                    "#[kernel]: found {} arguments, expected at most 16; combine arguments in a struct with #[derive(KernelArg)]",
+                    types.len()
+                ),
             ));
         }
         Ok(Self { has_context, types, options: Options::default() })
     }
 
-    /// Generates the type whose constant describes the kernel. A module cannot be used instead:
-    /// inside a function body it does not see the names of the parameters' types.
+    /// Generates the type whose constant `KERNEL` describes the kernel. The macro generates a type
+    /// and not a module, because a module inside a function body cannot name the types of the
+    /// parameters.
     fn host(&self, function: &ItemFn) -> TokenStream {
         let name = &function.sig.ident;
         let text = name.to_string();
@@ -163,7 +170,7 @@ impl Signature {
         let types = &self.types;
         let names: Vec<_> = (0..types.len()).map(|index| format_ident!("argument_{index}")).collect();
         let call = self.call(function, &names);
-        let doc = format!("The kernel [`{name}()`](fn@{name}), to be launched as `{name}::KERNEL`.");
+        let doc = format!("The kernel [`{name}()`](fn@{name}). A launch takes `{name}::KERNEL`.");
         let (image, declaration) = match &self.options.ptx {
             Some(path) => (quote!(#path), None),
             None => {
@@ -181,26 +188,27 @@ impl Signature {
             #[cfg(not(target_arch = "nvptx64"))]
             #[allow(unsafe_code, unused_variables, private_interfaces, clippy::all)]
             impl #name {
-                /// The kernel, to be passed to a launch.
+                /// The description of the kernel, which a launch takes.
                 pub const KERNEL: ::peerweave_device::launch::Kernel<(#(#types,)*)> = {
                     #declaration
                     /// # Safety
-                    /// `context` is valid during the call.
+                    /// `context` points to a context that is valid during the call.
                     unsafe fn host(context: *const ::peerweave_device::types::KernelContext, (#(#names,)*): (#(#types,)*)) {
-                        // SAFETY: the caller promises a live context.
+                        // SAFETY: the caller promises a valid context.
                         let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
-                            panic!("the context of the launch was written by another version of the library")
+                            panic!("the launch wrote a context of another version, expected the version of this crate's peerweave-device")
                         };
                         #call
                     }
-                    // SAFETY: the entry in the PTX was made from the same parameters.
+                    // SAFETY: the entry in the PTX was generated from the same parameters.
                     unsafe { ::peerweave_device::launch::Kernel::new(#text, &#image, host) }
                 };
             }
         }
     }
 
-    /// Generates the entry point in the PTX.
+    /// Generates the entry point in the PTX, if this compilation is for the GPU and compiles the
+    /// crate's own kernels.
     fn entry(&self, function: &ItemFn) -> TokenStream {
         let package = env::var("CARGO_PKG_NAME").unwrap_or_default();
         if env::var(PACKAGE).is_ok_and(|compiled| compiled == package) {
@@ -217,7 +225,8 @@ impl Signature {
         let call = self.call(function, &names);
         let first = !PREAMBLE.swap(true, Ordering::Relaxed);
         let preamble = first.then(|| quote!(::peerweave_device::kernel_preamble!();));
-        // `peerweave-build` turns it into a directive, which the compiler cannot emit.
+        // `peerweave-build` replaces this comment in the PTX by the directive `.maxntid`, which the
+        // compiler cannot emit.
         let bound = self.options.max_threads.map(|threads| {
             let line = format!("// peerweave.max_threads {text} {threads}");
             quote!(
@@ -228,13 +237,14 @@ impl Signature {
         });
         let enter = if self.options.is_unchecked {
             quote! {
-                // SAFETY: as below; the host compares the version before each launch.
+                // SAFETY: a launch passes the address of a context that stays allocated until the
+                // kernel has ended. The host compares the version before each launch.
                 let context = unsafe { ::peerweave_device::prelude::Context::enter_unchecked(context) };
             }
         } else {
             quote! {
-                // SAFETY: a launch gives the address of a context that stays until the kernel has
-                // ended.
+                // SAFETY: a launch passes the address of a context that stays allocated until the
+                // kernel has ended.
                 let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
                     ::peerweave_device::gpu::trap()
                 };
@@ -247,8 +257,8 @@ impl Signature {
                 #bound
 
                 /// # Safety
-                /// `context` is valid until the kernel has ended, and the arguments are those of
-                /// the launch.
+                /// `context` points to a context that is valid until the kernel has ended. The
+                /// arguments are the arguments of the launch.
                 #[unsafe(export_name = #text)]
                 #[allow(unsafe_code, improper_ctypes_definitions, unused_variables, clippy::all)]
                 pub unsafe extern "ptx-kernel" fn entry(
@@ -262,8 +272,8 @@ impl Signature {
         }
     }
 
-    /// Generates the call of the function. A failure is reported through the status, so the result
-    /// is ignored.
+    /// Generates the call of the function. The result is ignored, because a failure is already
+    /// written to the status.
     fn call(&self, function: &ItemFn, names: &[syn::Ident]) -> TokenStream {
         let name = &function.sig.ident;
         let context = self.has_context.then(|| quote!(&context,));
@@ -280,14 +290,15 @@ impl Signature {
     }
 }
 
-/// Returns whether a type is `&Context`.
+/// Returns whether a type is a shared reference to a type with the last path segment `Context`.
 fn is_context(ty: &Type) -> bool {
     let Type::Reference(reference) = ty else { return false };
     let Type::Path(path) = &*reference.elem else { return false };
     reference.mutability.is_none() && path.path.segments.last().is_some_and(|segment| segment.ident == "Context")
 }
 
-/// Generates the expression for the PTX that the crate's build script embedded, or for missing PTX.
+/// Generates the expression for the `PtxImage` of the crate: the file that the build script has
+/// written, or an image without PTX.
 fn image() -> TokenStream {
     let embedded = env::var_os("OUT_DIR").is_some_and(|out| Path::new(&out).join(EMBEDDED).is_file());
     if embedded {
@@ -295,7 +306,7 @@ fn image() -> TokenStream {
         return quote!(::core::include!(::core::concat!(::core::env!("OUT_DIR"), #file)));
     }
     let package = env::var("CARGO_PKG_NAME").unwrap_or_default();
-    let problem = format!("the build script of {package} does not call `peerweave_build::kernels()`");
+    let problem = format!("{package} was built without PTX: call `peerweave_build::kernels()` in its build script");
     quote!(::peerweave_device::launch::PtxImage { variants: &[], problem: #problem })
 }
 
@@ -308,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_bounds_must_be_valid_block_sizes() {
+    fn max_threads_outside_1_to_1024_is_refused() {
         let read = |attribute| Options::read(attribute).map(|options| (options.max_threads, options.is_unchecked));
         assert_eq!(read(quote!()).unwrap(), (None, false));
         assert_eq!(read(quote!(max_threads = 1024)).unwrap(), (Some(1024), false));
@@ -321,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn ptx_of_a_kernel_is_that_of_the_given_static() {
+    fn kernel_with_a_ptx_path_uses_that_static() {
         let expanded = |attribute: TokenStream| {
             expand(
                 attribute,
@@ -407,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn context_parameter_is_recognised_by_its_last_name() {
+    fn context_parameter_is_recognised_by_its_type_name() {
         let has = |item: TokenStream| Signature::read(&parse2(item).unwrap()).unwrap().has_context;
         assert!(has(quote!(
             fn k(ctx: &Context, x: u32) {}

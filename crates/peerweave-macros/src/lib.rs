@@ -1,5 +1,5 @@
-//! `#[kernel]` and `#[derive(KernelArg)]`, which `peerweave_device::prelude` exports and documents
-//! with examples, and `#[derive(Element)]`, which `peerweave` exports.
+//! The macros `#[kernel]` and `#[derive(KernelArg)]`, which `peerweave_device::prelude` exports,
+//! and `#[derive(Element)]`, which `peerweave` exports.
 
 mod argument;
 mod element;
@@ -8,7 +8,7 @@ mod shared;
 
 use proc_macro::TokenStream;
 
-/// Makes a function a kernel.
+/// Makes a function a kernel: it runs on GPUs if its crate has PTX, and on the host.
 ///
 /// ```ignore
 /// use peerweave_device::prelude::*;
@@ -21,37 +21,38 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// The function is unchanged, so other kernels can call it. A type of the same name has a constant
-/// `KERNEL` of type `peerweave_device::launch::Kernel`, which is passed to a launch:
-/// `stream.launch(&shift::KERNEL, 1, 1, (&dst,))`.
+/// The function itself is unchanged, so other kernels can call it. The macro also generates a type
+/// with the name of the function. The type has a constant `KERNEL` of type
+/// `peerweave_device::launch::Kernel`, which a launch takes: `stream.launch(&shift::KERNEL, 1, 1,
+/// (&dst,))`.
 ///
 /// # Requirements
-/// - Its first parameter may be `&Context`. All other parameters have types that implement
+/// - The first parameter may be `&Context`. The types of all other parameters implement
 ///   `KernelArg`: numbers, `SymSlice<T>`, `DeviceSlice<T>`, arrays, and structs with
 ///   `#[derive(KernelArg)]`.
-/// - A parameter of type `KernelTeam` is a team; the launch passes `&Team`.
-/// - It returns nothing or `Result<(), Failed>`. A failure has already been written to the
-///   context's status, and the host's error names it.
-/// - `Context` is that of `peerweave_device`. `peerweave::Context`, which issues transfers on the
-///   host, has the same name: in a file that uses both, write `peerweave_device::prelude::Context`
-///   in the kernel, or import one as `use peerweave::Context as HostContext`. Two imports by `*`
-///   make the name ambiguous.
-/// - It is neither generic nor `async`, `const`, `unsafe` or `extern`. The kernels of a crate have
-///   different names, which are the names of the entries in the crate's PTX.
+/// - For a parameter of type `KernelTeam`, the launch takes `&Team`.
+/// - The function returns nothing or `Result<(), Failed>`. A failure has already been written to
+///   the context's status, and the host's error contains the failure.
+/// - `Context` is `peerweave_device::prelude::Context`. The crate `peerweave` has a type of the
+///   same name, which issues transfers on the host. In a file that uses both types, write the full
+///   path in the kernel, or `use peerweave::Context as HostContext`. If both crates are imported by
+///   `*`, the name is ambiguous.
+/// - The function is neither generic nor `async`, `const`, `unsafe` or `extern`. All kernels of a
+///   crate have different names, because the name is also the name of the entry in the crate's PTX.
 ///
 /// # PTX
 /// If the crate's build script calls `peerweave_build::kernels()`, `KERNEL` contains the crate's
-/// PTX. Otherwise the kernel runs only on the host. `#[kernel(max_threads = 1024)]` bounds the
-/// threads of a block, so that the assembler limits the registers of each thread accordingly.
-/// Without it, a launch with a large block is refused if the kernel needs too many registers.
+/// PTX. If not, the kernel runs only on the host. `#[kernel(max_threads = 1024)]` limits the number
+/// of threads of a block, so that the assembler limits the registers of each thread accordingly.
+/// Without this limit, a launch with a large block fails if the kernel needs too many registers.
 ///
-/// `#[kernel(unchecked)]` is for kernels that are shipped with the crate that launches them: the
-/// entry does not compare the version of the context, which saves a load before the first
-/// instruction.
+/// `#[kernel(unchecked)]` is for kernels of the crate that also launches them. The entry of such a
+/// kernel does not compare the version of the context, so the kernel does not wait for that load
+/// before its first instruction.
 ///
-/// Each kernel embeds the PTX of its crate, and the compiler keeps one copy for each module. Where
-/// the PTX is large, a crate embeds it once, in a static of its own, by the file that the build
-/// script writes. `ptx` is the path of that static:
+/// Each kernel embeds the PTX of its crate, and the compiler generates one copy for each module. If
+/// the PTX is large, a crate can embed it once, in a static that includes the file of the build
+/// script. The argument `ptx` is the path of that static:
 ///
 /// ```ignore
 /// #[cfg(not(target_arch = "nvptx64"))]
@@ -69,15 +70,15 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
-/// Gives a declaration of shared memory its symbol. Part of `peerweave_device::shared_array!`.
+/// Adds the symbol to a declaration of shared memory. Part of `peerweave_device::shared_array!`.
 #[doc(hidden)]
 #[proc_macro]
 pub fn name_shared_array(declaration: TokenStream) -> TokenStream {
     shared::expand(declaration.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
-/// Implements `KernelArg` for a `#[repr(C)]` or `#[repr(transparent)]` struct whose fields
-/// implement it.
+/// Implements `KernelArg` for a `#[repr(C)]` or `#[repr(transparent)]` struct. All fields must
+/// implement `KernelArg`.
 ///
 /// ```ignore
 /// use peerweave_device::prelude::*;
@@ -96,10 +97,11 @@ pub fn kernel_arg(item: TokenStream) -> TokenStream {
 }
 
 /// Implements [`Element`](https://docs.rs/peerweave/latest/peerweave/trait.Element.html) for a
-/// `#[repr(C)]` or `#[repr(transparent)]` struct whose fields are elements, without padding.
+/// `#[repr(C)]` or `#[repr(transparent)]` struct. All fields must be elements, and the struct must
+/// have no padding.
 ///
-/// `#[element(reduce)]` also implements `Number`, if all fields have one type of values: reductions
-/// combine them field by field.
+/// The attribute `#[element(reduce)]` also implements `Number`, so that reductions combine structs
+/// field by field. All fields must then have the same type of values.
 ///
 /// ```ignore
 /// use peerweave::Element;

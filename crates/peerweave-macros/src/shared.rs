@@ -1,7 +1,8 @@
-//! Symbols of shared memory, which are the same in every build of the same declarations.
+//! Implements `name_shared_array!`: generates the symbols of shared memory. The same declarations
+//! get the same symbols in every build.
 //!
-//! Invariant: a compiler expands the macros of a crate in a fixed order, so the number of a
-//! declaration depends only on the declarations of the same name before it.
+//! Invariant: the compiler expands the macros of a crate in a fixed order. So the number of a
+//! declaration depends only on the earlier declarations with the same name.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::quote;
@@ -10,10 +11,10 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use syn::parse::{ParseStream, Parser};
 use syn::{Ident, Token};
 
-/// Number of declarations of each name so far, in the crate being compiled.
+/// Number of declarations that have been expanded in this compilation, for each name.
 static NUMBERS: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(Mutex::default);
 
-/// Expands `$crate, NAME, [type; length]` to the declaration with its symbol.
+/// Expands `$crate, NAME, [type; length]` to a call of `shared_array_named!` with the symbol.
 pub(crate) fn expand(declaration: TokenStream) -> syn::Result<TokenStream> {
     let parse = |input: ParseStream<'_>| {
         let home: Vec<TokenTree> = [input.parse()?].into();
@@ -36,8 +37,8 @@ fn number(name: &str) -> u32 {
     *next - 1
 }
 
-/// Returns a symbol with only letters, digits and `_`, as PTX requires. A name in Rust may have
-/// other characters.
+/// Returns the symbol of a declaration. PTX permits only ASCII letters, digits and `_` here, so
+/// other characters of a Rust name are replaced by their code.
 fn symbol(package: &str, name: &str, number: u32) -> String {
     let plain = |text: &str| -> String {
         let plain = |letter: char| {

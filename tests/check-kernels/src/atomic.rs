@@ -1,22 +1,22 @@
-//! Checks atomic operations: the returned and the stored values, and that no update is lost if all
-//! threads of all PEs make them.
+//! Checks atomic operations: the returned values, the stored values, and that no update is lost if
+//! all threads of all PEs update one element.
 
 use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::api::{KernelAdd, KernelAtomic, KernelInteger};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// Number of elements of `words`.
+/// Required number of elements of `words`.
 pub const WORDS: usize = 8;
 
-/// Checks the strong and the relaxed form of one operation, on a word of the neighbour that no
-/// other PE writes.
+/// Checks the strong and the relaxed form of one operation that returns nothing, on an element of
+/// the next PE. No other PE writes that element.
 macro_rules! both {
     ($check:ident, $word:ident, $pe:ident, $strong:ident, $relaxed:ident ($($argument:expr),*) from $start:expr => $end:expr) => {
         apart(|| {
             for relaxed in [false, true] {
                 $check.ctx.atomic_set($word, T::of($start), $pe);
-                // Over a network, only a fence orders a relaxed operation after the one above.
+                // Over a network, only a fence orders a relaxed operation after the set above.
                 $check.ctx.fence();
                 if relaxed {
                     $check.ctx.$relaxed($word, $($argument,)* $pe);
@@ -29,7 +29,7 @@ macro_rules! both {
     };
 }
 
-/// Like `both`, for operations that return the previous value.
+/// Like `both`, for operations that return the previous value. Also compares the returned value.
 macro_rules! both_fetch {
     ($check:ident, $word:ident, $pe:ident, $strong:ident, $relaxed:ident ($($argument:expr),*) from $start:expr => $end:expr) => {
         apart(|| {
@@ -49,7 +49,7 @@ macro_rules! both_fetch {
     };
 }
 
-/// Checks the operations of every element with atomics.
+/// Checks the atomic operations that all types of `KernelAtomic` have.
 fn numbers<T: Sample + KernelAtomic>(check: &Check<'_>, word: SymSlice<T>, pe: u32) {
     let of = |number| T::of(number);
     both_fetch!(check, word, pe, atomic_swap, atomic_swap_relaxed(of(9)) from 5 => 9);
@@ -61,12 +61,11 @@ fn numbers<T: Sample + KernelAtomic>(check: &Check<'_>, word: SymSlice<T>, pe: u
     both!(check, word, pe, atomic_inc, atomic_inc_relaxed() from 5 => 6);
 }
 
-/// Checks the operations of elements that only have atomic addition: 16-bit floats. At the end
-/// `words` of PE 0 contains the result.
+/// Checks the atomic operations of 16-bit floats, which are only additions.
 fn halves<T: Sample + KernelAdd>(ctx: &Context, words: SymSlice<T>, result: SymSlice<u64>) -> Result<(), Failed> {
     let check = Check::new(ctx, result);
     let (_, next, _) = check.ring();
-    // Each 32-bit word holds two elements; each addition changes only one of them.
+    // Each 32-bit word contains two elements, and an addition must change only one element.
     for index in [0, 1] {
         if takes_part!(thread) {
             ctx.p(words.at(index), T::of(5), next);
@@ -91,7 +90,8 @@ fn halves<T: Sample + KernelAdd>(ctx: &Context, words: SymSlice<T>, result: SymS
         check.expect(line!(), words.at(1 - index).truncate(1), |_| if index == 0 { 0 } else { 53 });
         check.meet()?;
     }
-    // All threads of all PEs at the same time, on PE 0: at most 2048 and 128 are exact.
+    // All threads of all PEs add to one element of PE 0 at the same time. The sum is small enough
+    // to be exact in the element type.
     ctx.atomic_add(words.at(2), T::of(1), 0);
     check.meet()?;
     if takes_part!(thread) && ctx.my_pe() == 0 {
@@ -102,7 +102,7 @@ fn halves<T: Sample + KernelAdd>(ctx: &Context, words: SymSlice<T>, result: SymS
     Ok(())
 }
 
-/// Checks the additional operations of integers.
+/// Checks the atomic operations that only integers have, and that additions of integers wrap.
 fn bits<T: Sample + KernelInteger>(check: &Check<'_>, word: SymSlice<T>, pe: u32) {
     let of = |number| T::of(number);
     both_fetch!(check, word, pe, atomic_fetch_and, atomic_fetch_and_relaxed(of(0b0110)) from 0b1100 => 0b0100);
@@ -111,7 +111,7 @@ fn bits<T: Sample + KernelInteger>(check: &Check<'_>, word: SymSlice<T>, pe: u32
     both!(check, word, pe, atomic_and, atomic_and_relaxed(of(0b0110)) from 0b1100 => 0b0100);
     both!(check, word, pe, atomic_or, atomic_or_relaxed(of(0b0110)) from 0b1100 => 0b1110);
     both!(check, word, pe, atomic_xor, atomic_xor_relaxed(of(0b0110)) from 0b1100 => 0b1010);
-    // Integers wrap.
+    // The addition wraps.
     both_fetch!(check, word, pe, atomic_fetch_add, atomic_fetch_add_relaxed(of(2)) from u64::MAX => 1);
 }
 
@@ -128,13 +128,14 @@ fn all<T: Sample + KernelAtomic>(
         more(&check, words.at(0), next);
     }
     check.meet()?;
-    // All threads of all PEs at the same time, on PE 0. Small enough to be exact as floats.
+    // All threads of all PEs update elements of PE 0 at the same time. The results are small enough
+    // to be exact as floats.
     ctx.atomic_add(words.at(1), T::of(3), 0);
     ctx.atomic_fetch_add_relaxed(words.at(1), T::of(2), 0);
     ctx.atomic_inc(words.at(2), 0);
     ctx.atomic_fetch_inc(words.at(2), 0);
     // Adds one by compare-and-swap. The element only grows, so a thread whose expected value is too
-    // small tries the next one.
+    // small tries the next value.
     let mut number = 0;
     while ctx.atomic_compare_swap(words.at(3), T::of(number), T::of(number + 1), 0) != T::of(number) {
         number += 1;
@@ -153,7 +154,7 @@ fn all<T: Sample + KernelAtomic>(
 /// Defines one kernel for each element type.
 macro_rules! kernels {
     ($($name:ident: $t:ty, $more:expr;)*) => {$(
-        #[doc = concat!("Checks atomic operations on `", stringify!($t), "`. `words` has [`WORDS`] elements, initially 0. Launched with one block on each PE, with")]
+        #[doc = concat!("Checks atomic operations on `", stringify!($t), "`. `words` has [`WORDS`] elements, initially 0. The launch has one block on each PE, and")]
         /// at most 2048 threads on all PEs together.
         #[kernel]
         pub fn $name(ctx: &Context, words: SymSlice<$t>, result: SymSlice<u64>) -> Result<(), Failed> {
@@ -171,15 +172,15 @@ kernels! {
     check_atomic_f64: f64, |_, _, _| ();
 }
 
-/// Checks additions to `f16`. `words` has [`WORDS`] elements, initially 0. Launched with one
-/// block on each PE, with at most 1024 threads on all PEs together.
+/// Checks additions to `f16`. `words` has [`WORDS`] elements, initially 0. The launch has one block
+/// on each PE, and at most 1024 threads on all PEs together.
 #[kernel]
 pub fn check_atomic_f16(ctx: &Context, words: SymSlice<f16>, result: SymSlice<u64>) -> Result<(), Failed> {
     halves(ctx, words, result)
 }
 
-/// Checks additions to `bf16`. `words` has [`WORDS`] elements, initially 0. Launched with one
-/// block on each PE, with at most 256 threads on all PEs together.
+/// Checks additions to `bf16`. `words` has [`WORDS`] elements, initially 0. The launch has one
+/// block on each PE, and at most 256 threads on all PEs together.
 #[kernel]
 pub fn check_atomic_bf16(ctx: &Context, words: SymSlice<bf16>, result: SymSlice<u64>) -> Result<(), Failed> {
     halves(ctx, words, result)

@@ -1,22 +1,24 @@
-//! Checks collectives at each scope, with each element type and each reduction.
+//! Checks collectives at each scope, with each element type and each operator of reductions.
 
 use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::api::combine::{Combine, Reducible};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// Number of elements of `send` and `recv` for each PE.
+/// Required number of elements of `send` and `recv` for each member of the team.
 pub const ELEMENTS: usize = 70;
 
-/// Lengths for each PE: fewer than lanes, no multiple of a vector, more than threads.
+/// Numbers of elements for each member: one, not a multiple of a vector, and more than the threads
+/// of a block.
 const LENGTHS: [usize; 3] = [1, 13, 67];
 
-/// Returns an operand, 1 or 2: products of up to eight of them are exact in every type.
+/// Returns an operand of a reduction, which is 1 or 2. Products of up to eight operands are exact
+/// in every element type.
 fn operand(rank: u32, i: usize) -> u64 {
     1 + (u64::from(rank) + i as u64 / 3) % 2
 }
 
-/// A reduction of the values of [`operand`].
+/// An operator of reductions, which computes the expected results.
 #[derive(Clone, Copy)]
 enum Fold {
     Sum,
@@ -29,7 +31,7 @@ enum Fold {
 }
 
 impl Fold {
-    /// Returns element `i` of the result over `size` ranks.
+    /// Returns element `i` of the expected result of a reduction of `size` ranks.
     fn all(self, size: u32, i: usize) -> u64 {
         let fold = |a: u64, b: u64| match self {
             Self::Sum => a + b,
@@ -44,12 +46,13 @@ impl Fold {
     }
 }
 
-/// Returns a number that differs for each rank and element.
+/// Returns the number for element `i` of a rank. Different ranks and elements have different
+/// numbers.
 fn number(rank: u32, i: usize) -> u64 {
     1 + 70 * u64::from(rank) + i as u64
 }
 
-/// The checks of the collectives of one team, and their memory.
+/// The checks of the collectives of one team, and the buffers of the collectives.
 struct Collectives<'a, T> {
     check: Check<'a>,
     team: KernelTeam,
@@ -60,7 +63,8 @@ struct Collectives<'a, T> {
 }
 
 impl<T: Sample> Collectives<'_, T> {
-    /// Fills `send` with numbers, clears `recv`, and waits until all members have done so.
+    /// Fills `send` with numbers and clears `recv`. Then waits until all members have done the
+    /// same.
     #[inline(never)]
     fn begin_moves(&self) -> Result<(), Failed> {
         self.check.fill(self.send, number(self.rank, 0));
@@ -68,7 +72,7 @@ impl<T: Sample> Collectives<'_, T> {
         self.meet()
     }
 
-    /// Like [`Self::begin_moves`], with operands of reductions.
+    /// Like [`Self::begin_moves`], but fills `send` with operands of reductions.
     #[inline(never)]
     fn begin_reduction(&self) -> Result<(), Failed> {
         let (mine, step) = (self.check.ctx.local(self.send), gpu::block_threads() as usize);
@@ -79,7 +83,7 @@ impl<T: Sample> Collectives<'_, T> {
         self.meet()
     }
 
-    /// Runs `call` in the threads of the scope.
+    /// Runs `call` on the threads for which `inside` is true, and synchronises the block.
     #[inline(always)]
     fn run(&self, inside: bool, call: impl FnOnce() -> Result<(), Failed>) -> Result<(), Failed> {
         let outcome = if inside { apart(call) } else { Ok(()) };
@@ -87,8 +91,9 @@ impl<T: Sample> Collectives<'_, T> {
         outcome
     }
 
-    /// Compares `recv` with `total` elements in parts of `len`: elements from index `at` of each
-    /// member, starting with member `first`. Then waits until all members have done so.
+    /// Compares `recv` with `total` expected elements, in parts of `len`. The first part contains
+    /// the elements of member `first` from index `at`, the second part those of the next member,
+    /// and so on. The elements after them must be 0. Then waits until all members have compared.
     #[inline(never)]
     fn expect_parts(&self, line: u32, len: usize, total: usize, first: u32, at: usize) -> Result<(), Failed> {
         let part = |i: usize| number(first + (i / len) as u32, at + i % len);
@@ -96,8 +101,8 @@ impl<T: Sample> Collectives<'_, T> {
         self.meet()
     }
 
-    /// Compares `recv` with `len` elements of a reduction from index `at`. Then waits until all
-    /// members have done so.
+    /// Compares `recv` with `len` elements of the result of a reduction, from index `at`. Then
+    /// waits until all members have compared.
     #[inline(never)]
     fn expect_fold(&self, line: u32, fold: Fold, len: usize, at: usize) -> Result<(), Failed> {
         self.check.expect(line, self.recv, |i| if i < len { fold.all(self.size, at + i) } else { 0 });
@@ -161,8 +166,8 @@ scope!(moves_thread, reduces_thread, scatters_thread, thread: broadcast, fcollec
 scope!(moves_warp, reduces_warp, scatters_warp, warp: broadcast_warp, fcollect_warp, alltoall_warp, reduce_warp, reducescatter_warp);
 scope!(moves_block, reduces_block, scatters_block, block: broadcast_block, fcollect_block, alltoall_block, reduce_block, reducescatter_block);
 
-/// Calls a macro with the kernels of each element type: which operators it has, and their names at
-/// the scope of a thread, a warp and a block.
+/// Calls a macro with a line for each element type: the type, the group of its operators, and the
+/// names of its kernels for the scopes thread, warp and block.
 #[macro_export]
 macro_rules! for_each_collective {
     ($each:ident) => {
@@ -183,7 +188,7 @@ macro_rules! for_each_collective {
     };
 }
 
-/// Reductions with each operator that an element type has.
+/// Checks reductions with each operator of an element type.
 macro_rules! each_operator {
     (integer, $c:ident, $reduces:ident, $scatters:ident) => {
         each_operator!($c, $reduces, $scatters: Sum, Prod, Min, Max, And, Or, Xor)
@@ -200,8 +205,9 @@ macro_rules! each_operator {
     }};
 }
 
-/// Reductions by one thread or by a warp: with each operator on the host, and by sums on GPUs. The
-/// kernels of blocks call each of them there; a driver would take minutes for all.
+/// Checks reductions by one thread or by a warp: with each operator on the host, and only with sums
+/// on GPUs. On GPUs only the kernels of blocks check each operator, because the driver would need
+/// minutes to compile all kernels with all operators.
 macro_rules! some_operators {
     ($operators:ident, $c:ident, $reduces:ident, $scatters:ident) => {{
         #[cfg(target_arch = "nvptx64")]
@@ -212,11 +218,11 @@ macro_rules! some_operators {
     }};
 }
 
-/// Defines one kernel.
+/// Defines one kernel, which makes the checks `$check`.
 macro_rules! kernel {
     ($name:ident, $t:ty, $scope:literal, |$c:ident| $check:expr) => {
-        #[doc = concat!("Checks collectives of `", stringify!($t), "` by ", $scope, ". `send` and `recv` have [`ELEMENTS`] elements for")]
-        /// each member of `team`, at most eight. Launched with one block.
+        #[doc = concat!("Checks collectives of `", stringify!($t), "`, called by ", $scope, ". `send` and `recv` have [`ELEMENTS`] elements for")]
+        /// each member of `team`, which has at most eight members. The launch has one block.
         #[kernel]
         pub fn $name(
             ctx: &Context,
@@ -234,8 +240,8 @@ macro_rules! kernel {
     };
 }
 
-/// Defines three kernels for each element type: one of them all would take an assembler several
-/// times as long.
+/// Defines three kernels for each element type. With a single kernel for all scopes the assembler
+/// would need several times as long.
 macro_rules! kernels {
     ($($t:ty, $operators:ident: $thread:ident, $warp:ident, $block:ident;)*) => {$(
         kernel!($thread, $t, "one thread", |c| {

@@ -1,16 +1,17 @@
-//! Kernels that check the device API: every function at every scope, with each element type,
-//! compared exactly.
+//! Kernels that check the device API: every function at every scope, with each element type.
+//! Results are compared exactly.
 //!
-//! The same source runs on the host, in tests under many schedules, and on GPUs. Each kernel is
-//! launched on all PEs with blocks of at least 33 threads, so that there are two warps. It writes
-//! to `result` of its PE: the number of differences; line, found value and expected value of the
-//! first difference; and [`FINISHED`] when it is complete.
+//! The same source runs on the host, in tests under several schedules, and on GPUs. Each kernel is
+//! launched on all PEs with blocks of at least 33 threads, so that a block has two warps. The
+//! kernel writes to `result` of its PE. Word 0 is the number of differences. Words 1 to 3 are the
+//! source line, the found value and the expected value of the first difference. The last word is
+//! [`FINISHED`] when the kernel is complete.
 //!
-//! | module | what it checks |
+//! | module | checked functions |
 //! |---|---|
-//! | `rma` | puts and gets of one element, of contiguous ones, at strides, with signals; sources and targets of each kind |
+//! | `rma` | puts and gets of one element, of contiguous elements, at strides, and with signals; sources and targets of each kind |
 //! | `signal` | changes of signals, waits and tests |
-//! | `wait` | waits and tests for one, any, all, some; vectors of values |
+//! | `wait` | waits and tests for one, any, all or some elements, with one value or a value for each element |
 //! | `atomic` | atomic operations, by one thread and by all PEs at the same time |
 //! | `team` | barriers and syncs at each scope, of all PEs and of a team |
 //! | `collective` | broadcast, fcollect, alltoall, reduce, reducescatter |
@@ -26,16 +27,17 @@ pub mod wait;
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// Number of words of `result`.
+/// Required number of words of `result`.
 pub const RESULT_WORDS: usize = 8;
 
-/// The last word of `result` after a kernel is complete.
+/// Value of the last word of `result` when the kernel is complete.
 pub const FINISHED: u64 = 0xf1;
 
-/// An element computed from a number, so that both sides of a copy can compute it.
+/// An element type whose values are computed from numbers, so that both sides of a copy can compute
+/// the same element.
 pub trait Sample: Plain + PartialEq {
-    /// Returns the element for a number. Numbers below 2¹¹ give different elements if the type has
-    /// enough values; below 2⁸ for `bf16` and types of 8 bits.
+    /// Returns the element for a number. Different numbers below 2¹¹ have different elements; for
+    /// `bf16` and types of 8 bits only numbers below 2⁸.
     fn of(number: u64) -> Self;
 
     /// Returns the low bits of the element, for reports.
@@ -75,7 +77,7 @@ samples! {
     f64: |n| (n & 0xffff_ffff) as f64, |v| v.to_bits();
 }
 
-/// The result of a check, and its PEs.
+/// The context and the result of a check kernel.
 pub(crate) struct Check<'a> {
     pub(crate) ctx: &'a Context,
     result: SymSlice<u64>,
@@ -86,14 +88,14 @@ impl<'a> Check<'a> {
         Self { ctx, result }
     }
 
-    /// Returns this PE, the next one, and the previous one.
+    /// Returns the numbers of this PE, the next PE, and the previous PE.
     #[inline(always)]
     pub(crate) fn ring(&self) -> (u32, u32, u32) {
         let (me, n) = (self.ctx.my_pe(), self.ctx.n_pes());
         (me, (me + 1) % n, (me + n - 1) % n)
     }
 
-    /// Records a difference, if there is one.
+    /// Records a difference at a source line, if the values differ.
     #[inline(always)]
     pub(crate) fn same(&self, line: u32, found: u64, expected: u64) {
         if found != expected {
@@ -112,7 +114,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Records that the kernel is complete on this block. All threads of the block must call it.
+    /// Records that the kernel is complete. All threads of the block must call this method. Only
+    /// block 0 writes the record.
     #[inline(always)]
     pub(crate) fn finish(&self) {
         gpu::sync_threads();
@@ -121,14 +124,15 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Waits until all PEs have called it. All threads of the block must call it.
+    /// Waits until all PEs have called this method. All threads of the block must call it.
     #[inline(never)]
     pub(crate) fn meet(&self) -> Result<(), Failed> {
         self.ctx.barrier_all_block()
     }
 
-    /// Writes this PE's own elements by all threads of the block: the elements for `first` and the
-    /// following numbers. They are visible to all threads afterwards.
+    /// Fills this PE's own slice with the elements for `first` and the following numbers. All
+    /// threads of the block must call this method. Afterwards the elements are visible to all these
+    /// threads.
     #[inline(never)]
     pub(crate) fn fill<T: Sample>(&self, of: SymSlice<T>, first: u64) {
         let mine = self.ctx.local(of);
@@ -138,8 +142,8 @@ impl<'a> Check<'a> {
         gpu::sync_threads();
     }
 
-    /// Writes the element for 0 to all of this PE's own elements, by all threads of the block. They
-    /// are visible to all threads afterwards.
+    /// Fills this PE's own slice with the element for 0. All threads of the block must call this
+    /// method. Afterwards the elements are visible to all these threads.
     #[inline(never)]
     pub(crate) fn clear<T: Sample>(&self, of: SymSlice<T>) {
         let mine = self.ctx.local(of);
@@ -149,7 +153,8 @@ impl<'a> Check<'a> {
         gpu::sync_threads();
     }
 
-    /// Compares this PE's own elements by all threads of the block.
+    /// Compares each element of this PE's own slice with the element for `number(index)`. All
+    /// threads of the block must call this method.
     #[inline(always)]
     pub(crate) fn expect<T: Sample>(&self, line: u32, of: SymSlice<T>, number: impl Fn(usize) -> u64) {
         let mine = self.ctx.local(of);
@@ -162,17 +167,18 @@ impl<'a> Check<'a> {
     }
 }
 
-/// Calls a closure as a separate function.
+/// Calls a closure in a function that is not inlined.
 ///
-/// Functions that communicate are inlined into their callers, and a kernel here calls hundreds. If
-/// they are one function, the compiler takes minutes; if they are many, it takes seconds.
+/// The functions of the device API are inlined into their callers, and a check kernel calls
+/// hundreds of them. In a single function they take minutes to compile, in separate functions only
+/// seconds.
 #[inline(never)]
 pub(crate) fn apart<R>(act: impl FnOnce() -> R) -> R {
     act()
 }
 
-/// Returns whether this thread takes part in calls of a scope: the first thread, the first warp, or
-/// the whole block.
+/// Returns whether this thread belongs to the scope that makes a call: the first thread, the first
+/// warp, or the whole block.
 macro_rules! takes_part {
     (thread) => {
         gpu::thread_rank() == 0

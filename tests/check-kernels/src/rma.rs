@@ -1,20 +1,22 @@
-//! Checks puts and gets at each scope, of elements of 1 to 16 bytes, at any alignment.
+//! Checks puts and gets at each scope, of elements of 1 to 16 bytes, at several alignments.
 
 use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::prelude::*;
 
-/// Number of elements of `send` and `recv`.
+/// Required number of elements of `send` and `recv`.
 pub const ELEMENTS: usize = 600;
 
-/// Length, first element at the target, first element at the source.
+/// Shapes of copies: the length, the index of the first element at the target, and the index of the
+/// first element at the source.
 const SHAPES: [(usize, usize, usize); 6] = [(0, 3, 3), (1, 0, 1), (7, 2, 5), (64, 16, 32), (255, 3, 1), (513, 1, 4)];
 
-/// Returns the number for element `i` of a PE in a round.
+/// Returns the number for element `i` of `send` of a PE in a round.
 fn number(pe: u32, round: u64, i: usize) -> u64 {
     1 + 31 * u64::from(pe) + 7 * round + i as u64
 }
 
-/// Elements that a call has copied: their count, and their indices at the target and the source.
+/// Description of a copy: the number of elements, and their indices at the target and at the
+/// source.
 #[derive(Clone, Copy)]
 struct Moved {
     count: usize,
@@ -25,14 +27,14 @@ struct Moved {
 }
 
 impl Moved {
-    /// Returns a contiguous range: length, first element at the target, first element at the
-    /// source.
+    /// Returns the copy of a contiguous range. The argument is the length, the first index at the
+    /// target, and the first index at the source.
     fn contiguous((count, to, from): (usize, usize, usize)) -> Self {
         Self { count, to, to_step: 1, from, from_step: 1 }
     }
 
-    /// Returns the index at the source of the element at an index of the target; `None` if the call
-    /// did not copy it.
+    /// Returns the index at the source of the element that is copied to index `at` of the target;
+    /// `None` if no element is copied there.
     fn source(&self, at: usize) -> Option<usize> {
         let behind = at.checked_sub(self.to)?;
         let index = behind / self.to_step;
@@ -40,7 +42,7 @@ impl Moved {
     }
 }
 
-/// The buffers of the kernel, and its position in the check.
+/// The check of puts and gets, with the buffers and the number of the current round.
 struct Rma<'a, T> {
     check: Check<'a>,
     send: SymSlice<T>,
@@ -50,8 +52,8 @@ struct Rma<'a, T> {
 }
 
 impl<T: Sample> Rma<'_, T> {
-    /// Runs `act` between two barriers of all PEs, and compares `recv` with `from_pe`'s elements in
-    /// `shape`, and with zeros elsewhere.
+    /// Makes one round: runs `act` between two barriers of all PEs, and then compares `recv`. In
+    /// `shape`, `recv` must contain the elements of `from_pe`, and zeros elsewhere.
     #[inline(always)]
     fn moved(
         &mut self,
@@ -66,7 +68,7 @@ impl<T: Sample> Rma<'_, T> {
         self.end(line, Moved::contiguous(shape), from_pe)
     }
 
-    /// Begins a round: fills `send`, clears `recv`, and waits until all PEs have done so.
+    /// Begins a round: fills `send` and clears `recv`. Then waits until all PEs have done the same.
     #[inline(never)]
     fn begin(&mut self) -> Result<(), Failed> {
         self.round += 1;
@@ -75,8 +77,8 @@ impl<T: Sample> Rma<'_, T> {
         self.check.meet()
     }
 
-    /// Ends a round after all PEs have called it: compares `recv` with the elements of `from_pe`
-    /// that were copied, and with zeros elsewhere.
+    /// Ends a round: waits until all PEs have called this method, and compares `recv`. It must
+    /// contain the copied elements of `from_pe`, and zeros elsewhere.
     #[inline(never)]
     fn end(&self, line: u32, moved: Moved, from_pe: u32) -> Result<(), Failed> {
         self.check.meet()?;
@@ -85,7 +87,7 @@ impl<T: Sample> Rma<'_, T> {
     }
 }
 
-/// Checks all functions of one scope.
+/// Defines a function that checks all puts and gets of one scope.
 macro_rules! scope {
     ($name:ident, $scope:ident: $put:ident, $get:ident, $put_nbi:ident, $get_nbi:ident, $put_checked:ident, $get_checked:ident,
         $iput:ident, $iget:ident, $put_signal:ident, $put_signal_nbi:ident, $wait:ident, $flush:ident) => {
@@ -116,7 +118,7 @@ macro_rules! scope {
                     }
                     Ok(())
                 })?;
-                // After the flush of the scope, each of its threads may overwrite the source.
+                // After the flush of the scope, each thread of the scope may overwrite the source.
                 rma.moved(line!(), shape, before, |_, to, from| {
                     if inside {
                         ctx.$put_nbi(to, from, next);
@@ -150,8 +152,8 @@ macro_rules! scope {
                             rma.check.same(line!(), put as u64, len as u64);
                             ctx.$wait(rma.signal, Compare::Eq, value, before)?;
                         }
-                        // After the wait for the signal, every thread of the scope sees the data of
-                        // the put, before any barrier of the PEs.
+                        // After the wait for the signal, every thread of the scope must see the
+                        // data of the put, without a barrier of the PEs.
                         if inside && len > 0 {
                             let last = ctx.local(to).read(len - 1);
                             let expected = T::of(number(before, rma.round, shape.2 + len - 1));
@@ -161,7 +163,7 @@ macro_rules! scope {
                         Ok(())
                     })?;
                 }
-                // The shorter of two lengths counts.
+                // If the lengths differ, the shorter length is used.
                 if len > 1 {
                     rma.moved(line!(), (len - 1, shape.1, shape.2), before, |rma, to, from| {
                         if inside {
@@ -173,7 +175,8 @@ macro_rules! scope {
                     })?;
                 }
             }
-            // Strides of 2 at the target and 3 at the source: elements between are not touched.
+            // The strides are 2 at the target and 3 at the source. Elements between the strides
+            // must not change.
             let moved = Moved { count: 101, to: 0, to_step: 2, from: 0, from_step: 3 };
             rma.begin()?;
             if inside {
@@ -197,7 +200,8 @@ scope!(warp_scope, warp: put_warp, get_warp, put_nbi_warp, get_nbi_warp, put_che
 scope!(block_scope, block: put_block, get_block, put_nbi_block, get_nbi_block, put_checked_block, get_checked_block, iput_block,
     iget_block, put_signal_block, put_signal_nbi_block, signal_wait_until_from_block, flush_block);
 
-/// Checks single elements, and operands that are not symmetric: by one thread, and by the block.
+/// Checks puts and gets of single elements, and operands that are not symmetric memory. One thread
+/// makes these calls, except for shared memory, where the block makes them.
 #[inline(never)]
 fn operands<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
     let ctx = rma.check.ctx;
@@ -213,7 +217,7 @@ fn operands<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
         }
         Ok(())
     })?;
-    // From and to an array of the thread.
+    // Gets to, and puts from, an array of the thread.
     rma.moved(line!(), (8, 1, 2), before, |rma, to, from| {
         if first {
             let mut own = [T::of(0); 8];
@@ -226,7 +230,7 @@ fn operands<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
         }
         Ok(())
     })?;
-    // From and to shared memory of the block.
+    // Gets to, and puts from, shared memory of the block.
     let shared = SharedSlice::<T>::dynamic().slice(..64);
     rma.moved(line!(), (64, 3, 8), before, |rma, to, from| {
         ctx.get_block(shared, from, next);
@@ -238,7 +242,7 @@ fn operands<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
         ctx.put_block(to, shared, next);
         Ok(())
     })?;
-    // A view of the peer's memory, where it is mapped.
+    // Reads through a view of the peer's memory, if that memory is mapped.
     rma.moved(line!(), (16, 0, 0), next, |_, to, from| {
         if first {
             match ctx.get_peer_array(from, next) {
@@ -252,8 +256,8 @@ fn operands<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
     })
 }
 
-/// Calls a macro with the kernels of each element type: what they move, and their names at the
-/// scope of a thread, a warp and a block.
+/// Calls a macro with a line for each element type: the type, and the names of its kernels for the
+/// scopes thread, warp and block.
 #[macro_export]
 macro_rules! for_each_rma {
     ($each:ident) => {
@@ -269,7 +273,7 @@ macro_rules! for_each_rma {
     };
 }
 
-/// Defines the kernels of one scope.
+/// Defines one kernel, which makes the checks `$check`.
 macro_rules! kernel {
     ($name:ident, $t:ty, $scope:literal, |$rma:ident| $check:expr) => {
         #[doc = concat!("Checks puts and gets of `", stringify!($t), "` ", $scope, ". `send` and `recv` have [`ELEMENTS`] elements,")]
@@ -291,8 +295,8 @@ macro_rules! kernel {
     };
 }
 
-/// Defines three kernels for each element type: a single kernel for all checks would take the
-/// assembler ten times as long.
+/// Defines three kernels for each element type. With a single kernel for all scopes the assembler
+/// would need ten times as long.
 macro_rules! kernels {
     ($($t:ty: $thread:ident, $warp:ident, $block:ident;)*) => {$(
         kernel!($thread, $t, "of single elements and by one thread", |rma| operands(rma).and_then(|()| thread_scope(rma)));

@@ -1,17 +1,17 @@
-//! Checks barriers and syncs at each scope: no member passes before all have arrived, and earlier
-//! puts are visible afterwards.
+//! Checks barriers and syncs at each scope: no member continues before all members have arrived,
+//! and earlier puts are visible afterwards.
 
 use crate::{Check, apart, takes_part};
 use peerweave_device::prelude::*;
 
-/// Number of words of `words` for each block.
+/// Required number of words of `words` for each block.
 pub const WORDS: usize = 2;
 
-/// Number of rounds of each call.
+/// Number of rounds in which each barrier and sync is checked.
 const ROUNDS: u64 = 5;
 
-/// Checks one call: in each round every member adds to a word of every member, synchronizes, and
-/// reads all sums.
+/// Checks one barrier or sync. In each round every member adds to a word of every member, makes the
+/// call `$call`, and compares its own word. `$syncs` is whether the call is a sync.
 macro_rules! meets {
     ($check:ident, $team:ident, $words:ident, $total:ident, $scope:ident, $syncs:literal, $call:expr) => {
         for _ in 0..ROUNDS {
@@ -21,7 +21,7 @@ macro_rules! meets {
                     let pe = ctx.team_pe($team, rank).unwrap_or(u32::MAX);
                     ctx.atomic_add_relaxed($words.at(0), 1, pe);
                 }
-                // Only a barrier completes them.
+                // Only a barrier completes the additions. Before a sync, a quiet completes them.
                 if $syncs {
                     ctx.quiet();
                 }
@@ -31,21 +31,22 @@ macro_rules! meets {
                 apart(|| $call)?;
             }
             gpu::sync_threads();
-            // A relaxed sync orders nothing.
+            // A relaxed sync orders nothing, so a fence follows.
             if $syncs {
                 ctx.fence();
             }
             $total += u64::from(size);
             $check.same(line!(), ctx.signal_fetch($words.at(0)), $total);
             gpu::sync_threads();
-            // No PE adds for the next round before all PEs have checked this one.
+            // No PE may add for the next round before all PEs have compared their words in this
+            // round.
             apart(|| ctx.barrier_block($team))?;
         }
     };
 }
 
-/// Checks the barriers and syncs of `team`, of which this PE is a member. `words` has [`WORDS`]
-/// words for each block, initially 0.
+/// Checks the barriers and syncs of `team`, of which this PE must be a member. `words` has
+/// [`WORDS`] words for each block, initially 0.
 #[kernel]
 pub fn check_team(ctx: &Context, team: KernelTeam, words: SymSlice<u64>, result: SymSlice<u64>) -> Result<(), Failed> {
     let check = Check::new(ctx, result);

@@ -1,11 +1,11 @@
-//! Checks waits and tests for elements of symmetric memory: one, any, all, some; with one value, or
-//! one for each element.
+//! Checks waits and tests for one, any, all or some elements of symmetric memory. The elements are
+//! compared with one value, or each element with a separate value.
 
 use crate::{Check, Sample, takes_part};
 use peerweave_device::api::KernelInteger;
 use peerweave_device::prelude::*;
 
-/// Number of elements of `words`.
+/// Required number of elements of `words`.
 pub const WORDS: usize = 8;
 
 fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: SymSlice<u64>) -> Result<(), Failed> {
@@ -14,21 +14,22 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
     let of = |number| T::of(number);
     let yes = |holds: bool| u64::from(holds);
     if takes_part!(thread) {
-        // All elements are still 0.
+        // All elements are 0 here.
         check.same(line!(), yes(ctx.test(words, Compare::Ne, of(0))), 0);
         check.same(line!(), yes(ctx.test_any(words, EXCLUDE_NONE, Compare::Eq, of(9)).is_some()), 0);
         check.same(line!(), yes(ctx.test_all(words, EXCLUDE_NONE, Compare::Eq, of(0))), 1);
     }
     check.meet()?;
     if takes_part!(thread) {
-        // Element 5 first.
+        // Waits for any element. Only element 5 changes.
         ctx.atomic_set(words.at(5), of(50), next);
         let any = ctx.wait_until_any(words, EXCLUDE_NONE, Compare::Gt, of(0))?;
         check.same(line!(), any.map_or(99, |index| index as u64), 5);
         ctx.wait_until(words.at(5), Compare::Ge, of(50))?;
         check.same(line!(), yes(ctx.test(words.at(5), Compare::Le, of(50))), 1);
         check.same(line!(), yes(ctx.test(words.at(5), Compare::Lt, of(50))), 0);
-        // An excluded element is not found; if all elements are excluded, the wait returns at once.
+        // Excluded elements are ignored. If all elements are excluded, the waits return
+        // immediately.
         let excluded = ctx.test_any(words, |index| index == 5, Compare::Gt, of(0));
         check.same(line!(), yes(excluded.is_some()), 0);
         check.same(line!(), yes(ctx.wait_until_any(words, |_| true, Compare::Eq, of(77))?.is_some()), 0);
@@ -36,7 +37,7 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
     }
     check.meet()?;
     if takes_part!(thread) {
-        // Waits for all elements, each with its own value.
+        // Waits for all elements, each with a separate value.
         for index in 0..WORDS {
             ctx.atomic_set(words.at(index), of(10 + index as u64), next);
         }
@@ -46,7 +47,7 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
         ctx.wait_until_all(words, EXCLUDE_NONE, Compare::Ge, of(10))?;
         check.same(line!(), yes(ctx.test_all(words, EXCLUDE_NONE, Compare::Gt, of(10))), 0);
 
-        // Waits for some elements: those above 14.
+        // Waits for some elements: the elements above 14.
         let mut indices = [0; WORDS];
         let found = ctx.wait_until_some(words, &mut indices, EXCLUDE_NONE, Compare::Gt, of(14))?;
         check.same(line!(), found as u64, 3);
@@ -68,7 +69,7 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
 /// Defines one kernel for each element type.
 macro_rules! kernels {
     ($($name:ident: $t:ty;)*) => {$(
-        #[doc = concat!("Checks waits for `", stringify!($t), "`. `words` has [`WORDS`] elements, initially 0. Launched with one block.")]
+        #[doc = concat!("Checks waits and tests for `", stringify!($t), "`. `words` has [`WORDS`] elements, initially 0. The launch has one block on each PE.")]
         #[kernel]
         pub fn $name(ctx: &Context, words: SymSlice<$t>, result: SymSlice<u64>) -> Result<(), Failed> {
             all(ctx, words, result)

@@ -1,5 +1,5 @@
-//! Runs the check kernels on the PEs of one process, under several schedules. The same kernels run
-//! on GPUs.
+//! Tests of the device API on the host: runs the check kernels on several PEs in this process,
+//! under several schedules. The same kernels run on GPUs.
 
 use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
 use peerweave_check_kernels::{for_each_collective, for_each_rma};
@@ -9,12 +9,13 @@ use peerweave_grid::{Job, Shape};
 use peerweave_types::{KernelArgs, KernelTeam, bf16, f16};
 use std::time::Duration;
 
-/// Numbers of PEs and threads of a block: two warps at least, the last one not full.
+/// Pairs of the number of PEs and the number of threads of a block. Each block has two warps, and
+/// in most pairs the last warp is not full.
 const SHAPES: [(u32, u32); 3] = [(1, 33), (2, 64), (3, 40)];
 
-/// Runs a check kernel in every shape and under several seeds: with the PEs on one machine, on
-/// machines of one PE each, and on machines of two PEs and one PE. `blocks` is the number of
-/// blocks; `args` allocates all arguments except the result.
+/// Runs a check kernel with each pair of [`SHAPES`], with each number of PEs per machine, and under
+/// several seeds. `blocks` is the number of blocks. `args` allocates all arguments except the
+/// result, which it gets as an argument.
 fn check<A: KernelArgs>(kernel: &Kernel<A>, blocks: u32, args: impl Fn(&mut Job, SymSlice<u64>) -> A) {
     for (n_pes, threads) in SHAPES {
         for machine in (1..=n_pes).rev() {
@@ -23,7 +24,7 @@ fn check<A: KernelArgs>(kernel: &Kernel<A>, blocks: u32, args: impl Fn(&mut Job,
     }
 }
 
-/// Like [`check`], with a given number of PEs, PEs of each machine, and threads of a block.
+/// Like [`check`], but with one number of PEs, of PEs per machine, and of threads per block.
 fn check_on<A: KernelArgs>(
     kernel: &Kernel<A>,
     blocks: u32,
@@ -42,17 +43,19 @@ fn check_on<A: KernelArgs>(
         outcome.unwrap_or_else(|error| panic!("{job_is}: {error}"));
         for pe in 0..n_pes {
             let found = job.read(pe, result);
-            let [differences, line, value, expected] = found[..4] else { unreachable!("a result has more words") };
+            let [differences, line, value, expected] = found[..4] else {
+                unreachable!("a result has RESULT_WORDS words, at least 4")
+            };
             assert_eq!(
                 differences, 0,
-                "{job_is}: PE {pe}: {differences} differences, first in line {line}: {value:#x}, expected {expected:#x}"
+                "{job_is}: PE {pe}: {differences} differences, first in line {line}: found {value:#x}, expected {expected:#x}"
             );
-            assert_eq!(found[RESULT_WORDS - 1], FINISHED, "{job_is}: PE {pe}");
+            assert_eq!(found[RESULT_WORDS - 1], FINISHED, "{job_is}: PE {pe}: the kernel is not complete");
         }
     }
 }
 
-/// One test for each kernel, with the kernel's name.
+/// Defines a test for each kernel. The test has the name of the kernel.
 macro_rules! rma {
     ($($t:ty: $($kernel:ident),*;)*) => {$($(
         #[test]
@@ -67,7 +70,7 @@ macro_rules! rma {
 for_each_rma!(rma);
 
 #[test]
-fn signal_kernel_finds_no_difference() {
+fn signals_are_correct_at_every_scope() {
     check(&signal::check_signal::KERNEL, 1, |job, result| (job.alloc::<u64>(signal::WORDS), result));
 }
 
@@ -81,31 +84,31 @@ macro_rules! words {
 }
 
 words! {
-    waits_for_i32_are_exact: wait, i32, check_wait_i32;
-    waits_for_u32_are_exact: wait, u32, check_wait_u32;
-    waits_for_i64_are_exact: wait, i64, check_wait_i64;
-    waits_for_u64_are_exact: wait, u64, check_wait_u64;
-    atomics_of_i32_are_exact: atomic, i32, check_atomic_i32;
-    atomics_of_u32_are_exact: atomic, u32, check_atomic_u32;
-    atomics_of_i64_are_exact: atomic, i64, check_atomic_i64;
-    atomics_of_u64_are_exact: atomic, u64, check_atomic_u64;
-    atomics_of_f32_are_exact: atomic, f32, check_atomic_f32;
-    atomics_of_f64_are_exact: atomic, f64, check_atomic_f64;
-    additions_to_f16_are_exact: atomic, f16, check_atomic_f16;
-    additions_to_bf16_are_exact: atomic, bf16, check_atomic_bf16;
+    waits_for_i32_are_correct: wait, i32, check_wait_i32;
+    waits_for_u32_are_correct: wait, u32, check_wait_u32;
+    waits_for_i64_are_correct: wait, i64, check_wait_i64;
+    waits_for_u64_are_correct: wait, u64, check_wait_u64;
+    atomics_of_i32_are_correct: atomic, i32, check_atomic_i32;
+    atomics_of_u32_are_correct: atomic, u32, check_atomic_u32;
+    atomics_of_i64_are_correct: atomic, i64, check_atomic_i64;
+    atomics_of_u64_are_correct: atomic, u64, check_atomic_u64;
+    atomics_of_f32_are_correct: atomic, f32, check_atomic_f32;
+    atomics_of_f64_are_correct: atomic, f64, check_atomic_f64;
+    additions_to_f16_are_correct: atomic, f16, check_atomic_f16;
+    additions_to_bf16_are_correct: atomic, bf16, check_atomic_bf16;
 }
 
 #[test]
-fn barrier_kernel_of_all_pes_finds_no_difference() {
+fn barriers_and_syncs_of_all_pes_are_correct() {
     check(&team::check_team_all::KERNEL, 3, |job, result| (job.alloc::<u64>(3 * team::WORDS), result));
 }
 
 #[test]
-fn barrier_kernel_of_a_team_finds_no_difference() {
+fn barriers_and_syncs_of_a_team_are_correct() {
     check(&team::check_team::KERNEL, 3, |job, result| (KernelTeam::WORLD, job.alloc::<u64>(3 * team::WORDS), result));
 }
 
-/// One test for each kernel, with the kernel's name.
+/// Defines a test for each kernel. The test has the name of the kernel.
 macro_rules! collectives {
     ($($t:ty, $operators:ident: $($kernel:ident),*;)*) => {$($(
         #[test]
@@ -121,7 +124,7 @@ macro_rules! collectives {
 for_each_collective!(collectives);
 
 #[test]
-fn sample_elements_of_different_numbers_differ() {
+fn samples_of_different_numbers_differ() {
     use peerweave_check_kernels::Sample;
     for number in 0..200u64 {
         assert_ne!(u8::of(number), u8::of(number + 1));
@@ -131,10 +134,10 @@ fn sample_elements_of_different_numbers_differ() {
 }
 
 #[test]
-fn difference_is_recorded_with_its_line() {
+fn difference_is_recorded_with_its_source_line() {
     let mut job = Job::new(1);
     let (words, result) = (job.alloc::<u64>(signal::WORDS), job.alloc::<u64>(RESULT_WORDS));
-    // The kernel expects zeros.
+    // The kernel expects zeros in `words`.
     job.write(0, words, &[200]);
     job.launch(&signal::check_signal::KERNEL, 1, 33, (words, result)).unwrap();
     let found = job.read(0, result);

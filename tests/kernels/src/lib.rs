@@ -1,11 +1,11 @@
-//! Kernels that the tests and checks of the GPU crates launch; each tests one property of launches,
-//! contexts or waits.
+//! Kernels that the tests and checks of the GPU crates launch. Each kernel tests one property of
+//! launches, contexts, waits or collectives.
 #![no_std]
 
 use peerweave_device::prelude::*;
 
-/// Puts `10 * PE + 7` into the next PE's word, signals it, and waits for the signal of the previous
-/// PE.
+/// Writes `10 * PE + 7` to the word of the next PE, signals the next PE, and waits for the signal
+/// of the previous PE.
 #[kernel]
 pub fn ring(ctx: &Context, word: SymSlice<u64>, signal: SymSlice<u64>, round: u64) -> Result<(), Failed> {
     let next = (ctx.my_pe() + 1) % ctx.n_pes();
@@ -15,14 +15,15 @@ pub fn ring(ctx: &Context, word: SymSlice<u64>, signal: SymSlice<u64>, round: u6
     Ok(())
 }
 
-/// Waits for a value that `from` never writes.
+/// Waits for a value that no PE writes, until the deadline or an abort. The report names `from` as
+/// the missing PE.
 #[kernel]
 pub fn wait_for_ever(ctx: &Context, signal: SymSlice<u64>, from: u32) -> Result<(), Failed> {
     ctx.signal_wait_until_from(signal, Compare::Ge, u64::MAX, from)?;
     Ok(())
 }
 
-/// Waits, as a block, for a value that `from` never writes.
+/// Like [`wait_for_ever()`], by all threads of the block.
 #[kernel]
 pub fn wait_for_ever_block(ctx: &Context, signal: SymSlice<u64>, from: u32) -> Result<(), Failed> {
     ctx.signal_wait_until_from_block(signal, Compare::Ge, u64::MAX, from)
@@ -39,7 +40,7 @@ pub fn count_up(ctx: &Context, to: SymSlice<u64>, first: u64) {
     }
 }
 
-/// Makes `rounds` barriers of all PEs.
+/// Synchronises all PEs by `rounds` barriers.
 #[kernel]
 pub fn barriers(ctx: &Context, rounds: u32) -> Result<(), Failed> {
     for _ in 0..rounds {
@@ -48,8 +49,8 @@ pub fn barriers(ctx: &Context, rounds: u32) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Adds this PE's number plus 1 to the word of each member of a team, then makes a barrier of the
-/// team: `rounds` times.
+/// Makes `rounds` rounds. In each round, adds this PE's number plus 1 to the word of each member of
+/// a team, and then synchronises the team by a barrier.
 #[kernel]
 pub fn meet_in_team(ctx: &Context, team: KernelTeam, word: SymSlice<u64>, rounds: u32) -> Result<(), Failed> {
     for _ in 0..rounds {
@@ -63,13 +64,14 @@ pub fn meet_in_team(ctx: &Context, team: KernelTeam, word: SymSlice<u64>, rounds
     Ok(())
 }
 
-/// Sums the elements of all members of a team.
+/// Sums `from` of all members of a team, and writes the sums to `to` of each member.
 #[kernel]
 pub fn sum_in_team(ctx: &Context, team: KernelTeam, to: SymSlice<u32>, from: SymSlice<u32>) -> Result<(), Failed> {
     ctx.reduce_block(team, to, from, Sum)
 }
 
-/// Writes the multicast address of the heap's first byte to `found`; 0 if there is none.
+/// Writes the multicast address of the heap's first byte to `found`; 0 if the heap has no multicast
+/// address.
 #[kernel]
 pub fn multicast_base(ctx: &Context, found: SymSlice<u64>) {
     let base = ctx.get_multicast_array(found).map_or(0, |view| view.address(0) - found.offset().0);

@@ -1,4 +1,5 @@
-//! Elements that are accessed atomically, and the 32- and 64-bit words that contain them.
+//! Element types that kernels access atomically, and the 32-bit and 64-bit words that contain the
+//! elements.
 
 use super::Context;
 use super::network::call;
@@ -11,17 +12,17 @@ use crate::gpu::{Access, AcqRel, FloatAdd, Reduce, Relaxed, Release, Rmw, Sys};
 use crate::network::call::Atomic;
 use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Plain, Scalar, bf16, f16};
 
-/// An element that supports atomic additions in kernels: the types of [`KernelAtomic`], `f16` and
-/// `bf16`. Other crates cannot implement it.
+/// An element type that supports atomic additions in kernels: the types of [`KernelAtomic`], `f16`
+/// and `bf16`. Other crates cannot implement this trait.
 pub trait KernelAdd: Scalar + Plain {
-    /// Adds by an atomic instruction. Returns the previous value.
+    /// Adds by an atomic operation on mapped memory. Returns the previous value.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     #[doc(hidden)]
     unsafe fn fetch_add_at(word: *mut Self, value: Self, strong: bool) -> Self;
 
-    /// Adds by an atomic instruction that returns nothing.
+    /// Adds by an atomic operation on mapped memory. Returns nothing.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
@@ -36,10 +37,10 @@ pub trait KernelAdd: Scalar + Plain {
     const ONE: Self;
 }
 
-/// An element that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`. Other
-/// crates cannot implement it.
+/// An element type that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`.
+/// Other crates cannot implement this trait.
 pub trait KernelAtomic: AtomicElement + KernelAdd {
-    /// The word that contains the element.
+    /// The word that contains the bits of the element.
     #[doc(hidden)]
     type Bits: Bits;
     #[doc(hidden)]
@@ -48,18 +49,19 @@ pub trait KernelAtomic: AtomicElement + KernelAdd {
     fn from_bits(bits: Self::Bits) -> Self;
 }
 
-/// An integer that kernels can wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`. Other
-/// crates cannot implement it.
+/// An integer type for which kernels can wait, and which they can combine bitwise: `i32`, `u32`,
+/// `i64` and `u64`. Other crates cannot implement this trait.
 pub trait KernelInteger: KernelAtomic + AtomicInteger {
-    /// Returns whether the comparison of `word` with `value` holds, as numbers of this type.
+    /// Returns whether `compare` is true for `word` and `value`, compared as numbers of this type.
     #[doc(hidden)]
     fn holds(compare: Compare, word: Self, value: Self) -> bool;
-    /// Returns the number in the form in which reports contain it.
+    /// Returns the number as 64 bits, sign-extended for signed types, as reports contain it.
     #[doc(hidden)]
     fn report(self) -> u64;
 }
 
-/// A word of 32 or 64 bits, of this PE or of a PE reached through NVSHMEM.
+/// A word of 32 or 64 bits. The `network_…` functions access a word of a PE that is reached over
+/// the network.
 #[doc(hidden)]
 pub trait Bits:
     Access<Sys> + Rmw<Sys, Relaxed> + Rmw<Sys, AcqRel> + Reduce<Sys, Relaxed> + Reduce<Sys, Release> + PartialEq + 'static
@@ -220,7 +222,7 @@ macro_rules! integer {
 
 integer!(i32 as u32, u32 as u32, i64 as u64, u64 as u64);
 
-/// Implements atomic operations for floats, in words of their own width.
+/// Implements atomic operations for `f32` and `f64`, in words with the width of the float.
 macro_rules! float {
     ($($t:ty as $bits:ty),*) => {$(
         impl KernelAtomic for $t {
@@ -244,9 +246,9 @@ macro_rules! float {
     )*};
 }
 
-/// Implements additions to floats: by an instruction if the PE is mapped. NVSHMEM has no addition
-/// of floats; through it the element's word is compared and swapped in a loop until no other change
-/// intervenes.
+/// Implements additions to floats. If the PE is mapped, an addition is the operation of
+/// [`FloatAdd`]. NVSHMEM has no addition of floats, so over the network the addition is a loop of
+/// compare-and-swaps of the word that contains the element.
 macro_rules! float_add {
     ($t:ty, $bits:ty, $one:expr, |$bits_in:ident, $shift_in:ident| $take:expr, |$old:ident, $value:ident, $shift:ident| $replace:expr) => {
         impl KernelAdd for $t {
@@ -285,7 +287,8 @@ macro_rules! float_add {
             fn network_fetch_add(context: &Context, word: u64, value: Self, pe: u32) -> Self {
                 let take = |$bits_in: $bits, $shift_in: u64| -> Self { $take };
                 let replace = |$old: $bits, $value: Self, $shift: u64| -> $bits { $replace };
-                // The word that holds the element, and where the element is in it.
+                // The address of the word that contains the element, and the position of the
+                // element in that word, in bits.
                 let within = word % size_of::<$bits>() as u64;
                 let (word, shift) = (word - within, 8 * within);
                 let mut spin = context.spin();
@@ -309,7 +312,8 @@ macro_rules! float_add {
 
 float!(f32 as u32, f64 as u64);
 
-/// Implements atomic operations for 16-bit floats, two of which are in a 32-bit word.
+/// Implements atomic additions for 16-bit floats. Over the network they access the 32-bit word that
+/// contains the float and its neighbour.
 macro_rules! half {
     ($($t:ty),*) => {$(
         float_add!($t, u32, <$t>::ONE, |bits, shift| <$t>::from_bits((bits >> shift) as u16), |old, value, shift| {

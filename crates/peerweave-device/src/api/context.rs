@@ -1,4 +1,4 @@
-//! The context of a kernel: its creation, and queries that cost nothing.
+//! The context of a kernel: its creation, and queries of PEs and addresses.
 
 use super::Failed;
 use super::memory::bulk::Lent;
@@ -11,42 +11,44 @@ use core::marker::PhantomData;
 use core::mem::offset_of;
 use peerweave_types::{DeviceSlice, FailureKind, KernelContext, KernelOp, PeerEntry, Plain, SymSlice};
 
-/// Gives a kernel access to its peers: every operation of a kernel is a method of its context.
+/// The context of a kernel. All operations that a kernel calls are methods of its context.
 ///
-/// `#[kernel]` creates the context from the first parameter of the entry. A context is a few
-/// numbers in registers; each thread has its own.
+/// `#[kernel]` creates the context from the first parameter of the entry. Each thread has its own
+/// context, which consists of a few numbers in registers.
 ///
 /// # Names
 /// A method without a suffix is called by one thread. A method with the suffix `_warp` or `_block`
-/// is called by all threads of a warp or a block together, with the same arguments. Each thread
-/// gets the same outcome. Such a call waits for all of these threads before it returns, but not
-/// before it starts: if other threads of the scope have written the source, synchronise first.
-/// `_nbi` forms may return before the source has been read; [`Self::flush`] or [`Self::quiet`]
-/// completes them. `_relaxed` forms do not order other accesses.
+/// is called by all threads of a warp or a block together, with the same arguments. All these
+/// threads return the same outcome. Such a call waits for all threads of the scope before it
+/// returns, but not before it starts. If other threads of the scope have written the source,
+/// synchronise before the call. `_nbi` forms may return before the source has been read.
+/// [`Self::flush`] waits until the sources can be reused, and [`Self::quiet`] completes the
+/// operations. `_relaxed` forms do not order other accesses.
 ///
 /// # Order
-/// A put is complete at the peer after [`Self::quiet`] and before a barrier ends. [`Self::fence`]
-/// orders puts to each PE. A signal releases the caller's earlier accesses, and a wait for the
-/// signal acquires them.
+/// A put is complete at the peer when [`Self::quiet`] or a barrier returns. [`Self::fence`] orders
+/// puts to the same PE. A signal releases the caller's earlier accesses, and a wait for the signal
+/// acquires them.
 ///
 /// # Failures
-/// Calls that return nothing write a failure to the context's status, which ends the waits of all
-/// threads of this PE; the host reports it. Calls that wait return [`Failed`].
+/// A failed operation writes a report to the context's status, which the host reads. The failure
+/// also ends the waits of all threads of this PE. Operations that wait return [`Failed`].
 pub struct Context {
     raw: *const KernelContext,
     pes: Pes,
     bases: Bases,
-    /// The mapped PE that was looked up last, and the address of its heap. A fence empties the
-    /// cache of the SM, and a load of the table after a fence takes a quarter of the time of a put.
-    /// Invariant: the PE exists and is mapped, so a hit needs no other check.
+    /// The mapped PE that was looked up last, and the address of its heap. This cache exists
+    /// because a fence empties the L1 cache of the SM, and a load from the table of peers then
+    /// takes a quarter of the time of a put. Invariant: the PE exists and is mapped, so a cache hit
+    /// needs no other check.
     last: Cell<(u32, u64)>,
-    /// The team that this thread synchronised last.
+    /// The table entry of the team that this thread used last.
     pub(crate) last_team: Cell<TeamCache>,
-    /// The addresses of this thread's last synchronisation of a team.
+    /// The addresses that this thread used in its last synchronisation of a team.
     pub(crate) last_meeting: Cell<Meeting>,
     pub(crate) lent: Cell<Lent>,
     pub(crate) bulk_pending: Cell<bool>,
-    /// A context belongs to the thread that made it.
+    /// Makes the type neither `Send` nor `Sync`: a context belongs to the thread that created it.
     local: PhantomData<*const ()>,
 }
 
@@ -57,7 +59,7 @@ pub(crate) struct Pes {
     n_pes: u32,
 }
 
-/// Addresses by which this thread finds the heaps of all PEs.
+/// Addresses from which this thread computes the addresses of all heaps.
 #[derive(Clone, Copy)]
 pub(crate) struct Bases {
     /// Address of the table of peers.
@@ -66,29 +68,30 @@ pub(crate) struct Bases {
     mine: u64,
 }
 
-/// The means by which a PE's memory is accessed.
+/// The path by which this PE accesses the memory of a PE.
 #[derive(Clone, Copy)]
 pub(crate) enum Reach {
     /// Loads and stores: the PE's heap is mapped at this address.
     Mapped(u64),
-    /// The network: NVSHMEM's device library.
+    /// The network: NVSHMEM's device library on GPUs, or the executor on the host.
     Network,
 }
 
 impl Context {
-    /// Reads the context that the host has written. Fails for a context of another version. Called
-    /// by the entry that `#[kernel]` creates.
+    /// Creates the context of a thread from the context that the host has written. The entry that
+    /// `#[kernel]` creates calls this function.
     ///
     /// # Errors
-    /// [`FailureKind::Version`]. The status is not written then, because its address is unknown.
+    /// [`FailureKind::Version`] if the host has written a context of another version. This failure
+    /// is not written to the status, because the address of the status is unknown.
     ///
     /// # Safety
-    /// The pointer is that of a context in memory that this thread can read, whose addresses are
-    /// valid here, and which is not written until the kernel has ended.
+    /// `raw` points to a context in memory that this thread can read. The addresses in the context
+    /// are valid in this thread. The context is not written until the kernel has ended.
     #[inline(always)]
     pub unsafe fn enter(raw: *const KernelContext) -> Result<Self, Failed> {
-        // SAFETY: the caller promises a readable context, which starts with its version and this PE
-        // in every version.
+        // SAFETY: the caller promises a readable context. Contexts of all versions start with the
+        // version and the number of this PE.
         let first = unsafe { gpu::load_constant(raw.cast()) };
         if first as u32 != KernelContext::VERSION {
             return Err(Failed::new(FailureKind::Version));
@@ -97,36 +100,36 @@ impl Context {
         Ok(unsafe { Self::enter_unchecked(raw) })
     }
 
-    /// Like [`Self::enter`], but does not check the version, so that no field is read before it is
-    /// used. Called by the entry of `#[kernel(unchecked)]`, whose launches compare the version on
-    /// the host.
+    /// Like [`Self::enter`], but does not check the version. Without the check, no thread waits for
+    /// the version field before it starts. The entry of `#[kernel(unchecked)]` calls this function.
+    /// Launches of such a kernel compare the version on the host.
     ///
     /// # Safety
-    /// As for [`Self::enter`]; the context is of this version.
+    /// As for [`Self::enter`]. In addition, the context has the version [`KernelContext::VERSION`].
     #[inline(always)]
     pub unsafe fn enter_unchecked(raw: *const KernelContext) -> Self {
-        // SAFETY: a context of this version, readable and not written by anybody: the caller
-        // promises it.
+        // SAFETY: the caller promises a context of this version, which this thread can read and
+        // nobody writes.
         let (first, second) = unsafe { (gpu::load_constant(raw.cast()), gpu::load_constant(raw.cast::<u64>().add(1))) };
         const {
             assert!(offset_of!(KernelContext, version) == 0 && offset_of!(KernelContext, my_pe) == 4);
             assert!(offset_of!(KernelContext, n_pes) == 8 && cfg!(target_endian = "little"));
         };
         let pes = Pes { my_pe: (first >> 32) as u32, n_pes: second as u32 };
-        // SAFETY: the field lies in the context; the table has an entry for each PE, which begins
-        // with its base.
+        // SAFETY: the field lies in the context. The table has an entry for each PE, which begins
+        // with the base address of its heap.
         let bases = unsafe {
             let peers = gpu::load_constant(&raw const (*raw).peers);
             Bases { peers, mine: gpu::load_constant(entry(peers, pes.my_pe)) }
         };
-        // SAFETY: read from that context.
+        // SAFETY: the parts were read from this context.
         unsafe { Self::again(raw, pes, bases) }
     }
 
-    /// Returns the constant parts of the context, from which a function that is not inlined creates
-    /// [another context](Self::again). The parts are numbers, so the caller keeps its own context
-    /// in registers. With a reference, the compiler would keep the context in memory for every
-    /// operation of the kernel.
+    /// Returns the constant parts of the context. A function that is not inlined takes the parts as
+    /// arguments, and creates [another context](Self::again) from them. The parts are numbers, so
+    /// the caller's context stays in registers. If the function took a reference, the compiler
+    /// would place the context in memory for every operation of the kernel.
     #[inline(always)]
     pub(crate) fn parts(&self) -> (*const KernelContext, Pes, Bases) {
         (self.raw, self.pes, self.bases)
@@ -163,13 +166,13 @@ impl Context {
         self.pes.n_pes
     }
 
-    /// Returns the index of this PE among the PEs of its node.
+    /// Returns the index of this PE among the PEs on its node.
     #[inline]
     pub fn node_pe(&self) -> u32 {
         self.raw().node_pe
     }
 
-    /// Returns the number of PEs of this PE's node.
+    /// Returns the number of PEs on this PE's node.
     #[inline]
     pub fn node_n_pes(&self) -> u32 {
         self.raw().node_n_pes
@@ -178,12 +181,13 @@ impl Context {
     /// Returns the context as the host wrote it.
     #[inline(always)]
     pub(crate) fn raw(&self) -> &KernelContext {
-        // SAFETY: `enter` was promised a context that is readable, and written by nobody, while the
-        // kernel runs.
+        // SAFETY: the caller of `enter` promised a context that is readable, and that nobody
+        // writes, while the kernel runs.
         unsafe { &*self.raw }
     }
 
-    /// Returns the address of the heap of a PE below [`Self::n_pes`]; 0 if it is not mapped.
+    /// Returns the address of a PE's heap; 0 if the heap is not mapped. `pe` must be less than
+    /// [`Self::n_pes`].
     #[inline(always)]
     pub(crate) fn base_of(&self, pe: u32) -> u64 {
         let (last, base) = self.last.get();
@@ -197,7 +201,7 @@ impl Context {
         base
     }
 
-    /// Like [`Self::base_of`], but always reads the table.
+    /// Like [`Self::base_of`], but reads the table and does not use the cache.
     #[inline(always)]
     pub(crate) fn table_base(&self, pe: u32) -> u64 {
         // SAFETY: the context's table has an entry for each PE, and nobody writes it while the
@@ -211,7 +215,10 @@ impl Context {
         self.bases.mine
     }
 
-    /// Returns the path to a PE. A failure is written to the status.
+    /// Returns the path by which this PE accesses a PE.
+    ///
+    /// # Errors
+    /// If the PE does not exist or cannot be reached. The failure is written to the status.
     #[inline(always)]
     pub(crate) fn reach(&self, operation: KernelOp, pe: u32) -> Result<Reach, Failed> {
         let (last, base) = self.last.get();
@@ -237,26 +244,26 @@ impl Context {
         self.fail(kind, Report { pe, expected: u64::from(self.pes.n_pes), ..Report::of(operation) })
     }
 
-    /// Returns whether the memory of a PE is mapped here, so that [`Self::get_peer_array`] has a
-    /// view of it.
+    /// Returns whether the memory of a PE is mapped on this PE. If so, [`Self::get_peer_array`]
+    /// returns a view of that memory.
     #[inline]
     pub fn is_mapped(&self, pe: u32) -> bool {
         pe < self.pes.n_pes && self.base_of(pe) != 0
     }
 
-    /// Returns this PE's own elements of symmetric memory.
+    /// Returns a view of this PE's own elements of symmetric memory.
     #[inline(always)]
     pub fn local<T: Plain>(&self, of: SymSlice<T>) -> DeviceSlice<T> {
-        // SAFETY: `SymSlice::from_raw` was promised elements in the heap of every PE, and this PE's
-        // is mapped.
+        // SAFETY: the caller of `SymSlice::from_raw` promised elements in the heap of every PE, and
+        // this PE's heap is mapped.
         unsafe { DeviceSlice::from_raw(self.my_base() + of.offset().0, of.len()) }
     }
 
-    /// Returns a PE's elements of symmetric memory; `None` if the PE's memory is not mapped here,
-    /// or the PE does not exist.
+    /// Returns a view of a PE's elements of symmetric memory; `None` if the PE's memory is not
+    /// mapped on this PE, or the PE does not exist.
     ///
-    /// Reads and writes through the view are weak: order them with the peer's accesses by signals,
-    /// barriers and fences.
+    /// Reads and writes through the view are weak. Order them with the peer's accesses by signals,
+    /// barriers or fences.
     #[inline(always)]
     pub fn get_peer_array<T: Plain>(&self, of: SymSlice<T>, pe: u32) -> Option<DeviceSlice<T>> {
         if pe >= self.pes.n_pes {
@@ -264,14 +271,15 @@ impl Context {
         }
         match self.base_of(pe) {
             0 => None,
-            // SAFETY: `SymSlice::from_raw` was promised elements in the heap of every PE, and this
-            // one's is mapped.
+            // SAFETY: the caller of `SymSlice::from_raw` promised elements in the heap of every PE,
+            // and the heap of `pe` is mapped.
             base => Some(unsafe { DeviceSlice::from_raw(base + of.offset().0, of.len()) }),
         }
     }
 }
 
-/// Returns the address of the entry of a PE, whose first word is the address of the PE's heap.
+/// Returns the address of a PE's entry in the table of peers. The first word of the entry is the
+/// address of the PE's heap.
 #[inline(always)]
 fn entry(peers: u64, pe: u32) -> *const u64 {
     const { assert!(offset_of!(PeerEntry, base) == 0) };
@@ -279,7 +287,8 @@ fn entry(peers: u64, pe: u32) -> *const u64 {
 }
 
 impl Drop for Context {
-    /// Waits until no copy uses lent shared memory: the SM reuses it when the block ends.
+    /// Waits until no bulk copy reads lent shared memory, because the SM reuses that memory when
+    /// the block ends.
     #[inline(always)]
     fn drop(&mut self) {
         if gpu::bulk::AVAILABLE && self.bulk_pending.get() {

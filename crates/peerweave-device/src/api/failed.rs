@@ -1,13 +1,13 @@
-//! Failures of a kernel's operations.
+//! The error of a kernel's operations.
 
 use core::fmt;
 use peerweave_types::FailureKind;
 
-/// An operation of a kernel has failed. The first failure of a PE is written to the context's
-/// status, where the host reads the operation, the missing PE and the values. The kernel should
-/// end.
+/// The error of an operation in a kernel. The first failure of a PE is written to the context's
+/// status. The host reads the operation, the missing PE and the values from the status. After a
+/// failure the kernel should end.
 ///
-/// A kernel returns it by `?`; `#[kernel]` then ends the thread.
+/// A kernel returns the error by `?`. `#[kernel]` then ends the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a kernel that continues after a failure uses data that has not arrived"]
 pub struct Failed {

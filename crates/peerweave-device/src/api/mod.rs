@@ -1,4 +1,4 @@
-//! The operations of kernels. See [`Context`].
+//! Operations that kernels call, as methods of [`Context`].
 //!
 //! ```text
 //!  team/      barriers and collectives of a team

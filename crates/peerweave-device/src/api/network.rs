@@ -1,10 +1,10 @@
-//! Access to PEs whose memory is not mapped. On GPUs these are calls of NVSHMEM's device library,
-//! through the table of wrappers. On the host they are calls of an executor that emulates a
-//! network.
+//! Access to PEs whose memory is not mapped. On GPUs the functions of this module call NVSHMEM's
+//! device library, through the wrappers of [`crate::network`]. On the host they call an executor
+//! that emulates a network.
 //!
-//! In builds with neither, no PE is accessed in this manner
-//! ([`Reach::Network`](super::context::Reach) is never created), and each function of this module
-//! is empty.
+//! In kernels for GPUs without the feature `nvshmem`, each function of this module is empty. In
+//! these builds [`Reach::Network`](super::context::Reach) is never created, so no function of this
+//! module is needed.
 
 #[cfg(target_arch = "nvptx64")]
 use super::scope::Kind;
@@ -12,12 +12,13 @@ use super::scope::Scope;
 use crate::gpu::Vector;
 use peerweave_types::{Plain, SignalOp, nvshmem};
 
-/// Calls a wrapper of the table on GPUs, or the executor on the host.
+/// Calls a wrapper of [`crate::network`] on GPUs, or evaluates `$host` on the host.
 macro_rules! call {
     ($name:ident($($argument:expr),*); $host:expr) => {{
         #[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]
-        // SAFETY: the addresses are of this PE's symmetric memory, or of memory that NVSHMEM can
-        // read, as the caller's views promise; the wrapper is linked where this path is compiled.
+        // SAFETY: the addresses are in this PE's symmetric memory, or in memory that NVSHMEM can
+        // read, as the caller's views promise. Builds that compile this call are linked with the
+        // wrapper.
         unsafe {
             crate::network::functions::$name($($argument),*)
         }
@@ -35,8 +36,8 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// Calls the wrapper for a scope on GPUs. On the host the first thread of the scope makes one call
-/// for all threads.
+/// On GPUs, calls the wrapper for the scope. On the host, the first thread of the scope makes one
+/// call for all threads.
 macro_rules! by_scope {
     ($scope:ident: $thread:ident, $warp:ident, $block:ident ($($argument:expr),*); $host:expr) => {{
         #[cfg(target_arch = "nvptx64")]
@@ -62,13 +63,14 @@ pub(super) mod emulated {
     use crate::arch::executor;
     use crate::network::call::{Atomic, Call};
 
-    /// Makes one call for this thread.
+    /// Passes a call of this thread to the executor. Returns the result of
+    /// [`Executor::network`](crate::arch::Executor::network).
     pub(in super::super) fn now(call: Call) -> u64 {
         executor().network(call)
     }
 
-    /// Makes one call for all threads of the scope. They start and end it together, as with
-    /// NVSHMEM.
+    /// Makes one call for all threads of the scope. As in NVSHMEM, all threads of the scope
+    /// synchronise before and after the call.
     pub(in super::super) fn by_first<S: Scope>(call: Call) {
         S::sync();
         if matches!(S::KIND, Kind::Thread) || S::rank() == 0 {
@@ -77,7 +79,8 @@ pub(super) mod emulated {
         S::sync();
     }
 
-    /// Applies an atomic operation to a word of `bytes` bytes.
+    /// Applies an atomic operation to a word of `bytes` bytes at a PE. Returns the result of the
+    /// operation.
     pub(in super::super) fn atomic(word: u64, bytes: usize, operation: Atomic, pe: i32) -> u64 {
         now(Call::Atomic { word, bytes, operation, pe: pe as u32 })
     }
@@ -86,7 +89,8 @@ pub(super) mod emulated {
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::network::call::{Atomic, Call, Signal as HostSignal};
 
-/// Returns whether PEs can be reached over the network. Known at compile time of a kernel for GPUs.
+/// Returns whether this build of the kernel can reach PEs over the network. On GPUs the result is a
+/// constant.
 #[inline(always)]
 pub(super) fn available() -> bool {
     #[cfg(target_arch = "nvptx64")]
@@ -123,7 +127,7 @@ pub(super) fn get<S: Scope>(to: u64, from: u64, bytes: usize, pe: u32, nbi: bool
     }
 }
 
-/// A signal that follows a put: its word, value and operation.
+/// A change of a signal word, for example after a put. `word` is the address in this PE's own heap.
 #[derive(Clone, Copy)]
 pub(super) struct Signal {
     pub(super) word: u64,
@@ -158,7 +162,7 @@ pub(super) fn signal(signal: Signal, pe: u32) {
     })
 }
 
-/// Writes one element by the widest words that its size and alignment allow.
+/// Writes one element to a PE, in the widest words that the element's size and alignment allow.
 #[inline]
 pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     let (from, pe) = ((&raw const value).cast::<u8>(), pe as i32);
@@ -173,7 +177,7 @@ pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     }
 }
 
-/// Reads one element by the widest words that its size and alignment allow.
+/// Reads one element of a PE, in the widest words that the element's size and alignment allow.
 #[inline]
 pub(super) fn g<T: Plain>(from: u64, pe: u32) -> T {
     // SAFETY: every bit pattern is a value of a `Plain` type.
@@ -190,7 +194,7 @@ pub(super) fn g<T: Plain>(from: u64, pe: u32) -> T {
     value
 }
 
-/// Reads 16 bytes as two words.
+/// Reads 16 bytes of a PE, as two words.
 #[inline]
 pub(super) fn load_vector(from: u64, pe: u32) -> Vector {
     [read_word(from, 8, pe as i32), read_word(from + 8, 8, pe as i32)]
@@ -214,7 +218,7 @@ fn write_word(at: u64, word: u64, unit: usize, pe: i32) {
     }
 }
 
-/// Reads `unit` bytes of a PE.
+/// Reads a word of `unit` bytes of a PE.
 #[inline]
 fn read_word(at: u64, unit: usize, pe: i32) -> u64 {
     #[cfg(target_arch = "nvptx64")]
@@ -244,7 +248,7 @@ fn read_word(at: u64, unit: usize, pe: i32) -> u64 {
     }
 }
 
-/// Reads a word of `unit` bytes.
+/// Reads a word of `unit` bytes from local memory.
 ///
 /// # Safety
 /// `from` points to `unit` readable bytes, aligned to `unit`.
@@ -261,7 +265,7 @@ unsafe fn read(from: *const u8, unit: usize) -> u64 {
     }
 }
 
-/// Writes a word of `unit` bytes.
+/// Writes a word of `unit` bytes to local memory.
 ///
 /// # Safety
 /// `to` points to `unit` writable bytes, aligned to `unit`.
@@ -278,7 +282,8 @@ unsafe fn write(to: *mut u8, unit: usize, word: u64) {
     }
 }
 
-/// Returns the size of the widest words, up to 8 bytes, of which a value consists.
+/// Returns the size of the widest words, at most 8 bytes, into which a value of type `T` can be
+/// divided.
 #[inline]
 const fn unit<T>() -> usize {
     let both = size_of::<T>() | align_of::<T>() | 8;

@@ -1,8 +1,8 @@
-//! The report of a PE's first failure, which the host reads; and the pause of waits, which ends
-//! them at the deadline or after an abort.
+//! The report of a PE's first failure, which the host reads, and the pause of a kernel's waits. The
+//! pause ends a wait at the deadline or after an abort.
 //!
-//! Invariant: a report is written once. The thread that swaps `claimed` from 0 to 1 writes all
-//! fields, the kind last.
+//! Invariant: a report is written once. The thread that changes `claimed` from 0 to 1 writes all
+//! fields, and writes the kind last.
 
 use super::{Context, Failed};
 use crate::Pause;
@@ -10,7 +10,7 @@ use crate::gpu::{self, Access, Rmw, Sys};
 use core::mem::offset_of;
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelStatus};
 
-/// The fields of a report besides its kind.
+/// The fields of a report, except the kind of failure.
 #[derive(Clone, Copy)]
 pub(crate) struct Report {
     pub(crate) operation: KernelOp,
@@ -28,19 +28,20 @@ impl Report {
 }
 
 impl Context {
-    /// Writes the report of a failure, unless another thread has written one, and ends the waits of
-    /// all threads of this PE.
+    /// Writes the report of a failure, and ends the waits of all threads of this PE. If another
+    /// thread has already written a report, that report is kept.
     #[inline(always)]
     pub(crate) fn fail(&self, kind: FailureKind, report: Report) -> Failed {
         let Report { operation, pe, team, expected, found } = report;
-        // SAFETY: `raw` is this context, as `enter` was promised it.
+        // SAFETY: `raw` is the context of `enter`, whose caller promised valid addresses.
         unsafe { write::<()>(self.raw(), kind as u32, operation as u32, pe, team, expected, found) };
         Failed::new(kind)
     }
 
-    /// Fails the kernel with a code, unless it has already failed: ends the waits of all threads of
-    /// this PE, and returns the kernel's result. The host's error has the code as the value found.
-    /// NVSHMEM's counterpart is `global_exit`; here the host decides what the other PEs do.
+    /// Fails the kernel with a code: ends the waits of all threads of this PE, and returns the
+    /// error that the kernel should return. If the kernel has already failed, the first failure is
+    /// kept. The host's error contains the code as the value found. `global_exit` of NVSHMEM is
+    /// similar, but ends all PEs. After this call the host decides whether the other PEs end.
     ///
     /// ```
     /// use peerweave_device::prelude::*;
@@ -60,27 +61,27 @@ impl Context {
         self.fail(FailureKind::Exit, Report { found: code, ..Report::of(KernelOp::Exit) })
     }
 
-    /// Returns the pause of a wait.
+    /// Returns the pause for a new wait of this thread.
     #[inline(always)]
     pub(crate) fn spin(&self) -> Spin<'_> {
         Spin { context: self, looks: 0, started: 0, asked: 0 }
     }
 }
 
-/// Writes a report and the abort word. This is a separate function, because its code would
-/// otherwise be inlined into every operation. The type parameter makes the compiler generate it in
-/// the kernel's crate, where the PTX of a kernel needs it.
+/// Writes a report and the abort word. The function is not inlined, so that its code is not
+/// repeated in every operation. The type parameter makes the compiler generate the function in the
+/// kernel's crate, whose PTX must contain it.
 ///
 /// # Safety
-/// `raw` is a context that meets the conditions of [`Context::enter`].
+/// `raw` is a context that satisfies the safety conditions of [`Context::enter`].
 #[cold]
 #[inline(never)]
 #[expect(clippy::extra_unused_type_parameters, reason = "makes the function generic, and so part of the kernel's crate")]
 pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32, pe: u32, team: u32, expected: u64, found: u64) {
     let field = |offset: usize| (raw.status + offset as u64) as *mut u32;
     let wide = |offset: usize| (raw.status + offset as u64) as *mut u64;
-    // SAFETY: the context's status block and abort word are aligned, accessible and accessed
-    // atomically while the kernel runs: the caller promises valid addresses.
+    // SAFETY: the caller promises valid addresses. So the context's status block and abort word are
+    // aligned, accessible, and accessed only atomically while the kernel runs.
     unsafe {
         if <u32 as Rmw<Sys, gpu::Relaxed>>::compare_swap(field(offset_of!(KernelStatus, claimed)), 0, 1) == 0 {
             let write = |offset, value| <u32 as Access<Sys>>::store_relaxed(field(offset), value);
@@ -97,22 +98,24 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
     }
 }
 
-/// The pause of a wait. Most polls only count; every [`Spin::INTERVAL`] polls the clock is read,
-/// and every [`Spin::ABORT_NS`] nanoseconds the abort word.
+/// The pause of a kernel's waits. Most calls only count the polls. Every [`Spin::INTERVAL`] polls
+/// the pause reads the clock. Every [`Spin::ABORT_NS`] nanoseconds it reads the abort word and
+/// checks the deadline.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
     started: u64,
-    /// Time at which the abort word was last read, or the wait began.
+    /// Time at which the abort word was last read; before the first reading, the time of the first
+    /// reading of the clock.
     asked: u64,
 }
 
 impl Spin<'_> {
-    /// Number of polls between two readings of the clock. Polling a word takes about half a
-    /// microsecond on a GPU, polling a bulk copy a tenth of that.
+    /// Number of polls between two readings of the clock. On a GPU a poll of a word takes about 0.5
+    /// µs, and a poll of a bulk copy about 0.05 µs.
     const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
-    /// Time between two readings of the abort word. The word may be in host memory, and many
-    /// threads that read it delay each other and the data that they wait for.
+    /// Time between two readings of the abort word, in nanoseconds. The word may be in host memory.
+    /// If many threads read it often, they delay each other and the data for which they wait.
     const ABORT_NS: u64 = if cfg!(target_arch = "nvptx64") { 100_000 } else { 1 };
 
     #[cold]

@@ -1,4 +1,4 @@
-//! The threads that take part in a call: one thread, a warp, or a block.
+//! Scopes: the threads that make a call together. A scope is one thread, a warp, or a block.
 
 use crate::gpu;
 
@@ -6,7 +6,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Names one of the scopes, for code that differs between them.
+/// The scopes as values, for code that differs among scopes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// [`Thread`].
@@ -17,17 +17,18 @@ pub enum Kind {
     Block,
 }
 
-/// The threads that make a call together. All of them call it, with the same arguments.
+/// The threads that make a call together. All threads of the scope call the function, with the same
+/// arguments.
 ///
-/// Implemented by [`Thread`], [`Warp`] and [`Block`]; other crates cannot implement it.
+/// [`Thread`], [`Warp`] and [`Block`] implement this trait. Other crates cannot implement it.
 pub trait Scope: sealed::Sealed + Copy + 'static {
-    /// The scope as a value.
+    /// This scope as a value.
     const KIND: Kind;
 
     /// Whether the scope is a single thread.
     const ALONE: bool = matches!(Self::KIND, Kind::Thread);
 
-    /// Whether the scope may have several warps.
+    /// Whether the scope may contain several warps.
     const WIDE: bool = matches!(Self::KIND, Kind::Block);
 
     /// Returns the index of this thread in the scope.
@@ -40,19 +41,19 @@ pub trait Scope: sealed::Sealed + Copy + 'static {
     /// afterwards.
     fn sync();
 
-    /// Like [`Self::sync`]; returns whether any thread passed `true`.
+    /// Waits like [`Self::sync`]. Returns whether any thread of the scope passed `true`.
     fn any(value: bool) -> bool;
 }
 
-/// One thread.
+/// The scope of one thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Thread;
 
-/// The threads of a warp: all 32 threads, or fewer in the last warp of a block.
+/// The scope of a warp: 32 threads, or fewer in the last warp of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Warp;
 
-/// The threads of a block.
+/// The scope of a block: all threads of the block.
 #[derive(Clone, Copy, Debug)]
 pub struct Block;
 

@@ -1,24 +1,24 @@
-//! An element of 1, 2, 4, 8 or 16 bytes, transferred by one access; elements of other sizes are
-//! transferred by bytes.
+//! Loads and stores of single elements. An element of 1, 2, 4, 8 or 16 bytes with natural alignment
+//! is transferred by one access. Other elements are transferred in pieces.
 
 use crate::gpu::{self, Piece};
 use core::mem::MaybeUninit;
 use peerweave_types::Plain;
 
-/// A kind of memory access that the machine has.
+/// A kind of memory access: the memory that can be accessed, and the strength of the access.
 pub(crate) trait Side: Copy {
     /// # Safety
-    /// `from` points to memory of this side, aligned to the size of `P` and readable by this
-    /// thread.
+    /// `from` points to memory that this kind of access can read, aligned to the size of `P` and
+    /// readable by this thread.
     unsafe fn load<P: Piece>(from: *const P) -> P;
     /// # Safety
-    /// As for [`Self::load`], writable.
+    /// As for [`Self::load`], but the memory is writable.
     unsafe fn store<P: Piece>(to: *mut P, value: P);
     /// # Safety
-    /// As for [`Self::load`], of 16 bytes, aligned to 16.
+    /// As for [`Self::load`], but for 16 bytes, aligned to 16.
     unsafe fn load_vector(from: *const u8) -> gpu::Vector;
     /// # Safety
-    /// As for [`Self::load_vector`], writable.
+    /// As for [`Self::load_vector`], but the memory is writable.
     unsafe fn store_vector(to: *mut u8, value: gpu::Vector);
 }
 
@@ -57,30 +57,31 @@ macro_rules! side {
 }
 
 side!(
-    /// Weak accesses to global memory: of this GPU, or of a peer for writing.
+    /// Weak accesses to global memory: loads and stores of this GPU's memory, and stores to a
+    /// peer's memory.
     Global: load_global, store_global, load_vector_global, store_vector_global
 );
 side!(
-    /// Weak accesses to memory of any space, such as shared memory or memory of a thread.
+    /// Weak accesses to memory of any space, such as shared memory or local memory of a thread.
     Generic: load_generic, store_generic, load_vector_generic, store_vector_generic
 );
 side!(
-    /// Relaxed accesses of system scope to a peer's memory, or to memory that peers write. They
-    /// never read the cache of this SM.
+    /// Relaxed accesses of system scope to a peer's memory, or to memory that peers write. The
+    /// loads never return data from the L1 cache of this SM.
     Strong: load_strong, store_strong, load_vector_relaxed, store_vector_relaxed
 );
 
-/// Reads an element.
+/// Reads an element by accesses of kind `S`.
 ///
 /// # Safety
-/// `from` points to an aligned element in memory of this side that this thread can read.
+/// `from` points to an aligned element that this thread can read by accesses of kind `S`.
 #[inline(always)]
 pub(crate) unsafe fn load<T: Plain, S: Side>(from: *const T) -> T {
     let mut value = MaybeUninit::<T>::uninit();
     let to = value.as_mut_ptr();
-    // SAFETY: the caller promises the source; each arm reads and writes exactly the bytes of the
-    // element, at no more than its alignment; all bytes are written before the value is taken, and
-    // every bit pattern is valid (`Plain`).
+    // SAFETY: the caller promises the source. Each arm reads and writes exactly the bytes of the
+    // element, by accesses that its alignment permits. All bytes are written before the value is
+    // used, and every bit pattern is valid (`Plain`).
     unsafe {
         match (size_of::<T>(), align_of::<T>()) {
             (1, _) => to.cast::<u8>().write(S::load(from.cast::<u8>())),
@@ -97,8 +98,8 @@ pub(crate) unsafe fn load<T: Plain, S: Side>(from: *const T) -> T {
 }
 
 /// # Safety
-/// `from` points to `n` readable pieces of this side, `to` to `n` writable pieces of the thread's
-/// own memory.
+/// `from` points to `n` pieces that accesses of kind `S` can read. `to` points to `n` writable
+/// pieces of the thread's own memory.
 #[inline(always)]
 unsafe fn pieces<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
     for index in 0..n {
@@ -107,15 +108,15 @@ unsafe fn pieces<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
     }
 }
 
-/// Writes an element.
+/// Writes an element by accesses of kind `S`.
 ///
 /// # Safety
-/// `to` points to an aligned element in memory of this side that this thread can write.
+/// `to` points to an aligned element that this thread can write by accesses of kind `S`.
 #[inline(always)]
 pub(crate) unsafe fn store<T: Plain, S: Side>(to: *mut T, value: T) {
     let from = &raw const value;
-    // SAFETY: the caller promises the target; each arm reads and writes exactly the bytes of the
-    // element, at no more than its alignment, and all of them are initialised (`Plain` has no
+    // SAFETY: the caller promises the target. Each arm reads and writes exactly the bytes of the
+    // element, by accesses that its alignment permits. All bytes are initialised (`Plain` has no
     // padding).
     unsafe {
         match (size_of::<T>(), align_of::<T>()) {
@@ -132,8 +133,8 @@ pub(crate) unsafe fn store<T: Plain, S: Side>(to: *mut T, value: T) {
 }
 
 /// # Safety
-/// `from` points to `n` readable pieces of the thread's own memory, `to` to `n` writable pieces of
-/// this side.
+/// `from` points to `n` readable pieces of the thread's own memory. `to` points to `n` pieces that
+/// accesses of kind `S` can write.
 #[inline(always)]
 unsafe fn pieces_out<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
     for index in 0..n {

@@ -1,5 +1,5 @@
-//! Memory of the kernel's own GPU as operands: shared memory, views, slices; and accesses to their
-//! elements.
+//! Memory that kernels use as operands of puts and gets: symmetric memory, device memory, shared
+//! memory and slices of a thread. Also accesses to elements of views.
 
 use super::Context;
 use super::value::{self, Generic, Global};
@@ -7,8 +7,8 @@ use crate::gpu;
 use core::ops::RangeBounds;
 use peerweave_types::{DeviceSlice, Plain, SymSlice};
 
-/// `len` elements of a block's shared memory. All threads of the block may hold the view; they
-/// order their accesses by barriers.
+/// A view of elements in a block's shared memory. All threads of the block may have copies of the
+/// view, and order their accesses by barriers.
 pub struct SharedSlice<T> {
     pointer: *mut T,
     len: usize,
@@ -24,18 +24,19 @@ impl<T> Clone for SharedSlice<T> {
 impl<T> Copy for SharedSlice<T> {}
 
 impl<T: Plain> SharedSlice<T> {
-    /// Returns the view of `len` elements at a pointer. [`shared_array`](crate::shared_array) and
-    /// [`SharedSlice::dynamic`] create views safely.
+    /// Returns a view of `len` elements at a pointer. To create a view without unsafe code, use
+    /// [`shared_array`](crate::shared_array) or [`SharedSlice::dynamic`].
     ///
     /// # Safety
-    /// `pointer` points to `len` aligned elements in shared memory of this block, which live as
-    /// long as the block and are accessed only through such views.
+    /// `pointer` points to `len` aligned elements in shared memory of this block. The elements
+    /// exist until the block ends, and are accessed only through views of this type.
     #[inline(always)]
     pub const unsafe fn from_raw(pointer: *mut T, len: usize) -> Self {
         Self { pointer, len }
     }
 
-    /// Returns the block's dynamic shared memory. Its initial content is unspecified.
+    /// Returns a view of the block's dynamic shared memory, whose size the launch specifies. The
+    /// initial content is unspecified.
     #[inline(always)]
     pub fn dynamic() -> Self {
         let (pointer, bytes) = gpu::dynamic_shared();
@@ -61,20 +62,20 @@ impl<T: Plain> SharedSlice<T> {
         self.pointer
     }
 
-    /// Returns a view of a range of indices; `None` if the range ends before it starts, or exceeds
-    /// the view.
+    /// Returns a view of the elements in a range of indices; `None` if the range ends before it
+    /// starts, or extends beyond the view.
     #[inline]
     pub fn get(self, range: impl RangeBounds<usize>) -> Option<Self> {
-        // SAFETY: used for the arithmetic of ranges alone; no element is accessed through it.
+        // SAFETY: the slice is used only to compute the range. No element is accessed through it.
         let part = unsafe { DeviceSlice::<T>::from_raw(self.pointer.expose_provenance() as u64, self.len) }.get(range)?;
         let skipped = (part.address() as usize - self.pointer.addr()) / size_of::<T>().max(1);
         Some(Self { pointer: self.pointer.wrapping_add(skipped), len: part.len() })
     }
 
-    /// Returns a view of a range of indices.
+    /// Returns a view of the elements in a range of indices.
     ///
     /// # Panics
-    /// If the range ends before it starts, or exceeds the view; on a GPU the kernel traps.
+    /// If the range ends before it starts, or extends beyond the view. On a GPU the kernel traps.
     #[inline]
     #[track_caller]
     pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
@@ -84,20 +85,20 @@ impl<T: Plain> SharedSlice<T> {
         }
     }
 
-    /// Returns an element.
+    /// Returns the element at an index.
     ///
     /// # Panics
-    /// If the index is out of range; on a GPU the kernel traps.
+    /// If the index is out of range. On a GPU the kernel traps.
     #[inline(always)]
     #[track_caller]
     pub fn read(self, index: usize) -> T {
         check_index(index, self.len, "shared slice");
-        // SAFETY: the index is below the length, and `from_raw` was promised that many aligned
-        // elements.
+        // SAFETY: the index is below the length, and the caller of `from_raw` promised that many
+        // aligned elements.
         unsafe { value::load::<T, Generic>(self.pointer.add(index)) }
     }
 
-    /// Writes an element.
+    /// Writes the element at an index.
     ///
     /// # Panics
     /// As for [`Self::read`].
@@ -110,8 +111,8 @@ impl<T: Plain> SharedSlice<T> {
     }
 }
 
-/// Panics unless the index is below the length. A trap shows no text, so a kernel on a GPU does not
-/// format one.
+/// Panics if the index is not below the length. On a GPU the panic is a trap, which prints no text,
+/// so no message is formatted there.
 #[inline(always)]
 #[track_caller]
 fn check_index(index: usize, len: usize, slice: &str) {
@@ -124,16 +125,16 @@ fn check_index(index: usize, len: usize, slice: &str) {
     panic!("index {index} lies outside the {len} elements of the {slice}");
 }
 
-/// Weak accesses to the elements of a view. An element must not be written concurrently, except by
-/// accesses that a signal, a barrier or a `sync` orders.
+/// Weak accesses to the elements of a view. Signals, barriers or syncs must order them with the
+/// writes of other threads to the same element.
 pub trait Elements<T>: Copy {
-    /// Returns an element.
+    /// Returns the element at an index.
     ///
     /// # Panics
-    /// If the index is out of range; on a GPU the kernel traps.
+    /// If the index is out of range. On a GPU the kernel traps.
     fn read(self, index: usize) -> T;
 
-    /// Writes an element.
+    /// Writes the element at an index.
     ///
     /// # Panics
     /// As for [`Self::read`].
@@ -145,8 +146,8 @@ impl<T: Plain> Elements<T> for DeviceSlice<T> {
     #[track_caller]
     fn read(self, index: usize) -> T {
         check_index(index, self.len(), "device slice");
-        // SAFETY: the index is below the length, and `DeviceSlice::from_raw` was promised that many
-        // accessible elements.
+        // SAFETY: the index is below the length, and the caller of `DeviceSlice::from_raw` promised
+        // that many accessible elements.
         unsafe { value::load::<T, Global>(address::<T>(self.address()).add(index)) }
     }
 
@@ -159,7 +160,8 @@ impl<T: Plain> Elements<T> for DeviceSlice<T> {
     }
 }
 
-/// Returns the pointer for an address that the host provided, or that was computed from its tables.
+/// Returns the pointer for an address that the host provided, or that was computed from the host's
+/// tables.
 #[inline(always)]
 pub(crate) fn address<T>(address: u64) -> *mut T {
     core::ptr::with_exposed_provenance_mut(address as usize)
@@ -169,13 +171,13 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The source of a put: symmetric memory of this PE, memory of its GPU, shared memory, or a slice
-/// of the thread.
+/// The source of a put: symmetric memory of this PE, memory of its GPU, shared memory of the block,
+/// or a slice in the thread's own memory.
 ///
-/// Other crates cannot implement it. Only symmetric memory can be sent to a PE that is reached
-/// through NVSHMEM.
+/// Other crates cannot implement this trait. If the target PE is reached through NVSHMEM, the
+/// source must be symmetric memory.
 pub trait Source<T>: sealed::Sealed {
-    /// Whether the elements are known to be in global memory.
+    /// Whether elements of this type are always in global memory.
     #[doc(hidden)]
     const GLOBAL: bool;
     #[doc(hidden)]
@@ -184,9 +186,9 @@ pub trait Source<T>: sealed::Sealed {
     fn count(&self) -> usize;
 }
 
-/// The destination of a get. See [`Source`].
+/// The destination of a get: the same kinds of memory as for [`Source`].
 pub trait Target<T>: sealed::Sealed {
-    /// Whether the elements are known to be in global memory.
+    /// Whether elements of this type are always in global memory.
     #[doc(hidden)]
     const GLOBAL: bool;
     #[doc(hidden)]
@@ -195,7 +197,7 @@ pub trait Target<T>: sealed::Sealed {
     fn count(&self) -> usize;
 }
 
-/// Implements both directions for a view that is `Copy`.
+/// Implements [`Source`] and [`Target`] for a view that is `Copy`.
 macro_rules! operand {
     ($view:ident, $global:literal, |$this:ident, $context:ident| $start:expr) => {
         impl<T> sealed::Sealed for $view<T> {}

@@ -1,4 +1,4 @@
-//! Memory of the model checker, which explores the interleavings and the stale reads that the
+//! Words of the model checker loom. It explores all interleavings, and all stale reads that the
 //! memory orders allow.
 //!
 //! Compiled only under `--cfg loom`.

@@ -1,13 +1,13 @@
-//! The machines on which kernels and protocols run, one module each: GPUs, threads of the host, the
-//! model checker.
+//! The machines on which kernels and protocols run. Each machine has a module: `nvptx` for GPUs,
+//! `host` for threads of the host, `loom` for the model checker.
 //!
-//! A module defines the effect of single instructions; the protocols are elsewhere. `nvptx` and
-//! `host` provide the same functions, re-exported here and as [`crate::gpu`]. `loom` only provides
-//! words.
+//! The modules define single instructions, and no protocols. `nvptx` and `host` provide the same
+//! functions, re-exported here and as [`crate::gpu`]. `loom` only implements [`Word`](crate::Word).
 //!
 //! Invariant: on GPUs every access to memory that another thread may access is an instruction of
-//! `nvptx` with explicit semantics and scope. The atomics of `core` are not used there, because
-//! their read-modify-writes become relaxed instructions with the scope of one GPU.
+//! `nvptx` with explicit semantics and scope. The atomics of `core` are not used on GPUs, because
+//! the compiler translates their read-modify-writes to relaxed instructions with the scope of one
+//! GPU.
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod host;
@@ -23,7 +23,7 @@ pub use host::*;
 pub use nvptx::*;
 pub use ops::{Access, AcqRel, Acquire, Cta, Fence, FloatAdd, Gpu, Reduce, Relaxed, Release, Rmw, Sys};
 
-/// All lanes of a warp.
+/// Mask of all 32 lanes of a warp.
 pub const FULL_WARP: u32 = u32::MAX;
 
 /// Returns the linear index of this thread in its block (x fastest, then y, then z).
@@ -56,8 +56,8 @@ pub fn warp() -> u32 {
     thread_rank() / WARP_SIZE
 }
 
-/// Returns the existing lanes of this thread's warp. These are all lanes, except in the last warp
-/// of a block whose size is not a multiple of 32.
+/// Returns the mask of the existing lanes of this thread's warp. All 32 lanes exist, except in the
+/// last warp of a block whose size is not a multiple of 32.
 #[inline]
 pub fn warp_mask() -> u32 {
     let before = warp() * WARP_SIZE;
@@ -65,16 +65,16 @@ pub fn warp_mask() -> u32 {
     if lanes >= WARP_SIZE { FULL_WARP } else { (1 << lanes) - 1 }
 }
 
-/// Returns the lanes with which a warp synchronises and votes: all lanes. On a GPU, lanes that do
-/// not exist count as exited, so no operation waits for them. The constant saves the instructions
-/// of [`warp_mask`] in every call.
+/// Returns the mask that operations of a whole warp use: all 32 lanes. A GPU treats lanes that do
+/// not exist as exited, so no operation waits for them. The constant saves the instructions of
+/// [`warp_mask`] in every call.
 #[cfg(target_arch = "nvptx64")]
 #[inline]
 pub fn warp_members() -> u32 {
     FULL_WARP
 }
 
-/// Returns the lanes with which a warp synchronises and votes.
+/// Returns the mask that operations of a whole warp use: the existing lanes.
 #[cfg(not(target_arch = "nvptx64"))]
 #[inline]
 pub fn warp_members() -> u32 {
@@ -93,8 +93,8 @@ pub fn vote_all(mask: u32, value: bool) -> bool {
     vote_ballot(mask, value) == mask
 }
 
-/// Implements `Word` for an atomic type with the methods of `core::sync::atomic::AtomicU64`, given
-/// its `Ordering` type and its fence.
+/// Implements `Word` for an atomic type that has the methods of `core::sync::atomic::AtomicU64`.
+/// The parameters are the type, its `Ordering` type and its fence function.
 #[cfg(not(target_arch = "nvptx64"))]
 macro_rules! word_by_atomic {
     ($atomic:ty, $ordering:ty, $fence:path) => {

@@ -1,42 +1,44 @@
-//! Operations of a machine on a word that several threads access: the names shared by all machine
-//! modules.
+//! Traits for operations on a word that several threads access. `nvptx` and `host` implement these
+//! traits.
 //!
-//! A type parameter states the scope of an operation, which is the set of threads that may access
-//! the word concurrently: [`Cta`], [`Gpu`], [`Sys`]. The memory order is stated by the name or by a
-//! type parameter ([`Relaxed`], [`Acquire`], [`Release`], [`AcqRel`]). The orders are the orders of
-//! the C++20 memory model, as in PTX.
+//! A type parameter states the scope of an operation: [`Cta`], [`Gpu`] or [`Sys`]. The scope is the
+//! set of threads that may access the word concurrently. The name of the method or a second type
+//! parameter ([`Relaxed`], [`Acquire`], [`Release`], [`AcqRel`]) states the memory order. The
+//! orders are the orders of the C++20 memory model, as in PTX.
 
 pub mod multimem;
 
-/// The threads of one block.
+/// The scope of one block.
 #[derive(Clone, Copy, Debug)]
 pub struct Cta;
 
-/// The threads of one GPU.
+/// The scope of one GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Gpu;
 
-/// All threads of the system: every GPU and the host.
+/// The scope of the system: the threads of every GPU and of the host.
 #[derive(Clone, Copy, Debug)]
 pub struct Sys;
 
-/// Orders nothing.
+/// The memory order that orders nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Relaxed;
 
-/// Writes released by the writer of the value are visible after the operation.
+/// The memory order by which writes that the writer of the value released are visible after the
+/// operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Acquire;
 
-/// Earlier reads and writes of this thread complete before the operation.
+/// The memory order by which earlier reads and writes of this thread are ordered before the
+/// operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Release;
 
-/// [`Acquire`] and [`Release`].
+/// The memory order that combines [`Acquire`] and [`Release`].
 #[derive(Clone, Copy, Debug)]
 pub struct AcqRel;
 
-/// Loads and stores with the scope `R`, of `u32` and `u64`.
+/// Loads and stores of `u32` and `u64`, with the scope `R`.
 ///
 /// # Safety
 /// An implementation accesses exactly the word at the pointer, by one access with the order and
@@ -48,7 +50,7 @@ pub unsafe trait Access<R>: Copy {
     /// `from` points to an aligned word in global memory that this thread can access.
     unsafe fn load_relaxed(from: *const Self) -> Self;
 
-    /// Reads the word. Writes released by its writer are visible afterwards.
+    /// Reads the word. Writes that the writer of the value released are visible afterwards.
     ///
     /// # Safety
     /// As for [`Self::load_relaxed`].
@@ -69,23 +71,24 @@ pub unsafe trait Access<R>: Copy {
 
 /// Fences with one scope.
 pub trait Fence {
-    /// Orders earlier accesses of this thread before later ones, for threads with which it
-    /// synchronises by relaxed accesses. On a GPU it returns when all earlier stores of this thread
-    /// have been performed.
+    /// Orders earlier accesses of this thread before its later accesses. Other threads observe this
+    /// order if they synchronise with this thread by relaxed accesses and fences. On a GPU the
+    /// fence returns when all earlier stores of this thread have been performed.
     fn acq_rel();
 
-    /// Like [`Self::acq_rel`]; in addition, all such fences have a single total order.
+    /// Like [`Self::acq_rel`]. In addition, all sequentially consistent fences have a single total
+    /// order.
     fn seq_cst();
 }
 
-/// Read-modify-writes with the scope `R` and the order `O` that return the previous value, of
-/// `u32`, `u64`, `i32` and `i64`.
+/// Read-modify-writes of `u32`, `u64`, `i32` and `i64` that return the previous value, with the
+/// scope `R` and the order `O`.
 ///
 /// # Safety
 /// An implementation changes exactly the word at the pointer, by one atomic access with the order
 /// and scope of its parameters.
 pub unsafe trait Rmw<R, O>: Copy {
-    /// Adds, wrapping.
+    /// Adds `value` to the word; the sum wraps.
     ///
     /// # Safety
     /// `word` points to an aligned word in global memory that this thread can access.
@@ -105,48 +108,51 @@ pub unsafe trait Rmw<R, O>: Copy {
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_xor(word: *mut Self, value: Self) -> Self;
-    /// Replaces the word by the minimum of it and `value`; signed for signed types.
+    /// Replaces the word by the minimum of the word and `value`. Signed types are compared as
+    /// signed.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_min(word: *mut Self, value: Self) -> Self;
-    /// Replaces the word by the maximum of it and `value`; signed for signed types.
+    /// Replaces the word by the maximum of the word and `value`. Signed types are compared as
+    /// signed.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_max(word: *mut Self, value: Self) -> Self;
-    /// Writes the value.
+    /// Replaces the word by `value`.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn swap(word: *mut Self, value: Self) -> Self;
-    /// Writes `new` if the word equals `current`; otherwise writes and releases nothing.
+    /// Replaces the word by `new` if the word equals `current`. If they differ, writes and releases
+    /// nothing.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn compare_swap(word: *mut Self, current: Self, new: Self) -> Self;
 }
 
-/// Addition to `f32`, `f64`, `f16` and `bf16`, with the scope `R` and the order `O`, that returns
-/// the previous value.
+/// Addition to `f32`, `f64`, `f16` and `bf16` that returns the previous value, with the scope `R`
+/// and the order `O`.
 ///
 /// # Safety
 /// As for [`Rmw`].
 pub unsafe trait FloatAdd<R, O>: Copy {
-    /// Adds, rounded to nearest.
+    /// Adds `value` to the word; the sum is rounded to nearest.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn fetch_add(word: *mut Self, value: Self) -> Self;
 }
 
-/// Read-modify-writes without a result, with the scope `R` and the order `O`, which is [`Relaxed`]
-/// or [`Release`].
+/// Read-modify-writes of integers that return nothing, with the scope `R` and the order `O`. The
+/// order is [`Relaxed`] or [`Release`].
 ///
 /// # Safety
 /// As for [`Rmw`].
 pub unsafe trait Reduce<R, O>: Copy {
-    /// Adds, wrapping.
+    /// Adds `value` to the word; the sum wraps.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
@@ -166,19 +172,21 @@ pub unsafe trait Reduce<R, O>: Copy {
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn xor(word: *mut Self, value: Self);
-    /// Replaces the word by the minimum of it and `value`; signed for signed types.
+    /// Replaces the word by the minimum of the word and `value`. Signed types are compared as
+    /// signed.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn min(word: *mut Self, value: Self);
-    /// Replaces the word by the maximum of it and `value`; signed for signed types.
+    /// Replaces the word by the maximum of the word and `value`. Signed types are compared as
+    /// signed.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn max(word: *mut Self, value: Self);
 }
 
-/// Applies a macro to each scope and order of read-modify-writes, with their names in PTX.
+/// Calls a macro for each scope and each order of [`Rmw`], with the names of both in PTX.
 macro_rules! for_each_reach_and_order {
     ($macro:ident) => {
         $macro!(Cta "cta", Relaxed "relaxed");
@@ -197,7 +205,7 @@ macro_rules! for_each_reach_and_order {
 }
 pub(crate) use for_each_reach_and_order;
 
-/// Applies a macro to each scope and order of reductions without a result.
+/// Calls a macro for each scope and each order of [`Reduce`], with the names of both in PTX.
 macro_rules! for_each_reach_and_reduce_order {
     ($macro:ident) => {
         $macro!(Cta "cta", Relaxed "relaxed");

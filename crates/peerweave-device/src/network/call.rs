@@ -1,60 +1,62 @@
-//! Calls of the network on the host: the requests to an [`Executor`](crate::arch::Executor) that
+//! Network calls on the host: requests of a kernel to an [`Executor`](crate::arch::Executor) that
 //! emulates a network.
 //!
-//! Addresses are those of the calling PE's own symmetric memory, as for NVSHMEM. Each call
-//! guarantees no more than NVSHMEM does: a put is complete at its PE after a [`Call::Quiet`], and
-//! ordered with other puts to that PE by a [`Call::Fence`].
+//! As in NVSHMEM, a symmetric address is the address in the calling PE's own heap. Each call
+//! guarantees no more than NVSHMEM does. A put is complete at the target PE after a
+//! [`Call::Quiet`]. A [`Call::Fence`] orders puts to the same PE.
 
 use peerweave_types::SignalOp;
 
-/// A change of a signal word.
+/// A change of a signal word at the target PE of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Address of the word.
+    /// Address of the signal word in the caller's own heap.
     pub word: u64,
     /// The value to set or add.
     pub value: u64,
-    /// The operation on the word.
+    /// Whether `value` is set or added.
     pub op: SignalOp,
 }
 
-/// An operation on one word that is atomic with respect to other such operations. Operands are
-/// zero-extended.
+/// An operation on one word. The operations on a word are atomic with respect to each other.
+/// Operands are zero-extended to 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atomic {
-    /// Returns the word.
+    /// Returns the value of the word.
     Fetch,
-    /// Writes the operand.
+    /// Replaces the word by the operand.
     Set(u64),
-    /// Writes the operand. Returns the previous value.
+    /// Replaces the word by the operand. Returns the previous value.
     Swap(u64),
-    /// Writes the second operand if the word equals the first one. Returns the previous value.
+    /// Replaces the word by the second operand if the word equals the first operand. Returns the
+    /// previous value.
     CompareSwap(u64, u64),
-    /// Adds, wrapping. Returns the previous value.
+    /// Adds the operand, wrapping. Returns the previous value.
     FetchAdd(u64),
-    /// Combines by bitwise and. Returns the previous value.
+    /// Combines the word with the operand by bitwise and. Returns the previous value.
     FetchAnd(u64),
-    /// Combines by bitwise or. Returns the previous value.
+    /// Combines the word with the operand by bitwise or. Returns the previous value.
     FetchOr(u64),
-    /// Combines by bitwise exclusive or. Returns the previous value.
+    /// Combines the word with the operand by bitwise exclusive or. Returns the previous value.
     FetchXor(u64),
-    /// Adds, wrapping.
+    /// Adds the operand, wrapping.
     Add(u64),
-    /// Combines by bitwise and.
+    /// Combines the word with the operand by bitwise and.
     And(u64),
-    /// Combines by bitwise or.
+    /// Combines the word with the operand by bitwise or.
     Or(u64),
-    /// Combines by bitwise exclusive or.
+    /// Combines the word with the operand by bitwise exclusive or.
     Xor(u64),
 }
 
 impl Atomic {
-    /// Returns whether the operation returns the previous value.
+    /// Returns whether the operation returns the previous value of the word.
     pub const fn fetches(self) -> bool {
         !matches!(self, Self::Set(_) | Self::Add(_) | Self::And(_) | Self::Or(_) | Self::Xor(_))
     }
 
-    /// Returns the new value of a word. The caller truncates it to the width of the word.
+    /// Returns the value of the word after the operation. The caller truncates the result to the
+    /// width of the word.
     pub const fn apply(self, word: u64) -> u64 {
         match self {
             Self::Fetch => word,
@@ -74,54 +76,56 @@ impl Atomic {
     }
 }
 
-/// A call of the network.
+/// A network call of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Copies memory of the caller to a PE, and then changes a signal word of that PE.
+    /// Copies memory of the caller to a PE. If `signal` is given, then changes a signal word of
+    /// that PE.
     Put {
         /// Address of the target in the caller's own heap.
         to: u64,
-        /// Address of the source: any memory of the caller.
+        /// Address of the source, which may be any memory of the caller.
         from: u64,
-        /// Length in bytes.
+        /// Number of bytes to copy.
         bytes: usize,
         /// The target PE.
         pe: u32,
-        /// Whether the source may still be read after the call, until a [`Self::Quiet`].
+        /// Whether the executor may read the source after the call, until the next [`Self::Quiet`].
         nbi: bool,
-        /// The signal after the data.
+        /// The signal that follows the data, if any.
         signal: Option<Signal>,
     },
     /// Copies memory of a PE to the caller.
     Get {
-        /// Address of the target: any memory of the caller.
+        /// Address of the target, which may be any memory of the caller.
         to: u64,
         /// Address of the source in the caller's own heap.
         from: u64,
-        /// Length in bytes.
+        /// Number of bytes to copy.
         bytes: usize,
         /// The source PE.
         pe: u32,
-        /// Whether the data may arrive after the call, until a [`Self::Quiet`].
+        /// Whether the data may arrive after the call, until the next [`Self::Quiet`].
         nbi: bool,
     },
-    /// Changes a word of a PE. Returns the previous value if [`Atomic::fetches`].
+    /// Applies an atomic operation to a word of a PE. Returns the previous value if
+    /// [`Atomic::fetches`] is true for the operation.
     Atomic {
         /// Address of the word in the caller's own heap.
         word: u64,
         /// Size of the word in bytes: 4 or 8.
         bytes: usize,
-        /// The operation.
+        /// The operation on the word.
         operation: Atomic,
-        /// The PE that has the word.
+        /// The PE whose word is accessed.
         pe: u32,
     },
-    /// Orders the puts of a PE to each other PE: earlier puts arrive before later ones.
+    /// Orders the puts of the calling PE to each target PE: earlier puts arrive before later puts.
     Fence {
         /// The calling PE.
         me: u32,
     },
-    /// Completes all puts and gets of a PE.
+    /// Completes all puts and gets of the calling PE.
     Quiet {
         /// The calling PE.
         me: u32,

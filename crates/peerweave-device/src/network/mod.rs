@@ -1,12 +1,14 @@
-//! The functions of NVSHMEM's device library that kernels call for PEs whose memory is not mapped.
+//! Functions of NVSHMEM's device library that kernels call to access PEs whose memory is not
+//! mapped.
 //!
-//! `table` lists them. In kernels built with the feature `nvshmem` it expands to declarations of
-//! external functions. On the host it is data ([`FUNCTIONS`]), from which `peerweave-link`
-//! generates the wrappers in C++. The functions transfer data, change single words, and order both;
-//! NVSHMEM's own barriers and collectives are not used. The protocols of this crate run on these
-//! calls as on mapped memory, with a deadline for every wait.
+//! The file `table.rs` lists a wrapper for each function. In kernels built with the feature
+//! `nvshmem` the list expands to declarations of the wrappers. On the host the list is data
+//! ([`FUNCTIONS`]), from which `peerweave-link` generates the wrappers in C++. The functions
+//! transfer data, change single words, and order these operations. NVSHMEM's own barriers and
+//! collectives are not used. Instead the protocols of this crate use these functions, with a
+//! deadline for every wait.
 //!
-//! Kernels on the host make the same calls through an executor that emulates a network: see `call`.
+//! Kernels on the host pass the same calls to an executor that emulates a network: see `call`.
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod call;
@@ -17,21 +19,21 @@ pub use table::FUNCTIONS;
 #[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]
 pub(crate) use table::functions;
 
-/// A wrapper: an `extern "C"` device function with one call of NVSHMEM.
+/// A wrapper: an `extern "C"` device function that calls one function of NVSHMEM.
 #[cfg(not(target_arch = "nvptx64"))]
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
-    /// Name of the symbol.
+    /// Symbol of the wrapper.
     pub name: &'static str,
     /// Type of the result in C++.
     pub result: &'static str,
-    /// Parameters: type in C++, and name.
+    /// Type in C++ and name of each parameter.
     pub parameters: &'static [(&'static str, &'static str)],
-    /// Body in C++: one statement.
+    /// Body of the wrapper in C++: one statement.
     pub body: &'static str,
 }
 
-/// The C++ type of a parameter or result in the table.
+/// A Rust type of the table, with the name of the corresponding type in C++.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) trait InCpp {
     const NAME: &'static str;

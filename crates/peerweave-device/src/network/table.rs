@@ -1,10 +1,10 @@
-//! The table of functions. Addresses are those of this PE's own symmetric memory, as for NVSHMEM;
-//! lengths are in bytes unless a name ends in words.
+//! The table of wrappers of NVSHMEM's device functions. As in NVSHMEM, a symmetric address is the
+//! address in this PE's own heap. Lengths are in bytes.
 
-/// Expands the same lines to declarations for kernels and to data for the host.
+/// Expands the table to declarations for kernels, and to data for the host.
 macro_rules! functions {
     ($(fn $name:ident($($parameter:ident: $t:ty),*) -> $result:ty = $body:literal;)*) => {
-        /// The wrappers as called by kernels.
+        /// Declarations of the wrappers, for kernels.
         #[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]
         pub(crate) mod functions {
             unsafe extern "C" {

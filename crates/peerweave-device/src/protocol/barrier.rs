@@ -1,20 +1,23 @@
-//! Arrival of a whole team: each rank announces its arrival to every rank, and waits for all.
+//! Barrier of a team: each rank announces its arrival to every rank, and waits for the arrival of
+//! every rank.
 //!
-//! Each rank has one word for every rank in its own memory; each word has one writer. An arrival is
-//! one store per rank and no read-modify-write. Each rank polls its own memory and finds which
-//! ranks are missing. This does not complete puts: a barrier is `quiet` followed by this.
+//! Each rank has one word for every rank in its own memory, and each word has one writer. An
+//! arrival is one store per rank, without read-modify-writes. Each rank polls only its own memory,
+//! where it also finds which ranks are missing. The protocol does not complete puts: the barrier of
+//! the API first calls `quiet`.
 //!
-//! Invariant: a rank arrives in epoch `k + 1` only after every rank has arrived in `k`. So no word
-//! is more than one epoch ahead, no word is reset between epochs, and a fast rank cannot overtake a
-//! slow one that still waits for `k`.
+//! Invariant: a rank arrives in epoch `k + 1` only after every rank has arrived in epoch `k`. So no
+//! word is more than one epoch ahead, and no word is reset between epochs. A fast rank cannot
+//! overtake a slow rank that still waits for epoch `k`.
 
 use crate::flag;
 use crate::pause::Pause;
 use crate::word::{Word as _, Words};
 use peerweave_types::Rank;
 
-/// The words of this rank in the memory of other ranks, for writing only. [`Words`] are written by
-/// stores. A rank whose memory cannot be stored to is notified by a call instead.
+/// The words of this rank in the memory of all ranks, for writing only. [`Words`] implement the
+/// trait by stores. Other implementations can notify a rank whose memory is not mapped, for example
+/// by a call of the network.
 pub trait Announce {
     /// Returns the number of words.
     fn len(&self) -> usize;
@@ -27,7 +30,8 @@ pub trait Announce {
     /// Makes each later [`post`](Self::post) release earlier reads and writes of this PE.
     fn fence_release();
 
-    /// Writes the epoch to the word with this index. Orders nothing by itself.
+    /// Writes the epoch to the word with this index. Orders nothing without
+    /// [`fence_release`](Self::fence_release).
     fn post(&self, index: usize, epoch: u64);
 }
 
@@ -48,22 +52,22 @@ impl<Ws: Words + ?Sized> Announce for Ws {
     }
 }
 
-/// Announces to every rank that this rank has arrived, without waiting for the others. `mine` has,
-/// for each rank of the team, this rank's word in the memory of that rank.
+/// Announces to every rank that this rank has arrived, and does not wait. `mine` contains one word
+/// for each rank of the team: this rank's word in the memory of that rank.
 ///
-/// Every rank of the team calls it once per epoch, in the order of epochs, after [`wait`] for the
-/// previous epoch has returned.
+/// Every rank of the team calls this function once per epoch, in the order of epochs. It must first
+/// wait for the previous epoch by [`wait`].
 ///
 /// # Ordering
-/// Release, for each of the words: see [`flag::post`]. One fence releases all of them.
+/// Release, for each word, like [`flag::post`]. One fence is used for all words.
 #[inline]
 pub fn announce<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     A::fence_release();
     announce_relaxed(mine, epoch);
 }
 
-/// Like [`announce`], without ordering: it reports the arrival of this rank, but not its earlier
-/// writes.
+/// Like [`announce`], without ordering: the arrival of this rank becomes visible, but its earlier
+/// writes may not.
 #[inline]
 pub fn announce_relaxed<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     for target in 0..mine.len() {
@@ -71,15 +75,15 @@ pub fn announce_relaxed<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     }
 }
 
-/// Waits until every rank has arrived. Every rank of the team calls it after its own [`announce`].
-/// `words` has one word for each rank, in the caller's memory.
+/// Waits until every rank has arrived. Every rank of the team calls this function after its own
+/// [`announce`]. `words` contains one word for each rank, in the caller's memory.
 ///
 /// # Ordering
 /// Acquire: earlier writes of every rank are visible afterwards.
 ///
 /// # Errors
-/// The error of the pause; [`missing`] then names the ranks that have not arrived. The wait can be
-/// resumed.
+/// The error of the pause. [`missing`] then returns the ranks that have not arrived. The caller can
+/// resume the wait.
 #[inline]
 pub fn wait<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
     for rank in 0..words.len() {
@@ -88,8 +92,8 @@ pub fn wait<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause
     Ok(())
 }
 
-/// Like [`wait`], without ordering: every rank has arrived, but its earlier writes may not be
-/// visible.
+/// Like [`wait`], without ordering: after the call every rank has arrived, but earlier writes of
+/// the ranks may not be visible.
 ///
 /// # Errors
 /// As for [`wait`].
@@ -101,7 +105,8 @@ pub fn wait_relaxed<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u6
     Ok(())
 }
 
-/// Returns the ranks that have not arrived, in order. Any PE may call it.
+/// Returns the ranks that have not arrived in this epoch, in ascending order. Any PE may call this
+/// function.
 #[inline]
 pub fn missing<Ws: Words + ?Sized>(words: &Ws, epoch: u64) -> impl Iterator<Item = Rank> + '_ {
     (0..words.len()).filter(move |&rank| !flag::reached(words.word(rank), epoch)).map(|rank| Rank::new(rank as u32))

@@ -1,40 +1,43 @@
-//! A counter word that only increases, and a wait until it has reached an epoch.
+//! A flag: a word whose counter only increases, and a wait until the counter has reached an epoch.
 //!
-//! A flag carries no data: see [`crate::sealed`] and [`crate::put_signal`]. Invariant: one PE
-//! writes the word, and no written value is before the previous one.
+//! A flag carries no data. For data see [`crate::sealed`] and [`crate::put_signal`]. Invariant:
+//! only one PE writes the word, and each written value is at or after the previous value.
 
 use crate::pause::{self, Pause};
 use crate::word::Word;
 
-/// Returns whether `value` is at or after `epoch`: the distance from `epoch` is less than 2⁶³, so
-/// that both may wrap.
+/// Returns whether `value` is at or after `epoch`: whether `value - epoch`, computed with wrapping,
+/// is less than 2⁶³.
 #[inline]
 pub const fn at_or_after(value: u64, epoch: u64) -> bool {
     value.wrapping_sub(epoch) as i64 >= 0
 }
 
-/// Publishes that this PE has reached `epoch`. Only the single writer of the word calls it.
+/// Publishes that this PE has reached `epoch`. Only the single writer of the word may call this
+/// function.
 ///
 /// # Ordering
-/// Release: earlier writes of this PE are visible to a PE for which the word has [`reached`] the
-/// epoch. On x86, a release does not order non-temporal stores: fence them first.
+/// Release: a PE that finds by [`reached`] that the word has reached the epoch sees the earlier
+/// writes of this PE. On x86, a release does not order non-temporal stores, so fence them before
+/// the call.
 ///
 /// # Panics
-/// In debug builds, if the epoch is before the last posted one.
+/// In debug builds, if `epoch` is before the epoch of the previous post.
 #[inline]
 pub fn post<W: Word + ?Sized>(word: &W, epoch: u64) {
     debug_assert!(at_or_after(epoch, word.load_relaxed()), "a flag never decreases");
     word.store_release(epoch);
 }
 
-/// Like [`post`], after a [`Word::fence_release`] that releases several posts together.
+/// Like [`post`], but without release order. The caller has called [`Word::fence_release`] once for
+/// several posts.
 #[inline]
 pub(crate) fn post_fenced<W: Word + ?Sized>(word: &W, epoch: u64) {
     debug_assert!(at_or_after(epoch, word.load_relaxed()), "a flag never decreases");
     word.store_relaxed(epoch);
 }
 
-/// Returns whether the word has reached `epoch`. Any PE may call it.
+/// Returns whether the word has reached `epoch`. Any PE may call this function.
 ///
 /// # Ordering
 /// Acquire, if the result is true.
@@ -52,7 +55,8 @@ pub(crate) fn wait_relaxed<W: Word + ?Sized, P: Pause + ?Sized>(word: &W, epoch:
     pause::until(pause, || at_or_after(word.load_relaxed(), epoch).then_some(()))
 }
 
-/// Waits until the word has reached `epoch`. Any number of PEs may wait at once.
+/// Waits until the word has reached `epoch`. Any number of PEs may wait for the word at the same
+/// time.
 ///
 /// # Ordering
 /// Acquire, if the wait succeeds.

@@ -1,23 +1,26 @@
-//! A ring of slots from one rank to another: one sender, one receiver.
+//! A ring of message slots from one rank, the sender, to another rank, the receiver.
 //!
-//! A message describes data and its location. The ring does not transfer data, and no function
-//! waits. The sender publishes message `n`, counted from 1, in slot `(n - 1) % capacity`. The
-//! receiver reads it, copies the data that it names, and answers: it accepts or refuses the
-//! message. When the sender has received the answer, the slot and the data are free again.
+//! A message describes data and the location of the data. The ring does not transfer the data, and
+//! no function of this module waits. The sender publishes message `n`, counted from 1, in slot `(n
+//! - 1) % capacity`. The receiver reads the message, copies the data, and answers. The answer
+//! accepts or refuses the message. When the sender has received the answer, it may reuse the slot
+//! and the data.
 //!
-//! A sender whose wait timed out can withdraw a message. A receiver that detects the withdrawal
-//! after it has copied the data discards the copy.
+//! A sender whose wait timed out can withdraw a message. A receiver checks for the withdrawal after
+//! it has copied the data, and discards the copy of a withdrawn message.
 //!
-//! Invariant: message `n` is published after message `n - capacity` was answered. Its number is
-//! written after its payload, and its answer after the last access to its data. The words are
-//! initially zero. Numbers are less than 2^63.
+//! Invariant: the sender publishes message `n` after the receiver has answered message `n -
+//! capacity`. The sender writes the payload of a message before its number. The receiver answers
+//! after its last access to the data. The words are initially zero. Numbers of messages are less
+//! than 2^63.
 
 use crate::word::Word;
 
-/// Flag in the answer word for a message that the receiver refused.
+/// Bit of the answer word that is set if the receiver refused the message.
 const REFUSED: u64 = 1 << 63;
 
-/// The first word of a payload after its message was withdrawn. No other message starts with it.
+/// The value of the first word of a payload after the sender has withdrawn the message. No message
+/// may start with this value.
 pub const WITHDRAWN: u64 = u64::MAX;
 
 /// The receiver's answer to a message.
@@ -29,16 +32,16 @@ pub enum Answer {
     Refused,
 }
 
-/// One slot of a ring, as used by both sides. The words are borrowed: the caller chooses their
-/// location. For speed, the answer should have its own cache line.
+/// One slot of a ring. The sender and the receiver each create a `Slot` from references to the
+/// shared words. For speed, the answer should have its own cache line.
 #[derive(Debug)]
 pub struct Slot<'a, W> {
-    /// Number of the message in this slot. Written by the sender.
+    /// Word with the number of the message in this slot. Written by the sender.
     pub number: &'a W,
-    /// The message: at least one word. Written by the sender.
+    /// Words of the message, at least one. Written by the sender.
     pub payload: &'a [W],
-    /// Number of the last message that was answered in this slot, and whether it was refused.
-    /// Written by the receiver.
+    /// Word with the number of the last message that the receiver answered in this slot. Bit 63 is
+    /// set if the receiver refused the message. Written by the receiver.
     pub answer: &'a W,
 }
 
@@ -60,8 +63,9 @@ pub const fn index(number: u64, capacity: usize) -> usize {
 }
 
 impl<W: Word> Slot<'_, W> {
-    /// Returns whether the sender may publish message `number` in this slot. Returns `None` until
-    /// the receiver has answered the previous message of the slot, then that answer.
+    /// Returns the answer to the previous message of this slot, after which the sender may publish
+    /// message `number`. Returns `None` if the receiver has not answered the previous message. If
+    /// there was no previous message, returns [`Answer::Accepted`].
     ///
     /// # Ordering
     /// As for [`Slot::answered`].
@@ -70,8 +74,8 @@ impl<W: Word> Slot<'_, W> {
         self.answered(number.saturating_sub(capacity as u64))
     }
 
-    /// Publishes a message. The sender calls it after [`Slot::free_for`] has reported the slot as
-    /// free.
+    /// Publishes a message. The sender calls this method after [`Slot::free_for`] has returned an
+    /// answer.
     ///
     /// # Ordering
     /// Release: earlier writes of the sender are visible to the receiver when it reads the message.
@@ -91,16 +95,16 @@ impl<W: Word> Slot<'_, W> {
     /// Withdraws the last message that the sender published in this slot.
     ///
     /// # Ordering
-    /// The sender may change its data afterwards: a receiver that reads changed data finds by
-    /// [`Slot::is_withdrawn`] that the message was withdrawn.
+    /// The sender may change its data afterwards. If a receiver has copied changed data,
+    /// [`Slot::is_withdrawn`] then returns `true`.
     #[inline]
     pub fn withdraw(&self) {
         self.payload[0].store_relaxed(WITHDRAWN);
         W::fence_release();
     }
 
-    /// Returns the answer to message `number`; `None` if there is no answer yet. If a later message
-    /// of this slot was already answered, the result is [`Answer::Accepted`].
+    /// Returns the answer to message `number`; `None` if the receiver has not answered. If the
+    /// receiver has already answered a later message of this slot, returns [`Answer::Accepted`].
     ///
     /// # Ordering
     /// Acquire, if there is an answer: the receiver no longer accesses the data of the message.
@@ -114,12 +118,11 @@ impl<W: Word> Slot<'_, W> {
         }
     }
 
-    /// Reads the start of message `number` into `message`. Returns `false` if the message has not
-    /// been published.
+    /// Reads the first `message.len()` words of message `number` into `message`. Returns `false` if
+    /// the sender has not published the message.
     ///
     /// # Ordering
-    /// Acquire, if the result is `true`: writes of the sender before it published the message are
-    /// visible.
+    /// Acquire, if the result is `true`: writes of the sender before the publication are visible.
     ///
     /// # Panics
     /// If `message` is longer than the payload of the slot.
@@ -136,19 +139,20 @@ impl<W: Word> Slot<'_, W> {
         true
     }
 
-    /// Returns whether the sender withdrew the message. The receiver calls it after it has copied
-    /// the data and before it answers.
+    /// Returns whether the sender has withdrawn the message. The receiver calls this method after
+    /// it has copied the data and before it answers.
     ///
     /// # Ordering
-    /// Acquire: if the result is `false`, the copied data is that at the time of publication.
+    /// Acquire: if the result is `false`, the receiver has copied the data as it was when the
+    /// message was published.
     #[inline]
     pub fn is_withdrawn(&self) -> bool {
         W::fence_acquire();
         self.payload[0].load_relaxed() == WITHDRAWN
     }
 
-    /// Answers message `number`. The receiver calls it once for each message, in order, after its
-    /// last access to the data.
+    /// Answers message `number`. The receiver calls this method once for each message, in the order
+    /// of numbers, after its last access to the data.
     ///
     /// # Ordering
     /// Release: the receiver's accesses are complete when the sender reads the answer.

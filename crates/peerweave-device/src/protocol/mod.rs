@@ -1,4 +1,5 @@
-//! The protocols, generic over the words that they access and the pause of a waiter.
+//! The synchronisation protocols, generic over the type of the words and over the pause of a
+//! waiter.
 
 pub mod barrier;
 pub mod flag;

@@ -1,21 +1,21 @@
-//! Data followed by a signal, and waits for one or several signal words.
+//! Signals that notify a PE of data, and waits for one signal word or several signal words.
 //!
-//! The caller copies the data. Invariant: a signal is changed by a store with release order (set)
-//! or by a read-modify-write with release order (add), and a waiter acquires it. So a PE that
-//! observes the signal sees the data.
+//! The caller copies the data before it signals. Invariant: a signal word is changed by a store
+//! with release order (set) or by a read-modify-write with release order (add). A waiter reads the
+//! word with acquire order. So a PE that observes the signal sees the data.
 //!
-//! If several PEs signal one word, all must add. A set discards earlier additions, and orders only
-//! the data of its own sender.
+//! If several PEs signal one word, all of them must add. A set discards earlier additions, and
+//! orders only the data of the PE that sets.
 
 use crate::pause::{self, Pause};
 use crate::word::{Word, Words};
 use peerweave_types::{Compare, SignalOp};
 
-/// Changes a signal word. Any PE may call it.
+/// Changes a signal word: sets it to `value`, or adds `value`. Any PE may call this function.
 ///
 /// # Ordering
 /// Release: earlier writes of this PE are visible to a PE that observes the signal. On x86, a
-/// release does not order non-temporal stores: fence them first.
+/// release does not order non-temporal stores, so fence them before the call.
 #[inline]
 pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     match op {
@@ -24,17 +24,18 @@ pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     }
 }
 
-/// Returns the word if the comparison with `value` holds now.
+/// Reads the word once. Returns its value if `compare` is true for the word and `value`; `None`
+/// otherwise.
 ///
 /// # Ordering
-/// Acquire, if the comparison holds.
+/// Acquire, if the result is not `None`.
 #[inline]
 pub fn test<W: Word + ?Sized>(word: &W, compare: Compare, value: u64) -> Option<u64> {
     let seen = word.load_acquire();
     compare.holds(seen, value).then_some(seen)
 }
 
-/// Waits until the comparison of the word with `value` holds, and returns the word.
+/// Waits until `compare` is true for the word and `value`. Returns the value of the word.
 ///
 /// # Ordering
 /// Acquire: puts before the signal are visible afterwards.
@@ -51,11 +52,11 @@ pub fn wait_until<W: Word + ?Sized, P: Pause + ?Sized>(
     pause::until(pause, || test(word, compare, value))
 }
 
-/// Excludes no word: for [`Several::exclude`].
+/// Value for [`Several::exclude`] that excludes no word.
 pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 
-/// Several signal words for one wait. Excluded words are ignored; if all are excluded, every wait
-/// returns immediately.
+/// Several signal words for one wait. Waits and tests ignore excluded words. If all words are
+/// excluded, every wait returns immediately.
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;
@@ -69,14 +70,14 @@ pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Several<Ws, X> {
-    /// The words.
+    /// The signal words.
     pub words: Ws,
-    /// Returns whether the word at an index is excluded. The result for an index must not change
-    /// during a wait.
+    /// Function that returns whether the word at an index is excluded. The result for an index must
+    /// not change during a wait.
     pub exclude: X,
-    /// The comparison.
+    /// The comparison of each word with `value`.
     pub compare: Compare,
-    /// The value to compare with.
+    /// The value with which each word is compared.
     pub value: u64,
 }
 
@@ -87,7 +88,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().all_excluded()
     }
 
-    /// Returns whether all words satisfy the comparison now.
+    /// Reads the words once. Returns whether all words that are not excluded satisfy the
+    /// comparison.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies the comparison.
@@ -96,18 +98,18 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_all()
     }
 
-    /// Returns the lowest index whose word satisfies the comparison now; `None` if there is none or
-    /// all words are excluded.
+    /// Reads the words once. Returns the lowest index whose word is not excluded and satisfies the
+    /// comparison; `None` if there is no such word.
     ///
     /// # Ordering
-    /// Acquire, for the word that satisfies it.
+    /// Acquire, for the word at the returned index.
     #[inline]
     pub fn test_any(&self) -> Option<usize> {
         self.watch().test_any()
     }
 
-    /// Calls `found` with the index and the word of every word that satisfies the comparison now,
-    /// in ascending order. Returns the number of calls.
+    /// Reads the words once. Calls `found` with the index and the value of every word that
+    /// satisfies the comparison, in ascending order of indices. Returns the number of calls.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies the comparison.
@@ -116,8 +118,9 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_some(found)
     }
 
-    /// Waits until every word has satisfied the comparison, one after the other: not all words need
-    /// to satisfy it at the same time. Returns the last word; `None` if all are excluded.
+    /// Waits until the first word satisfies the comparison, then until the second word does, and so
+    /// on. The words need not satisfy the comparison at the same time. Returns the value of the
+    /// last word; `None` if all words are excluded.
     ///
     /// # Ordering
     /// Acquire, for each word.
@@ -129,11 +132,11 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().wait_all(pause)
     }
 
-    /// Waits until a word satisfies the comparison, and returns the lowest such index. Returns
-    /// `None` immediately if all words are excluded.
+    /// Waits until a word satisfies the comparison. Returns the lowest index of such a word.
+    /// Returns `None` immediately if all words are excluded.
     ///
     /// # Ordering
-    /// Acquire, for the word that satisfies it.
+    /// Acquire, for the word at the returned index.
     ///
     /// # Errors
     /// The error of the pause.
@@ -142,9 +145,9 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().wait_any(pause)
     }
 
-    /// Waits until at least one word satisfies the comparison, and calls `found` for all that do,
-    /// like [`Several::test_some`]. Returns the number of calls; 0 immediately if all words are
-    /// excluded.
+    /// Waits until at least one word satisfies the comparison. Calls `found` for all words that
+    /// satisfy it, like [`Several::test_some`]. Returns the number of calls. Returns 0 immediately
+    /// if all words are excluded.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies the comparison.
@@ -166,14 +169,16 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     }
 }
 
-/// The loops of [`Several`], over words of any type, with a condition for each word.
+/// The loops of the waits and tests of [`Several`], for words of any type, with a separate
+/// condition for each word.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch<L, X> {
     /// The number of words.
     pub len: usize,
-    /// Returns the word at an index if it satisfies its condition, by an acquiring load.
+    /// Function that reads the word at an index by an acquiring load. Returns the value if it
+    /// satisfies the condition of the word; `None` otherwise.
     pub look: L,
-    /// Returns whether the word at an index is excluded, like [`Several::exclude`].
+    /// Function that returns whether the word at an index is excluded, like [`Several::exclude`].
     pub exclude: X,
 }
 
@@ -196,9 +201,9 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         self.included().find(|&index| (self.look)(index).is_some())
     }
 
-    /// Returns the first index, at or after `start`, whose word satisfies its condition now; if
-    /// there is none, the first one before `start`. A caller that changes `start` from call to call
-    /// finds every word that stays satisfied.
+    /// Returns the first index at or after `start` whose word satisfies its condition. If there is
+    /// no such index, returns the first such index before `start`. A caller that changes `start`
+    /// from call to call eventually finds every word that continues to satisfy its condition.
     #[inline]
     pub fn test_any_from(&self, start: usize) -> Option<usize> {
         let mut index = if start < self.len { start } else { 0 };
@@ -246,7 +251,8 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         self.wait_any_from(0, pause)
     }
 
-    /// Like [`Several::wait_any`], but returns the index that [`Watch::test_any_from`] returns.
+    /// Like [`Several::wait_any`], but returns the index that [`Watch::test_any_from`] finds, not
+    /// the lowest index.
     ///
     /// # Errors
     /// The error of the pause.

@@ -1,35 +1,35 @@
-//! A line whose words validate themselves: each has 32 bits of data and the 32-bit epoch of that
-//! data.
+//! A line whose words validate themselves: each word contains 32 bits of data and the 32-bit epoch
+//! of that data.
 //!
-//! The order of the stores of a line does not matter, and there is no sequence word. So one vector
-//! store may write the line, although only its aligned words are guaranteed to be written as a
+//! The words of a line may be stored in any order, and the line has no sequence word. So one vector
+//! store may write the line, although only each aligned word of it is guaranteed to be written as a
 //! unit.
 //!
-//! Reuse rule: a rank has two lines, and publishes epoch `k` in line `k & 1` only after it has read
-//! epoch `k - 1` of every rank. A rank publishes `k - 1` only after it has finished reading `k -
-//! 2`, the previous content of the line. So no line is overwritten while a rank may still read it.
-//! Every rank publishes in every epoch.
+//! Reuse rule: a rank has two lines, and publishes epoch `k` in line `k & 1`. It does so only after
+//! it has read the lines of all ranks for epoch `k - 1`. Every rank publishes epoch `k - 1` only
+//! after it has finished reading epoch `k - 2`, which is the previous content of line `k & 1`. So
+//! no line is overwritten while a rank may still read it. Every rank publishes in every epoch.
 //!
-//! Invariant: a reader accepts a line only if all of its words have the same epoch. Zeroed memory
-//! is a line of epoch 0, and the first published epoch is 1.
+//! Invariant: a reader accepts a line only if all words of the line have the expected epoch. Zeroed
+//! memory is a line of epoch 0, and the first published epoch is 1.
 
 use crate::word::Word;
 
-/// Returns the word with this data and this epoch.
+/// Returns the word that contains this data and this epoch.
 #[inline]
 pub const fn seal(data: u32, epoch: u32) -> u64 {
     (epoch as u64) << 32 | data as u64
 }
 
-/// Returns the words of a line, for a backend that stores them itself, for example by vector
-/// instructions. Such a backend calls [`Word::fence_release`] before it stores them.
+/// Returns the words of a line, for a caller that stores them itself, for example by vector
+/// instructions. Such a caller calls [`Word::fence_release`] before it stores the words.
 #[inline]
 pub fn seal_line<const N: usize>(data: &[u32; N], epoch: u32) -> [u64; N] {
     data.map(|data| seal(data, epoch))
 }
 
-/// Publishes data in all words of a line. The single writer of the line calls it, in the order of
-/// epochs, when the reuse rule allows it.
+/// Publishes data in all words of a line. Only the single writer of the line calls this function,
+/// in the order of epochs, when the reuse rule of this module allows it.
 ///
 /// # Ordering
 /// Release: earlier writes of this PE are visible to a PE that reads the line.
@@ -45,8 +45,9 @@ pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
     }
 }
 
-/// Reads the data of an epoch into `into`. Returns `false` if the epoch is not published; the
-/// content of `into` is then unspecified. A PE may call it until it publishes the next epoch.
+/// Reads the data of an epoch into `into`. Returns `false` if the line does not contain this epoch;
+/// the content of `into` is then unspecified. A PE may call this function until it publishes the
+/// next epoch.
 ///
 /// # Ordering
 /// Acquire, if the result is `true`.

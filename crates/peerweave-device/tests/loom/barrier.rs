@@ -1,4 +1,5 @@
-//! Model of a team that arrives, epoch after epoch, and passes data to each other each time.
+//! Model of a barrier: in each epoch the ranks of a team write data, synchronise, and read the data
+//! of all ranks.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
@@ -6,11 +7,13 @@ use peerweave_device::{barrier, word};
 
 const EPOCHS: u64 = 3;
 
-/// Synchronises this rank in an epoch, over these words.
+/// A function that synchronises a rank with the team. The parameters are the words, the rank, the
+/// epoch and the pause.
 type Step<W> = fn(&[W], usize, u64, &mut Patience) -> Result<(), GaveUp>;
 
-/// Every rank writes a cell, synchronises, and reads the cells of all ranks. The cells of epoch `k`
-/// are written again in `k + 2`, which only the barrier of `k + 1` makes safe.
+/// In each epoch every rank writes its cell, synchronises by `step`, and reads the cells of all
+/// ranks. The cells of epoch `k` are written again in epoch `k + 2`. Only the barrier of epoch `k +
+/// 1` orders these writes after the reads of epoch `k`.
 fn cells_are_handed_over_at_every_epoch<W: TestWord>(team: Team, words: usize, step: Step<W>) {
     check(
         team,
@@ -21,7 +24,7 @@ fn cells_are_handed_over_at_every_epoch<W: TestWord>(team: Team, words: usize, s
                 cells[rank].set(epoch * 10 + rank as u64);
                 step(words, rank, epoch, &mut team.patience())?;
                 for (other, cell) in cells.iter().enumerate() {
-                    assert_eq!(cell.get(), epoch * 10 + other as u64, "not handed over");
+                    assert_eq!(cell.get(), epoch * 10 + other as u64, "cell has a wrong value");
                 }
             }
             Ok(())
@@ -29,14 +32,16 @@ fn cells_are_handed_over_at_every_epoch<W: TestWord>(team: Team, words: usize, s
     );
 }
 
-/// Synchronises by `ranks` words for each of `ranks` ranks: each rank polls its own row.
+/// Synchronises by the barrier. The words are a square matrix, in which each rank polls its own
+/// row.
 fn sync<W: TestWord>(words: &[W], rank: usize, epoch: u64, patience: &mut Patience) -> Result<(), GaveUp> {
     let ranks = words.len().isqrt();
     barrier::announce(&word::from_fn(ranks, |target| &words[target * ranks + rank]), epoch);
     barrier::wait(&words[rank * ranks..][..ranks], epoch, patience)
 }
 
-/// Like `sync`, in the relaxed form, either between fences of the caller or without fences.
+/// Like `sync`, but by the relaxed form of the barrier. If `fences` is true, calls the fences
+/// before and after it.
 fn relaxed<W: TestWord>(fences: bool, words: &[W], rank: usize, epoch: u64, patience: &mut Patience) -> Result<(), GaveUp> {
     let ranks = words.len().isqrt();
     if fences {
@@ -50,7 +55,7 @@ fn relaxed<W: TestWord>(fences: bool, words: &[W], rank: usize, epoch: u64, pati
     Ok(())
 }
 
-/// Like `sync`, but waits for other words or another epoch.
+/// Like `sync`, but wrong: waits only for the first `first` ranks, and for epoch `waited`.
 fn broken(words: &[Exact], rank: usize, epoch: u64, waited: u64, first: usize, patience: &mut Patience) -> Result<(), GaveUp> {
     let ranks = words.len().isqrt();
     barrier::announce(&word::from_fn(ranks, |target| &words[target * ranks + rank]), epoch);
@@ -81,17 +86,17 @@ refuted!(relaxed_barrier_alone_is_refuted, {
 });
 refuted!(barrier_without_release_is_refuted, cells_are_handed_over_at_every_epoch::<NoRelease>(Team::PAIR, 4, sync));
 refuted!(barrier_without_acquire_is_refuted, cells_are_handed_over_at_every_epoch::<NoAcquire>(Team::PAIR, 4, sync));
-refuted!(barrier_that_forgets_the_last_rank_is_refuted, "not handed over", {
+refuted!(barrier_that_ignores_the_last_rank_is_refuted, "cell has a wrong value", {
     cells_are_handed_over_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
         broken(words, rank, epoch, epoch, 1, patience)
     })
 });
-refuted!(barrier_that_waits_for_the_epoch_before_is_refuted, "not handed over", {
+refuted!(barrier_that_waits_for_the_previous_epoch_is_refuted, "cell has a wrong value", {
     cells_are_handed_over_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
         broken(words, rank, epoch, epoch - 1, 2, patience)
     })
 });
-refuted!(barrier_of_three_wrong_in_the_last_epoch_is_refuted, {
+refuted!(barrier_of_three_that_ignores_a_rank_once_is_refuted, {
     cells_are_handed_over_at_every_epoch::<Exact>(Team::of_three(1), 9, |words, rank, epoch, patience| {
         broken(words, rank, epoch, epoch, if epoch == EPOCHS { 2 } else { 3 }, patience)
     })

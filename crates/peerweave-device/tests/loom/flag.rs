@@ -1,10 +1,11 @@
-//! Model of one PE that posts and another that waits.
+//! Model of one PE that posts a flag, and another PE that waits for the flag.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{Patience, Plain, Team, check, refuted, several};
 use peerweave_device::flag;
 
-/// Each epoch publishes one more piece of data; the waiter polls only for every second epoch.
+/// Rank 0 writes one more cell before each epoch that it posts. Rank 1 waits only for every second
+/// epoch, and reads all cells up to that epoch.
 fn data_is_visible_when_the_flag_is_reached<W: TestWord>() {
     check(
         Team::PAIR,
@@ -36,7 +37,7 @@ fn reached_flag_makes_earlier_writes_visible() {
 refuted!(a_flag_that_does_not_release_is_refuted, data_is_visible_when_the_flag_is_reached::<NoRelease>());
 refuted!(a_flag_that_does_not_acquire_is_refuted, data_is_visible_when_the_flag_is_reached::<NoAcquire>());
 
-/// Two PEs wait for each other's flag, and access one cell in turn.
+/// Two PEs wait for each other's flag, and access one cell alternately.
 #[test]
 fn two_flags_order_accesses_to_one_cell() {
     check(

@@ -1,12 +1,12 @@
-//! Model of a sender that names its buffer in a message, and a receiver that copies the buffer and
-//! answers.
+//! Model of a sender whose messages contain the index of a buffer, and a receiver that reads the
+//! buffer and answers.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{Plain, Team, check, refuted, several};
 use peerweave_device::Word;
 use peerweave_device::mailbox::{self, Answer, Slot};
 
-/// Words of a slot: the number, two words of payload, the answer.
+/// Number of words of a slot: the number of the message, two words of payload, the answer.
 const SLOT: usize = 4;
 
 /// The memory of a ring, and one buffer of the sender for each slot.
@@ -28,8 +28,8 @@ impl<W: TestWord> Ring<W> {
         slot(&self.words[mailbox::index(number, self.capacity()) * SLOT..][..SLOT])
     }
 
-    /// Writes a buffer and publishes its name when a slot is free. At the end waits for all answers
-    /// and reuses the buffers.
+    /// Sends `messages` messages. For each message waits for a free slot, writes a buffer, and
+    /// publishes the index of the buffer. At the end waits for all answers and writes all buffers.
     fn send(&self, messages: u64) {
         for number in 1..=messages {
             while self.slot(number).free_for(number, self.capacity()).is_none() {
@@ -47,13 +47,13 @@ impl<W: TestWord> Ring<W> {
         self.buffers.iter().for_each(|buffer| buffer.set(0));
     }
 
-    /// Receives a message if it has been published.
+    /// Receives and answers a message. Returns `false` if the message has not been published.
     fn receive(&self, number: u64) -> bool {
         let mut got = [0; 2];
         if !self.slot(number).read(number, &mut got) {
             return false;
         }
-        assert_eq!(got[1], !got[0], "torn or overwritten");
+        assert_eq!(got[1], !got[0], "message is torn or overwritten");
         assert_eq!(self.buffers[got[0] as usize].get(), number + 50);
         self.slot(number).respond(number, Answer::Accepted);
         true
@@ -89,14 +89,15 @@ fn messages_pass_one_at_a_time() {
 }
 
 #[test]
-fn messages_pass_when_slots_are_used_again() {
+fn messages_pass_when_slots_are_reused() {
     messages_pass::<Exact>(2, 4);
 }
 
-refuted!(mailbox_without_release_is_refuted, "torn or overwritten", messages_pass::<NoRelease>(2, 3));
-refuted!(mailbox_without_acquire_is_refuted, "torn or overwritten", messages_pass::<NoAcquire>(2, 3));
+refuted!(mailbox_without_release_is_refuted, "message is torn or overwritten", messages_pass::<NoRelease>(2, 3));
+refuted!(mailbox_without_acquire_is_refuted, "message is torn or overwritten", messages_pass::<NoAcquire>(2, 3));
 
-/// Answers `early` or late; the sender waits for the answer before it writes its buffer again.
+/// Sends one message. The receiver answers before it reads the buffer (`early`) or afterwards. The
+/// sender waits for the answer (if `wait_for_answer`) before it writes its buffer again.
 fn one_buffer(early: bool, wait_for_answer: bool, answer: Answer) {
     check(
         Team::PAIR,
@@ -109,7 +110,7 @@ fn one_buffer(early: bool, wait_for_answer: bool, answer: Answer) {
                 while wait_for_answer {
                     match slot.answered(1) {
                         Some(found) => {
-                            assert_eq!(found, answer, "another answer");
+                            assert_eq!(found, answer, "wrong answer");
                             break;
                         }
                         None => loom::thread::yield_now(),
@@ -144,10 +145,11 @@ fn buffer_is_free_when_its_message_is_refused() {
 }
 
 refuted!(answer_before_the_copy_is_refuted, one_buffer(true, true, Answer::Accepted));
-refuted!(buffer_used_again_before_the_answer_is_refuted, one_buffer(false, false, Answer::Accepted));
+refuted!(buffer_reused_before_the_answer_is_refuted, one_buffer(false, false, Answer::Accepted));
 
-/// The sender withdraws its message without an answer, and changes its data. The data is a word
-/// that both sides may access concurrently, like a buffer.
+/// The sender publishes a message, withdraws it, and changes its data. The receiver must either
+/// detect the withdrawal or read the unchanged data. The data is a word that both sides may access
+/// concurrently.
 fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_, W>) -> bool) {
     check(
         Team::PAIR,
@@ -163,7 +165,7 @@ fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_,
                 let mut got = [0];
                 if slot.read(1, &mut got) && got[0] != mailbox::WITHDRAWN {
                     let copy = data.load_relaxed();
-                    assert!(is_withdrawn(&slot) || copy == 1, "not withdrawn");
+                    assert!(is_withdrawn(&slot) || copy == 1, "withdrawal is not detected");
                 }
             }
             Ok(())
@@ -178,17 +180,18 @@ fn copy_of_changed_data_is_detected_as_withdrawn() {
 
 refuted!(
     withdrawal_without_a_fence_is_refuted,
-    "not withdrawn",
+    "withdrawal is not detected",
     withdrawn::<Exact>(|slot| slot.payload[0].store_relaxed(mailbox::WITHDRAWN), |slot| slot.is_withdrawn())
 );
 refuted!(
-    withdrawal_found_without_a_fence_is_refuted,
-    "not withdrawn",
+    withdrawal_check_without_a_fence_is_refuted,
+    "withdrawal is not detected",
     withdrawn::<Exact>(|slot| slot.withdraw(), |slot| slot.payload[0].load_relaxed() == mailbox::WITHDRAWN)
 );
 
-// The sender believes that its first message was answered, which no rank has read.
-refuted!(full_ring_that_takes_more_is_refuted, "torn or overwritten", {
+// The sender publishes a second message in the same slot, although the receiver has not answered
+// the first message.
+refuted!(publishing_into_a_full_ring_is_refuted, "message is torn or overwritten", {
     check(
         Team::PAIR,
         || several::<Exact>(SLOT),
@@ -201,7 +204,7 @@ refuted!(full_ring_that_takes_more_is_refuted, "torn or overwritten", {
             } else {
                 let mut got = [0; 2];
                 if slot.read(1, &mut got) {
-                    assert_eq!(got, [1, !1], "torn or overwritten");
+                    assert_eq!(got, [1, !1], "message is torn or overwritten");
                 }
             }
             Ok(())
@@ -209,7 +212,7 @@ refuted!(full_ring_that_takes_more_is_refuted, "torn or overwritten", {
     )
 });
 
-/// One rank polls the rings of two others without blocking on either.
+/// Rank 0 receives from two rings, and polls them alternately.
 #[test]
 fn two_rings_are_polled_without_blocking() {
     check(

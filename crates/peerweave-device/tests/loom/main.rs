@@ -1,12 +1,13 @@
-//! Tests of the protocols under a model checker, which explores the interleavings and the stale
-//! reads that the memory orders allow.
+//! Tests of the protocols under the model checker loom. It explores all interleavings, and all
+//! stale reads that the memory orders allow.
 //!
 //! Empty unless compiled with `--cfg loom`: `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo
 //! test -p peerweave-device --release --test loom`.
 //!
-//! Every scenario is a function generic over the word type. It must hold for [`words::Exact`]. It
-//! must fail for each word with one weakened order on which it relies, and for each omitted step of
-//! the protocol; otherwise the scenario would prove nothing.
+//! Every scenario is a function that is generic over the word type. It must succeed for
+//! [`words::Exact`]. To prove that the scenario can find errors, it must fail for words with a
+//! weakened memory order, and if a step of the protocol is omitted. The tests of such failures have
+//! names that end in `_is_refuted`.
 #![cfg(loom)]
 
 mod barrier;
@@ -21,8 +22,8 @@ use peerweave_device::Pause;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs a scenario that must fail, either by the checker's report of an unordered access or by the
-/// message of an assertion.
+/// Declares a test of a scenario that must fail: by loom's panic for an unordered access, or by the
+/// given message of an assertion.
 macro_rules! refuted {
     ($name:ident, $scenario:expr) => {
         $crate::refuted!($name, "Causality violation", $scenario);
@@ -37,8 +38,9 @@ macro_rules! refuted {
 }
 pub(crate) use refuted;
 
-/// Checks every execution of this team. `memory` creates the shared state anew for each execution.
-/// A rank may end early if its [`Patience`] is exhausted; in some executions no rank may do so.
+/// Checks every execution of a team that loom explores. `memory` creates the shared state of each
+/// execution. A rank may end early if its [`Patience`] is exhausted. In at least one execution all
+/// ranks must complete.
 fn check<M: Send + Sync + 'static>(
     team: Team,
     memory: impl Fn() -> M + Send + Sync + 'static,
@@ -47,8 +49,8 @@ fn check<M: Send + Sync + 'static>(
     let mut checker = loom::model::Builder::new();
     let bound = checker.preemption_bound.unwrap_or(usize::from(u8::MAX)).min(team.preemptions);
     checker.preemption_bound = Some(bound);
-    // Not the checker's `Arc`: it cannot be dropped by a thread that a refuted execution never
-    // started.
+    // Not loom's `Arc`: if an execution fails before a thread starts, dropping loom's `Arc` in that
+    // thread would panic.
     let body = Arc::new(body);
     let completed = Arc::new(AtomicUsize::new(0));
     let count = completed.clone();
@@ -66,16 +68,19 @@ fn check<M: Send + Sync + 'static>(
         }
         count.fetch_add(usize::from(outcome.is_ok()), Ordering::Relaxed);
     });
-    assert!(completed.load(Ordering::Relaxed) > 0, "somebody gave up in every execution");
+    assert!(
+        completed.load(Ordering::Relaxed) > 0,
+        "in every execution a rank gave up, expected an execution in which all ranks complete"
+    );
 }
 
-/// The ranks of a scenario, and the limit of its exploration.
+/// The number of ranks of a scenario, and the limit of its exploration.
 #[derive(Clone, Copy)]
 struct Team {
     ranks: usize,
-    /// Maximum number of preemptions of a rank; `LOOM_MAX_PREEMPTIONS` lowers it. The number of
-    /// states of three ranks grows so fast that each such scenario sets a limit that fits in a
-    /// minute.
+    /// Maximum number of preemptions in an execution. `LOOM_MAX_PREEMPTIONS` can lower the maximum.
+    /// With three ranks the number of states grows fast, so each such scenario sets a limit with
+    /// which it takes less than a minute.
     preemptions: usize,
 }
 
@@ -86,29 +91,29 @@ impl Team {
         Self { ranks: 3, preemptions }
     }
 
-    /// Returns the limit of each wait of such a team.
+    /// Returns the pause for a wait of this team.
     fn patience(self) -> Patience {
         if self.ranks == 2 { Patience::endless() } else { Patience::short() }
     }
 }
 
-/// The error of a rank that ended its scenario early, because a wait exceeded its limit.
+/// The error of a rank that ended its scenario early, because a wait exceeded its number of polls.
 #[derive(Debug)]
 struct GaveUp;
 
-/// A pause that lets another thread run.
+/// A pause that lets another thread run, and fails after a number of calls.
 #[derive(Clone, Copy)]
 struct Patience(u32);
 
 impl Patience {
-    /// Returns an unlimited pause, for two ranks: the checker itself stops an endless execution.
+    /// Returns an unlimited pause, for two ranks. Loom itself fails an endless execution.
     const fn endless() -> Self {
         Self(u32::MAX)
     }
 
-    /// Returns a limited pause, for more ranks, because the checker runs the first of several
-    /// waiting threads and never the others. An execution in which a rank ends early is cut short
-    /// but does not fail: its earlier accesses are checked.
+    /// Returns a pause that succeeds once, for three ranks. Among several waiting threads, loom
+    /// always runs the first thread, so an unlimited wait would not end. If a rank ends early, the
+    /// execution does not fail, and its earlier accesses are checked.
     const fn short() -> Self {
         Self(1)
     }
@@ -124,25 +129,25 @@ impl Pause for Patience {
     }
 }
 
-/// Ordinary memory. The checker fails an execution in which an access is not ordered after a write,
-/// or a write not ordered after an access.
+/// Ordinary memory. Loom fails an execution in which a write and another access are not ordered
+/// with respect to each other.
 #[derive(Default)]
 struct Plain(UnsafeCell<u64>);
 
-// SAFETY: the shared number in the cell is synchronised by the protocol under test. If the protocol
-// fails to do so, the checker reports that before the number is accessed, which every `refuted!`
-// test checks.
+// SAFETY: the protocol under test synchronises accesses to the number in the cell. If the protocol
+// does not, loom panics before the number is accessed. The `refuted!` tests check that panic.
 unsafe impl Sync for Plain {}
 
 impl Plain {
     fn set(&self, value: u64) {
-        // SAFETY: the checker has found the write ordered after all other accesses, else it panics
-        // before.
+        // SAFETY: loom has checked that the write is ordered after all other accesses; if not, loom
+        // has panicked.
         self.0.with_mut(|number| unsafe { *number = value });
     }
 
     fn get(&self) -> u64 {
-        // SAFETY: the checker has found the read ordered after all writes, else it panics before.
+        // SAFETY: loom has checked that the read is ordered after all writes; if not, loom has
+        // panicked.
         self.0.with(|number| unsafe { *number })
     }
 }

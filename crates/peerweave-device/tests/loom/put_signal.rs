@@ -1,11 +1,12 @@
-//! Model of data followed by a signal.
+//! Model of puts that are followed by a signal.
 
 use crate::words::{Exact, NoAcquire, NoRelease, RmwNoRelease, TestWord};
 use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
 use peerweave_device::put_signal::{self, EXCLUDE_NONE, Several};
 use peerweave_types::{Compare, SignalOp};
 
-/// Rank 0 puts twice with a signal that is set; the higher value announces the second cell.
+/// Rank 0 writes two cells, and sets the signal after each. If rank 1 sees the second signal, it
+/// also reads the second cell.
 fn set<W: TestWord>() {
     check(
         Team::PAIR,
@@ -28,8 +29,8 @@ fn set<W: TestWord>() {
     );
 }
 
-/// Ranks 1 and 2 put and add; rank 0 waits for both. The release of the first signal must persist
-/// after the addition of the second.
+/// Ranks 1 and 2 each write a cell and add to one signal. Rank 0 waits for both additions. The
+/// release of the first addition must remain effective after the second addition.
 fn add<W: TestWord>() {
     check(
         Team::of_three(3),
@@ -77,10 +78,11 @@ refuted!(a_signal_before_its_data_is_refuted, {
     )
 });
 
-/// A wait of rank 0 for the words of ranks 1 and 2. Returns the words that satisfied it.
+/// A wait of rank 0 for the words of ranks 1 and 2. Returns the indices of the words that satisfied
+/// the comparison.
 type WaitSeveral<W> = fn(&Several<&[W], fn(usize) -> bool>) -> Result<Vec<usize>, GaveUp>;
 
-/// Ranks 1 and 2 put and signal one word each.
+/// Ranks 1 and 2 each write a cell, and set their own signal word. Rank 0 waits by `wait`.
 fn two_words<W: TestWord>(wait: WaitSeveral<W>, exclude: fn(usize) -> bool) {
     check(
         Team::of_three(3),
@@ -107,7 +109,7 @@ fn all<W: TestWord>(words: &Several<&[W], fn(usize) -> bool>) -> Result<Vec<usiz
 
 fn any<W: TestWord>(words: &Several<&[W], fn(usize) -> bool>) -> Result<Vec<usize>, GaveUp> {
     let index = words.wait_any(&mut Patience::endless())?;
-    Ok(vec![index.expect("not all are excluded")])
+    Ok(vec![index.expect("wait_any returned None, expected an index (not all words are excluded)")])
 }
 
 fn some<W: TestWord>(words: &Several<&[W], fn(usize) -> bool>) -> Result<Vec<usize>, GaveUp> {

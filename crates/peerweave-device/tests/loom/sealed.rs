@@ -1,4 +1,4 @@
-//! Model of lines whose words validate themselves: two per rank, reused in turn.
+//! Model of sealed lines: each rank has two lines, which it uses alternately.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
@@ -12,11 +12,11 @@ fn data(rank: usize, epoch: u64) -> [u32; LINE] {
     [data, !data]
 }
 
-/// A function that writes a line.
+/// A function that publishes data in a line for an epoch.
 type Publish<W> = fn(&[W], u32, &[u32; LINE]);
 
-/// Every rank publishes a line and reads the line of the other rank. Each line transfers the
-/// ownership of a cell.
+/// In each epoch every rank writes a cell, publishes a line, reads the line of the other rank, and
+/// then reads the cell of the other rank.
 fn lines_change_hands<W: TestWord>(publish: Publish<W>) {
     check(
         Team::PAIR,
@@ -29,7 +29,7 @@ fn lines_change_hands<W: TestWord>(publish: Publish<W>) {
                 cells[rank].set(epoch);
                 publish(line(rank), epoch as u32, &data(rank, epoch));
                 read(line(other), epoch as u32, &mut got, &mut Patience::endless())?;
-                assert_eq!(got, data(other, epoch), "torn or overwritten");
+                assert_eq!(got, data(other, epoch), "line is torn or overwritten");
                 assert_eq!(cells[other].get(), epoch);
             }
             Ok(())
@@ -48,7 +48,7 @@ fn forward<W: Word>(line: &[W], epoch: u32, data: &[u32; LINE]) {
     sealed::publish(line, epoch, data);
 }
 
-/// Writes a line with the words in reverse order, to emulate a vector store, whose words become
+/// Publishes the words of a line in reverse order. This emulates a vector store, whose words become
 /// visible in any order.
 fn backward<W: Word>(line: &[W], epoch: u32, data: &[u32; LINE]) {
     W::fence_release();
@@ -69,7 +69,7 @@ fn sealed_lines_are_consistent_in_any_order_of_stores() {
 
 refuted!(a_sealed_line_without_a_release_fence_is_refuted, lines_change_hands::<NoRelease>(forward));
 refuted!(a_sealed_line_without_an_acquire_fence_is_refuted, lines_change_hands::<NoAcquire>(forward));
-refuted!(a_sealed_line_whose_last_word_has_no_epoch_is_refuted, "torn or overwritten", {
+refuted!(a_sealed_line_whose_last_word_has_no_epoch_is_refuted, "line is torn or overwritten", {
     lines_change_hands::<Exact>(|line, epoch, data| {
         line[1].store_relaxed(sealed::seal(0, epoch));
         sealed::publish(line, epoch, data);
@@ -83,7 +83,7 @@ refuted!(sealed_line_reused_before_it_was_read_is_refuted, {
         |rank, (words, cells)| {
             let line = |epoch: u64| &words[(epoch & 1) as usize * LINE..][..LINE];
             if rank == 0 {
-                // Never reads the lines of the other rank.
+                // Never reads the lines of the other rank, which violates the reuse rule.
                 for epoch in 1..=3 {
                     cells[(epoch & 1) as usize].set(epoch);
                     sealed::publish(line(epoch), epoch as u32, &data(0, epoch));

@@ -1,13 +1,13 @@
-//! The correct word, and words with one weakened memory order.
+//! Word types for the scenarios: the correct word, and words with a weakened memory order.
 
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use peerweave_device::Word;
 
-/// A word type for a scenario.
+/// A word type with which a scenario can run.
 pub(crate) trait TestWord: Word + Default + Send + Sync + 'static {}
 impl<T: Word + Default + Send + Sync + 'static> TestWord for T {}
 
-/// The word of the crate for the model checker, with the orders that it guarantees.
+/// The correct word: the atomic of loom, for which the crate implements [`Word`].
 pub(crate) type Exact = AtomicU64;
 
 macro_rules! weakened {
@@ -48,14 +48,14 @@ macro_rules! weakened {
 }
 
 weakened!(
-    /// Neither a read nor a fence acquires.
+    /// A word whose loads and fences do not acquire.
     NoAcquire, acquire: Relaxed, release: Release, rmw: AcqRel
 );
 weakened!(
-    /// Neither a write nor a fence releases.
+    /// A word whose stores and fences do not release.
     NoRelease, acquire: Acquire, release: Relaxed, rmw: AcqRel
 );
 weakened!(
-    /// A read-modify-write does not release.
+    /// A word whose read-modify-writes do not release.
     RmwNoRelease, acquire: Acquire, release: Release, rmw: Acquire
 );

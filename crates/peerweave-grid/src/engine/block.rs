@@ -1,10 +1,11 @@
 //! State of a running block: the threads that wait at barriers and in warp operations, and shared
 //! memory.
 //!
-//! Calls do not switch threads: they return whether the caller must wait, and which threads are
-//! released. The rules are the strictest reading of CUDA. Every thread of a block reaches each
-//! barrier, every lane of a mask reaches each warp operation, and no thread returns while others
-//! wait for it. So a kernel that passes here does not depend on the tolerance of a particular GPU.
+//! The methods do not switch threads. They return whether the calling thread must wait, and which
+//! threads are released. The rules are the strictest interpretation of CUDA. Every thread of a
+//! block must reach each barrier, and every lane of a mask must reach each warp operation. No
+//! thread may return while other threads wait for it. A kernel that follows these rules does not
+//! depend on the tolerance of a particular GPU.
 
 use std::alloc::Layout;
 use std::collections::HashMap;
@@ -14,7 +15,7 @@ use std::rc::Rc;
 /// Number of threads of a warp.
 pub(crate) const WARP: u32 = 32;
 
-/// State of a thread.
+/// State of a thread of a running block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Running,
@@ -23,14 +24,14 @@ pub(crate) enum Place {
     Returned,
 }
 
-/// Result of a call: the threads of the block that can continue, including the caller, or none if
-/// the caller waits.
+/// Result of an arrival at a barrier or warp operation. `Waits` means that the caller must wait.
+/// `Complete` contains the threads that can continue, including the caller.
 pub(crate) enum Arrival {
     Waits,
     Complete(Vec<u32>),
 }
 
-/// A warp operation that some lanes have reached.
+/// A warp operation that some, but not all, of its lanes have reached.
 #[derive(Debug)]
 struct Pending {
     mask: u32,
@@ -45,11 +46,12 @@ pub(crate) struct Block {
     returned: u32,
     arrived: u32,
     any: bool,
-    /// Result of the last complete barrier.
+    /// Result of the last complete barrier: whether any thread passed `true`.
     barrier_result: bool,
-    /// Pending operations of each warp.
+    /// Pending warp operations of each warp.
     pending: Vec<Vec<Pending>>,
-    /// For each thread, the values of all lanes in the last operation of its warp.
+    /// For each thread, the values of all lanes in the last warp operation that the thread
+    /// completed.
     taken: Vec<Rc<[u64; WARP as usize]>>,
     dynamic: SharedMemory,
     fixed: HashMap<usize, SharedMemory>,
@@ -80,18 +82,18 @@ impl Block {
         self.places.len() as u32
     }
 
-    /// Returns whether all threads have returned.
+    /// Returns whether all threads of the block have returned.
     pub(crate) fn is_over(&self) -> bool {
         self.returned == self.threads()
     }
 
-    /// Returns the mask of the lanes of warp `warp`.
+    /// Returns the mask of the existing lanes of warp `warp`.
     pub(crate) fn lanes(&self, warp: u32) -> u32 {
         let lanes = (self.threads() - warp * WARP).min(WARP);
         if lanes == WARP { u32::MAX } else { (1 << lanes) - 1 }
     }
 
-    /// Counts the threads in each state, for messages.
+    /// Returns the number of threads in each state as text, for messages.
     pub(crate) fn summary(&self) -> String {
         let mut counts: Vec<(&str, usize)> = Vec::new();
         for place in &self.places {
@@ -110,7 +112,8 @@ impl Block {
         parts.join(", ")
     }
 
-    /// Records that a thread has reached the barrier of the block.
+    /// Records that a thread has reached the barrier of the block. Fails with a message if a thread
+    /// of the block has returned.
     pub(crate) fn arrive(&mut self, thread: u32, value: bool) -> Result<Arrival, String> {
         if self.returned > 0 {
             return Err(format!("reached sync_threads after threads of its block had returned: {}", self.summary()));
@@ -128,17 +131,21 @@ impl Block {
         Ok(Arrival::Complete((0..self.threads()).collect()))
     }
 
-    /// Returns the result of the barrier that the thread passed last.
+    /// Returns the result of the last complete barrier: whether any thread passed `true`.
     pub(crate) fn barrier_result(&self) -> bool {
         self.barrier_result
     }
 
-    /// Records that a thread has reached an operation of the lanes in `mask`.
+    /// Records that a thread has reached a warp operation of the lanes in `mask`. Fails with a
+    /// message if the mask is invalid, differs from the mask of a pending operation, or includes a
+    /// lane that has returned.
     pub(crate) fn arrive_warp(&mut self, thread: u32, mask: u32, value: u64) -> Result<Arrival, String> {
         let (warp, lane) = (thread / WARP, thread % WARP);
         let mask = mask & self.lanes(warp);
         if mask & 1 << lane == 0 {
-            return Err(format!("called a warp operation with mask {mask:#010x}, expected a mask with its own lane {lane}"));
+            return Err(format!(
+                "called a warp operation with mask {mask:#010x}, expected a mask that includes the lane of the thread, {lane}"
+            ));
         }
         if let Some(gone) = lanes_of(mask).find(|other| self.places[(warp * WARP + other) as usize] == Place::Returned) {
             return Err(format!("reached a warp operation with mask {mask:#010x} after lane {gone} had returned"));
@@ -173,12 +180,13 @@ impl Block {
         Ok(Arrival::Complete(released))
     }
 
-    /// Returns the values of the lanes in the warp operation that the thread passed last.
+    /// Returns the values of all lanes in the last warp operation that the thread completed.
     pub(crate) fn taken(&self, thread: u32) -> [u64; WARP as usize] {
         *self.taken[thread as usize]
     }
 
-    /// Records that a thread has returned.
+    /// Records that a thread has returned. Fails with a message if another thread waits for this
+    /// thread.
     pub(crate) fn leave(&mut self, thread: u32) -> Result<(), String> {
         self.places[thread as usize] = Place::Returned;
         self.returned += 1;
@@ -192,7 +200,8 @@ impl Block {
         Ok(())
     }
 
-    /// Returns a thread of a deadlocked block, with the reason; `None` while a thread can continue.
+    /// Returns a waiting thread and a message if the block is deadlocked; `None` if a thread of the
+    /// block can continue.
     pub(crate) fn stuck(&self) -> Option<(u32, String)> {
         let waits = |place: &Place| matches!(place, Place::Barrier | Place::Warp);
         if self.is_over() || self.places.contains(&Place::Running) {
@@ -207,11 +216,12 @@ impl Block {
         (self.dynamic.at.as_ptr(), self.dynamic.layout.size())
     }
 
-    /// Returns the fixed shared memory of a key, the same for all threads of the block.
+    /// Returns the address of the shared memory of a declaration, which `key` identifies. All
+    /// threads of the block get the same address.
     pub(crate) fn fixed(&mut self, key: usize, bytes: usize, align: usize) -> *mut u8 {
         let fill = self.fill;
         let memory = self.fixed.entry(key).or_insert_with(|| SharedMemory::new(bytes, align, fill));
-        assert_eq!(memory.layout.size(), bytes, "fixed shared memory was requested with two different sizes");
+        assert_eq!(memory.layout.size(), bytes, "size of a shared memory declaration, expected the size of its first request");
         memory.at.as_ptr()
     }
 }
@@ -220,7 +230,7 @@ fn lanes_of(mask: u32) -> impl Iterator<Item = u32> {
     (0..WARP).filter(move |lane| mask & 1 << lane != 0)
 }
 
-/// Memory shared by the threads of a block.
+/// An allocation of shared memory of a block.
 #[derive(Debug)]
 struct SharedMemory {
     at: NonNull<u8>,
@@ -229,7 +239,7 @@ struct SharedMemory {
 
 impl SharedMemory {
     fn new(bytes: usize, align: usize, fill: u8) -> Self {
-        let layout = Layout::from_size_align(bytes, align).expect("shared memory of a size that a block can have");
+        let layout = Layout::from_size_align(bytes, align).expect("the layout of shared memory is valid");
         if bytes == 0 {
             // An aligned address that is never accessed.
             return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("an alignment is not 0"), layout };
@@ -237,8 +247,8 @@ impl SharedMemory {
         // SAFETY: the layout has a size that is not 0.
         let at = unsafe { std::alloc::alloc(layout) };
         let Some(at) = NonNull::new(at) else { std::alloc::handle_alloc_error(layout) };
-        // SAFETY: `bytes` bytes were allocated just now. Kernels must not rely on their content: it
-        // differs by seed.
+        // SAFETY: `bytes` bytes were allocated just now. The content depends on the seed, so that
+        // kernels that rely on it fail.
         unsafe { at.as_ptr().write_bytes(fill, bytes) };
         Self { at, layout }
     }
@@ -247,8 +257,8 @@ impl SharedMemory {
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         if self.layout.size() > 0 {
-            // SAFETY: allocated by `new` with this layout, freed once. The threads of the block
-            // have ended: the engine drops a block after its threads.
+            // SAFETY: `new` allocated the memory with this layout, and it is freed once. The engine
+            // drops a block after its threads, so no thread uses the memory.
             unsafe { std::alloc::dealloc(self.at.as_ptr(), self.layout) };
         }
     }

@@ -15,10 +15,11 @@ use std::thread::LocalKey;
 /// The handle by which a kernel thread suspends itself.
 pub(crate) type Suspend = Yielder<(), SuspendReason>;
 
-/// The thread-local variable with the running kernel thread.
+/// The type of the thread-local variable that contains the address of the running kernel thread's
+/// state.
 type CurrentKey = LocalKey<Cell<*const Current>>;
 
-/// Result of resuming a thread.
+/// Result of [`Fiber::resume`].
 pub(crate) enum Step {
     Suspended(SuspendReason),
     Returned,
@@ -28,12 +29,12 @@ pub(crate) enum Step {
 /// A kernel thread.
 pub(crate) struct Fiber {
     coroutine: Coroutine<(), SuspendReason, (), DefaultStack>,
-    /// Description of the thread, shared with the coroutine. `CURRENT` holds its address while the
-    /// thread runs.
+    /// State of the thread, shared with the coroutine. While the thread runs, `CURRENT` contains
+    /// the address of this state.
     current: Rc<Current>,
 }
 
-/// Free stacks of ended threads, for reuse.
+/// A pool of stacks. Stacks of ended threads are reused.
 pub(crate) struct Stacks {
     bytes: usize,
     free: Vec<DefaultStack>,
@@ -49,17 +50,18 @@ impl Stacks {
         self.free.pop().map_or_else(|| DefaultStack::new(self.bytes), Ok)
     }
 
-    /// Returns the stack of an ended thread to the pool.
+    /// Adds the stack of an ended thread to the pool.
     pub(crate) fn give(&mut self, fiber: Fiber) {
         self.free.push(fiber.coroutine.into_stack());
     }
 }
 
 impl Fiber {
-    /// Creates a thread that calls `body` when it is first resumed.
+    /// Creates a kernel thread. When the thread is first resumed, it calls `body`.
     ///
     /// # Safety
-    /// The fiber is dropped, ended or passed to [`Stacks::give`] before `body` is dropped.
+    /// Before `body` is dropped, the fiber is dropped, ended by [`Self::end`], or passed to
+    /// [`Stacks::give`].
     pub(crate) unsafe fn new(stacks: &mut Stacks, body: &dyn Fn(), current: Current) -> io::Result<Self> {
         let current = Rc::new(current);
         let own = current.clone();
@@ -68,13 +70,13 @@ impl Fiber {
             own.suspend.set(suspend);
             body();
         };
-        // SAFETY: the coroutine does not outlive `body`, which the caller guarantees; all else that
-        // it holds is owned.
+        // SAFETY: the caller guarantees that the coroutine does not outlive `body`. The coroutine
+        // owns its other captures.
         let coroutine = unsafe { Coroutine::with_stack_unchecked(stack, main) };
         Ok(Self { coroutine, current })
     }
 
-    /// Returns the thread's description.
+    /// Returns the state of the thread.
     pub(crate) fn current(&self) -> &Current {
         &self.current
     }
@@ -91,7 +93,7 @@ impl Fiber {
         }
     }
 
-    /// Unwinds the frames of the thread, so that its destructors run.
+    /// Unwinds the frames of the thread, so that the destructors in these frames run.
     pub(crate) fn end(mut self, key: &'static CurrentKey) {
         key.set(Rc::as_ptr(&self.current));
         // A panic of a destructor is ignored, because the run has already failed.
@@ -101,8 +103,8 @@ impl Fiber {
     }
 }
 
-/// Returns the message of a panic.
+/// Returns the message of a panic from its payload.
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a value that is not text".to_string())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "the panic payload is not a string".to_string())
 }

@@ -1,9 +1,14 @@
 //! Runs the threads of grids as coroutines, one at a time, on the calling thread.
 //!
-//! Invariants: **\[G1\]** all coroutines of a run are resumed and dropped on the thread that called
-//! `run`, so their state never moves to another thread; **\[G2\]** no coroutine of a run exists
-//! when `run` returns, so everything borrowed by the body is alive while it is used; **\[G3\]** no
-//! `RefCell` of the run is borrowed while a coroutine is resumed or suspended.
+//! Invariants:
+//!
+//! **\[G1\]** All coroutines of a run are resumed and dropped on the thread that called `run`, so
+//! their state never moves to another thread.
+//!
+//! **\[G2\]** When `run` returns, no coroutine of the run exists. So everything that the body
+//! borrows stays alive while a coroutine uses it.
+//!
+//! **\[G3\]** No `RefCell` of the run is borrowed while a coroutine is resumed or suspended.
 
 mod block;
 mod fiber;
@@ -22,7 +27,7 @@ thread_local! {
     static CURRENT: Cell<*const Current> = const { Cell::new(std::ptr::null()) };
 }
 
-/// The state of a kernel thread and its run.
+/// The state of a kernel thread, with a pointer to its run.
 pub(crate) struct Current {
     pub(crate) thread_idx: Dim3,
     pub(crate) block_idx: Dim3,
@@ -32,22 +37,22 @@ pub(crate) struct Current {
     linear: u32,
     slot: usize,
     run: *const Run,
-    /// Function that suspends the thread; set when the thread starts.
+    /// Handle that suspends the thread; set when the thread starts.
     pub(crate) suspend: Cell<*const Suspend>,
     /// Number of steps until the next preemption.
     budget: Cell<u32>,
 }
 
-/// The state that a run shares with its threads.
+/// The state of a run that its threads access.
 struct Run {
     slots: RefCell<Vec<Slot>>,
     schedule: RefCell<Schedule>,
-    /// Description of a divergence, if a thread has diverged.
+    /// Message of the divergence, if a thread has diverged.
     divergence: RefCell<Option<String>>,
     started: Instant,
 }
 
-/// A running block and its launch.
+/// A running block, its launch, and its threads.
 struct Slot {
     block: Block,
     launch: usize,
@@ -63,8 +68,8 @@ pub(crate) enum SuspendReason {
     Switch,
     /// The thread waits for a change of memory.
     Pause,
-    /// The thread waits at a barrier or in a warp operation. The thread that completes the
-    /// operation makes it runnable.
+    /// The thread waits at a barrier or in a warp operation. The last thread that reaches the
+    /// barrier or the operation makes the waiting threads runnable.
     Block,
     /// The run has failed.
     Fail,
@@ -74,9 +79,9 @@ pub(crate) enum SuspendReason {
 #[inline]
 pub(crate) fn current() -> Option<&'static Current> {
     let current = CURRENT.get();
-    // SAFETY: not null only while the coroutine that owns the `Current` runs, on this thread
-    // ([G1]). The callers in this crate use the reference for one call from that coroutine, whose
-    // frame outlives it.
+    // SAFETY: the pointer is not null only while the coroutine that owns the `Current` runs on this
+    // thread ([G1]). The callers in this crate use the reference only during one call from that
+    // coroutine, and the coroutine owns the `Current` longer than the call.
     unsafe { current.as_ref() }
 }
 
@@ -87,16 +92,17 @@ impl Current {
     }
 
     fn suspend(&self, why: SuspendReason) {
-        // A destructor that runs while a kernel is unwound must not leave the frame.
+        // During unwinding the thread must not be suspended, because it is not resumed.
         if std::thread::panicking() {
             return;
         }
-        // SAFETY: the suspender is that of this coroutine, and lives as long as its frame.
+        // SAFETY: the handle belongs to this coroutine, and exists as long as the coroutine's first
+        // frame.
         let suspend = unsafe { &*self.suspend.get() };
         suspend.suspend(why);
     }
 
-    /// Counts a step of the thread, at which it may be preempted.
+    /// Counts a step of the thread. Preempts the thread if it has used up its steps.
     #[inline]
     pub(crate) fn step(&self) {
         match self.budget.get() {
@@ -105,19 +111,19 @@ impl Current {
         }
     }
 
-    /// Waits for a change of memory.
+    /// Suspends the thread until it polls memory again. Other threads run first.
     pub(crate) fn pause(&self) {
         self.suspend(SuspendReason::Pause);
     }
 
     fn diverge(&self, what: String) -> ! {
         self.run().divergence.borrow_mut().get_or_insert(what);
-        // The engine unwinds this frame; it does not resume it.
+        // The engine does not resume this thread, but unwinds its frames.
         self.suspend(SuspendReason::Fail);
-        unreachable!("a thread that has failed was resumed")
+        unreachable!("the engine resumed a thread that has failed")
     }
 
-    /// Calls `with` with the block of the thread.
+    /// Calls `with` with the state of this thread's block.
     pub(crate) fn block<R>(&self, with: impl FnOnce(&mut Block) -> R) -> R {
         with(&mut self.run().slots.borrow_mut()[self.slot].block)
     }
@@ -132,13 +138,13 @@ impl Current {
                     schedule.add(number(self.slot, thread));
                 }
                 drop(schedule);
-                // The schedule chooses which of the released threads continues first.
+                // The schedule selects which of the released threads continues first.
                 self.suspend(SuspendReason::Switch);
             }
         }
     }
 
-    /// Waits at the barrier of the block; returns whether any thread passed `true`.
+    /// Waits at the barrier of the block. Returns whether any thread passed `true`.
     pub(crate) fn sync_threads_or(&self, value: bool) -> bool {
         if std::thread::panicking() {
             return value;
@@ -148,7 +154,7 @@ impl Current {
         self.block(|block| block.barrier_result())
     }
 
-    /// Passes a value to the lanes in `mask`, and returns the value of each of them.
+    /// Passes a value to the lanes in `mask`. Returns the values of these lanes, indexed by lane.
     pub(crate) fn exchange(&self, mask: u32, value: u64) -> [u64; WARP as usize] {
         if std::thread::panicking() {
             return [value; WARP as usize];
@@ -159,7 +165,8 @@ impl Current {
     }
 }
 
-/// Returns a number of a thread that is unique over all slots: a slot has at most 1024 threads.
+/// Returns the number of a thread, which is unique among all slots. A slot has at most 1024
+/// threads, so the low 10 bits are the index in the block.
 fn number(slot: usize, thread: u32) -> u32 {
     (slot as u32) << 10 | thread
 }
@@ -168,15 +175,16 @@ fn slot_of(number: u32) -> (usize, u32) {
     ((number >> 10) as usize, number & 1023)
 }
 
-/// Blocks that have not started, in the order in which they start.
+/// Blocks that have not started, for each launch.
 struct Waiting {
-    /// For each launch: the next block, and the number of blocks.
+    /// For each launch: the index of the next block, and the number of blocks.
     next: Vec<(u64, u64)>,
     turn: usize,
 }
 
 impl Waiting {
-    /// Takes the next block; launches alternate.
+    /// Removes and returns the next block: its launch and its index. Successive calls alternate
+    /// among launches.
     fn take(&mut self) -> Option<(usize, u64)> {
         for _ in 0..self.next.len() {
             let launch = self.turn;
@@ -188,7 +196,7 @@ impl Waiting {
         None
     }
 
-    /// Takes the next block of a launch.
+    /// Removes and returns the index of the next block of a launch.
     fn take_of(&mut self, launch: usize) -> Option<u64> {
         let (next, count) = &mut self.next[launch];
         if next == count {
@@ -199,7 +207,7 @@ impl Waiting {
     }
 }
 
-/// One run of one or several grids.
+/// The engine of one run of one or several grids.
 struct Engine<'a> {
     launches: &'a [Launch<'a>],
     options: &'a Options<'a>,
@@ -208,21 +216,21 @@ struct Engine<'a> {
     waiting: Waiting,
     free_slots: Vec<usize>,
     live_threads: usize,
-    /// Launches of which a block has ended since new blocks were last started.
+    /// Launches of the blocks that have ended since [`Self::admit`] last started blocks.
     ended: Vec<usize>,
-    /// Number of consecutive turns without progress.
+    /// Number of consecutive turns in which a thread polled memory without success.
     idle: usize,
-    /// Number of consecutive pauses of the whole run.
+    /// Number of consecutive pauses of the whole run (see [`Self::rest`]).
     rests: u32,
     turns: u64,
     fills: Random,
 }
 
-/// Runs the grids until they end. One schedule orders their threads; the caller has checked their
+/// Runs the grids on one schedule until all of them have ended. The caller has checked their
 /// shapes.
 pub(crate) fn run(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), GridError> {
     if !CURRENT.get().is_null() {
-        panic!("a grid was started from inside a kernel");
+        panic!("run: called from inside a kernel, expected a call from outside of kernels");
     }
     let run = Run {
         slots: RefCell::default(),
@@ -245,8 +253,8 @@ pub(crate) fn run(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), 
         fills: Random::new(mix(options.seed)),
     };
     let outcome = engine.drive();
-    // [G2]: remaining threads are unwound here, whatever the outcome. Their destructors may use the
-    // executor, so slots must stay in place.
+    // [G2]: the remaining threads are unwound here, after a success or a failure. Their destructors
+    // may call the executor, so the slots must still exist.
     engine.unwind();
     outcome
 }
@@ -266,8 +274,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Starts the blocks that must run from the beginning: all blocks of a cooperative grid, and
-    /// one of each other grid.
+    /// Starts the blocks that must run from the beginning: all blocks of each cooperative grid, and
+    /// one block of each other grid.
     fn begin_first(&mut self) -> Result<(), GridError> {
         for (index, launch) in self.launches.iter().enumerate() {
             let first = if launch.shape.cooperative { launch.shape.grid.count() } else { 1 };
@@ -277,8 +285,8 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Starts blocks while the limit of resident threads allows it. Also starts a block of every
-    /// grid that has no running block.
+    /// Starts the next block of a launch for each block that has ended, so that each grid keeps a
+    /// running block. Then starts blocks until the limit of resident threads is reached.
     fn admit(&mut self) -> Result<(), GridError> {
         for launch in std::mem::take(&mut self.ended) {
             if let Some(block) = self.waiting.take_of(launch) {
@@ -315,8 +323,8 @@ impl Engine<'_> {
                 suspend: Cell::new(std::ptr::null()),
                 budget: Cell::new(0),
             };
-            // SAFETY: [G2]: the engine drops the fiber before `run` returns, and with it the borrow
-            // of the body.
+            // SAFETY: [G2]: the engine drops the fiber, which borrows the body, before `run`
+            // returns.
             let fiber = unsafe { Fiber::new(&mut self.stacks, body, current) };
             fibers.push(Some(fiber.map_err(|cause| GridError::Stack {
                 kernel: name.to_string(),
@@ -338,11 +346,11 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Runs one thread until it stops.
+    /// Runs one thread until it is suspended, returns or panics.
     fn turn(&mut self, number: u32) -> Result<(), GridError> {
         let (slot, thread) = slot_of(number);
         let fiber = self.run.slots.borrow_mut()[slot].fibers[thread as usize].take();
-        let mut fiber = fiber.expect("a thread that has returned is not scheduled");
+        let mut fiber = fiber.expect("the schedule contains only threads that have not returned");
         fiber.current().budget.set(self.run.schedule.borrow_mut().quantum());
         let step = fiber.resume(&CURRENT);
         let divergence = self.run.divergence.borrow_mut().take();
@@ -357,7 +365,7 @@ impl Engine<'_> {
             }
             Step::Panicked(message) => {
                 self.stacks.give(fiber);
-                // The other threads of the block are not waited for: they no longer run.
+                // The other threads of the block are not resumed, because the run has failed.
                 Err(GridError::Panicked { kernel: self.name(slot), at: self.id(slot, thread), message, seed: self.options.seed })
             }
         };
@@ -376,8 +384,8 @@ impl Engine<'_> {
                 let waiting = schedule.len();
                 drop(schedule);
                 self.idle += 1;
-                // Every runnable thread has polled without success, twice: another PE must make
-                // progress first.
+                // On average every runnable thread has polled twice without success, so another PE
+                // must make progress first.
                 if self.idle > 2 * waiting {
                     self.rest()?;
                 }
@@ -411,14 +419,15 @@ impl Engine<'_> {
         left.map_err(|what| self.divergent(slot, thread, what))
     }
 
-    /// Pauses the run, because all threads wait for other PEs.
+    /// Pauses the whole run, because all its threads wait for other PEs.
     fn rest(&mut self) -> Result<(), GridError> {
         self.idle = 0;
         self.rests += 1;
         if let Some(on_idle) = self.options.on_idle {
             on_idle();
         }
-        // At first the other PE is probably running; later it needs the processor.
+        // At first the other PE is probably running, so a yield is sufficient. Later a sleep leaves
+        // the processor to the other PE.
         if self.rests < 64 {
             std::thread::yield_now()
         } else {

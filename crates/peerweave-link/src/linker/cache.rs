@@ -1,9 +1,10 @@
-//! Cached results on disk: one file for each, named by the digest of all inputs of the result.
+//! The disk cache of compiled and linked results. Each result is one file, whose name is the digest
+//! of all inputs of the result.
 //!
-//! Several processes may use a directory concurrently. A file is written under another name and
+//! Several processes may use a directory concurrently. A file is written under a temporary name and
 //! then renamed, so a reader never sees a partial file. A file is used only if it belongs to this
-//! user, matches the key of its name, and has the digest stated in its header. Any other file
-//! counts as absent.
+//! user, if no other user can write it, and if its header matches its key and its content. Any
+//! other file is treated as missing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -15,7 +16,7 @@ use crate::environment::{names, variable};
 use crate::error::LinkError;
 use crate::source::fingerprint::digest;
 
-/// The digest of all inputs that determine a result.
+/// The digest (SHA-256) of all inputs that determine a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key([u8; 32]);
 
@@ -29,7 +30,7 @@ impl Key {
     }
 }
 
-/// A directory of cached results.
+/// The disk cache: a directory of compiled and linked results.
 ///
 /// The directory may be deleted at any time, even while programs run.
 #[derive(Clone, Debug)]
@@ -37,18 +38,18 @@ pub struct Cache {
     directory: PathBuf,
 }
 
-/// Start of each file. The key, length and digest of the body follow.
+/// Start of each file. The key, the length of the body, the digest of the body and the body follow.
 const MAGIC: &[u8; 16] = b"peerweave-link 1";
 const HEAD_BYTES: usize = 16 + 32 + 8 + 32;
-/// Time for which a process waits for another one that computes the same result. Compiling all
+/// Time for which a process waits for another process that computes the same result. Compiling all
 /// reductions of NVSHMEM takes minutes.
 const LONGEST_TURN: Duration = Duration::from_secs(300);
 
 impl Cache {
-    /// Returns the cache in a directory, which is created if necessary.
+    /// Returns the cache in a directory. Creates the directory if it does not exist.
     ///
     /// # Errors
-    /// The error of creating the directory.
+    /// If the directory cannot be created.
     pub fn in_directory(directory: impl Into<PathBuf>) -> std::io::Result<Self> {
         let directory = directory.into();
         let mut builder = std::fs::DirBuilder::new();
@@ -59,9 +60,9 @@ impl Cache {
         Ok(Self { directory })
     }
 
-    /// Returns the cache of the environment: in the directory `PEERWEAVE_CACHE_DIR`, or in
-    /// `peerweave` in `XDG_CACHE_HOME` or in `~/.cache`. Returns `None` if `PEERWEAVE_CACHE_DIR` is
-    /// `off`, or if the directory cannot be created.
+    /// Returns the cache that the environment specifies. Its directory is `PEERWEAVE_CACHE_DIR`, or
+    /// if that variable is not set, the folder `peerweave` in `XDG_CACHE_HOME` or in `~/.cache`.
+    /// Returns `None` if `PEERWEAVE_CACHE_DIR` is `off`, or if the directory cannot be created.
     pub fn from_env() -> Option<Self> {
         let directory = match variable(names::CACHE_DIR) {
             Some(off) if off == "off" => return None,
@@ -73,41 +74,43 @@ impl Cache {
             },
         };
         Self::in_directory(&directory)
-            .inspect_err(|error| tracing::warn!(%error, directory = %directory.display(), "linked kernels are not cached"))
+            .inspect_err(|error| tracing::warn!(%error, directory = %directory.display(), "cannot create the cache directory, so linked kernels are not cached"))
             .ok()
     }
 
-    /// Returns the directory.
+    /// Returns the directory of the cache.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Returns the path of the file of a key.
+    /// Returns the path of the file for a key. The file may not exist.
     pub fn path(&self, key: &Key) -> PathBuf {
         self.directory.join(key.file_name())
     }
 
-    /// Returns the result stored under a key, if it exists and is intact.
+    /// Returns the result that is stored for a key; `None` if there is no intact file that only
+    /// this user can write.
     pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.path(key);
         let mut file = File::open(&path).ok()?;
         if !is_ours(&file) {
-            tracing::warn!(path = %path.display(), "a file of the cache belongs to another user and is not used");
+            tracing::warn!(path = %path.display(), "ignored a cache file that another user owns or can write");
             return None;
         }
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).ok()?;
         let body = body_of(&bytes, key);
         if body.is_none() {
-            tracing::warn!(path = %path.display(), "a file of the cache is damaged and is not used");
+            tracing::warn!(path = %path.display(), "ignored a damaged cache file");
         }
         body.map(<[u8]>::to_vec)
     }
 
-    /// Stores a result. If storing fails, the next process computes the result again.
+    /// Stores a result. An error is only logged, because the next link then computes the result
+    /// again.
     pub fn put(&self, key: &Key, body: &[u8]) {
         if let Err(error) = self.try_put(key, body) {
-            tracing::warn!(%error, directory = %self.directory.display(), "a linked module was not cached");
+            tracing::warn!(%error, directory = %self.directory.display(), "cannot store a result in the cache");
         }
     }
 
@@ -122,7 +125,7 @@ impl Cache {
         let written = options.open(&partial).and_then(|mut file| {
             file.write_all(&head_of(body, key))?;
             file.write_all(body)?;
-            // The rename must not be on disk before the bytes are.
+            // The bytes must be on disk before the rename is.
             file.sync_all()
         });
         let stored = written.and_then(|()| std::fs::rename(&partial, self.path(key)));
@@ -132,9 +135,10 @@ impl Cache {
         stored
     }
 
-    /// Returns the result of a key with an empty log, or computes and stores it. One process
-    /// computes a result, and the others wait and find it in the cache. The third value says
-    /// whether the result came from the cache.
+    /// Returns the result that is stored for a key, or computes and stores the result. If several
+    /// processes need the same result, one process computes it and the others wait. Returns the
+    /// result, the log, and whether the result came from the cache. The log is empty for a result
+    /// from the cache.
     pub(crate) fn get_or(
         &self,
         key: &Key,
@@ -152,9 +156,9 @@ impl Cache {
         Ok((result, log, false))
     }
 
-    /// Locks the computation of a result until the returned value is dropped. Returns `None` after
-    /// [`LONGEST_TURN`], or if files cannot be locked: several processes may then compute the same
-    /// result.
+    /// Locks the computation of a result until the returned file is dropped. Returns `None` after
+    /// [`LONGEST_TURN`], or if the file system cannot lock files. Several processes may then
+    /// compute the same result.
     fn turn(&self, key: &Key) -> Option<File> {
         let path = self.directory.join(format!("{}.lock", key.file_name()));
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).ok()?;
@@ -180,8 +184,8 @@ fn body_of<'a>(bytes: &'a [u8], key: &Key) -> Option<&'a [u8]> {
     (head == head_of(body, key)).then_some(body)
 }
 
-/// Returns whether the file belongs to this user and no other user may write it. Its code runs on
-/// the GPU with this user's rights.
+/// Returns whether the file belongs to this user and no other user can write it. This is checked
+/// because the code in the file runs on the GPU with this user's rights.
 #[cfg(unix)]
 fn is_ours(file: &File) -> bool {
     use std::os::unix::fs::MetadataExt as _;
@@ -199,7 +203,7 @@ mod tests {
 
     fn cache() -> (tempfile::TempDir, Cache) {
         let directory = tempfile::tempdir().expect("temporary directory");
-        let cache = Cache::in_directory(directory.path().join("a/b")).expect("it can be created");
+        let cache = Cache::in_directory(directory.path().join("a/b")).expect("the directory can be created");
         (directory, cache)
     }
 
@@ -217,12 +221,12 @@ mod tests {
     }
 
     #[test]
-    fn truncated_file_counts_as_absent() {
+    fn truncated_cache_file_is_ignored() {
         let (_directory, cache) = cache();
         cache.put(&key(1), b"a result of some length");
-        let whole = std::fs::read(cache.path(&key(1))).expect("it is there");
+        let whole = std::fs::read(cache.path(&key(1))).expect("the cache file exists");
         for len in 0..whole.len() {
-            std::fs::write(cache.path(&key(1)), &whole[..len]).expect("it is ours");
+            std::fs::write(cache.path(&key(1)), &whole[..len]).expect("the cache file is writable");
             assert_eq!(cache.get(&key(1)), None, "{len} of {} bytes", whole.len());
         }
         cache.put(&key(1), b"again");
@@ -230,28 +234,29 @@ mod tests {
     }
 
     #[test]
-    fn file_with_a_changed_byte_or_key_counts_as_absent() {
+    fn cache_file_with_a_changed_byte_or_key_is_ignored() {
         let (_directory, cache) = cache();
         cache.put(&key(1), b"a result");
-        let whole = std::fs::read(cache.path(&key(1))).expect("it is there");
+        let whole = std::fs::read(cache.path(&key(1))).expect("the cache file exists");
         for at in 0..whole.len() {
             let mut bytes = whole.clone();
             bytes[at] ^= 1;
-            std::fs::write(cache.path(&key(1)), &bytes).expect("it is ours");
+            std::fs::write(cache.path(&key(1)), &bytes).expect("the cache file is writable");
             assert_eq!(cache.get(&key(1)), None, "byte {at}");
         }
-        std::fs::write(cache.path(&key(2)), &whole).expect("it can be written");
+        std::fs::write(cache.path(&key(2)), &whole).expect("the second cache file is writable");
         assert_eq!(cache.get(&key(2)), None);
     }
 
     #[cfg(unix)]
     #[test]
-    fn file_writable_by_others_counts_as_absent() {
+    fn cache_file_writable_by_others_is_ignored() {
         use std::os::unix::fs::PermissionsExt as _;
         let (_directory, cache) = cache();
         cache.put(&key(1), b"a result");
         for (mode, found) in [(0o600, true), (0o644, true), (0o660, false), (0o602, false)] {
-            std::fs::set_permissions(cache.path(&key(1)), std::fs::Permissions::from_mode(mode)).expect("it is ours");
+            std::fs::set_permissions(cache.path(&key(1)), std::fs::Permissions::from_mode(mode))
+                .expect("the cache file is writable");
             assert_eq!(cache.get(&key(1)).is_some(), found, "{mode:o}");
         }
     }
@@ -270,8 +275,8 @@ mod tests {
                 });
             }
         });
-        let left = std::fs::read_dir(cache.directory()).expect("it is there").count();
-        assert_eq!(left, 1, "no partial file is left");
+        let left = std::fs::read_dir(cache.directory()).expect("the cache directory exists").count();
+        assert_eq!(left, 1, "the directory contains only the result, and no partial file");
     }
 
     #[test]
@@ -285,7 +290,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let (result, log, cached) = cache.get_or(&key(1), compute).expect("it is computed");
+                    let (result, log, cached) = cache.get_or(&key(1), compute).expect("the computation succeeds");
                     assert_eq!((&result[..], &log[..]), (&b"cubin"[..], if cached { "" } else { "a log" }));
                 });
             }

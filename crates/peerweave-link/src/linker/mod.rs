@@ -1,5 +1,4 @@
-//! Links inputs of any kind to a cubin. Compiles sources first; returns a cached result if there is
-//! one.
+//! The linker: compiles sources, and links them with other inputs to a cubin. Uses the disk cache.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,9 +20,9 @@ pub use cache::{Cache, Key};
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Linked {
-    /// Machine code for the linker's architecture.
+    /// The cubin: machine code for the architecture of the linker.
     pub cubin: Vec<u8>,
-    /// Log of compiler and linker; empty if the module came from the cache.
+    /// Log of NVRTC and nvJitLink; empty if the module came from the cache.
     pub log: String,
     /// Whether the module came from the cache.
     pub cached: bool,
@@ -61,25 +60,25 @@ pub struct Linker<'a> {
 }
 
 impl<'a> Linker<'a> {
-    /// Creates a linker for an architecture, without inputs, with the cache of the environment
-    /// ([`Cache::from_env`]).
+    /// Creates a linker without inputs for an architecture. It uses the cache that the environment
+    /// specifies ([`Cache::from_env`]).
     pub fn new(arch: Arch) -> Self {
         Self { arch, parts: Vec::new(), options: Vec::new(), lto: false, cache: Cache::from_env() }
     }
 
-    /// Sets the cache, or disables caching.
+    /// Sets the cache; `None` disables caching.
     #[must_use]
     pub fn cache(self, cache: Option<Cache>) -> Self {
         Self { cache, ..self }
     }
 
-    /// Adds PTX text.
+    /// Adds PTX text as an input. Error messages contain `name`.
     #[must_use]
     pub fn ptx(self, name: impl Into<String>, text: &'a str) -> Self {
         self.input(Input::new(InputKind::Ptx, name, text.as_bytes()))
     }
 
-    /// Adds an input of any kind.
+    /// Adds an input of any kind from memory.
     #[must_use]
     pub fn input(mut self, input: Input<'a>) -> Self {
         self.parts.push(Part::Ready(input));
@@ -94,7 +93,8 @@ impl<'a> Linker<'a> {
         self
     }
 
-    /// Adds a file. The cache identifies it by path, length and modification time.
+    /// Adds a file as an input. The key of the cache contains the path, the length and the
+    /// modification time of the file, but not its content.
     #[must_use]
     pub fn file(mut self, kind: InputKind, path: impl Into<PathBuf>) -> Self {
         self.parts.push(Part::File(kind, path.into()));
@@ -108,26 +108,26 @@ impl<'a> Linker<'a> {
         self
     }
 
-    /// Enables link-time optimisation over all sources and LTO-IR inputs.
+    /// Enables link-time optimisation of all sources and of all LTO-IR inputs.
     #[must_use]
     pub fn lto(self) -> Self {
         Self { lto: true, ..self }
     }
 
-    /// Links the inputs, or returns the result from the cache.
+    /// Links the inputs, or returns the module from the cache.
     ///
     /// # Errors
     /// The errors of [`Nvrtc::load`], [`Nvrtc::compile`], [`NvJitLink::load`] and
-    /// [`NvJitLink::link`]; [`LinkError::Io`] for a file that cannot be read. A cache that cannot
-    /// be read or written is not an error; the result is computed again.
+    /// [`NvJitLink::link`]. [`LinkError::Io`] if an input file cannot be read. If the cache cannot
+    /// be read or written, the module is linked without the cache, which is not an error.
     pub fn link(&self) -> Result<Linked, LinkError> {
         let Some(cache) = &self.cache else { return self.link_now() };
         let (cubin, log, cached) = cache.get_or(&self.key()?, || self.link_now().map(|linked| (linked.cubin, linked.log)))?;
         Ok(Linked { cubin, log, cached })
     }
 
-    /// Returns the digest of everything that the result depends on: inputs, options, architecture,
-    /// versions of compiler and linker.
+    /// Returns the key of the linked module in the cache. The key is the digest of all inputs, the
+    /// options, the architecture, and the versions of NVRTC and nvJitLink.
     ///
     /// # Errors
     /// As for [`link`](Self::link).
@@ -165,7 +165,7 @@ impl<'a> Linker<'a> {
             inputs.push(match part {
                 Part::Ready(input) => Input { kind: input.kind, name: input.name.clone(), bytes: Cow::Borrowed(&*input.bytes) },
                 Part::Source(_) => {
-                    let (input, log) = compiled.next().expect("each source was compiled");
+                    let (input, log) = compiled.next().expect("compile_all returns one result for each source");
                     logs.push(log);
                     input
                 }
@@ -182,8 +182,8 @@ impl<'a> Linker<'a> {
         Ok(Linked { cubin, log: logs.join("\n"), cached: false })
     }
 
-    /// Compiles sources in parallel on all processors of this process. Returns the results in
-    /// order, or the first error.
+    /// Compiles sources in parallel, on as many threads as this process has processors. Returns the
+    /// results in the order of the sources, or the first error in that order.
     fn compile_all(&self, linker: &NvJitLink, sources: &[&Source]) -> Result<Vec<(Input<'static>, String)>, LinkError> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len());
         let next = AtomicUsize::new(0);
@@ -199,7 +199,7 @@ impl<'a> Linker<'a> {
             (1..threads).for_each(|_| drop(scope.spawn(work)));
             work();
         });
-        done.into_iter().map(|done| done.into_inner().expect("every source was compiled by a thread")).collect()
+        done.into_iter().map(|done| done.into_inner().expect("a thread has compiled each source")).collect()
     }
 
     fn compile(&self, linker: &NvJitLink, source: &Source) -> Result<(Input<'static>, String), LinkError> {
@@ -208,19 +208,19 @@ impl<'a> Linker<'a> {
             true => (InputKind::LtoIr, Target::LtoIr(self.arch)),
             false => (InputKind::Cubin, Target::Cubin(self.arch)),
         };
-        // Machine code needs a linker of the same major version; LTO-IR needs a linker that is not
-        // older.
+        // Machine code requires that NVRTC and nvJitLink have the same major version. LTO-IR also
+        // requires that nvJitLink is not older than NVRTC.
         let (compiler, linker) = (nvrtc.version(), linker.version());
         if compiler.major != linker.major || (self.lto && compiler > linker) {
             return Err(LinkError::VersionMismatch {
                 what: format!("NVRTC at {}", nvrtc.path().display()),
                 found: format!("{compiler:#}"),
-                expected: format!("the version of nvJitLink, which is {linker:#}"),
+                expected: format!("a version that is compatible with nvJitLink {linker:#}"),
             });
         }
         let source = source.clone().option("-rdc=true");
         let compile = || nvrtc.compile(&source, target).map(|compiled| (compiled.image, compiled.log));
-        // A source that is linked with several inputs is compiled once.
+        // The compiled source is cached too, so that a source in several links is compiled once.
         let (image, log) = match &self.cache {
             Some(cache) => {
                 let mut print = Fingerprint::new();

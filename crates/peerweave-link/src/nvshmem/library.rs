@@ -1,4 +1,5 @@
-//! Finds the headers and the device library of an installed NVSHMEM.
+//! Finds the headers and the device library of an installed NVSHMEM, and links kernels with the
+//! library.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use crate::{Arch, CudaHeaders, InputKind, Linked, Linker, Nvrtc};
 
 use super::wrappers::{used_by, wrappers};
 
-/// The oldest supported NVSHMEM, and the first unsupported one.
+/// The oldest supported version of NVSHMEM. [`FIRST_UNKNOWN`] is the first unsupported version.
 const OLDEST: Version = Version::new(3, 3, 0);
 const FIRST_UNKNOWN: Version = Version::new(4, 0, 0);
 
@@ -21,22 +22,23 @@ const ARCHIVE: &str = "libnvshmem_device.a";
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceLibrary {
-    /// The directory with `nvshmem.h`.
+    /// The directory that contains `nvshmem.h`.
     pub include: PathBuf,
-    /// The archive `libnvshmem_device.a`.
+    /// Path of the archive `libnvshmem_device.a`.
     pub archive: PathBuf,
-    /// The version in the headers.
+    /// The version of NVSHMEM that the headers state.
     pub version: Version,
 }
 
 impl DeviceLibrary {
-    /// Finds the device side of a host library: in the directory `PEERWEAVE_NVSHMEM_DEVICE_PATH`
-    /// (if set, no other place is searched), or next to the library, with the layout of wheels,
-    /// archives or system packages.
+    /// Finds the device library that belongs to a host library. If `PEERWEAVE_NVSHMEM_DEVICE_PATH`
+    /// is set, searches only that directory. If not, searches the directories near the host
+    /// library, in the layouts of wheels, archives and system packages.
     ///
     /// # Errors
-    /// [`LinkError::NotFound`] with the directories searched, or [`LinkError::VersionMismatch`] for
-    /// an unsupported version.
+    /// [`LinkError::NotFound`] with the directories that were searched.
+    /// [`LinkError::VersionMismatch`] for an unsupported version. [`LinkError::Io`] if the version
+    /// cannot be read.
     pub fn beside(host_library: &Path) -> Result<Self, LinkError> {
         Self::beside_with(host_library, &|name| variable(name).map(PathBuf::from))
     }
@@ -51,7 +53,7 @@ impl DeviceLibrary {
                 let file = host_library.canonicalize().unwrap_or_else(|_| host_library.to_path_buf());
                 let lib = file.parent().unwrap_or(Path::new("/")).to_path_buf();
                 lib.parent().into_iter().for_each(&mut tree);
-                // The system's packages have a directory for each major version of CUDA:
+                // System packages have a directory for each major version of CUDA:
                 // lib/ARCH/nvshmem/13 and include/nvshmem_13.
                 if let Some(cuda) = lib.file_name().and_then(|name| name.to_str())
                     && let Some(prefix) = lib.ancestors().find(|prefix| prefix.join("include").is_dir())
@@ -64,8 +66,8 @@ impl DeviceLibrary {
         let Some((include, lib)) = places.iter().find(whole) else {
             return Err(LinkError::NotFound {
                 what: "NVSHMEM's headers and libnvshmem_device.a",
-                remedy: "install NVSHMEM with its headers (the wheel nvidia-nvshmem-cu13 has them), or set PEERWEAVE_NVSHMEM_DEVICE_PATH to the directory \
-                         that has include and lib",
+                remedy: "install NVSHMEM with its headers (for example the wheel nvidia-nvshmem-cu13), or set PEERWEAVE_NVSHMEM_DEVICE_PATH to the \
+                         directory that contains include and lib",
                 tried: places.into_iter().flat_map(|(include, lib)| [include, lib]).collect(),
             });
         };
@@ -80,11 +82,12 @@ impl DeviceLibrary {
         Ok(Self { include: include.clone(), archive: lib.join(ARCHIVE), version })
     }
 
-    /// Checks that this device side works with a host library of that version. NVSHMEM requires the
-    /// same major number, and a minor number not above the host's.
+    /// Checks that this device library is compatible with a host library of version `host`. NVSHMEM
+    /// requires the same major number, and a minor number that is not greater than the minor number
+    /// of the host library.
     ///
     /// # Errors
-    /// [`LinkError::VersionMismatch`].
+    /// [`LinkError::VersionMismatch`] if the versions are incompatible.
     pub fn check_host(&self, host: Version) -> Result<(), LinkError> {
         if self.version.major == host.major && self.version.minor <= host.minor {
             return Ok(());
@@ -96,17 +99,18 @@ impl DeviceLibrary {
         })
     }
 
-    /// Links the PTX of kernels with the wrappers that it calls and with the archive. The first
-    /// link takes some seconds; later ones return the cached result.
+    /// Links the PTX of kernels with the archive, and with the wrappers that the PTX calls. The
+    /// first link takes some seconds. Later links return the module from the cache.
     ///
     /// # Errors
-    /// The errors of [`Linker::link`] and [`CudaHeaders::find`], and [`LinkError::Misuse`] for PTX
-    /// that calls an unknown wrapper.
+    /// The errors of [`Linker::link`] and [`CudaHeaders::find`]. [`LinkError::Misuse`] if the PTX
+    /// calls an unknown wrapper.
     pub fn link(&self, arch: Arch, ptx: &str) -> Result<Linked, LinkError> {
         self.linker(arch, ptx)?.link()
     }
 
-    /// Returns the linker of [`link`](Self::link), to add inputs and options.
+    /// Returns the linker that [`link`](Self::link) uses, so that the caller can add inputs and
+    /// options.
     ///
     /// # Errors
     /// As for [`link`](Self::link).
@@ -114,9 +118,9 @@ impl DeviceLibrary {
         self.part_linker(arch, ptx, &used_by(ptx)?)
     }
 
-    /// Returns the linker for a part of the PTX of a crate. `used` are the wrappers that the whole
-    /// crate calls, which [`used_by`](super::used_by) returns. All parts have the same wrappers, so
-    /// they are compiled once and then come from the cache.
+    /// Returns the linker for a part of the PTX of a crate. `used` contains the wrappers that the
+    /// PTX of the whole crate calls, which [`used_by`](super::used_by) returns. All parts are
+    /// linked with the same wrappers, so the wrappers are compiled once and cached.
     ///
     /// # Errors
     /// The errors of [`CudaHeaders::find`].
@@ -137,7 +141,10 @@ fn version_of(include: &Path) -> Result<Version, LinkError> {
     let parts = ["NVSHMEM_VENDOR_MAJOR_VERSION", "NVSHMEM_VENDOR_MINOR_VERSION", "NVSHMEM_VENDOR_PATCH_VERSION"].map(number);
     match parts {
         [Some(major), Some(minor), Some(patch)] => Ok(Version::of_numbers([major, minor, patch])),
-        _ => Err(LinkError::Io { path, reason: "contains no version of NVSHMEM".into() }),
+        _ => Err(LinkError::Io {
+            path,
+            reason: "found no version of NVSHMEM, expected the macros NVSHMEM_VENDOR_MAJOR_VERSION, _MINOR_ and _PATCH_".into(),
+        }),
     }
 }
 
@@ -147,11 +154,13 @@ mod tests {
 
     fn install(root: &Path, include: &str, lib: &str, version: &str) {
         let put = |path: PathBuf, text: String| {
-            std::fs::create_dir_all(path.parent().expect("it has one")).expect("temporary directory");
+            std::fs::create_dir_all(path.parent().expect("the path has a parent")).expect("temporary directory");
             std::fs::write(path, text).expect("temporary directory");
         };
         let mut numbers = version.split('.');
-        let mut line = |name: &str| format!("#define NVSHMEM_VENDOR_{name}_VERSION {}\n", numbers.next().expect("three numbers"));
+        let mut line = |name: &str| {
+            format!("#define NVSHMEM_VENDOR_{name}_VERSION {}\n", numbers.next().expect("the version has three numbers"))
+        };
         let text = [line("MAJOR"), line("MINOR"), line("PATCH")].concat();
         put(root.join(include).join("nvshmem.h"), String::new());
         put(root.join(include).join("non_abi/nvshmem_version.h"), text);
@@ -160,14 +169,15 @@ mod tests {
     }
 
     #[test]
-    fn device_side_in_wheels_and_packages_is_found() {
+    fn device_library_of_wheels_and_packages_is_found() {
         for (include, lib) in
             [("nvidia/nvshmem/include", "nvidia/nvshmem/lib"), ("usr/include/nvshmem_13", "usr/lib/x86_64-linux-gnu/nvshmem/13")]
         {
             let root = tempfile::tempdir().expect("temporary directory");
-            let root = root.path().canonicalize().expect("it exists");
+            let root = root.path().canonicalize().expect("the directory exists");
             install(&root, include, lib, "3.4.5");
-            let found = DeviceLibrary::beside_with(&root.join(lib).join("libnvshmem_host.so.3"), &|_| None).expect("it is there");
+            let found = DeviceLibrary::beside_with(&root.join(lib).join("libnvshmem_host.so.3"), &|_| None)
+                .expect("the device library was installed above");
             assert_eq!((found.include, found.version), (root.join(include), Version::new(3, 4, 5)));
         }
     }
@@ -176,8 +186,8 @@ mod tests {
     fn missing_device_library_error_names_what_to_install() {
         let root = tempfile::tempdir().expect("temporary directory");
         let variable = |name: &str| (name == "PEERWEAVE_NVSHMEM_DEVICE_PATH").then(|| root.path().to_path_buf());
-        let error =
-            DeviceLibrary::beside_with(Path::new("/nowhere/lib/libnvshmem_host.so.3"), &variable).expect_err("it is empty");
+        let error = DeviceLibrary::beside_with(Path::new("/nowhere/lib/libnvshmem_host.so.3"), &variable)
+            .expect_err("the directory is empty");
         let LinkError::NotFound { tried, .. } = &error else { panic!("{error}") };
         assert_eq!(tried[..], [root.path().join("include"), root.path().join("lib")]);
     }
@@ -193,7 +203,7 @@ mod tests {
         for version in ["3.2.9", "4.0.0"] {
             assert!(matches!(find(version), Err(LinkError::VersionMismatch { .. })), "{version}");
         }
-        let found = find("3.4.5").expect("it fits");
+        let found = find("3.4.5").expect("the version is supported");
         for (host, fits) in [((3, 4, 0), true), ((3, 8, 0), true), ((3, 3, 24), false), ((4, 4, 0), false)] {
             let checked = found.check_host(Version::new(host.0, host.1, host.2));
             assert_eq!(checked.is_ok(), fits, "{host:?}");

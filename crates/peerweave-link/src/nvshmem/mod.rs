@@ -1,8 +1,8 @@
-//! NVSHMEM's device functions for kernels: wrappers compiled against the user's own headers, linked
-//! with the user's own archive.
+//! NVSHMEM's device functions for kernels. Wrappers of the functions are compiled with the headers,
+//! and linked with the archive, of the NVSHMEM that the user has installed.
 //!
 //! `peerweave-nvshmem` initialises NVSHMEM and registers modules. This crate contains no code of
-//! NVIDIA, and writes such code only to the cache.
+//! NVIDIA. Linked modules contain code of NVIDIA, and are stored only in the cache.
 
 mod library;
 mod wrappers;

@@ -1,4 +1,5 @@
-//! Generates the C++ wrappers from the same table as the declarations in kernels.
+//! Generates the wrappers of NVSHMEM's device functions in C++. They are generated from the table
+//! that also generates the declarations in kernels.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,10 +9,11 @@ use peerweave_device::network::{FUNCTIONS, Function};
 use crate::error::LinkError;
 use crate::{CudaHeaders, Source};
 
-/// Text before NVSHMEM's headers. It declares names of the standard library that headers before 3.8
-/// need, because NVRTC has no standard library. It also redefines `uint64_t`. CCCL declares it as
-/// `unsigned long long`, but the archive was compiled with `unsigned long`, so functions with such
-/// parameters would not be found. All CUDA headers that declare the name must precede it.
+/// Text that precedes NVSHMEM's headers. NVRTC has no standard library, so the text declares the
+/// names of the standard library that NVSHMEM's headers before 3.8 need. The text also redefines
+/// `uint64_t`. CCCL declares that type as `unsigned long long`, but the archive was compiled with
+/// `unsigned long`. Without the redefinition, functions with parameters of that type would not be
+/// found. All CUDA headers that declare `uint64_t` must precede the redefinition.
 const PRELUDE: &str = "
 #include <cuda/std/type_traits>
 #include <cuda/std/cstdint>
@@ -36,10 +38,10 @@ using cuda::std::enable_if;
 #define uint64_t unsigned long
 ";
 
-/// Returns the wrappers that a PTX text calls.
+/// Returns the wrappers that a PTX text calls, in alphabetical order.
 ///
 /// # Errors
-/// [`LinkError::Misuse`] for an unknown wrapper, which means that the PTX was built with another
+/// [`LinkError::Misuse`] if the PTX calls an unknown wrapper. Such PTX was built with another
 /// version of `peerweave-device`.
 pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     const PREFIX: &str = "peerweave_nvshmem_";
@@ -50,15 +52,16 @@ pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     let find = |name: &&str| {
         FUNCTIONS.iter().find(|function| function.name == *name).ok_or_else(|| LinkError::Misuse {
             call: "nvshmem::used_by",
-            what: "a function that the PTX calls",
+            what: "a wrapper that the PTX calls",
             value: (*name).to_owned(),
-            expected: "one of peerweave_device::network::FUNCTIONS",
+            expected: "a name in peerweave_device::network::FUNCTIONS; build the PTX with the same version of peerweave-device",
         })
     };
     names.iter().map(find).collect()
 }
 
-/// Returns the translation unit with these wrappers, to be compiled against NVSHMEM's headers.
+/// Returns the source of these wrappers. `include` is the directory of NVSHMEM's headers, and
+/// `cuda` contains the directories of CUDA's headers.
 pub fn wrappers(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> Source {
     let mut text = format!("{PRELUDE}#include <nvshmem.h>\n#include <nvshmemx.h>\n");
     for function in functions {
@@ -67,8 +70,8 @@ pub fn wrappers(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> 
         let Function { name, result, body, .. } = function;
         text.push_str(&format!("extern \"C\" __device__ {result} {name}({parameters}) {{ {body} }}\n"));
     }
-    // A kernel for blocks of 1024 threads has 64 registers per thread, and cannot call functions
-    // that need more.
+    // A kernel with blocks of 1024 threads has 64 registers per thread, and cannot call functions
+    // that need more registers.
     let source = Source::new("peerweave_nvshmem.cu", text).option("-std=c++17").option("-default-device");
     let source = source.option("--maxrregcount=64").include(include);
     cuda.directories.iter().fold(source, |source, directory| source.include(directory))
@@ -81,7 +84,7 @@ mod tests {
     #[test]
     fn only_wrappers_that_the_ptx_calls_are_generated() {
         let ptx = ".extern .func peerweave_nvshmem_quiet ();\n.extern .func (.param .b32 r) peerweave_nvshmem_g32 (.param .b64 peerweave_nvshmem_g32_param_0);\ncall.uni peerweave_nvshmem_quiet, ();";
-        let used = used_by(ptx).expect("both are in the table");
+        let used = used_by(ptx).expect("both wrappers are in the table");
         assert_eq!(
             used.iter().map(|function| function.name).collect::<Vec<_>>(),
             ["peerweave_nvshmem_g32", "peerweave_nvshmem_quiet"]
@@ -96,7 +99,7 @@ mod tests {
 
     #[test]
     fn wrapper_that_is_not_in_the_table_is_refused() {
-        let error = used_by(".extern .func peerweave_nvshmem_no_such ();").expect_err("it is not in the table");
+        let error = used_by(".extern .func peerweave_nvshmem_no_such ();").expect_err("the wrapper is not in the table");
         assert!(error.to_string().contains("peerweave_nvshmem_no_such"), "{error}");
     }
 }

@@ -1,15 +1,15 @@
-//! The header for kernels in CUDA C++, and the assertions that compare its layouts with those of
-//! the host.
+//! The header for kernels in CUDA C++, and the assertions that compare the layouts of its structs
+//! with the layouts of the host.
 
 use std::mem::{align_of, offset_of};
 
 use peerweave_device::types::{FailureKind, KernelContext, KernelOp, KernelStatus, PeerEntry, TeamEntry};
 
-/// `peerweave.cuh` as shipped, without assertions.
+/// The text of `peerweave.cuh`, without assertions.
 pub const PEERWEAVE_CUH: &str = include_str!("../../include/peerweave.cuh");
 
-/// The offset of a field as a constant. NVRTC 13.1 and older lack `__builtin_offsetof`; every NVRTC
-/// has `__INTADDR__`, the older form of its front end.
+/// The macro that expands to the offset of a field as a constant. NVRTC 13.1 and older have no
+/// `__builtin_offsetof`. Every NVRTC has `__INTADDR__`, an older form of the same builtin.
 const OFFSET: &str = "
 #ifdef __CUDACC_RTC__
 #define PEERWEAVE_OFFSET(type, field) __INTADDR__(&(((type*)0)->field))
@@ -28,8 +28,9 @@ macro_rules! fields {
     };
 }
 
-/// Returns `peerweave.cuh` with an assertion for the offset of every field and for every number.
-/// Pass it to [`Source::header`](crate::Source::header).
+/// Returns the text of `peerweave.cuh` with assertions that compare it with the host: the size of
+/// each struct, the offsets of the fields that kernels use, and the values of the constants. Pass
+/// the text to [`Source::header`](crate::Source::header).
 ///
 /// ```
 /// use peerweave_link::{Source, peerweave_cuh};

@@ -1,6 +1,6 @@
-//! Digest of all inputs that determine a result.
+//! Computes the digest of all inputs that determine a result.
 //!
-//! Invariant: each part is preceded by its kind and its length, so different lists of parts never
+//! Invariant: each part is preceded by its kind and its length. So different lists of parts never
 //! encode to the same bytes.
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::LinkError;
 
-/// A digest under construction.
+/// A digest to which parts can be added.
 pub(crate) struct Fingerprint(Sha256);
 
 impl Fingerprint {
@@ -29,15 +29,17 @@ impl Fingerprint {
         self.bytes(kind, text.as_bytes());
     }
 
-    /// Adds a file by its path, length and modification time. Archives are too large to read, and
-    /// another version differs in these values.
+    /// Adds the path, the length and the modification time of a file. The content is not read,
+    /// because archives are large. Another version of an archive differs in the length or in the
+    /// time.
     pub(crate) fn file(&mut self, path: &Path) -> Result<(), LinkError> {
         let about = std::fs::metadata(path).map_err(|error| LinkError::io(path, &error))?;
         self.text("file", &stamp(path, &about));
         Ok(())
     }
 
-    /// Adds a directory by the paths, lengths and modification times of all files below it.
+    /// Adds the path of a directory, and the paths, lengths and modification times of all files in
+    /// the directory and its subdirectories.
     pub(crate) fn directory(&mut self, path: &Path) -> Result<(), LinkError> {
         let mut stamps = Vec::new();
         collect(path, &mut stamps).map_err(|error| LinkError::io(path, &error))?;
@@ -52,7 +54,7 @@ impl Fingerprint {
     }
 }
 
-/// Returns the digest of bytes.
+/// Returns the digest (SHA-256) of bytes.
 pub(crate) fn digest(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
@@ -60,7 +62,8 @@ pub(crate) fn digest(bytes: &[u8]) -> [u8; 32] {
 fn collect(directory: &Path, stamps: &mut Vec<String>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
-        // Follows links to files, but not to directories, which could form a cycle.
+        // Follows symbolic links to files, but not to directories, because such links could form a
+        // cycle.
         let about = std::fs::metadata(entry.path());
         if entry.file_type()?.is_dir() {
             collect(&entry.path(), stamps)?;

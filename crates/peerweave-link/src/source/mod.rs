@@ -1,4 +1,4 @@
-//! A translation unit in CUDA C++, with its headers and options.
+//! Sources in CUDA C++, with their headers and options.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ pub(crate) mod fingerprint;
 
 pub use cuh::{PEERWEAVE_CUH, peerweave_cuh};
 
-/// A translation unit: CUDA C++ text, headers and options.
+/// A translation unit in CUDA C++: its text, headers and options.
 ///
 /// ```
 /// use peerweave_link::Source;
@@ -33,56 +33,58 @@ pub struct Source {
 }
 
 impl Source {
-    /// Creates a source. `name` appears in the compiler's messages.
+    /// Creates a source without headers and options. Messages of NVRTC contain `name`.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
         Self { name: name.into(), text: text.into(), headers: Vec::new(), include: Vec::new(), options: Vec::new() }
     }
 
-    /// Adds a header with this name. `#include` finds it before headers in directories.
+    /// Adds a header with this name and text. `#include` prefers this header to files in
+    /// directories.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, text: impl Into<String>) -> Self {
         self.headers.push((name.into(), text.into()));
         self
     }
 
-    /// Adds a directory of headers. Directories are searched in the order in which they were added.
+    /// Adds a directory in which `#include` searches for headers. Directories are searched in the
+    /// order in which they were added.
     #[must_use]
     pub fn include(mut self, directory: impl Into<PathBuf>) -> Self {
         self.include.push(directory.into());
         self
     }
 
-    /// Defines a macro.
+    /// Defines a preprocessor macro.
     #[must_use]
     pub fn define(self, name: &str, value: &str) -> Self {
         self.option(format!("-D{name}={value}"))
     }
 
-    /// Adds an option of NVRTC. Architecture, header directories and output format are set by other
-    /// methods.
+    /// Adds an option of NVRTC. Do not pass the architecture or the output format, which
+    /// [`Target`](crate::Target) sets, or header directories, which [`Self::include`] sets.
     #[must_use]
     pub fn option(mut self, option: impl Into<String>) -> Self {
         self.options.push(option.into());
         self
     }
 
-    /// Returns the name.
+    /// Returns the name of the source.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the text.
+    /// Returns the text of the source.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Returns the directories of headers, in order.
+    /// Returns the directories of headers, in the order of the search.
     pub fn directories(&self) -> impl Iterator<Item = &Path> {
         self.include.iter().map(PathBuf::as_path)
     }
 
-    /// Adds all inputs of the result to a digest; directories by the names, lengths and times of
-    /// their files.
+    /// Adds the name, the text, the headers and the options to a digest. For header directories,
+    /// adds the paths, lengths and modification times of their files.
     pub(crate) fn fingerprint(&self, into: &mut Fingerprint) -> Result<(), LinkError> {
         into.text("source", &self.name);
         into.text("text", &self.text);

@@ -1,4 +1,4 @@
-//! Finds CUDA's own headers.
+//! Finds the headers of CUDA.
 
 use std::path::{Path, PathBuf};
 
@@ -6,19 +6,20 @@ use super::Nvrtc;
 use crate::environment::{names, variable};
 use crate::error::LinkError;
 
-/// Directories of CUDA's headers: the headers of the runtime and of CCCL (`cuda/std`).
+/// Directories of CUDA's headers: the headers of the runtime, of the compiler (`crt`) and of CCCL
+/// (`cuda/std`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaHeaders {
-    /// Directories in search order.
+    /// The directories, in the order in which a compiler must search them.
     pub directories: Vec<PathBuf>,
 }
 
 impl CudaHeaders {
-    /// Searches for the headers. Places are searched in this order: the variable
-    /// `PEERWEAVE_CUDA_INCLUDE` (in the form of `PATH`; if set, no other place is searched), the
-    /// directory of the compiler (a toolkit or Python wheels), `CUDA_HOME` and `CUDA_PATH`, and
-    /// CUDA's usual directory.
+    /// Searches for the headers. If `PEERWEAVE_CUDA_INCLUDE` is set, searches only the directories
+    /// in that variable, which are separated as in `PATH`. If not, searches in this order: near the
+    /// file of NVRTC (a toolkit or Python wheels), in `CUDA_HOME`, in `CUDA_PATH`, and in
+    /// `/usr/local/cuda`.
     ///
     /// # Errors
     /// [`LinkError::NotFound`] with the directories that were searched and the packages to install.
@@ -32,10 +33,10 @@ impl CudaHeaders {
             roots.extend(std::env::split_paths(&list));
         } else {
             let beside = library.canonicalize().unwrap_or_else(|_| library.to_path_buf());
-            // `lib/` of a wheel of CUDA 13, `lib64/` of a toolkit, `targets/x86_64-linux/lib/` of
-            // another.
+            // The library lies in `lib/` of a wheel of CUDA 13, or in `lib64/` or
+            // `targets/x86_64-linux/lib/` of a toolkit.
             roots.extend(beside.ancestors().skip(2).take(1).map(|root| root.join("include")));
-            // The wheels of CUDA 12 have a directory each.
+            // Each wheel of CUDA 12 has a separate directory.
             if let Some(vendor) = beside.ancestors().nth(3) {
                 roots.extend(["cuda_runtime", "cuda_cccl", "cuda_nvcc"].map(|wheel| vendor.join(wheel).join("include")));
             }
@@ -51,8 +52,8 @@ impl CudaHeaders {
                 None => {
                     return Err(LinkError::NotFound {
                         what: "CUDA's headers",
-                        remedy: "install a CUDA toolkit or the wheels nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl beside NVRTC's, \
-                                 or set PEERWEAVE_CUDA_INCLUDE to their directories",
+                        remedy: "install a CUDA toolkit, or the wheels nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl beside the wheel of NVRTC, \
+                                 or set PEERWEAVE_CUDA_INCLUDE to the directories of the headers",
                         tried: with_cccl,
                     });
                 }
@@ -68,27 +69,28 @@ mod tests {
 
     fn file(root: &Path, path: &str) {
         let path = root.join(path);
-        std::fs::create_dir_all(path.parent().expect("it has a parent")).expect("temporary directory");
+        std::fs::create_dir_all(path.parent().expect("the path has a parent")).expect("temporary directory");
         std::fs::write(path, "").expect("temporary directory");
     }
 
     #[test]
     fn headers_beside_the_compiler_are_found() {
         let root = tempfile::tempdir().expect("temporary directory");
-        let root = root.path().canonicalize().expect("it exists");
+        let root = root.path().canonicalize().expect("the directory exists");
         for path in
             ["lib/libnvrtc.so.13", "include/cuda_runtime.h", "include/crt/host_defines.h", "include/cccl/cuda/std/type_traits"]
         {
             file(&root, path);
         }
-        let found = CudaHeaders::find_with(&root.join("lib/libnvrtc.so.13"), &|_| None).expect("they are there");
+        let found =
+            CudaHeaders::find_with(&root.join("lib/libnvrtc.so.13"), &|_| None).expect("the headers were installed above");
         assert_eq!(found.directories, [root.join("include"), root.join("include/cccl")]);
     }
 
     #[test]
     fn headers_of_separate_wheels_are_found() {
         let root = tempfile::tempdir().expect("temporary directory");
-        let root = root.path().canonicalize().expect("it exists");
+        let root = root.path().canonicalize().expect("the directory exists");
         for path in [
             "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
             "nvidia/cuda_runtime/include/cuda_runtime.h",
@@ -97,20 +99,20 @@ mod tests {
         ] {
             file(&root, path);
         }
-        let found =
-            CudaHeaders::find_with(&root.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12"), &|_| None).expect("they are there");
+        let found = CudaHeaders::find_with(&root.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12"), &|_| None)
+            .expect("the headers were installed above");
         let wheel = |name: &str| root.join("nvidia").join(name).join("include");
         assert_eq!(found.directories, [wheel("cuda_runtime"), wheel("cuda_cccl"), wheel("cuda_nvcc")]);
     }
 
     #[test]
-    fn variable_disables_other_places_and_error_has_a_remedy() {
+    fn variable_replaces_all_other_directories() {
         let root = tempfile::tempdir().expect("temporary directory");
         let empty = root.path().join("empty");
         let error = CudaHeaders::find_with(Path::new("/nowhere/lib/libnvrtc.so"), &|name| {
             (name == "PEERWEAVE_CUDA_INCLUDE").then(|| empty.clone())
         })
-        .expect_err("it is empty");
+        .expect_err("the directory does not exist");
         let LinkError::NotFound { tried, .. } = &error else { panic!("{error}") };
         assert_eq!(tried[..], [empty.clone(), empty.join("cccl")]);
         assert!(error.to_string().contains("nvidia-cuda-cccl"), "{error}");

@@ -1,4 +1,4 @@
-//! The compiler, the linker and the headers of the installed CUDA toolkit.
+//! NVRTC, nvJitLink and the headers of the installed CUDA toolkit.
 
 mod headers;
 mod nvjitlink;

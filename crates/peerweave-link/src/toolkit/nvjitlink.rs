@@ -1,9 +1,9 @@
 //! Loads and calls nvJitLink, NVIDIA's library for linking device code.
 //!
-//! Invariants: a function that creates a handle also destroys it, on all paths; only one thread of
-//! the process passes inputs to the library. The second invariant is needed because nvJitLink 13.5
-//! does not release a recursive lock when it refuses a cubin of another architecture: any other
-//! thread would then wait forever.
+//! Invariants: a function that creates a handle also destroys the handle, on all paths. Only one
+//! thread of the process passes inputs to the library. The second invariant is needed because
+//! nvJitLink 13.5 does not release a recursive lock after it has refused a cubin of another
+//! architecture. Any other thread would then wait for the lock forever.
 
 use std::borrow::Cow;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -19,43 +19,43 @@ use crate::Version;
 use crate::arch::Arch;
 use crate::error::LinkError;
 
-// SAFETY: a file with one of these names is nvJitLink, which may be loaded at any time.
+// SAFETY: a file with one of these names is nvJitLink, which can be loaded safely at any time.
 const SEARCH: Search = unsafe {
     Search::new("nvJitLink", "PEERWEAVE_NVJITLINK_PATH", &["libnvJitLink.so.13", "libnvJitLink.so.12", "libnvJitLink.so"])
 }
 .in_wheels(&["nvidia/cu13/lib", "nvidia/nvjitlink/lib"])
 .in_directories(&["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64", "/opt/conda/lib"]);
 
-/// The oldest supported nvJitLink. Older releases export their functions only under versioned
-/// names.
+/// The oldest supported version of nvJitLink. Older versions export their functions only under
+/// versioned names.
 const OLDEST: Version = Version::new(12, 3, 0);
 
 type Handle = *mut c_void;
 
 peerweave_dylib::bindings! {
-    /// nvJitLink's functions.
+    /// Bindings of nvJitLink's functions.
     struct Api {
-        /// Returns the version.
+        /// Returns the version of the library.
         "12.3" fn nvJitLinkVersion(major: *mut c_uint, minor: *mut c_uint) -> c_int;
-        /// Creates a linker with options.
+        /// Creates a linker handle with options.
         "12.3" fn nvJitLinkCreate(handle: *mut Handle, n_options: u32, options: *const *const c_char) -> c_int;
-        /// Destroys a linker.
+        /// Destroys a linker handle.
         "12.3" fn nvJitLinkDestroy(handle: *mut Handle) -> c_int;
-        /// Adds an input from memory.
+        /// Copies an input from memory to the linker.
         "12.3" fn nvJitLinkAddData(handle: Handle, kind: c_int, data: *const c_void, bytes: usize, name: *const c_char) -> c_int;
-        /// Links the inputs.
+        /// Links the inputs that were added.
         "12.3" fn nvJitLinkComplete(handle: Handle) -> c_int;
-        /// Returns the length of the cubin.
+        /// Returns the length of the linked cubin in bytes.
         "12.3" fn nvJitLinkGetLinkedCubinSize(handle: Handle, bytes: *mut usize) -> c_int;
-        /// Returns the cubin.
+        /// Writes the linked cubin to a buffer.
         "12.3" fn nvJitLinkGetLinkedCubin(handle: Handle, cubin: *mut c_void) -> c_int;
-        /// Returns the length of the error log, including its terminating zero.
+        /// Returns the length of the error log in bytes, including its terminating zero.
         "12.3" fn nvJitLinkGetErrorLogSize(handle: Handle, bytes: *mut usize) -> c_int;
-        /// Returns the error log.
+        /// Writes the error log to a buffer.
         "12.3" fn nvJitLinkGetErrorLog(handle: Handle, log: *mut c_char) -> c_int;
-        /// Returns the length of the info log, including its terminating zero.
+        /// Returns the length of the info log in bytes, including its terminating zero.
         "12.3" fn nvJitLinkGetInfoLogSize(handle: Handle, bytes: *mut usize) -> c_int;
-        /// Returns the info log.
+        /// Writes the info log to a buffer.
         "12.3" fn nvJitLinkGetInfoLog(handle: Handle, log: *mut c_char) -> c_int;
     }
 }
@@ -70,11 +70,11 @@ pub enum InputKind {
     Ptx,
     /// LTO-IR: intermediate code for optimisation at link time.
     LtoIr,
-    /// A container of code for several architectures.
+    /// A fatbin: a container of code for several architectures.
     Fatbin,
-    /// A host object file with embedded device code.
+    /// A host object file that contains device code.
     Object,
-    /// An archive of such object files.
+    /// An archive of host object files that contain device code.
     Archive,
 }
 
@@ -92,7 +92,7 @@ impl InputKind {
     }
 }
 
-/// An input of the linker, with a name for messages.
+/// An input of the linker: its format, its name for messages, and its bytes.
 #[derive(Clone)]
 pub struct Input<'a> {
     pub(crate) kind: InputKind,
@@ -101,7 +101,7 @@ pub struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Creates an input. PTX may end with a zero byte.
+    /// Creates an input. PTX may end with a zero byte, but need not.
     pub fn new(kind: InputKind, name: impl Into<String>, bytes: impl Into<Cow<'a, [u8]>>) -> Self {
         Self { kind, name: name.into(), bytes: bytes.into() }
     }
@@ -113,7 +113,8 @@ impl fmt::Debug for Input<'_> {
     }
 }
 
-/// The linker, loaded until the process ends. All threads can use it; one link runs at a time.
+/// The loaded nvJitLink, which stays loaded until the process ends. All threads can use it, but
+/// only one link runs at a time.
 pub struct NvJitLink(Arc<Loaded>);
 
 struct Loaded {
@@ -121,18 +122,20 @@ struct Loaded {
     version: Version,
 }
 
-/// Time limit of a link. Linking NVSHMEM's device library takes some seconds on a busy machine.
+/// Time limit of a link. For comparison, a link of NVSHMEM's device library takes some seconds on a
+/// busy machine.
 const LONGEST_LINK: Duration = Duration::from_secs(300);
 
-/// Runs a closure on the thread that passes inputs to the library. Returns `None` if it has not
-/// returned by the time limit.
+/// Runs a closure on the thread that passes inputs to the library, and returns its result. Returns
+/// `None` if the closure has not returned within [`LONGEST_LINK`], or if the thread could not be
+/// started.
 fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     type Job = Box<dyn FnOnce() + Send>;
     static JOBS: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
     let jobs = JOBS.get_or_init(|| {
         let (sender, receiver) = channel::<Job>();
         let work = move || receiver.iter().for_each(|job| job());
-        // If the thread cannot be started, the channel is closed, and each link fails.
+        // If the thread cannot be started, the channel is closed, and each link returns an error.
         let _ = std::thread::Builder::new().name("peerweave-link".into()).spawn(work);
         Mutex::new(sender)
     });
@@ -143,15 +146,16 @@ fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'st
 }
 
 impl NvJitLink {
-    /// Returns the linker of this process. The first successful call finds and loads it.
+    /// Returns the nvJitLink of this process. The first successful call finds and loads the
+    /// library.
     ///
-    /// Search order: `PEERWEAVE_NVJITLINK_PATH` (a file or a directory; if set, no other place is
-    /// searched), the wheels of the active Python, the dynamic linker's path, CUDA's usual
-    /// directories.
+    /// If `PEERWEAVE_NVJITLINK_PATH` is set, searches only that file or directory. If not, searches
+    /// in this order: the wheels of the active Python, the search path of the dynamic linker, and
+    /// the usual directories of CUDA.
     ///
     /// # Errors
-    /// [`LinkError::Load`] with every path tried, or [`LinkError::VersionMismatch`] for a linker
-    /// older than 12.3. Later calls try again.
+    /// [`LinkError::Load`] with every path that was tried. [`LinkError::VersionMismatch`] if the
+    /// library is older than 12.3. After an error, a later call searches again.
     pub fn load() -> Result<&'static Self, LinkError> {
         static LOADED: OnceLock<NvJitLink> = OnceLock::new();
         match LOADED.get() {
@@ -163,7 +167,7 @@ impl NvJitLink {
         }
     }
 
-    /// Loads the linker from a file or from a directory.
+    /// Loads nvJitLink from a file or from a directory.
     ///
     /// # Safety
     /// The file must be nvJitLink, because loading a library runs its initialization code.
@@ -191,25 +195,26 @@ impl NvJitLink {
         Ok(Self(Arc::new(Loaded { api, version })))
     }
 
-    /// Returns the linker's version, which equals the version of its CUDA release.
+    /// Returns the version of nvJitLink, which equals the version of its CUDA release.
     pub fn version(&self) -> Version {
         self.0.version
     }
 
-    /// Returns the file that was loaded.
+    /// Returns the path of the loaded file.
     pub fn path(&self) -> &Path {
         self.0.api.library().path()
     }
 
-    /// Links inputs to a cubin. Prefer [`Linker`](crate::Linker), which also compiles sources and
-    /// caches results.
+    /// Links inputs to a cubin. Returns the cubin and the info log. Prefer
+    /// [`Linker`](crate::Linker), which also compiles sources and caches results.
     ///
     /// # Errors
-    /// - [`LinkError::Link`] with the linker's log.
-    /// - [`LinkError::VersionMismatch`] for PTX or LTO-IR of a newer compiler, and for code of
+    /// - [`LinkError::Link`] with the log of nvJitLink.
+    /// - [`LinkError::VersionMismatch`] for PTX or LTO-IR of a newer compiler, and for code for
     ///   another architecture.
     /// - [`LinkError::UnknownArch`] for an unsupported architecture.
-    /// - [`LinkError::Misuse`] without inputs.
+    /// - [`LinkError::Misuse`] if there are no inputs, if an input is empty, or if a name or an
+    ///   option contains a zero byte.
     pub fn link(&self, arch: Arch, options: &[String], inputs: &[Input<'_>]) -> Result<(Vec<u8>, String), LinkError> {
         let misuse = |what, value: String, expected| LinkError::Misuse { call: "NvJitLink::link", what, value, expected };
         if inputs.is_empty() {
@@ -217,7 +222,7 @@ impl NvJitLink {
         }
         for input in inputs {
             if input.bytes.is_empty() {
-                return Err(misuse("an input", format!("{} of 0 bytes", input.name), "bytes of the stated kind"));
+                return Err(misuse("an input", format!("{} of 0 bytes", input.name), "at least one byte"));
             }
             check_arch(arch, input)?;
         }
@@ -241,25 +246,25 @@ impl Loaded {
     fn link(&self, arch: Arch, options: &[CString], inputs: &[OwnedInput]) -> Result<(Vec<u8>, String), LinkError> {
         let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
         let mut session = Session { linker: self, arch, handle: std::ptr::null_mut(), inputs };
-        // SAFETY: the options end with zeros and live until the call returns, and their number is
-        // passed.
+        // SAFETY: the options are zero-terminated, and stay allocated until the call returns. The
+        // call gets their number.
         let code = unsafe { self.api.nvJitLinkCreate(&raw mut session.handle, pointers.len() as u32, pointers.as_ptr()) }?;
         session.done(code)?;
         for (kind, name, bytes) in inputs {
-            // SAFETY: the linker is live; the bytes and the name live until the call is over, in
+            // SAFETY: the handle is live. The bytes and the name stay allocated during the call, in
             // which the linker copies them.
             let code = unsafe {
                 self.api.nvJitLinkAddData(session.handle, kind.number(), bytes.as_ptr().cast(), bytes.len(), name.as_ptr())
             }?;
             session.done(code)?;
         }
-        // SAFETY: the linker is live.
+        // SAFETY: the handle is live.
         session.done(unsafe { self.api.nvJitLinkComplete(session.handle) }?)?;
         let mut len = 0;
-        // SAFETY: the linker is live, and the pointer is to a live integer.
+        // SAFETY: the handle is live, and the pointer is to a live integer.
         session.done(unsafe { self.api.nvJitLinkGetLinkedCubinSize(session.handle, &raw mut len) }?)?;
         let mut cubin = vec![0_u8; len];
-        // SAFETY: the buffer has as many bytes as the linker reported.
+        // SAFETY: the buffer has the length that the linker reported.
         session.done(unsafe { self.api.nvJitLinkGetLinkedCubin(session.handle, cubin.as_mut_ptr().cast()) }?)?;
         let log = session.log(Api::nvJitLinkGetInfoLogSize, Api::nvJitLinkGetInfoLog);
         tracing::debug!(%arch, inputs = inputs.len(), bytes = cubin.len(), "linked");
@@ -267,8 +272,8 @@ impl Loaded {
     }
 }
 
-/// Returns an error for machine code of another architecture. The library would not release a lock
-/// after such code: see the top of this file.
+/// Fails if an input is machine code for another architecture. nvJitLink would keep a lock after
+/// such an input, as the documentation of this module describes.
 fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
     let Some(found) = (input.kind == InputKind::Cubin).then(|| arch_of_cubin(&input.bytes)).flatten() else { return Ok(()) };
     if found.major == arch.major && found.minor <= arch.minor {
@@ -281,8 +286,8 @@ fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
     })
 }
 
-/// Returns the architecture of a cubin, from the flags of its ELF header; `None` for unknown
-/// formats.
+/// Returns the architecture of a cubin, from the flags of its ELF header; `None` if the format is
+/// unknown.
 fn arch_of_cubin(bytes: &[u8]) -> Option<Arch> {
     /// `EM_CUDA`.
     const MACHINE: [u8; 2] = 190_u16.to_le_bytes();
@@ -290,14 +295,14 @@ fn arch_of_cubin(bytes: &[u8]) -> Option<Arch> {
     if !head.starts_with(b"\x7fELF") || head[18..20] != MACHINE {
         return None;
     }
-    // The position depends on the ABI version.
+    // The position of the architecture in the flags depends on the ABI version.
     let number = if head[8] >= 8 { head[49] } else { head[48] };
     Some(Arch::new(number / 10, number % 10))
 }
 
 impl Input<'_> {
-    /// Returns the input, with a terminating zero for text. The linker counts the zero as part of
-    /// the length.
+    /// Returns the bytes of the input. For PTX, adds a terminating zero if there is none. nvJitLink
+    /// expects the zero, and counts it as part of the length.
     fn with_zero(&self) -> Cow<'_, [u8]> {
         if self.kind == InputKind::Ptx && self.bytes.last() != Some(&0) {
             let mut text = self.bytes.to_vec();
@@ -308,7 +313,7 @@ impl Input<'_> {
     }
 }
 
-/// A link, from the creation to the destruction of its handle.
+/// One link. Dropping the value destroys the handle.
 struct Session<'a> {
     linker: &'a Loaded,
     arch: Arch,
@@ -351,14 +356,14 @@ impl Session<'_> {
                 expected: format!("code for {arch}"),
             },
             UNRECOGNIZED_ARCH | UNSUPPORTED_ARCH => unknown_arch(),
-            // The message of linkers before CUDA 13.
+            // The message of nvJitLink before CUDA 13.
             _ if log.contains("is not defined for option 'gpu-name'") => unknown_arch(),
             _ => LinkError::Link { inputs: names, arch, version, status: format!("{code}, {}", name_of(code)), log },
         })
     }
 
-    /// Returns a log of the linker. `len` and `get` are nvJitLink's functions for its length and
-    /// its text. Returns an empty text if there is no log.
+    /// Returns a log of the linker; empty if there is no log. `len` and `get` are nvJitLink's
+    /// functions that return the length and the text of the log.
     fn log(
         &self,
         len: unsafe fn(&Api, Handle, *mut usize) -> Result<c_int, MissingSymbol>,
@@ -368,12 +373,12 @@ impl Session<'_> {
         if self.handle.is_null() {
             return String::new();
         }
-        // SAFETY: the linker is live, and the pointer is to a live integer.
+        // SAFETY: the handle is live, and the pointer is to a live integer.
         if !matches!(unsafe { len(&self.linker.api, self.handle, &raw mut bytes) }, Ok(0)) || bytes == 0 {
             return String::new();
         }
         let mut text = vec![0_u8; bytes];
-        // SAFETY: the buffer has as many bytes as the linker reported.
+        // SAFETY: the buffer has the length that the linker reported.
         if !matches!(unsafe { get(&self.linker.api, self.handle, text.as_mut_ptr().cast()) }, Ok(0)) {
             return String::new();
         }
@@ -384,7 +389,7 @@ impl Session<'_> {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
-            // SAFETY: the linker was created, and only this value has its handle.
+            // SAFETY: the handle was created, and only this value contains it.
             let _ = unsafe { self.linker.api.nvJitLinkDestroy(&raw mut self.handle) };
         }
     }
@@ -416,7 +421,7 @@ fn name_of(code: c_int) -> &'static str {
         "NVJITLINK_ERROR_UNRECOGNIZED_ARCH",
         "NVJITLINK_ERROR_UNSUPPORTED_ARCH",
     ];
-    usize::try_from(code).ok().and_then(|code| NAMES.get(code)).unwrap_or(&"an unknown error code")
+    usize::try_from(code).ok().and_then(|code| NAMES.get(code)).unwrap_or(&"unknown error code")
 }
 
 impl fmt::Debug for NvJitLink {

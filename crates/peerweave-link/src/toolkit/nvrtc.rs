@@ -1,6 +1,6 @@
 //! Loads and calls NVRTC, NVIDIA's library for compiling CUDA C++.
 //!
-//! Invariant: a function that creates a program of NVRTC also destroys it, on all paths.
+//! Invariant: a function that creates a program of NVRTC also destroys the program, on all paths.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::arch::Arch;
 use crate::error::LinkError;
 use crate::source::Source;
 
-// SAFETY: a file with one of these names is NVRTC, which may be loaded at any time.
+// SAFETY: a file with one of these names is NVRTC, which can be loaded safely at any time.
 const SEARCH: Search =
     unsafe { Search::new("NVRTC", "PEERWEAVE_NVRTC_PATH", &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]) }
         .known_by(c"nvrtcCompileProgram")
@@ -26,62 +26,63 @@ const SEARCH: Search =
             "/opt/conda/lib",
         ]);
 
-// SAFETY: a file with this name in NVRTC's directory is a part of NVRTC.
+// SAFETY: a file with this name in the directory of NVRTC is a part of NVRTC.
 const BUILTINS: Search = unsafe { Search::without_variable("NVRTC's built-in functions", &["libnvrtc-builtins.so"]) };
 
-/// The oldest supported NVRTC: the first with the current name of LTO-IR and with `sm_90`.
+/// The oldest supported version of NVRTC. It is the first version with the functions
+/// `nvrtcGetLTOIR…` and with `sm_90`.
 const OLDEST: Version = Version::new(12, 0, 0);
 
 type Program = *mut std::ffi::c_void;
 
 peerweave_dylib::bindings! {
-    /// NVRTC's functions.
+    /// Bindings of NVRTC's functions.
     struct Api {
-        /// Returns the version.
+        /// Returns the version of the library.
         "7.0" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int;
-        /// Returns the text of a code.
+        /// Returns the text of an error code.
         "7.0" fn nvrtcGetErrorString(code: c_int) -> *const c_char;
         /// Returns the number of supported architectures.
         "11.2" fn nvrtcGetNumSupportedArchs(count: *mut c_int) -> c_int;
-        /// Returns the numbers of the supported architectures.
+        /// Writes the numbers of the supported architectures to a buffer.
         "11.2" fn nvrtcGetSupportedArchs(archs: *mut c_int) -> c_int;
-        /// Creates a translation unit.
+        /// Creates a program: a translation unit with its headers.
         "7.0" fn nvrtcCreateProgram(
             program: *mut Program, source: *const c_char, name: *const c_char, n_headers: c_int, headers: *const *const c_char,
             names: *const *const c_char,
         ) -> c_int;
-        /// Destroys a translation unit.
+        /// Destroys a program.
         "7.0" fn nvrtcDestroyProgram(program: *mut Program) -> c_int;
-        /// Compiles a translation unit.
+        /// Compiles a program.
         "7.0" fn nvrtcCompileProgram(program: Program, n_options: c_int, options: *const *const c_char) -> c_int;
-        /// Returns the length of the log, including its terminating zero.
+        /// Returns the length of the log in bytes, including its terminating zero.
         "7.0" fn nvrtcGetProgramLogSize(program: Program, bytes: *mut usize) -> c_int;
-        /// Returns the log.
+        /// Writes the log to a buffer.
         "7.0" fn nvrtcGetProgramLog(program: Program, log: *mut c_char) -> c_int;
-        /// Returns the length of the PTX, including its terminating zero.
+        /// Returns the length of the PTX in bytes, including its terminating zero.
         "7.0" fn nvrtcGetPTXSize(program: Program, bytes: *mut usize) -> c_int;
-        /// Returns the PTX.
+        /// Writes the PTX to a buffer.
         "7.0" fn nvrtcGetPTX(program: Program, ptx: *mut c_char) -> c_int;
-        /// Returns the length of the cubin.
+        /// Returns the length of the cubin in bytes.
         "11.2" fn nvrtcGetCUBINSize(program: Program, bytes: *mut usize) -> c_int;
-        /// Returns the cubin.
+        /// Writes the cubin to a buffer.
         "11.2" fn nvrtcGetCUBIN(program: Program, cubin: *mut c_char) -> c_int;
-        /// Returns the length of the LTO-IR.
+        /// Returns the length of the LTO-IR in bytes.
         "12.0" fn nvrtcGetLTOIRSize(program: Program, bytes: *mut usize) -> c_int;
-        /// Returns the LTO-IR.
+        /// Writes the LTO-IR to a buffer.
         "12.0" fn nvrtcGetLTOIR(program: Program, ir: *mut c_char) -> c_int;
     }
 }
 
-/// Output format of the compiler.
+/// Output format and architecture of a compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Target {
     /// PTX text for a virtual architecture, with a terminating zero.
     Ptx(Arch),
-    /// Machine code of one architecture.
+    /// Machine code for one architecture.
     Cubin(Arch),
-    /// LTO-IR, which nvJitLink optimises across inputs.
+    /// LTO-IR, which nvJitLink optimises together with other inputs.
     LtoIr(Arch),
 }
 
@@ -94,13 +95,13 @@ impl Target {
     }
 }
 
-/// Output of the compiler.
+/// Result of a compilation.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compiled {
-    /// PTX, a cubin or LTO-IR.
+    /// The compiled code: PTX, a cubin or LTO-IR.
     pub image: Vec<u8>,
-    /// Warnings and remarks; empty if there are none.
+    /// Warnings and remarks of the compiler; empty if there are no messages.
     pub log: String,
 }
 
@@ -110,18 +111,18 @@ impl fmt::Debug for Compiled {
     }
 }
 
-/// The compiler, loaded until the process ends. All threads can use it.
+/// The loaded NVRTC, which stays loaded until the process ends. All threads can use it.
 pub struct Nvrtc {
     api: Api,
     version: Version,
 }
 
 impl Nvrtc {
-    /// Returns the compiler of this process. The first successful call finds and loads it.
+    /// Returns the NVRTC of this process. The first successful call finds and loads the library.
     ///
-    /// Search order: `PEERWEAVE_NVRTC_PATH` (a file or a directory; if set, no other place is
-    /// searched), the wheels of the active Python, the dynamic linker's path, CUDA's usual
-    /// directories.
+    /// If `PEERWEAVE_NVRTC_PATH` is set, searches only that file or directory. If not, searches in
+    /// this order: the wheels of the active Python, the search path of the dynamic linker, and the
+    /// usual directories of CUDA.
     ///
     /// ```
     /// match peerweave_link::Nvrtc::load() {
@@ -131,8 +132,8 @@ impl Nvrtc {
     /// ```
     ///
     /// # Errors
-    /// [`LinkError::Load`] with every path tried, or [`LinkError::VersionMismatch`] for a compiler
-    /// older than 12.0. A later call tries again.
+    /// [`LinkError::Load`] with every path that was tried. [`LinkError::VersionMismatch`] if the
+    /// library is older than 12.0. After an error, a later call searches again.
     pub fn load() -> Result<&'static Self, LinkError> {
         static LOADED: OnceLock<Nvrtc> = OnceLock::new();
         match LOADED.get() {
@@ -144,7 +145,7 @@ impl Nvrtc {
         }
     }
 
-    /// Loads the compiler from a file or from a directory.
+    /// Loads NVRTC from a file or from a directory.
     ///
     /// # Safety
     /// The file must be NVRTC, because loading a library runs its initialization code.
@@ -173,33 +174,35 @@ impl Nvrtc {
         Ok(Self { api, version })
     }
 
-    /// Returns the compiler's version, which equals the version of its CUDA release.
+    /// Returns the version of NVRTC, which equals the version of its CUDA release.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// Returns the file that was loaded.
+    /// Returns the path of the loaded file.
     pub fn path(&self) -> &Path {
         self.api.library().path()
     }
 
-    /// Returns the supported architectures in ascending order, without suffixes.
+    /// Returns the supported architectures in ascending order, without suffixes; empty if NVRTC
+    /// does not report them.
     ///
     /// # Errors
-    /// [`LinkError::Missing`] if the library lacks the function.
+    /// [`LinkError::Missing`] if NVRTC lacks the function.
     pub fn archs(&self) -> Result<Vec<Arch>, LinkError> {
         let mut count: c_int = 0;
         // SAFETY: the pointer is to a live integer.
         let code = unsafe { self.api.nvrtcGetNumSupportedArchs(&raw mut count) }?;
         let mut numbers = vec![0; if code == 0 { count.unsigned_abs() as usize } else { 0 }];
         if !numbers.is_empty() {
-            // SAFETY: the buffer has as many numbers as the library reported.
+            // SAFETY: the buffer has the number of elements that the library reported.
             let _ = unsafe { self.api.nvrtcGetSupportedArchs(numbers.as_mut_ptr()) }?;
         }
         Ok(numbers.iter().map(|number: &c_int| Arch::new((number / 10) as u8, (number % 10) as u8)).collect())
     }
 
-    /// Compiles a source. There is no deadline. Several threads can compile concurrently.
+    /// Compiles a source. The compilation has no time limit. Several threads can compile
+    /// concurrently.
     ///
     /// ```no_run
     /// use peerweave_link::{Arch, Nvrtc, Source, Target};
@@ -211,9 +214,9 @@ impl Nvrtc {
     /// ```
     ///
     /// # Errors
-    /// - [`LinkError::Compile`] with the compiler's log.
+    /// - [`LinkError::Compile`] with the log of NVRTC.
     /// - [`LinkError::UnknownArch`] for an unsupported architecture.
-    /// - [`LinkError::Misuse`] for text with a zero byte.
+    /// - [`LinkError::Misuse`] if a text, a name or an option contains a zero byte.
     pub fn compile(&self, source: &Source, target: Target) -> Result<Compiled, LinkError> {
         let archs = self.archs()?;
         let plain = Arch { suffix: None, ..target.arch() };
@@ -232,8 +235,8 @@ impl Nvrtc {
         let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let (names, texts, options) = (pointers(&names), pointers(&texts), (pointers(&options), options));
         let mut program = OwnedProgram { api: &self.api, program: std::ptr::null_mut() };
-        // SAFETY: all texts end with zeros and live until the call returns; the lists have as many
-        // elements as is passed.
+        // SAFETY: all texts are zero-terminated, and stay allocated until the call returns. The
+        // call gets the length of the lists.
         let code = unsafe {
             self.api.nvrtcCreateProgram(
                 &raw mut program.program,
@@ -245,7 +248,7 @@ impl Nvrtc {
             )
         }?;
         self.done(source, code, String::new)?;
-        // SAFETY: the program was created, and the options live until the call is over.
+        // SAFETY: the program was created, and the options stay allocated during the call.
         let code = unsafe { self.api.nvrtcCompileProgram(program.program, options.0.len() as c_int, options.0.as_ptr()) }?;
         let log = String::from_utf8_lossy(&self.bytes(&program, Api::nvrtcGetProgramLogSize, Api::nvrtcGetProgramLog)?)
             .trim_end_matches(['\0', '\n'])
@@ -260,7 +263,8 @@ impl Nvrtc {
         Ok(Compiled { image, log })
     }
 
-    /// Returns an output of a program, through NVRTC's functions for length and bytes.
+    /// Returns an output of a program; empty if NVRTC does not provide it. `len` and `get` are
+    /// NVRTC's functions that return the length and the bytes of the output.
     fn bytes(
         &self,
         program: &OwnedProgram<'_>,
@@ -273,7 +277,7 @@ impl Nvrtc {
             return Ok(Vec::new());
         }
         let mut image = vec![0; bytes];
-        // SAFETY: the buffer has as many bytes as the library reported.
+        // SAFETY: the buffer has the length that the library reported.
         let code = if bytes == 0 { 0 } else { unsafe { get(&self.api, program.program, image.as_mut_ptr().cast()) }? };
         Ok(if code == 0 { image } else { Vec::new() })
     }
@@ -282,12 +286,12 @@ impl Nvrtc {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: the function takes any number.
+        // SAFETY: the function accepts any number.
         let text = unsafe { self.api.nvrtcGetErrorString(code) }?;
         let text = if text.is_null() {
             String::new()
         } else {
-            // SAFETY: the library returns the address of a constant that ends with a zero.
+            // SAFETY: the library returns the address of a zero-terminated constant.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         Err(LinkError::Compile {
@@ -299,20 +303,21 @@ impl Nvrtc {
     }
 }
 
-/// Loads the library of built-in functions from the directory of the compiler. The compiler opens
-/// it by its file name at each compilation. With the wheel of NVRTC 13.0 the dynamic linker does
-/// not search that directory, but it finds a library that is already loaded. If loading fails,
-/// compilations report the missing library.
+/// Loads NVRTC's library of built-in functions from the directory of NVRTC. NVRTC opens that
+/// library by its file name at each compilation. For the wheel of NVRTC 13.0, the dynamic linker
+/// does not search that directory. But it finds a library that is already loaded. If the library
+/// cannot be loaded here, compilations report the missing library.
 fn load_builtins(compiler: &Library, version: Version) {
     let name = format!("libnvrtc-builtins.so.{}.{}", version.major, version.minor);
     let Some(file) = compiler.directory().map(|directory| directory.join(name)).filter(|file| file.is_file()) else { return };
-    // SAFETY: it lies beside the compiler under the name that the compiler opens.
+    // SAFETY: the file lies in the directory of NVRTC, and has the name that NVRTC opens.
     if let Err(error) = unsafe { BUILTINS.open_at(&file, Visibility::Local) } {
-        tracing::debug!(%error, "could not load NVRTC's built-in functions");
+        tracing::debug!(%error, "cannot load NVRTC's built-in functions");
     }
 }
 
-/// Returns the options for a target, followed by the source's options and directories.
+/// Returns the options of a compilation: the options for the target, then the options and the
+/// header directories of the source.
 fn options(source: &Source, target: Target) -> Vec<String> {
     let arch = match target {
         Target::Ptx(arch) => vec![format!("--gpu-architecture={}", arch.virtual_name())],
@@ -340,7 +345,7 @@ struct OwnedProgram<'a> {
 impl Drop for OwnedProgram<'_> {
     fn drop(&mut self) {
         if !self.program.is_null() {
-            // SAFETY: the program was created, and only this value has its handle.
+            // SAFETY: the program was created, and only this value contains its handle.
             let _ = unsafe { self.api.nvrtcDestroyProgram(&raw mut self.program) };
         }
     }

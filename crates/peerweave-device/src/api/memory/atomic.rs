@@ -1,9 +1,11 @@
-//! Atomic operations on one element of a PE's symmetric memory: the first element of the slice.
+//! Atomic operations on one element of a PE's symmetric memory: the first element of the slice
+//! `of`.
 //!
-//! The names are those of OpenSHMEM. Strong forms acquire and release at system scope. `_relaxed`
-//! forms order nothing: at a PE reached over the network, not even two operations of one thread on
-//! one word, which [`Context::fence`] orders. A form without a result does not wait for the
-//! operation. If the PE is unreachable, the status reports it, and a fetching form returns a value
+//! The names are the names of OpenSHMEM. Forms without the suffix `_relaxed` are strong: they
+//! acquire and release at system scope. `_relaxed` forms order nothing. At a PE reached over the
+//! network, even two relaxed operations of one thread on the same word are unordered;
+//! [`Context::fence`] orders them. A form that returns nothing does not wait for the operation. If
+//! the PE is unreachable, the failure is written to the status, and a fetching form returns a value
 //! with all bits zero.
 
 use crate::api::Context;
@@ -14,15 +16,16 @@ use crate::gpu::{Access, AcqRel, Fence, Reduce, Relaxed, Release, Rmw, Sys};
 use peerweave_types::{KernelOp, Plain, SymSlice};
 
 impl Context {
-    /// Returns the word at a PE: its address if the PE is mapped (`Ok`), or the address in this
-    /// PE's heap if the PE is reached over the network (`Err`). A strong operation over the network
-    /// is ordered after earlier accesses of this thread.
+    /// Returns the address for an atomic operation at a PE; `None` if the PE is unreachable. If the
+    /// PE is mapped, returns the address of the element (`Ok`). If the PE is reached over the
+    /// network, returns the corresponding address in this PE's heap (`Err`), after a fence if the
+    /// operation is strong.
     #[inline(always)]
     fn word<T: Plain>(&self, of: SymSlice<T>, pe: u32, strong: bool) -> Option<Result<*mut T, u64>> {
         assert!(!of.is_empty(), "the slice of an atomic operation is empty, expected one element");
         match self.reach(KernelOp::Atomic, pe) {
             Ok(Reach::Mapped(base)) => {
-                // Completes the earlier bulk stores of this thread.
+                // Waits until the earlier bulk stores of this thread are complete.
                 self.finish_bulk();
                 Some(Ok(address(base + of.offset().0)))
             }
@@ -37,7 +40,8 @@ impl Context {
     }
 }
 
-/// Returns a value read over the network, after the fence that makes a strong operation an acquire.
+/// Returns a value that was read over the network. If the operation is strong, a fence makes the
+/// read an acquire.
 #[inline(always)]
 fn acquired<T>(value: T, strong: bool) -> T {
     if strong {
@@ -46,10 +50,10 @@ fn acquired<T>(value: T, strong: bool) -> T {
     value
 }
 
-/// Implements operations that return the previous value, through the word's bits.
+/// Implements operations that return the previous value, on the bits of the element.
 macro_rules! fetching {
     ($bound:ident: $($(#[$doc:meta])* $strong:ident, $relaxed:ident($($argument:ident),*) = $operation:ident, $network:ident;)*) => {$(
-        fetching!(@ $bound, $(#[$doc])* "Acquires the replaced value, and releases.", AcqRel true, $strong($($argument),*) = $operation, $network);
+        fetching!(@ $bound, $(#[$doc])* "Acquire for the previous value, and release for the new value.", AcqRel true, $strong($($argument),*) = $operation, $network);
         fetching!(@ $bound, $(#[$doc])* "Orders nothing.", Relaxed false, $relaxed($($argument),*) = $operation, $network);
     )*};
     (@ $bound:ident, $(#[$doc:meta])* $order_doc:literal, $order:ident $is_strong:literal, $name:ident($($argument:ident),*) = $operation:ident,
@@ -61,7 +65,7 @@ macro_rules! fetching {
         #[doc = $order_doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU the kernel traps.
+        /// If the slice is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $name<T: $bound>(&self, of: SymSlice<T>, $($argument: T,)* pe: u32) -> T {
             match self.word(of, pe, $is_strong) {
@@ -80,10 +84,10 @@ macro_rules! fetching {
     };
 }
 
-/// Implements operations without a result, through the word's bits.
+/// Implements operations that return nothing, on the bits of the element.
 macro_rules! reducing {
     ($($(#[$doc:meta])* $strong:ident, $relaxed:ident = $operation:ident, $network:ident;)*) => {$(
-        reducing!(@ $(#[$doc])* "Releases.", Release true, $strong = $operation, $network);
+        reducing!(@ $(#[$doc])* "Release.", Release true, $strong = $operation, $network);
         reducing!(@ $(#[$doc])* "Orders nothing.", Relaxed false, $relaxed = $operation, $network);
     )*};
     (@ $(#[$doc:meta])* $order_doc:literal, $order:ident $is_strong:literal, $name:ident = $operation:ident, $network:ident) => {
@@ -93,7 +97,7 @@ macro_rules! reducing {
         #[doc = $order_doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU the kernel traps.
+        /// If the slice is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $name<T: KernelInteger>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe, $is_strong) {
@@ -107,19 +111,20 @@ macro_rules! reducing {
     };
 }
 
-/// Implements additions; floats have their own instructions.
+/// Implements additions of integers and floats.
 macro_rules! adding {
     ($fetch_add:ident, $add:ident, $fetch_inc:ident, $inc:ident, $strong:literal, $fetch_doc:literal, $doc:literal) => {
-        /// Adds. Integers wrap, floats are rounded to nearest. Returns the previous value.
+        /// Adds `value` to the element, and returns the previous value. Integers wrap, and floats
+        /// are rounded to nearest.
         ///
-        /// This is one instruction, except for `bf16` before sm_90, and for floats at a PE reached
-        /// over the network. Those are compared and swapped until no other change intervenes.
+        /// The addition is one instruction, except for `bf16` before sm_90, and for floats at a PE
+        /// reached over the network. In these cases it is a loop of compare-and-swaps.
         ///
         /// # Ordering
         #[doc = $fetch_doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU the kernel traps.
+        /// If the slice is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $fetch_add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) -> T {
             match self.word(of, pe, $strong) {
@@ -131,13 +136,14 @@ macro_rules! adding {
             }
         }
 
-        /// Adds. Integers wrap, floats are rounded to nearest. See the fetching form.
+        /// Adds `value` to the element, and returns nothing. Otherwise like the form that returns
+        /// the previous value.
         ///
         /// # Ordering
         #[doc = $doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU the kernel traps.
+        /// If the slice is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe, $strong) {
@@ -149,25 +155,25 @@ macro_rules! adding {
             }
         }
 
-        /// Adds one. Returns the previous value.
+        /// Adds one to the element, and returns the previous value.
         ///
         /// # Ordering
         #[doc = $fetch_doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU the kernel traps.
+        /// If the slice is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $fetch_inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) -> T {
             self.$fetch_add(of, T::ONE, pe)
         }
 
-        /// Adds one.
+        /// Adds one to the element, and returns nothing.
         ///
         /// # Ordering
         #[doc = $doc]
         ///
         /// # Panics
-        /// If the slice is empty; on a GPU the kernel traps.
+        /// If the slice is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) {
             self.$add(of, T::ONE, pe);
@@ -182,8 +188,8 @@ impl Context {
         atomic_fetch_inc,
         atomic_inc,
         true,
-        "Acquires the replaced value, and releases.",
-        "Releases."
+        "Acquire for the previous value, and release for the new value.",
+        "Release."
     );
     adding!(
         atomic_fetch_add_relaxed,
@@ -196,37 +202,37 @@ impl Context {
     );
 
     fetching! { KernelAtomic:
-        /// Writes the value.
+        /// Replaces the element by `value`.
         atomic_swap, atomic_swap_relaxed(value) = swap, network_swap;
-        /// Writes `new` if the element equals `current`, compared by bits.
+        /// Replaces the element by `new` if the bits of the element equal the bits of `current`.
         atomic_compare_swap, atomic_compare_swap_relaxed(current, new) = compare_swap, network_compare_swap;
     }
 
     fetching! { KernelInteger:
-        /// Bitwise and.
+        /// Replaces the element by its bitwise and with `value`.
         atomic_fetch_and, atomic_fetch_and_relaxed(value) = fetch_and, network_fetch_and;
-        /// Bitwise or.
+        /// Replaces the element by its bitwise or with `value`.
         atomic_fetch_or, atomic_fetch_or_relaxed(value) = fetch_or, network_fetch_or;
-        /// Bitwise exclusive or.
+        /// Replaces the element by its bitwise exclusive or with `value`.
         atomic_fetch_xor, atomic_fetch_xor_relaxed(value) = fetch_xor, network_fetch_xor;
     }
 
     reducing! {
-        /// Bitwise and.
+        /// Replaces the element by its bitwise and with `value`.
         atomic_and, atomic_and_relaxed = and, network_and;
-        /// Bitwise or.
+        /// Replaces the element by its bitwise or with `value`.
         atomic_or, atomic_or_relaxed = or, network_or;
-        /// Bitwise exclusive or.
+        /// Replaces the element by its bitwise exclusive or with `value`.
         atomic_xor, atomic_xor_relaxed = xor, network_xor;
     }
 
-    /// Reads the element.
+    /// Returns the value of the element.
     ///
     /// # Ordering
     /// Acquire: writes released by the writer of the value are visible afterwards.
     ///
     /// # Panics
-    /// If the slice is empty; on a GPU the kernel traps.
+    /// If the slice is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_fetch<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe, true) {
@@ -238,13 +244,13 @@ impl Context {
         }
     }
 
-    /// Reads the element.
+    /// Returns the value of the element.
     ///
     /// # Ordering
     /// Orders nothing.
     ///
     /// # Panics
-    /// If the slice is empty; on a GPU the kernel traps.
+    /// If the slice is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_fetch_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe, false) {
@@ -256,13 +262,13 @@ impl Context {
         }
     }
 
-    /// Writes the element.
+    /// Replaces the element by `value`.
     ///
     /// # Ordering
-    /// Release.
+    /// Release: a thread that acquires the value sees earlier writes of this thread.
     ///
     /// # Panics
-    /// If the slice is empty; on a GPU the kernel traps.
+    /// If the slice is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_set<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe, true) {
@@ -274,13 +280,13 @@ impl Context {
         }
     }
 
-    /// Writes the element.
+    /// Replaces the element by `value`.
     ///
     /// # Ordering
     /// Orders nothing.
     ///
     /// # Panics
-    /// If the slice is empty; on a GPU the kernel traps.
+    /// If the slice is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_set_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe, false) {

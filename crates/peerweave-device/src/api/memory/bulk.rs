@@ -1,10 +1,10 @@
-//! Copies by the copy unit of sm_90, through shared memory that a thread has lent: one thread then
-//! moves as much as a block does.
+//! Copies by the copy unit (TMA) of sm_90, through shared memory that the kernel has lent to its
+//! context. With the copy unit, one thread reaches the bandwidth of a whole block.
 //!
-//! The lent region holds two barriers and two buffers. A copy fills one buffer from global memory
-//! while the other is written out. Invariant: a buffer is filled again only when the stores of its
-//! previous content no longer read it. Stores may be outstanding between calls;
-//! [`Context::finish_bulk`] completes them.
+//! The lent region contains two barriers and two buffers. A copy fills one buffer from global
+//! memory while the other buffer is written to global memory. Invariant: a buffer is filled again
+//! only when the stores of its previous content no longer read it. Stores may be outstanding
+//! between calls. [`Context::finish_bulk`] completes these stores.
 
 use crate::Pause;
 use crate::api::report::Report;
@@ -12,21 +12,22 @@ use crate::api::{Context, Failed, SharedSlice};
 use crate::gpu::bulk;
 use peerweave_types::KernelOp;
 
-/// Shared memory that a thread has lent for bulk copies.
+/// Shared memory that a thread has lent to its context for bulk copies.
 #[derive(Clone, Copy)]
 pub(crate) struct Lent {
-    /// Address of the barriers in the shared window; the buffers follow at [`HEADER`]. If no memory
-    /// is lent, this and `half` are 0.
+    /// Address of the barriers in the shared window; 0 if no memory is lent. The buffers start
+    /// [`HEADER`] bytes later.
     barriers: u32,
     /// Size of each buffer in bytes; 0 if no memory is lent.
     half: u32,
-    /// Parity of the current phase of each barrier, one bit each.
+    /// Parity of the current phase of each barrier: bit 0 for the first barrier, bit 1 for the
+    /// second.
     parity: u32,
 }
 
-/// Bytes before the buffers: two barriers, and padding that aligns the buffers.
+/// Number of bytes before the buffers: two barriers, and padding that aligns the buffers.
 const HEADER: u32 = 128;
-/// The size of a buffer is a multiple of this number of bytes.
+/// Granularity of the size of a buffer, in bytes.
 const GRAIN: u32 = 128;
 
 impl Lent {
@@ -38,13 +39,14 @@ impl Lent {
         self.half != 0
     }
 
-    /// Returns the phases of the barriers, for a function that copies on behalf of this thread.
+    /// Returns the parities of the barriers' phases, for a function that copies with another
+    /// context of this thread.
     #[inline(always)]
     pub(crate) fn parity(&self) -> u32 {
         self.parity
     }
 
-    /// Sets the phases of the barriers to values from [`Self::parity`].
+    /// Sets the parities of the barriers' phases to a value of [`Self::parity`].
     #[inline(always)]
     pub(crate) fn set_parity(&mut self, parity: u32) {
         self.parity = parity;
@@ -52,14 +54,14 @@ impl Lent {
 }
 
 impl Context {
-    /// Lends shared memory to this thread's puts and gets, which then use bulk copies if the GPU
-    /// supports them (sm_90 and later; the kernel must have been compiled for it). On other GPUs
-    /// and on the host this has no effect.
+    /// Lends shared memory to this thread's puts and gets. They then use bulk copies, if the GPU is
+    /// sm_90 or later and the kernel was compiled for such a GPU. On other GPUs and on the host the
+    /// call has no effect.
     ///
-    /// Each thread lends its own region. A region of 64 KiB and 128 bytes moves 32 KiB at a time; a
-    /// region of a few KiB is already useful. Copies at warp and block scope use the region of the
-    /// scope's first thread. [`Self::reclaim_shared`] ends the loan, and so does the end of the
-    /// context.
+    /// Each thread lends its own region. A copy moves almost half of the region at a time, for
+    /// example 32 KiB with a region of 64 KiB and 128 bytes. A region of a few KiB is already
+    /// useful. Copies by a warp or a block use the region of the scope's first thread. The region
+    /// is in use until [`Self::reclaim_shared`] or until the context is dropped.
     ///
     /// # Safety
     /// Nothing else accesses the region until [`Self::reclaim_shared`] returns or the thread ends.
@@ -76,8 +78,8 @@ impl Context {
         if half == 0 {
             return;
         }
-        // SAFETY: the caller lends shared memory of this block; the barriers lie within it,
-        // aligned, and nobody else uses them.
+        // SAFETY: the caller lends shared memory of this block. The barriers lie in that memory,
+        // are aligned, and nothing else uses them.
         unsafe {
             let barriers = bulk::shared_address(start.add(skip));
             bulk::init(barriers);
@@ -86,15 +88,15 @@ impl Context {
         }
     }
 
-    /// Returns the memory of [`Self::lend_shared`] after all copies have completed. It may then be
-    /// used for anything.
+    /// Ends the use of the memory that was lent by [`Self::lend_shared`]. Waits until all copies
+    /// are complete. Afterwards the kernel may use the memory for other purposes.
     #[inline]
     pub fn reclaim_shared(&self) {
         let lent = self.lent.replace(Lent::NOTHING);
         if lent.half != 0 {
             bulk::wait_written();
-            // SAFETY: barriers that `lend_shared` made; every load was awaited by the call that
-            // started it, unless that call failed, after which the kernel ends.
+            // SAFETY: `lend_shared` has initialised these barriers. Every call that started a load
+            // has waited for it, or has failed; after a failure the kernel ends.
             unsafe {
                 bulk::invalidate(lent.barriers);
                 bulk::invalidate(lent.barriers + 8);
@@ -102,7 +104,7 @@ impl Context {
         }
     }
 
-    /// Waits until all bulk stores of this thread have been written, so that a fence or a release
+    /// Waits until all bulk stores of this thread are complete. Afterwards a fence or a release
     /// orders them.
     #[inline(always)]
     pub(crate) fn finish_bulk(&self) {
@@ -112,7 +114,7 @@ impl Context {
         }
     }
 
-    /// Waits until the bulk stores of this thread no longer read their source.
+    /// Waits until the bulk stores of this thread no longer read their sources.
     #[inline(always)]
     pub(crate) fn flush_bulk(&self) {
         if bulk::AVAILABLE && self.bulk_pending.get() {
@@ -120,22 +122,22 @@ impl Context {
         }
     }
 
-    /// Returns whether this thread may make a bulk copy: memory is lent, and the addresses and the
-    /// length are aligned.
+    /// Returns whether this thread can make a bulk copy: whether memory is lent, and the addresses
+    /// and the length are aligned.
     #[inline(always)]
     pub(crate) fn can_bulk(&self, to: *const u8, from: *const u8, bytes: usize) -> bool {
         bulk::AVAILABLE && self.lent.get().half != 0 && (to as usize | from as usize | bytes).is_multiple_of(bulk::ALIGN)
     }
 
-    /// Copies global memory to global memory. The stores may be outstanding when it returns; the
-    /// source has been read.
+    /// Copies global memory to global memory. When the call returns, the source has been read, but
+    /// stores may be outstanding.
     ///
     /// # Errors
     /// If the copy unit does not answer within the deadline.
     ///
     /// # Safety
-    /// [`Self::can_bulk`] holds; both sides are accessible global memory of `bytes` bytes, and do
-    /// not overlap.
+    /// [`Self::can_bulk`] is true for the arguments. Both ranges are accessible global memory of
+    /// `bytes` bytes, and do not overlap.
     #[inline]
     pub(crate) unsafe fn bulk_copy(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<(), Failed> {
         let mut lent = self.lent.get();
@@ -143,11 +145,11 @@ impl Context {
         bulk::fence_global();
         // Waits until the stores of an earlier call no longer read the buffers.
         self.flush_bulk();
-        // Chunk `n` goes through buffer `n % 2`; there is no division, because it takes as long as
+        // Chunk `n` uses buffer `n % 2`. The index is toggled, because a division takes as long as
         // a copy of 1 KiB.
         let chunk = |at: usize| (bytes - at).min(half) as u32;
-        // SAFETY: the chunk lies within the source, the buffer within the lent region, and the
-        // buffer is idle: the stores of its previous chunk no longer read it.
+        // SAFETY: the chunk lies within the source, and the buffer within the lent region. The
+        // stores of the buffer's previous chunk no longer read it.
         let load = |at: usize, which: u32| unsafe {
             let buffer = lent.barriers + HEADER + which * lent.half;
             bulk::start_load(buffer, from.add(at), chunk(at), lent.barriers + which * 8);
@@ -167,7 +169,7 @@ impl Context {
                 break;
             }
             parity ^= 1 << which;
-            // SAFETY: the buffer holds the chunk, which lies within the target.
+            // SAFETY: the buffer contains the chunk, whose target range lies within the target.
             unsafe { bulk::start_store(to.add(at), lent.barriers + HEADER + which * lent.half, chunk(at)) };
             bulk::commit();
             at = next;
@@ -182,12 +184,13 @@ impl Context {
         outcome
     }
 
-    /// Copies shared memory to global memory. The stores may be outstanding when it returns, and
+    /// Copies shared memory to global memory. When the call returns, stores may be outstanding and
     /// may still read the source.
     ///
     /// # Safety
-    /// Bulk copies are available; `from` is shared memory of this block and `to` global memory,
-    /// both accessible for `bytes` bytes; all is aligned to [`bulk::ALIGN`].
+    /// [`bulk::AVAILABLE`] is true. `from` is shared memory of this block and `to` is global
+    /// memory, both accessible for `bytes` bytes. Both addresses and `bytes` are multiples of
+    /// [`bulk::ALIGN`].
     #[inline]
     pub(crate) unsafe fn bulk_from_shared(&self, to: *mut u8, from: *const u8, bytes: usize) {
         bulk::fence_shared();
@@ -203,14 +206,14 @@ impl Context {
     /// As for [`Self::bulk_copy`].
     ///
     /// # Safety
-    /// [`Self::can_bulk`] holds; `to` is shared memory of this block and `from` global memory, both
-    /// accessible for `bytes` bytes.
+    /// [`Self::can_bulk`] is true for the arguments. `to` is shared memory of this block and `from`
+    /// is global memory, both accessible for `bytes` bytes.
     #[inline]
     pub(crate) unsafe fn bulk_to_shared(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<(), Failed> {
         let mut lent = self.lent.get();
         bulk::fence_shared();
         bulk::fence_global();
-        // SAFETY: as the caller promises; the barrier is idle between calls.
+        // SAFETY: the caller promises both ranges, and the barrier is idle between calls.
         unsafe { bulk::start_load(bulk::shared_address(to), from, bytes as u32, lent.barriers) };
         let outcome = self.await_load(lent.barriers, lent.parity & 1);
         lent.parity ^= 1;
@@ -221,7 +224,7 @@ impl Context {
     #[inline(always)]
     fn await_load(&self, barrier: u32, parity: u32) -> Result<(), Failed> {
         let mut spin = self.spin();
-        // SAFETY: a barrier that `lend_shared` made.
+        // SAFETY: `lend_shared` has initialised this barrier.
         while !unsafe { bulk::test(barrier, parity) } {
             if let Err(kind) = spin.pause() {
                 return Err(self.fail(kind, Report::of(KernelOp::BulkCopy)));

@@ -1,36 +1,38 @@
-//! Copies of bytes by the threads of a scope: vectors of 16 bytes, eight in flight, with any
-//! alignment.
+//! Copies of bytes by the threads of a scope, for any alignment. Long copies use vectors of 16
+//! bytes, with eight vectors in flight for each thread.
 //!
-//! A peer's memory is accessed by vectors of 16 bytes wherever possible; the near side is accessed
-//! as its alignment allows. Invariant: each byte is copied by exactly one thread of the scope.
+//! The memory of a peer is the far side of a copy, and local memory is the near side. The far side
+//! is accessed by vectors of 16 bytes wherever possible, the near side by accesses that its
+//! alignment permits. Invariant: each byte is copied by exactly one thread of the scope.
 
 use crate::api::scope::Scope;
 use crate::api::value::Side;
 use crate::gpu::{self, Piece, Vector};
 
-/// Bytes of a vector.
+/// Size of a vector in bytes.
 const VECTOR: usize = 16;
 
-/// The side that belongs to the peer. It is accessed by whole vectors if the alignments differ.
+/// The side of a copy that is the peer's memory. If the alignments of the sides differ, this side
+/// is accessed by whole vectors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Far {
     To,
     From,
 }
 
-/// Copies `bytes` bytes. All threads of the scope call this with the same arguments, and
+/// Copies `bytes` bytes. All threads of the scope call this function with the same arguments, and
 /// synchronise afterwards.
 ///
 /// # Safety
-/// `from` is readable by accesses of side `A` and `to` writable by accesses of side `B`, for
-/// `bytes` bytes, and they do not overlap.
+/// `from` is readable by accesses of kind `A`, and `to` is writable by accesses of kind `B`, for
+/// `bytes` bytes. The two ranges do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: usize, far: Far) {
     let all = to as usize | from as usize | bytes;
-    // Short messages are handled first, with at most two accesses of each thread. Every instruction
-    // of a block's idle threads delays the threads that copy. SAFETY: in each arm both sides and
-    // the length are multiples of the piece, the piece of a thread lies within the bytes (`own`),
-    // and the caller promises the rest.
+    // Short messages are handled first, with at most two loads per thread, because every
+    // instruction of a block's idle threads delays the threads that copy. SAFETY: in each arm both
+    // addresses and the length are multiples of the piece. The piece of a thread lies within the
+    // bytes (`own`). The caller promises the ranges.
     unsafe {
         if all.is_multiple_of(VECTOR) {
             if fits::<S>(bytes, VECTOR) {
@@ -38,7 +40,8 @@ pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const 
                     B::store_vector(to.add(skip), A::load_vector(from.add(skip)));
                 }
             } else if S::WIDE && fits::<S>(bytes, 2 * VECTOR) {
-                // Each thread has one vector, or two if its second vector lies within the bytes.
+                // Each thread copies one vector, or two vectors if its second vector lies within
+                // the bytes.
                 let (first, second) = (S::rank() * VECTOR, (S::size() + S::rank()) * VECTOR);
                 let held = A::load_vector(from.add(first));
                 if second < bytes {
@@ -63,22 +66,23 @@ pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const 
     }
 }
 
-/// Returns whether each thread of the scope has at most one piece of `bytes`.
+/// Returns whether `bytes` bytes are at most one piece of `piece` bytes for each thread of the
+/// scope.
 #[inline(always)]
 fn fits<S: Scope>(bytes: usize, piece: usize) -> bool {
     bytes <= S::size() * piece
 }
 
-/// Returns the offset of this thread's piece, if it has one. `bytes` satisfies [`fits`], so 32 bits
-/// are sufficient.
+/// Returns the offset of this thread's piece; `None` if this thread has no piece. `bytes` satisfies
+/// [`fits`], so 32 bits are sufficient.
 #[inline(always)]
 fn own<S: Scope>(bytes: usize, piece: usize) -> Option<usize> {
     let skip = S::rank() as u32 * piece as u32;
     (skip < bytes as u32).then_some(skip as usize)
 }
 
-/// Copies vectors at indices `start + k * step` for `k` below `N`, with all loads before the first
-/// store.
+/// Copies the vectors with indices `start + k * step` for `k` below `N`. All loads precede the
+/// first store.
 ///
 /// # Safety
 /// As for [`copy`], for vectors with these indices.
@@ -86,9 +90,9 @@ fn own<S: Scope>(bytes: usize, piece: usize) -> Option<usize> {
 unsafe fn batch<A: Side, B: Side, const N: usize>(to: *mut u8, from: *const u8, start: usize, step: usize) {
     let mut held: [Vector; N] = [[0; 2]; N];
     let (skip, step) = (start * VECTOR, step * VECTOR);
-    // Each address comes from the one before, by an addition that the compiler cannot move: it
-    // would otherwise keep all of them in registers from one batch to the next, twice as many as
-    // the vectors take.
+    // Each address is computed from the previous address, by an addition that the compiler cannot
+    // move. If the compiler could move the additions, it would keep all addresses in registers from
+    // one batch to the next. The addresses would need twice as many registers as the vectors.
     let mut at = from.wrapping_add(skip);
     for (k, vector) in held.iter_mut().enumerate() {
         // SAFETY: the caller promises the vector with this index.
@@ -107,10 +111,11 @@ unsafe fn batch<A: Side, B: Side, const N: usize>(to: *mut u8, from: *const u8, 
     }
 }
 
-/// Copies `n` vectors, with `N` in flight for each thread: 8, or 4 if registers are scarce.
+/// Copies `n` vectors, with `N` vectors in flight for each thread. `N` is 8, or 4 if registers are
+/// scarce.
 ///
 /// # Safety
-/// As for [`copy`]; both pointers are aligned to a vector.
+/// As for [`copy`]. Both pointers are aligned to the size of a vector.
 #[inline(always)]
 unsafe fn vectors<S: Scope, A: Side, B: Side, const N: usize>(to: *mut u8, from: *const u8, n: usize) {
     let step = S::size();
@@ -135,10 +140,10 @@ unsafe fn vectors<S: Scope, A: Side, B: Side, const N: usize>(to: *mut u8, from:
     }
 }
 
-/// Copies `n` pieces.
+/// Copies `n` integers of type `P`.
 ///
 /// # Safety
-/// As for [`copy`]; both pointers are aligned to a piece.
+/// As for [`copy`]. Both pointers are aligned to the size of `P`.
 #[inline(always)]
 unsafe fn pieces<S: Scope, A: Side, B: Side, P: Piece>(to: *mut u8, from: *const u8, n: usize) {
     let mut at = S::rank();
@@ -149,7 +154,7 @@ unsafe fn pieces<S: Scope, A: Side, B: Side, P: Piece>(to: *mut u8, from: *const
     }
 }
 
-/// Copies a few bytes by the largest pieces that the alignments and the length allow.
+/// Copies a few bytes, in the largest integers that the alignments and the length permit.
 ///
 /// # Safety
 /// As for [`copy`].
@@ -170,10 +175,10 @@ unsafe fn few<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: u
     }
 }
 
-/// Reads a vector in pieces.
+/// Reads a vector in integers of type `P`.
 ///
 /// # Safety
-/// `from` points to 16 readable bytes of side `A`, aligned to a piece.
+/// `from` points to 16 bytes that accesses of kind `A` can read, aligned to the size of `P`.
 #[inline(always)]
 unsafe fn gather<A: Side, P: Piece + Into<u64>>(from: *const u8) -> Vector {
     let per_half = 8 / size_of::<P>();
@@ -188,10 +193,11 @@ unsafe fn gather<A: Side, P: Piece + Into<u64>>(from: *const u8) -> Vector {
     vector
 }
 
-/// Writes a vector in pieces, which `cut` extracts from the low end of a word.
+/// Writes a vector in integers of type `P`. `cut` returns the low bytes of a word as such an
+/// integer.
 ///
 /// # Safety
-/// `to` points to 16 writable bytes of side `B`, aligned to a piece.
+/// `to` points to 16 bytes that accesses of kind `B` can write, aligned to the size of `P`.
 #[inline(always)]
 unsafe fn scatter<B: Side, P: Piece>(to: *mut u8, vector: Vector, cut: impl Fn(u64) -> P) {
     let per_half = 8 / size_of::<P>();
@@ -203,10 +209,10 @@ unsafe fn scatter<B: Side, P: Piece>(to: *mut u8, vector: Vector, cut: impl Fn(u
     }
 }
 
-/// Implements [`copy`] if an address or the length is not a multiple of a vector: copies a head up
-/// to the first aligned vector of the far side, whole vectors, and a tail. It is a separate
-/// function that needs few registers: a kernel with large blocks must not call a function that
-/// needs more registers than the kernel itself.
+/// Implements [`copy`] if an address or the length is not a multiple of 16 bytes. Copies a head up
+/// to the first aligned vector of the far side, then whole vectors, then a tail. This is a separate
+/// function that needs few registers, because a kernel with large blocks must not call a function
+/// that needs more registers than the kernel itself.
 ///
 /// # Safety
 /// As for [`copy`].
@@ -216,8 +222,8 @@ unsafe fn unaligned<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, by
     let head = (far_address.wrapping_neg() % VECTOR).min(bytes);
     let body = (bytes - head) / VECTOR;
     let tail = bytes - head - body * VECTOR;
-    // SAFETY: head, body and tail lie within the bytes, one after the other; in the body the far
-    // side is aligned to a vector, and the near side to the piece of the line.
+    // SAFETY: head, body and tail lie within the bytes, one after the other. In the body the far
+    // side is aligned to a vector, and the near side is aligned to the integer type of each line.
     unsafe {
         few::<S, A, B>(to, from, head);
         let (to, from) = (to.add(head), from.add(head));

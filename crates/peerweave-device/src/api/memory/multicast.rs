@@ -1,7 +1,7 @@
-//! Views of memory at a multicast address. One access reaches every GPU of the machine.
+//! Views of symmetric memory at a multicast address. One access reaches every GPU of the machine.
 //!
-//! Compiled and assembled, but not yet tested on GPUs: a context whose `multicast` is 0 has no such
-//! view.
+//! This module is compiled and assembled, but not yet tested on GPUs. If `multicast` of the context
+//! is 0, there is no such view.
 
 use crate::api::Context;
 use core::marker::PhantomData;
@@ -9,12 +9,12 @@ use peerweave_types::{Plain, SymSlice, bf16, f16};
 
 use crate::arch::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
-/// Elements at a multicast address. One access reaches the same elements of every GPU of the
-/// machine.
+/// A view of elements at a multicast address. One access reaches the same element on every GPU of
+/// the machine.
 ///
-/// Every access is relaxed and of system scope: fences, signals and barriers order it like stores
-/// to peers. The host backend has no such memory: [`Context::get_multicast_array`] returns `None`
-/// there, and an access would panic.
+/// Every access is relaxed and has system scope. Fences, signals and barriers order the accesses
+/// like stores to peers. The host backend has no multicast memory, so
+/// [`Context::get_multicast_array`] returns `None` there.
 ///
 /// ```
 /// use peerweave_device::prelude::*;
@@ -50,12 +50,13 @@ impl<T> Clone for MulticastSlice<T> {
 impl<T> Copy for MulticastSlice<T> {}
 
 impl Context {
-    /// Returns the view of symmetric memory at the multicast address of the heap; `None` if there
-    /// is no multicast address, or the device is older than sm_90.
+    /// Returns a view of symmetric memory at the multicast address of the heap; `None` if the heap
+    /// has no multicast address, or the kernel was compiled for an architecture before sm_90.
     #[inline]
     pub fn get_multicast_array<T: Plain>(&self, of: SymSlice<T>) -> Option<MulticastSlice<T>> {
         let base = self.raw().multicast;
-        // On the host only the fake devices of tests have a multicast address, and they support it.
+        // On the host only the fake devices of tests have a multicast address. They support such
+        // views.
         let available = crate::arch::multimem::AVAILABLE || cfg!(not(target_arch = "nvptx64"));
         if base == 0 || !available {
             return None;
@@ -80,7 +81,7 @@ impl<T> MulticastSlice<T> {
     /// Returns the multicast address of an element.
     ///
     /// # Panics
-    /// If the index is out of range; on a GPU the kernel traps.
+    /// If the index is out of range. On a GPU the kernel traps.
     #[inline]
     #[track_caller]
     pub fn address(self, index: usize) -> u64 {
@@ -94,11 +95,11 @@ macro_rules! loads {
         $(#[$doc])*
         ///
         /// # Panics
-        /// If the index is out of range; on a GPU the kernel traps.
+        /// If the index is out of range. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $name(self, index: usize) -> T {
-            // SAFETY: `get_multicast_array` gave the address where the architecture has such
-            // accesses, and the index is checked.
+            // SAFETY: `get_multicast_array` returned the view, so the architecture has such
+            // accesses. The index is checked.
             unsafe { T::$operation(crate::api::views::address::<T>(self.address(index))) }
         }
     )*};
@@ -109,11 +110,11 @@ macro_rules! writes {
         $(#[$doc])*
         ///
         /// # Panics
-        /// If the index is out of range; on a GPU the kernel traps.
+        /// If the index is out of range. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $name(self, index: usize, value: T) {
-            // SAFETY: `get_multicast_array` gave the address where the architecture has such
-            // accesses, and the index is checked.
+            // SAFETY: `get_multicast_array` returned the view, so the architecture has such
+            // accesses. The index is checked.
             unsafe { T::$operation(crate::api::views::address::<T>(self.address(index)), value) }
         }
     )*};
@@ -125,9 +126,9 @@ impl<T: Multimem> MulticastSlice<T> {
         load_add = load_add;
     }
     writes! {
-        /// Writes the element on every GPU.
+        /// Replaces the element on every GPU by `value`.
         store = store;
-        /// Adds to the element on every GPU.
+        /// Adds `value` to the element on every GPU.
         reduce_add = reduce_add;
     }
 }
@@ -140,9 +141,9 @@ impl<T: MultimemOrd> MulticastSlice<T> {
         load_max = load_max;
     }
     writes! {
-        /// Replaces the element on every GPU by the minimum of it and the value.
+        /// Replaces the element on every GPU by its minimum with `value`.
         reduce_min = reduce_min;
-        /// Replaces the element on every GPU by the maximum of it and the value.
+        /// Replaces the element on every GPU by its maximum with `value`.
         reduce_max = reduce_max;
     }
 }
@@ -158,14 +159,14 @@ impl<T: MultimemBits> MulticastSlice<T> {
     }
 }
 
-/// Implements the view of the elements as vectors of 16 bytes.
+/// Implements the conversion of a view to a view of vectors of 16 bytes.
 macro_rules! vectors {
     ($($t:ty, $vector:ident, $lanes:literal;)*) => {$(
         impl MulticastSlice<$t> {
-            #[doc = concat!("Returns the elements as vectors of ", $lanes, ", each of which one access of 16 bytes transfers. Remaining elements are omitted.")]
+            #[doc = concat!("Returns a view of the elements as vectors of ", $lanes, " elements. One access of 16 bytes transfers a vector. Elements beyond the last whole vector are omitted.")]
             ///
             /// # Panics
-            /// If the first element is not aligned to 16 bytes; on a GPU the kernel traps.
+            /// If the first element is not aligned to 16 bytes. On a GPU the kernel traps.
             #[inline]
             #[track_caller]
             pub fn vectors(self) -> MulticastSlice<$vector> {

@@ -1,8 +1,9 @@
-//! Puts and gets of one element, of contiguous elements, and of elements at strides.
+//! Puts and gets (remote memory access) of one element, of contiguous elements, and of elements at
+//! strides.
 //!
-//! Each direction has one implementation, generic over the scope; the public names select the
-//! scope. A mapped peer is accessed directly: by vectors, or by the copy unit if shared memory is
-//! lent and the copy is long enough to be faster.
+//! Each direction has one implementation, which is generic over the scope. The public methods
+//! select the scope. A mapped peer is accessed by vector loads and stores. If shared memory is lent
+//! and the copy is long enough, the copy unit is used instead.
 
 use super::copy::{self, Far};
 use crate::api::context::Reach;
@@ -14,9 +15,9 @@ use crate::api::{Context, Failed, network};
 use crate::gpu::bulk;
 use peerweave_types::{FailureKind, KernelOp, Plain, SymSlice};
 
-/// Returns whether the copy unit is faster than the threads of a scope for this length; measured on
-/// H200. The length is compared first, and the size of a block only if it matters, because every
-/// thread of a block executes this for every message.
+/// Returns whether the copy unit is faster than the threads of a scope for this length, as measured
+/// on H200. The length is compared before the size of the block, because every thread of a block
+/// executes this function for every message.
 #[inline(always)]
 fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     match (S::KIND, far) {
@@ -28,17 +29,18 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     }
 }
 
-/// Returns whether the first thread of a scope can start a bulk copy for all threads; `can` is this
-/// thread's answer. If it can, every thread's own accesses are ordered before the accesses of the
-/// copy unit. For a single thread, the start of the copy does that.
+/// Returns whether the first thread of the scope can start a bulk copy for all threads. `can` is
+/// whether this thread can start it. If the result is true, earlier accesses of every thread are
+/// ordered before the accesses of the copy unit. For a scope of one thread, the function that
+/// starts the copy orders the accesses.
 #[inline(always)]
 fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
     if S::ALONE {
         return can;
     }
-    // The fences come after the vote: without lent memory a copy costs only the vote. The first
-    // thread then checks again, so that the compiler omits the bulk copy from kernels that lend
-    // nothing.
+    // The fences follow the vote, so that without lent memory a copy only pays for the vote. The
+    // caller checks `can` again on the first thread. With that check the compiler omits the bulk
+    // copy from kernels that lend no memory.
     let agreed = S::any(S::rank() == 0 && can);
     if agreed {
         if !GLOBAL {
@@ -51,12 +53,12 @@ fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
 }
 
 impl Context {
-    /// Copies to a mapped peer. If the source is shared memory, it may still be read after the
-    /// call.
+    /// Copies to a mapped peer. If `nbi` is true, shared memory as the source may still be read
+    /// after the call.
     ///
     /// # Safety
-    /// `from` is readable for `bytes` bytes, and global memory if `GLOBAL` is true. `to` is memory
-    /// of a mapped peer of `bytes` bytes.
+    /// `from` is readable for `bytes` bytes, and is global memory if `GLOBAL` is true. `to` points
+    /// to `bytes` bytes in the heap of a mapped peer.
     #[inline(always)]
     pub(crate) unsafe fn copy_to_peer<S: Scope, const GLOBAL: bool>(
         &self,
@@ -69,8 +71,8 @@ impl Context {
             let can = GLOBAL && self.can_bulk(to, from, bytes);
             if GLOBAL && agree_on_bulk::<S, GLOBAL>(can) {
                 if S::rank() == 0 && can {
-                    // SAFETY: checked above; both sides are global memory. A failure is in the
-                    // status, which the next wait finds.
+                    // SAFETY: `can` was checked, and both sides are global memory. A failure is
+                    // written to the status, and the next wait of this PE fails.
                     let _ = unsafe { self.bulk_copy(to, from, bytes) };
                     self.leave_put::<S, GLOBAL>(nbi);
                 }
@@ -79,14 +81,15 @@ impl Context {
             let aligned = (to as usize | from as usize | bytes).is_multiple_of(bulk::ALIGN);
             if !GLOBAL && agree_on_bulk::<S, GLOBAL>(aligned && bulk::is_shared(from)) {
                 if S::rank() == 0 {
-                    // SAFETY: aligned, available, and `from` is shared memory.
+                    // SAFETY: bulk copies are available, all is aligned, and `from` is shared
+                    // memory.
                     unsafe { self.bulk_from_shared(to, from, bytes) };
                     self.leave_put::<S, GLOBAL>(nbi);
                 }
                 return;
             }
         }
-        // SAFETY: the caller promises both sides, and their spaces.
+        // SAFETY: the caller promises both ranges and their memory spaces.
         unsafe {
             if GLOBAL {
                 copy::copy::<S, Global, Global>(to, from, bytes, Far::To);
@@ -96,8 +99,9 @@ impl Context {
         }
     }
 
-    /// Completes a blocking put. One thread waits until its source has been read. A warp or a block
-    /// waits until all data has been written, because any of its threads may fence or signal next.
+    /// Completes a put by the copy unit, unless `nbi` is true. A scope of one thread waits until
+    /// the source has been read. For a warp or a block the first thread waits until all data has
+    /// been written, because any thread of the scope may fence or signal next.
     #[inline(always)]
     fn leave_put<S: Scope, const GLOBAL: bool>(&self, nbi: bool) {
         if nbi {
@@ -108,11 +112,12 @@ impl Context {
         }
     }
 
-    /// Copies from a mapped peer, and waits for the data copied by this thread.
+    /// Copies from a mapped peer. When the call returns, the data that this thread copied has
+    /// arrived.
     ///
     /// # Safety
-    /// `to` is writable for `bytes` bytes, and global memory if `GLOBAL` is true. `from` is memory
-    /// of a mapped peer of `bytes` bytes.
+    /// `to` is writable for `bytes` bytes, and is global memory if `GLOBAL` is true. `from` points
+    /// to `bytes` bytes in the heap of a mapped peer.
     #[inline(always)]
     pub(crate) unsafe fn copy_from_peer<S: Scope, const GLOBAL: bool>(&self, to: *mut u8, from: *const u8, bytes: usize) {
         if bulk::AVAILABLE && bulk_pays::<S>(Far::From, bytes) {
@@ -120,8 +125,8 @@ impl Context {
             let can = self.can_bulk(to, from, bytes);
             if (GLOBAL || shared) && agree_on_bulk::<S, GLOBAL>(can) {
                 if S::rank() == 0 && can {
-                    // SAFETY: checked above; `to` is of the space that each arm needs. A failure is
-                    // in the status.
+                    // SAFETY: `can` was checked, and each arm has the memory space that it needs. A
+                    // failure is written to the status.
                     let _ =
                         unsafe { if shared { self.bulk_to_shared(to, from, bytes) } else { self.bulk_copy(to, from, bytes) } };
                     self.finish_bulk();
@@ -129,7 +134,7 @@ impl Context {
                 return;
             }
         }
-        // SAFETY: the caller promises both sides, and their spaces.
+        // SAFETY: the caller promises both ranges and their memory spaces.
         unsafe {
             if GLOBAL {
                 copy::copy::<S, Strong, Global>(to, from, bytes, Far::From);
@@ -139,7 +144,7 @@ impl Context {
         }
     }
 
-    /// Implements every form of put. Returns the number of elements put.
+    /// Implements every form of put. Returns the number of elements copied.
     #[inline(always)]
     fn put_any<T: Plain, S: Scope, X: Source<T>>(&self, to: SymSlice<T>, from: &X, pe: u32, nbi: bool) -> usize {
         let count = to.len().min(from.count());
@@ -147,7 +152,7 @@ impl Context {
         match self.reach(KernelOp::Put, pe) {
             Ok(Reach::Mapped(base)) => {
                 let target = address::<u8>(base + to.offset().0);
-                // SAFETY: `SymSlice` and `Source` promise as many elements, and the peer is mapped.
+                // SAFETY: `SymSlice` and `Source` promise `count` elements, and the peer is mapped.
                 unsafe {
                     if X::GLOBAL {
                         self.copy_to_peer::<S, true>(target, source, bytes, nbi);
@@ -166,7 +171,7 @@ impl Context {
         count
     }
 
-    /// Implements every form of get. Returns the number of elements read.
+    /// Implements every form of get. Returns the number of elements copied.
     #[inline(always)]
     fn get_any<T: Plain, S: Scope, X: Target<T>>(&self, to: &mut X, from: SymSlice<T>, pe: u32, nbi: bool) -> usize {
         let count = from.len().min(to.count());
@@ -174,7 +179,7 @@ impl Context {
         match self.reach(KernelOp::Get, pe) {
             Ok(Reach::Mapped(base)) => {
                 let source = address::<u8>(base + from.offset().0);
-                // SAFETY: `SymSlice` and `Target` promise as many elements, and the peer is mapped.
+                // SAFETY: `SymSlice` and `Target` promise `count` elements, and the peer is mapped.
                 unsafe {
                     if X::GLOBAL {
                         self.copy_from_peer::<S, true>(target, source, bytes);
@@ -193,7 +198,7 @@ impl Context {
         count
     }
 
-    /// Fails if the lengths differ.
+    /// Reports [`FailureKind::LengthMismatch`] if the lengths differ.
     #[inline(always)]
     fn same_length(&self, operation: KernelOp, pe: u32, to: usize, from: usize) -> Result<(), Failed> {
         if to == from {
@@ -222,13 +227,13 @@ impl Context {
     }
 
     /// Returns one element of a PE: the first element of `from`. If the PE is unreachable, the
-    /// status reports it, and all bits of the result are zero.
+    /// failure is written to the status, and all bits of the result are zero.
     ///
     /// # Ordering
-    /// None: see [`Self::fence`].
+    /// None. To order the read with other accesses, use [`Self::fence`].
     ///
     /// # Panics
-    /// If `from` is empty; on a GPU the kernel traps.
+    /// If `from` is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn g<T: Plain>(&self, from: SymSlice<T>, pe: u32) -> T {
         assert!(!from.is_empty(), "the slice is empty, expected an element to get");
@@ -257,8 +262,8 @@ impl Context {
         match self.reach(KernelOp::Iput, pe) {
             Ok(Reach::Mapped(base)) => {
                 let target = address::<T>(base + to.offset().0);
-                // SAFETY: the last index at each side lies within it (`strided`), and the peer is
-                // mapped.
+                // SAFETY: on each side the last index lies within the elements (`strided`), and the
+                // peer is mapped.
                 unsafe {
                     if X::GLOBAL {
                         stride::<T, S, Global, Global>(target, source, steps, count);
@@ -294,8 +299,8 @@ impl Context {
         match self.reach(KernelOp::Iget, pe) {
             Ok(Reach::Mapped(base)) => {
                 let source = address::<T>(base + from.offset().0);
-                // SAFETY: the last index at each side lies within it (`strided`), and the peer is
-                // mapped.
+                // SAFETY: on each side the last index lies within the elements (`strided`), and the
+                // peer is mapped.
                 unsafe {
                     if X::GLOBAL {
                         stride::<T, S, Strong, Global>(target, source, steps, count);
@@ -318,16 +323,17 @@ impl Context {
     }
 }
 
-/// Returns the number of elements at this stride in a view of `len` elements; none at stride 0.
+/// Returns the number of elements at this stride in a view of `len` elements; 0 if the stride is 0.
 #[inline(always)]
 fn strided(len: usize, step: usize) -> usize {
     if step == 0 { 0 } else { len.div_ceil(step) }
 }
 
-/// Copies `count` elements at distances `steps` (target, source), with eight loads in flight.
+/// Copies `count` elements with the strides `steps` (target, source), with eight loads in flight
+/// for each thread.
 ///
 /// # Safety
-/// The elements at `index * step`, for indices below `count`, are accessible on both sides.
+/// On both sides the elements at `index * step`, for every index below `count`, are accessible.
 #[inline(always)]
 unsafe fn stride<T: Plain, S: Scope, A: value::Side, B: value::Side>(
     to: *mut T,
@@ -358,8 +364,8 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $put:ident, $get:ident, $put_nbi:ident, $get_nbi:ident, $put_checked:ident, $get_checked:ident,
         $iput:ident, $iget:ident) => {
         impl Context {
-            #[doc = concat!("Copies elements to a PE, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            #[doc = concat!("Copies elements to a PE. Called by ", $words, ".")]
+            /// If the lengths differ, the shorter length is used. Returns the number of elements
             /// copied. The source can be reused when the call returns.
             ///
             /// # Ordering
@@ -370,19 +376,19 @@ macro_rules! scoped {
                 self.put_any::<T, $scope, _>(to, &from, pe, false)
             }
 
-            #[doc = concat!("Copies elements from a PE, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            #[doc = concat!("Copies elements from a PE. Called by ", $words, ".")]
+            /// If the lengths differ, the shorter length is used. Returns the number of elements
             /// copied. The elements have arrived when the call returns.
             ///
             /// # Ordering
-            /// None: if the peer wrote the elements, wait for its signal first.
+            /// None. If the peer writes the elements, wait for a signal of the peer before the get.
             #[inline(always)]
             pub fn $get<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, false)
             }
 
-            #[doc = concat!("Starts to copy elements to a PE, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            #[doc = concat!("Starts to copy elements to a PE. Called by ", $words, ".")]
+            /// If the lengths differ, the shorter length is used. Returns the number of elements
             /// copied. The source can be reused after [`Self::flush`] or [`Self::quiet`], called by
             /// the first thread of the scope or by all threads.
             #[inline(always)]
@@ -390,8 +396,8 @@ macro_rules! scoped {
                 self.put_any::<T, $scope, _>(to, &from, pe, true)
             }
 
-            #[doc = concat!("Starts to copy elements from a PE, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            #[doc = concat!("Starts to copy elements from a PE. Called by ", $words, ".")]
+            /// If the lengths differ, the shorter length is used. Returns the number of elements
             /// copied. The elements have arrived after [`Self::quiet`], called by the first thread
             /// of the scope or by all threads.
             #[inline(always)]
@@ -399,10 +405,11 @@ macro_rules! scoped {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, true)
             }
 
-            #[doc = concat!("[`Self::", stringify!($put), "`]. Fails if the lengths differ.")]
+            #[doc = concat!("Copies like [`Self::", stringify!($put), "`], but fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`]; no element has been copied.
+            /// [`FailureKind::LengthMismatch`] if the lengths differ. No element has been copied
+            /// then.
             #[inline(always)]
             pub fn $put_checked<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Put, pe, to.len(), from.count())?;
@@ -410,10 +417,11 @@ macro_rules! scoped {
                 Ok(())
             }
 
-            #[doc = concat!("[`Self::", stringify!($get), "`]. Fails if the lengths differ.")]
+            #[doc = concat!("Copies like [`Self::", stringify!($get), "`], but fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`]; no element has been copied.
+            /// [`FailureKind::LengthMismatch`] if the lengths differ. No element has been copied
+            /// then.
             #[inline(always)]
             pub fn $get_checked<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Get, pe, to.count(), from.len())?;
@@ -421,9 +429,9 @@ macro_rules! scoped {
                 Ok(())
             }
 
-            #[doc = concat!("Copies `count` elements to a PE, by ", $words, ": every `to_step`th element of `to` becomes every")]
-            /// `from_step`th of `from`. If a side has fewer elements, that number is copied; none
-            /// at a step of 0.
+            #[doc = concat!("Copies `count` elements to a PE, at strides: element `i * from_step` of `from` to element `i * to_step` of `to`. Called by ", $words, ".")]
+            /// If a side has fewer elements at its stride, only that number is copied. If a step is
+            /// 0, nothing is copied.
             #[inline(always)]
             pub fn $iput<T: Plain>(
                 &self,
@@ -437,9 +445,9 @@ macro_rules! scoped {
                 self.iput_any::<T, $scope, _>(to, &from, (to_step, from_step), count, pe);
             }
 
-            #[doc = concat!("Copies `count` elements from a PE, by ", $words, ": every `to_step`th element of `to` becomes every")]
-            /// `from_step`th of `from`. If a side has fewer elements, that number is copied; none
-            /// at a step of 0.
+            #[doc = concat!("Copies `count` elements from a PE, at strides: element `i * from_step` of `from` to element `i * to_step` of `to`. Called by ", $words, ".")]
+            /// If a side has fewer elements at its stride, only that number is copied. If a step is
+            /// 0, nothing is copied.
             #[inline(always)]
             pub fn $iget<T: Plain>(
                 &self,

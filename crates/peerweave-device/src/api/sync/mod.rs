@@ -1,4 +1,4 @@
-//! Order and waits: fences, signals, and waits for elements.
+//! Fences, signals, and waits for elements.
 
 mod order;
 mod poll;

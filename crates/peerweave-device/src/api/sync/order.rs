@@ -1,4 +1,4 @@
-//! Order and completion of a thread's puts.
+//! Operations that order and complete a thread's puts and gets.
 
 use crate::api::scope::{Block, Scope, Warp};
 use crate::api::{Context, network};
@@ -6,19 +6,19 @@ use crate::gpu::{Fence, Sys};
 use peerweave_types::KernelContext;
 
 impl Context {
-    /// Returns whether some PEs are reached over the network, so that calls of this PE may be
-    /// outstanding there.
+    /// Returns whether this PE reaches other PEs over the network. If so, network calls may be
+    /// outstanding.
     #[inline(always)]
     pub(crate) fn has_network(&self) -> bool {
         network::available() && self.raw().capabilities & KernelContext::CAN_NETWORK != 0
     }
 
-    /// Orders this thread's puts, signals and atomic operations to each PE: earlier ones are
-    /// visible there before later ones.
+    /// Orders this thread's puts, signals and atomic operations to each PE. At each PE, the
+    /// operations before the fence are visible before the operations after the fence.
     ///
-    /// Orders all earlier reads and writes of this thread, and writes of others that it has
-    /// observed. If threads of a warp or a block have put together, each of them must have
-    /// synchronised with the caller.
+    /// The fence also orders all earlier reads and writes of this thread, and all writes of other
+    /// threads that this thread has observed. If the threads of a warp or a block have put
+    /// together, each of these threads must have synchronised with the caller.
     #[inline(always)]
     pub fn fence(&self) {
         self.finish_bulk();
@@ -28,8 +28,8 @@ impl Context {
         <Sys as Fence>::acq_rel();
     }
 
-    /// Waits until this thread's puts, including `_nbi` forms, are complete at their PEs, and its
-    /// gets are complete on this PE. Stronger than [`Self::fence`].
+    /// Waits until this thread's puts are complete at the target PEs, and its gets are complete on
+    /// this PE. This includes `_nbi` forms. Stronger than [`Self::fence`].
     #[inline(always)]
     pub fn quiet(&self) {
         self.finish_bulk();
@@ -45,21 +45,21 @@ impl Context {
     pub fn flush(&self) {
         self.flush_bulk();
         if self.has_network() {
-            // NVSHMEM has no weaker call in all versions that are supported.
+            // Not all supported versions of NVSHMEM have a weaker call than `quiet`.
             network::quiet(self.my_pe());
         }
     }
 
-    /// Like [`Self::flush`], for all threads of the warp: afterwards each thread can reuse the
-    /// sources of all.
+    /// Like [`Self::flush`], by all threads of the warp. Afterwards each thread can reuse the
+    /// sources of all threads of the warp.
     #[inline(always)]
     pub fn flush_warp(&self) {
         self.flush();
         Warp::sync();
     }
 
-    /// Like [`Self::flush`], for all threads of the block: afterwards each thread can reuse the
-    /// sources of all.
+    /// Like [`Self::flush`], by all threads of the block. Afterwards each thread can reuse the
+    /// sources of all threads of the block.
     #[inline(always)]
     pub fn flush_block(&self) {
         self.flush();

@@ -1,4 +1,4 @@
-//! Waits for kernels that use their own protocols on shared memory.
+//! Waits for kernels that implement their own protocols on symmetric memory.
 
 use crate::api::report::Report;
 use crate::api::{Context, Failed};
@@ -11,16 +11,17 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use peerweave_types::{FailureKind, KernelOp};
 
 impl Context {
-    /// Calls `look` until it returns a value. This is the wait for a kernel's own protocol, for
-    /// example one in which the data serves as its own flag. The wait fails at the context's
-    /// deadline, or when another wait of this PE has failed.
+    /// Calls `look` until it returns a value. Kernels with their own protocol use this wait, for
+    /// example if the data serves as its own flag. The wait fails at the context's deadline, or
+    /// when another wait of this PE has failed.
     ///
-    /// `missing` is called after a failure: it returns the PE that did not do its part, and the
-    /// host's error names that PE. On the host it is also called during the wait, which fails soon
-    /// after that PE has left the job. Only the reads of `look` determine the memory order.
+    /// `missing` returns the PE for which the kernel waits. It is called after a failure, and the
+    /// host's error names the PE. In a kernel on the host, `missing` is also called during the
+    /// wait, which fails soon after that PE has left the job. The wait itself orders nothing: the
+    /// reads of `look` determine the memory order.
     ///
     /// # Errors
-    /// [`Failed`], which has been written to the status.
+    /// [`Failed`]. The failure has been written to the context's status.
     ///
     /// ```
     /// use peerweave_device::prelude::*;
@@ -44,8 +45,9 @@ impl Context {
         until(&mut pause, look).map_err(|kind| self.fail(kind, Report { pe: missing(), ..Report::of(operation) }))
     }
 
-    /// Returns the pause of a wait for the PE that `missing` returns. It fails if that PE is gone
-    /// and the poll after that has found nothing: the PE may have done its part before it left.
+    /// Returns the pause of a wait for the PE that `missing` returns. The pause fails if that PE
+    /// has left the job, but only after one more unsuccessful poll. The PE may have satisfied the
+    /// condition before it left.
     #[cfg(not(target_arch = "nvptx64"))]
     fn unless_gone<'a>(&'a self, missing: &'a impl Fn() -> u32) -> impl Pause<Error = FailureKind> + 'a {
         let (mut spin, mut last) = (self.spin(), None);
@@ -60,7 +62,8 @@ impl Context {
         })
     }
 
-    /// Returns a word of those that say which PEs are gone; 0 if the context has none.
+    /// Returns a word of the context's table of PEs that have left the job; 0 if the context has no
+    /// table. Word 0 is not 0 if any PE has left. The words after it have one bit for each PE.
     #[cfg(not(target_arch = "nvptx64"))]
     #[inline]
     fn gone_word(&self, index: usize) -> u64 {
@@ -68,27 +71,29 @@ impl Context {
         if words.is_null() {
             return 0;
         }
-        // SAFETY: the host that wrote the address keeps the words, one and one for each 64 PEs,
-        // while the kernel runs, and accesses them atomically. `index` is within them.
+        // SAFETY: the host keeps the table allocated while the kernel runs, and accesses it
+        // atomically. The table has one word, plus one word for each 64 PEs, and `index` lies
+        // within it.
         unsafe { &*words.add(index) }.load(Ordering::Acquire)
     }
 
-    /// Returns whether any PE is gone.
+    /// Returns whether any PE has left the job.
     #[cfg(not(target_arch = "nvptx64"))]
     #[inline]
     fn has_gone(&self) -> bool {
         self.gone_word(0) != 0
     }
 
-    /// Returns whether a PE is gone; `false` for a number that is no PE.
+    /// Returns whether a PE has left the job; `false` if no PE has this number.
     #[cfg(not(target_arch = "nvptx64"))]
     fn is_gone(&self, pe: u32) -> bool {
         pe < self.raw().n_pes && self.gone_word(1 + pe as usize / 64) >> (pe % 64) & 1 != 0
     }
 
-    /// Like [`Self::poll`], for the threads of a block for which `polls` is true. All threads of
-    /// the block call it and return together: when every polling thread has its value, or when one
-    /// has failed. Writes that one thread acquired are visible to all.
+    /// Like [`Self::poll`], for the threads of a block that pass `true` as `polls`. All threads of
+    /// the block call this method, and return together: when `look` has returned a value on every
+    /// polling thread, or when a thread has failed. Writes that one thread has acquired are visible
+    /// to all threads of the block.
     ///
     /// # Errors
     /// [`Failed`], on all threads.
@@ -100,8 +105,9 @@ impl Context {
         look: impl FnMut() -> Option<()>,
         missing: impl Fn() -> u32,
     ) -> Result<(), Failed> {
-        // All threads take one path to the barrier, and the outcome is not examined after it.
-        // Otherwise the compiler would copy the barrier into each path.
+        // All threads take one path to the barrier, and no branch after the barrier depends on the
+        // outcome of the poll. With such branches the compiler would copy the barrier into each
+        // path.
         let mut look = look;
         let has_failed = self.poll(operation, || if polls { look() } else { Some(()) }, missing).is_err();
         if gpu::sync_threads_or(has_failed) { Err(Failed::new(FailureKind::Aborted)) } else { Ok(()) }

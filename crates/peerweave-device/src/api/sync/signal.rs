@@ -1,7 +1,7 @@
-//! Signals: 64-bit words that notify a PE that its data has arrived. Put with signal, and waits at
-//! each scope.
+//! Signals: 64-bit words that notify a PE of data. This module has signal operations, puts with
+//! signal, and waits for signals, for each scope.
 //!
-//! The protocol is [`crate::put_signal`], on words of this machine.
+//! The protocol is [`crate::put_signal`].
 
 use crate::api::context::Reach;
 use crate::api::network::{self, Signal};
@@ -15,25 +15,25 @@ use crate::word::Word;
 use peerweave_types::{Compare, FailureKind, KernelOp, KernelStatus, Plain, SignalOp, SymSlice};
 
 impl Context {
-    /// Returns this PE's own signal word.
+    /// Returns a reference to this PE's own signal word: the first element of `signal`.
     #[inline(always)]
     fn signal_word(&self, signal: SymSlice<u64>) -> &Word64 {
         assert!(!signal.is_empty(), "the slice of a signal is empty, expected one word");
-        // SAFETY: `SymSlice` promises an aligned word in this PE's heap, which lives as long as the
-        // kernel; signal words are accessed by signals and waits alone.
+        // SAFETY: `SymSlice` promises an aligned word in this PE's heap, which exists until the
+        // kernel ends. Only signals and waits access signal words.
         unsafe { Word64::at(self.my_base() + signal.offset().0) }
     }
 
     /// Changes a signal word of a PE: the first element of `signal`.
     ///
     /// # Ordering
-    /// Release: all earlier puts and writes of this thread, and writes that it has observed, are
-    /// visible to a waiter that acquires the signal.
+    /// Release: a waiter that acquires the signal sees all earlier puts and writes of this thread,
+    /// and all writes that this thread has observed.
     #[inline(always)]
     pub fn signal_op(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
         assert!(!signal.is_empty(), "the slice of a signal is empty, expected one word");
         match self.reach(KernelOp::SignalOp, pe) {
-            // SAFETY: the peer is mapped there.
+            // SAFETY: the peer's heap is mapped at `base`, and the slice is not empty.
             Ok(Reach::Mapped(base)) => unsafe { self.signal_mapped(base, signal, value, op) },
             Ok(Reach::Network) => {
                 network::fence(self.my_pe());
@@ -50,12 +50,12 @@ impl Context {
     #[inline(always)]
     unsafe fn signal_mapped(&self, base: u64, signal: SymSlice<u64>, value: u64, op: SignalOp) {
         self.finish_bulk();
-        // SAFETY: `SymSlice` promises an aligned word in the heap of every PE, and the caller that
-        // this one is mapped.
+        // SAFETY: `SymSlice` promises an aligned word in the heap of every PE, and the caller
+        // promises that this heap is mapped.
         put_signal::signal(unsafe { Word64::at(base + signal.offset().0) }, value, op);
     }
 
-    /// Changes a signal word of a PE, the first element of `signal`, without ordering.
+    /// Changes a signal word of a PE: the first element of `signal`. Orders nothing.
     #[inline(always)]
     pub fn signal_op_relaxed(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
         match op {
@@ -64,8 +64,8 @@ impl Context {
         }
     }
 
-    /// Changes a signal word of several PEs, the first element of `signal`, with one fence for all
-    /// of them.
+    /// Changes the signal word of several PEs: the first element of `signal` at each PE. Uses one
+    /// fence for all PEs.
     ///
     /// # Ordering
     /// As for [`Self::signal_op`], for each PE.
@@ -77,7 +77,7 @@ impl Context {
         }
     }
 
-    /// Returns this PE's own signal word: the first element of `signal`.
+    /// Returns the value of this PE's own signal word: the first element of `signal`.
     ///
     /// # Ordering
     /// Acquire: puts before the signal are visible afterwards.
@@ -86,21 +86,22 @@ impl Context {
         self.signal_word(signal).load_acquire()
     }
 
-    /// Waits until the comparison of this PE's own signal word with `value` holds. Returns the
-    /// word.
+    /// Waits until `compare` is true for this PE's own signal word and `value`. Returns the value
+    /// of the word.
     ///
     /// # Ordering
     /// Acquire: puts before the signal are visible afterwards.
     ///
     /// # Errors
-    /// [`FailureKind::Deadline`], [`FailureKind::Aborted`]. The report names no PE: see
-    /// [`Self::signal_wait_until_from`].
+    /// [`FailureKind::Deadline`], [`FailureKind::Aborted`]. The report names no PE. To name the
+    /// missing PE, use [`Self::signal_wait_until_from`].
     #[inline(always)]
     pub fn signal_wait_until(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Result<u64, Failed> {
         self.signal_wait_until_from(signal, compare, value, KernelStatus::NONE)
     }
 
-    /// Like [`Self::signal_wait_until`]; a failure names the PE whose signal is missing.
+    /// Like [`Self::signal_wait_until`], for a signal that `pe` sends. The report of a failure
+    /// names `pe`.
     ///
     /// # Errors
     /// As for [`Self::signal_wait_until`].
@@ -113,16 +114,18 @@ impl Context {
         })
     }
 
-    /// Returns the signal word if the comparison with `value` holds. Reads it once.
+    /// Reads this PE's own signal word once. Returns its value if `compare` is true for the word
+    /// and `value`; `None` otherwise.
     ///
     /// # Ordering
-    /// Acquire, if the comparison holds.
+    /// Acquire, if the result is not `None`.
     #[inline(always)]
     pub fn signal_test(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Option<u64> {
         put_signal::test(self.signal_word(signal), compare, value)
     }
 
-    /// Waits by one thread for all threads of the scope.
+    /// Implements the waits of a scope: the first thread of the scope waits, and all threads return
+    /// its outcome.
     #[inline(always)]
     fn signal_wait_by<S: Scope>(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<(), Failed> {
         let mut outcome = Ok(());
@@ -133,7 +136,7 @@ impl Context {
         if failed && outcome.is_ok() { Err(Failed::new(FailureKind::Aborted)) } else { outcome }
     }
 
-    /// Implements every form of put with signal. Returns the number of elements put.
+    /// Implements every form of put with signal. Returns the number of elements copied.
     #[inline(always)]
     fn put_signal_any<T: Plain, S: Scope, X: Source<T>>(
         &self,
@@ -150,7 +153,8 @@ impl Context {
         match self.reach(KernelOp::PutSignal, pe) {
             Ok(Reach::Mapped(base)) => {
                 let target = address::<u8>(base + to.offset().0);
-                // SAFETY: `SymSlice` and `Source` promise as many elements, and the peer is mapped.
+                // SAFETY: `SymSlice` and `Source` promise at least `count` elements, and the peer
+                // is mapped.
                 unsafe {
                     if X::GLOBAL {
                         self.copy_to_peer::<S, true>(target, source, bytes, true);
@@ -160,7 +164,7 @@ impl Context {
                 }
                 S::sync();
                 if S::rank() == 0 {
-                    // SAFETY: the peer is mapped there, and the word exists.
+                    // SAFETY: the peer's heap is mapped at `base`, and the slice is not empty.
                     unsafe { self.signal_mapped(base, word, value, op) };
                 }
             }
@@ -179,13 +183,13 @@ impl Context {
 macro_rules! scoped {
     ($scope:ident, $words:literal: $put_signal:ident, $put_signal_nbi:ident) => {
         impl Context {
-            #[doc = concat!("Copies elements to a PE, then changes its signal word, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            #[doc = concat!("Copies elements to a PE, then changes a signal word of that PE. Called by ", $words, ".")]
+            /// If the lengths differ, the shorter length is used. Returns the number of elements
             /// copied. The source can be reused when the call returns.
             ///
             /// # Ordering
             /// Release: a waiter that acquires the signal sees the elements, and all earlier writes
-            /// of the scope.
+            /// of all threads of the scope.
             #[inline(always)]
             pub fn $put_signal<T: Plain>(
                 &self,
@@ -199,8 +203,8 @@ macro_rules! scoped {
                 self.put_signal_any::<T, $scope, _>(to, &from, (signal, value, op), pe, false)
             }
 
-            #[doc = concat!("Starts to copy elements to a PE, followed by a signal, by ", $words, ".")]
-            /// If the lengths differ, the shorter one is used. Returns the number of elements
+            #[doc = concat!("Starts to copy elements to a PE, and to change a signal word of that PE after the copy. Called by ", $words, ".")]
+            /// If the lengths differ, the shorter length is used. Returns the number of elements
             /// copied. The source can be reused after [`Self::flush`] or [`Self::quiet`], called by
             /// the first thread of the scope or by all threads.
             ///
@@ -226,25 +230,23 @@ scoped!(Thread, "this thread": put_signal, put_signal_nbi);
 scoped!(Warp, "all threads of the warp": put_signal_warp, put_signal_nbi_warp);
 scoped!(Block, "all threads of the block": put_signal_block, put_signal_nbi_block);
 
-/// Declares the waits at wider scopes.
+/// Declares the waits for a warp and for a block.
 macro_rules! waits {
     ($scope:ident, $words:literal: $wait:ident, $wait_from:ident) => {
         impl Context {
-            #[doc = concat!("[`Self::signal_wait_until`] for ", $words, ": one thread waits, and all threads get the outcome.")]
+            #[doc = concat!("Calls [`Self::signal_wait_until`] for ", $words, ": one thread waits, and all threads return its outcome.")]
             ///
             /// # Errors
-            /// As for [`Self::signal_wait_until`]; a failure of the waiting thread is returned to
-            /// all threads.
+            /// As for [`Self::signal_wait_until`]. If the waiting thread fails, all threads fail.
             #[inline(always)]
             pub fn $wait(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Result<(), Failed> {
                 self.signal_wait_by::<$scope>(signal, compare, value, KernelStatus::NONE)
             }
 
-            #[doc = concat!("[`Self::signal_wait_until_from`] for ", $words, ": one thread waits, and all threads get the outcome.")]
+            #[doc = concat!("Calls [`Self::signal_wait_until_from`] for ", $words, ": one thread waits, and all threads return its outcome.")]
             ///
             /// # Errors
-            /// As for [`Self::signal_wait_until`]; a failure of the waiting thread is returned to
-            /// all threads.
+            /// As for [`Self::signal_wait_until`]. If the waiting thread fails, all threads fail.
             #[inline(always)]
             pub fn $wait_from(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<(), Failed> {
                 self.signal_wait_by::<$scope>(signal, compare, value, pe)

@@ -1,8 +1,8 @@
-//! Waits for elements of this PE's own symmetric memory that peers change: one element, or any, all
-//! or some of several.
+//! Waits for elements of this PE's own symmetric memory that peers change: for one element, or for
+//! any, all or some of several elements.
 //!
-//! The loops are those of [`crate::put_signal`]. A wait acquires: writes released by the writer of
-//! the element are visible after it. Every wait ends by the context's deadline.
+//! The waits use the loops of [`crate::put_signal`]. A wait acquires: writes that the writer of the
+//! element released are visible afterwards. Every wait ends by the context's deadline.
 
 use crate::api::bits::{KernelAtomic, KernelInteger};
 use crate::api::report::Report;
@@ -13,21 +13,22 @@ use crate::pause::until;
 use crate::put_signal::Watch;
 use peerweave_types::{Compare, KernelOp, KernelStatus, SymSlice};
 
-/// Excludes no element from a wait.
+/// Value for the parameter `exclude` of waits and tests that excludes no element.
 pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 
 impl Context {
-    /// Reads this PE's own element with acquire order.
+    /// Reads an element of this PE's own symmetric memory, with acquire order.
     #[inline(always)]
     fn look<T: KernelInteger>(&self, of: SymSlice<T>, index: usize) -> T {
         assert!(index < of.len(), "index lies outside the slice that is awaited");
         let element = address::<T>(self.my_base() + of.offset().0).wrapping_add(index);
-        // SAFETY: the index is below the length, `SymSlice` promises as many aligned elements in
-        // this PE's heap, and elements that are awaited are accessed atomically.
+        // SAFETY: the index is below the length, and `SymSlice` promises that many aligned elements
+        // in this PE's heap. PEs access awaited elements only atomically.
         T::from_bits(unsafe { <<T as KernelAtomic>::Bits as Access<Sys>>::load_acquire(element.cast_const().cast()) })
     }
 
-    /// Returns the loops over elements that are not excluded, each compared with its own value.
+    /// Returns the loops over the elements that are not excluded. `value` returns the value with
+    /// which the element at an index is compared.
     #[inline(always)]
     fn watch<'a, T: KernelInteger, V: Fn(usize) -> T + 'a, X: Fn(usize) -> bool>(
         &'a self,
@@ -43,7 +44,8 @@ impl Context {
         Watch { len: of.len(), look, exclude }
     }
 
-    /// Reports a failed wait, with the first element for which the comparison does not hold.
+    /// Reports a failed wait. The report contains the element at `index`, and the value with which
+    /// it was compared.
     #[cold]
     #[inline]
     fn fail_wait<T: KernelInteger>(
@@ -59,10 +61,10 @@ impl Context {
         self.fail(kind, report)
     }
 
-    /// Waits until the comparison of the first element of `of` with `value` holds.
+    /// Waits until `compare` is true for the first element of `of` and `value`.
     ///
     /// # Ordering
-    /// Acquire.
+    /// Acquire: writes that the writer of the element released are visible afterwards.
     ///
     /// # Errors
     /// [`FailureKind::Deadline`](peerweave_types::FailureKind),
@@ -73,8 +75,8 @@ impl Context {
         until(&mut self.spin(), look).map_err(|kind| self.fail_wait(kind, KernelOp::WaitUntil, of, 0, value))
     }
 
-    /// Returns whether the comparison of the first element of `of` with `value` holds. Reads it
-    /// once.
+    /// Reads the first element of `of` once. Returns whether `compare` is true for the element and
+    /// `value`.
     ///
     /// # Ordering
     /// Acquire, if the result is true.
@@ -84,14 +86,15 @@ impl Context {
     }
 }
 
-/// Declares the forms for several elements: with one value, and with a value for each element.
+/// Declares the waits and tests for several elements. One form compares all elements with one
+/// value; the other form has a value for each element.
 macro_rules! several {
     ($value:ty, |$index:ident, $values:ident| $each:expr, $plural:literal:
         $wait_any:ident, $wait_all:ident, $wait_some:ident, $test_any:ident, $test_all:ident, $test_some:ident) => {
         impl Context {
-            #[doc = concat!("Waits until the comparison of any element that is not excluded holds, with ", $plural, ". Returns the index of the element: the")]
-            /// lowest, if there are several. Returns `None` immediately if all elements are
-            /// excluded.
+            #[doc = concat!("Waits until any element that is not excluded satisfies `compare` with ", $plural, ".")]
+            /// Returns the lowest index of such an element. Returns `None` immediately if all
+            /// elements are excluded.
             ///
             /// # Ordering
             /// Acquire, for the element at that index.
@@ -113,13 +116,14 @@ macro_rules! several {
                 })
             }
 
-            #[doc = concat!("Waits until the comparison of every element that is not excluded has held, with ", $plural, ".")]
+            #[doc = concat!("Waits until every element that is not excluded has satisfied `compare` with ", $plural, ". The elements need not satisfy it at the same time.")]
             ///
             /// # Ordering
             /// Acquire, for each element.
             ///
             /// # Errors
-            /// As for [`Self::wait_until`]; the report has the first element that is missing.
+            /// As for [`Self::wait_until`]. The report contains the first element that does not
+            /// satisfy the comparison.
             #[inline(always)]
             pub fn $wait_all<T: KernelInteger>(
                 &self,
@@ -139,10 +143,10 @@ macro_rules! several {
                 })
             }
 
-            #[doc = concat!("Waits until the comparison of at least one element that is not excluded holds, with ", $plural, ". Writes the indices of")]
-            /// all such elements to `indices`, ascending, and returns their number. Returns 0
-            /// immediately if all elements are excluded. Indices that do not fit are counted but
-            /// not written.
+            #[doc = concat!("Waits until at least one element that is not excluded satisfies `compare` with ", $plural, ". Writes the indices of")]
+            /// all such elements to `indices`, in ascending order, and returns their number.
+            /// Indices that do not fit are counted but not written. Returns 0 immediately if all
+            /// elements are excluded.
             ///
             /// # Ordering
             /// Acquire, for each element.
@@ -172,7 +176,7 @@ macro_rules! several {
                 })
             }
 
-            #[doc = concat!("Returns the lowest index of an element that is not excluded and whose comparison holds, with ", $plural, ". Reads each element once.")]
+            #[doc = concat!("Returns the lowest index of an element that is not excluded and satisfies `compare` with ", $plural, ". Reads each element at most once.")]
             ///
             /// # Ordering
             /// Acquire, for the element at that index.
@@ -187,7 +191,7 @@ macro_rules! several {
                 self.watch(of, compare, |$index| $each, exclude).test_any()
             }
 
-            #[doc = concat!("Returns whether the comparison of every element that is not excluded holds, with ", $plural, ". Reads each element once.")]
+            #[doc = concat!("Returns whether every element that is not excluded satisfies `compare` with ", $plural, ". Reads each element at most once.")]
             ///
             /// # Ordering
             /// Acquire, if the result is true.
@@ -202,9 +206,9 @@ macro_rules! several {
                 self.watch(of, compare, |$index| $each, exclude).test_all()
             }
 
-            #[doc = concat!("Writes the indices of all elements that are not excluded and whose comparison holds, with ", $plural, " to `indices`,")]
-            /// ascending. Returns their number. Reads each element once. Indices that do not fit
-            /// are counted but not written.
+            #[doc = concat!("Finds all elements that are not excluded and satisfy `compare` with ", $plural, ". Writes their indices")]
+            /// to `indices`, in ascending order, and returns their number. Indices that do not fit
+            /// are counted but not written. Reads each element once.
             ///
             /// # Ordering
             /// Acquire, for each element.

@@ -1,6 +1,6 @@
-//! Waits for words whose width, order and values are known only when the kernel runs, for kernels
-//! that run the waits of a host's API. Kernels of applications know the type of their elements, and
-//! use the waits of `wait.rs`.
+//! Waits for integers whose size, signedness and values are known only when the kernel runs.
+//! Kernels that implement waits of the host API use them. Kernels of applications know the type of
+//! their elements, and use the waits of `wait.rs`.
 
 use crate::api::report::Report;
 use crate::api::views::address;
@@ -9,22 +9,22 @@ use crate::gpu::{Access, Sys};
 use crate::put_signal::Watch;
 use peerweave_types::{Compare, FailureKind, KernelOp, KernelStatus, SymSlice};
 
-/// Integers of this PE's memory to wait for.
+/// Integers of this PE's symmetric memory for which a kernel waits.
 ///
-/// The integers and the values are bits, zero-extended to 64 bits.
+/// Integers and values are passed as bits, zero-extended to 64 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct AwaitedWords<V, X> {
-    /// The bytes of the integers, which are aligned to their size.
+    /// The bytes of the integers. Each integer is aligned to its size.
     pub bytes: SymSlice<u8>,
-    /// Bytes of each integer: 1, 2, 4 or 8.
+    /// Size of each integer in bytes: 1, 2, 4 or 8.
     pub size: u32,
-    /// The sign bit ([`Compare::sign_bit`]); 0 for unsigned integers.
+    /// The sign bit of signed integers ([`Compare::sign_bit`]); 0 for unsigned integers.
     pub sign: u64,
-    /// The comparison of an integer with its value.
+    /// The comparison of each integer with its value.
     pub compare: Compare,
-    /// Returns the value for the integer at an index.
+    /// Function that returns the value with which the integer at an index is compared.
     pub value: V,
-    /// Returns whether the integer at an index is ignored.
+    /// Function that returns whether the integer at an index is excluded.
     pub exclude: X,
 }
 
@@ -46,10 +46,10 @@ impl Context {
         if size == 8 {
             let word = address::<u64>(self.my_base() + at);
             // SAFETY: the integer lies in the slice, which is memory of this PE's heap, and is
-            // aligned; integers that are awaited are accessed atomically.
+            // aligned. PEs access awaited integers only atomically.
             return unsafe { <u64 as Access<Sys>>::load_acquire(word.cast_const()) };
         }
-        // A smaller integer is read with the aligned 4 bytes that contain it.
+        // A smaller integer is read as part of the aligned 4 bytes that contain it.
         let word = address::<u32>(self.my_base() + (at & !3));
         // SAFETY: as above; allocations of a heap start and end at multiples of 4 bytes.
         let bits = unsafe { <u32 as Access<Sys>>::load_acquire(word.cast_const()) };
@@ -71,7 +71,8 @@ impl Context {
         Watch { len: of.count(), look, exclude: &of.exclude }
     }
 
-    /// Reports a failed wait, with the first integer for which the comparison does not hold.
+    /// Reports a failed wait. The report contains the first integer that does not satisfy the
+    /// comparison.
     #[cold]
     #[inline]
     fn fail_words<V: Fn(usize) -> u64, X: Fn(usize) -> bool>(
@@ -90,8 +91,8 @@ impl Context {
         self.fail(kind, Report { expected, found, pe: KernelStatus::NONE, ..Report::of(operation) })
     }
 
-    /// Waits until the comparison of every integer that is not excluded has held. Returns the last
-    /// one; `None` if all are excluded.
+    /// Waits until the comparison has been true for every integer that is not excluded. Returns the
+    /// last integer; `None` if all integers are excluded.
     ///
     /// # Ordering
     /// Acquire, for each integer.
@@ -107,9 +108,9 @@ impl Context {
         self.watch_words(of).wait_all(&mut self.spin()).map_err(|kind| self.fail_words(kind, operation, of))
     }
 
-    /// Waits until the comparison of any integer that is not excluded holds. Returns the index of
-    /// the first one at or after `start`, or before it if there is none after it; `None`
-    /// immediately if all are excluded.
+    /// Waits until the comparison is true for any integer that is not excluded. Returns the first
+    /// index of such an integer at or after `start`; if there is none, the first index before
+    /// `start`. Returns `None` immediately if all integers are excluded.
     ///
     /// # Ordering
     /// Acquire, for the integer at that index.
@@ -127,11 +128,12 @@ impl Context {
         waited.map_err(|kind| self.fail_words(kind, operation, of))
     }
 
-    /// Reads each integer that is not excluded once, and calls `found` with the index and the bits
-    /// of those for which the comparison holds, ascending. Returns the number of calls.
+    /// Reads each integer that is not excluded once. Calls `found` with the index and the bits of
+    /// each integer for which the comparison is true, in ascending order of indices. Returns the
+    /// number of calls.
     ///
     /// # Ordering
-    /// Acquire, for each such integer.
+    /// Acquire, for each integer that is passed to `found`.
     #[inline(always)]
     pub fn test_words<V: Fn(usize) -> u64, X: Fn(usize) -> bool>(
         &self,
@@ -141,8 +143,8 @@ impl Context {
         self.watch_words(of).test_some(found)
     }
 
-    /// Like [`Self::wait_words_any`], but reads each integer at most once, and returns `None` if no
-    /// comparison holds.
+    /// Like [`Self::wait_words_any`], but does not wait: reads each integer at most once, and
+    /// returns `None` if the comparison is true for no integer.
     ///
     /// # Ordering
     /// Acquire, for the integer at that index.

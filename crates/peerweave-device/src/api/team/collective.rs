@@ -1,15 +1,17 @@
-//! Collectives of a team, by one thread, or by all threads of a warp or of a block.
+//! Collectives of a team, called by one thread, or by all threads of a warp or of a block.
 //!
-//! A collective puts data into the members' results, and a reduction reads the members' operands:
-//! by stores and loads if a member is mapped, and over the network otherwise. Each collective
-//! begins or ends with a synchronisation of the team ([`Context::meet_as`]), which orders the
-//! collective and completes its puts.
+//! A collective puts data into the results of the members, and a reduction also reads the operands
+//! of the members. Mapped members are accessed by loads and stores, and unmapped members over the
+//! network. Each collective ends with a synchronisation of the team ([`Context::meet_as`]), which
+//! completes its puts. A reduction also begins with one.
 //!
-//! Kernels call collectives in many places, with many types. So the functions that move data are
-//! not inlined: puts to all members, which move bytes, one function for each scope; and reductions,
-//! one function for each type and operator, for mapped members and for others.
+//! Kernels call collectives in many places, with many types. To limit the code size, the functions
+//! that move data are not inlined. [`give_each`] moves bytes, so there is one function for each
+//! scope. The reductions are one function for each element type and operator: [`combine_near`] if
+//! all members are mapped, [`combine_far`] if not.
 //!
-//! Invariant: elements are combined in rank order, so that every member gets the same bits.
+//! Invariant: elements are combined in rank order, so that the result does not depend on the member
+//! that computes it.
 
 use super::Team;
 use super::combine::{Combine, Reducible};
@@ -22,7 +24,7 @@ use crate::api::views::address;
 use crate::api::{Context, Failed, network};
 use peerweave_types::{KernelContext, KernelOp, KernelTeam, Plain, SymOffset, SymSlice};
 
-/// Bytes of a vector.
+/// Size of a vector in bytes.
 const VECTOR: usize = 16;
 
 /// The result of [`give_each`]: the outcome, and [`Lent::parity`] after the call.
@@ -31,13 +33,14 @@ struct Given {
     parity: u32,
 }
 
-/// Puts to every member the `bytes` bytes that lie `stride` times the member's rank after `from`.
-/// Puts over the network may be outstanding when it returns. Each rank begins with itself, then its
-/// neighbour, so that not all ranks store to the same member at the same time.
+/// Puts `bytes` bytes to offset `to` of every member. The source for rank `r` is at offset `from +
+/// r * stride`. Puts over the network may be outstanding when the function returns. Each rank
+/// begins with itself and continues with the next rank, so that not all ranks store to the same
+/// member at the same time.
 ///
 /// # Safety
-/// The parts and the lent memory are from one context of this thread. At both offsets (target,
-/// source) every member's heap has the bytes, for all ranks.
+/// The parts and the lent memory are from one context of this thread. Both ranges (target, source)
+/// lie in every member's heap, for all ranks.
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "the numbers stay in registers; a struct of them would be in memory")]
 unsafe fn give_each<S: Scope>(
@@ -53,7 +56,7 @@ unsafe fn give_each<S: Scope>(
     // SAFETY: the caller promises the parts.
     let context = &unsafe { Context::again(raw, pes, bases) };
     context.lent.set(lent);
-    // Stores of earlier calls may read the buffers.
+    // Bulk stores of earlier calls may still read the lent buffers.
     context.bulk_pending.set(lent.is_some());
     let give = || {
         let members = context.team(operation, team)?;
@@ -62,7 +65,7 @@ unsafe fn give_each<S: Scope>(
             let source = context.my_base() + from.0 + (rank as usize * stride) as u64;
             match members.reach(context, operation, rank)? {
                 Reach::Mapped(base) if base + to.0 == source => {}
-                // SAFETY: the caller promises the bytes in both heaps, and the member is mapped.
+                // SAFETY: the caller promises both ranges, and the member is mapped.
                 Reach::Mapped(base) => unsafe {
                     context.copy_to_peer::<S, true>(address(base + to.0), address(source), bytes, true);
                 },
@@ -79,15 +82,16 @@ unsafe fn give_each<S: Scope>(
     Given { outcome, parity: context.lent.get().parity() }
 }
 
-/// Combines `count` elements of all members, which are mapped, and stores the result to the ranks
-/// from `first` up to `end`. The elements are shared by `threads` threads; this is number `thread`.
+/// Combines `count` elements of all members, if all members are mapped. Stores the result to the
+/// ranks from `first` up to, but not including, `end`. The work is divided among `threads` threads,
+/// and this thread has number `thread`.
 ///
 /// # Errors
 /// If this PE is not in the team.
 ///
 /// # Safety
-/// The parts are from one context of this thread; all members are mapped. At both offsets
-/// (target, source) every member's heap has `count` elements.
+/// The parts are from one context of this thread, and all members are mapped. Every member's heap
+/// has `count` elements at both offsets (target, source).
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "the numbers stay in registers; a struct of them would be in memory")]
 unsafe fn combine_near<T: Reducible, C: Combine<T>>(
@@ -103,7 +107,7 @@ unsafe fn combine_near<T: Reducible, C: Combine<T>>(
     // SAFETY: the caller promises the parts.
     let context = &unsafe { Context::again(raw, pes, bases) };
     let members = context.team(operation, team)?;
-    // The cache of the last PE would not help: each load is from another PE.
+    // The cache of the last PE is not used, because consecutive loads are from different PEs.
     let base = |rank| context.table_base(members.member(rank));
     let (size, vectors) = (members.size(), vectors::<T>(to, from, count));
     let mut at = thread;
@@ -115,7 +119,7 @@ unsafe fn combine_near<T: Reducible, C: Combine<T>>(
         let mut sum = T::unpack(load(0));
         let mut rank = 1;
         while rank + 3 < size {
-            // Four loads are in flight.
+            // Keeps four loads in flight.
             let held: [_; 4] = core::array::from_fn(|k| load(rank + k as u32));
             for vector in held {
                 sum = T::zip::<C>(sum, T::unpack(vector));
@@ -151,8 +155,8 @@ unsafe fn combine_near<T: Reducible, C: Combine<T>>(
     Ok(())
 }
 
-/// Checks that each member can be reached. The type parameter makes the compiler place the function
-/// in the crate of the kernel.
+/// Checks that this PE can reach every member. The type parameter makes the compiler generate the
+/// function in the kernel's crate.
 ///
 /// # Errors
 /// If a member cannot be reached.
@@ -174,14 +178,15 @@ unsafe fn reach_all<Here>(
     (0..members.size()).try_for_each(|rank| members.reach(context, operation, rank).map(drop))
 }
 
-/// Like [`combine_near`], if some members are not mapped: their elements are read over the network,
-/// word by word, and the result is stored to the mapped members.
+/// Like [`combine_near`], if some members are not mapped. Elements of unmapped members are read
+/// over the network, word by word. The result is stored only to mapped members.
 ///
 /// # Errors
 /// If this PE is not in the team.
 ///
 /// # Safety
-/// As for [`combine_near`], except that members may be reached over the network instead.
+/// As for [`combine_near`], except that members need not be mapped if they can be reached over the
+/// network.
 #[cold]
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "the numbers stay in registers; a struct of them would be in memory")]
@@ -238,12 +243,12 @@ unsafe fn combine_far<T: Reducible, C: Combine<T>>(
 }
 
 /// Puts `bytes` bytes of this PE's own result to the members that are not mapped. All threads of
-/// the scope call it, and may have written the result. The synchronisation that follows completes
-/// the puts.
+/// the scope call this function, after they have written the result. The next synchronisation of
+/// the team completes the puts.
 ///
 /// # Safety
-/// The parts are from one context of this thread. At the offset every member's heap has the
-/// bytes.
+/// The parts are from one context of this thread. Every member's heap has `bytes` bytes at the
+/// offset.
 #[cold]
 #[inline(never)]
 unsafe fn give_far<S: Scope>(
@@ -273,7 +278,7 @@ const fn per_vector<T>() -> usize {
     VECTOR / size_of::<T>()
 }
 
-/// Returns the number of whole vectors among `count` elements, which are combined as vectors; 0 if
+/// Returns the number of vectors that can be combined as a whole among `count` elements; 0 if
 /// vectors are not aligned at both offsets.
 #[inline(always)]
 fn vectors<T>(to: SymOffset, from: SymOffset, count: usize) -> usize {
@@ -282,7 +287,7 @@ fn vectors<T>(to: SymOffset, from: SymOffset, count: usize) -> usize {
 }
 
 impl Context {
-    /// Calls [`give_each`] for `count` elements.
+    /// Calls [`give_each`] for `count` elements, with `stride` in elements.
     #[inline(always)]
     fn give<T: Plain, S: Scope>(
         &self,
@@ -294,8 +299,8 @@ impl Context {
     ) -> Result<(), Failed> {
         let (raw, pes, bases) = self.parts();
         let (mut lent, bytes, stride) = (self.lent.get(), count * size_of::<T>(), stride * size_of::<T>());
-        // SAFETY: the parts are from this context; `SymSlice` promises the elements in every heap,
-        // and the callers take no more than both slices have.
+        // SAFETY: the parts are from this context. `SymSlice` promises the elements in every heap,
+        // and the callers pass ranges that lie in both slices.
         let given = unsafe { give_each::<S>(raw, pes, bases, lent, of, (to.offset(), from.offset()), bytes, stride) };
         lent.set_parity(given.parity);
         self.lent.set(lent);
@@ -347,9 +352,9 @@ impl Context {
         let operation = KernelOp::Reduce;
         self.meet_as::<S, Collective>(operation, team)?;
         let members = self.team(operation, team)?;
-        // Each rank reduces a share of whole vectors, and stores it to every member; the last
-        // rank's share extends to the end. This is correct in place too, because only the rank that
-        // writes a share reads it.
+        // Each rank reduces one share, and stores the result to every member. Shares consist of
+        // whole vectors, except the last share, which ends at `count`. The reduction also works in
+        // place, because only one rank reads and writes a share.
         let count = to.len().min(from.len());
         let per_vector = per_vector::<T>().max(1);
         let share = count.div_ceil(per_vector).div_ceil(members.size() as usize) * per_vector;
@@ -360,7 +365,8 @@ impl Context {
         unsafe { self.combine::<T, S, C>(&members, operation, offsets, end - start, (0, members.size()))? };
         if !members.all_mapped() {
             let (raw, pes, bases) = self.parts();
-            // SAFETY: the parts are from this context; the elements are as above.
+            // SAFETY: the parts are from this context, and `SymSlice` promises the elements in
+            // every heap.
             unsafe { give_far::<S>(raw, pes, bases, (team, operation), offsets.0, (end - start) * size_of::<T>())? };
         }
         self.meet_as::<S, Collective>(operation, team)
@@ -383,14 +389,14 @@ impl Context {
         self.meet_as::<S, Collective>(operation, team)
     }
 
-    /// Combines `count` elements of all members, and stores the result to those of the ranks
-    /// `receivers`, from the first up to the second, that are mapped.
+    /// Combines `count` elements of all members. Stores the result to the mapped members among the
+    /// ranks from `receivers.0` up to, but not including, `receivers.1`.
     ///
     /// # Errors
     /// If a member cannot be reached.
     ///
     /// # Safety
-    /// At both offsets (target, source) every member's heap has as many elements.
+    /// Every member's heap has `count` elements at both offsets (target, source).
     #[inline(always)]
     unsafe fn combine<T: Reducible, S: Scope, C: Combine<T>>(
         &self,
@@ -404,15 +410,15 @@ impl Context {
         if !members.all_mapped() {
             // SAFETY: the parts are from this context.
             unsafe { reach_all::<()>(raw, pes, bases, of)? };
-            // This is a constant. Kernels compiled without the network end here, because
-            // `reach_all` has found all members mapped.
+            // On GPUs `available` is a constant, so kernels without the network do not contain
+            // `combine_far`. In these kernels `reach_all` succeeds only if all members are mapped.
             if network::available() {
-                // SAFETY: the parts are from this context; the caller promises the rest.
+                // SAFETY: the parts are from this context; the caller promises the elements.
                 return unsafe { combine_far::<T, C>(raw, pes, bases, of, offsets, count, receivers, threads) };
             }
         }
-        // SAFETY: the parts are from this context, and the members are mapped; the caller promises
-        // the rest.
+        // SAFETY: the parts are from this context, and all members are mapped. The caller promises
+        // the elements.
         unsafe { combine_near::<T, C>(raw, pes, bases, of, offsets, count, receivers, threads) }
     }
 }
@@ -421,9 +427,10 @@ impl Context {
 macro_rules! scoped {
     ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
         impl Context {
-            #[doc = concat!("Copies the elements of the member with rank `root` to `to` of every member, by ", $words, ".")]
-            /// Every member makes this call, from the same block index, when its `to` may be
-            /// written. If the lengths differ, the shorter one is used.
+            #[doc = concat!("Copies `from` of the member with rank `root` to `to` of every member. Called by ", $words, ".")]
+            /// Every member makes this call from the block with the same index. Before its call,
+            /// its `to` must be free for writing. If the lengths differ, the shorter length is
+            /// used.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -438,10 +445,10 @@ macro_rules! scoped {
                 self.broadcast_any::<T, $scope>(team, to, from, root)
             }
 
-            #[doc = concat!("Copies the elements of every member to `to` of every member, in rank order, by ", $words, ".")]
-            /// Every member makes this call, from the same block index, when its `to` may be
-            /// written. `to` is as long as all parts together; if it is shorter, the last parts are
-            /// cut off.
+            #[doc = concat!("Concatenates `from` of all members in rank order, and writes the result to `to` of every member. Called by ", $words, ".")]
+            /// Every member makes this call from the block with the same index. Before its call,
+            /// its `to` must be free for writing. `to` should be as long as all parts together. If
+            /// it is shorter, every part is shortened equally.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -450,10 +457,11 @@ macro_rules! scoped {
                 self.fcollect_any::<T, $scope>(team, to, from)
             }
 
-            #[doc = concat!("Copies part `j` of this member's elements to part `i` of member `j`'s `to`, where `i` is this rank, by ",
+            #[doc = concat!("Copies part `j` of `from` to part `i` of member `j`'s `to`, where `i` is the rank of this PE. Called by ",
                 $words, ".")]
-            /// Every member makes this call, from the same block index, when its `to` may be
-            /// written. Parts are equal; remaining elements are not moved.
+            /// Every member makes this call from the block with the same index. Before its call,
+            /// its `to` must be free for writing. All parts have the same length. Elements beyond
+            /// the last part are not copied.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -462,9 +470,10 @@ macro_rules! scoped {
                 self.alltoall_any::<T, $scope>(team, to, from)
             }
 
-            #[doc = concat!("Combines the elements of all members, and gives every member the result in `to`, by ", $words, ".")]
-            /// Every member makes this call, from the same block index, when its `to` may be
-            /// written. If the lengths differ, the shorter one is used. `to` may be `from`.
+            #[doc = concat!("Combines the elements of all members, and writes the result to `to` of every member. Called by ", $words, ".")]
+            /// Every member makes this call from the block with the same index. Before its call,
+            /// its `to` must be free for writing. If the lengths differ, the shorter length is
+            /// used. `to` and `from` may be the same slice.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -479,10 +488,10 @@ macro_rules! scoped {
                 self.reduce_any::<T, $scope, C>(team, to, from)
             }
 
-            #[doc = concat!("Combines the elements of all members, and gives member `i` part `i` of the result, by ", $words, ".")]
-            /// Every member makes this call, from the same block index, when its `to` may be
-            /// written. `from` is as long as all parts together; if it is shorter, each part is
-            /// shorter too. `to` does not overlap `from`.
+            #[doc = concat!("Combines the elements of all members, and writes part `i` of the result to `to` of member `i`. Called by ", $words, ".")]
+            /// Every member makes this call from the block with the same index. Before its call,
+            /// its `to` must be free for writing. `from` should be as long as all parts together.
+            /// If it is shorter, every part is shortened equally. `to` must not overlap `from`.
             ///
             /// # Errors
             /// As for [`Self::barrier`].

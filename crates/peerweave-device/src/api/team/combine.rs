@@ -1,23 +1,24 @@
-//! The operators of reductions: sum, product, minimum, maximum, bitwise.
+//! The operators of reductions: sum, product, minimum, maximum, and bitwise operators.
 //!
-//! 16-bit floats are combined in `f32` and rounded once. Integers wrap. The minimum and maximum of
-//! floats ignore a NaN unless all are NaN.
+//! 16-bit floats are combined in `f32`, and the result is rounded once. Integers wrap. The minimum
+//! and the maximum of floats ignore NaNs, unless all operands are NaN.
 
 use crate::gpu::{self, Vector};
 use peerweave_types::{Element, bf16, f16};
 
-/// A reduction of elements `T`: [`Sum`], [`Prod`], [`Min`], [`Max`], and for integers [`And`],
-/// [`Or`], [`Xor`].
+/// An operator that reduces elements of type `T`: [`Sum`], [`Prod`], [`Min`], [`Max`], and for
+/// integers also [`And`], [`Or`], [`Xor`].
 pub trait Combine<T: Reducible>: Copy + 'static {
-    /// Combines two values.
+    /// Combines two intermediate results.
     fn combine(a: T::Wide, b: T::Wide) -> T::Wide;
 }
 
-/// An element that kernels reduce.
+/// An element type that kernels can reduce.
 pub trait Reducible: Element + peerweave_types::Plain {
-    /// The type of intermediate results.
+    /// The type of intermediate results: `f32` for 16-bit floats, and the type itself for all other
+    /// types.
     type Wide: Copy;
-    /// The elements of a vector of 16 bytes, widened.
+    /// The elements of a vector of 16 bytes, converted to [`Self::Wide`].
     #[doc(hidden)]
     type Lanes: Copy;
     #[doc(hidden)]
@@ -41,31 +42,31 @@ macro_rules! operation {
 }
 
 operation!(
-    /// The sum.
+    /// The operator that adds.
     Sum
 );
 operation!(
-    /// The product.
+    /// The operator that multiplies.
     Prod
 );
 operation!(
-    /// The minimum.
+    /// The operator that returns the minimum.
     Min
 );
 operation!(
-    /// The maximum.
+    /// The operator that returns the maximum.
     Max
 );
 operation!(
-    /// Bitwise and.
+    /// The operator bitwise and.
     And
 );
 operation!(
-    /// Bitwise or.
+    /// The operator bitwise or.
     Or
 );
 operation!(
-    /// Bitwise exclusive or.
+    /// The operator bitwise exclusive or.
     Xor
 );
 
@@ -121,7 +122,8 @@ macro_rules! reducible {
 
             #[inline(always)]
             fn pack(lanes: [$wide; $n]) -> Vector {
-                // By indices: the compiler keeps an iterator over an array in memory.
+                // The array is accessed by indices, because the compiler would place the array of
+                // an iterator in memory.
                 let bits = |k: usize| -> $bits {
                     let $x = Self::narrow(lanes[k]);
                     $to_bits
@@ -150,7 +152,7 @@ reducible!(u64 as u64, u64, 2, |w| w, |v| v, |x| x, |y| y);
 reducible!(f32 as f32, u32, 4, |w| w, |v| v, |x| x.to_bits(), |y| f32::from_bits(y));
 reducible!(f64 as f64, u64, 2, |w| w, |v| v, |x| x.to_bits(), |y| f64::from_bits(y));
 
-/// Implements 16-bit floats in pairs, by instructions that convert two values at a time.
+/// Implements [`Reducible`] for 16-bit floats, by functions that convert two values at a time.
 macro_rules! reducible_pairs {
     ($t:ty, $values:ident, $pair:ident) => {
         impl Reducible for $t {

@@ -1,18 +1,19 @@
-//! Synchronisation of a team: every member waits until all have arrived.
+//! Synchronisation of a team: every member waits until all members have arrived.
 //!
-//! The protocol is [`crate::barrier`]. Every rank announces its arrival to every member, in its own
-//! line in each heap, and waits on its own memory. It announces by a store if the member is mapped,
-//! and by a signal over the network otherwise. The threads of a scope share the work. Block `b` of
-//! each member synchronises with block `b` of the others. Each block has its own slot, with an
-//! epoch in memory of this device that outlives the kernel.
+//! The protocol is [`crate::barrier`]. Every rank has its own line in the heap of each member.
+//! Every rank announces its arrival to each member in that line, and polls only its own heap. The
+//! announcement is a store if the member is mapped, and a signal over the network if not. The
+//! threads of a scope divide the members among themselves. Block `b` of each member synchronises
+//! with block `b` of the other members. Each block index has its own slot. The epoch of a slot is
+//! in memory of this device that exists longer than the kernel.
 //!
-//! A barrier inlines the steps of a thread that has at most one other member. Kernels call barriers
-//! and collectives in many places, so all other steps are in functions that are not inlined: the
-//! lookup at the first synchronisation, several members for each thread, members that are not
-//! mapped, reports, and the exchange of a collective.
+//! Kernels call barriers and collectives in many places. So a barrier inlines only the common case,
+//! in which each thread synchronises with at most one other member. All other steps are functions
+//! that are not inlined: the first lookup ([`arrange`]), several members for each thread or
+//! unmapped members ([`exchange_several`]), collectives ([`exchange_apart`]), and reports.
 //!
-//! Invariant: an epoch is read after a `sync` of the scope, and written after the next `sync` and
-//! before the last one, so that all threads see one value.
+//! Invariant: all threads of the scope read the same epoch. They read it after the first `sync` of
+//! the scope. One thread writes the next epoch after the second `sync` and before the last `sync`.
 
 use super::{Team, entry_of};
 use crate::api::context::{Bases, Pes};
@@ -26,21 +27,21 @@ use crate::word::Words;
 use crate::{Word as _, flag, word};
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, SignalOp};
 
-/// The addresses by which a thread synchronises, if each thread of the scope has at most one other
-/// member, and all are mapped. Cached, because looking them up for each barrier takes half as long
-/// as the barrier's messages.
+/// The addresses that a thread needs to synchronise. Used if each thread of the scope synchronises
+/// with at most one other member, and all members are mapped. The addresses are cached, because a
+/// lookup takes half as long as the barrier's messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Meeting {
-    /// The team and the scope ([`key`]); `u32::MAX` if nothing is cached.
+    /// The team and the scope, encoded by [`key`]; `u32::MAX` if nothing is cached.
     key: u32,
-    /// Rank to which this thread announces its arrival and for which it waits; [`Self::SEVERAL`] if
-    /// it must look up each member.
+    /// The rank with which this thread synchronises; [`Self::SEVERAL`] if the thread must look up
+    /// each member.
     rank: u32,
-    /// Address of the epoch of this block's slot.
+    /// Address of the epoch of this block's slot, in memory of this device.
     epoch: u64,
-    /// Address of this PE's word in that rank's heap; 0 if this thread has no rank.
+    /// Address of this PE's word in the heap of `rank`; 0 if this thread synchronises with no rank.
     theirs: u64,
-    /// Address of that rank's word in this PE's heap.
+    /// Address of the word of `rank` in this PE's heap.
     mine: u64,
 }
 
@@ -55,14 +56,13 @@ fn key<S: Scope>(team: KernelTeam) -> u32 {
     team.index() << 2 | S::KIND as u32
 }
 
-/// The memory order of a synchronisation, in addition to waiting for all members, and whether its
-/// code is inlined.
+/// The memory order of a synchronisation, and whether its code is inlined.
 pub(super) trait Order: Copy {
-    /// Completes puts.
+    /// Whether the synchronisation completes puts over the network.
     const COMPLETES: bool;
-    /// Makes earlier writes of every member visible.
+    /// Whether the synchronisation makes earlier writes of every member visible.
     const ORDERS: bool;
-    /// Whether the exchange is a function that is not inlined.
+    /// Whether the exchange of arrivals is a function that is not inlined.
     const APART: bool;
 }
 
@@ -81,29 +81,31 @@ macro_rules! order {
 }
 
 order!(
-    /// Completes puts, and makes earlier writes of every member visible.
+    /// Barriers: completes puts, and makes earlier writes of every member visible.
     Complete: true, true, false
 );
 order!(
-    /// Like [`Complete`], for a collective. Not inlined, because a call costs little compared with
-    /// the collective's copies.
+    /// Collectives: like [`Complete`], but not inlined, because a function call costs little
+    /// compared with the collective's copies.
     Collective: true, true, true
 );
 order!(
-    /// Makes earlier writes of every member visible; puts over a network may be incomplete.
+    /// Syncs: makes earlier writes of every member visible. Puts over the network may be
+    /// incomplete.
     Strong: false, true, false
 );
 order!(
-    /// Orders nothing.
+    /// Relaxed syncs: orders nothing.
     Relaxed: false, false, false
 );
 
 impl Context {
     /// Waits until every member of a team has arrived, with the memory order `O`. All threads of
-    /// the scope call it.
+    /// the scope call this method.
     ///
     /// # Errors
-    /// A member did not arrive, or a kernel failed. All threads of the scope get the same outcome.
+    /// If a member did not arrive before the deadline, or the kernel has failed on this PE. If one
+    /// thread of the scope fails, all threads fail.
     #[inline(always)]
     pub(super) fn meet_as<S: Scope, O: Order>(&self, operation: KernelOp, team: KernelTeam) -> Result<(), Failed> {
         let mut meeting = self.last_meeting.get();
@@ -118,14 +120,15 @@ impl Context {
         }
         S::sync();
         if O::COMPLETES && self.has_network() {
-            // One thread completes the puts of all threads, because they have synchronised with it.
+            // One thread completes the puts of all threads, because all threads have synchronised
+            // with this thread.
             if S::rank() == 0 {
                 network::quiet(self.my_pe());
             }
             S::sync();
         }
-        // One warp is sufficient for a block: its lanes share the members, and its release covers
-        // the accesses of the other threads before the sync.
+        // In a block only the first warp exchanges arrivals, and its lanes divide the members among
+        // themselves. Its release covers the accesses of the other threads before the sync.
         match S::KIND {
             Kind::Thread => self.exchange::<Thread, O>((team, operation), meeting),
             Kind::Warp => self.exchange::<Warp, O>((team, operation), meeting),
@@ -139,13 +142,14 @@ impl Context {
         }
     }
 
-    /// Exchanges arrivals. All threads of the scope call it, after they have synchronised.
+    /// Announces the arrival of this PE to all members, and waits for their arrivals. All threads
+    /// of the scope call this method, after they have synchronised.
     #[inline(always)]
     fn exchange<S: Scope, O: Order>(&self, of: (KernelTeam, KernelOp), meeting: Meeting) -> Result<(), Failed> {
         let (raw, pes, bases) = self.parts();
         if meeting.rank == Meeting::SEVERAL {
-            // SAFETY: the parts are from this context, which has this team; `arrange` has checked
-            // that.
+            // SAFETY: the parts are from this context. `arrange` has checked that the context has
+            // this team.
             return unsafe {
                 if O::ORDERS {
                     exchange_several::<S, true>(raw, pes, bases, of)
@@ -155,8 +159,7 @@ impl Context {
             };
         }
         if O::APART {
-            // SAFETY: the parts are from this context, and the addresses from a meeting that
-            // `arrange` made.
+            // SAFETY: the parts are from this context, and the addresses are from `arrange`.
             return unsafe {
                 exchange_apart::<S>(raw, pes, bases, of, (meeting.theirs, meeting.mine), meeting.epoch, meeting.rank)
             };
@@ -164,30 +167,32 @@ impl Context {
         if O::ORDERS { self.exchange_one::<S, true>(of, meeting) } else { self.exchange_one::<S, false>(of, meeting) }
     }
 
-    /// Announces this PE to this thread's only other member, and waits for that member.
+    /// Announces the arrival of this PE to the one member that is assigned to this thread, and
+    /// waits for that member. Does neither if no member is assigned.
     ///
-    /// The epoch is advanced before the wait, so that its store is complete by the next fence. If
-    /// the wait fails, the epoch is restored, and a caller may synchronise again in the same epoch.
+    /// The epoch is advanced before the wait, so that its store completes while the thread waits
+    /// and not in the next fence. If the wait fails, the epoch is restored, so that the caller can
+    /// repeat the synchronisation in the same epoch.
     #[inline(always)]
     fn exchange_one<S: Scope, const ORDERS: bool>(&self, of: (KernelTeam, KernelOp), meeting: Meeting) -> Result<(), Failed> {
         let before = epoch_of(meeting.epoch);
         let epoch = before.wrapping_add(1);
         if meeting.theirs != 0 {
-            // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by
-            // this protocol alone; the member is mapped.
+            // SAFETY: the team's lines lie in every member's heap, are aligned, and only this
+            // protocol accesses them. The member is mapped.
             let theirs = word::from_fn(1, |_| unsafe { Word64::at(meeting.theirs) });
             announce::<ORDERS, _>(&theirs, epoch);
         }
-        // Every thread has read the epoch.
+        // After this sync every thread of the scope has read the epoch.
         S::sync();
         if S::rank() == 0 {
             count(meeting.epoch, epoch);
         }
         let mut outcome = Ok(());
         if meeting.theirs != 0 {
-            // SAFETY: as above, in this PE's heap.
+            // SAFETY: as above; this line is in this PE's heap.
             let mine = word::from_fn(1, |_| unsafe { Word64::at(meeting.mine) });
-            // SAFETY: as above; `arrange` found the team and the rank.
+            // SAFETY: as above. `arrange` has checked the team and the rank.
             outcome = wait::<ORDERS, _>(&mine, epoch, self)
                 .map_err(|kind| unsafe { missing::<()>(self.raw(), of, kind, meeting.rank, meeting.mine, epoch) });
         }
@@ -195,8 +200,8 @@ impl Context {
     }
 }
 
-/// Returns the addresses by which this thread synchronises with a team. Fails if the team does not
-/// exist, this PE is not a member, or the team has no slot for this block.
+/// Returns the addresses that this thread needs to synchronise with a team. Fails if the team does
+/// not exist, if this PE is not a member, or if the team has no slot for this block.
 ///
 /// # Safety
 /// The parts are from one context of this thread.
@@ -234,7 +239,7 @@ unsafe fn arrange<S: Scope>(
     Ok(meeting)
 }
 
-/// Calls [`Context::exchange_one`] for a collective.
+/// Calls [`Context::exchange_one`] for a collective, and is not inlined.
 ///
 /// # Safety
 /// The parts are from one context of this thread, and the addresses are from [`arrange`].
@@ -253,11 +258,12 @@ unsafe fn exchange_apart<S: Scope>(
     context.exchange_one::<S, true>(of, Meeting { key: key::<S>(of.0), rank, epoch, theirs, mine })
 }
 
-/// Like [`Context::exchange_one`], for any number of other members of each thread, also if some are
-/// not mapped.
+/// Like [`Context::exchange_one`], for any number of members for each thread. Members need not be
+/// mapped.
 ///
 /// # Safety
-/// The parts are from one context of this thread, for which [`arrange`] found this team.
+/// The parts are from one context of this thread. [`arrange`] has succeeded for this context and
+/// team.
 #[inline(never)]
 unsafe fn exchange_several<S: Scope, const ORDERS: bool>(
     raw: *const KernelContext,
@@ -273,7 +279,7 @@ unsafe fn exchange_several<S: Scope, const ORDERS: bool>(
     let epoch_address = entry.epochs + u64::from(slot) * size_of::<u64>() as u64;
     let before = epoch_of(epoch_address);
     let epoch = before.wrapping_add(1);
-    // This thread's share of the other members: every `S::size()`th.
+    // This thread synchronises with every `S::size()`th of the other members.
     let (first, step) = (S::rank() as u32, S::size() as u32);
     let others = entry.size.saturating_sub(1);
     let share = others.saturating_sub(first).div_ceil(step) as usize;
@@ -290,17 +296,18 @@ unsafe fn exchange_several<S: Scope, const ORDERS: bool>(
     let my_line = entry.line(slot, entry.my_rank).0;
     let line_of = |rank: u32| context.my_base() + entry.line(slot, rank).0;
     let theirs = Lines { len: share, post: |k, epoch| post(context, &members, rank_of(k), my_line, epoch) };
-    // SAFETY: the team's lines lie in this PE's heap, aligned, and are accessed by this protocol
-    // alone.
+    // SAFETY: the team's lines lie in this PE's heap, are aligned, and only this protocol accesses
+    // them.
     let mine = word::from_fn(share, |k| unsafe { Word64::at(line_of(rank_of(k))) });
     let takes_part = outcome.is_ok() && share > 0;
     if takes_part {
         announce::<ORDERS, _>(&theirs, epoch);
     } else if ORDERS && others == 0 {
-        // Completes puts to PEs outside of the team.
+        // The team has only this PE. Orders this thread's accesses, including puts to PEs outside
+        // the team.
         <Sys as Fence>::acq_rel();
     }
-    // Every thread has read the epoch.
+    // After this sync every thread of the scope has read the epoch.
     S::sync();
     if S::rank() == 0 {
         count(epoch_address, epoch);
@@ -308,14 +315,14 @@ unsafe fn exchange_several<S: Scope, const ORDERS: bool>(
     if takes_part {
         outcome = wait::<ORDERS, _>(&mine, epoch, context).map_err(|kind| {
             let rank = barrier::missing(&mine, epoch).next().map_or(rank_of(0), |k| rank_of(k.index()));
-            // SAFETY: the line of a rank of this team in this PE's heap.
+            // SAFETY: `line_of` returns the line of a rank of this team in this PE's heap.
             unsafe { missing::<()>(context.raw(), of, kind, rank, line_of(rank), epoch) }
         });
     }
     agree::<S>(outcome, epoch_address, before)
 }
 
-/// Writes this PE's epoch to its line in the heap of a member: a store, or a signal over the
+/// Writes this PE's epoch to its line in the heap of a member, by a store or by a signal over the
 /// network. Orders nothing.
 #[inline(always)]
 fn post(context: &Context, members: &Team, rank: u32, line: u64, epoch: u64) {
@@ -324,14 +331,14 @@ fn post(context: &Context, members: &Team, rank: u32, line: u64, epoch: u64) {
             let signal = network::Signal { word: context.my_base() + line, value: epoch, op: SignalOp::Set };
             network::signal(signal, members.member(rank));
         }
-        // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed only by
-        // this protocol; the caller has checked that the member is mapped.
+        // SAFETY: the team's lines lie in every member's heap, are aligned, and only this protocol
+        // accesses them. The caller has checked that the member is mapped.
         base => flag::post_fenced(unsafe { Word64::at(base + line) }, epoch),
     }
 }
 
-/// Ends a synchronisation with the same outcome for all threads of the scope. After a failure the
-/// epoch is restored.
+/// Ends a synchronisation: fails on all threads of the scope if it has failed on one thread. After
+/// a failure the epoch of the slot is restored to `before`.
 #[inline(always)]
 fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Result<(), Failed> {
     if !S::any(outcome.is_err()) {
@@ -343,12 +350,12 @@ fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Resu
     outcome.and(Err(Failed::new(FailureKind::Aborted)))
 }
 
-/// Reports a member that has not arrived. The type parameter makes the compiler place the function
-/// in the crate of the kernel.
+/// Reports a member that has not arrived. The type parameter makes the compiler generate the
+/// function in the kernel's crate.
 ///
 /// # Safety
-/// The context is one that [`Context::enter`] takes; it has this team with this rank, whose line in
-/// this PE's heap is `line`.
+/// `raw` satisfies the safety conditions of [`Context::enter`]. The team exists and has this rank.
+/// `line` is the address of the rank's line in this PE's heap.
 #[cold]
 #[inline(never)]
 #[expect(clippy::extra_unused_type_parameters, reason = "makes it generic, and so part of the kernel's crate")]
@@ -360,7 +367,7 @@ unsafe fn missing<Here>(
     line: u64,
     epoch: u64,
 ) -> Failed {
-    // SAFETY: the caller promises that this is a line, which only this protocol accesses.
+    // SAFETY: the caller promises the address of a line, and only this protocol accesses lines.
     let found = unsafe { Word64::at(line) }.load_relaxed();
     let pe = entry_of(raw, team).map_or(u32::MAX, |entry| Team { entry, team }.member(rank));
     // SAFETY: the caller promises the context.
@@ -368,7 +375,8 @@ unsafe fn missing<Here>(
     Failed::new(kind)
 }
 
-/// This PE's lines in the heaps of other members, which are mapped or reached over the network.
+/// This PE's lines in the heaps of other members. A function writes each line, by a store or over
+/// the network.
 struct Lines<F> {
     len: usize,
     post: F,
@@ -402,11 +410,11 @@ fn wait<const ORDERS: bool, Ws: Words>(words: &Ws, epoch: u64, context: &Context
     if ORDERS { barrier::wait(words, epoch, &mut spin) } else { barrier::wait_relaxed(words, epoch, &mut spin) }
 }
 
-/// Returns the epoch of a slot, which lies in memory of this device that only kernels access.
+/// Returns the epoch of a slot. The epoch lies in memory of this device that only kernels access.
 #[inline(always)]
 fn epoch_of(at: u64) -> u64 {
-    // SAFETY: the address of the epochs is from the team's table; the host keeps them allocated
-    // while kernels run.
+    // SAFETY: the address is from the team's table, and the host keeps the epochs allocated while
+    // kernels run.
     unsafe { <u64 as Access<Gpu>>::load_relaxed(address(at)) }
 }
 

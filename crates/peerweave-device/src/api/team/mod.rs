@@ -1,4 +1,4 @@
-//! Teams: their tables, barriers and syncs of their members, and collectives.
+//! Teams: queries of ranks and members, barriers, syncs and collectives.
 
 mod collective;
 pub mod combine;
@@ -17,15 +17,16 @@ use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, SymOffse
 
 /// A team of which this PE is a member.
 ///
-/// The methods take the context as an argument. If a team held a reference to the context, the
-/// compiler would keep the whole context in memory instead of in registers.
+/// The methods take the context as an argument. If a team contained a reference to the context, the
+/// compiler would place the context in memory, not in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Team {
     entry: TeamEntry,
     team: KernelTeam,
 }
 
-/// The team that a thread used last, cached because each operation would otherwise load it again.
+/// The table entry of the team that a thread used last. The cache avoids a load of the entry in
+/// each operation.
 #[derive(Clone, Copy)]
 pub(crate) struct TeamCache {
     index: u32,
@@ -48,7 +49,8 @@ const NO_TEAM: TeamEntry = TeamEntry {
     reserved: 0,
 };
 
-/// Returns the entry of a team, as the host wrote it.
+/// Returns the table entry of a team, which the host has written; `None` if the team does not
+/// exist.
 #[inline(always)]
 fn entry_of(raw: &KernelContext, team: KernelTeam) -> Option<TeamEntry> {
     if team.index() >= raw.n_teams {
@@ -56,8 +58,8 @@ fn entry_of(raw: &KernelContext, team: KernelTeam) -> Option<TeamEntry> {
     }
     const { assert!(size_of::<TeamEntry>() == 48 && offset_of!(TeamEntry, slots) == 32) };
     let entry = address::<u64>(raw.teams + u64::from(team.index()) * size_of::<TeamEntry>() as u64).cast_const();
-    // SAFETY: the context's table has as many entries as it says, each of six words, and nobody
-    // writes them while the kernel runs.
+    // SAFETY: the table has `n_teams` entries of six words each, and nobody writes them while the
+    // kernel runs.
     let [ranks, members, sync, epochs, slots, mapped] = unsafe { core::array::from_fn(|k| gpu::load_constant(entry.add(k))) };
     Some(TeamEntry {
         my_rank: ranks as u32,
@@ -73,8 +75,12 @@ fn entry_of(raw: &KernelContext, team: KernelTeam) -> Option<TeamEntry> {
 }
 
 impl Context {
-    /// Returns a team, for an operation that all of its members call. Fails if the team does not
-    /// exist, or this PE is not a member.
+    /// Returns a team of which this PE is a member. `operation` is the caller, for the report of a
+    /// failure.
+    ///
+    /// # Errors
+    /// [`FailureKind::NoSuchPeer`] if the team does not exist or this PE is not a member. The
+    /// failure is written to the status.
     #[inline(always)]
     pub(crate) fn team(&self, operation: KernelOp, team: KernelTeam) -> Result<Team, Failed> {
         let cache = self.last_team.get();
@@ -90,8 +96,8 @@ impl Context {
         }
     }
 
-    /// Returns the rank of this PE in a team; `None` if it is not a member, or the team does not
-    /// exist.
+    /// Returns the rank of this PE in a team; `None` if this PE is not a member, or the team does
+    /// not exist.
     #[inline]
     pub fn team_my_pe(&self, team: KernelTeam) -> Option<u32> {
         entry_of(self.raw(), team).map(|entry| entry.my_rank).filter(|rank| *rank != TeamEntry::NOT_A_MEMBER)
@@ -103,15 +109,16 @@ impl Context {
         entry_of(self.raw(), team).map_or(0, |entry| entry.size)
     }
 
-    /// Returns the PE that has a rank in a team; `None` if the rank or the team does not exist.
+    /// Returns the number of the PE with this rank in a team; `None` if the rank or the team does
+    /// not exist.
     #[inline]
     pub fn team_pe(&self, team: KernelTeam, rank: u32) -> Option<u32> {
         let entry = entry_of(self.raw(), team).filter(|entry| rank < entry.size)?;
         Some(Team { entry, team }.member(rank))
     }
 
-    /// Converts a rank in team `from` to the rank of the same PE in team `to`; `None` if the PE is
-    /// not a member, or a team or the rank does not exist.
+    /// Converts a rank in team `from` to the rank of the same PE in team `to`. Returns `None` if
+    /// the PE is not a member of `to`, or if a team or the rank does not exist.
     #[inline]
     pub fn team_translate_pe(&self, from: KernelTeam, rank: u32, to: KernelTeam) -> Option<u32> {
         let (pe, size) = (self.team_pe(from, rank)?, self.team_n_pes(to));
@@ -120,13 +127,13 @@ impl Context {
 }
 
 impl Team {
-    /// Returns the team's number.
+    /// Returns the handle of the team.
     #[inline(always)]
     fn team(&self) -> KernelTeam {
         self.team
     }
 
-    /// Returns the rank of this PE.
+    /// Returns the rank of this PE in the team.
     #[inline(always)]
     pub(crate) fn my_rank(&self) -> u32 {
         self.entry.my_rank
@@ -138,29 +145,29 @@ impl Team {
         self.entry.size
     }
 
-    /// Returns whether every member is mapped.
+    /// Returns whether the heap of every member is mapped on this PE.
     #[inline(always)]
     pub(crate) fn all_mapped(&self) -> bool {
         self.entry.all_mapped != 0
     }
 
-    /// Returns the PE with a rank below [`Self::size`].
+    /// Returns the number of the PE with this rank. `rank` must be less than [`Self::size`].
     #[inline(always)]
     pub(crate) fn member(&self, rank: u32) -> u32 {
         // SAFETY: the table has an entry for each rank, and nobody writes it while the kernel runs.
         unsafe { gpu::load_constant_u32(address::<u32>(self.entry.members).cast_const().add(rank as usize)) }
     }
 
-    /// Returns the address of a member's heap; 0 if it is not mapped.
+    /// Returns the address of a member's heap; 0 if the heap is not mapped.
     #[inline(always)]
     pub(crate) fn mapped_base(&self, context: &Context, rank: u32) -> u64 {
         context.base_of(self.member(rank))
     }
 
-    /// Returns the path to a member.
+    /// Returns the path by which this PE accesses a member.
     ///
     /// # Errors
-    /// [`FailureKind::Unreachable`], written to the status.
+    /// [`FailureKind::Unreachable`]. The failure is written to the status.
     #[inline(always)]
     pub(crate) fn reach(&self, context: &Context, operation: KernelOp, rank: u32) -> Result<Reach, Failed> {
         context.reach(operation, self.member(rank))
@@ -172,69 +179,71 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $barrier:ident, $barrier_all:ident, $sync:ident, $sync_all:ident,
         $sync_relaxed:ident, $sync_all_relaxed:ident) => {
         impl Context {
-            #[doc = concat!("Completes all puts, then waits until every member of the team has arrived, by ", $words, ".")]
-            /// Every member makes this call, from the same block index. Only one caller per block
-            /// and team is allowed at a time.
+            #[doc = concat!("Completes all puts, then waits until every member of the team has arrived. Called by ", $words, ".")]
+            /// Every member makes this call from the block with the same index. In each block, only
+            /// one call for a team is allowed at a time.
             ///
             /// # Ordering
             /// Earlier puts and writes of every member are visible afterwards.
             ///
             /// # Errors
-            /// [`FailureKind::Deadline`], and the status names the PE that did not arrive;
-            /// [`FailureKind::Aborted`]; [`FailureKind::NoSlot`] if the team has no slot for this
-            /// block; [`FailureKind::NoSuchPeer`].
+            /// [`FailureKind::Deadline`] if a member did not arrive in time; the status then names
+            /// the PE. [`FailureKind::Aborted`] if another wait of this PE has failed.
+            /// [`FailureKind::NoSlot`] if the team has no slot for this block.
+            /// [`FailureKind::NoSuchPeer`] if the team does not exist or this PE is not a member.
             #[inline(always)]
             pub fn $barrier(&self, team: KernelTeam) -> Result<(), Failed> {
                 self.meet_as::<$scope, Complete>(KernelOp::Barrier, team)
             }
 
-            #[doc = concat!("[`Self::", stringify!($barrier), "`] of all PEs.")]
+            #[doc = concat!("Calls [`Self::", stringify!($barrier), "`] for the team of all PEs.")]
             ///
             /// # Errors
-            #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
+            #[doc = concat!("As for [`Self::", stringify!($barrier), "`].")]
             #[inline(always)]
             pub fn $barrier_all(&self) -> Result<(), Failed> {
                 self.meet_as::<$scope, Complete>(KernelOp::Barrier, KernelTeam::WORLD)
             }
 
-            #[doc = concat!("Waits until every member of the team has arrived, by ", $words, "; puts over a network may be incomplete.")]
-            /// Otherwise like a barrier.
+            #[doc = concat!("Waits until every member of the team has arrived. Called by ", $words, ".")]
+            /// Unlike a barrier, does not complete puts over the network. Earlier writes of every
+            /// member, and puts to mapped PEs, are visible afterwards.
             ///
             /// # Errors
-            #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
+            #[doc = concat!("As for [`Self::", stringify!($barrier), "`].")]
             #[inline(always)]
             pub fn $sync(&self, team: KernelTeam) -> Result<(), Failed> {
                 self.meet_as::<$scope, Strong>(KernelOp::Sync, team)
             }
 
-            #[doc = concat!("[`Self::", stringify!($sync), "`] of all PEs.")]
+            #[doc = concat!("Calls [`Self::", stringify!($sync), "`] for the team of all PEs.")]
             ///
             /// # Errors
-            #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
+            #[doc = concat!("As for [`Self::", stringify!($barrier), "`].")]
             #[inline(always)]
             pub fn $sync_all(&self) -> Result<(), Failed> {
                 self.meet_as::<$scope, Strong>(KernelOp::Sync, KernelTeam::WORLD)
             }
 
-            #[doc = concat!("Waits until every member of the team has arrived, by ", $words, ", and orders nothing.")]
-            /// Otherwise like a barrier, but without its two fences. Use it if members exchange no
-            /// data by it, for example before they reuse a buffer that other signals guard.
+            #[doc = concat!("Waits until every member of the team has arrived, and orders nothing. Called by ", $words, ".")]
+            /// Unlike a barrier, has no fences. Use this call if members exchange no data by it,
+            /// for example before they reuse a buffer whose accesses other signals order.
             ///
             /// # Ordering
             /// None: earlier writes of members may not be visible afterwards, and puts may be
             /// incomplete.
             ///
             /// # Errors
-            #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
+            #[doc = concat!("As for [`Self::", stringify!($barrier), "`].")]
             #[inline(always)]
             pub fn $sync_relaxed(&self, team: KernelTeam) -> Result<(), Failed> {
                 self.meet_as::<$scope, Relaxed>(KernelOp::Sync, team)
             }
 
-            #[doc = concat!("[`Self::", stringify!($sync_relaxed), "`] of all PEs.")]
+            #[doc = concat!("Calls [`Self::", stringify!($sync_relaxed), "`] for the team of all PEs.")]
             ///
             /// # Errors
-            #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
+            #[doc = concat!("As for [`Self::", stringify!($barrier), "`].")]
             #[inline(always)]
             pub fn $sync_all_relaxed(&self) -> Result<(), Failed> {
                 self.meet_as::<$scope, Relaxed>(KernelOp::Sync, KernelTeam::WORLD)

@@ -1,18 +1,18 @@
-//! Bulk copies: not available on the host, where every copy is made by the thread itself.
+//! Stubs of the bulk copies. The host has no copy unit, so the threads copy the bytes themselves.
 
-/// Whether bulk copies are available. They are not on the host, so no other function of this module
-/// may be called.
+/// Whether bulk copies are available: always false on the host. The functions whose documentation
+/// says "never called" must not be called.
 pub const AVAILABLE: bool = false;
 
 /// Required alignment of addresses and sizes, in bytes.
 pub const ALIGN: usize = 16;
 
-/// Returns `false`: every address is one of ordinary memory.
+/// Returns `false`, because every address of the host is an address of ordinary memory.
 pub fn is_shared(_pointer: *const u8) -> bool {
     false
 }
 
-/// Returns `true`: every address can be accessed like global memory.
+/// Returns `true`, because every address of the host can be accessed like global memory.
 pub fn is_global(_pointer: *const u8) -> bool {
     true
 }

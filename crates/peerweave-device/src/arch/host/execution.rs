@@ -1,4 +1,5 @@
-//! Indices, barriers, shuffles, votes, shared memory and time, through the executor.
+//! Indices, barriers, shuffles, votes, shared memory and time. All of them are calls of the
+//! executor.
 
 use super::executor::executor;
 use peerweave_types::Dim3;
@@ -18,82 +19,84 @@ pub fn block_idx() -> Dim3 {
     executor().block_idx()
 }
 
-/// Returns the shape of a block.
+/// Returns the number of threads of a block in each dimension.
 #[inline]
 pub fn block_dim() -> Dim3 {
     executor().block_dim()
 }
 
-/// Returns the shape of the grid.
+/// Returns the number of blocks of the grid in each dimension.
 #[inline]
 pub fn grid_dim() -> Dim3 {
     executor().grid_dim()
 }
 
-/// Waits until all threads of the block have called it. Earlier writes of each thread are visible
-/// to all threads afterwards.
+/// Waits until all threads of the block have called this function. Earlier writes of each thread
+/// are visible to all threads afterwards.
 #[inline]
 pub fn sync_threads() {
     executor().sync_threads_or(false);
 }
 
-/// Like [`sync_threads`]; returns whether any thread passed `true`.
+/// Waits like [`sync_threads`]. Returns whether any thread of the block passed `true`.
 #[inline]
 pub fn sync_threads_or(value: bool) -> bool {
     executor().sync_threads_or(value)
 }
 
-/// Waits until all threads of the warp in `mask` have called it. Earlier writes of each thread are
-/// visible to all threads afterwards.
+/// Waits until all threads of the warp in `mask` have called this function. Earlier writes of each
+/// thread are visible to all threads afterwards.
 #[inline]
 pub fn sync_warp(mask: u32) {
     executor().exchange(mask, 0);
 }
 
-/// Passes a value to the warp. Returns the value passed by lane `from`; this thread's own value if
-/// `from` is not in `mask`.
+/// Passes `value` to the warp, and returns the value that lane `from` passed. If `from` is not in
+/// `mask`, returns `value`.
 #[inline]
 pub(super) fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
     let values = executor().exchange(mask, u64::from(value));
     if from < WARP_SIZE && mask >> from & 1 == 1 { values[from as usize] as u32 } else { value }
 }
 
-/// Returns the value of lane `from` modulo 32. All threads in `mask` call it.
+/// Returns the value of the lane with number `from` modulo 32. All threads in `mask` call this
+/// function.
 #[inline]
 pub fn shuffle_idx(mask: u32, value: u32, from: u32) -> u32 {
     shuffle(mask, value, from % WARP_SIZE)
 }
 
-/// Returns the value of the lane `by` below this one, or its own value if there is no such lane.
-/// All threads in `mask` call it.
+/// Returns the value of the lane whose number is this lane's number minus `by`. If there is no such
+/// lane, returns `value`. All threads in `mask` call this function.
 #[inline]
 pub fn shuffle_up(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane().wrapping_sub(by))
 }
 
-/// Returns the value of the lane `by` above this one, or its own value if there is no such lane.
-/// All threads in `mask` call it.
+/// Returns the value of the lane whose number is this lane's number plus `by`. If there is no such
+/// lane, returns `value`. All threads in `mask` call this function.
 #[inline]
 pub fn shuffle_down(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane().saturating_add(by))
 }
 
 /// Returns the value of the lane whose number is this lane's number exclusive-or `by`. All threads
-/// in `mask` call it.
+/// in `mask` call this function.
 #[inline]
 pub fn shuffle_xor(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane() ^ by)
 }
 
-/// Returns the lanes in `mask` whose threads passed `true`. All threads in `mask` call it.
+/// Returns the mask of the lanes in `mask` whose threads passed `true`. All threads in `mask` call
+/// this function.
 #[inline]
 pub fn vote_ballot(mask: u32, value: bool) -> u32 {
     let values = executor().exchange(mask, u64::from(value));
     (0..WARP_SIZE).filter(|lane| mask >> lane & 1 == 1 && values[*lane as usize] != 0).fold(0, |all, lane| all | 1 << lane)
 }
 
-/// Returns the block's dynamic shared memory, whose size the launch specifies: its address and its
-/// size in bytes.
+/// Returns the address and the size in bytes of the block's dynamic shared memory. The launch
+/// specifies the size.
 #[inline]
 pub fn dynamic_shared() -> (*mut u8, usize) {
     executor().dynamic_shared()
@@ -105,22 +108,23 @@ pub fn now_ns() -> u64 {
     executor().now_ns()
 }
 
-/// Allows the next kernel of the stream to start early. On the host this has no effect: kernels
-/// start in order.
+/// Allows the next kernel of the stream to start early. On the host this has no effect, because
+/// each kernel starts after the previous kernel has ended.
 #[inline]
 pub fn start_next_kernel() {}
 
-/// Waits until the earlier kernels of the stream have ended. On the host this is always the case.
+/// Waits until the earlier kernels of the stream have ended. On the host this has no effect,
+/// because they have always ended.
 #[inline]
 pub fn wait_for_previous_kernel() {}
 
-/// Lets other threads run. Called by a wait after an unsuccessful poll.
+/// Lets other threads run. A wait calls this function after each unsuccessful poll.
 #[inline]
 pub fn pause() {
     executor().pause();
 }
 
-/// Ends the kernel with an error that names no thread. On the host: panics.
+/// Ends the kernel with an error that names no thread: panics on the host.
 #[cold]
 #[track_caller]
 pub fn trap() -> ! {

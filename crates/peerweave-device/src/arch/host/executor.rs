@@ -1,7 +1,7 @@
-//! The executor that runs the threads of a kernel on the host, as seen by a kernel.
+//! The interface between a kernel on the host and the executor that runs its threads.
 //!
-//! Without an executor, a kernel is a block of one thread: the thread that called it.
-//! `peerweave-grid` sets an executor that runs whole grids.
+//! If no executor is set, a kernel runs as a block of one thread, on the thread that called the
+//! kernel. `peerweave-grid` sets an executor that runs whole grids.
 
 use crate::network::call::Call;
 use core::cell::RefCell;
@@ -12,14 +12,15 @@ use std::sync::OnceLock;
 use std::time::Instant;
 use std::vec::Vec;
 
-/// The operations that a kernel thread needs of its executor. The default methods implement a block
-/// of one thread.
+/// Operations of an executor that kernel threads call. The default methods implement a block of one
+/// thread.
 ///
-/// An executor is set once for the process, and is called on every thread that runs device code. A
-/// thread that it does not run must get the results of [`Single`].
+/// [`set_executor`] sets the executor once for the process. Every thread of the process that runs
+/// device code calls the executor. On a thread that the executor has not started, its methods must
+/// return the results of [`Single`].
 ///
-/// Each wait, each strong access and each fence calls [`Self::step`], in which the executor may run
-/// another thread of the grid.
+/// Each fence, and each access to memory that other threads may write, first calls [`Self::step`].
+/// In that call the executor may run another thread of the grid.
 pub trait Executor: Sync {
     /// Returns the index of this thread in its block.
     fn thread_idx(&self) -> Dim3 {
@@ -31,25 +32,26 @@ pub trait Executor: Sync {
         Dim3::ZERO
     }
 
-    /// Returns the shape of a block.
+    /// Returns the number of threads of a block in each dimension.
     fn block_dim(&self) -> Dim3 {
         Dim3::ONE
     }
 
-    /// Returns the shape of the grid.
+    /// Returns the number of blocks of the grid in each dimension.
     fn grid_dim(&self) -> Dim3 {
         Dim3::ONE
     }
 
-    /// Waits until all threads of the block that have not ended have called it. Returns whether any
-    /// of them passed `true`. Earlier writes of each thread are visible to all threads afterwards.
+    /// Waits until all threads of the block that have not ended have called this method. Returns
+    /// whether any of these threads passed `true`. Earlier writes of each thread are visible to all
+    /// threads afterwards.
     fn sync_threads_or(&self, value: bool) -> bool {
         value
     }
 
-    /// Passes `value` to the threads of the warp in `mask`. Returns their values by lane; other
-    /// entries are unspecified. All threads in `mask` call it. Earlier writes of each thread are
-    /// visible to all threads afterwards.
+    /// Passes `value` to the threads of the warp in `mask`, and returns their values, indexed by
+    /// lane. Entries of lanes outside `mask` are unspecified. All threads in `mask` call this
+    /// method. Earlier writes of each thread are visible to all threads afterwards.
     fn exchange(&self, mask: u32, value: u64) -> [u64; 32] {
         let _ = mask;
         let mut values = [0; 32];
@@ -57,15 +59,15 @@ pub trait Executor: Sync {
         values
     }
 
-    /// Returns the block's dynamic shared memory, whose size the launch specifies: its address,
-    /// aligned to 128 bytes, and its size in bytes.
+    /// Returns the address and the size in bytes of the block's dynamic shared memory. The launch
+    /// specifies the size. The address is aligned to 128 bytes.
     fn dynamic_shared(&self) -> (*mut u8, usize) {
         (ptr::dangling_mut::<u128>().cast(), 0)
     }
 
-    /// Returns the block's shared memory declared at `site`: the same address for all threads of
-    /// the block, with unspecified initial content. It lives as long as the block. `site` is unique
-    /// to the declaration. `align` is a power of two, at most 128.
+    /// Returns the address of the block's shared memory for the declaration that `site` identifies.
+    /// All threads of the block get the same address. The memory has unspecified initial content,
+    /// and exists until the block ends. `align` is a power of two, at most 128.
     fn fixed_shared(&self, site: usize, bytes: usize, align: usize) -> *mut u8 {
         let _ = align;
         OWN_SHARED.with_borrow_mut(|declared| {
@@ -74,21 +76,23 @@ pub trait Executor: Sync {
         })
     }
 
-    /// Returns whether this thread's PE reaches PEs that are not mapped over an emulated network.
+    /// Returns whether this thread's PE has an emulated network, by which it reaches PEs whose
+    /// memory is not mapped.
     fn has_network(&self) -> bool {
         false
     }
 
-    /// Executes a call of the network. Returns the value if the call reads a word. Only called if
-    /// [`Self::has_network`] returns `true`.
+    /// Executes a call of the emulated network. If the call returns the previous value of a word,
+    /// returns that value. Only called if [`Self::has_network`] returns `true`.
     fn network(&self, call: Call) -> u64 {
-        panic!("this executor has no network: {call:?}")
+        panic!("the executor of this kernel emulates no network, so it cannot execute {call:?}")
     }
 
-    /// Called before each access of global memory and each fence: another thread may run here.
+    /// Offers the executor a point at which it may run another thread. Called before each fence,
+    /// and before each access to memory that other threads may write.
     fn step(&self) {}
 
-    /// Called by a wait after an unsuccessful poll: other threads must run.
+    /// Lets other threads run. A wait calls this method after each unsuccessful poll.
     fn pause(&self) {
         std::thread::yield_now();
     }
@@ -100,18 +104,18 @@ pub trait Executor: Sync {
     }
 }
 
-/// A part of shared memory, with the alignment that the most demanding copies need.
+/// 128 bytes of shared memory, with the alignment of shared memory.
 #[derive(Clone, Copy)]
 #[repr(C, align(128))]
 struct SharedLine([u8; 128]);
 
 std::thread_local! {
-    /// Shared memory of a block that consists of this thread, by declaration. It is not freed while
-    /// the thread lives.
+    /// Shared memory of a block that consists of this thread only, by declaration. Freed when the
+    /// thread ends.
     static OWN_SHARED: RefCell<BTreeMap<usize, Vec<SharedLine>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// A block of one thread: the calling thread.
+/// The executor of a block with one thread, the calling thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Single;
 
@@ -119,13 +123,13 @@ impl Executor for Single {}
 
 static EXECUTOR: OnceLock<&'static dyn Executor> = OnceLock::new();
 
-/// The error if another executor is already set.
+/// The error of [`set_executor`] if the process already has a different executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlreadySet;
 
 impl core::fmt::Display for AlreadySet {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("another executor of kernels is set in this process")
+        f.write_str("set_executor: this process already has a different executor")
     }
 }
 
@@ -141,7 +145,7 @@ pub fn set_executor(executor: &'static dyn Executor) -> Result<(), AlreadySet> {
     if ptr::addr_eq(set, executor) { Ok(()) } else { Err(AlreadySet) }
 }
 
-/// Returns the executor of this process.
+/// Returns the executor of this process; [`Single`] if no executor is set.
 #[inline]
 pub fn executor() -> &'static dyn Executor {
     match EXECUTOR.get() {

@@ -1,8 +1,8 @@
-//! Words that several threads access, by the atomics of the language. A scope is always the whole
+//! Atomic operations on words, implemented by the atomics of Rust. Every scope means the whole
 //! machine.
 //!
-//! Each strong access and each fence is a point at which the executor may run another thread. So a
-//! seeded schedule can vary which accesses the threads of a grid observe.
+//! At each access and each fence the executor may run another thread. So a seeded schedule can vary
+//! the order in which the threads of a grid observe accesses.
 
 use super::executor::executor;
 use crate::arch::ops::{for_each_reach_and_order, for_each_reach_and_reduce_order};
@@ -10,10 +10,10 @@ use crate::arch::{Access, AcqRel, Acquire, Cta, Fence, FloatAdd, Gpu, Reduce, Re
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use peerweave_types::{bf16, f16};
 
-/// A memory order of read-modify-writes, in terms of the language.
+/// The `Ordering` of Rust for a memory order of read-modify-writes.
 pub(super) trait Order {
     const ORDERING: Ordering;
-    /// The order of the load of a failed comparison.
+    /// The order of the load if a compare-and-swap fails.
     const LOAD: Ordering;
 }
 
@@ -37,11 +37,11 @@ impl Order for AcqRel {
     const LOAD: Ordering = Ordering::Acquire;
 }
 
-/// Returns the atomic at a pointer, after a step of the executor.
+/// Returns the atomic at a pointer, after a call of [`Executor::step`](super::Executor::step).
 ///
 /// # Safety
-/// The pointer points to an aligned word that this thread can access for `'a`, and that others
-/// access only atomically.
+/// The pointer points to an aligned word that this thread can access for `'a`. Other threads access
+/// this word only atomically.
 macro_rules! atomic {
     ($atomic:ty, $pointer:expr) => {{
         executor().step();
@@ -164,7 +164,7 @@ macro_rules! reduction {
         /// As for the method of [`Reduce`] that it implements.
         #[inline]
         unsafe fn $name(word: *mut Self, value: Self) {
-            // SAFETY: the caller promises what the fetching form asks for.
+            // SAFETY: the caller promises what the method of `Rmw` requires.
             unsafe { <Self as Rmw<$reach, $order>>::$fetch(word, value) };
         }
     )*};
@@ -181,12 +181,12 @@ for_each_reach_and_reduce_order!(reductions);
 /// Reads 16 bytes, each half by one atomic access. Orders nothing.
 ///
 /// # Safety
-/// `from` points to 16 bytes, aligned to 16, that this thread can access, and that others access
-/// atomically.
+/// `from` points to 16 bytes, aligned to 16, that this thread can access. Other threads access
+/// these bytes only atomically.
 #[inline]
 pub unsafe fn load_line_relaxed(from: *const u128) -> [u64; 2] {
     let halves = from.cast::<u64>();
-    // SAFETY: the halves of a line that the caller promises.
+    // SAFETY: the caller promises the 16 bytes, which these two words form.
     unsafe { [<u64 as Access<Sys>>::load_relaxed(halves), <u64 as Access<Sys>>::load_relaxed(halves.add(1))] }
 }
 
@@ -197,7 +197,7 @@ pub unsafe fn load_line_relaxed(from: *const u128) -> [u64; 2] {
 #[inline]
 pub unsafe fn store_line_relaxed(to: *mut u128, value: [u64; 2]) {
     let halves = to.cast::<u64>();
-    // SAFETY: the halves of a line that the caller promises.
+    // SAFETY: the caller promises the 16 bytes, which these two words form.
     unsafe {
         <u64 as Access<Sys>>::store_relaxed(halves, value[0]);
         <u64 as Access<Sys>>::store_relaxed(halves.add(1), value[1]);

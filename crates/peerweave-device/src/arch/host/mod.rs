@@ -1,6 +1,6 @@
-//! Threads and memory of the host: the functions that a kernel calls when it runs on the host.
+//! Functions that a kernel calls when it runs on the host.
 //!
-//! The [`Executor`] executes threads; memory is accessed by the atomics of the language.
+//! The [`Executor`] runs the threads. Memory is accessed by the atomics of Rust.
 
 pub mod bulk;
 mod convert;

@@ -1,10 +1,10 @@
-//! Accesses to a multicast address, which the host does not have. They exist so that kernels with a
-//! multicast path also compile for the host.
+//! Stubs of accesses to a multicast address. The host has no multicast memory, and each stub
+//! panics. The stubs let kernels with a multicast path compile for the host.
 
 pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
-/// Whether multicast accesses are available. A kernel on the host checks this, and takes another
-/// path.
+/// Whether multicast accesses are available: always false on the host. A kernel must check this
+/// constant before it accesses a multicast address.
 pub const AVAILABLE: bool = false;
 
 fn refuse() -> ! {

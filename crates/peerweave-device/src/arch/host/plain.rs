@@ -1,20 +1,20 @@
-//! Relaxed atomic accesses of the widths that copies need.
+//! Relaxed atomic accesses of 1 to 16 bytes, for copies.
 //!
-//! A peer may concurrently write the memory that is read. With atomic accesses the result is then
-//! unspecified, but not undefined behaviour. Before each access another thread may run, so that a
-//! test finds such races.
+//! A peer may write the memory while a copy reads it. Because the accesses are atomic, such a race
+//! has an unspecified result, but no undefined behaviour. Before each access the executor may run
+//! another thread, so that tests find such races.
 
 use super::executor::executor;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// 16 bytes, low half first.
+/// 16 bytes as two words, the low half first.
 pub type Vector = [u64; 2];
 
 /// Returns the two halves of a vector.
 ///
 /// # Safety
-/// `at` points to 16 bytes, aligned to 16, that this thread can access for `'a`, and that others
-/// access only atomically.
+/// `at` points to 16 bytes, aligned to 16, that this thread can access for `'a`. Other threads
+/// access these bytes only atomically.
 #[inline]
 unsafe fn halves<'a>(at: *mut u8) -> [&'a AtomicU64; 2] {
     let at = at.cast::<u64>();
@@ -24,7 +24,7 @@ unsafe fn halves<'a>(at: *mut u8) -> [&'a AtomicU64; 2] {
 
 macro_rules! vector_access {
     ($($load:ident $store:ident),*) => {$(
-        /// Reads 16 bytes, each half by one relaxed access.
+        /// Reads 16 bytes, each half by one relaxed access of 8 bytes.
         ///
         /// # Safety
         /// `from` points to memory, aligned to 16, that this thread can read.
@@ -36,7 +36,7 @@ macro_rules! vector_access {
             [low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)]
         }
 
-        /// Writes 16 bytes, each half by one relaxed access.
+        /// Writes 16 bytes, each half by one relaxed access of 8 bytes.
         ///
         /// # Safety
         /// `to` points to memory, aligned to 16, that this thread can write.
@@ -54,7 +54,8 @@ macro_rules! vector_access {
 vector_access!(load_vector_global store_vector_global, load_vector_generic store_vector_generic,
     load_vector_relaxed store_vector_relaxed);
 
-/// Values of 1, 2, 4 and 8 bytes, accessed by relaxed accesses.
+/// An integer of 1, 2, 4 or 8 bytes that copies access. On the host all loads and all stores are
+/// relaxed atomic accesses.
 ///
 /// # Safety
 /// An implementation accesses exactly the value at the pointer.
@@ -150,7 +151,7 @@ pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
     unsafe { *from }
 }
 
-/// Returns the pointer `bytes` further on.
+/// Returns the pointer advanced by `bytes` bytes.
 #[inline]
 pub fn advance(pointer: *mut u8, bytes: usize) -> *mut u8 {
     pointer.wrapping_add(bytes)

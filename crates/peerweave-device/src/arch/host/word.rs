@@ -1,7 +1,7 @@
-//! Words of the protocols in memory shared by threads or processes of this machine: the atomics of
-//! the language.
+//! Words of the protocols, in memory shared by threads or processes of this machine. They are
+//! atomics of Rust.
 //!
-//! This module does not share the memory.
+//! The caller provides the shared memory.
 
 use super::executor::executor;
 use crate::Word;
@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 crate::arch::word_by_atomic!(AtomicU64, Ordering, fence);
 
-/// A 64-bit word that several PEs access, as seen by a kernel: each access is a step of the
-/// executor.
+/// A 64-bit word that several PEs access, for kernels on the host. Each access first calls
+/// [`Executor::step`](super::Executor::step).
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Word64(AtomicU64);
@@ -19,11 +19,12 @@ impl Word64 {
     /// Returns the word at an address.
     ///
     /// # Safety
-    /// `address` is the address of an aligned word that this thread can access for `'a`, and that
-    /// is only accessed atomically meanwhile.
+    /// `address` is the address of an aligned word that this thread can access for `'a`. During
+    /// `'a` the word is only accessed atomically.
     #[inline]
     pub unsafe fn at<'a>(address: u64) -> &'a Self {
-        // SAFETY: the caller promises an accessible word; an atomic allows others to change it.
+        // SAFETY: the caller promises an accessible word; an atomic allows other threads to change
+        // the word.
         unsafe { &*core::ptr::with_exposed_provenance(address as usize) }
     }
 

@@ -1,28 +1,28 @@
-//! Bulk copies between global and shared memory by the copy unit of sm_90, and the barriers in
-//! shared memory that wait for them.
+//! Bulk copies between global and shared memory by the copy unit (TMA) of sm_90, and the barriers
+//! in shared memory (`mbarrier`) by which threads wait for the copies.
 //!
-//! Addresses of shared memory are 32-bit numbers in its window. If the PTX is for an older
-//! architecture, [`AVAILABLE`] is false and no other function of this module may be called.
+//! Addresses of shared memory are 32-bit addresses in the shared window. If the PTX is for an
+//! architecture before sm_90, [`AVAILABLE`] is false, and copies and barriers must not be used.
 //!
 //! The copy unit accesses memory independently of the thread that starts the copy. [`fence_shared`]
 //! and [`fence_global`] order the thread's own accesses before copies that it starts afterwards.
 
 use core::arch::asm;
 
-/// Whether the PTX is for an architecture that has bulk copies.
+/// Whether the PTX is for an architecture with bulk copies: sm_90 or later.
 pub const AVAILABLE: bool = cfg!(target_feature = "sm_90");
 
 /// Required alignment of addresses and sizes, in bytes.
 pub const ALIGN: usize = 16;
 
-/// Returns the address in the shared window of a generic pointer to shared memory.
+/// Converts a generic pointer to shared memory to an address in the shared window.
 ///
 /// # Safety
 /// `pointer` points to shared memory of this block.
 #[inline(always)]
 pub unsafe fn shared_address(pointer: *const u8) -> u32 {
     let address: u64;
-    // SAFETY: converts an address, which the caller promises to be of shared memory; touches no
+    // SAFETY: converts an address, which the caller promises is in shared memory; touches no
     // memory.
     unsafe { asm!("cvta.to.shared.u64 {a}, {p};", a = out(reg64) address, p = in(reg64) pointer, options(pure, nomem, nostack)) };
     address as u32
@@ -52,11 +52,12 @@ pub fn is_global(pointer: *const u8) -> bool {
     is != 0
 }
 
-/// Initialises a barrier whose phase completes after one arrival and the expected number of bytes.
+/// Initialises a barrier. Each phase of the barrier completes after one arrival and after the
+/// expected number of bytes has been copied.
 ///
 /// # Safety
-/// `barrier` is the address of 8 aligned bytes of shared memory of this block, which are used for
-/// nothing else until [`invalidate`].
+/// `barrier` is the address of 8 aligned bytes of shared memory of this block. Nothing else uses
+/// these bytes until [`invalidate`].
 #[inline(always)]
 pub unsafe fn init(barrier: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -104,8 +105,8 @@ pub fn fence_global() {
     }
 }
 
-/// Starts a copy of global memory to shared memory. The barrier's current phase completes when the
-/// copy does.
+/// Starts a copy of global memory to shared memory. The current phase of the barrier completes when
+/// the copy is complete.
 ///
 /// # Safety
 /// [`AVAILABLE`] is true. Both addresses and `bytes` are multiples of [`ALIGN`]. Both ranges are
@@ -126,8 +127,8 @@ pub unsafe fn start_load(to: u32, from: *const u8, bytes: u32, barrier: u32) {
     let _ = (to, from, bytes, barrier);
 }
 
-/// Returns whether the phase with this parity is complete. The data of the copy is then visible to
-/// this thread.
+/// Returns whether the barrier's phase with this parity is complete. If the result is true, the
+/// data of the copy is visible to this thread.
 ///
 /// # Safety
 /// [`AVAILABLE`] is true, and [`init`] has initialised the barrier.
@@ -152,11 +153,13 @@ pub unsafe fn test(barrier: u32, parity: u32) -> bool {
     }
 }
 
-/// Starts a copy of shared memory to global memory, in the group that [`commit`] closes.
+/// Starts a copy of shared memory to global memory. The copy belongs to the group that the next
+/// [`commit`] closes.
 ///
 /// # Safety
-/// As for [`start_load`], with the sides exchanged. `from` is not written until the group has been
-/// read.
+/// [`AVAILABLE`] is true. Both addresses and `bytes` are multiples of [`ALIGN`]. Both ranges are
+/// accessible, `to` in global memory and `from` in shared memory of this block. `from` is not
+/// written until the copy unit has read it (see [`wait_read`]).
 #[inline(always)]
 pub unsafe fn start_store(to: *mut u8, from: u32, bytes: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -179,24 +182,24 @@ pub fn commit() {
     }
 }
 
-/// Waits until all groups of this thread except the `PENDING` newest have been read, so that their
-/// shared memory can be reused.
+/// Waits until the copy unit has read the sources of all groups of this thread except the `PENDING`
+/// newest. Afterwards the shared memory of these groups can be reused.
 #[inline(always)]
 pub fn wait_read<const PENDING: usize>() {
     #[cfg(target_feature = "sm_90")]
-    // SAFETY: waits; memory counts as changed. The copy unit ends by itself: its groups wait for no
+    // SAFETY: waits; memory counts as changed. The wait ends, because the copy unit waits for no
     // other thread.
     unsafe {
         asm!("cp.async.bulk.wait_group.read {n};", n = const PENDING, options(nostack));
     }
 }
 
-/// Waits until all groups of this thread are complete. Their writes then count as writes of this
-/// thread.
+/// Waits until all groups of this thread are complete. Afterwards their writes are ordered like
+/// writes of this thread.
 #[inline(always)]
 pub fn wait_written() {
     #[cfg(target_feature = "sm_90")]
-    // SAFETY: waits; memory counts as changed. The copy unit ends by itself: its groups wait for no
+    // SAFETY: waits; memory counts as changed. The wait ends, because the copy unit waits for no
     // other thread.
     unsafe {
         asm!("cp.async.bulk.wait_group 0;", options(nostack));

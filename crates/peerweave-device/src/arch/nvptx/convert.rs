@@ -1,10 +1,11 @@
-//! Conversions between `f32` and 16-bit floats, in pairs of one register: rounded to nearest even.
+//! Conversions between `f32` and 16-bit or 8-bit floats. Each function converts two values, which
+//! are packed in one register. Results are rounded to nearest even.
 
 use core::arch::asm;
 #[cfg(not(target_feature = "sm_90"))]
 use peerweave_types::{F8E4M3, bf16};
 
-/// Converts two values to `f16`, the first one in the low half.
+/// Converts two values to `f16`. The first value is in the low half of the result.
 #[inline(always)]
 pub fn f16_pair(values: [f32; 2]) -> u32 {
     let pair: u32;
@@ -21,7 +22,7 @@ pub fn f16_pair(values: [f32; 2]) -> u32 {
     pair
 }
 
-/// Converts two `f16`, the first one in the low half, to `f32`.
+/// Converts two `f16` to `f32`. The first value is in the low half of `pair`.
 #[inline(always)]
 pub fn f16_values(pair: u32) -> [f32; 2] {
     let (low, high): (f32, f32);
@@ -38,7 +39,7 @@ pub fn f16_values(pair: u32) -> [f32; 2] {
     [low, high]
 }
 
-/// Converts two values to `bf16`, the first one in the low half.
+/// Converts two values to `bf16`. The first value is in the low half of the result.
 #[inline(always)]
 pub fn bf16_pair(values: [f32; 2]) -> u32 {
     #[cfg(target_feature = "sm_90")]
@@ -62,14 +63,14 @@ pub fn bf16_pair(values: [f32; 2]) -> u32 {
     }
 }
 
-/// Converts two `bf16`, the first one in the low half, to `f32`.
+/// Converts two `bf16` to `f32`. The first value is in the low half of `pair`.
 #[inline(always)]
 pub fn bf16_values(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
 }
 
-/// Converts two values to 8-bit floats (E4M3), the first one in the low byte. Values beyond the
-/// largest one are saturated.
+/// Converts two values to 8-bit floats (E4M3). The first value is in the low byte of the result.
+/// Values beyond the largest float are saturated.
 #[inline(always)]
 pub fn f8e4m3_pair(values: [f32; 2]) -> u16 {
     #[cfg(target_feature = "sm_90")]

@@ -1,10 +1,10 @@
 //! Indices, barriers, shuffles, votes, shared memory and time.
 //!
 //! Operations that several threads execute together are intrinsics of LLVM, not inline assembly.
-//! LLVM would copy assembly into the paths of a branch, so that threads of one barrier arrive at
-//! different instructions. It never duplicates an intrinsic that is marked convergent. Barriers of
-//! a block are aligned, like `__syncthreads` of CUDA; the assembler copies and expands unaligned
-//! ones.
+//! LLVM may copy inline assembly into both paths of a branch, so that threads would reach one
+//! barrier at different instructions. LLVM never duplicates an intrinsic that is marked convergent.
+//! Barriers of a block are aligned, like `__syncthreads` of CUDA, because the assembler duplicates
+//! and expands unaligned barriers.
 
 use core::arch::asm;
 use peerweave_types::Dim3;
@@ -41,10 +41,10 @@ unsafe extern "C" {
     fn shfl_sync_bfly(mask: u32, value: u32, by: u32, clamp: u32) -> u32;
 }
 
-/// Keeps the compiler from moving memory accesses across it. Generates no instruction.
+/// Prevents the compiler from moving memory accesses across this call. Generates no instruction.
 #[inline(always)]
 fn compiler_barrier() {
-    // SAFETY: an empty text; memory counts as changed.
+    // SAFETY: the assembly text is empty; memory counts as changed.
     unsafe { asm!("", options(nostack)) };
 }
 
@@ -60,35 +60,35 @@ pub fn block_idx() -> Dim3 {
     Dim3 { x: constant_register!("ctaid.x"), y: constant_register!("ctaid.y"), z: constant_register!("ctaid.z") }
 }
 
-/// Returns the shape of a block.
+/// Returns the number of threads of a block in each dimension.
 #[inline(always)]
 pub fn block_dim() -> Dim3 {
     Dim3 { x: constant_register!("ntid.x"), y: constant_register!("ntid.y"), z: constant_register!("ntid.z") }
 }
 
-/// Returns the shape of the grid.
+/// Returns the number of blocks of the grid in each dimension.
 #[inline(always)]
 pub fn grid_dim() -> Dim3 {
     Dim3 { x: constant_register!("nctaid.x"), y: constant_register!("nctaid.y"), z: constant_register!("nctaid.z") }
 }
 
-/// Waits until all threads of the block have called it. Earlier writes of each thread are visible
-/// to all threads afterwards.
+/// Waits until all threads of the block have called this function. Earlier writes of each thread
+/// are visible to all threads afterwards.
 #[inline(always)]
 pub fn sync_threads() {
     // SAFETY: barrier 0, of all threads of the block; it touches no memory.
     unsafe { barrier_sync(0) };
 }
 
-/// Like [`sync_threads`]; returns whether any thread passed `true`.
+/// Waits like [`sync_threads`]. Returns whether any thread of the block passed `true`.
 #[inline(always)]
 pub fn sync_threads_or(value: bool) -> bool {
     // SAFETY: barrier 0, of all threads of the block; it touches no memory.
     unsafe { barrier_red_or(0, value) }
 }
 
-/// Waits until all threads of the warp in `mask` have called it. Earlier writes of each thread are
-/// visible to all threads afterwards.
+/// Waits until all threads of the warp in `mask` have called this function. Earlier writes of each
+/// thread are visible to all threads afterwards.
 #[inline(always)]
 pub fn sync_warp(mask: u32) {
     // SAFETY: a barrier of the threads in the mask; it touches no memory.
@@ -107,26 +107,28 @@ macro_rules! shuffle {
 }
 
 shuffle!(
-    /// Returns the value of lane `from` modulo 32. All threads in `mask` call it.
+    /// Returns the value of the lane with number `from` modulo 32. All threads in `mask` call this
+    /// function.
     shuffle_idx, shfl_sync_idx, from, 31
 );
 shuffle!(
-    /// Returns the value of the lane `by` below this one, or its own value if there is no such
-    /// lane. All threads in `mask` call it. `by` is at most 31.
+    /// Returns the value of the lane whose number is this lane's number minus `by`. If there is no
+    /// such lane, returns `value`. All threads in `mask` call this function. `by` is at most 31.
     shuffle_up, shfl_sync_up, by, 0
 );
 shuffle!(
-    /// Returns the value of the lane `by` above this one, or its own value if there is no such
-    /// lane. All threads in `mask` call it. `by` is at most 31.
+    /// Returns the value of the lane whose number is this lane's number plus `by`. If there is no
+    /// such lane, returns `value`. All threads in `mask` call this function. `by` is at most 31.
     shuffle_down, shfl_sync_down, by, 31
 );
 shuffle!(
     /// Returns the value of the lane whose number is this lane's number exclusive-or `by`. All
-    /// threads in `mask` call it.
+    /// threads in `mask` call this function.
     shuffle_xor, shfl_sync_bfly, by, 31
 );
 
-/// Returns the lanes in `mask` whose threads passed `true`. All threads in `mask` call it.
+/// Returns the mask of the lanes in `mask` whose threads passed `true`. All threads in `mask` call
+/// this function.
 #[inline(always)]
 pub fn vote_ballot(mask: u32, value: bool) -> u32 {
     compiler_barrier();
@@ -136,14 +138,15 @@ pub fn vote_ballot(mask: u32, value: bool) -> u32 {
     ballot
 }
 
-/// Returns the block's dynamic shared memory, whose size the launch specifies: its address and its
-/// size in bytes.
+/// Returns the address and the size in bytes of the block's dynamic shared memory. The launch
+/// specifies the size.
 ///
-/// [`crate::kernel_preamble`] declares the symbol; `#[kernel]` generates it in the kernel's crate.
+/// [`crate::kernel_preamble`] declares the symbol `peerweave_dynamic_shared`. `#[kernel]` calls
+/// that macro in the kernel's crate.
 #[inline(always)]
 pub fn dynamic_shared() -> (*mut u8, usize) {
     let address: u64;
-    // SAFETY: takes the address of a symbol and makes it a generic one; touches no memory.
+    // SAFETY: converts the address of a symbol to a generic address; touches no memory.
     unsafe {
         asm!(
             "{{ .reg .b64 a; mov.u64 a, peerweave_dynamic_shared; cvta.shared.u64 {address}, a; }}",
@@ -163,8 +166,8 @@ pub fn now_ns() -> u64 {
     now
 }
 
-/// Allows the next kernel of the stream to start early, if its launch permits a programmatic start.
-/// This is a hint, and orders nothing. Before sm_90 it has no effect.
+/// Allows the next kernel of the stream to start early, if the launch of that kernel permits a
+/// programmatic start. The call is a hint, and orders nothing. Before sm_90 it has no effect.
 #[inline(always)]
 pub fn start_next_kernel() {
     #[cfg(target_feature = "sm_90")]
@@ -174,8 +177,9 @@ pub fn start_next_kernel() {
     }
 }
 
-/// Waits until the earlier kernels of the stream have ended, and their writes are visible. Without
-/// a programmatic start this is always the case.
+/// Waits until the earlier kernels of the stream have ended and their writes are visible. Without a
+/// programmatic start the call returns immediately, because a kernel starts after the earlier
+/// kernels.
 #[inline(always)]
 pub fn wait_for_previous_kernel() {
     #[cfg(target_feature = "sm_90")]
@@ -185,13 +189,14 @@ pub fn wait_for_previous_kernel() {
     }
 }
 
-/// Does nothing. Called by a wait after an unsuccessful poll; a GPU runs other threads anyway.
+/// Does nothing. A wait calls this function after each unsuccessful poll. A GPU runs other threads
+/// without it.
 #[inline(always)]
 pub fn pause() {}
 
 /// Ends the kernel with an error that names no thread. The CUDA context is unusable afterwards.
 #[inline(always)]
 pub fn trap() -> ! {
-    // SAFETY: ends the kernel. What follows is never executed.
+    // SAFETY: ends the kernel, so no later instruction is executed.
     unsafe { asm!("trap;", options(noreturn, nostack)) }
 }

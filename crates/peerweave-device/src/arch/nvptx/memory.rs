@@ -1,4 +1,5 @@
-//! Strong loads, stores and fences: 32- and 64-bit words and 128-bit lines of global memory.
+//! Strong loads and stores of 32-bit and 64-bit words and of 128-bit lines of global memory, and
+//! fences.
 
 use crate::arch::{Access, Cta, Fence, Gpu, Sys};
 use core::arch::asm;

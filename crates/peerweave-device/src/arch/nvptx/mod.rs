@@ -1,8 +1,8 @@
-//! GPUs: the functions that a kernel calls when it is compiled to PTX. Most are inline assembly.
+//! Functions that a kernel calls when it is compiled to PTX. Most functions are inline assembly.
 //!
 //! Each instruction is written out, so that its semantics, scope and state space do not depend on
-//! the compiler. Barriers, shuffles and votes use forms that threads of a warp may reach at
-//! different instructions, because the compiler may duplicate code that contains them.
+//! the compiler. Barriers, shuffles and votes are intrinsics of LLVM, which the compiler does not
+//! duplicate.
 
 pub mod bulk;
 mod convert;

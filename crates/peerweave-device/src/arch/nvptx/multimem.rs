@@ -1,16 +1,17 @@
-//! Accesses to a multicast address: one instruction accesses the memory of every GPU that is bound
-//! to it. Requires sm_90.
+//! Accesses to a multicast address. One instruction accesses the memory of every GPU that is bound
+//! to the address. Requires sm_90.
 //!
-//! If the PTX is for an older architecture, [`AVAILABLE`] is false and no other function of this
-//! module may be called. All accesses are relaxed and of system scope: order them by fences and
-//! signals.
+//! If the PTX is for an architecture before sm_90, [`AVAILABLE`] is false, and no function of this
+//! module may be called. All accesses are relaxed and have system scope. Fences and signals order
+//! them.
 
-/// Whether the PTX is for an architecture that has multicast accesses.
+/// Whether the PTX is for an architecture with multicast accesses: sm_90 or later.
 pub const AVAILABLE: bool = cfg!(target_feature = "sm_90");
 
 pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
-/// Implements a load by one instruction. Empty if the architecture lacks the instruction.
+/// Implements a load by one instruction. Before sm_90, which has no such instruction, the load
+/// traps.
 macro_rules! load_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety
@@ -36,7 +37,8 @@ macro_rules! load_scalar {
     };
 }
 
-/// Implements a write by one instruction. Empty if the architecture lacks the instruction.
+/// Implements a write by one instruction. Before sm_90, which has no such instruction, the write
+/// does nothing.
 macro_rules! write_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety

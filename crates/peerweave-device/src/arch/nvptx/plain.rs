@@ -1,11 +1,13 @@
-//! Weak vector accesses, and strong vector loads of a peer's memory, for copies.
+//! Accesses of 1 to 16 bytes for copies: weak accesses, and relaxed accesses of system scope to
+//! memory that peers access.
 //!
-//! A vector is 16 bytes in two registers. `global` forms take addresses of global memory, `generic`
-//! forms any address. Memory that weak forms access must not be written concurrently.
+//! A vector is 16 bytes in two registers. Functions named `global` take addresses of global memory;
+//! functions named `generic` take any address. Memory that a weak access reads or writes must not
+//! be written concurrently.
 
 use core::arch::asm;
 
-/// 16 bytes, low half first.
+/// 16 bytes as two words, the low half first.
 pub type Vector = [u64; 2];
 
 macro_rules! vector_access {
@@ -13,7 +15,7 @@ macro_rules! vector_access {
         #[doc = concat!("Reads 16 bytes of ", $space, " memory.")]
         ///
         /// # Safety
-        /// `from` points to such memory, aligned to 16, that this thread can read.
+        /// `from` points to 16 bytes of this memory, aligned to 16, that this thread can read.
         #[inline(always)]
         pub unsafe fn $load(from: *const u8) -> Vector {
             let (low, high): (u64, u64);
@@ -28,7 +30,7 @@ macro_rules! vector_access {
         #[doc = concat!("Writes 16 bytes of ", $space, " memory.")]
         ///
         /// # Safety
-        /// `to` points to such memory, aligned to 16, that this thread can write.
+        /// `to` points to 16 bytes of this memory, aligned to 16, that this thread can write.
         #[inline(always)]
         pub unsafe fn $store(to: *mut u8, value: Vector) {
             // SAFETY: the caller promises aligned, writable memory of this space.
@@ -45,8 +47,8 @@ vector_access!(load_vector_generic "ld.v2.b64", store_vector_generic "st.v2.b64"
 vector_access!(load_vector_relaxed "ld.relaxed.sys.global.v2.b64", store_vector_relaxed "st.relaxed.sys.global.v2.b64",
     "global, each half by an access of system scope");
 
-/// Values of 1, 2, 4 and 8 bytes, accessed by weak accesses and by relaxed accesses of system
-/// scope.
+/// An integer of 1, 2, 4 or 8 bytes that copies access. The `strong` methods are relaxed accesses
+/// of system scope; the others are weak accesses.
 ///
 /// # Safety
 /// An implementation accesses exactly the value at the pointer.
@@ -109,7 +111,8 @@ macro_rules! piece_store {
     };
 }
 
-/// Implements [`Piece`]. A byte is held in a 16-bit register, because PTX has no 8-bit registers.
+/// Implements [`Piece`]. A byte is passed in a 16-bit register, because inline assembly for NVPTX
+/// has no class of 8-bit registers.
 macro_rules! piece {
     ($t:ty, $carrier:ty, $class:ident: $load:literal $load_generic:literal $load_strong:literal
         $store:literal $store_generic:literal $store_strong:literal) => {
@@ -132,16 +135,17 @@ piece!(u64, u64, reg64: "ld.global.b64" "ld.b64" "ld.relaxed.sys.global.b64" "st
 
 /// Reads a word that is not written while the kernel runs. The load may be moved out of loops.
 ///
-/// This is a weak load. ptxas would move a load through the read-only cache (`.nc`) into loops,
-/// which saves registers but costs an access to the L2 cache after each fence.
+/// The load is weak, and does not use the read-only cache (`.nc`). ptxas would move a `.nc` load
+/// into loops, which saves registers but costs an access to the L2 cache after each fence.
 ///
 /// # Safety
-/// `from` points to an aligned word in global memory that this thread can read, and that is not
+/// `from` points to an aligned word in global memory that this thread can read. The word is not
 /// written until the kernel ends.
 #[inline(always)]
 pub unsafe fn load_constant(from: *const u64) -> u64 {
     let value: u64;
-    // SAFETY: the caller promises a readable word that does not change, so that two reads are one.
+    // SAFETY: the caller promises a readable word that does not change, so the compiler may merge
+    // two reads.
     unsafe {
         asm!("ld.global.b64 {v}, [{p}];", v = out(reg64) value, p = in(reg64) from, options(pure, nomem, nostack));
     }
@@ -156,19 +160,20 @@ pub unsafe fn load_constant(from: *const u64) -> u64 {
 #[inline(always)]
 pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
     let value: u32;
-    // SAFETY: the caller promises a readable word that does not change, so that two reads are one.
+    // SAFETY: the caller promises a readable word that does not change, so the compiler may merge
+    // two reads.
     unsafe {
         asm!("ld.global.b32 {v}, [{p}];", v = out(reg32) value, p = in(reg64) from, options(pure, nomem, nostack));
     }
     value
 }
 
-/// Returns the pointer `bytes` further on, by an addition that the compiler does not move.
+/// Returns the pointer advanced by `bytes` bytes, by an addition that the compiler does not move.
 #[inline(always)]
 pub fn advance(pointer: *mut u8, bytes: usize) -> *mut u8 {
     let sum: u64;
-    // SAFETY: an addition; touches no memory. Not pure, so that it is neither moved out of a loop
-    // nor joined with others.
+    // SAFETY: an addition; touches no memory. Not marked `pure`, so that the compiler neither moves
+    // the addition out of a loop nor merges it with another addition.
     unsafe {
         asm!("add.s64 {sum}, {p}, {n};", sum = out(reg64) sum, p = in(reg64) pointer, n = in(reg64) bytes, options(nomem, nostack));
     }

@@ -1,5 +1,5 @@
-//! Read-modify-writes of words of global memory: `atom` if the old value is needed, `red`
-//! otherwise.
+//! Read-modify-writes of words of global memory: `atom` for operations that return the old value,
+//! `red` for operations that return nothing.
 
 use crate::arch::ops::{for_each_reach_and_order, for_each_reach_and_reduce_order};
 use crate::arch::{AcqRel, Acquire, Cta, FloatAdd, Gpu, Reduce, Relaxed, Release, Rmw, Sys};
@@ -42,8 +42,8 @@ macro_rules! red {
     };
 }
 
-/// Implements integer read-modify-writes. `$add` is the type of an addition: PTX has only an
-/// unsigned one of 64 bits.
+/// Implements integer read-modify-writes. `$add` is the name of the addition in PTX. For 64 bits
+/// PTX has only the unsigned addition, so `i64` uses `add.u64`.
 macro_rules! integer {
     ($reach:ident $scope:literal, $order:ident $semantics:literal: $t:ty, $class:ident, $bits:literal, $add:literal, $compare:literal) => {
         // SAFETY: one `atom` instruction each, with the semantics and scope of the parameters.

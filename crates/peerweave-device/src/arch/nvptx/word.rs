@@ -1,21 +1,20 @@
-//! The word of the protocols, in global memory.
+//! The implementation of the protocols' word for global memory of a GPU.
 
 use crate::Word;
 use crate::arch::{Access, AcqRel, Fence, Reduce, Release, Rmw, Sys};
 use core::cell::UnsafeCell;
 
-/// A 64-bit word of global memory that several PEs access. The protocols of this crate run on it in
-/// kernels.
+/// A 64-bit word of global memory that several PEs access. In kernels the protocols of this crate
+/// operate on such words.
 ///
-/// Every access is one instruction of system scope.
+/// Every access is one instruction with system scope.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Word64(UnsafeCell<u64>);
 
-// SAFETY: shared is the word in the cell; the memory system of the GPUs synchronises: every access
-// is a strong instruction of system scope, so that two threads that access the word do not race.
-// The protocols over it are tested under loom, in `tests/loom/`; that each access is the
-// instruction that it must be is a test of `cargo xtask ptx`.
+// SAFETY: threads share the word in the cell. Every access is a strong instruction of system scope,
+// so two threads that access the word do not race. The loom tests in `tests/loom/` check the
+// protocols on such words. `cargo xtask ptx` checks the instruction of each access.
 unsafe impl Sync for Word64 {}
 
 impl Word64 {
@@ -23,10 +22,11 @@ impl Word64 {
     ///
     /// # Safety
     /// `address` is the address of an aligned word of global memory that this thread can access for
-    /// `'a`. Meanwhile the word is only accessed by strong instructions of system scope.
+    /// `'a`. During `'a` the word is only accessed by strong instructions of system scope.
     #[inline(always)]
     pub unsafe fn at<'a>(address: u64) -> &'a Self {
-        // SAFETY: the caller promises an accessible word; the cell allows others to change it.
+        // SAFETY: the caller promises an accessible word; the cell allows other threads to change
+        // the word.
         unsafe { &*(address as *const Self) }
     }
 }
@@ -34,7 +34,8 @@ impl Word64 {
 impl Word for Word64 {
     #[inline(always)]
     fn load_relaxed(&self) -> u64 {
-        // SAFETY: the reference is to an accessible, aligned word of global memory (`at`).
+        // SAFETY: the reference is to an accessible, aligned word of global memory, as the caller
+        // of `at` promises.
         unsafe { <u64 as Access<Sys>>::load_relaxed(self.0.get()) }
     }
 

@@ -1,10 +1,11 @@
-//! Operations on a multicast address: the names shared by all machine modules. One access reaches
-//! the memory of every GPU that is bound to it. All accesses are relaxed and of system scope.
+//! Traits for operations on a multicast address. `nvptx` and `host` implement these traits. One
+//! access reaches the memory of every GPU that is bound to the address. All accesses are relaxed
+//! and have system scope.
 
 /// Values that can be stored to all GPUs, or loaded from all GPUs and combined.
 ///
 /// # Safety
-/// An implementation accesses exactly one value at the pointer, on each GPU, by one instruction.
+/// An implementation accesses exactly the value at the pointer on each GPU, by one instruction.
 pub unsafe trait Multimem: Copy {
     /// Writes the value on every GPU.
     ///
@@ -19,14 +20,14 @@ pub unsafe trait Multimem: Copy {
     /// As for [`Self::store`].
     unsafe fn load_add(from: *const Self) -> Self;
 
-    /// Adds to the value on every GPU.
+    /// Adds `value` to the value at `to` on every GPU.
     ///
     /// # Safety
     /// As for [`Self::store`].
     unsafe fn reduce_add(to: *mut Self, value: Self);
 }
 
-/// Values with a minimum and a maximum.
+/// Values for which the GPU has minimum and maximum operations at a multicast address.
 ///
 /// # Safety
 /// As for [`Multimem`].
@@ -43,20 +44,20 @@ pub unsafe trait MultimemOrd: Multimem {
     /// As for [`Multimem::store`].
     unsafe fn load_max(from: *const Self) -> Self;
 
-    /// Replaces the value on every GPU by the minimum of it and `value`.
+    /// Replaces the value at `to` on every GPU by its minimum with `value`.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
     unsafe fn reduce_min(to: *mut Self, value: Self);
 
-    /// Replaces the value on every GPU by the maximum of it and `value`.
+    /// Replaces the value at `to` on every GPU by its maximum with `value`.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
     unsafe fn reduce_max(to: *mut Self, value: Self);
 }
 
-/// Values on which bitwise reductions are defined.
+/// Values for which the GPU has bitwise operations at a multicast address.
 ///
 /// # Safety
 /// As for [`Multimem`].
@@ -80,17 +81,17 @@ pub unsafe trait MultimemBits: Multimem {
     unsafe fn load_xor(from: *const Self) -> Self;
 }
 
-/// Four `f32` as bits, transferred by one access of 16 bytes.
+/// The bits of four `f32`, transferred by one access of 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct F32x4(pub [u32; 4]);
 
-/// Eight `f16` as bits.
+/// The bits of eight `f16`, transferred by one access of 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct F16x8(pub [u32; 4]);
 
-/// Eight `bf16` as bits.
+/// The bits of eight `bf16`, transferred by one access of 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct Bf16x8(pub [u32; 4]);
