@@ -1,18 +1,18 @@
 //! A ring of message slots from one rank, the sender, to another rank, the receiver.
 //!
 //! A message describes data and the location of the data. The ring does not transfer the data, and
-//! no function of this module waits. The sender publishes message `n`, counted from 1, in slot `(n
-//! - 1) % capacity`. The receiver reads the message, copies the data, and answers. The answer
+//! no function of this module waits. The sender publishes message `n`, counted from 1, in slot
+//! `(n - 1) % capacity`. The receiver reads the message, copies the data, and answers. The answer
 //! accepts or refuses the message. When the sender has received the answer, it may reuse the slot
 //! and the data.
 //!
 //! A sender whose wait timed out can withdraw a message. A receiver checks for the withdrawal after
 //! it has copied the data, and discards the copy of a withdrawn message.
 //!
-//! Invariant: the sender publishes message `n` after the receiver has answered message `n -
-//! capacity`. The sender writes the payload of a message before its number. The receiver answers
-//! after its last access to the data. The words are initially zero. Numbers of messages are less
-//! than 2^63.
+//! Invariant: the sender publishes message `n` after the receiver has answered message
+//! `n - capacity`. The sender writes the payload of a message before its number. The receiver
+//! answers after its last access to the data. The words are initially zero. Numbers of messages are
+//! less than 2^63.
 
 use crate::word::Word;
 
