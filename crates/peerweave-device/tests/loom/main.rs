@@ -5,9 +5,9 @@
 //! test -p peerweave-device --release --test loom`.
 //!
 //! Every scenario is a function that is generic over the word type. It must succeed for
-//! [`words::Exact`]. To prove that the scenario can find errors, it must fail for words with a
-//! weakened memory order, and if a step of the protocol is omitted. The tests of such failures have
-//! names that end in `_is_refuted`.
+//! [`words::Exact`]. It must fail for words with a weakened memory order, and if a step of the
+//! protocol is omitted. These failures prove that the scenario can find errors. The tests of such
+//! failures have names that end in `_is_refuted`.
 #![cfg(loom)]
 
 mod barrier;
@@ -134,8 +134,9 @@ impl Pause for Patience {
 #[derive(Default)]
 struct Plain(UnsafeCell<u64>);
 
-// SAFETY: the protocol under test synchronises accesses to the number in the cell. If the protocol
-// does not, loom panics before the number is accessed. The `refuted!` tests check that panic.
+// SAFETY: the number in the cell is shared. The protocol under test synchronises the accesses to
+// the number. If the protocol does not, loom panics before the number is accessed. The `refuted!`
+// tests check that panic.
 unsafe impl Sync for Plain {}
 
 impl Plain {

@@ -12,9 +12,10 @@ use core::cell::UnsafeCell;
 #[repr(transparent)]
 pub struct Word64(UnsafeCell<u64>);
 
-// SAFETY: threads share the word in the cell. Every access is a strong instruction of system scope,
-// so two threads that access the word do not race. The loom tests in `tests/loom/` check the
-// protocols on such words. `cargo xtask ptx` checks the instruction of each access.
+// SAFETY: the word in the cell is shared. The memory system of the GPUs synchronises the accesses:
+// every access is a strong instruction of system scope, so two threads that access the word do not
+// race. The tests in `tests/loom/` check the protocols on such words under loom. `cargo xtask ptx`
+// checks the instruction of each access.
 unsafe impl Sync for Word64 {}
 
 impl Word64 {
