@@ -1,7 +1,9 @@
-// Prints facts of a vendor's header: the size of each struct, the offset of each field, the value of each constant.
+// Prints facts of a vendor's header: the size of each struct, the offset of each field, the value
+// of each constant.
 //
-// The list of facts is in facts.inc. `cargo xtask abi-nvshmem` writes this file from the Rust declarations for the header's version. If the header
-// lacks a name of the list, compilation fails, and the check fails too.
+// The list of facts is in facts.inc. `cargo xtask abi-nvshmem` writes facts.inc from the Rust
+// declarations for the header's version. If the header lacks a name of the list, compilation fails,
+// and the check fails too.
 
 #include <cstddef>
 #include <cstdio>

@@ -70,7 +70,8 @@ impl Nccl {
             std::env::set_var("NCCL_DEBUG_FILE", path);
         }
         match self.reset_debug() {
-            Err(NcclError::Unsupported(_)) => Ok(()), // an old library reads the variables once, at its first message
+            // An old library reads the variables once, at its first message.
+            Err(NcclError::Unsupported(_)) => Ok(()),
             result => result,
         }
     }

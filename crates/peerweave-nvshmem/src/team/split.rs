@@ -25,7 +25,8 @@ impl Team {
     /// ```no_run
     /// # fn f(world: &peerweave_nvshmem::Team) -> Result<(), peerweave_nvshmem::NvshmemError> {
     /// let last = world.len() as u32 - 1;
-    /// let reversed = world.split_strided(last, -1, last + 1, Default::default())?.expect("every PE is a member");
+    /// let reversed = world.split_strided(last, -1, last + 1, Default::default())?;
+    /// let reversed = reversed.expect("every PE is a member");
     /// assert_eq!(reversed.members()[0], world.members()[last as usize]);
     /// # Ok(())
     /// # }
