@@ -201,18 +201,10 @@ fn blocking_init_ends_at_its_deadline_and_leaks_nothing() {
 #[test]
 fn blocking_ranks_can_be_used_on_another_thread() {
     fakes(2).run(|| {
-        let nccl = Nccl::load().expect("the fake library is found");
-        let (contexts, config) = (contexts(2), Config::new().blocking(Switch::On));
+        let contexts = contexts(2);
         contexts[1].bind_to_thread().expect("the context is current");
-        let made = Communicator::builder()
-            .nccl(nccl)
-            .config(config.clone())
-            .deadline(DEADLINE)
-            .init_all(&contexts)
-            .expect("all communicators are created");
-        assert_eq!(made.iter().map(Communicator::cuda_device).collect::<Vec<_>>(), [0, 1]);
-        let streams = contexts.iter().map(|context| context.new_stream().expect("a stream is created"));
-        let members: Vec<_> = made.into_iter().zip(streams).collect();
+        let members = all_in(&contexts, &Config::new().blocking(Switch::On));
+        assert_eq!(members.iter().map(|(comm, _)| comm.cuda_device()).collect::<Vec<_>>(), [0, 1]);
         let mut values: Vec<_> = members.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
         sum_together(&members, &mut values);
         for ((_, stream), values) in members.iter().zip(&values) {

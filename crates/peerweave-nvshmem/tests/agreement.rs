@@ -18,9 +18,7 @@ fn setup_calls_in_different_orders_are_errors_on_all_pes() {
         let meeting = rendezvous(&child, Duration::from_secs(3));
         let here = start_at(meeting, &child, settings(Duration::from_secs(1)));
         let (context, world) = (&here.context, here.context.world());
-        let make =
-            || world.split_strided(0, 1, 2, TeamConfig::default()).expect("the team is split").expect("every PE is a member");
-        let (one, other) = (make(), make());
+        let (one, other) = (here.team_of_first(2), here.team_of_first(2));
         let (first, second) = if child.rank == 0 { (&one, &other) } else { (&other, &one) };
         let outcomes = std::thread::scope(|scope| {
             let first = scope.spawn(|| first.split_strided(0, 1, 1, TeamConfig::default()).map(drop));
@@ -35,13 +33,7 @@ fn setup_calls_in_different_orders_are_errors_on_all_pes() {
         // No PE was inside NVSHMEM, so NVSHMEM is usable.
         world.barrier_blocking().expect("all PEs make the call");
         context.free(context.alloc::<u8>(8).expect("the memory is allocated")).expect("all PEs free the memory");
-        here.context
-            .world()
-            .split_strided(0, 1, 2, TeamConfig::default())
-            .expect("the team is split")
-            .expect("the team exists")
-            .destroy()
-            .expect("all PEs destroy the team");
+        here.team_of_first(2).destroy().expect("all PEs destroy the team");
         drop((one, other, world));
         here.end();
     });
@@ -52,9 +44,7 @@ fn setup_calls_in_the_same_order_wait_for_each_other() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let world = here.context.world();
-        let make =
-            || world.split_strided(0, 1, 2, TeamConfig::default()).expect("the team is split").expect("every PE is a member");
-        let (one, other) = (make(), make());
+        let (one, other) = (here.team_of_first(2), here.team_of_first(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 // The other PE makes this call later.
@@ -131,13 +121,7 @@ fn team_created_by_an_id_does_not_change_split_numbers() {
             let team = here.context.team_of(TeamId::from_u64(1), &members, TeamConfig::default()).expect("the team is created");
             team.destroy().expect("all PEs destroy the team");
         }
-        let part = here
-            .context
-            .world()
-            .split_strided(0, 1, 3, TeamConfig::default())
-            .expect("the team is split")
-            .expect("every PE is a member");
-        part.destroy().expect("all PEs make the same call");
+        here.team_of_first(3).destroy().expect("all PEs make the same call");
         here.end();
     });
 }

@@ -52,13 +52,7 @@ fn error_recorded_by_other_code_does_not_fail_calls() {
         left();
         assert_eq!(target.to_vec(&other).expect("the copy completes"), [here.previous(); 64]);
         left();
-        let team = here
-            .context
-            .world()
-            .split_strided(0, 1, 2, TeamConfig::default())
-            .expect("the team is split")
-            .expect("this PE is a member");
-        team.destroy().expect("all PEs destroy the team");
+        here.team_of_first(2).destroy().expect("all PEs destroy the team");
         here.context.free(source).expect("all PEs free the memory");
         here.context.free(target).expect("all PEs free the memory");
         assert_eq!(gpu.check_err().is_err(), mine, "the recorded error was lost during the calls");

@@ -159,13 +159,7 @@ fn split_is_refused_while_a_stream_waits_for_a_signal() {
         hold.release();
         here.stream.synchronize().expect("the stream completes");
         here.rendezvous.barrier("released").expect("all PEs make the call");
-        let team = here
-            .context
-            .world()
-            .split_strided(0, 1, 2, TeamConfig::default())
-            .expect("the team is split")
-            .expect("this PE is a member");
-        team.destroy().expect("all PEs destroy the team");
+        here.team_of_first(2).destroy().expect("all PEs destroy the team");
         hold.free();
         here.end();
     });
@@ -197,13 +191,7 @@ fn slow_malloc_times_out_and_ends_the_context() {
 fn team_that_a_graph_uses_is_not_destroyed() {
     fakes().run_many(2, |child| {
         let here = start(&child);
-        let make = || {
-            here.context
-                .world()
-                .split_strided(0, 1, 2, TeamConfig::default())
-                .expect("the team is split")
-                .expect("this PE is a member")
-        };
+        let make = || here.team_of_first(2);
         let team = make();
         here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         team.barrier(&here.stream).expect("the call is captured");

@@ -80,12 +80,8 @@ fn blocking_call_waits_for_the_teams_last_stream() {
             let memory = here.context.alloc::<u8>(100).expect("the memory is allocated");
             here.context.free(memory).expect("all PEs free the memory");
         });
-        held("splitting", &|| {
-            let team =
-                world.split_strided(0, 1, 2, TeamConfig::default()).expect("the team is split").expect("every PE is a member");
-            team.destroy().expect("all PEs destroy the team");
-        });
-        let made = world.split_strided(0, 1, 2, TeamConfig::default()).expect("the team is split").expect("every PE is a member");
+        held("splitting", &|| here.team_of_first(2).destroy().expect("all PEs destroy the team"));
+        let made = here.team_of_first(2);
         let hold = Hold::new(&here);
         hold.hold(stream);
         made.barrier(stream).expect("the work is enqueued");
@@ -139,14 +135,7 @@ fn split_teams_have_separate_orders() {
         let here = start(&child);
         let hold = Hold::new(&here);
         let (held, free) = (here.new_stream(), here.new_stream());
-        let make = || {
-            here.context
-                .world()
-                .split_strided(0, 1, 2, TeamConfig::default())
-                .expect("the team is split")
-                .expect("every PE is a member")
-        };
-        let (team, other) = (make(), make());
+        let (team, other) = (here.team_of_first(2), here.team_of_first(2));
         hold.hold(&held);
         team.barrier(&held).expect("the work is enqueued");
         other.barrier(&free).expect("the work is enqueued");

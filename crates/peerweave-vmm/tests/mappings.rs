@@ -11,11 +11,22 @@ use common::{Calls, context, cuda, fail, free_bytes, hold, process, settle, soon
 use peerweave_driver::{CudaContext, DeviceBuffer, DriverError};
 use peerweave_fakes::Fakes;
 use peerweave_vmm::{
-    Exportable, Granularity, IpcMemory, IpcPeerMemory, Misuse, PhysicalMemory, Reservation, Rights, SharedMemory, VmmError,
+    Exportable, Granularity, IpcMemory, IpcPeerMemory, Mapping, Misuse, PhysicalMemory, Reservation, Rights, SharedMemory,
+    VmmError,
 };
 
 fn step() -> usize {
     Granularity::of_device(0, Exportable::NOWHERE).expect("the fake driver has virtual memory management").minimum
+}
+
+/// Returns memory of a device and a mapping of it, without rights to access the mapping.
+fn mapped(context: &Arc<CudaContext>) -> (PhysicalMemory, Mapping) {
+    let memory = PhysicalMemory::create(context, step(), Exportable::NOWHERE).expect("there is enough memory");
+    let mapping = Reservation::new(context, step(), step())
+        .expect("the addresses are reserved")
+        .map(0, &memory, step())
+        .expect("the addresses are free");
+    (memory, mapping)
 }
 
 /// Creates, reserves, maps, accesses and drops memory once.
@@ -71,10 +82,7 @@ fn dropped_mapping_is_unmapped_after_its_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("the stream is created");
-        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("there is enough memory");
-        let mapping = Reservation::new(&context, step(), step())
-            .and_then(|addresses| addresses.map(0, &memory, step()))
-            .expect("the addresses are free");
+        let (memory, mapping) = mapped(&context);
         mapping.allow(&[0], Rights::ReadWrite).expect("the device gets rights");
         hold(&stream, true);
         let mut view = mapping.memory::<u64>(0).expect("the device has rights");
@@ -92,10 +100,7 @@ fn dropped_mapping_is_unmapped_after_its_streams() {
 fn completed_streams_of_a_mapping_are_released() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
-        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("there is enough memory");
-        let mapping = Reservation::new(&context, step(), step())
-            .and_then(|addresses| addresses.map(0, &memory, step()))
-            .expect("the addresses are free");
+        let (memory, mapping) = mapped(&context);
         mapping.allow(&[0], Rights::ReadWrite).expect("the device gets rights");
         let view = mapping.memory::<u64>(0).expect("the device has rights").slice(0..1).expect("the range is in bounds");
         let busy = context.new_stream().expect("the stream is created");
@@ -362,11 +367,7 @@ fn memory_used_by_address_is_freed_after_recorded_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("the stream is created");
-        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("there is enough memory");
-        let mapping = Reservation::new(&context, step(), step())
-            .expect("the addresses are reserved")
-            .map(0, &memory, step())
-            .expect("the addresses are free");
+        let (memory, mapping) = mapped(&context);
         let error = mapping.access(0, &stream).map(drop).expect_err("the device has no rights yet");
         assert!(matches!(&error, VmmError::Misuse(Misuse::Value { what: "rights", .. })), "{error}");
         mapping.allow(&[0], Rights::Read).expect("the device gets rights");
@@ -395,11 +396,7 @@ fn copies_on_a_captured_stream_are_refused() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("the stream is created");
-        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("there is enough memory");
-        let mapping = Reservation::new(&context, step(), step())
-            .expect("the addresses are reserved")
-            .map(0, &memory, step())
-            .expect("the addresses are free");
+        let (_memory, mapping) = mapped(&context);
         mapping.allow(&[0], Rights::ReadWrite).expect("the memory is mapped");
         let (mut view, other) =
             (mapping.memory::<u64>(0).expect("the device has rights"), mapping.memory::<u64>(0).expect("the device has rights"));

@@ -57,14 +57,18 @@ pub(crate) fn all(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
 
 /// Creates a communicator like [`all`], with options.
 pub(crate) fn all_with(count: usize, config: &Config) -> Vec<(Communicator, Arc<CudaStream>)> {
-    let (nccl, contexts) = (Nccl::load().expect("the fake library is found"), contexts(count));
+    all_in(&contexts(count), config)
+}
+
+/// Creates a communicator like [`all_with`], with a rank for each context.
+pub(crate) fn all_in(contexts: &[Arc<CudaContext>], config: &Config) -> Vec<(Communicator, Arc<CudaStream>)> {
     let made = Communicator::builder()
-        .nccl(nccl)
+        .nccl(Nccl::load().expect("the fake library is found"))
         .config(config.clone())
         .deadline(DEADLINE)
-        .init_all(&contexts)
+        .init_all(contexts)
         .expect("all communicators are created");
-    made.into_iter().zip(&contexts).map(|(comm, context)| (comm, context.new_stream().expect("a stream is created"))).collect()
+    made.into_iter().zip(contexts).map(|(comm, context)| (comm, context.new_stream().expect("a stream is created"))).collect()
 }
 
 /// Creates a communicator of `count` ranks, and runs `body` for each rank on a separate thread.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use peerweave_bootstrap::{Options, Rendezvous};
 use peerweave_driver::{CudaContext, CudaStream};
 use peerweave_fakes::{Child, Fakes};
-use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, Settings, Signal, SymmetricBuffer};
+use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, Settings, Signal, SymmetricBuffer, Team, TeamConfig};
 use peerweave_types::{Compare, Pe, SignalOp};
 use peerweave_vmm::{Exportable, Granularity, MappedMemory, PhysicalMemory, Reservation, Rights};
 
@@ -73,6 +73,16 @@ impl Here {
 
     pub(crate) fn previous(&self) -> u32 {
         (self.context.pe().get() + self.context.n_pes() - 1) % self.context.n_pes()
+    }
+
+    /// Creates a team of the first `count` PEs. This PE is one of them, and all PEs of the job make
+    /// the call.
+    pub(crate) fn team_of_first(&self, count: u32) -> Team {
+        self.context
+            .world()
+            .split_strided(0, 1, count, TeamConfig::default())
+            .expect("the team is split")
+            .expect("this PE is a member")
     }
 
     /// Finalises NVSHMEM. Asserts that all memory was freed and no other handle exists.
