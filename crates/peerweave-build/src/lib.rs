@@ -254,7 +254,12 @@ pub fn read_committed(folder: &Path) -> std::io::Result<Vec<(Variant, String)>> 
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let Some((flavour, sm)) = name.strip_suffix(".ptx").and_then(|stem| stem.split_once("-sm_")) else { continue };
-        let (Ok(sm), network) = (sm.parse(), flavour == "network") else { continue };
+        let network = match flavour {
+            "mapped" => false,
+            "network" => true,
+            _ => continue,
+        };
+        let Ok(sm) = sm.parse() else { continue };
         read.push((Variant { sm, network }, std::fs::read_to_string(&path)?));
     }
     read.sort_unstable();

@@ -17,10 +17,22 @@ pub struct LoadError {
     /// Environment variable that overrides the search with a file or directory; `None` if the
     /// library has no such variable.
     pub variable: Option<&'static str>,
-    /// Whether only one given path was searched, such as the value of the variable.
-    pub exclusive: bool,
+    /// The places that were searched.
+    pub scope: Scope,
     /// The paths that were tried, in order. Never empty.
     pub tried: Vec<Attempt>,
+}
+
+/// The places that a search covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Scope {
+    /// All places: the wheels of Python, the dynamic linker's and the vendor's directories.
+    All,
+    /// Only the value of the overriding variable.
+    Variable,
+    /// Only a path that the caller passed.
+    Path,
 }
 
 impl fmt::Debug for LoadError {
@@ -42,10 +54,11 @@ pub struct Attempt {
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} was not found; ", self.product)?;
-        match self.variable {
-            Some(variable) if self.exclusive => write!(f, "{variable} is set, so no other place was searched:")?,
-            Some(variable) => write!(f, "set {variable} to the file or directory of the library; tried:")?,
-            None => write!(f, "tried:")?,
+        match (self.scope, self.variable) {
+            (Scope::Variable, Some(variable)) => write!(f, "{variable} is set, so no other place was searched:")?,
+            (Scope::All, Some(variable)) => write!(f, "set {variable} to the file or directory of the library; tried:")?,
+            (Scope::Path, _) => write!(f, "only the given path was searched:")?,
+            (_, None) => write!(f, "tried:")?,
         }
         for attempt in &self.tried {
             write!(f, "\n  {}: {}", attempt.path.display(), attempt.reason)?;

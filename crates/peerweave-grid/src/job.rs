@@ -81,6 +81,9 @@ pub enum JobError {
 pub struct Job {
     heaps: Vec<Heap>,
     epochs: Vec<Epochs>,
+    /// Offset of the first byte after the synchronisation words of the team. Arguments of kernels
+    /// may not refer to the words before this offset.
+    first: u64,
     /// Number of allocated bytes of each heap, including the synchronisation words of the team.
     taken: u64,
     options: Options<'static>,
@@ -107,12 +110,13 @@ impl Job {
     /// If `n_pes` is 0.
     pub fn with_heap(n_pes: u32, heap_bytes: usize) -> Self {
         assert!(n_pes > 0, "Job: n_pes is 0, expected at least 1");
-        let taken = TeamEntry::sync_bytes(n_pes, SLOTS);
-        let bytes = heap_bytes.next_multiple_of(Heap::ALIGN) + taken as usize;
+        let first = TeamEntry::sync_bytes(n_pes, SLOTS);
+        let bytes = heap_bytes.next_multiple_of(Heap::ALIGN) + first as usize;
         Self {
             heaps: (0..n_pes).map(|_| Heap::new(bytes)).collect(),
             epochs: (0..n_pes).map(|_| (0..SLOTS).map(|_| AtomicU64::new(0)).collect()).collect(),
-            taken,
+            first,
+            taken: first,
             options: Options::default().deadline(Duration::from_secs(10)),
             machine: n_pes,
         }
@@ -222,10 +226,11 @@ impl Job {
     fn at<T: Plain>(&self, pe: u32, view: SymSlice<T>) -> *mut T {
         let heap = self.heaps.get(pe as usize);
         let heap = heap.unwrap_or_else(|| panic!("Job: pe is {pe}, expected a PE below {}", self.heaps.len()));
-        let end = view.offset().0.checked_add(view.size_bytes());
+        let (start, bytes) = (view.offset().0, view.size_bytes());
         assert!(
-            end.is_some_and(|end| end <= self.taken),
-            "Job: {view:?} lies outside the {} allocated bytes of the heap",
+            self.is_allocated(start, bytes),
+            "Job: {view:?} lies outside the allocated part of the heap, bytes {} to {}",
+            self.first,
             self.taken
         );
         let at = heap.at.as_ptr().wrapping_add(view.offset().0 as usize).cast::<T>();
@@ -317,21 +322,28 @@ impl Job {
         Ok(outcome?)
     }
 
-    /// Fails if an argument refers to bytes of the heap that are not allocated.
+    /// Returns whether a range of the heap lies in the part from which [`Self::alloc`] allocates,
+    /// and is allocated. An empty range only has to end in that part.
+    fn is_allocated(&self, start: u64, bytes: u64) -> bool {
+        (bytes == 0 || start >= self.first) && start.checked_add(bytes).is_some_and(|end| end <= self.taken)
+    }
+
+    /// Fails if an argument refers to bytes of the heap that are not allocated, or to the
+    /// synchronisation words of the team.
     fn check<A: KernelArgs>(&self, kernel: &'static str, args: &A) -> Result<(), JobError> {
-        struct Outside {
-            taken: u64,
+        struct Outside<'a> {
+            job: &'a Job,
             found: Option<(u64, u64)>,
         }
-        impl ArgVisitor for Outside {
+        impl ArgVisitor for Outside<'_> {
             fn symmetric(&mut self, offset: SymOffset, bytes: u64) {
-                if offset.0.checked_add(bytes).is_none_or(|end| end > self.taken) {
+                if !self.job.is_allocated(offset.0, bytes) {
                     self.found.get_or_insert((offset.0, offset.0.saturating_add(bytes)));
                 }
             }
             fn device(&mut self, _address: u64, _bytes: u64) {}
         }
-        let mut outside = Outside { taken: self.taken, found: None };
+        let mut outside = Outside { job: self, found: None };
         args.visit(&mut outside);
         outside.found.map_or(Ok(()), |(start, end)| Err(JobError::Argument { kernel, start, end }))
     }

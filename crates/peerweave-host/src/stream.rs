@@ -198,7 +198,7 @@ unsafe impl StreamBackend for HostStream {
     }
 
     fn record(&self) -> Result<Arc<dyn EventBackend>, Error> {
-        let event = Arc::new(HostEvent::new());
+        let event = Arc::new(HostEvent::new(self.inner.shared.clone()));
         let mut queue = lock(&self.inner.queue);
         if queue.jobs.is_empty() && queue.running.is_none() && !self.inner.busy.load(Ordering::Acquire) {
             event.pass(queue.failed.clone().map_or(Ok(()), Err));
@@ -406,6 +406,38 @@ fn extension(shared: &Shared, call: &'static str, started: Instant, within: Dura
     Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing, running, holder: None, word: None })))
 }
 
+/// Waits until `slot` has a value, and returns a copy of the value. Returns the error of
+/// [`extension`] if the wait must end before. `changed` is notified when the value is set.
+fn wait_for<T: Clone>(
+    slot: &Mutex<Option<T>>,
+    changed: &Condvar,
+    shared: &Shared,
+    call: &'static str,
+    within: Duration,
+) -> Result<T, Error> {
+    let started = Instant::now();
+    let mut value = lock(slot);
+    loop {
+        if let Some(value) = &*value {
+            return Ok(value.clone());
+        }
+        let rest = match left(started, within) {
+            Some(rest) => rest,
+            None => {
+                // The lock is released, because `extension` locks the queues.
+                drop(value);
+                let rest = extension(shared, call, started, within)?;
+                value = lock(slot);
+                if value.is_some() {
+                    continue;
+                }
+                rest
+            }
+        };
+        value = changed.wait_timeout(value, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+    }
+}
+
 /// The completion of a queued operation.
 #[derive(Debug)]
 struct Completion {
@@ -434,33 +466,15 @@ impl Pending for Completion {
     }
 
     fn wait(&self, within: Duration) -> Result<Outcome, Error> {
-        let started = Instant::now();
-        let mut outcome = lock(&self.outcome);
-        loop {
-            if let Some(outcome) = &*outcome {
-                return outcome.clone().map_err(|failure| failure.report());
-            }
-            let rest = match left(started, within) {
-                Some(rest) => rest,
-                None => {
-                    // The lock is released, because `extension` locks the queues.
-                    drop(outcome);
-                    let rest = extension(&self.shared, self.call, started, within)?;
-                    outcome = lock(&self.outcome);
-                    if outcome.is_some() {
-                        continue;
-                    }
-                    rest
-                }
-            };
-            outcome = self.changed.wait_timeout(outcome, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
-        }
+        let outcome = wait_for(&self.outcome, &self.changed, &self.shared, self.call, within)?;
+        outcome.map_err(|failure| failure.report())
     }
 }
 
 /// An event that was recorded in a stream.
 #[derive(Debug)]
 pub(crate) struct HostEvent {
+    shared: Arc<Shared>,
     state: Mutex<Option<(Duration, Result<(), Failure>)>>,
     changed: Condvar,
 }
@@ -472,8 +486,8 @@ fn clock() -> Duration {
 }
 
 impl HostEvent {
-    fn new() -> Self {
-        Self { state: Mutex::new(None), changed: Condvar::new() }
+    fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, state: Mutex::new(None), changed: Condvar::new() }
     }
 
     /// Returns whether the stream has passed the event without an earlier failure.
@@ -489,21 +503,7 @@ impl HostEvent {
     /// Waits until the stream has passed the event. Returns the earlier failure of the stream, if
     /// any, or an error after `within`.
     fn passed_within(&self, within: Duration) -> Result<(), Failure> {
-        let started = Instant::now();
-        let mut state = lock(&self.state);
-        loop {
-            if let Some((_, outcome)) = &*state {
-                return outcome.clone();
-            }
-            let waited = started.elapsed();
-            if waited >= within {
-                let team = TeamName { id: TeamId::WORLD, size: 1 };
-                let timeout =
-                    Timeout { call: "wait_event", team, waited, missing: Vec::new(), running: None, holder: None, word: None };
-                return Err(Failure::new(Error::Timeout(Box::new(timeout))));
-            }
-            state = self.changed.wait_timeout(state, within - waited).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
-        }
+        wait_for(&self.state, &self.changed, &self.shared, "wait_event", within).map_err(Failure::new)?.1
     }
 
     fn pass(&self, outcome: Result<(), Failure>) {

@@ -79,7 +79,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.all_to_all_v(stream, &two, &[1, 1], &mut six_out, &[1, 1, 4]),
-            "all_to_all_v: the send counts has 2 numbers, expected 3",
+            "all_to_all_v: the list of send counts has 2 numbers, expected 3",
         );
         says(
             comm.all_to_all_v(stream, &two, &[1, 1, 1], &mut six_out, &[1, 1, 4]),

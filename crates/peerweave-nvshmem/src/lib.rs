@@ -39,7 +39,7 @@ mod sys;
 
 pub use context::{Context, Info};
 pub use error::{
-    DeadState, Disagree, Failure, Misuse, MisuseKind, NvshmemError, PluginError, PreflightError, StatusCode, Timeout,
+    DeadState, Disagree, Failure, Misuse, MisuseKind, NvshmemError, OtherCall, PluginError, PreflightError, StatusCode, Timeout,
 };
 pub use heap::buffer::SymmetricBuffer;
 pub use heap::registration::Registration;

@@ -352,8 +352,8 @@ fn invalid_member_list_is_reported_to_all_at_once() {
             // This list does not contain the calling PE.
             assert!(matches!(misuse(team(2, &[all[0], all[2]])), MisuseKind::Value { .. }));
         } else {
-            says(team(1, &all), &["cannot", "each PE only once"]);
-            says(team(2, &all), &["cannot", "one of the members"]);
+            says(team(1, &all), &["could not make the call", "each PE only once"]);
+            says(team(2, &all), &["could not make the call", "one of the members"]);
         }
         // The same PEs in another order are a different team.
         let mine = if child.rank == 2 { [all[0], all[2], all[1]] } else { [all[0], all[1], all[2]] };

@@ -161,6 +161,17 @@ fn heap_larger_than_the_device_is_refused_before_start() {
 }
 
 #[test]
+fn heap_size_with_a_unit_is_checked_before_start() {
+    fakes().run_many(2, |child| {
+        // With a heap of fixed size, NVSHMEM allocates the whole heap when it starts.
+        let own = settings(DEADLINE).variable("NVSHMEM_DISABLE_CUDA_VMM", "true").variable("NVSHMEM_SYMMETRIC_SIZE", "1024T");
+        let error = start_error(&child, child.rank, own);
+        let NvshmemError::Preflight(inner) = &error else { panic!("{error}") };
+        assert!(matches!(**inner, PreflightError::DeviceMemory { needed_bytes, .. } if needed_bytes == 1 << 50), "{error}");
+    });
+}
+
+#[test]
 fn missing_pe_at_start_is_named_at_the_deadline() {
     fakes().run_many(3, |child| {
         let rendezvous = rendezvous(&child, Duration::from_secs(1));

@@ -2,7 +2,7 @@
 
 use crate::{PES, right};
 use peerweave_device::prelude::*;
-use peerweave_device::types::{FailureKind, KernelOp};
+use peerweave_device::types::{FailureKind, KernelOp, SymOffset};
 use peerweave_grid::{Job, JobError, Report, Shape};
 use std::time::{Duration, Instant};
 
@@ -94,6 +94,7 @@ fn misuses(ctx: &Context, of: SymSlice<u32>, form: u32) -> Result<(), Failed> {
         3 => assert_eq!(ctx.atomic_fetch_add(of, 1, 77), 0),
         4 => ctx.put_checked(of, of.slice(1..), right(ctx))?,
         5 => ctx.barrier(KernelTeam::new(4))?,
+        6 => ctx.broadcast_block(KernelTeam::WORLD, of, of, PES + 3)?,
         _ => ctx.get_checked_block(of.slice(2..), of, right(ctx))?,
     }
     Ok(())
@@ -108,6 +109,7 @@ fn misuse_is_reported_with_its_operation_and_pe() {
         (FailureKind::NoSuchPeer, KernelOp::Atomic, Some(77)),
         (FailureKind::LengthMismatch, KernelOp::Put, Some(1)),
         (FailureKind::NoSuchPeer, KernelOp::Barrier, None),
+        (FailureKind::NoSuchPeer, KernelOp::Broadcast, Some(PES + 3)),
         (FailureKind::LengthMismatch, KernelOp::Get, Some(1)),
     ];
     for (form, (kind, operation, pe)) in expected.into_iter().enumerate() {
@@ -119,6 +121,27 @@ fn misuse_is_reported_with_its_operation_and_pe() {
         assert_eq!(report.missing_pe().map(Pe::get), pe, "form {form}");
         assert_eq!(job.read(0, of), [0; 4], "form {form} wrote something");
     }
+}
+
+#[kernel]
+fn stores(ctx: &Context, of: SymSlice<u32>) -> Result<(), Failed> {
+    ctx.p(of, 1, ctx.my_pe());
+    Ok(())
+}
+
+#[test]
+fn argument_outside_the_allocations_is_refused() {
+    let mut job = impatient();
+    let of = job.alloc::<u32>(4);
+    let before = of.offset().0 - 4;
+    for offset in [0, before, of.offset().0 + 16] {
+        // SAFETY: the bytes lie in the heap of every PE.
+        let outside = unsafe { SymSlice::<u32>::from_raw(SymOffset(offset), 1) };
+        let error = job.launch(&stores::KERNEL, 1, 1, (outside,)).expect_err("the bytes are not allocated");
+        assert!(matches!(error, JobError::Argument { start, .. } if start == offset), "{error}");
+    }
+    job.launch(&stores::KERNEL, 1, 1, (of,)).expect("the elements are allocated");
+    assert_eq!(job.read(0, of), [1, 0, 0, 0]);
 }
 
 /// A kernel in which one thread of PE 1 returns early and the others wait for it.

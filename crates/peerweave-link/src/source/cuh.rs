@@ -41,7 +41,7 @@ macro_rules! fields {
 pub fn peerweave_cuh() -> String {
     let mut text = format!("{PEERWEAVE_CUH}{OFFSET}");
     fields!(text, KernelContext as "Context": version, my_pe, n_pes, node_pe, node_n_pes, n_teams, capabilities, heap_bytes, peers, teams, status, abort,
-        deadline_ns, multicast);
+        deadline_ns, multicast, gone);
     fields!(text, PeerEntry as "PeerEntry": base, node_pe, transport);
     fields!(text, TeamEntry as "TeamEntry": my_rank, size, members, sync, epochs, slots, nvshmem_team, all_mapped);
     fields!(text, KernelStatus as "Status": kind, operation, pe, team, expected, found, block, thread, claimed);

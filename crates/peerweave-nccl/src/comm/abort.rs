@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use peerweave_driver::{CudaContext, deadline_after, wait_until};
 
 use crate::Nccl;
-use crate::comm::teardown::{is_closed, spawn_background};
+use crate::comm::teardown::{Work, is_closed, spawn_background};
 use crate::comm::watchdog;
 use crate::library::error::{CommunicatorName, NcclError};
 use crate::member::membership::{Abort, Handle, Inner, set_current};
@@ -72,7 +72,7 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
         .map(|inner| {
             tracing::warn!(communicator = %inner.name, "aborted");
             let theirs = Arc::clone(inner);
-            spawn_background("peerweave-abort", move || abort_one(&theirs))
+            spawn_background(Work::Abort, move || abort_one(&theirs))
         })
         .collect();
     let rest = || limit.saturating_sub(start.elapsed());
@@ -131,7 +131,7 @@ pub(crate) fn abort_handles(nccl: Nccl, handles: Vec<(Handle, Arc<CudaContext>)>
     let start = Instant::now();
     let aborts: Vec<_> = handles
         .into_iter()
-        .map(|(handle, context)| spawn_background("peerweave-abort", move || abort_handle(nccl, handle, &context, None)))
+        .map(|(handle, context)| spawn_background(Work::Abort, move || abort_handle(nccl, handle, &context, None)))
         .collect();
     aborts.into_iter().all(|abort| {
         abort.is_some_and(|abort| abort.recv_timeout(limit.saturating_sub(start.elapsed())).is_ok_and(|result| result.is_ok()))

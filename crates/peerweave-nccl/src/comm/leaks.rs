@@ -94,7 +94,7 @@ impl Leaks {
         let open = communicators.iter().filter(|inner| !inner.gate.is_closed());
         Self {
             communicators: open.map(|inner| LeakedCommunicator::of(inner)).collect(),
-            ending: teardown::count(),
+            ending: teardown::communicators(),
             allocations: ALLOCATIONS.load(Ordering::Relaxed),
             allocated_bytes: BYTES.load(Ordering::Relaxed),
         }
@@ -109,18 +109,23 @@ impl fmt::Display for Leaks {
                 write!(f, "; {state}")?;
             }
             if leaked.registrations > 0 {
-                write!(f, "; {} registered windows and buffers", leaked.registrations)?;
+                write!(f, "; registered windows and buffers: {}", leaked.registrations)?;
             }
             if leaked.captured_calls > 0 {
-                write!(f, "; {} calls in captured graphs", leaked.captured_calls)?;
+                write!(f, "; calls in captured graphs: {}", leaked.captured_calls)?;
             }
             writeln!(f)?;
         }
         if self.ending > 0 {
-            writeln!(f, "{} communicators are still being ended; Communicator::wait_for_dropped waits for them", self.ending)?;
+            let ending = self.ending;
+            writeln!(
+                f,
+                "communicators that are still being ended: {ending}; Communicator::wait_for_dropped waits for their end"
+            )?;
         }
         if self.allocations > 0 {
-            writeln!(f, "{} allocations of NCCL's memory ({} bytes) were not freed", self.allocations, self.allocated_bytes)?;
+            let (allocations, bytes) = (self.allocations, self.allocated_bytes);
+            writeln!(f, "allocations of NCCL's memory that were not freed: {allocations} ({bytes} bytes)")?;
         }
         Ok(())
     }
@@ -198,9 +203,9 @@ mod tests {
         let lines = [
             "communicator #3 (rank 1 of 2) was neither finalized nor aborted",
             "communicator #4 (rank 1 of 2) was neither finalized nor aborted; the communicator was revoked, and can only be split, shrunk or destroyed; \
-             2 registered windows and buffers; 1 calls in captured graphs",
-            "1 communicators are still being ended; Communicator::wait_for_dropped waits for them",
-            "2 allocations of NCCL's memory (4096 bytes) were not freed",
+             registered windows and buffers: 2; calls in captured graphs: 1",
+            "communicators that are still being ended: 1; Communicator::wait_for_dropped waits for their end",
+            "allocations of NCCL's memory that were not freed: 2 (4096 bytes)",
         ];
         assert_eq!(leaks.to_string().lines().collect::<Vec<_>>(), lines);
         assert!(!leaks.is_empty());

@@ -146,7 +146,7 @@ impl Communicator {
     pub fn wait_for_dropped(deadline: Duration) -> bool {
         // The order of the two conditions matters. If the watchdog drops a last handle, the
         // communicator is counted before the inspection of the watchdog ends.
-        let ended = || Ok(!watchdog::is_looking() && teardown::count() == 0);
+        let ended = || Ok(!watchdog::is_looking() && teardown::is_idle());
         wait_until::<std::convert::Infallible>(Instant::now() + bounded(deadline), ended).unwrap_or(false)
     }
 

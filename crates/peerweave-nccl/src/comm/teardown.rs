@@ -21,16 +21,54 @@ use crate::{Nccl, Timeout};
 /// Time limit for which the process waits at exit for communicators that are being ended.
 pub(crate) const EXIT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Number of background threads that end communicators. The bit [`CLOSED`] is set when no further
+/// Number of background threads, of every [`Work`]. The bit [`CLOSED`] is set when no further
 /// thread may start.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
+
+/// Number of these threads whose work is to end a whole communicator.
+static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
 
 /// Bit of [`ENDING`]: the process is ending and does not wait for background threads any more.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
+/// Work of a background thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Ends a dropped or finalized communicator.
+    End,
+    /// Calls `ncclCommFinalize` for a thread with [`Work::End`].
+    Finalize,
+    /// Aborts a communicator.
+    Abort,
+    /// Frees a resource of a communicator.
+    Free,
+}
+
+impl Work {
+    /// Returns the name of the thread.
+    fn name(self) -> &'static str {
+        match self {
+            Self::End => "peerweave-end",
+            Self::Finalize => "peerweave-finalize",
+            Self::Abort => "peerweave-abort",
+            Self::Free => "peerweave-free",
+        }
+    }
+
+    /// Returns 1 if the work ends a communicator, otherwise 0.
+    fn communicators(self) -> usize {
+        usize::from(matches!(self, Self::End | Self::Abort))
+    }
+}
+
+/// Returns whether no background thread runs.
+pub(crate) fn is_idle() -> bool {
+    ENDING.load(Ordering::Acquire) & !CLOSED == 0
+}
+
 /// Returns the number of communicators that are being ended in the background.
-pub(crate) fn count() -> usize {
-    ENDING.load(Ordering::Acquire) & !CLOSED
+pub(crate) fn communicators() -> usize {
+    COMMUNICATORS.load(Ordering::Acquire)
 }
 
 /// Returns whether the process is ending. NCCL must then not be called any more.
@@ -78,7 +116,7 @@ impl Teardown {
     }
 
     pub(super) fn start(self) -> Option<Receiver<Result<(), NcclError>>> {
-        spawn_background("peerweave-end", move || {
+        spawn_background(Work::End, move || {
             let start = Instant::now();
             let abort = || abort_handle(self.nccl, self.handle, &self.context, Some(&self.name));
             let finalized = if self.state == State::Live { self.finalize(start) } else { Ok(()) };
@@ -107,7 +145,7 @@ impl Teardown {
         let (nccl, handle, context) = (self.nccl, self.handle, Arc::clone(&self.context));
         // On a blocking communicator `ncclCommFinalize` never returns if a peer is lost, so another
         // thread calls it.
-        let called = spawn_background("peerweave-finalize", move || {
+        let called = spawn_background(Work::Finalize, move || {
             let _ = set_current(&context);
             // SAFETY: the gate is closed, and this is the only use of the handle until it returns
             // or is aborted.
@@ -203,12 +241,13 @@ extern "C" fn wait_for_ending() {
     }
 }
 
-/// Runs `work` on a separate thread, which is counted in [`ENDING`] until `work` returns. Returns a
+/// Runs `run` on a separate thread, which is counted in [`ENDING`] until `run` returns. Returns a
 /// receiver of the result, or `None` if the system cannot start a thread or the process is ending.
-pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
-    struct Counted;
+pub(super) fn spawn_background<R: Send + 'static>(work: Work, run: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
+    struct Counted(Work);
     impl Drop for Counted {
         fn drop(&mut self) {
+            COMMUNICATORS.fetch_sub(self.0.communicators(), Ordering::Release);
             ENDING.fetch_sub(1, Ordering::Release);
         }
     }
@@ -216,16 +255,17 @@ pub(super) fn spawn_background<R: Send + 'static>(name: &str, work: impl FnOnce(
     wait_at_exit(&REGISTERED);
     let more = |ending: usize| (ending & CLOSED == 0).then_some(ending + 1);
     ENDING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
-    let counted = Counted;
+    COMMUNICATORS.fetch_add(work.communicators(), Ordering::Relaxed);
+    let counted = Counted(work);
     let (sender, receiver) = channel();
     let body = move || {
-        let done = work();
+        let done = run();
         // Updates the count before sending the result, so that the receiver sees the new count.
         drop(counted);
         // The receiver may have given up.
         let _ = sender.send(done);
     };
-    std::thread::Builder::new().name(name.to_owned()).spawn(body).ok().map(|_| receiver)
+    std::thread::Builder::new().name(work.name().to_owned()).spawn(body).ok().map(|_| receiver)
 }
 
 /// Runs `work` inside a communicator's gate, for a destructor. Runs `work` on this thread if the
@@ -253,7 +293,7 @@ pub(crate) fn run_or_defer(
         Err(Refused::State(_)) => return,
         Err(Refused::Busy) => {}
     }
-    drop(spawn_background("peerweave-free", move || {
+    drop(spawn_background(Work::Free, move || {
         let _ = set_current(&inner.context);
         if let Ok(inside) = inner.gate.enter(allowed, || inner.deadline()) {
             free(&inner, &inside, work);

@@ -76,7 +76,7 @@ impl TryFrom<&[u8]> for UniqueId {
     /// Converts exactly 128 bytes.
     fn try_from(bytes: &[u8]) -> Result<Self, NcclError> {
         let found = bytes.len();
-        let wrong = |_| wrong_length(found, Self::LEN_BYTES, "bytes");
+        let wrong = |_| wrong_length("UniqueId::try_from", found, Self::LEN_BYTES, "bytes");
         bytes.try_into().map(Self).map_err(wrong)
     }
 }
@@ -87,7 +87,7 @@ impl FromStr for UniqueId {
     /// Parses 256 hexadecimal digits of either case.
     fn from_str(text: &str) -> Result<Self, NcclError> {
         if text.len() != 2 * Self::LEN_BYTES {
-            return Err(wrong_length(text.len(), 2 * Self::LEN_BYTES, "digits"));
+            return Err(wrong_length("UniqueId::from_str", text.len(), 2 * Self::LEN_BYTES, "digits"));
         }
         let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
         let mut bytes = [0; Self::LEN_BYTES];
@@ -102,9 +102,9 @@ impl FromStr for UniqueId {
     }
 }
 
-fn wrong_length(found: usize, expected: usize, unit: &'static str) -> NcclError {
+fn wrong_length(call: &'static str, found: usize, expected: usize, unit: &'static str) -> NcclError {
     let kind = MisuseKind::Length { what: "the id", found, expected, unit };
-    Misuse { call: "UniqueId::try_from", kind }.into()
+    Misuse { call, kind }.into()
 }
 
 #[cfg(feature = "serde")]

@@ -307,8 +307,8 @@ pub(crate) fn all_to_all_v<'a, T: Element>(
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     recv_counts: &[usize],
 ) -> Checked<Prepared> {
-    builder.counts(["the send counts", "the send buffer"], send_counts, send.len())?;
-    builder.counts(["the receive counts", "the receive buffer"], recv_counts, recv.len())?;
+    builder.counts(["the list of send counts", "the send buffer"], send_counts, send.len())?;
+    builder.counts(["the list of receive counts", "the receive buffer"], recv_counts, recv.len())?;
     let (mine, element_bytes) = (builder.inner.rank.index(), size_of::<T>());
     builder.length("the receive count of this rank itself", recv_counts[mine], send_counts[mine])?;
     builder.many(send, recv, |mut send, mut recv, data_type| {

@@ -27,7 +27,7 @@ pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 pub const NCCL_WIN_GIN_ONLY: c_int = 4;
 /// Flag of a window that only counted operations over the fabric (CFT) use. Since 2.32.0.
 pub const NCCL_WIN_CFT_COUNTED: c_int = 8;
-/// Required alignment of a window's address and length, in bytes.
+/// Required alignment of a window's address, in bytes.
 pub const NCCL_WIN_REQUIRED_ALIGNMENT: usize = 4096;
 /// CTA policy: NCCL selects the number of CTAs.
 pub const NCCL_CTA_POLICY_DEFAULT: c_int = 0;

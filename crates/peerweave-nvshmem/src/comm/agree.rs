@@ -16,7 +16,7 @@ use peerweave_types::Pe;
 
 use crate::comm::Comm;
 use crate::comm::entry::Entered;
-use crate::error::{Disagree, NvshmemError, Timeout};
+use crate::error::{Disagree, NvshmemError, OtherCall, Timeout};
 
 /// The PEs that take part in a call.
 #[derive(Clone, Copy, Debug)]
@@ -104,11 +104,11 @@ fn round(
     let disagree = |pe, theirs| Disagree { call, pe, theirs, ours: arguments.to_owned() }.into();
     agreed.map(drop).map_err(|disagreement| match disagreement {
         Disagreement::Own => unreachable!("bug in peerweave-nvshmem: this PE reported no failure"),
-        Disagreement::Failed { pe, reason } => disagree(pe, format!("cannot: {reason}")),
+        Disagreement::Failed { pe, reason } => disagree(pe, OtherCall::Failed(reason)),
         Disagreement::Diverged { one, one_has, other, other_has } => {
             // At least one of the two reported calls differs from this PE's call.
             let (pe, theirs) = if one_has == named { (other, other_has) } else { (one, one_has) };
-            disagree(pe, arguments_of(&theirs))
+            disagree(pe, OtherCall::Made(arguments_of(&theirs)))
         }
         Disagreement::Rendezvous(BootstrapError::Timeout { waited, missing, .. })
             if matches!(members, agree::Members::Some { .. }) =>

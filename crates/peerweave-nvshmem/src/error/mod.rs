@@ -296,17 +296,29 @@ fn list(pes: &[Pe]) -> String {
 
 /// The error of PEs that made different collective calls.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call}: {pe} called with `{theirs}`, this PE with `{ours}`, expected the same call on all PEs")]
+#[error("{call}: {pe} {theirs}; this PE called with `{ours}`, expected the same call on all PEs")]
 #[non_exhaustive]
 pub struct Disagree {
     /// The collective call of this PE.
     pub call: &'static str,
     /// The PE with the other call.
     pub pe: Pe,
-    /// The arguments of `pe`, or the reason why `pe` could not make the call.
-    pub theirs: String,
+    /// The call of `pe`.
+    pub theirs: OtherCall,
     /// The arguments of this PE.
     pub ours: String,
+}
+
+/// The call of the other PE in a [`Disagree`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OtherCall {
+    /// The PE called with these arguments.
+    #[error("called with `{0}`")]
+    Made(String),
+    /// The PE could not make the call, for this reason.
+    #[error("could not make the call ({0})")]
+    Failed(String),
 }
 
 #[cfg(test)]

@@ -173,10 +173,10 @@ fn shared_memory() -> Result<(), NvshmemError> {
 
 fn device_memory(context: &Arc<CudaContext>, settings: &Settings) -> Result<(), NvshmemError> {
     let (free, _) = with_error_preserved(context, || context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
-    let fixed = settings.effective("NVSHMEM_DISABLE_CUDA_VMM").is_some_and(|value| value == "1");
+    let fixed = settings.is_on("NVSHMEM_DISABLE_CUDA_VMM");
     let (variable, default) = if fixed { ("NVSHMEM_SYMMETRIC_SIZE", 1 << 30) } else { ("NVSHMEM_CUMEM_GRANULARITY", 1 << 29) };
-    // A size with a unit, such as 1G, is not checked here; NVSHMEM parses such sizes.
-    let needed_bytes = settings.effective(variable).map_or(Some(default), |text| text.trim().parse().ok()).unwrap_or(0);
+    // A value that this crate cannot parse is not checked: NVSHMEM reports it.
+    let needed_bytes = settings.effective(variable).map_or(default, |_| settings.bytes(variable).unwrap_or(0));
     let free_bytes = free as u64;
     if free_bytes < needed_bytes {
         return Err(PreflightError::DeviceMemory { device: context.ordinal(), free_bytes, needed_bytes }.into());

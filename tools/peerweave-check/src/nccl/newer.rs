@@ -281,8 +281,8 @@ impl Member {
             wrong += number();
             lines.extend(words.map(str::to_owned));
         }
-        let abort_reason = if wrong == 0 { "right".to_owned() } else { format!("right, {wrong} WRONG") };
-        self.say(&format!("{name}: {passed} checks {abort_reason} ({:.1} s)", began.elapsed().as_secs_f64()));
+        let verdict = if wrong == 0 { "right".to_owned() } else { format!("right, {wrong} WRONG") };
+        self.say(&format!("{name}: {passed} checks {verdict} ({:.1} s)", began.elapsed().as_secs_f64()));
         lines.iter().for_each(|line| self.say(line));
         Ok((passed, wrong))
     }

@@ -69,6 +69,9 @@ impl Context {
     /// # Errors
     /// [`FailureKind::Deadline`](peerweave_types::FailureKind),
     /// [`FailureKind::Aborted`](peerweave_types::FailureKind).
+    ///
+    /// # Panics
+    /// If `of` is empty.
     #[inline(always)]
     pub fn wait_until<T: KernelInteger>(&self, of: SymSlice<T>, compare: Compare, value: T) -> Result<(), Failed> {
         let look = || T::holds(compare, self.look(of, 0), value).then_some(());
@@ -80,6 +83,9 @@ impl Context {
     ///
     /// # Ordering
     /// Acquire, if the result is true.
+    ///
+    /// # Panics
+    /// If `of` is empty.
     #[inline(always)]
     pub fn test<T: KernelInteger>(&self, of: SymSlice<T>, compare: Compare, value: T) -> bool {
         T::holds(compare, self.look(of, 0), value)

@@ -18,11 +18,12 @@ use super::combine::{Combine, Reducible};
 use super::meet::Collective;
 use crate::api::context::{Bases, Pes, Reach};
 use crate::api::memory::bulk::Lent;
+use crate::api::report::Report;
 use crate::api::scope::{Block, Scope, Thread, Warp};
 use crate::api::value::{self, Global, Side, Strong};
 use crate::api::views::address;
 use crate::api::{Context, Failed, network};
-use peerweave_types::{KernelContext, KernelOp, KernelTeam, Plain, SymOffset, SymSlice};
+use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, Plain, SymOffset, SymSlice};
 
 /// Size of a vector in bytes.
 const VECTOR: usize = 16;
@@ -316,7 +317,12 @@ impl Context {
         root: u32,
     ) -> Result<(), Failed> {
         let operation = KernelOp::Broadcast;
-        if self.team(operation, team)?.my_rank() == root {
+        let members = self.team(operation, team)?;
+        if root >= members.size() {
+            let report = Report { pe: root, team: team.index(), expected: u64::from(members.size()), ..Report::of(operation) };
+            return Err(self.fail(FailureKind::NoSuchPeer, report));
+        }
+        if members.my_rank() == root {
             self.give::<T, S>((team, operation), to, from, to.len().min(from.len()), 0)?;
         }
         self.meet_as::<S, Collective>(operation, team)
@@ -433,7 +439,9 @@ macro_rules! scoped {
             /// used.
             ///
             /// # Errors
-            /// As for [`Self::barrier`].
+            /// As for [`Self::barrier`]. [`FailureKind::NoSuchPeer`] if `root` is not a rank of the
+            /// team; the report has `root` as its PE and the size of the team as its expected
+            /// value.
             #[inline(always)]
             pub fn $broadcast<T: Plain>(
                 &self,
