@@ -403,7 +403,7 @@ fn extension(shared: &Shared, call: &'static str, started: Instant, within: Dura
     }
     let running = missing.is_empty().then(|| shared.queues.pending_call()).flatten();
     let team = TeamName { id: TeamId::WORLD, size: shared.n_pes() };
-    Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing, running, holder: None, word: None })))
+    Err(Timeout { running, ..Timeout::new(call, team, waited, missing) }.into())
 }
 
 /// Waits until `slot` has a value, and returns a copy of the value. Returns the error of

@@ -21,6 +21,7 @@
 //!   error.
 
 mod beats;
+mod causes;
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -182,6 +183,17 @@ impl Ticket {
         (Endpoint::Unix(format!("peerweave-{name}")), Token::from_bytes(token))
     }
 
+    /// Creates a random ticket, and starts the server of a job of `n_pes` PEs for it. A job of one
+    /// PE has no server.
+    ///
+    /// # Errors
+    /// As for [`Self::random`] and [`Server::bind`].
+    pub fn prepare(n_pes: u32) -> Result<(Self, Option<Server>), BootstrapError> {
+        let ticket = Self::random()?;
+        let server = if n_pes > 1 { Some(ticket.serve(n_pes)?) } else { None };
+        Ok((ticket, server))
+    }
+
     /// Starts the server of a job of `n_pes` PEs.
     ///
     /// # Errors
@@ -302,17 +314,6 @@ impl<'a> Survivors<'a> {
             let _done = done;
             work()
         })
-    }
-
-    /// Returns the members that still participate in the attempt of a decision, but are stopped.
-    pub fn stopped(&self, decision: &Decision) -> Vec<Pe> {
-        self.beat();
-        let is_stopped = |pe: &Pe| {
-            let old = pe.index();
-            let is_left = *pe != self.me && !(self.has_ended)(old) && !self.has_given_up(decision, old);
-            is_left && self.beats.has_stopped(old)
-        };
-        decision.members.iter().copied().filter(is_stopped).collect()
     }
 
     fn own(&self) -> &'a SurvivorWords {
@@ -570,45 +571,6 @@ impl<'a> Survivors<'a> {
     /// `because` that is the cause.
     pub fn withdraw(&self, decision: &Decision, because: Option<Pe>) {
         self.own().withdraw(decision.attempt, because);
-    }
-
-    /// Returns the member that is the cause of a failure. `gone` is a member that this PE has found
-    /// gone, although it may not have ended. If `gone` has given up because of another PE, that PE
-    /// is followed in turn. Returns `None` if the followed PE has ended or has named no PE. Waits
-    /// up to `limit` until a PE ends or gives up, and returns a PE that does neither.
-    pub fn reason_of(&self, decision: &Decision, gone: Pe, limit: Duration) -> Option<Pe> {
-        let until = Instant::now() + limit;
-        let mut gone = gone;
-        // Each step goes from a PE that has given up to the PE that it has named.
-        for _ in 0..decision.members.len() {
-            while !(self.has_ended)(gone.index()) && !self.has_given_up(decision, gone.index()) {
-                if Instant::now() >= until {
-                    return (gone != self.me).then_some(gone);
-                }
-                thread::sleep(LONGEST_PAUSE);
-            }
-            if (self.has_ended)(gone.index()) {
-                return None;
-            }
-            gone = (self.words)(gone.index()).blamed()?;
-        }
-        None
-    }
-
-    /// Withdraws this PE, and returns the members that neither end nor give up within `limit`. Such
-    /// members are stopped. Use this function after failures that name no PE, such as a server that
-    /// does not answer.
-    pub fn remaining(&self, decision: &Decision, limit: Duration) -> Vec<Pe> {
-        self.withdraw(decision, None);
-        let until = Instant::now() + limit;
-        loop {
-            let is_left = |pe: &Pe| !(self.has_ended)(pe.index()) && !self.has_given_up(decision, pe.index());
-            let left: Vec<Pe> = decision.members.iter().copied().filter(is_left).collect();
-            if left.is_empty() || Instant::now() >= until {
-                return left;
-            }
-            thread::sleep(LONGEST_PAUSE);
-        }
     }
 
     /// Records in the words of this PE that it has joined the new job.

@@ -258,6 +258,20 @@ pub struct Timeout {
     pub word: Option<AwaitedWord>,
 }
 
+impl Timeout {
+    /// Creates the error of a call that waited for `missing`, and neither for a stream, nor for a
+    /// lock, nor for words.
+    pub fn new(call: &'static str, team: TeamName, waited: Duration, missing: Vec<Pe>) -> Self {
+        Self { call, team, waited, missing, running: None, holder: None, word: None }
+    }
+}
+
+impl From<Timeout> for Error {
+    fn from(timeout: Timeout) -> Self {
+        Self::Timeout(Box::new(timeout))
+    }
+}
+
 /// A word that did not satisfy the comparison of a wait at the deadline: the first one, if there
 /// are several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

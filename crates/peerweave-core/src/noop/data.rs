@@ -305,15 +305,10 @@ fn wait(noop: &Noop, op: &WaitUntil) -> Result<Outcome> {
         return match op.mode {
             WaitMode::Test => Ok(Outcome::NotYet),
             // No other PE will ever arrive.
-            WaitMode::Wait => Err(Error::Timeout(Box::new(Timeout {
-                call: op.call_name(),
-                team: noop.team_name(TeamId::WORLD),
-                waited: Duration::ZERO,
-                missing: Vec::new(),
-                running: None,
-                holder: None,
+            WaitMode::Wait => Err(Error::from(Timeout {
                 word: op.unsatisfied(value),
-            }))),
+                ..Timeout::new(op.call_name(), noop.team_name(TeamId::WORLD), Duration::ZERO, Vec::new())
+            })),
         };
     }
     Ok(match op.until {

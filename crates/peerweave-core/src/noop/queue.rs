@@ -74,15 +74,7 @@ impl Queue {
     pub(super) fn leave_running(&self, keep: Keep) -> Error {
         lock(&self.late).push(keep);
         let team = crate::TeamName { id: TeamId::WORLD, size: 1 };
-        Error::Timeout(Box::new(Timeout {
-            call: "noop",
-            team,
-            waited: Duration::ZERO,
-            missing: Vec::new(),
-            running: None,
-            holder: None,
-            word: None,
-        }))
+        Error::from(Timeout::new("noop", team, Duration::ZERO, Vec::new()))
     }
 
     pub(super) fn end_late(&self) {
@@ -156,15 +148,7 @@ impl Pending for Done {
         let (result, _) = waited.unwrap_or_else(PoisonError::into_inner);
         result.clone().unwrap_or_else(|| {
             let team = crate::TeamName { id: TeamId::WORLD, size: 1 };
-            Err(Error::Timeout(Box::new(Timeout {
-                call: "noop",
-                team,
-                waited: within,
-                missing: Vec::new(),
-                running: None,
-                holder: None,
-                word: None,
-            })))
+            Err(Error::from(Timeout::new("noop", team, within, Vec::new())))
         })
     }
 }

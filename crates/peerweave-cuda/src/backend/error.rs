@@ -34,7 +34,7 @@ pub(crate) fn mismatch(team: TeamName, pe: Pe, mine: String, theirs: String) -> 
 }
 
 fn timeout(call: &'static str, team: TeamName, waited: std::time::Duration, missing: Vec<Pe>) -> Error {
-    Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None, holder: None, word: None }))
+    Timeout::new(call, team, waited, missing).into()
 }
 
 /// Returns the error of `call` on `team` for a failure of the GPU crates.

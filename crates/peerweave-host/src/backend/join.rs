@@ -303,7 +303,7 @@ pub(super) fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapE
     match error {
         BootstrapError::PeLost { pe, .. } => Error::Peer { call, team, pe, cause: PeerCause::Died },
         BootstrapError::Timeout { waited, missing, .. } if !missing.is_empty() => {
-            Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None, holder: None, word: None }))
+            Timeout::new(call, team, waited, missing).into()
         }
         error => Error::setup(call, error),
     }

@@ -63,7 +63,7 @@ impl Host {
                 let missing = shared.teams.missing(&shared.peers);
                 let team = shared.teams.world().name();
                 let running = shared.queues.pending_call();
-                return Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing, running, holder: None, word: None })));
+                return Err(Timeout { running, ..Timeout::new(call, team, waited, missing) }.into());
             }
             std::thread::sleep(Duration::from_micros(100));
         }

@@ -123,11 +123,9 @@ impl Host {
             next.prepare(attempt, mapping);
             return Ok(Ticket::NONE);
         }
-        let served = Ticket::random().and_then(|ticket| {
-            *server = if n_pes > 1 { Some(ticket.serve(n_pes as u32)?) } else { None };
-            Ok(ticket)
-        });
-        served.map_err(|error| Error::setup(CALL, error))
+        let (ticket, started) = Ticket::prepare(n_pes as u32).map_err(|error| Error::setup(CALL, error))?;
+        *server = started;
+        Ok(ticket)
     }
 
     /// Creates the backend of this PE in the new job. Collective over the members of the new job.
@@ -159,34 +157,20 @@ impl Host {
         Ok(made)
     }
 
-    /// Converts an error of the new job so that it names PEs by their numbers in the old job. If
-    /// the error names a member that has given up because of another PE, the result names that
-    /// other PE.
+    /// Converts an error of the new job so that it names PEs by their numbers in the old job, and
+    /// names the PEs that caused it.
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
-        let error = error.renumbered(CALL, self.shared.teams.world().name(), |pes| decision.old_pes(pes));
-        let late = |missing| self.disagreed(started, Disagreement::Late { waited: Duration::ZERO, missing });
-        let stopped = survivors.stopped(decision);
-        if !stopped.is_empty() && !matches!(error, Error::Peer { .. }) {
-            return late(stopped);
-        }
-        let Some(named) = error.blamed().first().copied() else {
-            let remaining = survivors.remaining(decision, NOTICE);
-            return if remaining.is_empty() { error } else { late(remaining) };
-        };
-        let limit = if matches!(error, Error::Peer { .. }) { NOTICE } else { Duration::ZERO };
-        match survivors.reason_of(decision, named, limit) {
-            Some(pe) if pe != named && pe != survivors.me() => late(vec![pe]),
-            _ => error,
-        }
+        let team = self.shared.teams.world().name();
+        let error = error.renumbered(CALL, team, |pes| decision.old_pes(pes));
+        let is_lost = matches!(error, Error::Peer { .. });
+        let causes = survivors.causes(decision, error.blamed().first().copied(), is_lost, NOTICE);
+        if causes.is_empty() { error } else { Timeout::new(CALL, team, started.elapsed(), causes).into() }
     }
 
     fn disagreed(&self, started: Instant, error: Disagreement<Error>) -> Error {
         let team = self.shared.teams.world().name();
         match error {
-            Disagreement::Late { missing, .. } => {
-                let waited = started.elapsed();
-                Error::Timeout(Box::new(Timeout { call: CALL, team, waited, missing, running: None, holder: None, word: None }))
-            }
+            Disagreement::Late { missing, .. } => Timeout::new(CALL, team, started.elapsed(), missing).into(),
             Disagreement::Left(pe) => Error::Peer { call: CALL, team, pe, cause: PeerCause::Left },
             Disagreement::Failed(error) => error,
         }

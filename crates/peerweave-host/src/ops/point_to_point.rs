@@ -187,15 +187,7 @@ impl Transfers {
         missing.sort_unstable();
         missing.dedup();
         let first = self.pending().next().expect("a transfer is pending");
-        Error::Timeout(Box::new(Timeout {
-            call: first.call(),
-            team: first.team.name(),
-            waited,
-            missing,
-            running: None,
-            holder: None,
-            word: None,
-        }))
+        Error::from(Timeout::new(first.call(), first.team.name(), waited, missing))
     }
 }
 

@@ -203,15 +203,7 @@ impl Shared {
         let timeout = |waited| {
             let pending = (0..team.size()).filter(|&rank| !all_ended(rank));
             let missing = pending.map(|rank| Pe::new(team.members[rank] as u32)).collect();
-            let late = Error::Timeout(Box::new(Timeout {
-                call: "destroy",
-                team: team.name(),
-                waited,
-                missing,
-                running: None,
-                holder: None,
-                word: None,
-            }));
+            let late = Error::from(Timeout::new("destroy", team.name(), waited, missing));
             self.peers.record_outcome(late)
         };
         let mut waiter = self.peers.waiter(Limit::Deadline(self.peers.deadline));

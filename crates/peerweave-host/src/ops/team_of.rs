@@ -111,7 +111,7 @@ impl Shared {
         };
         let timeout = |waited| {
             let (team, missing) = (self.teams.world().name(), Vec::new());
-            Error::Timeout(Box::new(Timeout { call: CALL, team, waited, missing, running: Some(CALL), holder: None, word: None }))
+            Timeout { running: Some(CALL), ..Timeout::new(CALL, team, waited, missing) }.into()
         };
         look().map_or_else(|| waiter.until(look, || Ok(()), timeout), Ok)
     }
@@ -410,15 +410,7 @@ impl<'a> TeamCall<'a> {
     }
 
     fn late(&self, waited: Duration, missing: Vec<Pe>) -> Error {
-        Error::Timeout(Box::new(Timeout {
-            call: CALL,
-            team: self.team(),
-            waited,
-            missing,
-            running: None,
-            holder: None,
-            word: None,
-        }))
+        Error::from(Timeout::new(CALL, self.team(), waited, missing))
     }
 
     fn mismatch(&self, pe: usize) -> Error {

@@ -4,7 +4,7 @@ use crate::ops::shared::Shared;
 use crate::sync::target;
 use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::{Outcome, TeamId, Until, WaitMode, WaitUntil};
-use peerweave_core::{Error, TeamName, Timeout};
+use peerweave_core::{TeamName, Timeout};
 use peerweave_device::put_signal::Watch;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -27,7 +27,7 @@ impl Shared {
         let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
         let timeout = |waited| {
             let word = wait.unsatisfied(|i| self.load(wait, i));
-            Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new(), running: None, holder: None, word }))
+            Timeout { word, ..Timeout::new(call, team, waited, Vec::new()) }.into()
         };
         self.peers.waiter(limit).until(|| self.look(wait), || self.peers.check_signallers(call), timeout)
     }

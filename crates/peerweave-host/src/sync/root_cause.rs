@@ -220,15 +220,7 @@ mod tests {
             assert_eq!(decode(encode(&error, 1)), Some((7, cause)));
         }
         let missing = vec![Pe::new(0), Pe::new(4)];
-        let late = Error::Timeout(Box::new(Timeout {
-            call: "barrier",
-            team,
-            waited: Default::default(),
-            missing,
-            running: None,
-            holder: None,
-            word: None,
-        }));
+        let late = Error::from(Timeout::new("barrier", team, Default::default(), missing));
         assert_eq!(decode(encode(&late, 1)), Some((0, PeerCause::Failed)));
         let own = Error::Unsupported { call: "barrier", backend: "host", why: "a test" };
         assert_eq!(decode(encode(&own, 1)), Some((1, PeerCause::Failed)));

@@ -215,14 +215,6 @@ impl<'a> Step<'a> {
 
     fn timeout(&self, waited: Duration, missing: impl Iterator<Item = usize>) -> Error {
         let missing = missing.map(|rank| Pe::new(self.team.members[rank] as u32)).collect();
-        Error::Timeout(Box::new(Timeout {
-            call: self.call,
-            team: self.team.name(),
-            waited,
-            missing,
-            running: None,
-            holder: None,
-            word: None,
-        }))
+        Error::from(Timeout::new(self.call, self.team.name(), waited, missing))
     }
 }

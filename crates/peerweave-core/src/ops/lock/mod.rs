@@ -303,7 +303,7 @@ impl Lock {
         let (team, waited) = (self.words.team().name(), start.elapsed());
         // A PE does not miss itself.
         let missing = holder.into_iter().filter(|&pe| pe != self.me).collect();
-        Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None, holder, word: None }))
+        Timeout { holder, ..Timeout::new(call, team, waited, missing) }.into()
     }
 }
 

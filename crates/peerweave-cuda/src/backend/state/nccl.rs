@@ -25,15 +25,7 @@ impl State {
             }
             NcclError::Timeout(timeout) => {
                 let missing = timeout.missing.iter().map(|rank| Pe::new(rank.get())).collect();
-                Error::Timeout(Box::new(Timeout {
-                    call,
-                    team: name,
-                    waited: timeout.waited,
-                    missing,
-                    running: None,
-                    holder: None,
-                    word: None,
-                }))
+                Error::from(Timeout::new(call, name, timeout.waited, missing))
             }
             NcclError::Bootstrap { source, .. } => portable(call, name, CudaError::Bootstrap((*source).clone())),
             NcclError::Dead { .. } => return self.nccl_failure(call, name, self.deadline),
@@ -63,7 +55,7 @@ impl State {
         }
         let of = self.teams.find(team.id);
         let missing = of.zip(self.calls.as_ref()).map_or_else(Vec::new, |(team, calls)| calls.behind(&team));
-        self.record(Error::Timeout(Box::new(Timeout { call, team, waited, missing, running: None, holder: None, word: None })))
+        self.record(Timeout::new(call, team, waited, missing).into())
     }
 
     /// Ends the work of NCCL that a wait of `waited` has not seen end, and returns the reason.

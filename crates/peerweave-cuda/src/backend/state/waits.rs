@@ -42,6 +42,6 @@ impl State {
 
     /// Returns the error of a wait that has reached its deadline.
     pub(crate) fn timed_out(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
-        Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new(), running: None, holder: None, word: None }))
+        Timeout::new(call, team, waited, Vec::new()).into()
     }
 }

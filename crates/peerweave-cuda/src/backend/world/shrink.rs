@@ -8,8 +8,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use peerweave_bootstrap::Server;
 use peerweave_bootstrap::survivors::{Decision, Disagreement, SurvivorWords, Survivors, Ticket};
-use peerweave_bootstrap::{BootstrapError, Server};
 use peerweave_core::backend::Shrunk;
 use peerweave_core::{Error, PeerCause, Timeout};
 use peerweave_driver::deadline_after;
@@ -48,7 +48,11 @@ impl Cuda {
         self.end_operations();
         loop {
             let mut server = None;
-            let lead = |_: u64, members: &[Pe]| prepare(members.len() as u32, &mut server);
+            let lead = |_: u64, members: &[Pe]| {
+                let (ticket, started) = Ticket::prepare(members.len() as u32).map_err(|error| Error::setup(CALL, error))?;
+                server = started;
+                Ok(ticket)
+            };
             let decision = survivors.agree(until, || Ok(()), lead).map_err(|error| self.disagreed(started, error))?;
             let limit = until.max(deadline_after(SET_UP.min(state.deadline)));
             let made = survivors.beating(|| {
@@ -123,46 +127,24 @@ impl Cuda {
         Self::with(gpu, &self.options)
     }
 
-    /// Returns an error of the new job with the numbers that its PEs have in this one. If it names
-    /// a member that has given up because of another one, it names that one.
+    /// Converts an error of the new job so that it names PEs by their numbers in the old job, and
+    /// names the PEs that caused it.
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
-        let error = error.renumbered(CALL, self.state.world(), |pes| decision.old_pes(pes));
-        let late = |missing| self.disagreed(started, Disagreement::Late { waited: Duration::ZERO, missing });
-        let stopped = survivors.stopped(decision);
-        if !stopped.is_empty() && !matches!(error, Error::Peer { .. }) {
-            return late(stopped);
-        }
-        let Some(named) = error.blamed().first().copied() else {
-            let remaining = survivors.remaining(decision, NOTICE);
-            return if remaining.is_empty() { error } else { late(remaining) };
-        };
-        match survivors.reason_of(decision, named, Duration::ZERO) {
-            Some(pe) if pe != named && pe != survivors.me() => late(vec![pe]),
-            _ => error,
-        }
+        let team = self.state.world();
+        let error = error.renumbered(CALL, team, |pes| decision.old_pes(pes));
+        let is_lost = matches!(error, Error::Peer { .. });
+        let causes = survivors.causes(decision, error.blamed().first().copied(), is_lost, NOTICE);
+        if causes.is_empty() { error } else { Timeout::new(CALL, team, started.elapsed(), causes).into() }
     }
 
     fn disagreed(&self, started: Instant, error: Disagreement<Error>) -> Error {
         let team = self.state.world();
         match error {
-            Disagreement::Late { missing, .. } => {
-                let waited = started.elapsed();
-                Error::Timeout(Box::new(Timeout { call: CALL, team, waited, missing, running: None, holder: None, word: None }))
-            }
+            Disagreement::Late { missing, .. } => Timeout::new(CALL, team, started.elapsed(), missing).into(),
             Disagreement::Left(pe) => Error::Peer { call: CALL, team, pe, cause: PeerCause::Left },
             Disagreement::Failed(error) => error,
         }
     }
-}
-
-/// Prepares the rendezvous of a job of `n_pes` PEs, as the first of them.
-fn prepare(n_pes: u32, server: &mut Option<Server>) -> Result<Ticket, Error> {
-    let mut served = || -> Result<Ticket, BootstrapError> {
-        let ticket = Ticket::random()?;
-        *server = if n_pes > 1 { Some(ticket.serve(n_pes)?) } else { None };
-        Ok(ticket)
-    };
-    served().map_err(|error| Error::setup(CALL, error))
 }
 
 /// Returns whether a member has ended or given up. Waits for up to [`NOTICE`], because this PE may

@@ -187,15 +187,7 @@ fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), S
     };
     let timeout = |waited| {
         let missing = shared.teams.missing(step.peers);
-        Error::Timeout(Box::new(Timeout {
-            call: step.call,
-            team: step.team.name(),
-            waited,
-            missing,
-            running: None,
-            holder: None,
-            word: None,
-        }))
+        Error::from(Timeout::new(step.call, step.team.name(), waited, missing))
     };
     let stop = step.peers.waiter(limit).until(|| step.team.may_run(step.epoch).then_some(()), || Ok(()), timeout);
     if let Err(Stop::Failed(error)) = &stop {

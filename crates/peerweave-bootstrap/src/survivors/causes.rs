@@ -1,0 +1,77 @@
+//! The members that caused the failure of an attempt: each PE that fails withdraws, and names the
+//! PE that was the cause for it.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use peerweave_types::Pe;
+
+use super::{Decision, LONGEST_PAUSE, Survivors};
+
+impl Survivors<'_> {
+    /// Returns the members that caused the failure of an attempt. Empty if the error of this PE
+    /// names the cause already, or if the cause is not known.
+    ///
+    /// `named` is the PE that the error names. `is_lost` is whether the error says that this PE has
+    /// ended or given up. `limit` is the time to wait for the PEs that have not yet given up.
+    pub fn causes(&self, decision: &Decision, named: Option<Pe>, is_lost: bool, limit: Duration) -> Vec<Pe> {
+        let stopped = self.stopped(decision);
+        if !stopped.is_empty() && !is_lost {
+            return stopped;
+        }
+        let Some(named) = named else { return self.remaining(decision, limit) };
+        let limit = if is_lost { limit } else { Duration::ZERO };
+        let cause = self.reason_of(decision, named, limit).filter(|pe| *pe != named && *pe != self.me);
+        cause.into_iter().collect()
+    }
+
+    /// Returns the members that still participate in the attempt of a decision, but are stopped.
+    fn stopped(&self, decision: &Decision) -> Vec<Pe> {
+        self.beat();
+        let is_stopped = |pe: &Pe| {
+            let old = pe.index();
+            let is_left = *pe != self.me && !(self.has_ended)(old) && !self.has_given_up(decision, old);
+            is_left && self.beats.has_stopped(old)
+        };
+        decision.members.iter().copied().filter(is_stopped).collect()
+    }
+
+    /// Returns the member that is the cause of a failure. `gone` is a member that this PE has found
+    /// gone, although it may not have ended. If `gone` has given up because of another PE, that PE
+    /// is followed in turn. Returns `None` if the followed PE has ended or has named no PE. Waits
+    /// up to `limit` until a PE ends or gives up, and returns a PE that does neither.
+    fn reason_of(&self, decision: &Decision, gone: Pe, limit: Duration) -> Option<Pe> {
+        let until = Instant::now() + limit;
+        let mut gone = gone;
+        // Each step goes from a PE that has given up to the PE that it has named.
+        for _ in 0..decision.members.len() {
+            while !(self.has_ended)(gone.index()) && !self.has_given_up(decision, gone.index()) {
+                if Instant::now() >= until {
+                    return (gone != self.me).then_some(gone);
+                }
+                thread::sleep(LONGEST_PAUSE);
+            }
+            if (self.has_ended)(gone.index()) {
+                return None;
+            }
+            gone = (self.words)(gone.index()).blamed()?;
+        }
+        None
+    }
+
+    /// Withdraws this PE, and returns the members that neither end nor give up within `limit`. Such
+    /// members are stopped. Use this function after failures that name no PE, such as a server that
+    /// does not answer.
+    fn remaining(&self, decision: &Decision, limit: Duration) -> Vec<Pe> {
+        self.withdraw(decision, None);
+        let until = Instant::now() + limit;
+        loop {
+            let is_left = |pe: &Pe| !(self.has_ended)(pe.index()) && !self.has_given_up(decision, pe.index());
+            let left: Vec<Pe> = decision.members.iter().copied().filter(is_left).collect();
+            if left.is_empty() || Instant::now() >= until {
+                return left;
+            }
+            thread::sleep(LONGEST_PAUSE);
+        }
+    }
+}
