@@ -3,9 +3,9 @@
 //! The README of this crate has a table of the rooms under `### Rooms of backend`.
 //!
 //! Copies run on copy engines, in the order of their stream. Signals, waits, atomics, barriers and
-//! operations on single elements are small kernels; The documentation of `peerweave-stream-kernels`
-//! gives the reasons. A stream orders a signal after an earlier put: the copy has ended when the
-//! signal's kernel starts, and the kernel performs a release at system scope.
+//! operations on single elements are small kernels. The README of `peerweave-stream-kernels` gives
+//! the reasons. A stream orders a signal after an earlier put: the copy has ended when the signal's
+//! kernel starts, and the kernel performs a release at system scope.
 
 mod enqueue;
 mod error;

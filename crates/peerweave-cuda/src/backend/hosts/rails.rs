@@ -194,8 +194,8 @@ impl Enqueue<'_> {
             } else {
                 let op = reduction.inside().op;
                 let local_root = span.inside_rank(first_of(span.local(), root)).unwrap_or_default();
-                // SAFETY: the operand has `count` elements, and so has the result on the root. They
-                // stay allocated until the stream has passed the call.
+                // SAFETY: the operand has `count` elements, and so has the result on `local_root`.
+                // They stay allocated until the stream has passed the call.
                 let enqueued =
                     unsafe { self.inside(span)?.reduce(self.stream, from + skipped, here, count as u64, dtype, op, local_root) };
                 self.enqueued(team, enqueued)?;

@@ -68,7 +68,7 @@ impl State {
 
     /// Aborts work of NCCL that still runs after a wait of `waited`, and returns the reason.
     pub(crate) fn nccl_is_late(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
-        // The error, with the missing ranks, is determined before the abort.
+        // The missing ranks must be determined before the abort ends the work.
         let error = self.nccl_failure(call, team, waited);
         self.nccl.abort();
         error

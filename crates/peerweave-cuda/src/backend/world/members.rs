@@ -159,7 +159,7 @@ impl State {
             }
             if start.elapsed() >= self.deadline {
                 // A member that has stopped waiting failed because of members that have not called.
-                // Only if all have called is it missing itself.
+                // It is missing itself only if all members have called.
                 let all_called = !seen.contains(&false);
                 let missing = mine.members.iter().zip(seen.iter().zip(&waits));
                 let missing = missing.filter(|(_, (seen, waits))| if all_called { !**waits } else { !**seen });
