@@ -154,7 +154,10 @@ fn call_that_needs_memory_of_another_host_is_refused() {
                 for (call, make) in calls {
                     let Err(Error::Unsupported { call: found, backend, why }) = make() else { panic!("{call} was not refused") };
                     assert_eq!((found, backend), (call, "cuda"));
-                    assert!(why.contains("PE 2 is on host b, this PE on host a") && why.contains("NVSHMEM"), "{call}: {why}");
+                    assert!(
+                        why.contains("PE 2 is on host b, and this PE is on host a") && why.contains("NVSHMEM"),
+                        "{call}: {why}"
+                    );
                 }
                 assert_eq!(team.peer_device_address(&y, there).unwrap(), None);
                 stream.synchronize().unwrap();

@@ -71,9 +71,9 @@ pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> 
     }
 }
 
-/// Returns the error of `call`, by which a job of `n_pes` PEs is set up, for a failure of the GPU
-/// crates. It names the PE that was lost, missing or different. If the call failed on another PE,
-/// the error has the text of that PE, which says why.
+/// Returns the error of `call`, which sets up a job of `n_pes` PEs, for a failure of the GPU
+/// crates. The error names a PE that was lost, is missing or has made a different call. If the call
+/// failed on another PE, the error contains that PE's message.
 pub(crate) fn of_set_up(call: &'static str, n_pes: usize, error: impl Into<CudaError>) -> Error {
     let error = error.into();
     let is_named = match &error {
@@ -114,7 +114,7 @@ pub(crate) fn unsupported(call: &'static str, why: &'static str) -> Error {
     Error::Unsupported { call, backend: NAME, why }
 }
 
-/// Returns the error of a call that another thread's finalize has overtaken.
+/// Returns the error of a call during or before which another thread has finalized the world.
 pub(crate) fn finalized(call: &'static str) -> Error {
     Misuse { call, kind: MisuseKind::Finalized }.into()
 }
@@ -124,8 +124,8 @@ pub(crate) fn destroyed(call: &'static str) -> Error {
     Misuse { call, kind: MisuseKind::TeamDestroyed }.into()
 }
 
-/// Returns a text that lives forever. Equal texts are stored once; there are few different ones,
-/// because they name PEs of one job.
+/// Returns a `&'static str` with this text. Texts are never freed, and equal texts are stored once.
+/// There are few different texts: they name PEs of one job, or say why NCCL is unavailable.
 pub(crate) fn interned(text: String) -> &'static str {
     static TEXTS: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
     let mut texts = lock(&TEXTS);

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex, also after a thread that held it has panicked.
+/// Locks a mutex, even if a thread has panicked while holding the mutex.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every change is complete before code can panic, so a poisoned lock still protects valid
     // values.

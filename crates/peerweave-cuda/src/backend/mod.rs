@@ -1,11 +1,11 @@
 //! The backend of the portable API for GPUs: one GPU for each PE, with its symmetric heap.
 //!
-//! The README of this crate draws the rooms, in a table under `### Rooms of backend`.
+//! The README of this crate has a table of the rooms under `### Rooms of backend`.
 //!
 //! Copies run on copy engines, in the order of their stream. Signals, waits, atomics, barriers and
-//! operations on single elements are small kernels; `peerweave-stream-kernels` has the reasons. The
-//! stream orders a signal after a put: the copy has ended when the signal's kernel starts, and the
-//! kernel releases at system scope.
+//! operations on single elements are small kernels. The README of `peerweave-stream-kernels` gives
+//! the reasons. A stream orders a signal after an earlier put: the copy has ended when the signal's
+//! kernel starts, and the kernel performs a release at system scope.
 
 mod enqueue;
 mod error;

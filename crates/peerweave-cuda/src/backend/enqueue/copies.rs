@@ -21,12 +21,13 @@ impl Enqueue<'_> {
         if bytes == 0 || to == from {
             return Ok(());
         }
-        // SAFETY: both ranges have that many bytes, and stay allocated until the stream has
-        // completed the copy, because they are recorded or held.
+        // SAFETY: both ranges have `bytes` bytes, and stay allocated until the stream has completed
+        // the copy, because they are recorded or held.
         self.drive("cuMemcpyAsync", |api| Ok(unsafe { api.cuMemcpyAsync(to, from, bytes, self.stream.cu_stream()) }?))
     }
 
-    /// Copies memory to memory of the device that the operation holds.
+    /// Enqueues a copy to scratch memory of the device, which the operation holds. Returns the
+    /// address of the copy.
     pub(crate) fn copied(&mut self, from: u64, bytes: usize) -> Result<u64, Error> {
         let copy = self.scratch(bytes)?;
         self.copy(copy, from, bytes)?;

@@ -49,7 +49,8 @@ impl Enqueue<'_> {
         keep
     }
 
-    /// Returns the error of a call that was not enqueued.
+    /// Returns the location of the outcome of an enqueued call, or converts the error of a call
+    /// that was not enqueued.
     pub(crate) fn enqueued(&self, team: &TeamOf, enqueued: Result<(), CudaError>) -> Result<Source, Error> {
         match enqueued {
             Ok(()) => Ok(Source::Kernel),

@@ -34,8 +34,7 @@ impl Enqueue<'_> {
         Ok(slot)
     }
 
-    /// Holds the slot of a part of an operation, because the operation reports the outcome of
-    /// another part.
+    /// Holds the slot of one part of an operation that reports the outcome of another part.
     pub(crate) fn hold(&mut self, source: Source) {
         if !matches!(source, Source::Copy | Source::Kernel | Source::Nccl | Source::Hosts) {
             self.keep.push(Arc::new(source));
@@ -94,7 +93,8 @@ impl Enqueue<'_> {
         Ok((staged.address(), Some(staged)))
     }
 
-    /// Copies staged results to the caller's memory, or keeps them for the calling thread.
+    /// Enqueues the copy of staged results to the caller's memory. If the calling thread is the
+    /// copier, stores them for this thread instead.
     pub(crate) fn written(&mut self, staged: Option<Staged>) -> Result<(), Error> {
         match (staged, self.copier) {
             (None, _) => {}
@@ -110,7 +110,7 @@ impl Enqueue<'_> {
     /// Returns device memory for one operation.
     pub(crate) fn scratch(&mut self, bytes: usize) -> Result<u64, Error> {
         let new = || DeviceMemory::<u8>::alloc(&self.state.context, class_of(bytes));
-        // A graph owns the memory that it uses.
+        // A graph owns the scratch memory that it uses, so this memory is not taken from the pool.
         let memory = if self.capturing { new().map(Arc::new) } else { self.state.scratch.take(bytes, new) };
         let memory = memory.map_err(|error| driver(self.call, error))?;
         drop(memory.read(self.stream).map_err(|error| driver(self.call, error))?);

@@ -4,7 +4,7 @@
 //! Invariants: everything that work on the stream uses is recorded with the stream, or held by the
 //! caller of `ops::enqueue`, until the stream has passed the work. **\[G3\]** Memory of the host
 //! that an operation names is valid for as long as its [`Copier`] needs; the caller of
-//! `ops::enqueue` guarantees that.
+//! `ops::enqueue` guarantees this validity.
 
 mod copies;
 mod kernels;
@@ -32,7 +32,7 @@ pub(crate) struct Enqueue<'a> {
     pub(crate) keep: Few<Keep>,
     /// Pinned memory that the work uses.
     pub(crate) staged: Few<Staged>,
-    /// Bytes of pools that the work uses.
+    /// Number of bytes of pools that the work uses.
     pub(crate) held_bytes: usize,
     /// Pinned memory with results, which the calling thread copies to the caller's memory when the
     /// work has ended.

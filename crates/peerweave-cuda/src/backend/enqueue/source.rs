@@ -1,4 +1,4 @@
-//! Where the outcome of an operation is, and how it is read.
+//! The location of the outcome of an operation, and how the outcome is read.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,13 +17,15 @@ pub(crate) enum Source {
     Copy,
     /// The operation is a quiet. It fails if a PE is known to have died.
     Quiet,
-    /// The operation is a call of NCCL. Only its communicator tells whether it failed.
+    /// The operation is a call of NCCL. Only the communicator shows whether the call failed.
     Nccl,
     /// The operation consists of kernels and of messages between hosts.
     Hosts,
-    /// The operation is a kernel without a result. Only the GPU's report tells whether it failed.
+    /// The operation is a kernel without a result. Only the GPU's report shows whether the kernel
+    /// failed.
     Kernel,
-    /// A function of the caller has combined elements; the first error of a panic.
+    /// A function of the caller has combined elements. The value is the error of the function's
+    /// first panic, if it panicked.
     Function(Arc<OnceLock<Error>>),
     /// A copy has written the result to word 1 of the slot.
     Element(Slot),
@@ -39,7 +41,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Returns whether NCCL may carry out a part of the operation, whose waits have no deadline.
+    /// Returns whether NCCL may carry out a part of the operation. Waits of NCCL have no deadline.
     pub(crate) fn waits_for_nccl(&self, state: &State) -> bool {
         match self {
             Self::Nccl | Self::Hosts => true,

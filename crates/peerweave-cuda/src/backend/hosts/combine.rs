@@ -12,8 +12,9 @@ use crate::backend::error::driver;
 /// Maximum number of bytes of the operands that are gathered at a time.
 pub(super) const PIECE: usize = 32 << 20;
 
-/// Maximum number of bytes of an all_reduce whose operands every rank gathers and combines, so that
-/// they travel once. In longer calls, each rank combines a part, and results travel too.
+/// Maximum number of bytes of an all_reduce in which every rank gathers and combines all operands.
+/// One step then sends all data. In a longer call, each rank combines a part, and a second step
+/// sends the results.
 const GATHERED: usize = 32 << 10;
 
 /// Returns whether every rank gathers and combines all operands of an all_reduce.
@@ -37,7 +38,8 @@ pub(super) struct Operands {
 }
 
 impl Reduction {
-    /// Returns the reduction of the operands of one host, which are combined further.
+    /// Returns the reduction of the operands of one host, whose result is combined with the results
+    /// of other hosts.
     pub(super) fn inside(self) -> Self {
         Self { op: if self.op == ReduceOp::Avg { ReduceOp::Sum } else { self.op }, ..self }
     }
@@ -51,7 +53,7 @@ impl<'a> Enqueue<'a> {
             return Ok(kernel);
         }
         let kernel = combine::kernel(dtype);
-        let kernel = kernel.unwrap_or_else(|| panic!("peerweave-core bug: a reduction of {dtype}"));
+        let kernel = kernel.unwrap_or_else(|| panic!("peerweave-core bug: no kernel combines elements of {dtype}"));
         let loaded = self.gpu.0.entry(kernel.ptx(), kernel.name()).map_err(self.state.portable(self.call))?;
         Ok(slot.get_or_init(|| loaded))
     }
@@ -92,7 +94,7 @@ impl<'a> Enqueue<'a> {
         let arguments = Arguments::new().with(&context).with(&call);
         let keep = self.capturing.then(|| self.kept_by_kernels());
         // SAFETY: the kernel takes the context and a call; operands and result stay allocated until
-        // the stream has passed the call: they are noted or held, and a graph keeps them.
+        // the stream has passed the call: they are recorded or held, and a graph keeps them.
         let launched = unsafe { kernel.launch_into(self.stream, &LaunchConfig::new(blocks, THREADS as u32), &arguments, keep) };
         launched.map_err(|error| driver(self.call, error))
     }

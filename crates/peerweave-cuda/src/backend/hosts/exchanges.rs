@@ -8,12 +8,12 @@ use crate::backend::enqueue::{Enqueue, Source};
 use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Message;
 
-/// Bytes of the message by which the hosts of a team meet.
+/// Length of the messages of a barrier between hosts, in bytes.
 const TOKEN: usize = 16;
 
 impl Enqueue<'_> {
-    /// Enqueues a barrier: the ranks of each host meet, then the first ranks of the hosts, then
-    /// those of each host again.
+    /// Enqueues a barrier in three steps: among the ranks of each host, among the first ranks of
+    /// the hosts, and again among the ranks of each host.
     pub(crate) fn meet_between(&mut self, team: &TeamOf, span: &Span) -> Result<Source, Error> {
         check(self, span)?;
         self.meet_inside(team, span)?;
@@ -40,7 +40,7 @@ impl Enqueue<'_> {
     }
 
     /// Enqueues a collective that moves parts of `op.count` elements. `from` and `to` are addresses
-    /// on this device, or unused by this rank.
+    /// on this device. A rank without an operand or a result does not use them.
     pub(crate) fn exchange_between(
         &mut self,
         team: &TeamOf,
@@ -103,7 +103,7 @@ impl Enqueue<'_> {
         match span.inside_rank(mine) {
             Some(inside_root) if span.local().len() > 1 => {
                 // SAFETY: the ranges stay allocated until the stream has passed the call: they are
-                // noted or held.
+                // recorded or held.
                 let enqueued = unsafe { self.inside(span)?.broadcast(self.stream, own, to, bytes as u64, inside_root) };
                 self.enqueued(team, enqueued)?;
             }
@@ -144,7 +144,7 @@ impl Enqueue<'_> {
         part: usize,
     ) -> Result<Source, Error> {
         let n = team.members.len();
-        // A part that arrives would overwrite one that was not sent yet.
+        // In place, an arriving part would overwrite a part that was not sent yet.
         let from = if from == to { self.copied(from, n * part)? } else { from };
         let at = |rank: usize| (rank * part) as u64;
         let sends = (0..n).map(|rank| Message::send(rank, from + at(rank), part));

@@ -12,13 +12,13 @@ pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
     let has_several = span.shares_hosts();
     let is_short = is_gathered(query.dtype, query.count as usize);
     match query.kind {
-        Barrier | Sync => "barriers within each host, and messages of NCCL between one rank of each",
+        Barrier | Sync => "barriers within each host, and messages of NCCL between one rank of each host",
         Broadcast => "a message of NCCL to one rank of each host, then Peerweave's kernels within each host",
         AllReduce if is_short && has_several => {
             "Peerweave's kernels within each host, then messages of NCCL with the results of the hosts, which every rank combines"
         }
         AllReduce | ReduceScatter | AllGather if span.rails().is_some() => {
-            "Peerweave's kernels within each host, and messages of NCCL between the ranks at one position of the hosts"
+            "Peerweave's kernels within each host, and messages of NCCL between the ranks at the same position of each host"
         }
         CollectiveKind::Reduce if has_several => {
             "Peerweave's kernels within each host, then messages of NCCL with the results of the hosts, which the root combines"
@@ -32,11 +32,12 @@ pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
         kind if kind.reduces() => {
             "Peerweave's kernels within hosts and messages of NCCL between hosts move the operands to the ranks that combine them"
         }
-        _ => "Peerweave's kernels within hosts, messages of NCCL between hosts",
+        _ => "Peerweave's kernels within hosts, and messages of NCCL between hosts",
     }
 }
 
-/// Describes reductions that combine the operands of each host first.
+/// Sets order and accumulator in the descriptions of reductions that combine the operands of each
+/// host first.
 pub(crate) fn describe(reductions: &mut [ReductionCaps]) {
     use CollectiveKind::{AllReduce, Reduce, ReduceScatter};
     let is_by_host = |caps: &ReductionCaps| matches!(caps.kind, AllReduce | Reduce | ReduceScatter) && !caps.dtype.is_integer();

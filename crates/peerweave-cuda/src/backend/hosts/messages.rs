@@ -17,14 +17,14 @@ use crate::nccl::Remote;
 const NO_KERNELS_INSIDE: &str =
     "a host has more than 8 members of the team, or the heap has no room for the staging memory of its members";
 
-/// Returns the rank of a host that has the data of a rooted collective first, or last: the root on
-/// its own host.
+/// Returns the rank of a host that exchanges the data of a rooted collective with other hosts: the
+/// root on its own host, and the first rank on any other host.
 pub(super) fn first_of(ranks: &[usize], root: usize) -> usize {
     if ranks.contains(&root) { root } else { ranks[0] }
 }
 
-/// Fails if the members of a team on several hosts cannot communicate, before anything is
-/// enqueued.
+/// Checks, before anything is enqueued, that the members of a team on several hosts can
+/// communicate. Fails if they cannot.
 pub(crate) fn check(on: &Enqueue<'_>, span: &Span) -> Result<(), Error> {
     if !on.state.nccl.between.is_ready() {
         return Err(unsupported(on.call, interned(on.state.nccl.between.unavailable().to_owned())));
@@ -39,11 +39,13 @@ impl Enqueue<'_> {
     }
 
     /// Enqueues sends and receives of the caller. Those within the host and those between hosts run
-    /// at the same time, on two streams, because other ranks may make them in several calls.
+    /// at the same time, on two streams, because other ranks may enqueue the matching ones in
+    /// several calls.
     pub(crate) fn transfers_between(&mut self, team: &TeamOf, span: &Span, messages: &[Message]) -> Result<Source, Error> {
         let is_local = |message: &Message| span.inside_rank(message.peer().index()).is_some();
         let (local, remote): (Vec<Message>, Vec<Message>) = messages.iter().copied().partition(is_local);
-        // A captured call could only use the second stream in the graph's own capture.
+        // During a capture, the second stream would become a part of the capture, so one stream is
+        // used for all messages.
         if local.is_empty() || remote.is_empty() || self.capturing {
             return self.messages_between(team, span, messages);
         }
@@ -62,7 +64,7 @@ impl Enqueue<'_> {
         join(beside, stream).map_err(failed)?;
         let sent = self.enqueue_remote(team, beside, &remote);
         let moved = sent.and_then(|()| self.messages_between(team, span, &local));
-        // After an error, too, the memory is used until the other stream has passed its part.
+        // After an error, too, the second stream may still use the memory.
         join(stream, beside).map_err(failed)?;
         moved
     }
@@ -78,7 +80,7 @@ impl Enqueue<'_> {
         }
         if !local.iter().all(|message: &Message| message.peer().index() == span.place()) {
             // SAFETY: the ranges stay allocated until the stream has passed the call: they are
-            // noted or held. The core has checked that results overlap nothing.
+            // recorded or held. The core has checked that results overlap nothing.
             let enqueued = unsafe { self.inside(span)?.messages(self.stream, &local) };
             self.enqueued(team, enqueued)?;
         } else {
@@ -88,7 +90,7 @@ impl Enqueue<'_> {
         Ok(Source::Hosts)
     }
 
-    /// Copies the messages of a rank to itself.
+    /// Enqueues copies for the messages of this rank to itself.
     fn copy_own(&self, messages: &[Message]) -> Result<(), Error> {
         let sent = messages.iter().filter_map(|message| match *message {
             Message::Send { at, bytes, .. } => Some((at, bytes)),
@@ -106,15 +108,15 @@ impl Enqueue<'_> {
         self.enqueue_remote(team, self.stream, messages)
     }
 
-    /// Like [`remote_only`](Self::remote_only), on another stream.
+    /// Like [`remote_only`](Self::remote_only), on the given stream.
     fn enqueue_remote(&self, team: &TeamOf, stream: &Arc<CudaStream>, messages: &[Message]) -> Result<(), Error> {
         let remote = |message: &Message| match *message {
             Message::Send { to, at, bytes } => Remote { pe: team.members[to.index()], is_send: true, at, bytes },
             Message::Receive { from, at, bytes } => Remote { pe: team.members[from.index()], is_send: false, at, bytes },
         };
         let remote: Vec<Remote> = messages.iter().map(remote).collect();
-        // SAFETY: the ranges stay allocated until the stream has passed the call: they are noted or
-        // held, and the stream of the operation waits for another one.
+        // SAFETY: the ranges stay allocated until the stream has passed the call: they are recorded
+        // or held. If `stream` is not the stream of the operation, the latter waits for `stream`.
         let enqueued = unsafe { self.state.nccl.between.enqueue(stream, self.capturing, &remote) };
         enqueued.map_err(|error| self.state.nccl_refused(self.call, team, error))
     }

@@ -4,17 +4,17 @@
 //! ```text
 //!  explain.rs      how calls are carried out
 //!  exchanges.rs    barriers, and collectives that move data
-//!  reductions.rs   reductions and scans: operands travel as messages, combined at their ranks
+//!  reductions.rs   reductions and scans: operands are sent, and combined by the receiving ranks
 //!  rails.rs        reductions and all_gather, first within each host
 //!  combine.rs      the kernels that combine operands
-//!  messages.rs     a set of messages: within the host, and between hosts
+//!  messages.rs     messages among ranks: within the host, and between hosts
 //! ```
 //!
 //! NCCL only moves bytes. Reductions are computed by the kernels of `peerweave-collectives`, so
 //! every type and reduction works, and all ranks get the same bits.
 //!
-//! Invariant: every rank enqueues the parts of a call in the same order: within the host, between
-//! hosts. So no part of a call waits for a later part of the same call.
+//! Invariant: every rank enqueues the steps of a call, within the host and between hosts, in the
+//! same order. So no step of a call waits for a later step of the same call.
 
 mod combine;
 mod exchanges;

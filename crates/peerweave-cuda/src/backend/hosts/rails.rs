@@ -1,9 +1,9 @@
 //! Collectives of teams on several hosts that first work within each host, so that less data
 //! crosses the network.
 //!
-//! Where all hosts have the same number of ranks, the ranks at one position of each host form a
-//! *rail*. Own kernels divide the data among the rails, which exchange their parts at the same
-//! time.
+//! If all hosts have the same number of ranks, the ranks at the same position of each host form a
+//! *rail*. Peerweave's kernels divide the data among the rails, and the rails exchange their parts
+//! at the same time.
 //!
 //! Operands are combined within each host in the order of ranks, then in the order of hosts. So all
 //! ranks get the same bits, but floats are rounded in another order than on one host.
@@ -18,7 +18,8 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Message;
 
 impl Enqueue<'_> {
-    /// Reduces the operands of this host to `to` of each of its ranks.
+    /// Enqueues the reduction of the operands of this host. Each of its ranks gets the result at
+    /// `to`.
     fn all_reduce_inside(
         &mut self,
         team: &TeamOf,
@@ -32,8 +33,8 @@ impl Enqueue<'_> {
         if span.local().len() == 1 {
             return self.copy(to, from, count * dtype.size_bytes());
         }
-        // SAFETY: both ranges have so many elements and stay allocated until the stream has passed
-        // the call: they are noted or held. They do not overlap but for forms in place.
+        // SAFETY: both ranges have `count` elements. They stay allocated until the stream has
+        // passed the call: they are recorded or held. They overlap only in in-place forms.
         let enqueued = unsafe { self.inside(span)?.all_reduce(self.stream, from, to, count as u64, dtype, op) };
         self.enqueued(team, enqueued).map(drop)
     }
@@ -59,7 +60,8 @@ impl Enqueue<'_> {
         let (place, here) = (span.place(), span.local().len());
         let mut messages = Vec::new();
         for (host, ranks) in span.others() {
-            // Rank `j` of a host receives from rank `j`, modulo their number, of each other host.
+            // Rank `j` of a host receives from rank `j % n` of each other host, where `n` is the
+            // number of ranks of that other host.
             let mine = ranks.iter().enumerate().filter(|(other, _)| other % here == place);
             messages.extend(mine.map(|(_, rank)| Message::send(*rank, at(span.here()), bytes)));
             messages.push(Message::receive(ranks[place % ranks.len()], at(host), bytes));
@@ -69,7 +71,7 @@ impl Enqueue<'_> {
         self.combine(reduction, operands, to, count, team.members.len(), 0)
     }
 
-    /// Enqueues a long all_reduce by `rails` rails: each reduces a part.
+    /// Enqueues a long all_reduce by `rails` rails: each rail reduces a part.
     #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
     pub(super) fn all_reduce_by_rails(
         &mut self,
@@ -93,7 +95,7 @@ impl Enqueue<'_> {
             if part > 0 {
                 let op = reduction.inside().op;
                 // SAFETY: the operand has a part for each rank of this host, and the scratch memory
-                // one; both stay allocated until the stream has passed the call.
+                // has one part. Both stay allocated until the stream has passed the call.
                 let enqueued =
                     unsafe { self.inside(span)?.reduce_scatter(self.stream, from + skipped(0), mine, part as u64, dtype, op) };
                 self.enqueued(team, enqueued)?;
@@ -110,7 +112,8 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Reduces the operands of a rail, at `from` of each rank, to `to` of each rank.
+    /// Enqueues the reduction of the operands of a rail. Each of its ranks has its operand at
+    /// `from`, and gets the result at `to`.
     fn all_reduce_on_rail(
         &mut self,
         team: &TeamOf,
@@ -122,7 +125,8 @@ impl Enqueue<'_> {
     ) -> Result<(), Error> {
         let (n, size, hosts) = (team.members.len(), reduction.dtype.size_bytes(), span.n_hosts());
         let per_line = LINE_BYTES / size;
-        // With two hosts, both forms send as much, and the first needs one step.
+        // With two hosts, both methods send the same number of bytes, and this method needs only
+        // one step.
         if hosts == 2 || is_gathered(reduction.dtype, count) {
             let bytes = count * size;
             let gathered = self.scratch(hosts * bytes)?;
@@ -182,7 +186,7 @@ impl Enqueue<'_> {
             let here = match (is_root, is_first) {
                 (true, _) => at(span.here()),
                 (_, true) => gathered,
-                // Not written.
+                // This rank gets no result, so the kernel does not use this address.
                 _ => from + skipped,
             };
             if span.local().len() == 1 {
@@ -190,8 +194,8 @@ impl Enqueue<'_> {
             } else {
                 let op = reduction.inside().op;
                 let local_root = span.inside_rank(first_of(span.local(), root)).unwrap_or_default();
-                // SAFETY: the ranges have so many elements, the result only on the root, and stay
-                // allocated until the stream has passed the call.
+                // SAFETY: the operand has `count` elements, and so has the result on `local_root`.
+                // They stay allocated until the stream has passed the call.
                 let enqueued =
                     unsafe { self.inside(span)?.reduce(self.stream, from + skipped, here, count as u64, dtype, op, local_root) };
                 self.enqueued(team, enqueued)?;
@@ -210,7 +214,8 @@ impl Enqueue<'_> {
     }
 
     /// Enqueues a reduce_scatter of parts of `part` elements by rails: each rank of a host combines
-    /// the parts of its rail, which then travel to their ranks.
+    /// the operands of the host for the parts of its rail. Then the rail exchanges these partial
+    /// results.
     #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
     pub(super) fn reduce_scatter_by_rails(
         &mut self,
@@ -229,7 +234,7 @@ impl Enqueue<'_> {
         for start in (0..part).step_by(piece) {
             let count = piece.min(part - start);
             let bytes = count * size;
-            // The parts of the ranks at each position, from each rank of this host.
+            // Each rank of this host gets the parts of its rail from each rank of this host.
             let mut messages = Vec::with_capacity(2 * n);
             for (position, rank) in span.local().iter().enumerate() {
                 for host in 0..hosts {
@@ -256,8 +261,8 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues an all_gather of parts of `part` bytes by rails: parts travel between the ranks of
-    /// each rail, and from there within each host.
+    /// Enqueues an all_gather of parts of `part` bytes by rails: parts are sent among the ranks of
+    /// each rail, and then within each host.
     pub(super) fn all_gather_by_rails(
         &mut self,
         team: &TeamOf,

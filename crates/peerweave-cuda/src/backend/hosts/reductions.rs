@@ -1,6 +1,6 @@
-//! Reductions and scans of teams whose members are on several hosts. Operands travel as messages,
-//! and each rank combines what it needs in the order of ranks. `rails.rs` has those that combine
-//! operands within each host first.
+//! Reductions and scans of teams whose members are on several hosts. Operands are sent as messages,
+//! and each rank combines the operands of its result in the order of ranks. `rails.rs` has the
+//! reductions that combine operands within each host first.
 
 use peerweave_collectives::LINE_BYTES;
 use peerweave_core::Error;
@@ -13,8 +13,8 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Message;
 
 impl Enqueue<'_> {
-    /// Enqueues a reduction or a scan. `from` has the operand of this rank; `to` the place of the
-    /// result, if this rank gets one.
+    /// Enqueues a reduction or a scan. The operand of this rank is at `from`. `to` is the address
+    /// of the result, if this rank gets one.
     pub(crate) fn reduce_between(
         &mut self,
         team: &TeamOf,
@@ -23,7 +23,8 @@ impl Enqueue<'_> {
         mut from: u64,
         to: u64,
     ) -> Result<Source, Error> {
-        // A load may wait for work of the device, where no part of this call may wait for a peer.
+        // Loads the kernel before anything is enqueued: a load may wait for work of the device, and
+        // parts of this call on the device may wait for a peer.
         self.combiner(op.dtype)?;
         let mut reduction = Reduction { dtype: op.dtype, op: op.op };
         let n = team.members.len();
@@ -32,7 +33,7 @@ impl Enqueue<'_> {
             return Ok(Source::Hosts);
         }
         if op.op == ReduceOp::PreMulSum {
-            // Each rank has its own factor.
+            // Each rank has its own factor, so it scales its operand before the exchange.
             let count = parts * op.count;
             let bytes = count * op.dtype.size_bytes();
             let scaled = self.scratch(bytes)?;
@@ -62,7 +63,7 @@ impl Enqueue<'_> {
                 self.reduce_by_hosts(team, span, reduction, from, to, op.count, op.root.index())?;
             }
             (kind, _) => {
-                // Ranks whose operands this rank combines.
+                // Number of ranks, from rank 0 on, whose operands this rank combines.
                 let wanted = match kind {
                     CollectiveKind::AllReduce => n,
                     CollectiveKind::Reduce if op.root.index() == team.me => n,
@@ -96,7 +97,8 @@ impl Enqueue<'_> {
         Ok(Source::Hosts)
     }
 
-    /// Each rank gets its part of every rank's operand, in pieces, and combines them.
+    /// Enqueues a reduce_scatter: each rank gets its part of every rank's operand, in pieces, and
+    /// combines the parts.
     fn reduce_scatter_between(
         &mut self,
         team: &TeamOf,
@@ -109,8 +111,8 @@ impl Enqueue<'_> {
         let (n, size) = (team.members.len(), reduction.dtype.size_bytes());
         let piece = (PIECE / (n * size)).max(1);
         let gathered = self.scratch(n * size * piece.min(part))?;
-        // A result in place would overwrite nothing that is still sent: each piece of this rank's
-        // part is only needed here.
+        // An in-place result overwrites nothing that is still to be sent: only this rank needs the
+        // pieces of its part.
         for start in (0..part).step_by(piece) {
             let count = piece.min(part - start);
             let range = |rank: usize| rank * part + start..rank * part + start + count;
@@ -119,7 +121,7 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Sends each rank its range of this rank's operand, and combines the ranges that arrive.
+    /// Sends each rank its range of this rank's operand, and combines the received ranges.
     #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
     fn reduce_ranges(
         &mut self,
@@ -143,7 +145,8 @@ impl Enqueue<'_> {
         self.combine(reduction, Operands { at: gathered, stride: mine * size, number: n }, to, mine, n, 0)
     }
 
-    /// Enqueues an all_reduce whose ranks combine a part each, and send the results.
+    /// Enqueues an all_reduce in which each rank combines one part and sends the result to the
+    /// other ranks.
     fn all_reduce_in_parts(
         &mut self,
         team: &TeamOf,

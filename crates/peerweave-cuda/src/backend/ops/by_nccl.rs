@@ -1,4 +1,4 @@
-//! Collectives that NCCL carries out, where the route table says so.
+//! Collectives for which the route table chooses NCCL.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, Place, TeamId};
@@ -20,8 +20,8 @@ impl Enqueue<'_> {
         team.collectives.as_ref().is_some_and(|own| own.provider(&query, &libraries) == Provider::Nccl)
     }
 
-    /// Enqueues a call of NCCL. Memory of the host, and operands that NCCL does not take in place,
-    /// pass through memory of the device.
+    /// Enqueues a call of NCCL. Memory of the host is copied through memory of the device, and so
+    /// are in-place operands that NCCL does not support.
     pub(super) fn by_nccl(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         use CollectiveKind::{AllGather, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
         let (n, is_root) = (team.members.len(), team.me == op.root.index());
@@ -40,11 +40,11 @@ impl Enqueue<'_> {
                 call.send = self.copied(call.send, sent)?;
             }
         }
-        // Where the result belongs, if NCCL writes it elsewhere.
+        // The address of the result, if NCCL writes the result to scratch memory.
         let (mut elsewhere, mut staged) = (None, None);
         if let Some(place) = op.recv.filter(|_| has_recv) {
             (call.recv, staged) = self.writing(place, received)?;
-            // In place NCCL leaves the other parts of a reduce-scatter unspecified.
+            // An in-place reduce-scatter of NCCL leaves the other parts of the buffer unspecified.
             let is_own_part = op.kind == ReduceScatter && call.recv == call.send + (team.me * part) as u64;
             if matches!(place, Place::Private(_)) || is_own_part {
                 elsewhere = Some(call.recv);
@@ -53,8 +53,8 @@ impl Enqueue<'_> {
                 call.send = self.copied(call.send, sent)?;
             }
         }
-        // SAFETY: the ranges have so many bytes, and stay allocated until the stream has passed the
-        // call, or while the graph lives: they are noted or held.
+        // SAFETY: the ranges have `sent` and `received` bytes. They stay allocated until the stream
+        // has passed the call, or while the graph lives: they are recorded or held.
         let enqueued = unsafe { self.state.nccl.enqueue(self.stream, self.capturing, &call) };
         if let Err(error) = enqueued {
             return Err(self.state.nccl_refused(self.call, team, error));

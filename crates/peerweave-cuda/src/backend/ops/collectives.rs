@@ -11,11 +11,11 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Collectives;
 
 /// Reason why a team has no collectives.
-pub(crate) const NO_KERNELS: &str = "it needs 2 to 8 members on one machine, and free memory in the heap for staging";
+pub(crate) const NO_KERNELS: &str = "the team has more than 8 members, or the heap has no room for its staging memory";
 
 /// How the members of a team of several ranks communicate.
 pub(super) enum Path<'t> {
-    /// By kernels, because all are on one host.
+    /// By kernels, because all members are on one host.
     Kernels(&'t Collectives),
     /// By kernels within each host and messages between hosts.
     Hosts(&'t Span),
@@ -25,7 +25,7 @@ impl Enqueue<'_> {
     /// Returns how the members of a team of several ranks communicate.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if they cannot.
+    /// [`Error::Unsupported`] if the members cannot communicate.
     pub(super) fn kernels_of<'t>(&self, team: &'t TeamOf) -> Result<Path<'t>, Error> {
         match &team.span {
             Some(span) => hosts::check(self, span).map(|()| Path::Hosts(span)),
@@ -33,7 +33,7 @@ impl Enqueue<'_> {
         }
     }
 
-    /// The kernels of a team of several ranks on one host.
+    /// Returns the kernels of a team of several ranks on one host; an error if the team has none.
     pub(super) fn collectives<'t>(&self, team: &'t TeamOf) -> Result<&'t Collectives, Error> {
         team.collectives.as_ref().ok_or_else(|| unsupported(self.call, NO_KERNELS))
     }
@@ -54,7 +54,8 @@ impl Enqueue<'_> {
         let received = if matches!(op.kind, AllGather | AllToAll | Gather) { n * bytes } else { bytes };
         let from = op.send.map_or(Ok(0), |send| self.reading(send, sent))?;
         let (to, staged) = op.recv.map_or(Ok((0, None)), |recv| self.writing(recv, received))?;
-        // In place the operand is part of the result, which memory of the host has copies of.
+        // In place, the operand is part of the result. For memory of the host, `from` and `to` are
+        // then two separate staged copies.
         let collectives = match kernels {
             Path::Kernels(collectives) => collectives,
             Path::Hosts(span) => {
@@ -64,10 +65,10 @@ impl Enqueue<'_> {
             }
         };
         let (stream, bytes, root) = (self.stream, bytes as u64, op.root);
-        // SAFETY: the ranges have a part, or a part of each rank, which stay allocated until the
-        // stream has passed the call: they are noted or held. The core has checked that they do not
-        // overlap but for forms in place. A rank that has no operand, or no result, is none that
-        // accesses it.
+        // SAFETY: each range has one part, or one part for each rank. The ranges stay allocated
+        // until the stream has passed the call: they are recorded or held. The core has checked
+        // that they overlap only in in-place forms. A rank without an operand or a result does not
+        // access it.
         let enqueued = unsafe {
             match op.kind {
                 AllGather => collectives.all_gather(stream, from, to, bytes),
@@ -94,7 +95,7 @@ impl Enqueue<'_> {
         let bytes = if op.kind == ReduceScatter { n * part } else { part };
         let send = op.send.unwrap_or_else(|| panic!("peerweave-core bug: {} has no operand", self.call));
         let from = self.reading(send, bytes)?;
-        // An exclusive scan has no result on rank 0, whose kernel writes nothing.
+        // An exclusive scan has no result on rank 0, so the kernel of rank 0 writes nothing.
         let (to, staged) = match op.recv {
             Some(recv) if op.kind != ExclusiveScan || team.me != 0 => self.writing(recv, part)?,
             _ => (from, None),
@@ -109,9 +110,9 @@ impl Enqueue<'_> {
         };
         let (stream, count, dtype, scalar) = (self.stream, op.count as u64, op.dtype, op.scalar);
         let is_scaled = op.op == ReduceOp::PreMulSum;
-        // SAFETY: the ranges have so many elements, and for a reduce_scatter a part of each rank;
-        // they stay allocated until the stream has passed the call: they are noted or held. The
-        // core has checked that they do not overlap but for forms in place.
+        // SAFETY: the ranges have `count` elements; the operand of a reduce_scatter has `count`
+        // elements for each rank. The ranges stay allocated until the stream has passed the call:
+        // they are recorded or held. The core has checked that they overlap only in in-place forms.
         let enqueued = unsafe {
             match (op.kind, is_scaled) {
                 (Reduce, false) => collectives.reduce(stream, from, to, count, dtype, op.op, op.root),

@@ -13,7 +13,7 @@ use crate::backend::teams::TeamOf;
 /// Enqueues an operation. Returns the location of its outcome.
 ///
 /// # Safety
-/// The memory of the host that `op` names is valid for as long as the copier of `on` needs.
+/// The memory of the host that `op` names is valid for as long as the copier of `on` needs it.
 pub(crate) unsafe fn enqueue(on: &mut Enqueue<'_>, op: &Op) -> Result<Source, Error> {
     match op {
         Op::Put(put) => on.put(put),
@@ -35,7 +35,7 @@ pub(crate) unsafe fn enqueue(on: &mut Enqueue<'_>, op: &Op) -> Result<Source, Er
         Op::Group(ops) => {
             let mut source = on.transfers(transfers_of(ops))?;
             for op in ops.iter().filter(|op| !matches!(op, Op::PointToPoint(_))) {
-                // SAFETY: the caller guarantees it for all members of the group.
+                // SAFETY: the caller guarantees the memory for all members of the group.
                 let next = unsafe { enqueue(on, op) }?;
                 on.hold(std::mem::replace(&mut source, next));
             }
@@ -66,7 +66,8 @@ impl Enqueue<'_> {
     }
 
     /// Records this call, which is about to be enqueued, so that other ranks can compare their
-    /// calls with it. The caller holds the lock of the team's order.
+    /// calls with it. A captured call ends the comparisons of the team instead. The caller holds
+    /// the lock of the team's order.
     fn compared(&self, team: &TeamOf, op: &Collective) {
         match &self.state.calls {
             Some(calls) if team.members.len() > 1 && self.capturing => calls.end(team),
@@ -90,8 +91,8 @@ impl Enqueue<'_> {
         Ok(Source::Collective(slot))
     }
 
-    /// Enqueues a collective of a team with one member, whose result is a copy of its operand. An
-    /// exclusive scan has no result there.
+    /// Enqueues a collective of a team with one member. The result is a copy of the operand;
+    /// [`ReduceOp::PreMulSum`] also scales it. An exclusive scan of one member has no result.
     fn alone(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         if op.kind == CollectiveKind::ExclusiveScan {
             return Ok(Source::Copy);

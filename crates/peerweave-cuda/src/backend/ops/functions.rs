@@ -1,6 +1,6 @@
 //! Reductions by a function of the caller, which runs on the host: the operands of all ranks are
 //! gathered in pinned memory of each PE, a thread of the driver combines them in stream order, and
-//! the result is copied to its place.
+//! the result is copied to the result buffer.
 //!
 //! Invariant **\[G4\]**: the device accesses the pinned memory of a call only in the work of that
 //! call, which its stream runs before or after the function.
@@ -77,7 +77,7 @@ impl Enqueue<'_> {
         };
         let piece = (PIECE / (n * width)).max(1) * width;
         let gathered = self.pinned(n * piece.min(bytes))?;
-        // The caller's function is dropped by the queue, not by the thread that runs it.
+        // Makes the queue drop the caller's function, so that the thread that runs it does not.
         self.keep.push(Arc::<Special>::clone(special));
         let panicked = Arc::new(OnceLock::new());
         let combination = Arc::new(Combination {
@@ -92,8 +92,9 @@ impl Enqueue<'_> {
             let at = gathered.words.device_address(0);
             match kernels {
                 Path::Kernels(collectives) => {
-                    // SAFETY: both ranges are as long, and stay allocated until the stream has
-                    // passed the call: they are noted or held.
+                    // SAFETY: the operand has `bytes` bytes, and the gathered memory `bytes` bytes
+                    // for each rank. Both stay allocated until the stream has passed the call: they
+                    // are recorded or held.
                     let enqueued = unsafe { collectives.all_gather(self.stream, from + start as u64, at, bytes as u64) };
                     self.enqueued(team, enqueued)?;
                 }

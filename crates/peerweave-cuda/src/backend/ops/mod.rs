@@ -1,9 +1,9 @@
 //! The operations of the portable API: each one enqueues copies and kernels on a stream.
 //!
 //! ```text
-//!  dispatch.rs      an operation by its kind
+//!  dispatch.rs      enqueues an operation by its kind
 //!  one_sided.rs     operations of this PE alone, and accesses to the memory of another PE
-//!  waits.rs         waits for words, and tests of them
+//!  waits.rs         waits for words, and tests of words
 //!  by_nccl.rs       collectives by NCCL
 //!  functions.rs     reductions by a function of the caller, on the host
 //!  norm.rs          all_reduce with residual and RMSNorm

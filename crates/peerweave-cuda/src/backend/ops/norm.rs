@@ -10,7 +10,7 @@ use crate::backend::error::unsupported;
 use crate::backend::teams::TeamOf;
 use crate::collective::{RmsNormCall, RmsNormOutput};
 
-/// Rows, and operands on a GPU, start at multiples of this number of bytes.
+/// Required alignment of rows, and of operands on a GPU, in bytes.
 const ALIGNMENT: usize = peerweave_collectives::LINE_BYTES;
 
 impl Enqueue<'_> {
@@ -26,11 +26,11 @@ impl Enqueue<'_> {
             return Ok(Source::Copy);
         }
         if !row_bytes.is_multiple_of(ALIGNMENT) {
-            return Err(unsupported(self.call, "its kernels need rows of a multiple of 16 bytes: pad the rows"));
+            return Err(unsupported(self.call, "the kernels need rows whose length is a multiple of 16 bytes: pad the rows"));
         }
         let are_aligned = [send, recv, norm.residual, norm.weight].into_iter().all(|place| self.is_aligned(place));
         if !are_aligned {
-            let why = "its kernels need operands that start at multiples of 16 bytes";
+            let why = "the kernels need operands that start at multiples of 16 bytes: align them";
             return Err(unsupported(self.call, why));
         }
         let bytes = rows * row_bytes;
@@ -54,9 +54,9 @@ impl Enqueue<'_> {
         let call = RmsNormCall { input, residual, output, weight, rows: rows as u64, hidden, dtype, epsilon, quantization };
         let source = match path {
             Path::Kernels(collectives) => {
-                // SAFETY: the ranges have so many elements and stay allocated until the stream has
-                // passed the call: they are noted or held. The core has checked that they do not
-                // overlap, but for the form in place.
+                // SAFETY: the ranges have the elements that `call` states. They stay allocated
+                // until the stream has passed the call: they are recorded or held. The core has
+                // checked that they overlap only in the in-place form.
                 let enqueued = unsafe { collectives.all_reduce_rms_norm(self.stream, &call) };
                 self.enqueued(team, enqueued)?
             }
@@ -75,7 +75,7 @@ impl Enqueue<'_> {
     }
 
     /// Returns whether memory starts at a multiple of [`ALIGNMENT`] on the device. Memory of the
-    /// host is copied to memory that does.
+    /// host is staged in aligned memory, so it always does.
     fn is_aligned(&self, place: Place) -> bool {
         matches!(place, Place::Private(_)) || self.state.address(place).is_multiple_of(ALIGNMENT as u64)
     }

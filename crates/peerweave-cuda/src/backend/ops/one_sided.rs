@@ -69,7 +69,7 @@ impl Enqueue<'_> {
         let stream = self.stream.cu_stream();
         let first = fill.bits.to_ne_bytes()[0];
         if fill.bits.to_ne_bytes()[..fill.element_bytes].iter().all(|byte| *byte == first) {
-            // SAFETY: the range has that many bytes, and is recorded or held.
+            // SAFETY: the range has `bytes` bytes, and is recorded or held.
             self.drive("cuMemsetD8Async", |api| Ok(unsafe { api.cuMemsetD8Async(to, first, bytes, stream) }?))?;
         } else {
             const THREADS: usize = 256;

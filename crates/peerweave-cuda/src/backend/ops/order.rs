@@ -8,11 +8,13 @@ use peerweave_driver::{CudaStream, is_capturing, join};
 use crate::backend::error::driver;
 use crate::backend::lock::lock;
 
-/// Puts the work of a stream behind the last work of a team on another stream: its collectives,
-/// sends and receives run one after the other, in the order in which they are enqueued while the
-/// result lives.
+/// Makes a stream wait for the team's last collective, send or receive, if that was enqueued on
+/// another stream. So the collectives, sends and receives of a team run one after the other, in the
+/// order in which this PE enqueues them. The caller enqueues the operation while it holds the
+/// returned guard.
 ///
-/// Where one of the streams is being captured, the caller orders them.
+/// If one of the two streams is being captured, this function does not order them: the application
+/// must.
 pub(super) fn order<'a>(
     last: &'a Mutex<Option<Arc<CudaStream>>>,
     call: &'static str,

@@ -9,7 +9,7 @@ use crate::backend::enqueue::{Enqueue, Source};
 use crate::backend::resources::Staged;
 use crate::backend::teams::TeamOf;
 
-/// Memory of elements at equal distances: its address, and the distance in bytes.
+/// Elements at equal distances: the address of the first element, and the distance in bytes.
 type Rows = (u64, usize);
 
 /// Returns the number of bytes from the first element to the end of the last of `count` elements.
@@ -46,8 +46,8 @@ impl Enqueue<'_> {
             WidthInBytes: width,
             Height: count,
         };
-        // SAFETY: `peerweave-core` has checked that the last element at either stride lies in its
-        // memory, which is recorded or held.
+        // SAFETY: `peerweave-core` has checked that the last element at each stride lies in its
+        // allocation, which is recorded or held.
         self.drive("cuMemcpy2DAsync_v2", |api| Ok(unsafe { api.cuMemcpy2DAsync_v2(&raw const copy, self.stream.cu_stream()) }?))
     }
 
@@ -71,8 +71,9 @@ impl Enqueue<'_> {
         Ok(Source::Copy)
     }
 
-    /// Like [`writing`](Self::writing), for a result of elements at a stride: bytes between them
-    /// must not change, so they are read first where memory of the host is staged.
+    /// Like [`writing`](Self::writing), for a result whose elements lie at a stride. The bytes
+    /// between the elements must not change, so memory of the host is first copied to the staged
+    /// memory.
     fn writing_between(&mut self, place: Place, bytes: usize, stride: usize) -> Result<(u64, Option<Staged>), Error> {
         let before = match place {
             Place::Private(_) if stride > 1 => Some(self.reading(place, bytes)?),
@@ -85,8 +86,8 @@ impl Enqueue<'_> {
         Ok((to, staged))
     }
 
-    /// Enqueues a strided all-to-all: elements are copied to memory without strides, exchanged, and
-    /// copied to their strides.
+    /// Enqueues a strided all-to-all: the elements are copied to contiguous memory, exchanged, and
+    /// copied to the result at its stride.
     pub(super) fn all_to_all_strided(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         let (n, width, [source, dest]) = (team.members.len(), op.element_bytes(), op.strides());
         let rows = n * op.count;
@@ -110,9 +111,9 @@ impl Enqueue<'_> {
             let part = op.count * width;
             let source = match self.kernels_of(team)? {
                 Path::Kernels(collectives) => {
-                    // SAFETY: both ranges have a part of each rank and stay allocated until the
-                    // stream has passed the call: they are noted or held. The core has checked that
-                    // they do not overlap.
+                    // SAFETY: both ranges have a part for each rank. They stay allocated until the
+                    // stream has passed the call: they are recorded or held. The core has checked
+                    // that they do not overlap.
                     let enqueued = unsafe { collectives.all_to_all(self.stream, sent.0, received.0, part as u64) };
                     self.enqueued(team, enqueued)?
                 }

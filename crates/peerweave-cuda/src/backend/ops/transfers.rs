@@ -11,7 +11,8 @@ use crate::backend::teams::TeamOf;
 use crate::collective::Message;
 
 impl Enqueue<'_> {
-    /// Enqueues sends and receives that run at the same time, those of each team by one call.
+    /// Enqueues sends and receives that run at the same time. One call enqueues all those of a
+    /// team.
     pub(super) fn transfers<'o>(&mut self, ops: impl Iterator<Item = &'o PointToPoint> + Clone) -> Result<Source, Error> {
         let mut source = Source::Copy;
         for (number, first) in ops.clone().enumerate() {
@@ -49,8 +50,8 @@ impl Enqueue<'_> {
             Path::Kernels(collectives) => collectives,
             Path::Hosts(span) => return self.messages_between(team, span, messages),
         };
-        // SAFETY: the ranges stay allocated until the stream has passed the call: they are noted or
-        // held. The core has checked that results overlap nothing.
+        // SAFETY: the ranges stay allocated until the stream has passed the call: they are recorded
+        // or held. The core has checked that results overlap nothing.
         let enqueued = unsafe { collectives.messages(self.stream, messages) };
         self.enqueued(team, enqueued)
     }
@@ -66,13 +67,14 @@ impl Enqueue<'_> {
         let sent = bytes(&counts.send_offsets, &counts.send_counts);
         let mut from = op.send.map_or(Ok(0), |send| self.reading(send, sent))?;
         if op.kind == CollectiveKind::AllToAllV && op.send == op.recv {
-            // A part that arrives would overwrite one that was not sent yet.
+            // In place, an arriving part would overwrite a part that was not sent yet.
             let scratch = self.scratch(sent)?;
             self.copy(scratch, from, sent)?;
             from = scratch;
         }
         let received = bytes(&counts.recv_offsets, &counts.recv_counts);
-        // What lies between the parts of a result in memory of the host stays.
+        // The bytes between the parts of the result must not change, so memory of the host is first
+        // copied to the staged memory.
         let before = match op.recv {
             Some(recv @ Place::Private(_)) => Some(self.reading(recv, received)?),
             _ => None,
@@ -85,7 +87,7 @@ impl Enqueue<'_> {
             |offset: usize, count: usize| if count == 0 { (0, 0) } else { ((offset * size) as u64, (count * size) as u64) };
         let sent_to = |rank: usize| part(counts.send_offsets[rank], counts.send_counts[rank]);
         let received_from = |rank: usize| part(counts.recv_offsets[rank], counts.recv_counts[rank]);
-        // In place, the part of this rank is where it belongs.
+        // In place, the part that this rank sends to itself is already in the result.
         let is_there = from + sent_to(team.me).0 == to + received_from(team.me).0;
         let is_message =
             |rank: usize, bytes: u64| op.kind == CollectiveKind::AllToAllV || (bytes > 0 && !(is_there && rank == team.me));
@@ -109,7 +111,7 @@ impl Enqueue<'_> {
     }
 }
 
-/// The sends and receives of a group.
+/// Returns the sends and receives of a group.
 pub(super) fn transfers_of(ops: &[Op]) -> impl Iterator<Item = &PointToPoint> + Clone {
     ops.iter().filter_map(|op| if let Op::PointToPoint(op) = op { Some(op) } else { None })
 }

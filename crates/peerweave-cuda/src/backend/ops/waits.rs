@@ -1,4 +1,4 @@
-//! Enqueues waits for words of this PE, and tests of them.
+//! Enqueues waits for words of this PE, and tests of such words.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Until, WaitMode, WaitUntil, WaitValues};
@@ -8,8 +8,9 @@ use peerweave_types::Compare;
 use crate::backend::enqueue::{Enqueue, Source};
 
 impl Enqueue<'_> {
-    /// Enqueues a wait. Its slot has the outcome with a bit for each word, then a bit for each word
-    /// that is excluded, then the value of each word, if they differ.
+    /// Enqueues a wait. The slot of the wait first has the outcome, with a bit for each word. If
+    /// words are excluded, another bit for each word follows, which is set for an excluded word. If
+    /// words are compared with different values, these values follow.
     pub(super) fn wait(&mut self, wait: &WaitUntil) -> Result<Source, Error> {
         let bits = wait.count.div_ceil(64);
         let n_excluded = if wait.exclude.is_some() { bits } else { 0 };

@@ -24,7 +24,8 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Recorded {
-    /// Records an event behind the present work of a stream that is not being captured.
+    /// Creates an event and records it after the present work of a stream that is not being
+    /// captured.
     pub(crate) fn new(stream: &Arc<CudaStream>, timed: bool) -> Result<Self, DriverError> {
         /// `CU_EVENT_DISABLE_TIMING`, for events with the lowest cost.
         const DISABLE_TIMING: u32 = 2;
@@ -39,7 +40,7 @@ impl Recorded {
         Ok(recorded)
     }
 
-    /// Records the event again, behind the present work of a stream whose context is current.
+    /// Records the event again, after the present work of a stream whose context is current.
     /// Streams that already wait for the event still wait for its earlier recording.
     pub(crate) fn again(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         let api = Driver::get()?.api();
@@ -68,8 +69,8 @@ impl Recorded {
         Ok(())
     }
 
-    /// Returns the time from `earlier` to this event; `None` if an event is not complete, or this
-    /// event was first.
+    /// Returns the time from `earlier` to this event; `None` if one of the events is not complete,
+    /// or if this event is the earlier one.
     pub(crate) fn elapsed_since(&self, earlier: &Self) -> Option<Duration> {
         let api = Driver::get().ok()?.api();
         bind(&self.context).ok()?;

@@ -47,15 +47,16 @@ impl<T> Pieces<T> {
         {
             kept -= pieces.remove(at).0;
         }
-        // A piece that is too long for the pool, or for which a pool full of used pieces has no
-        // room, lives as long as its operation.
+        // The pool does not keep a piece that is too long for it, or for which used pieces leave no
+        // room. Such a piece lives as long as its operation.
         if kept + class <= MOST {
             pieces.push((class, Arc::clone(&piece)));
         }
         Ok(piece)
     }
 
-    /// Frees pieces that are not in use.
+    /// Removes all pieces from the pool. A piece that an operation still uses is freed after its
+    /// last use.
     pub(crate) fn clear(&self) {
         lock(&self.pieces).clear();
     }
@@ -67,8 +68,8 @@ impl<T> fmt::Debug for Pieces<T> {
     }
 }
 
-/// A list of values that stores its first values without an allocation, because most operations
-/// have at most so many.
+/// A list that stores its first four values without an allocation. Most operations have at most
+/// four.
 #[derive(Debug)]
 pub(crate) struct Few<T> {
     few: [Option<T>; 4],
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     fn take(pool: &Pieces<usize>, bytes: usize) -> Arc<usize> {
-        pool.take(bytes, || Ok::<_, ()>(class_of(bytes))).expect("it is made")
+        pool.take(bytes, || Ok::<_, ()>(class_of(bytes))).expect("the piece is created")
     }
 
     #[test]

@@ -22,12 +22,12 @@ pub(crate) enum Copier {
     Stream,
 }
 
-/// Pinned memory of a pool, and the memory of the caller that it replaces while an operation uses
-/// it.
+/// Pinned memory of a pool. While an operation uses it, it replaces memory of the caller, whose
+/// address and length are stored here.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) words: MappedWords,
-    /// Address of the caller's memory. It is used under [G2] alone.
+    /// Address of the caller's memory, which is accessed only as [G2] permits.
     caller: AtomicPtr<u8>,
     bytes: AtomicUsize,
 }
@@ -130,7 +130,7 @@ impl Staged {
     /// Enqueues the copy from the caller's memory.
     ///
     /// # Safety
-    /// As for [`fill`](Self::fill), until the stream has run it.
+    /// As for [`fill`](Self::fill), until the stream has run the copy.
     pub(crate) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// # Safety
         /// `data` is from `Arc::into_raw` of a [`Pinned`], whose caller's memory is as for
@@ -146,7 +146,7 @@ impl Staged {
     /// Enqueues the copy to the caller's memory.
     ///
     /// # Safety
-    /// As for [`empty`](Self::empty), until the stream has run it.
+    /// As for [`empty`](Self::empty), until the stream has run the copy.
     pub(crate) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// # Safety
         /// `data` is from `Arc::into_raw` of a [`Pinned`], whose caller's memory is as for
@@ -159,12 +159,12 @@ impl Staged {
         unsafe { self.enqueue(stream, run) }
     }
 
-    /// Enqueues a copy, which drops the handle that it gets. The queue has another one, so no
-    /// memory is freed there.
+    /// Enqueues a copy. The copy drops its handle of the pinned memory. The queue holds another
+    /// handle, so the thread of the driver frees no memory.
     ///
     /// # Safety
-    /// `run` takes over a raw handle of the pinned memory, and may run until the stream has passed
-    /// the call.
+    /// `run` takes over a raw handle of the pinned memory. The caller's memory stays valid for
+    /// `run` until the stream has passed the call.
     unsafe fn enqueue(&self, stream: &Arc<CudaStream>, run: unsafe extern "C" fn(*mut c_void)) -> Result<(), DriverError> {
         let data = Arc::into_raw(Arc::clone(&self.0));
         // SAFETY: the caller guarantees that the function takes over the handle.
@@ -177,11 +177,11 @@ impl Staged {
     }
 }
 
-/// Calls a function of the host in the order of a stream that is not being captured.
+/// Enqueues a call of a function of the host on a stream that is not being captured.
 ///
 /// # Safety
-/// The function may run once with `data`, until the stream has passed the call, and must not call
-/// the driver. If this call fails, it does not run.
+/// Running the function once with `data` must be sound until the stream has passed the call. The
+/// function must not call the driver. If `launch_host` fails, the function does not run.
 unsafe fn launch_host(
     stream: &Arc<CudaStream>,
     run: unsafe extern "C" fn(*mut c_void),
@@ -195,15 +195,16 @@ unsafe fn launch_host(
 
 pub(crate) type Function = Box<dyn FnOnce() + Send>;
 
-/// Calls a function of the host in the order of a stream that is not being captured. The function
-/// must not call the driver. Its captured values are dropped on the same thread.
+/// Enqueues a call of a function of the host on a stream that is not being captured. The function
+/// must not call the driver. Its captured values are dropped on the thread that runs it.
 pub(crate) fn call_in_order(stream: &Arc<CudaStream>, function: Function) -> Result<(), DriverError> {
     /// # Safety
     /// `data` is a box of a [`Function`] that is not used again.
     unsafe extern "C" fn run(data: *mut c_void) {
         // SAFETY: the caller guarantees it.
         let function = unsafe { Box::from_raw(data.cast::<Function>()) };
-        // A panic must not unwind into the driver; copies do not panic.
+        // A panic must not unwind into the driver. The function itself stores the error of its
+        // panic.
         let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(function));
     }
     let data: *mut c_void = Box::into_raw(Box::new(function)).cast();

@@ -17,14 +17,15 @@ impl State {
         lock(&self.failure).clone()
     }
 
-    /// Records the first failure of a kernel.
+    /// Records a failure of a kernel, unless an earlier failure is recorded. Returns `error`.
     pub(crate) fn record(&self, error: Error) -> Error {
         lock(&self.failure).get_or_insert_with(|| error.clone());
         self.has_failure.store(true, Ordering::Release);
         error
     }
 
-    /// Returns an error for an operation that needs kernels if a kernel has failed.
+    /// Fails with [`Error::Poisoned`] if a kernel has failed. Operations that need kernels call
+    /// this function first.
     pub(crate) fn poisoned(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         if !self.has_failure.load(Ordering::Acquire) {
             return Ok(());
@@ -60,7 +61,7 @@ impl State {
             return error;
         }
         match (reported, self.shrinks()) {
-            // Nobody has died, but a PE that the kernel waited for runs no more operations.
+            // No PE has died, but a PE that the kernel waited for runs no more operations.
             (Err(Error::Kernel(_)), Some(pe)) => self.record(Error::Peer { call, team, pe, cause: PeerCause::Shrinks }),
             (reported, _) => self.failure_of(call, team, reported),
         }
@@ -69,7 +70,7 @@ impl State {
     fn failure_of(&self, call: &'static str, team: TeamName, reported: Result<(), Error>) -> Error {
         match reported {
             Err(error) => self.record(error),
-            // An earlier failure has used the report.
+            // An earlier failure has consumed the report.
             Ok(()) => match self.failure() {
                 Some(because) => Error::Poisoned { call, team, because: Arc::new(because) },
                 None => Error::system(call, std::io::Error::other("the kernel ended without an outcome or a report")),

@@ -13,10 +13,10 @@ use crate::backend::resources::{self, Pinned, Recorded, Staged, class_of};
 use crate::collective::Message;
 use crate::gpu::Gpu;
 
-/// The messages of an operation, and those of their results that are staged.
+/// The messages of an operation, and their staged results.
 pub(crate) type Lists = (Vec<Message>, Vec<Staged>);
 
-/// A stream for operations on calling threads, with an event for the end of each.
+/// A stream for operations on calling threads, with an event for the end of an operation.
 pub(crate) struct Lane {
     pub(crate) stream: PrivateStream,
     pub(crate) event: Recorded,
@@ -61,7 +61,7 @@ impl State {
         Ok(lane)
     }
 
-    /// Returns a stream without work to the free streams.
+    /// Adds a stream without work to the free streams.
     pub(crate) fn give_back(&self, lane: Lane) {
         lock(&self.idle).push(lane);
     }

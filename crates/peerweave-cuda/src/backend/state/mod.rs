@@ -62,15 +62,17 @@ impl Deref for Live {
 
 /// Symmetric memory through which collectives move data.
 pub(crate) struct Memory {
-    /// Staging memory of the other teams; `None` if the heap has no room for it, or other PEs are
-    /// not mapped.
+    /// Staging memory of the teams other than that of all PEs. `None` if there can be no such
+    /// teams, if the heap has no room for the memory, or on NVSHMEM's heap if other PEs are not
+    /// mapped.
     pub(crate) rooms: Option<Symmetric<u8>>,
     pub(crate) rooms_options: CollectivesOptions,
     pub(crate) routes: Arc<Routes>,
     pub(crate) nccl: Entry,
-    /// Record of collective calls; `None` for a job of one PE, and if PEs are on several machines.
+    /// Record of collective calls. `None` for a job of one PE, if PEs are on several hosts, and on
+    /// NVSHMEM's heap.
     pub(crate) calls: Option<Calls>,
-    /// The processes of the other PEs, where there is a record.
+    /// The processes of the other PEs; `None` if `calls` is `None`.
     pub(crate) processes: Option<Processes>,
 }
 
@@ -80,8 +82,8 @@ pub(crate) struct State {
     gpu: RwLock<Option<Live>>,
     pub(crate) context: Arc<CudaContext>,
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
-    /// The rendezvous by which the process joined its launcher's job, in a world that was made by
-    /// shrinking that of the launcher. The launcher sees by it that the process continues.
+    /// The rendezvous of the launcher's job, in a world that `shrink` has made; otherwise `None`.
+    /// The process stays connected to it, so that the launcher sees that the process continues.
     pub(crate) launcher: Mutex<Option<Arc<Rendezvous>>>,
     pub(crate) job: JobShape,
     pub(crate) caps: Caps,
@@ -91,21 +93,21 @@ pub(crate) struct State {
     pub(crate) heap_bytes: u64,
     pub(crate) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
     pub(crate) teams: Teams,
-    /// Number of teams created by the PEs of any team of this PE. It distinguishes teams that reuse
-    /// a number.
+    /// Number of teams that were created, as far as this PE knows from its own splits. It
+    /// distinguishes teams that reuse a number.
     pub(crate) splits: Mutex<u32>,
-    /// Locked while this PE makes a team with other PEs by their list.
+    /// Locked while this PE creates a team from a list of its members.
     pub(crate) making: Mutex<()>,
-    /// Record of the collectives that each PE has begun.
+    /// Record of the collectives that each PE has begun: see [`Memory::calls`].
     pub(crate) calls: Option<Calls>,
-    /// The processes of the other PEs.
+    /// The processes of the other PEs: see [`Memory::processes`].
     pub(crate) processes: Option<Processes>,
     /// How collectives are carried out.
     pub(crate) routes: Arc<Routes>,
     pub(crate) nccl: Entry,
     /// The host of each PE.
     pub(crate) hosts: Hosts,
-    /// Stream for messages between hosts that run beside others.
+    /// Stream for messages between hosts that run at the same time as messages within this host.
     pub(crate) between_hosts: Mutex<Option<PrivateStream>>,
     /// Kernels for teams on several hosts.
     pub(crate) combiners: Combiners,
@@ -179,9 +181,10 @@ impl State {
         gpu.clone().ok_or_else(|| finalized(call))
     }
 
-    /// Takes the GPU out of the state, to end it, when no call of another thread uses it any more.
-    /// Such a call holds a clone of [`Live`] until it returns, at the latest after its deadline.
-    /// Returns `None` if calls still use it after `within`, or if it was taken before.
+    /// Waits until no call of another thread uses the GPU, and takes the GPU out of the state, so
+    /// that it can be ended. Such a call holds a clone of [`Live`] until it returns, at the latest
+    /// after its deadline. Returns `None` if calls still use the GPU after `within`, or if it was
+    /// taken before.
     pub(crate) fn take_gpu(&self, within: Duration) -> Option<Gpu> {
         let is_unused = |live: &Live| Arc::strong_count(&live.kernels) == 1;
         let deadline = deadline_after(within);
@@ -189,7 +192,7 @@ impl State {
         let is_idle = || self.gpu.read().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(is_unused);
         let _ = wait_until(deadline, || Ok::<_, Error>(is_idle()));
         let live = self.gpu.write().unwrap_or_else(PoisonError::into_inner).take()?;
-        // A call may have taken a clone since.
+        // Another call may have cloned it since the check.
         let unused = wait_until(deadline, || Ok::<_, Error>(is_unused(&live)));
         unused.is_ok_and(|unused| unused).then_some(live.gpu)
     }
@@ -236,8 +239,8 @@ impl State {
     pub(crate) fn out_of_reach(&self, call: &'static str, pe: Pe) -> Error {
         let (theirs, mine) = (self.hosts.name_of(pe), self.hosts.name_of(self.job.my_pe));
         let why = format!(
-            "{pe} is on host {theirs}, this PE on host {mine}, and its memory is not mapped here: one-sided operations \
-             between hosts need a transport of NVSHMEM, which the portable API does not use yet; \
+            "{pe} is on host {theirs}, and this PE is on host {mine}, where the memory of {pe} is not mapped: \
+             one-sided operations between hosts need a transport of NVSHMEM, which the portable API does not use yet; \
              use collectives, or send and receive"
         );
         unsupported(call, interned(why))
@@ -276,7 +279,7 @@ impl State {
             return Ok(teams::Kernels::OneHost(collectives));
         }
         let me = members.iter().position(|pe| *pe == self.job.my_pe);
-        let me = me.unwrap_or_else(|| panic!("peerweave-cuda bug: a team without this PE"));
+        let me = me.unwrap_or_else(|| panic!("peerweave-cuda bug: this PE is not a member of the team"));
         Ok(teams::Kernels::Hosts(Span::new(members, me, |pe| self.hosts.of(pe), collectives)))
     }
 

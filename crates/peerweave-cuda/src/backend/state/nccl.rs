@@ -12,8 +12,8 @@ use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
 impl State {
-    /// Returns the error of a call that NCCL did not enqueue on this PE, and fails the teams of
-    /// this PE: other ranks may wait for the call.
+    /// Aborts NCCL and poisons the teams of this PE after a call that NCCL did not enqueue, because
+    /// other ranks may wait for the call. Returns the error of the call.
     pub(crate) fn nccl_refused(&self, call: &'static str, team: &TeamOf, error: NcclError) -> Error {
         self.nccl.abort();
         let name = team.name();
@@ -40,8 +40,8 @@ impl State {
         losses.iter().find(|(lost, _)| *lost == pe).map(|(_, loss)| cause(loss))
     }
 
-    /// Returns the reason why work of NCCL failed or was aborted: a lost PE, ranks that made other
-    /// calls, or ranks that have not made the call.
+    /// Returns the reason why work of NCCL failed or was aborted: a lost PE, ranks that made
+    /// different calls, or ranks that have not made the call.
     pub(crate) fn nccl_failure(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
         if let Some(because) = self.failure() {
             return because;
@@ -58,9 +58,9 @@ impl State {
         self.record(Timeout::new(call, team, waited, missing).into())
     }
 
-    /// Ends the work of NCCL that a wait of `waited` has not seen end, and returns the reason.
+    /// Aborts work of NCCL that still runs after a wait of `waited`, and returns the reason.
     pub(crate) fn nccl_is_late(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
-        // The ranks that have not arrived are known before the work ends.
+        // The missing ranks must be determined before the abort ends the work.
         let error = self.nccl_failure(call, team, waited);
         self.nccl.abort();
         error

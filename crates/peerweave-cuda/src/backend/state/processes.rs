@@ -7,14 +7,14 @@ use crate::error::CudaError;
 
 /// The processes of all PEs, as far as this process can watch them.
 pub(crate) struct Processes {
-    /// A descriptor of the process of each PE; `None` for this process, and for one that has no
-    /// descriptor here, whose end only the rendezvous reports.
+    /// A descriptor of the process of each PE. `None` for this process, and for a process for which
+    /// this process has no descriptor: only the rendezvous reports the end of such a process.
     #[cfg(target_os = "linux")]
     descriptors: Box<[Option<std::os::fd::OwnedFd>]>,
 }
 
 /// Returns the PID namespace of this process; 0 if the system does not report it. The PEs are on
-/// one machine, so equal numbers are the same namespace.
+/// one machine, so equal numbers mean the same namespace.
 #[cfg(target_os = "linux")]
 fn namespace() -> u64 {
     use std::os::linux::fs::MetadataExt;

@@ -9,12 +9,13 @@ use super::State;
 use crate::backend::error::NAME;
 use crate::backend::resources::Recorded;
 
-/// Interval at which a wait for an event queries the rendezvous for lost PEs.
+/// Interval at which a wait for an event checks for lost PEs and for failures.
 const LOOK: Duration = Duration::from_millis(5);
 
 impl State {
     /// Waits until a stream has passed an event, at most for `within`. Returns whether the stream
-    /// has passed it. If a PE is lost or a kernel fails during the wait, ends kernels that wait.
+    /// has passed it. If a PE is lost or calls `shrink`, a kernel fails or the calls of ranks
+    /// differ, ends waiting kernels and aborts NCCL.
     pub(crate) fn wait_for(&self, event: &Recorded, within: Duration) -> Result<bool, DriverError> {
         let mut looked = Instant::now();
         let mut aborted = false;

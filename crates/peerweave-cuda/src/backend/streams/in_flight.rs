@@ -1,4 +1,4 @@
-//! The operations of a stream that it may not have passed, with the resources that they use.
+//! The operations that a stream may not have passed, with the resources that they use.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -17,8 +17,8 @@ use crate::backend::state::State;
 pub(super) struct InFlight {
     /// The operations that the stream may not have passed, oldest first.
     pub(super) operations: VecDeque<Held>,
-    /// Number of operations at which the driver is queried for the operations that the stream has
-    /// passed.
+    /// Number of operations in flight at which the driver is queried for operations that the stream
+    /// has passed.
     ask_at: usize,
     /// Bytes of pools that the operations use.
     pub(super) held_bytes: usize,
@@ -68,8 +68,9 @@ impl InFlight {
         }
     }
 
-    /// Drops operations whose outcome is known and, if there are many operations, all that the
-    /// stream has passed.
+    /// Drops the oldest operations if their outcome is known. If there are many operations, or they
+    /// use many bytes of pools, also queries the driver and drops operations that the stream has
+    /// passed.
     pub(super) fn prune(&mut self) {
         while self.operations.front().is_some_and(|first| first.ticket.outcome.get().is_some()) {
             self.pop();
@@ -77,7 +78,8 @@ impl InFlight {
         if self.operations.len() < self.ask_at.max(ASK_EACH) && self.held_bytes <= HELD_BYTES {
             return;
         }
-        // A stream passes operations in order.
+        // A stream passes operations in order, so it has passed the first half if it has passed the
+        // middle.
         let half = self.operations.len() / 2;
         if self.operations.get(half).is_some_and(|middle| middle.ticket.poll()) {
             (0..=half).for_each(|_| self.pop());
@@ -101,8 +103,8 @@ impl InFlight {
         (0..count).for_each(|_| self.pop());
     }
 
-    /// Creates the ticket of an operation that was just enqueued, with an event behind the
-    /// operation.
+    /// Creates the ticket of an operation that was just enqueued, with an event recorded after the
+    /// operation. On failure, also returns `made`.
     pub(super) fn ticket(
         &mut self,
         state: &Arc<State>,
@@ -162,7 +164,7 @@ pub(super) fn uses_of(enqueue: &mut Enqueue<'_>) -> Uses {
     Uses { _keep: std::mem::take(&mut enqueue.keep), _staged: std::mem::take(&mut enqueue.staged) }
 }
 
-/// Holds the resources of a stream until the stream has completed its work.
+/// Holds the resources of an operation until the stream has completed its present work.
 pub(super) fn hold_back(state: &State, stream: &Arc<CudaStream>, used: (Keep, Uses, Source)) {
     state.note_allocations(stream);
     retire(&state.context, [Arc::clone(stream)], Box::new(move || drop(used)));

@@ -72,12 +72,14 @@ impl Queue {
         }
     }
 
-    /// Waits until all operations that were enqueued so far are complete.
+    /// Waits until all operations that were enqueued so far are complete. Fails with the first
+    /// failure since the last call.
     pub(crate) fn synchronize(&self, within: Duration) -> Result<(), Error> {
         let start = Instant::now();
         let last = lock(&self.inner).operations.back().map(|held| Arc::clone(&held.ticket));
         if let Some(last) = &last {
-            // The outcome of the last operation does not contain failures of earlier operations.
+            // Waits for the event only: the outcome of the last operation does not contain failures
+            // of earlier ones.
             let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
             let passed = self.state.wait_for(&last.event, within).map_err(|error| driver("synchronize", error))?;
             let is_by_nccl = |held: &Held| {
@@ -105,10 +107,10 @@ impl Queue {
     }
 }
 
-// SAFETY: [B1] `Enqueue` accesses the ranges of the operation. [B6] the value of `keep` is moved to
-// the operations in flight before `submit` returns `Queued`, and is dropped when the stream has
-// passed them or, after `drop`, by the thread that waits for that; during a capture, the graph gets
-// the value. [B8] the owners of memory of devices are notified around `ops::enqueue`.
+// SAFETY: [B1] `Enqueue` accesses only the ranges of the operation. [B6] the value of `keep` is
+// moved to the operations in flight before `submit` returns `Queued`, and is dropped when the
+// stream has passed them or, after `drop`, by the thread that waits for that; during a capture, the
+// graph gets the value. [B8] the owners of memory of devices are notified around `ops::enqueue`.
 unsafe impl StreamBackend for CudaQueue {
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error> {
         let (queue, call) = (&*self.0, op.call_name());

@@ -26,7 +26,8 @@ pub(crate) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -
     let Lane { stream, event } = state.take_lane(call, &gpu)?;
     bind(stream.context()).map_err(|error| driver(call, error))?;
     let mut enqueue = Enqueue::new(state, &gpu, &stream, call, Copier::Caller, false);
-    // SAFETY: the memory of the host is valid until this returns, and only this thread accesses it.
+    // SAFETY: the memory of the host is valid until this function returns, and only this thread
+    // accesses it.
     let enqueued = unsafe { ops::enqueue(&mut enqueue, op) };
     let (uses, results) = (uses_of(&mut enqueue), std::mem::take(&mut enqueue.results));
     let source = match (enqueued, event.again(&stream)) {
@@ -50,7 +51,8 @@ pub(crate) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -
     }
     if outcome.is_ok() {
         for staged in results.into_iter() {
-            // SAFETY: the caller's memory is valid until this returns, and the work has ended.
+            // SAFETY: the caller's memory is valid until this function returns, and the work has
+            // ended.
             unsafe { staged.empty() };
         }
     }

@@ -1,4 +1,4 @@
-//! Tickets: enqueued operations and the ways to read their outcome.
+//! Tickets of enqueued operations, and waits for their outcomes.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::backend::error::driver;
 use crate::backend::resources::Recorded;
 use crate::backend::state::{GRACE, State};
 
-/// An operation in a stream.
+/// The ticket of an operation in a stream.
 #[derive(Debug)]
 pub(super) struct Ticket {
     pub(super) state: Arc<State>,
@@ -25,7 +25,7 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// The outcome of an operation whose event the stream has passed.
+    /// Returns the outcome of an operation whose event the stream has passed.
     pub(super) fn resolve(&self) -> Result<Outcome, Error> {
         self.read().clone()
     }
@@ -64,8 +64,8 @@ impl Pending for Ticket {
             return outcome.clone();
         }
         let start = Instant::now();
-        // Kernels end by themselves at the deadline of their waits, and report which signal or PE
-        // was missing.
+        // Kernels end at the deadline of their waits, and report the missing signal or PE. This
+        // wait lasts a little longer, so that it can return that report.
         let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
         match self.state.wait_for(&self.event, within) {
             Ok(true) => {

@@ -1,12 +1,13 @@
-//! A record of the collectives that each PE of a machine has begun, in memory that all its PEs can
-//! read. If ranks make different calls, each rank gets an error with both calls.
+//! Records the collectives that each PE of a machine has begun, in memory that all PEs of the
+//! machine can read. If ranks make different calls, each rank gets an error with both calls.
 //!
 //! For each call, a rank writes a few words to its own memory before it enqueues the call. No rank
-//! waits for these words; they are compared when a caller waits for the result. When a rank's
-//! kernel has ended, the other ranks have begun their calls, because they have sent data to it.
+//! waits for these words. They are compared when a caller waits for the result. When the kernel of
+//! a rank has ended, the ranks that sent data to that rank have already recorded their calls.
 //!
 //! Invariants: only a PE itself writes its words, one thread at a time. The word `chain` of a call
-//! depends on all calls of the team up to this call, so that one comparison covers all of them.
+//! depends on all calls of the team up to this call, so one comparison of chains covers all these
+//! calls.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -21,12 +22,13 @@ use crate::backend::teams::TeamOf;
 
 /// Number of calls of a team that are recorded; older ones are overwritten.
 const CALLS: u64 = 64;
-/// Number of words of one call: its number, starting with 1, or 0 while the call is written; kind,
-/// type, reduction, root, and whether a function of the caller reduces; number of elements;
-/// parameters of few collectives; chain.
+/// Number of words of one call. Word 0 is the number of the call, counted from 1, or 0 while the
+/// call is written. Word 1 contains kind, type, reduction, root, and whether a function of the
+/// caller reduces. Word 2 is the number of elements, word 3 contains parameters of some
+/// collectives, and word 4 is the chain.
 const CALL_WORDS: usize = 5;
-/// Number of words before the calls of a team: the team, the number of its calls, whether a graph
-/// has captured calls.
+/// Number of words before the calls of a team. Word 0 is the team's tag, word 1 the number of its
+/// calls. Word 2 is 1 if a graph has captured calls. The others are unused.
 const HEAD_WORDS: usize = 8;
 const TEAM_WORDS: usize = HEAD_WORDS + CALLS as usize * CALL_WORDS;
 
@@ -50,12 +52,12 @@ impl Calls {
         Ok(Self { pages, me: rendezvous.pe().index(), teams })
     }
 
-    /// Returns the index of the words by which survivors agree, behind the calls of all teams.
+    /// Returns the index of the words by which survivors agree. They follow the calls of all teams.
     const fn survivors_at(teams: usize) -> usize {
         (teams * TEAM_WORDS).next_multiple_of(8)
     }
 
-    /// Returns the words of a PE by which the PEs that are left agree on a new job.
+    /// Returns the words of a PE by which the surviving PEs agree on a new job.
     pub(crate) fn survivors(&self, pe: usize) -> &SurvivorWords {
         self.pages[pe].survivors(Self::survivors_at(self.teams))
     }
@@ -72,8 +74,8 @@ impl Calls {
         HEAD_WORDS + (number % CALLS) as usize * CALL_WORDS
     }
 
-    /// Deletes the calls of an earlier team with the same number. No member of the new team may
-    /// have made a call yet.
+    /// Starts the record of a team: deletes the calls of an earlier team with the same number. No
+    /// member of the new team may have made a call yet.
     pub(crate) fn begin(&self, team: &TeamOf) {
         let word = |index| self.word(self.me, team.number(), index);
         word(1).store(0, Ordering::Relaxed);
@@ -105,7 +107,7 @@ impl Calls {
         self.word(self.me, team.number(), 2).store(1, Ordering::Release);
     }
 
-    /// Returns a call of a rank and its chain; `None` if the call was overwritten.
+    /// Returns a recorded call of a PE with its chain; `None` if the call was overwritten.
     fn read(&self, pe: usize, team: KernelTeam, number: u64) -> Option<(Words, u64)> {
         let (word, at) = (|index| self.word(pe, team, index), Self::at(number));
         let is_it = |order| word(at).load(order) == number + 1;
@@ -114,7 +116,7 @@ impl Calls {
         found.filter(|_| is_it(Ordering::Relaxed)).map(|[what, count, detail, chain]| ([what, count, detail], chain))
     }
 
-    /// Returns the ranks that have begun fewer calls than this rank, as far as that is known.
+    /// Returns the members that are known to have begun fewer calls of the team than this PE.
     pub(crate) fn behind(&self, team: &TeamOf) -> Vec<Pe> {
         let number = team.number();
         let head = |pe: usize, index| self.word(pe, number, index).load(Ordering::Acquire);
@@ -124,8 +126,8 @@ impl Calls {
         if is_known(self.me) { team.members.iter().copied().filter(is_behind).collect() } else { Vec::new() }
     }
 
-    /// Returns the first rank whose calls are known to differ from the calls of this rank, with the
-    /// call of each.
+    /// Returns the first member whose calls are known to differ from those of this PE. Also returns
+    /// descriptions of the first different call: that of this PE, then that of the member.
     pub(crate) fn difference(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
         let number = team.number();
         let head = |pe: usize, index| self.word(pe, number, index).load(Ordering::Acquire);

@@ -27,7 +27,8 @@ use crate::team::Team;
 
 /// The kernels of a team's collectives.
 pub(crate) enum Kernels {
-    /// All members can be mapped; `None` without staging memory.
+    /// All members are mapped. `None` if there are more than 8, or the heap has no room for the
+    /// staging memory.
     OneHost(Option<Collectives>),
     /// The members are on several hosts.
     Hosts(Span),
@@ -40,19 +41,19 @@ pub(crate) struct TeamOf {
     pub(crate) members: Box<[Pe]>,
     /// Rank of this PE in the team.
     pub(crate) me: usize,
-    /// Name of the team on the host. The same on all members, and different from all other teams of
-    /// the job.
+    /// Name of the team in exchanges on the host. The name is the same on all members, and differs
+    /// from those of all other teams of the job.
     pub(crate) path: String,
-    /// Digest of the team's name.
+    /// Digest of `path`.
     pub(crate) tag: u64,
     /// Number of host calls that the members have made together.
     pub(crate) agreements: Mutex<u64>,
     /// The keys under which the rendezvous may still have values of this PE.
     pub(crate) stored: Mutex<VecDeque<String>>,
-    /// Kernels of the team's collectives; `None` if not all members are mapped, or the heap has no
-    /// room for the staging memory.
+    /// Kernels of the team's collectives; `None` if not all members are mapped, if there are more
+    /// than 8, or if the heap has no room for the staging memory.
     pub(crate) collectives: Option<Collectives>,
-    /// The members by host, if they are on several.
+    /// The members by host, if they are on several hosts.
     pub(crate) span: Option<Span>,
     /// Stream of the team's last collective.
     pub(crate) order: Mutex<Option<Arc<CudaStream>>>,
@@ -90,7 +91,7 @@ impl TeamOf {
         number(self.id)
     }
 
-    /// Takes the team's entry in the tables of kernels, to destroy it.
+    /// Takes the team's entry in the tables of kernels, so that the caller can destroy the entry.
     pub(crate) fn take_entry(&self) -> Option<Team> {
         lock(&self.team).take()
     }
@@ -108,8 +109,9 @@ pub(crate) fn number(team: TeamId) -> KernelTeam {
     KernelTeam::new(team.0 & 0xff)
 }
 
-/// Returns the id of the team with this number, which is team number `count` of those that its
-/// members have created.
+/// Returns the id of the team with this number in the tables of kernels. `count` is the number of
+/// teams that its members have created, including this team. It distinguishes teams that reuse a
+/// number.
 pub(crate) fn id(number: KernelTeam, count: u32) -> TeamId {
     TeamId(number.index() | (count << 8))
 }

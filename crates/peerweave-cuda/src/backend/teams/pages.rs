@@ -1,4 +1,4 @@
-//! Words of every PE of a machine that all its PEs map.
+//! Words of each PE of a machine, which all PEs of the machine map.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -35,8 +35,8 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Maps `bytes` bytes of each PE, which start as zeros. Collective over all PEs, which must be
-    /// on one machine.
+    /// Creates and maps `bytes` zeroed bytes for each PE. Collective over all PEs, which must be on
+    /// one machine.
     pub(super) fn of_all(call: &'static str, rendezvous: &Rendezvous, bytes: usize) -> Result<Box<[Self]>, Error> {
         let members: Vec<Pe> = (0..rendezvous.n_pes()).map(Pe::new).collect();
         let own = file(bytes).map_err(|error| Error::setup(call, error))?;
@@ -70,12 +70,12 @@ impl Pages {
 }
 
 impl Pages {
-    /// Returns the words from `index`, a multiple of 8, as those by which survivors agree.
+    /// Returns the words by which survivors agree. They start at word `index`, a multiple of 8.
     pub(super) fn survivors(&self, index: usize) -> &SurvivorWords {
         let end = index + size_of::<SurvivorWords>() / size_of::<u64>();
         assert!(
             index.is_multiple_of(8) && end <= self.words,
-            "peerweave-cuda bug: words {index}..{end} do not exist, expected at most {}",
+            "peerweave-cuda bug: words {index}..{end} are invalid, expected a start at a multiple of 8, and an end of at most {}",
             self.words
         );
         // SAFETY: the words lie in the mapping, which lives as long as this value and starts at a

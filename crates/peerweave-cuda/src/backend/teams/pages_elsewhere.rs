@@ -1,4 +1,4 @@
-//! Words that all PEs of a machine map: on this system there are none.
+//! Words that all PEs of a machine map. This system does not support them.
 
 use std::sync::atomic::AtomicU64;
 

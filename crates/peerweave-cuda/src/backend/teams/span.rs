@@ -6,13 +6,14 @@ use crate::collective::Collectives;
 
 /// The members of a team on several hosts, as this PE sees them.
 pub(crate) struct Span {
-    /// The ranks of each host, ascending; hosts in the order of their first ranks.
+    /// The ranks of each host in ascending order. The hosts are in the order of their first ranks.
     hosts: Box<[Box<[usize]>]>,
     /// Index of the host of this PE.
     here: usize,
     /// Position of this PE among the ranks of its host.
     place: usize,
-    /// Kernels of the members on this host; `None` without staging memory.
+    /// Kernels of the members on this host. `None` if there are more than 8, if not all of them are
+    /// mapped, or if the heap has no room for the staging memory.
     pub(crate) inside: Option<Collectives>,
 }
 
@@ -38,7 +39,7 @@ impl Span {
         self.hosts.len()
     }
 
-    /// Returns whether a host has several ranks.
+    /// Returns whether at least one host has several ranks.
     pub(crate) fn shares_hosts(&self) -> bool {
         self.hosts.iter().any(|ranks| ranks.len() > 1)
     }
@@ -69,8 +70,8 @@ impl Span {
         self.hosts[host][position]
     }
 
-    /// Returns the ranks at the position of this PE on each other host, which has such a rank, with
-    /// the index of the host.
+    /// Returns the index of each other host, with the rank at the position of this PE on that host.
+    /// Every host must have a rank at this position.
     pub(crate) fn rail(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.others().map(|(host, ranks)| (host, ranks[self.place]))
     }
@@ -80,7 +81,8 @@ impl Span {
         &self.hosts[self.here]
     }
 
-    /// Returns the rank among the members of this host; `None` for a rank of another host.
+    /// Converts a rank of the team to the rank among the members on this host; `None` for a rank of
+    /// another host.
     pub(crate) fn inside_rank(&self, rank: usize) -> Option<Rank> {
         self.local().iter().position(|local| *local == rank).map(|at| Rank::new(at as u32))
     }

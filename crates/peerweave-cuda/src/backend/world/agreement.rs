@@ -1,7 +1,7 @@
 //! Calls that the members of a team make together on the host: allocations, releases, splits.
 //!
 //! Before such a call has any effect, the members exchange a description of their calls. So a
-//! difference is an error on every member, and no call is half done.
+//! difference is an error on every member, and no call is executed in part.
 
 use std::time::{Duration, Instant};
 
@@ -63,15 +63,16 @@ impl State {
 
 /// Exchanges bytes among the members of a team under `label`, which no other exchange uses.
 pub(super) fn exchange(rendezvous: &Rendezvous, team: &TeamOf, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-    // Another team of all PEs has its own order of ranks, and of calls.
+    // Another team with all PEs cannot use the rounds of the rendezvous: its ranks and its calls
+    // have another order.
     if team.id == TeamId::WORLD {
         return rendezvous.exchange(label, blob);
     }
     exchange_by_keys(rendezvous, team, label, blob)
 }
 
-/// Like [`exchange`], without the rounds of the rendezvous, in which all PEs must take part in the
-/// same order.
+/// Like [`exchange`], but by keys in the store of the rendezvous. Its rounds would need all PEs, in
+/// the same order.
 pub(super) fn exchange_by_keys(
     rendezvous: &Rendezvous,
     team: &TeamOf,
@@ -86,8 +87,8 @@ pub(super) fn exchange_by_keys(
     let all = (0..team.members.len())
         .map(|rank| if rank == team.me { Ok(blob.to_vec()) } else { value_of(rendezvous, team, &key(rank), rank) })
         .collect::<Result<Vec<_>, _>>()?;
-    // All members have stored their values of this exchange, so all have read the values of the
-    // exchange before.
+    // Every member has stored its value of this exchange, so it has read the values of the previous
+    // exchange. The previous value of this PE can be removed.
     let mut stored = lock(&team.stored);
     stored.push_back(key(team.me));
     if stored.len() > 1
@@ -98,8 +99,8 @@ pub(super) fn exchange_by_keys(
     Ok(all)
 }
 
-/// Returns the value of a member; waits until the member has stored it. Ignores the loss of PEs
-/// that are not members.
+/// Waits until a member has stored its value, and returns the value. Ignores the loss of PEs that
+/// are not members.
 fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> Result<Vec<u8>, BootstrapError> {
     let start = Instant::now();
     loop {
@@ -108,8 +109,8 @@ fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> R
             Err(BootstrapError::Timeout { call, waited, .. }) => {
                 return Err(BootstrapError::Timeout { call, waited, missing: vec![team.members[rank]] });
             }
-            // The rendezvous reports later losses with the first lost PE, which is known to be a
-            // member or not.
+            // Includes the loss of a member, if it is the first loss. After several losses the
+            // rendezvous reports only the first lost PE, so the others are looked up below.
             other => return other,
         }
         if let Some(value) = rendezvous.try_get(key)? {

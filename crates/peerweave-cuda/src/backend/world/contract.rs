@@ -51,14 +51,15 @@ impl Cuda {
     }
 }
 
-// SAFETY: [B1] copies and kernels access the ranges of operations, which the core has checked, and
-// memory of the host only through pinned memory (`resources/staging.rs`), which the calling thread,
-// or a function in stream order, fills and empties; after a failure of `run` the pinned memory is
-// not emptied. [B2] `local` returns addresses of the device, whose heap lives as long as this
-// value. [B3] signals, waits and barriers are kernels that release and acquire at the scope of the
-// system, and a ticket completes when the stream has passed the operation. [B4] symmetric memory is
-// accessed by the device alone. [B5] after finalize there is no GPU. [B7] `run` retires the memory
-// that it holds together with its stream. [B8] by `submit` and `run`.
+// SAFETY: [B1] copies and kernels access the ranges of operations, which the core has checked. They
+// access memory of the host only through pinned memory (`resources/staging.rs`). The calling
+// thread, or a function in stream order, copies between the two. After a failure of `run`, its
+// results are not copied to memory of the host. [B2] `local` returns addresses of the device, whose
+// heap lives as long as this value. [B3] signals, waits and barriers are kernels that release and
+// acquire at the scope of the system, and a ticket completes when the stream has passed the
+// operation. [B4] symmetric memory is accessed by the device alone. [B5] after finalize there is no
+// GPU. [B7] `run` retires the memory that it holds together with its stream. [B8] `submit` and
+// `run` notify the owners of device memory.
 unsafe impl Backend for Cuda {
     fn name(&self) -> &'static str {
         NAME
@@ -147,7 +148,8 @@ unsafe impl Backend for Cuda {
 
     unsafe fn fill_local(&self, at: SymOffset, bits: u64, element_bytes: usize, count: usize) -> Result<(), Error> {
         let op = Op::Fill(Fill { target: Place::Symmetric(at), bits, element_bytes, count });
-        // SAFETY: the caller guarantees it; the operation accesses no memory of the host.
+        // SAFETY: the caller guarantees that the elements are allocated; the operation accesses no
+        // memory of the host.
         unsafe { run(&self.state, &op, &Keep::nothing) }.map(drop)
     }
 
@@ -236,7 +238,8 @@ unsafe impl Backend for Cuda {
         };
         // Another thread may have enqueued work while the streams were drained.
         let drained = drained.and_then(|()| self.drain(CALL));
-        // NCCL frees memory of this GPU, and its kernels must have ended before the GPU does.
+        // NCCL is ended before the GPU: it frees memory of the GPU, and its kernels must have
+        // ended.
         let has_failed = drained.is_err() || state.failure().is_some() || gpu.0.lost().is_some();
         let nccl = state.nccl.end(has_failed, state.deadline).map_err(|error| Error::setup(CALL, error));
         state.drop_streams();
@@ -254,7 +257,7 @@ unsafe impl Backend for Cuda {
         };
         let launcher = lock(&state.launcher).take();
         if let Some(Err(error)) = launcher.and_then(Arc::into_inner).map(Rendezvous::leave) {
-            // Its PEs that are not in this world have died.
+            // PEs of that job that are not in this world have died, so an error is expected.
             tracing::debug!(%error, "left the rendezvous of the launcher");
         }
         drained.and(nccl).and(ended).and(left)
@@ -265,6 +268,6 @@ unsafe impl Backend for Cuda {
         let pending: usize = self.live_queues().iter().map(|queue| queue.pending()).sum();
         let failure = state.failure().map_or_else(String::new, |error| format!("; poisoned: {error}"));
         let (pe, n) = (state.job.my_pe, state.job.n_pes);
-        format!("{pe} of {n} on {}; {pending} operations pending{failure}", state.caps.compute)
+        format!("{pe} of {n} on {}; pending operations: {pending}{failure}", state.caps.compute)
     }
 }

@@ -60,7 +60,7 @@ impl Cuda {
         Ok(self.adopt(CudaQueue::wrap(&self.state, stream)?))
     }
 
-    /// Records a stream of the user, so that calls that end work wait for it.
+    /// Registers a stream of the user, so that [`drain`](Self::drain) waits for its work.
     pub(super) fn adopt(&self, queue: CudaQueue) -> Arc<dyn StreamBackend> {
         lock(&self.queues).push(Arc::downgrade(&queue.0));
         Arc::new(queue)
@@ -73,7 +73,7 @@ impl Cuda {
         queues.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Waits until the streams of this PE have completed their work.
+    /// Waits until the streams of this PE have completed their work, at most until the deadline.
     pub(super) fn drain(&self, call: &'static str) -> Result<(), Error> {
         let start = Instant::now();
         for queue in self.live_queues() {

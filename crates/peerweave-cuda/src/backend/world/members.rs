@@ -1,11 +1,13 @@
-//! Makes a team by its members alone.
+//! Creates a team by calls of its members alone.
 //!
-//! The members find each other by values in the store of the rendezvous: a PE that calls stores its
-//! list. A PE makes one such call at a time. So if a member has stored another list that contains
-//! this PE, neither call can complete, and the PE that detects it stores a refusal for the other
-//! one. Then the members are the ranks of a parent team, and split it. Each call has a random
-//! number, and the numbers of the members make the names of their exchanges, so values of an
-//! earlier call that failed are not read.
+//! The members find each other by values in the store of the rendezvous: each calling PE stores its
+//! list of members. A PE makes one such call at a time. So if a member has stored a different list
+//! that contains this PE, neither call can complete. The PE that detects the difference stores a
+//! refusal for the other PE.
+//!
+//! When all members have called, they form a temporary parent team and split it. Each call has a
+//! random number, and the names of the exchanges depend on the numbers of all members. So values of
+//! an earlier call that failed are not read.
 
 use std::time::{Duration, Instant};
 
@@ -25,14 +27,14 @@ use crate::collective::random;
 
 const CALL: &str = "team_of";
 
-/// The number of PEs of a list that errors show.
+/// Maximum number of PEs of a list that an error shows.
 const SHOWN: usize = 16;
 
 /// The shortest and the longest time between two reads of the members' values.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// A list of PEs with a number: a call with its members, or a refusal, whose number is the PE that
-/// calls with that list.
+/// A stored list of PEs with a number. In a call, the PEs are its members, and the number
+/// identifies the call. In a refusal, the number is the PE whose call has the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
     number: u64,
@@ -45,7 +47,7 @@ impl Listed {
         self.number.to_le_bytes().into_iter().chain(members).collect()
     }
 
-    /// Returns `None` for bytes that no PE stores.
+    /// Parses a stored list. Returns `None` for bytes that no PE stores.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (number, members) = bytes.split_first_chunk()?;
         let (members, rest) = members.as_chunks();
@@ -70,25 +72,26 @@ fn refusal_key(pe: Pe, number: u64) -> String {
 }
 
 impl Cuda {
-    /// Makes a team of PEs, this one among them, in this order. Collective over them.
+    /// Creates a team of `members`, in this order. This PE must be a member. Collective over the
+    /// members.
     pub(super) fn team_of_members(&self, members: &[Pe]) -> Result<TeamRecord, Error> {
         let state = &*self.state;
         let gpu = state.gpu(CALL)?;
         let rendezvous = gpu.rendezvous();
-        // One call at a time.
+        // A PE makes one such call at a time.
         let _making = lock(&state.making);
         let [a, b, c, d, e, f, g, h, ..] = random().map_err(state.portable(CALL))?;
         let number = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         let mine = Listed { number, members: members.to_vec() };
         let made = state.find_members(rendezvous, &mine).and_then(|numbers| self.split_members(rendezvous, members, &numbers));
-        // No member needs it any more.
+        // No member needs the stored list any more.
         let removed = rendezvous.remove(&call_key(state.job.my_pe));
         let record = made?;
         removed.map_err(|error| state.portable(CALL)(error.into()))?;
         Ok(record)
     }
 
-    /// Makes the team after all members have called, with these numbers.
+    /// Creates the team after all members have called. `numbers` are the numbers of their calls.
     fn split_members(&self, rendezvous: &Rendezvous, members: &[Pe], numbers: &[u64]) -> Result<TeamRecord, Error> {
         let state = &*self.state;
         let gpu = state.gpu(CALL)?;
@@ -101,7 +104,7 @@ impl Cuda {
         let sentinel = random().map_err(state.portable(CALL))?;
         let told: Vec<u8> = splits.to_le_bytes().into_iter().chain(sentinel).collect();
         let told = exchange("/told", &told).map_err(state.portable(CALL))?;
-        // All members have found each other.
+        // All members have found each other, so no member needs the stored list any more.
         rendezvous.remove(&call_key(state.job.my_pe)).map_err(|error| state.portable(CALL)(error.into()))?;
         let made = Made { call: CALL, name: state.world(), path: format!("{:016x}", digest((&label, "team"))) };
         let part = Some(SplitPart { color: 0, key: 0 });
@@ -126,11 +129,12 @@ impl State {
         let (start, mut pause) = (Instant::now(), PAUSES[0]);
         let mut seen = vec![false; mine.members.len()];
         loop {
-            // A PE that died may have left its value.
+            // The value of a PE that died may still be in the store, so losses are checked first.
             if let Some((pe, cause)) = rendezvous.losses().into_iter().find(|(pe, _)| mine.members.contains(pe)) {
                 return Err(failed(BootstrapError::PeLost { call: CALL.to_owned(), pe, cause }));
             }
-            // A member may have failed since the last look, and called again: all must wait now.
+            // A member may have failed and called again since the previous iteration. So all
+            // members must be waiting in the same iteration.
             let mut numbers = Vec::with_capacity(mine.members.len());
             let mut waits = vec![false; mine.members.len()];
             for (rank, &pe) in mine.members.iter().enumerate() {
@@ -154,7 +158,8 @@ impl State {
                 return Err(differ(Pe::new(theirs.number as u32), &theirs.members));
             }
             if start.elapsed() >= self.deadline {
-                // A member that has called has failed because of the members that have not.
+                // A member that has stopped waiting failed because of members that have not called.
+                // It is missing itself only if all members have called.
                 let all_called = !seen.contains(&false);
                 let missing = mine.members.iter().zip(seen.iter().zip(&waits));
                 let missing = missing.filter(|(_, (seen, waits))| if all_called { !**waits } else { !**seen });
@@ -166,7 +171,8 @@ impl State {
         }
     }
 
-    /// Ends this call, and the calls that wait for it, because `pe` calls with another list.
+    /// Refuses the call of `pe`, which has a different list, and ends this call and the calls that
+    /// wait for it.
     fn refuse(&self, rendezvous: &Rendezvous, mine: &Listed, pe: Pe, theirs: &Listed) -> Result<(), BootstrapError> {
         let me = self.job.my_pe;
         rendezvous.remove(&call_key(me))?;
@@ -175,7 +181,7 @@ impl State {
         self.spread(rendezvous, mine, &Listed { number: pe.get().into(), members: theirs.members.clone() })
     }
 
-    /// Refuses the calls that wait for this one, which cannot complete, with the same `refusal`.
+    /// Stores `refusal` for the members that wait for this call, because the call cannot complete.
     fn spread(&self, rendezvous: &Rendezvous, mine: &Listed, refusal: &Listed) -> Result<(), BootstrapError> {
         let others = mine.members.iter().copied().filter(|pe| *pe != self.job.my_pe && u64::from(pe.get()) != refusal.number);
         for pe in others {

@@ -12,8 +12,8 @@ use crate::gpu::Gpu;
 use crate::memory::Symmetric;
 use crate::route::Routes;
 
-/// The collectives of all PEs on this host, the staging memory of other teams, and the options with
-/// which each of these teams uses its part.
+/// The collectives of all PEs on this host, the staging memory of other teams, and the options of
+/// the part of each of these teams.
 pub(super) type TeamsMemory = (Option<Collectives>, Option<Symmetric<u8>>, CollectivesOptions);
 
 /// Creates the collectives of all PEs on this host, and staging memory for `teams` other teams;
@@ -25,7 +25,7 @@ pub(super) fn teams_memory(
     routes: &Arc<Routes>,
     max_blocks: Option<u32>,
 ) -> Result<TeamsMemory, CudaError> {
-    /// Returns `None` if the heap has no room, which is then so on every PE.
+    /// Converts the error of a full heap to `None`. The heaps of all PEs are then full.
     fn room<T>(made: Result<T, CudaError>) -> Result<Option<T>, CudaError> {
         match made {
             Err(CudaError::Vmm(VmmError::Misuse(Misuse::Exhausted { .. }))) => Ok(None),
@@ -33,7 +33,7 @@ pub(super) fn teams_memory(
         }
     }
     let options = within(options_of_others(heap_bytes, teams), max_blocks);
-    // The same on all PEs.
+    // This value is the same on all PEs.
     let is_served = gpu.0.hosts.len() > 1 || gpu.n_pes() as usize <= MAX_RANKS;
     let world = match is_served {
         true => room(Collectives::here_by(gpu, within(options_of_world(heap_bytes), max_blocks), routes))?,
@@ -55,8 +55,8 @@ pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
     CollectivesOptions { bank_bytes, slot_bytes: 4096, max_blocks, ..options }
 }
 
-/// Returns the options for the staging memory of one of `teams` other teams. All of them together
-/// use at most an eighth of the heap if that is enough.
+/// Returns the options for the staging memory of one of `teams` other teams. All these teams
+/// together use at most an eighth of the heap, unless their minimum is larger.
 pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptions {
     const KIB: u64 = 1 << 10;
     let share = heap_bytes / 8 / teams.max(1);

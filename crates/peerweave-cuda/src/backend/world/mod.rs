@@ -4,7 +4,7 @@
 //!  contract.rs    the trait `Backend` of peerweave-core
 //!  members.rs     teams made by their members alone      split.rs    teams made from another team
 //!  agreement.rs   calls that PEs make together on the host
-//!  shrink.rs      a job of the PEs that are left after a failure
+//!  shrink.rs      a job of the surviving PEs after a failure
 //!  set_up.rs      set-up                                 memory.rs   memory of collectives
 //!  routes.rs      how collectives are carried out
 //!  cuda.rs        the backend, and its streams           options.rs  its settings

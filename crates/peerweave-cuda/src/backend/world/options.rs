@@ -12,10 +12,10 @@ pub(super) const DEFAULT_HEAP_BYTES: usize = 1 << 30;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaOptions {
-    /// Deadline of every wait for which the call sets none. Default: 60 s.
+    /// Deadline of every wait whose call sets no deadline. Default: 60 s.
     pub deadline: Duration,
-    /// Size of the symmetric heap of each PE in bytes. Default: 1 GiB. The backend allocates more
-    /// for collectives: a quarter more than the default.
+    /// Size of the symmetric heap of each PE in bytes. Default: 1 GiB. The backend allocates
+    /// additional memory for collectives: about a quarter of the default size.
     pub heap_bytes: Option<usize>,
     /// The device of this PE, by its ordinal in this process; may differ among PEs. Default: see
     /// [`Cuda::join`](crate::Cuda::join). PEs may share a device for tests: they take turns on it,
@@ -24,16 +24,15 @@ pub struct CudaOptions {
     /// File with the table of routes, which `peerweave tune` writes. Default: the built-in table of
     /// the GPUs' architecture.
     pub route_table: Option<PathBuf>,
-    /// Methods by which collectives are carried out instead of those of the table, for
-    /// measurements.
+    /// Methods that replace those of the route table, for measurements.
     pub forced: Forced,
     /// Maximum number of blocks of a kernel of a collective, and thus of multiprocessors that the
     /// kernel uses. Default: 256. Applies to every team.
     pub max_blocks: Option<u32>,
-    /// Whether NCCL may carry out collectives of the team of all PEs: those for which the table
-    /// says that it is faster, if its results have the same bits. Default: no. If NCCL cannot be
-    /// used, Peerweave's kernels carry out all collectives, and
-    /// [`Cuda::explain`](crate::Cuda::explain) returns the reason.
+    /// Whether NCCL may carry out collectives of the team of all PEs. NCCL carries out those for
+    /// which the table says that NCCL is faster, if its results have the same bits as those of
+    /// Peerweave's kernels. Default: no. If NCCL cannot be used, Peerweave's kernels carry out all
+    /// collectives, and [`Cuda::explain`](crate::Cuda::explain) returns the reason.
     pub nccl: bool,
 }
 

@@ -16,8 +16,9 @@ use crate::route::{Explanation, Limits, Method, Query, RouteTable, Routes};
 /// GPUs of different architectures use the table for any architecture.
 ///
 /// # Errors
-/// [`CudaError::Routes`] for a file that cannot be used; [`CudaError::PeFailed`] if that is so on
-/// another PE; [`CudaError::Misuse`] if PEs differ; errors of the rendezvous.
+/// [`CudaError::Routes`] for a file that cannot be used; [`CudaError::PeFailed`] if the file cannot
+/// be used on another PE; [`CudaError::Misuse`] if the PEs have different options or tables; errors
+/// of the rendezvous.
 pub(super) fn agreed(gpu: &Gpu, options: &CudaOptions) -> Result<Arc<Routes>, CudaError> {
     const CALL: &str = "Cuda::new";
     let arch = gpu.arch().to_string();
@@ -68,8 +69,8 @@ impl Cuda {
     /// method is an algorithm of Peerweave's kernels, or a library. It is the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a call that this backend does not have; [`Error::Misuse`] for a
-    /// team that was destroyed, and after finalize.
+    /// [`Error::Unsupported`] for a call that this backend does not support or that has only one
+    /// method; [`Error::Misuse`] for a team that was destroyed, and after finalize.
     ///
     /// ```no_run
     /// use peerweave_core::backend::CollectiveKind;

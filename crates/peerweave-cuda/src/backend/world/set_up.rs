@@ -45,8 +45,8 @@ impl Cuda {
         Self::join_by(&rendezvous, &context, options)
     }
 
-    /// Joins like [`join`](Self::join), as the PEs of a rendezvous, which the caller may use for
-    /// other purposes too. [`CudaOptions::device`] is not used.
+    /// Joins like [`join`](Self::join), with the PEs of an existing rendezvous. The caller may use
+    /// the rendezvous for other purposes too. [`CudaOptions::device`] is not used.
     ///
     /// # Collective
     /// All PEs of the rendezvous, with the same options.
@@ -59,7 +59,7 @@ impl Cuda {
         let heap_bytes = options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES);
         let options = GpuOptions::new(heap_bytes).deadline(options.deadline);
         let world = CollectivesOptions::default().heap_bytes() as usize;
-        // Of the whole heap, which is at most a third larger than the rest of it.
+        // Upper bound for the whole heap: the memory of other teams adds at most a third.
         let most = (heap_bytes + world) as u64 / 3 * 4;
         let others = options_of_others(most, options.teams.into()).heap_bytes() as usize;
         let heap_bytes = heap_bytes + world + others * options.teams as usize;
@@ -67,9 +67,9 @@ impl Cuda {
         Self::with(Gpu::new(rendezvous, context, options).map_err(setup)?, given)
     }
 
-    /// Creates the backend on a GPU of a job. The world ends the GPU. Loads the backend's kernels
-    /// now, because a later load may wait for work of the device, such as a kernel that waits for
-    /// another PE.
+    /// Creates the backend on a GPU of a job. The world takes over the GPU, and ends it in
+    /// `finalize`. Loads the backend's kernels now, because a later load may wait for work of the
+    /// device, such as a kernel that waits for another PE.
     ///
     /// # Collective
     /// All PEs of the GPU.
@@ -82,7 +82,7 @@ impl Cuda {
     }
 
     /// Creates the backend like [`new`](Self::new), with options for its routes. Memory, deadline
-    /// and device are those of the GPU.
+    /// and device are those of `gpu`; the options for these are not used.
     ///
     /// # Collective
     /// All PEs of the GPU, with the same options.
@@ -120,7 +120,7 @@ impl Cuda {
             hosts::describe(&mut caps.reductions);
         }
         let routes = routes::agreed(&gpu, options).map_err(setup)?;
-        // PEs of one host map each other, but for those of NVSHMEM's heap.
+        // PEs of one host map each other's memory, except on NVSHMEM's heap, where some may not.
         let (made, rooms, rooms_options) = match is_mapped || gpu.0.heap.nvshmem().is_none() {
             true => teams_memory(&gpu, heap_bytes, max_teams as u64 - 1, &routes, options.max_blocks).map_err(setup)?,
             false => (None, None, CollectivesOptions::default()),

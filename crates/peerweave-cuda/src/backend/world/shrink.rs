@@ -1,9 +1,9 @@
-//! Makes a backend of the PEs that are left after a failure, on the same GPUs.
+//! Creates a backend of the surviving PEs after a failure, on the same GPUs.
 //!
-//! The PEs agree by words in memory of the host that all of them map (`calls`), as those of the
-//! host backend do. So it does not matter which PE has died. Then they meet at a new rendezvous,
-//! and set up their GPUs as at the start of a job. A last agreement makes sure that either all
-//! members that continue have the new job, or none has.
+//! The PEs agree by words in memory of the host that all PEs map (`calls`), like the PEs of the
+//! host backend. So any PE may have died. Then the surviving PEs join a new rendezvous, and set up
+//! their GPUs as at the start of a job. A final agreement ensures that either all surviving members
+//! have the new job, or none has.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,14 +23,15 @@ use crate::gpu::{Gpu, GpuOptions};
 
 const CALL: &str = "shrink";
 
-/// The least time for setting up the GPUs after the PEs have agreed: kernels are loaded again.
+/// Minimum time limit for setting up the GPUs after the PEs have agreed, because kernels are loaded
+/// again.
 const SET_UP: Duration = Duration::from_secs(10);
 
-/// Time within which the end of a PE becomes known that has made the set-up fail.
+/// Time within which this PE learns that a member has ended, if that made the set-up fail.
 const NOTICE: Duration = Duration::from_secs(1);
 
 impl Cuda {
-    /// Makes a backend of the PEs that have neither died nor left. Collective over them.
+    /// Creates a backend of the PEs that have neither died nor left. Collective over these PEs.
     pub(super) fn shrink_to_survivors(&self) -> Result<Shrunk, Error> {
         let state = &*self.state;
         let options = state.gpu(CALL)?.0.options.clone();
@@ -83,7 +84,7 @@ impl Cuda {
         }
     }
 
-    /// Returns why a PE takes no part any more; `None` while it may.
+    /// Returns the reason why a PE no longer takes part; `None` if the PE may still take part.
     fn end_of(&self, pe: usize) -> Option<PeerCause> {
         let rendezvous = lock(&self.state.rendezvous).clone();
         let losses = rendezvous.map_or_else(Vec::new, |rendezvous| rendezvous.losses());
@@ -92,8 +93,8 @@ impl Cuda {
         lost.or_else(|| watched.then_some(PeerCause::Died))
     }
 
-    /// Ends the operations of this PE: kernels that wait for others end, and later ones are
-    /// refused.
+    /// Ends the operations of this PE: kernels that wait for other PEs end, and later operations
+    /// are refused.
     fn end_operations(&self) {
         let state = &*self.state;
         let me = state.me();
@@ -106,7 +107,7 @@ impl Cuda {
         if let Err(error) = state.nccl.end(true, state.deadline) {
             tracing::debug!(%error, "aborted NCCL's communicator");
         }
-        // What still runs at the deadline keeps its memory, which stays mapped.
+        // Work that still runs at the deadline keeps its memory, which stays mapped.
         if let Err(error) = self.drain(CALL) {
             tracing::warn!(%error, "work of the old world still runs");
         }
@@ -148,7 +149,7 @@ impl Cuda {
 }
 
 /// Returns whether a member has ended or given up. Waits for up to [`NOTICE`], because this PE may
-/// detect the failure that the member caused before the end of the member.
+/// see the failure of the set-up before it learns that a member has ended.
 fn is_broken_soon(survivors: &Survivors<'_>, decision: &Decision) -> bool {
     let until = Instant::now() + NOTICE;
     loop {

@@ -1,4 +1,4 @@
-//! Makes a team from the ranks of another one.
+//! Creates teams from the ranks of another team.
 
 use peerweave_core::backend::{SplitPart, TeamRecord};
 use peerweave_core::{Error, TeamName};
@@ -17,25 +17,26 @@ fn split_told(told: &[u8]) -> (u32, [u64; 2]) {
     (word(0) as u32, [word(4), word(12)])
 }
 
-/// Returns the name on the host of the team of `color`, created by the split of `parent` after
-/// `calls` calls of the parent. The length of the name does not grow with the depth of splits.
+/// Returns the name, in exchanges on the host, of the team with `color`. The team is created by the
+/// split of `parent` after `calls` calls of the parent. The length of the name does not grow with
+/// the depth of splits.
 pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
     format!("{:016x}", teams::digest((parent, calls, color)))
 }
 
-/// The call that makes a team, and the names that it uses.
+/// The call that creates a team, and the names that the call uses.
 pub(super) struct Made {
     pub(super) call: &'static str,
-    /// The team that errors name.
+    /// The team that errors of the call name.
     pub(super) name: TeamName,
-    /// Name of the new team on the host.
+    /// Name of the new team in exchanges on the host.
     pub(super) path: String,
 }
 
 impl Cuda {
-    /// Creates the state that operations of a new team need. The team is number `count` of the
-    /// teams that its members have created. `sentinel` is the sentinel of its first member on the
-    /// host of this PE.
+    /// Creates the state that operations of a new team need. `count` is the number of teams that
+    /// its members have created, including this team. `sentinel` is the sentinel of the first
+    /// member on the host of this PE.
     fn state_of(
         &self,
         call: &'static str,
@@ -55,8 +56,9 @@ impl Cuda {
         Ok(made)
     }
 
-    /// Splits `parent` after its ranks have agreed on the call. `told` is what each rank sent then:
-    /// see [`split_told`]. `splits` is the number of teams that this PE has seen created.
+    /// Splits `parent` after its ranks have agreed on the call. `told` contains the bytes that each
+    /// rank sent in the agreement (see [`split_told`]). `splits` is the number of teams that this
+    /// PE has seen created.
     #[expect(clippy::too_many_arguments, reason = "the two calls that make teams have nothing else in common")]
     pub(super) fn split_parent(
         &self,
