@@ -17,7 +17,7 @@ fn ordered<T: WaitElement>() -> Vec<T> {
     [ends[0]].into_iter().chain(middle.map(of)).chain([ends[1]]).collect()
 }
 
-/// Checks the waits and tests of one type. Every PE puts the numbers of [`ordered`] to the words of
+/// Checks the waits and tests of one type. Every PE puts the numbers of `ordered` to the words of
 /// its right neighbor.
 ///
 /// # Panics
