@@ -108,7 +108,7 @@ pub struct Case {
 impl Case {
     /// Returns the parameters of a test: see [`Shape::new`] and [`Shape::scales`].
     pub fn new(experts: usize, top_k: usize, hidden: usize, max_tokens: usize, scales: usize, routing: Routing) -> Self {
-        // The experts of a token are distinct, and with few PEs there may be fewer than `top_k`.
+        // The experts of a token are distinct, so a token has no more than `experts` of them.
         let top_k = top_k.min(experts);
         let shape = Shape::new(experts, top_k, hidden, max_tokens).scales(scales);
         Self { shape, experts, top_k, hidden, max_tokens, scales, routing }

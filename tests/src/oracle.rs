@@ -5,7 +5,7 @@ use crate::calls::Form;
 use crate::sample::{Exact, Sample};
 use peerweave::{Parts, ReduceOp};
 
-/// Expected content of a rank's receive buffer, element by element; `None` where it is unspecified.
+/// Expected content of a rank's receive buffer; `None` for an element whose value is unspecified.
 pub type Expected<T> = Vec<Option<T>>;
 
 /// The parts of an all-to-all-v: `counts[from][to]` elements.
