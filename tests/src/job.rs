@@ -61,7 +61,7 @@ impl Job {
         self
     }
 
-    /// Sets the time limit of the whole job.
+    /// Sets the time limit of each wait for a process of the job.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
