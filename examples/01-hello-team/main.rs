@@ -4,8 +4,8 @@
 use peerweave::{Error, ReduceOp, World};
 
 fn main() -> Result<(), Error> {
-    // Joins the job started by `peerweave run`, torchrun, mpirun or srun; without a launcher, a job
-    // of one PE.
+    // Joins the job started by `peerweave run`, torchrun, mpirun or srun. Without a launcher, the
+    // job has one PE.
     let world = World::from_env()?;
     let me = world.my_pe();
     println!("{me} of {}, on the {} backend", world.n_pes(), world.backend_name());

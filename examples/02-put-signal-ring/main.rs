@@ -7,7 +7,7 @@ use peerweave::{Compare, Error, Rank, ReduceOp, World};
 /// Number of elements of a block.
 const BLOCK: usize = 1000;
 
-/// The content of the block that starts at `rank`.
+/// Returns the content of the block that starts at `rank`.
 fn content(rank: usize) -> Vec<u32> {
     (0..BLOCK).map(|i| (rank * BLOCK + i) as u32).collect()
 }
@@ -18,19 +18,20 @@ fn main() -> Result<(), Error> {
     let (me, n) = (team.my_rank().index(), team.size());
     let right = Rank::new(((me + 1) % n) as u32);
 
-    // Memory for the block of every rank, and a signal word for each. The words must be zero on
-    // every PE before a neighbour can change them: `alloc_zeroed` returns when they are.
+    // Memory for the block of every rank, and a signal word for each block. The words must be zero
+    // on every PE before a neighbour can change them: `alloc_zeroed` returns when they are.
     let blocks = world.alloc::<u32>(n * BLOCK)?;
     let arrived = world.alloc_zeroed::<u64>(n)?;
     let block = |rank: usize| blocks.slice(rank * BLOCK..(rank + 1) * BLOCK);
 
     block(me)?.copy_from(&content(me))?;
     for step in 1..n {
-        // Passes the block of the step before to the right; in the first step, this PE's own.
+        // Passes the block of the previous step to the right. In the first step, that is this PE's
+        // own block.
         let pass = (me + n - (step - 1)) % n;
         team.put_signal_blocking(&block(pass)?, &block(pass)?, arrived.signal(pass)?.set(1), right)?;
 
-        // The left neighbour passes the block before that. Once its word is set, its data is
+        // The left neighbour passes the next block. Once the word of that block is set, its data is
         // visible.
         let next = (me + n - step) % n;
         team.wait_until_blocking(&arrived.signal(next)?, Compare::Eq, 1)?;

@@ -15,7 +15,7 @@ const SEED: u64 = 1;
 /// Trains a network to read handwritten digits, on any number of PEs.
 #[derive(Parser)]
 struct Args {
-    /// Passes over the images for training
+    /// Number of passes over the training images
     #[arg(long, default_value_t = 20)]
     epochs: u64,
 }
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let digits = Digits::embedded()?;
     let split = digits.split(SEED)?;
 
-    // The initial parameters differ among PEs, so that training works only if the broadcast does.
+    // The initial parameters differ among PEs, so that training works only if the broadcast works.
     let mut model = Model::new(SEED + me as u64);
     team.broadcast_in_place_blocking(model.parameters_mut(), Rank::new(0))?;
 
@@ -65,7 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     team.all_reduce_in_place_blocking(&mut correct, ReduceOp::Sum)?;
     if me == 0 {
         let (correct, images) = (correct[0], split.test.len());
-        println!("accuracy {:.2} %: {correct} of {images} images never seen", 100.0 * correct as f64 / images as f64);
+        println!("accuracy {:.2} %: {correct} of {images} test images are correct", 100.0 * correct as f64 / images as f64);
         println!("final loss {:.10} with PEs: {n}", loss[0] / split.train.len() as f64);
     }
 

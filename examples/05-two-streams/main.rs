@@ -21,7 +21,7 @@ fn main() -> Result<(), Error> {
     let count = n * PART;
 
     // The collectives of one team run one after the other, even on different streams. So each
-    // stream uses its own team of the same ranks; their collectives can then overlap.
+    // stream uses its own team of the same ranks. The collectives of the two teams can overlap.
     let split = |color| Ok::<_, Error>(world.team().split(Some(color), 0)?.expect("a rank that passes a color gets a team"));
     let (reducing, gathering) = (split(0)?, split(0)?);
     let (first, second) = (world.stream()?, world.stream()?);
@@ -48,7 +48,7 @@ fn main() -> Result<(), Error> {
     first.synchronize()?;
     second.synchronize()?;
 
-    // The two halves together are an all-reduce.
+    // Reduce-scatter and all-gather together have the result of an all-reduce.
     let expected = world.alloc::<f32>(CHUNKS * count)?;
     world.team().all_reduce_blocking(&given, &expected, ReduceOp::Sum)?;
     assert_eq!(sums.to_vec()?, expected.to_vec()?);
@@ -56,7 +56,7 @@ fn main() -> Result<(), Error> {
     assert_eq!(sums.load(CHUNKS * count - 1)?, by_hand);
     if me == 0 {
         println!("{CHUNKS} chunks of {count} elements went through reduce-scatter and all-gather");
-        println!("the last element is {by_hand}, and all are those of one all-reduce");
+        println!("the last element is {by_hand}, and all elements equal those of one all-reduce");
     }
 
     for buffer in [given, sums, expected] {

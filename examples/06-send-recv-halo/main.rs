@@ -43,10 +43,10 @@ fn main() -> Result<(), Error> {
     let mut cells: Vec<f64> = mine.clone().map(start).collect();
     for _ in 0..STEPS {
         let (first, last) = ([cells[0]], [cells[cells.len() - 1]]);
-        // The ends of the rod have no neighbour; their own value means that no heat leaves.
+        // An end of the rod has no neighbour and uses its own value instead, so no heat leaves.
         let (mut from_left, mut from_right) = (first, last);
-        // A group runs all four at the same time. One after the other, two neighbours could both
-        // wait for the other to receive.
+        // The group runs all four transfers at the same time. If they ran one after the other, two
+        // neighbours could wait for each other to receive.
         team.group_blocking(|group| {
             if let Some(left) = left {
                 group.send(&first, left)?;
@@ -69,8 +69,8 @@ fn main() -> Result<(), Error> {
         let rod = rod.to_vec()?;
         assert_eq!(rod, serial(), "the rod of {n} PEs and the rod of one PE");
         let heat: f64 = rod.iter().sum();
-        println!("{STEPS} steps over {CELLS} cells: the same as by one PE, to the last bit");
-        println!("ends at {:.3} and {:.3}, mean {:.3}", rod[0], rod[CELLS - 1], heat / CELLS as f64);
+        println!("{STEPS} steps over {CELLS} cells: the same result as on one PE, to the last bit");
+        println!("temperatures at the ends {:.3} and {:.3}, mean {:.3}", rod[0], rod[CELLS - 1], heat / CELLS as f64);
     }
 
     rod.release()?;

@@ -28,7 +28,8 @@ fn main() -> Result<(), Error> {
     let world = World::from_env()?;
     let n = world.n_pes();
 
-    // The grid closest to a square. This PE is in one row and one column of it; both are teams.
+    // The PEs form the grid closest to a square. Each row and each column of the grid is a team;
+    // this PE is in one row and one column.
     let down = (1..=n).rfind(|down| n.is_multiple_of(*down) && down * down <= n).unwrap_or(1);
     let (row, column) = world.team().split_2d(n / down)?;
     let rows = share(SIDE, column.my_rank().index(), column.size());
@@ -62,8 +63,8 @@ fn main() -> Result<(), Error> {
         }
     }
 
-    // The trace: each PE adds up its part of the diagonal, then the row teams reduce, then the
-    // column teams.
+    // Computes the trace. Each PE adds up its part of the diagonal, then the row teams reduce, then
+    // the column teams.
     let mut trace = [0.0];
     for (i, line) in rows.clone().zip(&product).filter(|(i, _)| columns.contains(i)) {
         trace[0] += line[i - columns.start];

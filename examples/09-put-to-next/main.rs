@@ -13,8 +13,8 @@ fn main() -> Result<(), Error> {
     let (me, n) = (team.my_rank().index(), team.size());
     let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
 
-    // Symmetric: every PE has both. In the put below, this PE's handle of `target` refers to the
-    // next PE's memory.
+    // Both arrays are symmetric: every PE has a copy of each. In the put below, this PE's handle of
+    // `target` refers to the next PE's memory.
     let source = world.alloc::<f32>(COUNT)?;
     let target = world.alloc::<f32>(COUNT)?;
     source.copy_from(&[me as f32; COUNT])?;

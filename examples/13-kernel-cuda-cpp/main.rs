@@ -1,6 +1,6 @@
 //! Puts the number of each PE into its neighbour's memory, from inside a kernel in CUDA C++.
 //!
-//! The host backend cannot run CUDA C++; there the Rust kernel of `kernel-ring` replaces it.
+//! The host backend cannot run CUDA C++. It runs the Rust kernel of `kernel-ring` instead.
 
 use peerweave_cuda::LaunchConfig;
 use peerweave_driver::launch::{Image, Module};

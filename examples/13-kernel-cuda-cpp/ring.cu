@@ -1,5 +1,5 @@
-// Puts this PE's number into `dst` of the next PE, signals it, and waits for the signal of the PE
-// before. One thread.
+// Puts this PE's number into `dst` of the next PE, signals that PE, and waits for the signal of the
+// previous PE. Runs on one thread.
 #include "peerweave.cuh"
 
 using namespace peerweave;

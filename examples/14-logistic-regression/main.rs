@@ -19,7 +19,7 @@ fn dot(a: &[f64; SIZE], b: &[f64; SIZE]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Returns a point and its label, the same on every PE: coordinates from -1 to 1.
+/// Returns a point with coordinates from -1 to 1, and its label. Both are the same on every PE.
 fn point(index: usize) -> ([f64; SIZE], bool) {
     let mut random = SplitMix64::new(index as u64);
     let x = std::array::from_fn(|_| (random.next_u64() >> 11) as f64 / (1u64 << 52) as f64 - 1.0);
@@ -34,7 +34,7 @@ fn main() -> Result<(), Error> {
 
     let mut weights = [0.0; SIZE];
     for step in 1..=STEPS {
-        // The sums that every PE needs: the gradient, then the loss, then how many were right.
+        // The sums that every PE needs: the gradient, the loss, and the number of correct labels.
         let mut sums = [0.0; SIZE + 2];
         for (x, is_positive) in &points {
             let (score, label) = (dot(&weights, x), f64::from(*is_positive));
@@ -59,7 +59,7 @@ fn main() -> Result<(), Error> {
     team.broadcast_in_place_blocking(&mut first, Rank::new(0))?;
     assert_eq!(first, weights, "weights of rank 0 and of this PE");
     let cosine = dot(&weights, &TRUTH) / (dot(&weights, &weights) * dot(&TRUTH, &TRUTH)).sqrt();
-    assert!(cosine > 0.999, "the weights point elsewhere than those of the labels: cosine {cosine}");
+    assert!(cosine > 0.999, "weights and TRUTH differ in direction: cosine {cosine}, expected more than 0.999");
 
     assert!(world.finalize()?.is_clean());
     Ok(())

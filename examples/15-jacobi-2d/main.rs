@@ -28,8 +28,8 @@ impl Block {
         Self { rows: rows.len(), columns: columns.len(), cells }
     }
 
-    /// Returns the cells of one side: the index of the first, their distance and their number. They
-    /// belong to the block, or to the border around it.
+    /// Returns the cells of one side of the block or, with `is_border`, of the border around the
+    /// block: the index of the first cell, the distance between cells, and the number of cells.
     fn side(&self, side: Side, is_border: bool) -> (usize, usize, usize) {
         let (width, inner) = (self.columns + 2, usize::from(!is_border));
         match side {
@@ -75,7 +75,7 @@ impl Side {
     }
 }
 
-/// Returns the PE beside this one in a row or column of the grid, and the team in which it is.
+/// Returns the rank beside this PE in `team`, a row or column of the grid, together with the team.
 fn beside(team: &Team, is_next: bool) -> Option<(&Team, Rank)> {
     let me = team.my_rank().get();
     let rank = if is_next { me + 1 } else { me.checked_sub(1)? };
@@ -85,7 +85,7 @@ fn beside(team: &Team, is_next: bool) -> Option<(&Team, Rank)> {
 fn main() -> Result<(), Error> {
     let world = World::from_env()?;
     let n = world.n_pes();
-    // The arrangement closest to a square. Rows and columns of PEs are teams.
+    // The PEs form the grid closest to a square. Its rows and columns are teams.
     let down = (1..=n).rfind(|down| n.is_multiple_of(*down) && down * down <= n).unwrap_or(1);
     let (row, column) = world.team().split_2d(n / down)?;
     let rows = share(SIDE, column.my_rank().index(), column.size());
@@ -95,8 +95,8 @@ fn main() -> Result<(), Error> {
         Side::Left | Side::Right => beside(&row, side == Side::Right),
     };
 
-    // One halo for each side, twice: a neighbor may be one step ahead, but not two, since it waits
-    // for this PE's cells.
+    // Two halos for each side, which steps use alternately. A neighbor may be one step ahead, but
+    // not two, since it waits for this PE's cells.
     let halos = world.alloc::<f64>(2 * 4 * SIDE)?;
     let halo = |step: usize, side: Side| halos.slice((step % 2 * 4 + side as usize) * SIDE..).expect("two halos for each side");
     let arrived: Symmetric<u64> = world.alloc_zeroed(4)?;
@@ -135,8 +135,8 @@ fn main() -> Result<(), Error> {
     world.team().all_reduce_in_place_blocking(&mut largest, ReduceOp::Max)?;
     assert_eq!(Some(largest[0]), last, "the largest change of the last step");
     if world.my_pe().get() == 0 {
-        println!("{STEPS} steps on {SIDE} x {SIDE} cells: the same as by one PE, to the last bit");
-        println!("the last step changed a cell by {:.9} at most", largest[0]);
+        println!("{STEPS} steps on {SIDE} x {SIDE} cells: the same result as on one PE, to the last bit");
+        println!("the last step changed each cell by at most {:.9}", largest[0]);
     }
 
     halos.release()?;

@@ -15,7 +15,7 @@ fn main() -> Result<(), Error> {
     let team = world.team();
     let (me, n) = (team.my_rank().index(), team.size());
 
-    // The same keys in all, for any number of PEs; small numbers are frequent.
+    // All PEs together have the same keys, for any number of PEs. Small numbers are frequent.
     let key = |index| {
         let random = SplitMix64::new(index as u64).next_u64();
         random >> (random % 48)
@@ -25,14 +25,15 @@ fn main() -> Result<(), Error> {
     let mut sums = [sum(&keys), 0];
     keys.sort_unstable();
 
-    // Samples of all PEs, at equal distances; the first key of each part but the first.
+    // Gathers samples of all PEs, taken at equal distances. `starts` has the first key of each part
+    // except the first part.
     let samples: Vec<u64> = (0..n * OVERSAMPLING).map(|i| keys[i * keys.len() / (n * OVERSAMPLING)]).collect();
     let mut all = vec![0; n * samples.len()];
     team.all_gather_blocking(&samples, &mut all)?;
     all.sort_unstable();
     let starts: Vec<u64> = (1..n).map(|part| all[part * all.len() / n]).collect();
 
-    // How many keys go to each PE, and how many come from each.
+    // Counts the keys for each PE, and gets the number of keys from each PE.
     let mut ends: Vec<usize> = starts.iter().map(|start| keys.partition_point(|key| key < start)).collect();
     ends.push(keys.len());
     let counts: Vec<u64> = ends.iter().scan(0, |from, &to| Some((to - std::mem::replace(from, to)) as u64)).collect();
@@ -44,7 +45,7 @@ fn main() -> Result<(), Error> {
     team.all_to_all_v_blocking(&keys, &mut mine, counts)?;
     mine.sort_unstable();
 
-    // Nothing was lost, and the parts follow each other.
+    // Checks that no key was lost, and that the parts are in order.
     sums[1] = sum(&mine);
     team.all_reduce_in_place_blocking(&mut sums, ReduceOp::Sum)?;
     assert_eq!(sums[0], sums[1], "the sum of all keys, before and after");

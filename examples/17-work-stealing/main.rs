@@ -1,5 +1,5 @@
-//! Work stealing: each PE has a range of tasks in one word; a PE without tasks takes half of the
-//! range of another one by a compare-and-swap.
+//! Work stealing: each PE has a range of tasks in one word. A PE without tasks takes half of the
+//! range of another PE by a compare-and-swap.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, Rank, ReduceOp, World};
@@ -30,7 +30,8 @@ fn main() -> Result<(), Error> {
     let team = world.team();
     let (me, n) = (team.my_rank(), team.size());
 
-    // The range of tasks of each PE, in its own memory, and on rank 0 the number that are done.
+    // Each PE has its range of tasks in its own memory. Rank 0 also has the number of tasks that
+    // are done.
     let (ranges, done) = (world.alloc_zeroed::<u64>(1)?, world.alloc_zeroed::<u64>(1)?);
     let mine = share(TASKS, me.index(), n);
     ranges.store(0, word(mine.start as u64, mine.end as u64))?;
@@ -40,7 +41,8 @@ fn main() -> Result<(), Error> {
     let mut total = [0];
     let mut victim = me;
     while team.atomic_fetch_blocking(&done, 0, Rank::new(0))? < TASKS as u64 {
-        // Takes the first task of its own range. Fails if a thief was faster: then tries again.
+        // Takes the first task of this PE's range. The swap fails if a thief was faster. Then this
+        // PE tries again.
         let old = team.atomic_fetch_blocking(&ranges, 0, me)?;
         let (from, to) = range(old);
         if from < to {
@@ -51,8 +53,8 @@ fn main() -> Result<(), Error> {
             }
             continue;
         }
-        // Takes the second half of another range. Nobody else changes an empty range, so this PE
-        // may store its new one by an atomic set.
+        // Takes the second half of another range. No other PE changes an empty range, so this PE
+        // may store its new range by an atomic set.
         victim = Rank::new((victim.get() + 1) % n as u32);
         let old = team.atomic_fetch_blocking(&ranges, 0, victim)?;
         let (from, to) = range(old);
@@ -69,7 +71,7 @@ fn main() -> Result<(), Error> {
     assert_eq!(total[0], alone, "the result of {n} PEs, and of one");
     if me.index() == 0 {
         println!("{TASKS} tasks, each done once; PEs: {n}");
-        println!("{} steps in all", total[0]);
+        println!("{} steps in total", total[0]);
     }
 
     ranges.release()?;

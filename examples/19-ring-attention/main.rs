@@ -7,7 +7,7 @@ use peerweave::{Compare, Error, Rank, ReduceOp, Stream, Symmetric, World};
 use peerweave_examples::attention::{Attention, HEAD, Matrix, Position, Sequence};
 use std::time::Instant;
 
-/// Largest difference from plain attention that is rounding.
+/// Largest difference from plain attention that rounding can cause.
 const TOLERANCE: f64 = 1e-5;
 
 /// Attends to a sequence of which each PE has a slice.
@@ -16,30 +16,33 @@ struct Args {
     /// Number of tokens of the whole sequence
     #[arg(long, default_value_t = 120)]
     tokens: usize,
-    /// Number of heads, of 64 elements
+    /// Number of heads, of 64 elements each
     #[arg(long, default_value_t = 2)]
     heads: usize,
     /// Number of times that each form is run and timed
     #[arg(long, default_value_t = 3)]
     passes: usize,
-    /// Computes by the kernel on CPU threads too, as GPUs do
+    /// Computes with the kernel on CPU threads, as on GPUs
     #[arg(long)]
     kernel: bool,
 }
 
-/// What the forms of the program share.
+/// The state that all forms of the program use.
 struct Program {
     world: World,
     attention: Attention,
-    /// The stream of kernels, and that of transfers.
+    /// The stream of kernels.
     computing: Stream,
+    /// The stream of transfers.
     moving: Stream,
-    /// Keys and values: of this PE, of two blocks that travel around the ring, and of all PEs.
+    /// The keys and values of this PE.
     own: Symmetric<f32>,
+    /// The keys and values of two blocks that travel around the ring.
     slots: [Symmetric<f32>; 2],
+    /// The keys and values of all PEs.
     all: Symmetric<f32>,
-    /// Word 0: the last step whose block has arrived. Word 1: the last step with whose block the
-    /// right neighbour has finished.
+    /// Word 0: the last step whose block has arrived. Word 1: the last step whose block the right
+    /// neighbour no longer needs.
     signals: Symmetric<u64>,
 }
 
@@ -54,8 +57,8 @@ impl Program {
             let block = if step == 0 { &self.own } else { &self.slots[step % 2] };
             let count = done + step as u64;
 
-            // One stream passes the block on. The right neighbour has two slots: the block goes to
-            // the slot of the step before, with which it must have finished.
+            // One stream passes the block on. The right neighbour has two slots. The block goes to
+            // the slot of the previous step, which the right neighbour must no longer need.
             if step + 1 < n {
                 if step > 0 {
                     team.wait_until(&self.moving, &arrived, Compare::Ge, count)?;
@@ -74,7 +77,7 @@ impl Program {
             }
             attention.attend(&self.computing, block, Position { step, owner: (me + n - step) % n })?;
 
-            // Once the block is passed on and computed with, the left neighbour may overwrite it.
+            // Once the block has been passed on and used, the left neighbour may overwrite it.
             if step > 0 && step + 2 < n {
                 self.moving.wait_event(&self.computing.record()?)?;
                 team.signal(&self.moving, free.set(count), left)?;
@@ -90,7 +93,7 @@ impl Program {
         self.compute()
     }
 
-    /// Attends to all blocks, which this PE has.
+    /// Attends to all blocks in the memory of this PE.
     fn compute(&self) -> Result<(), Error> {
         for (owner, block) in self.all.chunks(self.own.len())?.enumerate() {
             self.attention.attend(&self.computing, &block, Position { step: owner, owner })?;
@@ -98,11 +101,11 @@ impl Program {
         self.computing.synchronize()
     }
 
-    /// Runs one form `passes` times. Returns the median time in milliseconds, of the slowest PE.
+    /// Runs one form `passes` times. Returns the median time of the slowest PE, in milliseconds.
     fn timed(&self, passes: usize, form: impl Fn(usize) -> Result<(), Error>) -> Result<f64, Error> {
         let mut times = Vec::new();
         for pass in 0..passes.max(1) {
-            self.world.team().barrier_blocking()?; // every PE has finished with the blocks of the pass before
+            self.world.team().barrier_blocking()?; // every PE has finished with the blocks of the previous pass
             let start = Instant::now();
             form(pass)?;
             times.push(start.elapsed().as_secs_f64() * 1e3);
@@ -117,7 +120,7 @@ impl Program {
     fn check(&self, form: &str) -> Result<(), Error> {
         let mut largest = [self.attention.difference()?];
         self.world.team().all_reduce_in_place_blocking(&mut largest, ReduceOp::Max)?;
-        assert!(largest[0] <= TOLERANCE, "{form}: differs from plain attention by {}", largest[0]);
+        assert!(largest[0] <= TOLERANCE, "{form}: differs by {} from plain attention, expected {TOLERANCE} or less", largest[0]);
         if self.world.my_pe().get() == 0 {
             println!("{form}: the same as plain attention on one PE");
         }
@@ -146,7 +149,7 @@ fn main() -> Result<(), Error> {
     let content = [sequence.content(Matrix::Keys, me), sequence.content(Matrix::Values, me)].concat();
     program.own.copy_from(&content)?;
     if me == 0 {
-        println!("{} tokens, {} at most on each PE", sequence.tokens, sequence.rows());
+        println!("{} tokens, at most {} on each PE", sequence.tokens, sequence.rows());
     }
 
     let gathered = program.timed(args.passes, |_| program.all_gather())?;

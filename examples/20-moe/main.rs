@@ -1,5 +1,5 @@
-//! Mixture of experts: tokens travel to the PEs of their experts and their results return, by
-//! dispatch and combine, and by all-to-all for comparison.
+//! Mixture of experts: sends tokens to the PEs of their experts, and returns the results. Uses
+//! dispatch and combine, and all-to-alls for comparison.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
@@ -11,7 +11,7 @@ use std::time::Instant;
 /// Maximum relative error of an output, which is rounded to `bf16` several times.
 const TOLERANCE: f32 = 0.02;
 
-/// Sends tokens to experts on all PEs, and brings the results back.
+/// Sends tokens to experts on all PEs, and returns the results.
 #[derive(Parser)]
 struct Args {
     /// Number of tokens of each PE
@@ -35,7 +35,7 @@ struct Args {
 }
 
 /// Runs `calls` calls `passes` times, from a barrier to the end of the stream. Returns the median
-/// time of a call in microseconds, of the slowest PE.
+/// time of a call on the slowest PE, in microseconds.
 fn timed(world: &World, stream: &Stream, args: &Args, mut call: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
     let mut times = Vec::new();
     for _ in 0..args.passes.max(1) {
@@ -60,14 +60,14 @@ fn filled<T: Element>(world: &World, content: &[T]) -> Result<Symmetric<T>, Erro
     Ok(memory)
 }
 
-/// Runs the layer with tokens of one format. Checks it, then returns the time of a dispatch with
-/// its combination.
+/// Runs the layer with tokens of one format, and checks its results. Returns the time of a dispatch
+/// with its combine.
 fn experts<T: Format>(world: &World, stream: &Stream, layer: &Layer, args: &Args) -> Result<f64, Error> {
     let me = world.my_pe().index();
     let shape = Shape::new(layer.experts, layer.top_k, layer.hidden, layer.tokens).scales(T::scales(layer.hidden));
     let mut moe = Moe::<T, bf16>::new(world, world.team(), stream, shape)?;
 
-    // What a router has computed: experts and weights of this PE's tokens.
+    // The experts and weights of this PE's tokens, as a router has computed them.
     let ((chosen, weights), (tokens, scales)) = (layer.routing(me), layer.encoded::<T>(me));
     let (chosen, weights) = (filled(world, &chosen)?, filled(world, &weights)?);
     let (tokens, scales) = (filled(world, &tokens)?, filled(world, &scales)?);
@@ -80,16 +80,16 @@ fn experts<T: Format>(world: &World, stream: &Stream, layer: &Layer, args: &Args
     let sent = Tokens { rows: &tokens, scales: has_scales.then_some(&scales), experts: &chosen, weights: &weights };
     let received = Received { rows: &rows, scales: has_scales.then_some(&row_scales), offsets: &offsets };
 
-    // Rows are in the order of experts, as a grouped product of matrices takes them. The experts of
-    // this example multiply by a number, on the host.
+    // Rows are in the order of experts, as grouped products of matrices require. The experts of
+    // this example only multiply by a number, on the host.
     moe.dispatch(&sent, &received)?.wait()?;
     let (found, found_scales, starts) = (rows.to_vec()?, row_scales.to_vec()?, offsets.to_vec()?);
-    assert!(layer.are_rows_of(me, &found, &found_scales, &starts), "PE {me}: rows of {}", T::NAME);
+    assert!(layer.are_rows_of(me, &found, &found_scales, &starts), "PE {me}: wrong rows of {}", T::NAME);
     results.copy_from(&layer.compute(me, &found, &found_scales, &starts))?;
     moe.combine(&results, &outputs)?.wait()?;
     let mut largest = [layer.difference::<T>(me, &outputs.to_vec()?)];
     world.team().all_reduce_in_place_blocking(&mut largest, ReduceOp::Max)?;
-    assert!(largest[0] <= TOLERANCE, "outputs of {} differ by {}", T::NAME, largest[0]);
+    assert!(largest[0] <= TOLERANCE, "outputs of {} differ by {}, expected at most {TOLERANCE}", T::NAME, largest[0]);
     if me == 0 {
         println!("{}: rows and outputs are those of one PE", T::NAME);
     }
@@ -114,9 +114,9 @@ fn experts<T: Format>(world: &World, stream: &Stream, layer: &Layer, args: &Args
     Ok(time)
 }
 
-/// Returns the time of the same transfers by two all-to-alls with an exchange of counts, for rows
-/// of `bf16` that are already packed: one for each token and expert, or with `once` for each token
-/// and PE.
+/// Returns the time of the same transfers by an exchange of counts and two all-to-alls. The rows of
+/// `bf16` are already packed: one row for each token and expert or, with `once`, one row for each
+/// token and PE.
 fn all_to_all(world: &World, stream: &Stream, layer: &Layer, args: &Args, once: bool) -> Result<f64, Error> {
     let (team, me) = (world.team(), world.my_pe().index());
     let most = layer.n_pes * layer.tokens * layer.top_k * layer.hidden;
@@ -142,7 +142,7 @@ fn main() -> Result<(), Error> {
     let (stream, n) = (world.stream()?, world.n_pes());
     let layer = Layer { experts: args.experts, top_k: args.top_k, hidden: args.hidden, tokens: args.tokens, n_pes: n };
     if world.my_pe().get() == 0 {
-        println!("{} tokens on each PE, {} of {} experts for each", layer.tokens, layer.top_k, layer.experts);
+        println!("{} tokens on each PE, {} of {} experts for each token", layer.tokens, layer.top_k, layer.experts);
     }
 
     let times = [

@@ -86,8 +86,8 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// Returns plain attention of one token to the whole sequence: all scores first, then the softmax,
-/// then the sum. In `f64`.
+/// Computes plain attention of one token to the whole sequence: all scores first, then the softmax,
+/// then the sum. Scores are computed in `f32`, everything else in `f64`.
 pub fn plain(sequence: &Sequence, head: usize, token: usize) -> Vec<f64> {
     let query = vector(Matrix::Queries, head, token);
     let score = |key: usize| f64::from(dot(&query, &vector(Matrix::Keys, head, key)) * SCALE);
@@ -107,9 +107,9 @@ pub fn plain(sequence: &Sequence, head: usize, token: usize) -> Vec<f64> {
 /// Position of a block in the order in which a PE attends to all blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Position {
-    /// Number of blocks before it.
+    /// Number of blocks before this one.
     pub step: usize,
-    /// The PE whose keys and values these are.
+    /// The PE that owns the keys and values of the block.
     pub owner: usize,
 }
 
@@ -134,8 +134,8 @@ struct State {
 }
 
 impl Attention {
-    /// Allocates the queries and the state of this PE. `by_kernel`: a kernel computes, otherwise
-    /// this thread does. Collective.
+    /// Allocates the queries and the state of this PE. If `by_kernel`, a kernel computes the
+    /// attention, otherwise this thread does. Collective.
     ///
     /// # Errors
     /// Errors of the heap.
@@ -150,7 +150,7 @@ impl Attention {
         Ok(Self { sequence, me, queries, sums, stats, on_cpu })
     }
 
-    /// Returns whether [`Self::attend`] enqueues a kernel, and does not compute on this thread.
+    /// Returns whether [`Self::attend`] enqueues a kernel instead of computing on this thread.
     pub fn is_queued(&self) -> bool {
         self.on_cpu.is_none()
     }
@@ -179,8 +179,8 @@ impl Attention {
         Ok(())
     }
 
-    /// Compares the result with [`plain`] attention, for every token of this PE if there are few,
-    /// otherwise for 64 of them. Returns the largest difference.
+    /// Compares the result with [`plain`] attention, for at most 64 tokens of this PE. Returns the
+    /// largest difference.
     ///
     /// # Errors
     /// Errors of reading the result.
@@ -196,7 +196,7 @@ impl Attention {
             for (row, token) in tokens.clone().enumerate().step_by(step) {
                 let found = &found[(head * self.sequence.rows() + row) * HEAD..][..HEAD];
                 for (found, expected) in found.iter().zip(plain(&self.sequence, head, token)) {
-                    // A difference that is no number is the largest of all.
+                    // A NaN counts as the largest difference.
                     let difference = (f64::from(*found) - expected).abs();
                     largest = if difference.is_nan() { f64::INFINITY } else { largest.max(difference) };
                 }
@@ -235,7 +235,8 @@ impl State {
                     *score = dot(query, row_of(0, key)) * SCALE;
                     largest = largest.max(*score);
                 }
-                // The sums so far are relative to the largest score so far.
+                // The sums are relative to the largest score so far, so a larger score scales them
+                // down.
                 let shrink = (*before - largest).exp();
                 *weights *= shrink;
                 sums.iter_mut().for_each(|sum| *sum *= shrink);

@@ -1,10 +1,11 @@
 //! Handwritten digits for the training example: the images, the split into training and test, the
 //! share of each PE.
 //!
-//! The model is in [`crate::digits_model`]; the example itself communicates.
+//! The model is in [`crate::digits_model`]; the communication is in the example itself.
 //!
 //! Invariant: split and batches depend on a seed, never on the number of PEs. So every PE computes
-//! the same ones without a message. [`share`] then cuts each batch into one disjoint piece per PE.
+//! the same split and batches without communication. [`share`] then cuts each batch into one
+//! disjoint piece per PE.
 
 use std::fmt;
 use std::ops::Range;
@@ -25,8 +26,8 @@ const DARKEST: u8 = 16;
 /// batch is short.
 pub const TRAIN: usize = 1440;
 
-/// Images per training step, over all PEs together. 1, 2, 3, 4, 5, 6 and 8 PEs get equal shares of
-/// it.
+/// Images per training step, over all PEs together. Jobs of 1, 2, 3, 4, 5, 6 and 8 PEs divide a
+/// batch into equal shares.
 pub const BATCH: usize = 240;
 
 /// Images and their digits.
@@ -37,8 +38,8 @@ pub struct Digits {
 }
 
 impl Digits {
-    /// Parses the 1797 images that come with the examples. `examples/data/README.md` names authors
-    /// and licence.
+    /// Parses the 1797 images that are part of the examples. `examples/data/README.md` names their
+    /// authors and licence.
     ///
     /// # Errors
     /// [`DigitsError`] if the file in the source tree was changed and is no longer such a table.
@@ -130,7 +131,7 @@ fn parse_line(line: &str) -> Result<([f32; PIXELS], u8), String> {
     }
 }
 
-/// A table of digits could not be used.
+/// The error of a table of digits that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DigitsError {
@@ -180,7 +181,7 @@ impl Split {
     /// Returns the batches of one pass over the training images, [`BATCH`] images each. The order
     /// differs from `epoch` to `epoch`.
     ///
-    /// The same on every PE that passes the same `seed` and `epoch`.
+    /// The batches are the same on every PE that passes the same `seed` and `epoch`.
     pub fn batches(&self, seed: u64, epoch: u64) -> Vec<Vec<usize>> {
         let mut order = self.train.clone();
         SplitMix64::new(seed ^ epoch.wrapping_add(1).wrapping_mul(SplitMix64::STEP)).shuffle(&mut order);
@@ -188,11 +189,11 @@ impl Split {
     }
 }
 
-/// Returns the range of a batch of `batch` images that is the share of `rank`, one of `ranks`
-/// ranks.
+/// Returns the share of `rank` in a batch of `batch` images that `ranks` ranks divide, as a range
+/// of the batch.
 ///
 /// Shares are in the order of ranks and differ by at most one image. If there are more ranks than
-/// images, those of the last ranks are empty.
+/// images, the shares of the last ranks are empty.
 ///
 /// # Panics
 /// If `rank` is not below `ranks`.
@@ -204,8 +205,8 @@ pub fn share(batch: usize, rank: usize, ranks: usize) -> Range<usize> {
     start..start + least + usize::from(rank < longer)
 }
 
-/// The generator SplitMix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014): 64 bits of state, any seed
-/// is valid, the same numbers on every machine. Not for cryptography.
+/// The generator SplitMix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014). It has 64 bits of state,
+/// accepts any seed, and returns the same numbers on every machine. It is not for cryptography.
 #[derive(Debug, Clone)]
 pub struct SplitMix64 {
     state: u64,

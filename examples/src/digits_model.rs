@@ -258,8 +258,8 @@ mod tests {
         let loss = model.gradient(&digits, samples, &mut gradient);
         assert!((loss - model.loss(&digits, samples)).abs() < 1e-12);
 
-        // Some parameters of every part; a few belong to pixels that are always white, whose slope
-        // is 0.
+        // Compares some parameters of every part. A few belong to pixels that are always white;
+        // their slope is 0.
         let mut compared = 0;
         for index in (0..PARAMETERS).step_by(7).chain(PARAMETERS - 60..PARAMETERS) {
             let here = model.parameters[index];

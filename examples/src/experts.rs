@@ -27,13 +27,13 @@ pub struct Layer {
 
 /// A format of tokens.
 pub trait Format: Element + PartialEq + std::fmt::Debug {
-    /// The name.
+    /// The name of the format.
     const NAME: &'static str;
     /// Number of scales of a token of `hidden` elements.
     fn scales(hidden: usize) -> usize;
-    /// Converts a token. Returns its scales too.
+    /// Converts a token. Returns its elements and its scales.
     fn encode(token: &[f32]) -> (Vec<Self>, Vec<f32>);
-    /// Converts back.
+    /// Converts an element to a number, with the scale of the element.
     fn decode(self, scale: f32) -> f32;
 }
 
@@ -80,10 +80,10 @@ impl Format for F8E4M3 {
 fn to_8_bits(value: f32) -> F8E4M3 {
     let size = value.abs().min(LARGEST);
     let exponent = (size.to_bits() >> 23) as i32 - 127;
-    // Steps between neighbouring numbers: those below 2 to the -6 have the same.
+    // The step between neighbouring numbers. It is the same for all numbers below 2 to the -6.
     let step = 2f32.powi(exponent.max(-6) - 3);
     let steps = (size / step).round_ties_even() as u32;
-    // Eight steps more are the next exponent, also after rounding up to it.
+    // Eight more steps are the next exponent, so rounding up may carry into the exponent.
     let bits = if exponent < -6 { steps } else { steps + 8 * (exponent + 6) as u32 };
     F8E4M3::from_bits(bits as u8 | if value < 0.0 { 128 } else { 0 })
 }
@@ -132,8 +132,8 @@ impl Layer {
         1.0 + expert as f32 / self.experts as f32
     }
 
-    /// Returns what the experts of one PE compute for their rows. `offsets` is that of the
-    /// dispatch.
+    /// Returns the results of the experts of one PE for their rows. `offsets` has the offsets from
+    /// the dispatch.
     pub fn compute<T: Format>(&self, pe: usize, rows: &[T], scales: &[f32], offsets: &[u32]) -> Vec<bf16> {
         let per_row = T::scales(self.hidden);
         let mut results = vec![bf16::ZERO; rows.len()];
@@ -148,8 +148,8 @@ impl Layer {
         results
     }
 
-    /// Compares the rows that the experts of a PE have received with those that they should, in the
-    /// order of experts, PEs and tokens. Returns whether they are equal.
+    /// Returns whether the experts of a PE have received exactly the expected rows, in the order of
+    /// experts, PEs and tokens.
     pub fn are_rows_of<T: Format>(&self, pe: usize, rows: &[T], scales: &[f32], offsets: &[u32]) -> bool {
         let (hidden, per_row, local) = (self.hidden, T::scales(self.hidden), self.local_experts());
         let all: Vec<_> = (0..self.n_pes).map(|from| (self.routing(from).0, self.encoded::<T>(from))).collect();
@@ -175,7 +175,7 @@ impl Layer {
     }
 
     /// Compares the outputs of a PE with those that it computes alone. Returns the largest
-    /// difference as a part of the sum of absolute values of what was added up.
+    /// difference relative to the expected output.
     pub fn difference<T: Format>(&self, pe: usize, outputs: &[bf16]) -> f32 {
         let ((experts, weights), (rows, scales)) = (self.routing(pe), self.encoded::<T>(pe));
         let per_row = T::scales(self.hidden);
@@ -192,9 +192,8 @@ impl Layer {
         largest
     }
 
-    /// Returns the number of rows that a PE sends to each PE: one for each token and expert, or
-    /// with
-    /// `once` one for each token.
+    /// Returns the number of rows that a PE sends to each PE. A token is sent once for each of its
+    /// experts or, with `once`, once to each PE that has some of its experts.
     pub fn sent(&self, pe: usize, once: bool) -> Vec<usize> {
         let mut counts = vec![0; self.n_pes];
         for chosen in self.routing(pe).0.chunks(self.top_k) {

@@ -2,7 +2,7 @@
 //! each PE.
 //!
 //! With `--gpu` the examples use `peerweave_cuda::Gpu`, otherwise `peerweave::World`. The calls of
-//! both differ only in their names. Other programs use one of them directly.
+//! the two types differ only in their names. Other programs use one of the two types directly.
 
 use peerweave::bootstrap::{Job, Options, Rendezvous};
 use peerweave::{Element, World};
@@ -22,7 +22,7 @@ const HEAP_BYTES: usize = 16 << 20;
 /// Maximum time of a wait on GPUs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The job as this PE sees it.
+/// The job of this PE, on CPU threads or on a GPU.
 pub enum KernelJob {
     /// CPU threads.
     Host {
@@ -107,7 +107,7 @@ impl KernelJob {
         match (self, memory) {
             (_, Memory::Host(memory)) => memory.slice(first..first + values.len())?.copy_from(values)?,
             (Self::Gpu { stream, .. }, Memory::Gpu(memory)) => memory.write(stream, first, values)?,
-            (Self::Host { .. }, Memory::Gpu(_)) => return Err("the memory is of another job".into()),
+            (Self::Host { .. }, Memory::Gpu(_)) => return Err("the memory belongs to another job".into()),
         }
         Ok(())
     }
@@ -120,7 +120,7 @@ impl KernelJob {
         match (self, memory) {
             (_, Memory::Host(memory)) => Ok(memory.to_vec()?),
             (Self::Gpu { stream, .. }, Memory::Gpu(memory)) => Ok(memory.read(stream)?),
-            (Self::Host { .. }, Memory::Gpu(_)) => Err("the memory is of another job".into()),
+            (Self::Host { .. }, Memory::Gpu(_)) => Err("the memory belongs to another job".into()),
         }
     }
 
@@ -139,8 +139,8 @@ impl KernelJob {
         match self {
             Self::Host { stream, .. } => stream.launch(kernel, blocks, threads, args)?.wait()?,
             Self::Gpu { gpu, stream } => {
-                // The driver compiles the kernels first: a PE that is done early must not wait for
-                // the others inside its kernel.
+                // The driver compiles the kernel on all PEs first. Otherwise, a PE that is ready
+                // early would wait for the others inside its kernel.
                 gpu.load(kernel)?;
                 gpu.barrier("loaded")?;
                 stream.launch_with(kernel, LaunchConfig::new(blocks, threads), args)?;
@@ -158,7 +158,7 @@ impl KernelJob {
         match (self, memory) {
             (_, Memory::Host(memory)) => memory.release()?,
             (Self::Gpu { gpu, .. }, Memory::Gpu(memory)) => gpu.free(memory)?,
-            (Self::Host { .. }, Memory::Gpu(_)) => return Err("the memory is of another job".into()),
+            (Self::Host { .. }, Memory::Gpu(_)) => return Err("the memory belongs to another job".into()),
         }
         Ok(())
     }

@@ -14,9 +14,9 @@ pub const EPSILON: f32 = 1e-5;
 pub struct Sizes {
     /// Number of tokens: rows of the input.
     pub tokens: usize,
-    /// Elements of a token.
+    /// Number of elements of a token.
     pub hidden: usize,
-    /// Elements of a token inside a layer.
+    /// Number of elements of a token between the two matrices of a layer.
     pub inner: usize,
     /// Number of layers.
     pub layers: usize,
@@ -48,7 +48,8 @@ fn element(of: Of, row: usize, column: usize) -> f32 {
 }
 
 impl Sizes {
-    /// Returns the columns of the first matrix, and rows of the second one, that a PE has.
+    /// Returns the range of columns of the first matrix, and of rows of the second one, that a PE
+    /// has.
     pub fn shard(&self, pe: usize, n_pes: usize) -> Range<usize> {
         share(self.inner, pe, n_pes)
     }
@@ -77,7 +78,7 @@ impl Sizes {
         self.matrix(self.hidden, |row, column| element(Of::Input, row, column), self.tokens)
     }
 
-    /// Returns the mean square distance of the output from the numbers that it should be.
+    /// Returns the mean squared difference between the output and its target.
     pub fn loss(&self, output: &[f32]) -> f64 {
         let square = |(index, y): (usize, &f32)| {
             let target = element(Of::Target, index / self.hidden, index % self.hidden);
@@ -129,7 +130,7 @@ pub struct Mlp {
     own: usize,
     layers: Vec<Layer>,
     inner: Symmetric<f32>,
-    /// The products of this PE's shards, which the ranks add up.
+    /// The product of this PE's shards. An all-reduce adds up the products of all PEs.
     pub partial: Symmetric<f32>,
     /// The sum of the input and of the results of all layers so far.
     pub residual: Symmetric<f32>,
@@ -139,8 +140,8 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Allocates and fills the shards of this PE. `by_kernel`: a kernel computes, otherwise this
-    /// thread does. Collective.
+    /// Allocates and fills the shards of this PE. If `by_kernel`, kernels compute the products,
+    /// otherwise this thread does. Collective.
     ///
     /// # Errors
     /// Errors of the heap.

@@ -27,7 +27,7 @@ fn text(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Runs a job and returns the standard output of every PE, in order. Panics if one fails.
+/// Runs a job and returns the standard output of every PE, in order. Panics if a PE fails.
 fn run(program: &str, n_pes: u32, arguments: &[&str]) -> Vec<String> {
     let (_server, jobs) = Server::on_this_machine(n_pes).unwrap();
     let children: Vec<_> = jobs
@@ -46,7 +46,8 @@ fn run(program: &str, n_pes: u32, arguments: &[&str]) -> Vec<String> {
     outputs.into_iter().map(|output| String::from_utf8(output.stdout).unwrap()).collect()
 }
 
-/// Formats the output as `peerweave run` does: with the PE before each line if there are several.
+/// Formats the output as `peerweave run` does. If there are several PEs, each line starts with its
+/// PE.
 fn tagged(outputs: &[String]) -> Vec<String> {
     let several = outputs.len() > 1;
     let tag = |pe: usize| if several { format!("[{pe}] ") } else { String::new() };

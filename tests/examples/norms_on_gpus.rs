@@ -2,7 +2,7 @@
 //! the oracle: `peerweave run -n 2 -- norms_on_gpus [SEED]`. Every element type, form and
 //! quantisation, in the team of all PEs and in others. PE 0 prints a line for each team.
 //!
-//! PEs of processes that see one GPU share it: then each call takes milliseconds.
+//! If processes see only one GPU, their PEs share the GPU, and each call takes milliseconds.
 
 use peerweave::World;
 use peerweave::bootstrap::Job;
@@ -12,7 +12,7 @@ use peerweave_tests::norms;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-/// Rows and their lengths: in one step, in two steps, in several launches.
+/// Numbers of rows and their lengths, for calls in one step, in two steps, and in several launches.
 const SHAPES: [(usize, usize); 9] =
     [(1, 8), (3, 136), (1, 6144), (2, 4096), (16, 8192), (64, 5120), (138, 6144), (300, 7168), (1, 65_536)];
 

@@ -2,14 +2,14 @@
 //! [SEED]`. Every collective, element type and reduction in teams of every shape is compared with
 //! the oracle, and so are waits, reductions by a function, strided all-to-alls, contexts, locks,
 //! teams that their members make alone, and dispatch and combine for mixture of experts. PE 0
-//! prints a line for each part, team and type. With `moe` as the first argument only mixture of
-//! experts is run.
+//! prints a line for each part, team and type. With `moe` as the first argument, only mixture of
+//! experts runs.
 //!
-//! PEs of processes that see one GPU share it: then each call takes milliseconds.
+//! If processes see only one GPU, their PEs share the GPU, and each call takes milliseconds.
 //!
 //! `NCCL_HOSTID` divides the PEs into hosts: `peerweave run -n 4 -- sh -c
 //! 'NCCL_HOSTID=h$((PEERWEAVE_PE/2)) exec on_gpus'`. On several hosts, parts that access memory of
-//! other PEs are left out, because that is only possible within a host.
+//! other PEs do not run, because such access is possible only within a host.
 
 use peerweave::bootstrap::Job;
 use peerweave::{DType, F8E4M3, Pe, World, bf16, f16};
@@ -20,7 +20,7 @@ use peerweave_tests::{contexts, functions, locks, waits};
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-/// Dispatch and combine of tokens and results of several types, with routing of every kind.
+/// Checks dispatch and combine with tokens and results of several types and routing of every kind.
 fn mixture_of_experts(world: &World) -> peerweave::Result<()> {
     let n = world.n_pes();
     for routing in [Routing::Random, Routing::OneRank, Routing::FirstOfEach, Routing::Nobody] {
@@ -110,7 +110,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Contexts and locks.
+/// Checks contexts and locks.
 fn one_sided(world: &World, say: impl Fn(String, Instant)) {
     let started = Instant::now();
     contexts::all_operations(world);
@@ -124,7 +124,7 @@ fn one_sided(world: &World, say: impl Fn(String, Instant)) {
     say("locks".to_owned(), started);
 }
 
-/// Makes teams by the members alone, and runs every collective on each.
+/// Makes teams that only their members create, and runs every collective in each of them.
 fn teams_by_members(world: &World, passes: usize, seed: u64) -> Result<(), Box<dyn Error>> {
     let n = world.n_pes() as u32;
     for list in [(0..n).rev().collect(), (0..n).step_by(2).collect(), (1..n).collect::<Vec<u32>>(), (0..n).collect()] {

@@ -1,4 +1,4 @@
-//! An allocator that counts the allocations of each thread, for binaries of tests that include this
+//! An allocator that counts the allocations of each thread, for test binaries that include this
 //! file.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -20,12 +20,12 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller upholds the contract, which is that of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller upholds the contract, which is that of the system's allocator.
         unsafe { System.dealloc(at, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! Calls a collective by its name: with the same arguments on any kind of memory, on the calling
+//! Calls a collective by its name, with the same arguments for every kind of memory, on the calling
 //! thread or on a stream.
 //!
 //! `conformance` decides which calls are made with which arguments.
@@ -78,18 +78,18 @@ impl Form {
         Self::ScatterVInPlace,
     ];
 
-    /// Returns whether a rank gets the reduction of the ranks before it.
+    /// Returns whether the form is an inclusive or exclusive scan.
     pub fn is_scan(self) -> bool {
         matches!(self, Self::Scan | Self::ScanInPlace | Self::ExclusiveScan | Self::ExclusiveScanInPlace)
     }
 
-    /// Returns whether the form has a part of another length for each rank.
+    /// Returns whether the form takes `Parts`, which give each rank a part of its own length.
     pub fn has_parts(self) -> bool {
         use Form::{AllGatherV, AllGatherVInPlace, GatherV, GatherVInPlace, ScatterV, ScatterVInPlace};
         matches!(self, AllGatherV | AllGatherVInPlace | GatherV | GatherVInPlace | ScatterV | ScatterVInPlace)
     }
 
-    /// Returns whether the form has one buffer.
+    /// Returns whether the form has one buffer for the operand and the result.
     pub fn is_in_place(self) -> bool {
         use Form::{
             AllGatherInPlace, AllGatherVInPlace, AllReduceInPlace, AllToAllInPlace, AllToAllVInPlace, BroadcastInPlace,
@@ -115,7 +115,7 @@ impl Form {
     }
 
     /// Returns the lengths of the send and the receive buffer of a rank, for `count` elements among
-    /// `n` ranks. In place, they are the same buffer.
+    /// `n` ranks. For an in-place form, both lengths are those of its only buffer.
     pub fn lens(self, count: usize, n: usize, is_root: bool) -> (usize, usize) {
         match self {
             Self::AllReduce | Self::AllReduceInPlace | Self::Reduce | Self::ReduceInPlace => (count, count),
@@ -149,7 +149,8 @@ pub enum On<'a> {
     Stream(&'a Stream),
 }
 
-/// Expands `$call` with `$s` as each kind of source; slices only if `slice:` is given.
+/// Expands to `$any` with `$s` as symmetric memory or a shared buffer, and to `$slice` with `$s` as
+/// a slice.
 macro_rules! source {
     ($mem:expr, $s:ident => $any:expr, slice: $slice:expr) => {{
         match &$mem.store {
@@ -164,6 +165,7 @@ macro_rules! source {
     }};
 }
 
+/// Like `source`, for a destination `$d`.
 macro_rules! dest {
     ($mem:expr, $d:ident => $any:expr, slice: $slice:expr) => {{
         let len = $mem.len();
@@ -196,6 +198,7 @@ macro_rules! two {
     };
 }
 
+/// Like `two`, for calls with one buffer.
 macro_rules! one {
     ($on:expr, $mem:expr, |$d:ident| $blocking:expr, |$stream:ident| $queued:expr) => {
         match $on {
@@ -217,7 +220,7 @@ pub fn ended<R>(submitted: Result<Ticket<R>>) -> Result<R> {
     submitted?.wait()
 }
 
-/// Makes a collective that reduces. In place, the buffer is `recv`.
+/// Makes a collective that reduces. The buffer of an in-place form is `recv`.
 ///
 /// # Errors
 /// As for the call.
@@ -303,7 +306,7 @@ pub fn movement<T: Sample>(form: Form, team: &Team, on: On<'_>, send: &Mem<T>, r
     }
 }
 
-/// Makes an all-to-all-v; in place if `form` is.
+/// Makes an all-to-all-v, in place if `form` is in place.
 ///
 /// # Errors
 /// As for the call.
@@ -323,7 +326,7 @@ pub fn vector<T: Sample>(
     }
 }
 
-/// Makes a collective with a part of another length for each rank, like [`movement`].
+/// Makes a collective whose parts differ in length among ranks, like [`movement`].
 ///
 /// # Errors
 /// As for the call.

@@ -1,4 +1,4 @@
-//! PEs that are processes: starts them, reads their output, kills them, and waits for their end.
+//! Starts PEs that are processes, reads their output, kills them, and waits until they end.
 //!
 //! A PE's standard output is a protocol of lines between the PE and its scenario; its standard
 //! error is kept for the report of a failure.
@@ -16,16 +16,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A job of processes, all of which end when this is dropped.
+/// A running job of processes. Dropping it kills all of them.
 #[derive(Debug)]
 pub struct Running {
     server: Option<Server>,
     pes: Vec<Process>,
     program: &'static str,
     limit: Duration,
-    /// A variable that only this job's processes have in their environment.
+    /// The value of a variable that only this job's processes have in their environment.
     pub mark: String,
-    /// The name of the rendezvous' socket.
+    /// The name of the rendezvous socket.
     pub socket: String,
 }
 
@@ -100,13 +100,15 @@ impl Running {
         }
     }
 
-    /// Waits for the end of a PE, and returns what it has written since the last line that was
-    /// read, and how it ended. The rendezvous is not notified.
+    /// Waits until a PE ends. Returns its lines that were not yet read, and its exit status. Does
+    /// not notify the rendezvous.
     ///
     /// # Panics
     /// If the PE does not end.
     pub fn ending(&mut self, pe: usize) -> (Vec<String>, ExitStatus) {
-        let Some(status) = self.pes[pe].wait(self.limit) else { self.report(&format!("PE {pe} did not end")) };
+        let Some(status) = self.pes[pe].wait(self.limit) else {
+            self.report(&format!("PE {pe} did not end within {:?}", self.limit))
+        };
         // The channel closes when the reader has reached the end of the output.
         let said = std::iter::from_fn(|| self.pes[pe].lines.recv_timeout(self.limit).ok());
         (said.map(|(_, line)| line).collect(), status)
@@ -115,7 +117,7 @@ impl Running {
     /// Waits until each of these PEs has written `line`.
     ///
     /// # Panics
-    /// If one writes another line.
+    /// If a PE writes another line.
     pub fn all_say(&mut self, pes: impl IntoIterator<Item = usize>, line: &str) {
         for pe in pes {
             let said = self.line(pe);
@@ -140,17 +142,19 @@ impl Running {
     /// If the PE was already reaped.
     pub fn signal(&self, pe: usize, signal: Signal) {
         assert!(self.pes[pe].ended.is_none(), "PE {pe} has ended");
-        // It may be a zombie by now, which accepts signals too.
+        // The PE may be a zombie by now. A zombie accepts signals too.
         kill_process(Pid::from_child(&self.pes[pe].child), signal).expect("a child of this process");
     }
 
-    /// Waits for the end of a PE that was killed or kills itself, and reports it to the rendezvous,
+    /// Waits until a PE ends that was killed or kills itself. Reports the loss to the rendezvous,
     /// as a launcher does.
     ///
     /// # Panics
     /// If the PE does not end.
     pub fn reap(&mut self, pe: usize) -> ExitStatus {
-        let Some(status) = self.pes[pe].wait(self.limit) else { self.report(&format!("PE {pe} did not end")) };
+        let Some(status) = self.pes[pe].wait(self.limit) else {
+            self.report(&format!("PE {pe} did not end within {:?}", self.limit))
+        };
         if let Some(server) = &self.server {
             server.report_lost(Pe::new(pe as u32), &status.to_string());
         }
@@ -165,11 +169,10 @@ impl Running {
     /// Waits for these PEs and asserts that they succeeded.
     ///
     /// # Panics
-    /// If one failed, with the standard error of all.
+    /// If a PE failed. The message has the first lines of every PE's standard error.
     pub fn succeed(&mut self, pes: impl IntoIterator<Item = usize>) {
         let end = Instant::now() + self.limit;
-        // As a launcher does: the first PE that fails is reported at once, so that others do not
-        // wait for it.
+        // Polls all PEs, so that a failure is recorded while other PEs are still running.
         let mut left: Vec<usize> = pes.into_iter().collect();
         let mut bad = Vec::new();
         while !left.is_empty() {
@@ -182,7 +185,7 @@ impl Running {
                 None => true,
             });
             if Instant::now() > end {
-                let slow: Vec<String> = left.iter().map(|&pe| format!("PE {pe} at {}", self.pes[pe].whereabouts())).collect();
+                let slow: Vec<String> = left.iter().map(|&pe| format!("PE {pe}: {}", self.pes[pe].whereabouts())).collect();
                 self.report(&format!("failed: {bad:?}; still running after {:?}: {slow:?}", self.limit));
             }
             thread::sleep(Duration::from_micros(300));
@@ -192,7 +195,7 @@ impl Running {
         }
     }
 
-    /// Panics with the output of all PEs.
+    /// Kills all PEs, and panics with the first lines of their standard error.
     fn report(&mut self, what: &str) -> ! {
         for process in &mut self.pes {
             process.end();
@@ -213,7 +216,7 @@ impl Drop for Running {
             process.end();
         }
         drop(self.server.take());
-        // A directory that is not empty stays, for the scenario to find.
+        // A directory that is not empty remains, so that the scenario finds it.
         let _ = std::fs::remove_dir(leftovers::directory(&self.socket));
     }
 }
@@ -258,7 +261,7 @@ impl Process {
         self.ended
     }
 
-    /// Returns the kernel stacks of its threads, for the report of a hanging PE.
+    /// Returns the state and the number of threads of the process, for the report of a hanging PE.
     fn whereabouts(&self) -> String {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let threads = status.lines().filter(|line| line.starts_with("State") || line.starts_with("Threads"));
@@ -267,7 +270,7 @@ impl Process {
 
     fn end(&mut self) {
         if self.ended.is_none() {
-            // It may have ended by itself; then there is nothing to kill.
+            // The process may have ended already; then there is nothing to kill.
             let _ = self.child.kill();
             self.ended = self.child.wait().ok();
         }

@@ -13,18 +13,18 @@ use peerweave::{
     DType, F8E4M3, F8E5M2, Rank, ReduceOp, Reduction, Stream, Symmetric, Team, TeamShape, VectorCounts, World, bf16, f16,
 };
 
-/// One call, as all ranks make it.
+/// A call that all ranks make.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// The collective.
     pub form: Form,
-    /// The reduction, if it reduces.
+    /// The reduction, if the collective reduces.
     pub op: ReduceOp,
-    /// Number of elements in the collective's count; the longest part, if parts differ.
+    /// The count of the collective, in elements. If parts differ in length, that of the longest.
     pub count: usize,
-    /// The kind of all buffers, or a mixture.
+    /// The kind of all buffers; `None` for a mixture.
     pub kind: Option<Kind>,
-    /// On a stream, or on the calling thread.
+    /// Whether the call is enqueued on a stream. Otherwise it runs on the calling thread.
     pub on_stream: bool,
     /// The seed of all other properties.
     pub seed: u64,
@@ -98,7 +98,8 @@ impl Bench<'_> {
         (self.team.my_rank().index(), self.team.size())
     }
 
-    /// Returns the two buffers of this rank: the source (empty in place), and the destination.
+    /// Returns the source of this rank (empty in place), the destination, and the initial content
+    /// of the destination.
     pub(crate) fn buffers<T: Sample>(
         &self,
         case: &Case,
@@ -117,7 +118,7 @@ impl Bench<'_> {
     /// Runs a case that reduces.
     ///
     /// # Panics
-    /// If the result differs from the oracle's, or a byte outside it changed.
+    /// If the result differs from the oracle's, or a byte outside the result changed.
     pub fn reduction<T: Exact>(&self, case: &Case, arenas: &Arenas<T>) {
         // A scan has no average.
         let op = if case.form.is_scan() && case.op == ReduceOp::Avg { ReduceOp::Sum } else { case.op };
@@ -179,7 +180,7 @@ impl Bench<'_> {
                     .collect()
             })
             .collect();
-        // Parts in an order that depends on the rank, with gaps.
+        // Places the parts in an order that depends on the rank, with gaps between them.
         let places = |rank: usize, side: u64, lens: &dyn Fn(usize) -> usize| -> Vec<usize> {
             let mut order: Vec<usize> = (0..n).collect();
             order.sort_by_key(|&peer| hash(&[case.seed, 5, side, rank as u64, peer as u64]));
@@ -226,21 +227,21 @@ impl Bench<'_> {
         let (from, to) = (case.kind_of(rank, 0), case.kind_of(rank, 1));
         let whole = || format!("rank {rank} of {n}, {} from {from:?} to {to:?}: {case:?}", T::DTYPE);
         done.unwrap_or_else(|error| panic!("{error}\n{}", whole()));
-        let found = recv.contents().unwrap_or_else(|touched| panic!("receiving: {touched}\n{}", whole()));
+        let found = recv.contents().unwrap_or_else(|touched| panic!("receive buffer: {touched}\n{}", whole()));
         assert_eq!(found.len(), expected.len(), "{}", whole());
         for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
             if expected.is_some_and(|expected| expected.bits() != found.bits()) {
                 panic!("element {i} of {} is {found:?}, expected {expected:?}\n{}", recv.len(), whole());
             }
         }
-        let sent = send.contents().unwrap_or_else(|touched| panic!("sending: {touched}\n{}", whole()));
+        let sent = send.contents().unwrap_or_else(|touched| panic!("send buffer: {touched}\n{}", whole()));
         let same = send.is_empty() || sent.iter().zip(mine).all(|(now, before)| now.bits() == before.bits());
         assert!(same, "the source has changed\n{}", whole());
     }
 }
 
-/// Returns counts around every threshold for elements of `size` bytes among `n` ranks: in the entry
-/// line, staged, eager, in a staging area.
+/// Returns small and large counts for elements of `size` bytes among `n` ranks. They are around the
+/// thresholds at which data moves from the entry line to staged, eager and staging-area transfers.
 pub fn counts(form: Form, size: usize, n: usize) -> [Vec<usize>; 2] {
     let parts = if form.lens(1, n, true).0 == n && form.lens(1, n, false).0 == n { n } else { 1 };
     let around = |bytes: usize| {
@@ -299,8 +300,8 @@ fn cases(form: Form, op: ReduceOp, size: usize, n: usize, passes: usize, seed: u
     })
 }
 
-/// Runs every form at every threshold, on buffers of every kind; the reductions alternate.
-/// Collective over the world.
+/// Runs every form at every threshold, on buffers of every kind. The reduction operations alternate
+/// among the cases. Collective over the world.
 ///
 /// # Panics
 /// If a case fails.
@@ -317,7 +318,7 @@ pub fn borders<T: Exact>(world: &World, seed: u64) {
         for (i, count) in small.iter().chain(&large).copied().enumerate() {
             for (j, kind) in kinds.into_iter().enumerate() {
                 number += 1;
-                // The large ones alternate among the kinds, besides the mixture.
+                // A large count runs with the mixture and with one of the kinds, which alternate.
                 if i >= small.len() && j != 0 && (i + j) % 3 != 0 {
                     continue;
                 }
@@ -372,7 +373,8 @@ fn numbers<T: Exact>(world: &World, team: Option<&Team>, passes: usize, seed: u6
     arenas.release();
 }
 
-/// Creates the team with the given shape; `None` for PEs outside it. Collective over the world.
+/// Creates the team with the given shape. Returns `None` on PEs outside the team. Collective over
+/// the world.
 ///
 /// # Panics
 /// If the team cannot be created.

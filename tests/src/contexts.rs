@@ -1,9 +1,10 @@
-//! Checks contexts: every operation, order, and that a quiet completes its own context alone.
+//! Checks contexts: every operation, their order, and that a quiet completes only the operations of
+//! its own context.
 
 use peerweave::{Buffer, Compare, Context, Error, Pe, PeerCause, Rank, Result, Strides, Symmetric, World};
 use std::time::{Duration, Instant};
 
-/// The operations of a context on the rank to the right, with their results.
+/// Makes every operation of a context on the rank to the right, and checks the results.
 fn every_operation(world: &World, context: &Context) {
     let team = context.team();
     let n = team.size() as u32;
@@ -24,14 +25,14 @@ fn every_operation(world: &World, context: &Context) {
     context.quiet().unwrap();
     assert_eq!(old.wait().unwrap(), 40, "operations of a context run in their order");
 
-    // What arrived from the left: after the signal, all that was put before it.
+    // Checks the data from the left rank. After the signal, all data put before it has arrived.
     team.wait_until_blocking(&counters.signal(0).unwrap(), Compare::Eq, 3).unwrap();
     let left = left.get() as i32;
     assert_eq!(data.slice(..10).unwrap().to_vec().unwrap(), [left, 1, 2, 3, -left, 7, 0, 8, 0, 9]);
     team.wait_until_blocking(&counters.signal(1).unwrap(), Compare::Eq, 9).unwrap();
     assert_eq!(data.slice(10..).unwrap().to_vec().unwrap(), [5, 6]);
 
-    // What this PE has put is at the right one.
+    // Reads back what this PE has put to the right rank.
     let (mine, odd) = (Buffer::<i32>::zeroed(4), Buffer::<i32>::zeroed(3));
     context.get(&data.slice(..4).unwrap(), &mine, right).unwrap();
     let back = Strides { count: 3, source: 2, dest: 1 };
@@ -57,8 +58,8 @@ pub fn all_operations(world: &World) {
     part.destroy().unwrap();
 }
 
-/// Checks that the quiet of a context does not wait for another context, whose stream waits for a
-/// signal that comes only afterwards.
+/// Checks that the quiet of a context does not wait for another context. The stream of that other
+/// context waits for a signal that is sent only after the quiet.
 ///
 /// # Panics
 /// If a result is wrong.
@@ -80,7 +81,7 @@ pub fn quiet_is_of_its_own_context(world: &World) {
     word.release().unwrap();
 }
 
-/// Checks that threads with a context each, and threads that share one, lose no operation.
+/// Checks that no operation is lost, whether threads have a context each or share one.
 ///
 /// # Panics
 /// If a result is wrong.
@@ -104,10 +105,10 @@ pub fn threads_use_contexts(world: &World) {
     counter.release().unwrap();
 }
 
-/// Checks that a context refuses operations after the end of the world.
+/// Checks that a context refuses operations after `finalize`.
 ///
 /// # Panics
-/// If it does not.
+/// If an operation is not refused.
 pub fn no_use_after_finalize(world: World) {
     let (context, buffer) = (world.team().context().unwrap(), world.alloc_zeroed::<u32>(1).unwrap());
     assert!(!world.finalize().unwrap().is_clean());
@@ -119,8 +120,9 @@ pub fn no_use_after_finalize(world: World) {
     }
 }
 
-/// The operations of a context that PEs repeat while one of them dies: on the PE that dies, on
-/// another one, with words that the host or a kernel changes, and a wait for the PE that dies.
+/// The operations of a context that PEs repeat while one of them dies. Their target is the PE that
+/// dies, and another PE for `put_to_another`. Some change words, by the host or by a kernel. `wait`
+/// waits for the PE that dies.
 pub const REPEATED: [&str; 7] = ["put", "put_to_another", "put_strided", "get", "put_signal", "atomic", "wait"];
 
 /// Repeats one of [`REPEATED`], each time with a quiet of the context, until one fails.
@@ -142,17 +144,19 @@ fn repeat(context: &Context, how: &str, data: &Symmetric<u32>, words: &Symmetric
     };
     let start = Instant::now();
     loop {
-        // An operation that is refused gives its reason here, and the quiet that of an earlier one.
+        // The error is that of a refused operation, or the quiet's error for an earlier operation.
         if let Err(error) = issue().and_then(|()| context.quiet()) {
             return error;
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "{how}: the death was not reported");
+        assert!(start.elapsed() < Duration::from_secs(20), "{how}: the death was not reported within 20 s");
     }
 }
 
-/// Checks that the quiet of a context names a PE that dies while all PEs use contexts: on every PE
-/// that is left, soon, each time, and for other contexts too. `victim` is the rank of the PE that
-/// dies, and calls `die`, which returns; the PE dies a moment later. Returns on the others.
+/// Checks that the quiet of a context names a PE that dies while all PEs use contexts. Every
+/// survivor must soon get that error, each time, and from other contexts too.
+///
+/// `victim` is the rank of the PE that dies. That PE calls `die`, which returns before the PE dies.
+/// This function returns on the survivors.
 ///
 /// # Panics
 /// If a result is wrong.
@@ -169,25 +173,30 @@ pub fn quiet_names_the_dead(world: &World, how: &str, victim: Rank, die: impl Fn
     if team.my_rank() == victim {
         die();
         let how = if how == "wait" { "put" } else { how };
-        panic!("this PE was to die: {}", repeat(&context, how, &data, &words, Rank::new(0)));
+        panic!("this PE did not die, and found: {}", repeat(&context, how, &data, &words, Rank::new(0)));
     }
     let victim_pe = Pe::new(victim.get());
     let is_named = |error: &Error| assert_eq!(error.blamed(), [victim_pe], "{how}: {error}");
     let error = repeat(&context, how, &data, &words, victim);
     assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{how}: {error}");
     is_named(&error);
-    assert!(start.elapsed() < Duration::from_secs(10), "soon, not at the deadline: {:?}", start.elapsed());
-    // Both contexts name it again, and so does a context that is made now.
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "the death was reported after {:?}, expected less than 10 s",
+        start.elapsed()
+    );
+    // Both contexts name the victim again, and so does a new context.
     for context in [context, other, team.context().unwrap()] {
         is_named(&repeat(&context, "put", &data, &words, victim));
     }
-    // So does the quiet of the world; on the host about one in a thousand looks.
+    // The quiet of the world names the victim too. On the host, only about one in a thousand calls
+    // checks for dead PEs.
     let start = Instant::now();
     let error = loop {
         if let Err(error) = world.quiet_blocking() {
             break error;
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "the death was not reported");
+        assert!(start.elapsed() < Duration::from_secs(20), "the quiet of the world did not report the death within 20 s");
     };
     is_named(&error);
     data.to_vec().expect("the memory of this PE is accessible");

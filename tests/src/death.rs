@@ -1,4 +1,4 @@
-//! The death of a PE by SIGKILL, of which it cannot notify the others.
+//! The death of a PE by SIGKILL. The PE cannot notify the others of its death.
 
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Kills this process.
 pub fn die() -> ! {
     kill_process(getpid(), Signal::KILL).expect("this process");
-    // The signal may take a moment.
+    // The delivery of the signal may take a moment.
     loop {
         std::thread::park();
     }

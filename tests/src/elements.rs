@@ -1,7 +1,7 @@
 //! Checks element types that consist of several values: every operation that moves them, reductions
-//! of their values, and what is refused.
+//! of their values, and calls that must be refused.
 //!
-//! Public functions are `inline`: only the tests that call them compile them, for all types.
+//! Public functions are `inline`, so that only the tests that call them compile them for all types.
 
 use crate::sample::hash;
 use num_complex::Complex;
@@ -10,7 +10,7 @@ use peerweave::{
     World,
 };
 
-/// A struct of fields of several types, whose size is no power of two.
+/// A struct with fields of several types, of 32 bytes.
 #[derive(Clone, Copy, PartialEq, Debug, Element)]
 #[repr(C)]
 struct Particle {
@@ -29,12 +29,12 @@ struct Moments {
     sums: [i32; 2],
 }
 
-/// Three bytes: a size that no word has.
+/// An element of three bytes, which is not the size of a machine word.
 #[derive(Clone, Copy, PartialEq, Debug, Element)]
 #[repr(transparent)]
 struct Color([u8; 3]);
 
-/// A value for each number.
+/// An element type that has a value for each number.
 trait Make: Element {
     fn make(number: u64) -> Self;
 }
@@ -66,7 +66,7 @@ make! {
     Particle: x => Particle { position: [x as f64; 3], charge: 0.25, kind: x as u16, flags: [Bool::TRUE, (x & 2 == 2).into()] };
 }
 
-/// The elements of this test: of `rank`, at `index`.
+/// Returns the element of `rank` at `index`.
 fn value<T: Make>(seed: u64, rank: usize, index: usize) -> T {
     T::make(hash(&[seed, rank as u64, index as u64]) & 0xffff)
 }
@@ -192,7 +192,7 @@ fn collectives<T: Make>(world: &World, team: &Team, count: usize) {
     team.broadcast_in_place_blocking(&mut part, root).unwrap();
     assert_eq!(part, values::<T>(10, n - 1, count));
 
-    // Part `to` of rank `from`, of which each rank gets one from every rank.
+    // Each rank sends part `to` to rank `to`, and gets one part from every rank.
     let sent: Vec<T> = (0..n).flat_map(|to| values(20 + to as u64, me, count)).collect();
     let due: Vec<T> = (0..n).flat_map(|from| values(20 + me as u64, from, count)).collect();
     team.all_to_all_blocking(&sent, &mut all).unwrap();
@@ -237,8 +237,8 @@ fn collectives<T: Make>(world: &World, team: &Team, count: usize) {
     symmetric.release().unwrap();
 }
 
-/// Checks reductions of elements, which are those of their values, and atomics of words of the size
-/// of an address. `team` has all PEs.
+/// Checks that reductions of elements equal reductions of their values. Also checks atomics on
+/// words of the size of an address. `team` has all PEs.
 ///
 /// # Panics
 /// If a result is wrong.
@@ -246,7 +246,7 @@ fn collectives<T: Make>(world: &World, team: &Team, count: usize) {
 pub fn reduce(world: &World, team: &Team, counts: &[usize]) {
     let (n, me) = (team.size(), team.my_rank().index());
     for &count in counts {
-        // The same bits as a reduction of the values.
+        // The result has the same bits as a reduction of the values.
         let nested: Vec<[i16; 3]> = (0..count).map(|i| [0, 1, 2].map(|j| hash(&[me as u64, i as u64, j]) as i16)).collect();
         for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg, ReduceOp::And, ReduceOp::Xor] {
             let mut expected: Vec<i16> = nested.iter().flatten().copied().collect();
@@ -287,7 +287,7 @@ pub fn reduce(world: &World, team: &Team, counts: &[usize]) {
     counter.release().unwrap();
 }
 
-/// The largest value so far, and where it is.
+/// The largest value so far, with its rank and index.
 #[derive(Clone, Copy, PartialEq, Debug, Element)]
 #[repr(C)]
 struct Largest {
@@ -296,7 +296,8 @@ struct Largest {
     index: u32,
 }
 
-/// Checks reductions by a function of whole elements, and parts at strides. `team` has all PEs.
+/// Checks reductions by a function of whole elements, strided all-to-alls, and gathered parts of
+/// different lengths. `team` has all PEs.
 ///
 /// # Panics
 /// If a result is wrong.
@@ -330,7 +331,7 @@ pub fn combine_and_stride(world: &World, team: &Team, counts: &[usize]) {
         x.release().unwrap();
         y.release().unwrap();
 
-        // Every second element goes to every third place.
+        // Every second element is stored at every third place.
         let sent: Vec<Color> = (0..2 * n * count).map(|i| Color([me as u8, i as u8, (i >> 8) as u8])).collect();
         let mut received = vec![Color::zeroed(); 3 * n * count];
         team.all_to_all_strided_blocking(&sent, &mut received, Strides { count, source: 2, dest: 3 }).unwrap();
@@ -358,7 +359,7 @@ pub fn combine_and_stride(world: &World, team: &Team, counts: &[usize]) {
 /// Checks that wrong use of composed elements is refused.
 ///
 /// # Panics
-/// If it is not.
+/// If a call is not refused.
 #[inline]
 pub fn refuse(world: &World) {
     fn refused<T: Number>(team: &Team, op: ReduceOp) -> MisuseKind {
@@ -387,7 +388,7 @@ pub fn refuse(world: &World) {
     assert!(matches!(error.misuse(), Some(MisuseKind::Index { found: 4, len: 4, .. })), "{error}");
     let error = team.all_gather_blocking(&[[0.0; 3]; 4], &mut vec![[0.0; 3]; 4 * team.size() + 1]).unwrap_err();
     assert!(matches!(error.misuse(), Some(MisuseKind::Length { .. })), "{error}");
-    // The stride of one element has no meaning.
+    // The strides of a copy of one element are ignored.
     let one = Strides { count: 1, source: usize::MAX, dest: usize::MAX };
     team.put_strided_blocking(&[[1.0; 3]], &x, one, team.my_rank()).unwrap();
     assert_eq!(x.load(0).unwrap(), [1.0; 3]);

@@ -11,7 +11,7 @@ fn compose(f: u64, g: u64) -> u64 {
     u64::from(a.wrapping_mul(c)) << 32 | u64::from(c.wrapping_mul(b).wrapping_add(d))
 }
 
-/// Compares reductions by a function with its results in rank order.
+/// Compares reductions by a function with results computed by applying the function in rank order.
 ///
 /// # Panics
 /// If a result differs.
@@ -51,8 +51,8 @@ pub fn in_rank_order(world: &World, counts: &[usize]) {
     elements_of_several_values(world);
 }
 
-/// Elements of 3 values of 2 bytes, so that no part is a whole number of words; and sums, scans and
-/// parts of pairs of floats.
+/// Checks elements of 3 values of 2 bytes, so that no part is a whole number of words. Also checks
+/// sums, scans and gathered parts of pairs of floats.
 fn elements_of_several_values(world: &World) {
     let team = world.team();
     let (n, me) = (team.size(), team.my_rank().index());
@@ -78,10 +78,10 @@ fn elements_of_several_values(world: &World) {
     assert_eq!(all, (0..n * 77).map(|i| pair(i / 77, i % 77)).collect::<Vec<_>>());
 }
 
-/// Checks that a reduction by a function does not match a reduction by an operator.
+/// Checks that calls fail if one rank reduces by an operator and the others by a function.
 ///
 /// # Panics
-/// If no error is returned.
+/// If the call of a rank does not return a mismatch.
 pub fn another_call_is_noticed(world: &World) {
     let team = world.team();
     let (mine, mut sum) = ([3u64; 9], [0u64; 9]);
@@ -96,7 +96,7 @@ pub fn another_call_is_noticed(world: &World) {
 /// Compares strided all-to-alls.
 ///
 /// # Panics
-/// If an element is not at its place, or an element between the strides has changed.
+/// If an element is not in its place, or an element between the strided ones has changed.
 pub fn strided(world: &World, counts: &[usize]) {
     strided_of::<u8>(world, counts);
     strided_of::<f16>(world, counts);

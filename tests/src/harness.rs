@@ -35,11 +35,11 @@ macro_rules! named {
 /// # Panics
 /// If there is no such program.
 pub fn program(name: &str) -> Program {
-    let programs = PROGRAMS.get().expect("only under `harness::main`");
+    let programs = PROGRAMS.get().expect("`harness::main` was called");
     programs.iter().find(|program| program.0 == name).unwrap_or_else(|| panic!("unknown program {name}")).1
 }
 
-/// Runs the scenarios selected by the arguments or, in a PE, its program.
+/// Runs the scenarios that the arguments select. In a PE, runs the PE's program instead.
 pub fn main(programs: Programs, scenarios: Scenarios) -> ExitCode {
     PROGRAMS.get_or_init(|| programs);
     if let Ok(name) = std::env::var(PROGRAM) {
@@ -78,7 +78,7 @@ pub fn main(programs: Programs, scenarios: Scenarios) -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }
 
-/// The selection by the arguments.
+/// The selection of scenarios by the command-line arguments.
 #[derive(Debug, Default)]
 struct Choice {
     parts: Vec<String>,

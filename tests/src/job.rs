@@ -1,7 +1,7 @@
-//! A program as the PEs of a job: threads of this process, separate processes, or one PE without
-//! communication.
+//! Runs a program as the PEs of a job: threads of this process, separate processes, or one PE
+//! without communication.
 //!
-//! Programs assert inside each PE, and a PE that fails fails the scenario.
+//! Programs make their assertions in each PE. If a PE fails, the scenario fails.
 
 use crate::child::Running;
 use crate::harness::program;
@@ -31,7 +31,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns a job of `n_pes` PEs that run a program, with a deadline that no wait should reach.
+    /// Returns a job of `n_pes` PEs that run a program. Its deadline is so long that no wait should
+    /// reach it.
     pub fn new(program: &'static str, n_pes: usize) -> Self {
         Self {
             program,
@@ -46,7 +47,7 @@ impl Job {
         }
     }
 
-    /// Sets [`Seat::args`].
+    /// Sets the arguments of the program: [`Seat::args`].
     #[must_use]
     pub fn args(mut self, args: impl Into<String>) -> Self {
         self.args = args.into();
@@ -60,7 +61,7 @@ impl Job {
         self
     }
 
-    /// Sets the time limit of the whole job.
+    /// Sets the time limit of each wait for a process of the job.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -88,15 +89,15 @@ impl Job {
         self
     }
 
-    /// Starts each process by this command, which gets the path of the program as its last
-    /// argument.
+    /// Makes the job start each process with this command, which gets the path of the program as
+    /// its last argument.
     #[must_use]
     pub fn under(mut self, wrapper: &[&'static str]) -> Self {
         self.wrapper = wrapper.to_vec();
         self
     }
 
-    /// Returns the settings as variables.
+    /// Returns the settings as environment variables.
     pub(crate) fn vars(&self) -> Vec<(&'static str, String)> {
         use environment::names;
         let mut vars = vec![
@@ -122,11 +123,11 @@ impl Job {
         ended.expect("shared memory");
     }
 
-    /// Runs the job with processes as PEs, until they end. Does nothing with
-    /// `--cfg peerweave_portable`, since there are no processes then.
+    /// Runs the job with processes as PEs, and waits until they end. Does nothing with
+    /// `--cfg peerweave_portable`, because PEs cannot be processes then.
     ///
     /// # Panics
-    /// If a PE fails, with the standard error of all.
+    /// If a PE fails. The message has the first lines of every PE's standard error.
     pub fn on_processes(&self) {
         // The portable form of the host backend has threads only.
         if cfg!(peerweave_portable) {
@@ -135,13 +136,13 @@ impl Job {
         self.start().succeed(0..self.n_pes);
     }
 
-    /// Starts the job with processes as PEs.
+    /// Starts the job with processes as PEs, and does not wait for them.
     pub fn start(&self) -> Running {
         Running::start(self)
     }
 
-    /// Runs the job in every way: with threads; with processes, with and without cross-memory
-    /// attach; and, for one PE, on the backend without communication.
+    /// Runs the job in every configuration: with threads; with processes, with and without
+    /// cross-memory attach; and, for one PE, on the backend without communication.
     ///
     /// # Panics
     /// If a PE fails in one of these runs.
@@ -162,7 +163,7 @@ impl Job {
 pub struct Seat {
     /// The arguments from the scenario.
     pub args: String,
-    /// The world of a thread, which exists from the start.
+    /// The world, if the PE is a thread. It exists before the PE joins.
     world: RefCell<Option<World>>,
 }
 
@@ -171,10 +172,11 @@ impl Seat {
         Self { args: args.to_owned(), world: RefCell::new(Some(world)) }
     }
 
-    /// Returns the seat of this process. The process ends when the scenario's process does.
+    /// Returns the seat of this process. Makes the system kill this process when the scenario's
+    /// process ends.
     ///
     /// # Panics
-    /// If the system does not support that.
+    /// If the system does not support parent-death signals.
     pub fn of_process() -> Self {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("Linux has this");
         Self { args: std::env::var(ARGS).unwrap_or_default(), world: RefCell::new(None) }
@@ -201,7 +203,7 @@ impl Seat {
     /// # Panics
     /// If the argument is missing or has another type.
     pub fn arg<T: std::str::FromStr>(&self, index: usize) -> T {
-        let text = self.args.split(' ').nth(index).unwrap_or_else(|| panic!("no argument {index} in {:?}", self.args));
+        let text = self.args.split(' ').nth(index).unwrap_or_else(|| panic!("argument {index} is missing in {:?}", self.args));
         text.parse().unwrap_or_else(|_| panic!("argument {index} in {:?} is invalid", self.args))
     }
 }
@@ -214,7 +216,8 @@ pub fn say(line: impl std::fmt::Display) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// Prints the outcome of this PE: "fine", or "lost", the PEs that the error names, and the error.
+/// Prints the outcome of this PE: "fine", or "lost" with the PEs that the error names and the
+/// error.
 pub fn say_outcome(outcome: peerweave::Result<()>) {
     match outcome {
         Ok(()) => say("fine"),
@@ -225,7 +228,7 @@ pub fn say_outcome(outcome: peerweave::Result<()>) {
     }
 }
 
-/// Returns the PEs that an error names, including errors of the set-up of the job.
+/// Returns the PEs that an error names. Errors of the job's set-up name PEs too.
 pub fn named_by(error: &Error) -> Vec<Pe> {
     let blamed = error.blamed();
     let Error::Setup { source, .. } = error else { return blamed };

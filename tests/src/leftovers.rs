@@ -1,5 +1,5 @@
-//! Finds files, sockets and processes that a job left behind. Other programs of this machine do not
-//! count: the processes of a job have a separate directory for temporary files, and elsewhere only
+//! Finds files, sockets and processes that a job left behind. Files of other programs on this
+//! machine are ignored: each job has its own directory for temporary files, and elsewhere only
 //! files with this project's name are examined.
 
 use std::collections::BTreeSet;
@@ -7,20 +7,20 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Returns the directory for temporary files of the job with this socket. It is removed with the
-/// job, if it is empty.
+/// Returns the directory for temporary files of the job with this socket. If the directory is
+/// empty, it is removed with the job.
 pub fn directory(socket: &str) -> PathBuf {
     std::env::temp_dir().join(format!("{socket}-files"))
 }
 
-/// The state before a job.
+/// The files of shared memory that existed before a job.
 #[derive(Debug)]
 pub struct Before {
     files: BTreeSet<String>,
 }
 
 impl Before {
-    /// Records the state.
+    /// Records the files that exist now.
     pub fn now() -> Self {
         Self { files: files() }
     }
@@ -29,10 +29,10 @@ impl Before {
     /// in its environment.
     ///
     /// # Panics
-    /// If one of them exists.
+    /// If one of these exists.
     pub fn assert_nothing_new(&self, socket: &str, mark: &str) {
         let new: Vec<_> = files().difference(&self.files).cloned().collect();
-        assert!(new.is_empty(), "left behind: {new:?}");
+        assert!(new.is_empty(), "files left behind: {new:?}");
         let directory = directory(socket);
         let left: Vec<_> = fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
         assert!(!directory.exists(), "left behind in {}: {left:?}", directory.display());
@@ -48,14 +48,14 @@ impl Before {
     }
 }
 
-/// Returns files of shared memory with this project's name.
+/// Returns the files in `/dev/shm` with this project's name.
 fn files() -> BTreeSet<String> {
     let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.path().display().to_string());
     names.filter(|name| name.contains("peerw")).collect()
 }
 
-/// Returns processes whose environment contains `mark`, other than this one.
+/// Returns the IDs of the processes other than this one whose environment contains `mark`.
 pub fn processes(mark: &str) -> Vec<u32> {
     let own = std::process::id();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -68,12 +68,12 @@ pub fn processes(mark: &str) -> Vec<u32> {
         .collect()
 }
 
-/// Polls `holds` until it succeeds, for at most 20 seconds: long enough if all processors of the
-/// machine are busy.
+/// Polls `holds` until it succeeds, for at most 20 seconds. That is long enough even if all
+/// processors of the machine are busy.
 fn soon(what: &str, holds: impl Fn() -> Result<(), String>) {
     let end = Instant::now() + Duration::from_secs(20);
     while let Err(found) = holds() {
-        assert!(Instant::now() < end, "timed out: {what}: {found}");
+        assert!(Instant::now() < end, "timed out waiting until {what}: found {found}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

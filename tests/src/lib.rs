@@ -4,28 +4,28 @@
 //! The scenarios are in `tests/`. Users do not depend on this crate.
 //!
 //! ```text
-//!   harness      the main function of a test binary: scenarios, or, where a variable says so, one PE
+//!   harness      main function of a test binary: runs scenarios, or one PE if a variable is set
 //!   job, child   a program as PEs: threads, processes, or one PE without communication
 //!   sample       elements of every type, and reductions whose results are exact
 //!   oracle       every collective over `Vec<Vec<T>>`
 //!   memory       buffers of every kind with guards around them
 //!   calls        a collective by its name
-//!   conformance  cases, and what checks one
+//!   conformance  random cases of collectives, and their comparison with the oracle
 //!   one_sided    puts and gets of every type
 //!   views        ranges, casts, handles by offset and address
 //!   elements     element types that consist of several values
 //!   functions    reductions by a function, and strided all-to-alls
 //!   norms        all-reduces with residual and RMSNorm
-//!   ragged       cases with a part of another length for each rank
+//!   ragged       cases whose parts differ in length among ranks
 //!   death        the death of a PE by a signal
-//!   leftovers    what a job may not leave behind
+//!   leftovers    files, sockets and processes that a job must not leave behind
 //!   waits        waits for words of every type
 //!   contexts     independent streams of one-sided operations
 //!   locks        locks of all PEs
 //!   moe          dispatch and combine for mixture of experts
-//!   workload     a mixture of everything
-//!   survival     the mixture, by the PEs that are left after each failure
-//!   needs        what a scenario needs of the machine
+//!   workload     a random mixture of operations
+//!   survival     the mixture, continued by the survivors after each failure
+//!   needs        requirements of a scenario on the machine
 //!   vector_state which halves of vector registers are in use
 //! ```
 

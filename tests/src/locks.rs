@@ -3,15 +3,15 @@
 use peerweave::{Error, Lock, Pe, PeerCause, Rank, Symmetric, World};
 use std::time::{Duration, Instant};
 
-/// The PE that has the elements that a lock protects.
+/// The rank whose memory has the elements that a lock protects.
 const HOME: Rank = Rank::new(0);
 const LONG: Duration = Duration::from_secs(20);
 
-/// Adds 1 to both elements of `home`, as a holder of the lock. They are equal unless a PE is inside
-/// the lock. Returns the value before.
+/// Adds 1 to both elements at `home`. The caller must hold the lock. The elements differ only while
+/// a holder changes them. Returns their previous value.
 ///
 /// # Panics
-/// If they differ, so that another PE holds the lock too.
+/// If the elements differ, because another PE holds the lock too.
 pub fn step(world: &World, pair: &Symmetric<u64>, home: Rank) -> u64 {
     let team = world.team();
     let before = team.g_blocking(pair, 0, home).unwrap();
@@ -22,8 +22,8 @@ pub fn step(world: &World, pair: &Symmetric<u64>, home: Rank) -> u64 {
     before
 }
 
-/// Checks that one PE and thread holds the lock at a time: each of `n_threads` threads of each PE
-/// takes it `rounds` times.
+/// Checks that the lock has one holder at a time. Each of `n_threads` threads of each PE acquires
+/// the lock `rounds` times.
 ///
 /// # Panics
 /// If a result is wrong.
@@ -60,20 +60,20 @@ pub fn one_holds_at_a_time(world: &World, n_threads: usize, rounds: usize) {
 /// Waits until `condition` holds.
 ///
 /// # Panics
-/// If it does not hold soon.
+/// If `condition` does not hold within 20 seconds.
 pub fn until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < LONG, "{what}: not within {LONG:?}");
+        assert!(start.elapsed() < LONG, "timed out after {LONG:?} waiting until {what}");
         std::thread::sleep(Duration::from_micros(100));
     }
 }
 
-/// Checks that PEs that all wait get the lock in turn. A holder unlocks when all others that want
-/// another turn wait.
+/// Checks that waiting PEs acquire the lock one after the other in rank order, `turns` times each.
+/// A holder unlocks only when all other PEs that still need the lock are waiting.
 ///
 /// # Panics
-/// If the turns have another order.
+/// If the PEs acquire the lock in another order.
 pub fn waiters_take_turns(world: &World, turns: usize) {
     let (lock, pair) = (world.alloc_lock().unwrap(), world.alloc_zeroed::<u64>(2).unwrap());
     let (me, n) = (world.my_pe().index(), world.n_pes());
@@ -132,8 +132,8 @@ pub fn deadline_names_the_holder(world: &World) {
     lock.release().unwrap();
 }
 
-/// Checks that a PE that leaves as the holder is named with `due`, and that another takes the lock
-/// over. Ends the world.
+/// Checks that errors name a holder that leaves, with the cause `due`, and that another PE can take
+/// the lock over. Ends the world.
 ///
 /// # Panics
 /// If a result is wrong.
@@ -146,7 +146,8 @@ pub fn holder_that_leaves_is_named(world: World, due: PeerCause) {
     match world.my_pe().get() {
         0 => {
             for attempt in [lock.lock().map(drop), lock.try_lock().map(drop)] {
-                // A look that is too early finds a holder that has not left yet.
+                // `try_lock` returns `None` if the holder has not left yet. Then `lock` waits until
+                // the holder leaves.
                 let attempt = attempt.and_then(|()| lock.lock().map(drop));
                 let is_named = matches!(&attempt, Err(Error::Peer { pe, cause, .. }) if *pe == last && *cause == due);
                 assert!(is_named, "{attempt:?}");
@@ -154,17 +155,17 @@ pub fn holder_that_leaves_is_named(world: World, due: PeerCause) {
             let guard = lock.take_over().unwrap();
             assert_eq!(guard.taken_from(), Some(last));
             guard.unlock().unwrap();
-            assert_eq!(lock.lock().unwrap().taken_from(), None, "the lock is like new");
+            assert_eq!(lock.lock().unwrap().taken_from(), None, "the lock has no former holder after the unlock");
         }
         _ => drop(lock),
     }
 }
 
-/// Checks that a lock refuses every call after the end of the world, and that a guard that is
-/// dropped then does no harm.
+/// Checks that a lock refuses every call after `finalize`, and that dropping a guard then does no
+/// harm.
 ///
 /// # Panics
-/// If it does not.
+/// If a call is not refused.
 pub fn no_use_after_finalize(world: World) {
     let (lock, held) = (world.alloc_lock().unwrap(), world.alloc_lock().unwrap());
     let mine = (world.my_pe().get() == 0).then(|| (held.lock().unwrap(), lock.lock().unwrap()));

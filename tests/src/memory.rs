@@ -29,14 +29,14 @@ pub struct Mem<T> {
     len: usize,
 }
 
-/// The memory of its elements and guards.
+/// The memory of a buffer's elements and guards.
 #[derive(Debug)]
 pub(crate) enum Store<T> {
     Symmetric {
         all: Symmetric<T>,
         inner: Symmetric<T>,
     },
-    /// `shift` elements before the first guard, for an unusual alignment.
+    /// `shift` elements precede the first guard, for an unusual alignment.
     Slice {
         all: Vec<T>,
         shift: usize,
@@ -56,8 +56,8 @@ pub const fn arena_len(len: usize) -> usize {
 pub const MOST_SHIFT: usize = 40;
 
 impl<T: Sample> Mem<T> {
-    /// Creates a buffer of `kind` with these contents, `shift` elements (at most [`MOST_SHIFT`])
-    /// from an aligned address; symmetric ones are a part of `arena`.
+    /// Creates a buffer of `kind` with these contents. Its first guard is `shift` elements (at most
+    /// [`MOST_SHIFT`]) after an aligned address. A symmetric buffer is a part of `arena`.
     ///
     /// # Panics
     /// If the arena is too short.
@@ -99,7 +99,7 @@ impl<T: Sample> Mem<T> {
         let inner = all.split_off(GUARD);
         for (i, (found, side)) in all.iter().map(|&x| (x, "before")).chain(after.iter().map(|&x| (x, "after"))).enumerate() {
             if found.bits() != guard::<T>(i).bits() {
-                return Err(format!("element {} {side} the buffer became {found:?}", i % GUARD));
+                return Err(format!("guard element {} {side} the buffer changed to {found:?}", i % GUARD));
             }
         }
         Ok(inner)
@@ -107,7 +107,7 @@ impl<T: Sample> Mem<T> {
 }
 
 impl<T> Store<T> {
-    /// Returns the slice, if it is one.
+    /// Returns the elements of a slice. Panics for memory of another kind.
     pub(crate) fn slice(&self, len: usize) -> &[T] {
         match self {
             Self::Slice { all, shift } => &all[shift + GUARD..shift + GUARD + len],
@@ -115,7 +115,7 @@ impl<T> Store<T> {
         }
     }
 
-    /// Returns the mutable slice, if it is one.
+    /// Returns the mutable elements of a slice. Panics for memory of another kind.
     pub(crate) fn slice_mut(&mut self, len: usize) -> &mut [T] {
         match self {
             Self::Slice { all, shift } => &mut all[*shift + GUARD..*shift + GUARD + len],
@@ -168,7 +168,7 @@ impl<T> Mem<T> {
         self.len
     }
 
-    /// Returns whether there are none.
+    /// Returns whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -1,4 +1,4 @@
-//! Dispatch and combine for mixture of experts, compared with a plain computation of the whole
+//! Compares dispatch and combine for mixture of experts with a plain computation of the whole
 //! exchange.
 
 use peerweave::{Element, F8E4M3, Result, Symmetric, World, bf16, f16};
@@ -32,17 +32,17 @@ pub enum Routing {
     Random,
     /// Only experts of the last rank.
     OneRank,
-    /// Only the first expert of each rank, and every rank has the most tokens.
+    /// Only the first expert of each rank. Every rank has the maximum number of tokens.
     FirstOfEach,
     /// No experts at all.
     Nobody,
 }
 
-/// A type of tokens and of results that the tests make from numbers and read.
+/// A type of tokens and results that the tests convert from and to numbers.
 pub trait Value: Element + PartialEq + std::fmt::Debug {
-    /// Converts a number, rounded or with other bits.
+    /// Converts a number: rounds it, or maps it to arbitrary bits.
     fn of(value: f32) -> Self;
-    /// Converts back.
+    /// Converts to a number.
     fn value(self) -> f32;
 }
 
@@ -74,7 +74,7 @@ impl Value for f16 {
 }
 
 impl Value for F8E4M3 {
-    /// Any bits will do: tokens are only moved.
+    /// Returns arbitrary bits, because tokens of this type are only moved.
     fn of(value: f32) -> Self {
         Self::from_bits((value * 50.0) as i8 as u8 & 0x77)
     }
@@ -92,7 +92,7 @@ struct Batch<T> {
     weights: Vec<f32>,
 }
 
-/// The numbers of a test.
+/// The parameters of a test.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// The shape of the exchange. A test may change how its kernels are launched.
@@ -106,9 +106,9 @@ pub struct Case {
 }
 
 impl Case {
-    /// Returns the numbers of a test: see [`Shape::new`] and [`Shape::scales`].
+    /// Returns the parameters of a test: see [`Shape::new`] and [`Shape::scales`].
     pub fn new(experts: usize, top_k: usize, hidden: usize, max_tokens: usize, scales: usize, routing: Routing) -> Self {
-        // The experts of a token are distinct; with few PEs there may be fewer.
+        // The experts of a token are distinct, so a token has no more than `experts` of them.
         let top_k = top_k.min(experts);
         let shape = Shape::new(experts, top_k, hidden, max_tokens).scales(scales);
         Self { shape, experts, top_k, hidden, max_tokens, scales, routing }
@@ -126,7 +126,7 @@ impl Case {
             Routing::Nobody => -1,
         };
         let mut experts: Vec<i32> = (0..tokens * self.top_k).map(|index| expert(index % self.top_k)).collect();
-        // The experts of a token are distinct.
+        // The experts of a token are distinct: -1 replaces repeated ones.
         for token in experts.chunks_mut(self.top_k) {
             for k in 1..token.len() {
                 if token[..k].contains(&token[k]) {
@@ -143,7 +143,7 @@ impl Case {
     }
 }
 
-/// What a rank has after a dispatch and a combination, computed in one place.
+/// The results of one rank after a dispatch and a combine, computed from the tokens of all ranks.
 struct Expected<T, Y> {
     rows: Vec<T>,
     scales: Vec<f32>,
@@ -223,7 +223,7 @@ fn filled<T: Element>(memory: &Symmetric<T>, content: &[T]) -> Result<Symmetric<
     Ok(part)
 }
 
-/// Runs some calls as one rank, with a wait between dispatch and combine. Collective.
+/// Makes `calls` dispatches and combines as one rank, and waits for each of them. Collective.
 ///
 /// # Errors
 /// As for the calls.
@@ -274,7 +274,7 @@ pub fn exchange<T: Value, Y: Value + Output>(world: &World, case: &Case, calls: 
     memory.release()
 }
 
-/// Sets the blocks and threads of kernels, if some are given.
+/// Sets the numbers of blocks and threads of kernels, if `launch` gives them.
 fn launched(shape: Shape, launch: Option<[u32; 2]>) -> Shape {
     launch.map_or(shape, |[blocks, threads]| shape.launch(blocks, threads))
 }
@@ -310,7 +310,7 @@ pub fn calls_without_waits(world: &World, launch: Option<[u32; 2]>) -> Result<()
     for (call, (_, own, experts, weights, outputs)) in calls.iter().enumerate() {
         moe.dispatch_send(&Tokens { rows: own, scales: None, experts, weights })?;
         moe.dispatch_receive(&Received { rows: &rows, scales: None, offsets: &offsets })?;
-        // Some dispatches have no combination. Experts return what they are given.
+        // Some dispatches have no combine. Experts return their input.
         if call % 3 != 2 {
             moe.combine_send(&rows)?;
             moe.combine_receive(outputs)?;
@@ -334,8 +334,8 @@ pub fn calls_without_waits(world: &World, launch: Option<[u32; 2]>) -> Result<()
     memory.release()
 }
 
-/// Has two exchanges in flight at the same time, one of all PEs and one in each of the teams of
-/// even and of odd PEs. For 4 PEs. Collective.
+/// Runs two exchanges at the same time: one among all PEs, and one in each of the teams of even and
+/// of odd PEs. Requires 4 PEs. Collective.
 ///
 /// # Errors
 /// As for the calls.

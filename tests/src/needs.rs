@@ -1,14 +1,14 @@
-//! Requirements of a scenario on the machine. Nothing is skipped silently: a missing requirement is
-//! printed, or is a failure if it is required.
+//! Requirements of a scenario on the machine. Nothing is skipped silently: a scenario prints the
+//! requirement that the machine does not meet, or fails if [`REQUIRE`] lists the requirement.
 
 /// The variable that lists what the machine must have, such as `gpu:2,multicast`.
 pub const REQUIRE: &str = "PEERWEAVE_REQUIRE";
 
-/// Returns whether the machine has `what` (`gpu:2`: two GPUs). If not, prints that; the scenario
-/// then returns.
+/// Returns whether the machine has `what`, such as `gpu:2` for two GPUs. If the machine lacks
+/// `what`, prints that, and the scenario must return.
 ///
 /// # Panics
-/// If `PEERWEAVE_REQUIRE` demands it.
+/// If the machine lacks `what` and `PEERWEAVE_REQUIRE` demands it.
 pub fn needs(what: &str) -> bool {
     let (name, wanted) = parsed(what);
     let found = amount(name);
@@ -20,13 +20,13 @@ pub fn needs(what: &str) -> bool {
     if demanded.into_iter().any(|(demanded, amount)| demanded == name && amount >= wanted) {
         panic!("{REQUIRE}={required} demands {what}, but this machine has {found}");
     }
-    println!("    not run: it needs {what}, and this machine has {found}");
+    println!("    not run: the scenario needs {what}, but this machine has {found}");
     false
 }
 
 fn parsed(entry: &str) -> (&str, usize) {
     match entry.split_once(':') {
-        Some((name, amount)) => (name, amount.parse().unwrap_or_else(|_| panic!("{entry}: no number after the colon"))),
+        Some((name, amount)) => (name, amount.parse().unwrap_or_else(|_| panic!("{entry:?}: expected a number after the colon"))),
         None => (entry, 1),
     }
 }
@@ -36,12 +36,12 @@ fn amount(name: &str) -> usize {
     match name {
         "processors" => std::thread::available_parallelism().map_or(1, usize::from),
         "gpu" => (0..).take_while(|index| std::path::Path::new(&format!("/dev/nvidia{index}")).exists()).count(),
-        // Process namespaces, which only the superuser can create.
+        // PID namespaces, which only the superuser can create.
         "pid-namespaces" => {
             let made = std::process::Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).output();
             usize::from(made.is_ok_and(|made| made.status.success()))
         }
-        other => panic!("{other}: unknown requirement"),
+        other => panic!("unknown requirement {other:?}, expected processors, gpu or pid-namespaces"),
     }
 }
 

@@ -1,5 +1,5 @@
-//! All-reduces with residual and RMSNorm, compared with an oracle: element types, rows, buffers of
-//! every kind, in place, quantised.
+//! Compares all-reduces with residual and RMSNorm with an oracle: every element type, several
+//! shapes of rows, buffers of every kind, in place, and quantised.
 
 use crate::memory::Kind;
 use crate::sample::hash;
@@ -11,9 +11,9 @@ use std::cell::Cell;
 
 /// An element type with its conversions.
 pub trait Real: NormElement {
-    /// The distance between neighbouring values, relative to them.
+    /// The relative distance between neighbouring values.
     const STEP: f64;
-    /// Returns the nearest element.
+    /// Returns the element nearest to `value`.
     fn near(value: f32) -> Self;
     /// Returns the value.
     fn value(self) -> f32;
@@ -25,9 +25,9 @@ pub trait Quantized: QuantizedElement {
     const LARGEST: f64;
     /// Returns the value.
     fn value(self) -> f64;
-    /// Returns the distance between values near this one.
+    /// Returns the distance between neighbouring values near `value`.
     fn step(value: f64) -> f64;
-    /// A mark of memory that was not written.
+    /// The value that marks memory that was not written.
     const MARK: Self;
 }
 
@@ -82,7 +82,7 @@ impl Quantized for i8 {
 
 const EPSILON: f32 = 1e-5;
 
-/// Memory for the calls of one element type, of one length.
+/// Symmetric memory for the calls of one element type.
 struct Arenas<T: Element> {
     input: Symmetric<T>,
     residual: Symmetric<T>,
@@ -118,7 +118,7 @@ impl<T: Real> Arenas<T> {
     }
 }
 
-/// Where a call runs.
+/// The team, stream and kind of buffers of a call.
 struct Place<'a> {
     team: &'a Team,
     stream: &'a Stream,
@@ -128,16 +128,16 @@ struct Place<'a> {
     digest: &'a Cell<u64>,
 }
 
-/// The values of a call, and what it must compute.
+/// The arguments of a call, and its expected results.
 struct Given<T> {
     rows: usize,
     hidden: usize,
     input: Vec<T>,
     residual: Vec<T>,
     weight: Vec<T>,
-    /// The new residual.
+    /// The expected new residual.
     x: Vec<T>,
-    /// The result before it is rounded.
+    /// The expected result before rounding.
     y: Vec<f64>,
 }
 
@@ -169,7 +169,7 @@ impl<T: Real> Given<T> {
     fn check(&self, what: &str, residual: &[T], output: &[T]) {
         let wrong = residual.iter().zip(&self.x).position(|(found, x)| found.value().to_bits() != x.value().to_bits());
         let at = |index: usize| (residual[index], self.x[index]);
-        assert_eq!(wrong.map(at), None, "{what}: the residual at {wrong:?}");
+        assert_eq!(wrong.map(at), None, "{what}: the residual at index {wrong:?} is wrong");
         assert_eq!(output.len(), self.y.len(), "{what}");
         for (index, (found, y)) in output.iter().zip(&self.y).enumerate() {
             let error = (f64::from(found.value()) - y).abs();
@@ -182,17 +182,17 @@ impl<T: Real> Given<T> {
 
     fn check_quantized<Q: Quantized>(&self, what: &str, residual: &[T], output: &[Q], scale: impl Fn(usize) -> f32) {
         let same = residual.iter().zip(&self.x).all(|(found, x)| found.value().to_bits() == x.value().to_bits());
-        assert!(same, "{what}: the residual");
+        assert!(same, "{what}: the residual is wrong");
         for (index, (found, y)) in output.iter().zip(&self.y).enumerate() {
             let wanted = (y / f64::from(scale(index / self.hidden))).clamp(-Q::LARGEST, Q::LARGEST);
             let error = (found.value() - wanted).abs();
-            // A number below the lowest one may be saturated to -128.
+            // A number below the range may be saturated to -128.
             let extra = if wanted == -Q::LARGEST { Q::step(wanted) } else { 0.0 };
             assert!(error <= 0.502 * Q::step(wanted) + extra, "{what}: element {index} is {found:?}, expected {wanted}");
         }
     }
 
-    /// Checks scales of rows.
+    /// Checks the scales of the rows.
     fn check_scales<Q: Quantized>(&self, what: &str, scales: &[f32]) {
         for (row, (found, y)) in scales.iter().zip(self.y.chunks(self.hidden)).enumerate() {
             let largest = y.iter().fold(1.0 / 512.0, |most: f64, y| most.max(y.abs()));
@@ -252,8 +252,8 @@ impl Place<'_> {
         }
     }
 
-    /// Makes one quantised call, with one scale or, without it, a scale for each row. Returns the
-    /// new residual, the result and the scales of the rows.
+    /// Makes one quantised call with `scale` or, if it is `None`, with a scale for each row.
+    /// Returns the new residual, the result and the scales of the rows.
     fn quantized<T: Real, Q: Quantized>(
         &self,
         given: &Given<T>,
@@ -373,11 +373,11 @@ pub fn of_every_type(world: &World, team: Option<&Team>, shapes: &[(usize, usize
     of_a_type::<f32>(world, team, shapes, seed + 200);
 }
 
-/// Makes calls whose parameters differ among ranks. Each is an error on every rank. The backend
-/// compares calls before they run, so that the team stays usable.
+/// Checks that calls whose parameters differ among ranks are a mismatch on every rank. The backend
+/// must compare calls before they run, so that the team stays usable.
 ///
 /// # Panics
-/// If a call succeeds.
+/// If a call does not return a mismatch, or changes the residual.
 pub fn mismatches_are_errors(world: &World) {
     let team = world.team();
     let odd = team.my_rank().index() == 0;

@@ -1,19 +1,19 @@
 //! Checks puts and gets of every type, from and to buffers of every kind: whole, single elements,
 //! and at strides.
 //!
-//! Public functions are `inline`: only the tests that call them compile them, for all types.
+//! Public functions are `inline`, so that only the tests that call them compile them for all types.
 
 use crate::memory::{Kind, Mem, arena_len};
 use crate::sample::{Sample, hash, movable};
 use peerweave::{Buffer, DType, F8E4M3, F8E5M2, Rank, Stream, Strides, Symmetric, Team, World, bf16, f16};
 
-/// Returns the rank at a distance after this one.
+/// Returns the rank that is `distance` ranks after this one. The last rank is followed by rank 0.
 pub fn neighbour(team: &Team, distance: usize) -> Rank {
     Rank::new(((team.my_rank().index() + distance) % team.size()) as u32)
 }
 
-/// Checks every type, in a team that not all PEs need to have, with buffers of these numbers of
-/// elements, or of as many as `bytes` bytes have if those are fewer.
+/// Checks every type in a team. PEs that are not in the team pass `None`. `lens` has the numbers of
+/// elements of the buffers, which are reduced to those that fit into `bytes` bytes.
 ///
 /// # Panics
 /// If a result is wrong.
@@ -35,7 +35,7 @@ pub fn every_type(world: &World, team: Option<&Team>, lens: &[usize], bytes: usi
             DType::F64 => moves::<f64>,
             DType::F8E4M3 => moves::<F8E4M3>,
             DType::F8E5M2 => moves::<F8E5M2>,
-            other => panic!("{other} is new"),
+            other => panic!("unknown element type {other}"),
         };
         run(world, team, lens, bytes);
     }
@@ -141,6 +141,6 @@ fn strided<T: Sample>(team: &Team, stream: &Stream, arenas: &[Symmetric<T>; 3], 
 fn same<T: Sample>(found: &[T], expected: &[T], what: &str) {
     assert_eq!(found.len(), expected.len());
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert!(found.bits() == expected.bits(), "{what}: element {i} of {} is {found:?}, not {expected:?}", T::DTYPE);
+        assert!(found.bits() == expected.bits(), "{what}: element {i} of {} is {found:?}, expected {expected:?}", T::DTYPE);
     }
 }

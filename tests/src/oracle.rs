@@ -1,18 +1,19 @@
-//! Every collective, computed naively from the inputs of all ranks. Independent of buffers and
+//! Computes every collective naively from the inputs of all ranks, independently of buffers and
 //! backends.
 
 use crate::calls::Form;
 use crate::sample::{Exact, Sample};
 use peerweave::{Parts, ReduceOp};
 
-/// Expected content of a rank's receive buffer, element by element; `None` where it is unspecified.
+/// Expected content of a rank's receive buffer; `None` for an element whose value is unspecified.
 pub type Expected<T> = Vec<Option<T>>;
 
 /// The parts of an all-to-all-v: `counts[from][to]` elements.
 pub type Matrix = Vec<Vec<usize>>;
 
-/// Computes a collective that combines elements. `inputs[r]` is the input of rank `r` (its whole
-/// buffer, in place); `before` is the former content of `rank`'s receive buffer.
+/// Computes a collective that combines elements. `inputs[r]` is the input of rank `r`; for an
+/// in-place form, that is the whole buffer. `before` is the former content of `rank`'s receive
+/// buffer.
 pub fn reduction<T: Exact>(
     form: Form,
     op: ReduceOp,
@@ -52,8 +53,8 @@ pub fn reduction<T: Exact>(
     }
 }
 
-/// Computes a collective that only moves elements, like [`reduction`]. In place, gather and scatter
-/// have `n` parts at the root and one elsewhere.
+/// Computes a collective that only moves elements, like [`reduction`]. The buffer of an in-place
+/// gather or scatter has `n` parts at the root and one part on other ranks.
 pub fn movement<T: Sample>(form: Form, inputs: &[Vec<T>], rank: usize, root: usize, before: &[T]) -> Expected<T> {
     let n = inputs.len();
     let is_root = rank == root;
@@ -78,8 +79,8 @@ pub fn movement<T: Sample>(form: Form, inputs: &[Vec<T>], rank: usize, root: usi
     result.into_iter().map(Some).collect()
 }
 
-/// Computes an all-to-all-v. The part of `inputs[from]` for `to` is at `offsets[from][to]`; `rank`
-/// stores the part of `from` at `recv_offsets[from]`.
+/// Computes an all-to-all-v. The part of `inputs[from]` for `to` is at `send_offsets[from][to]`.
+/// `rank` stores the part of `from` at `recv_offsets[from]`.
 pub fn vector<T: Sample>(
     inputs: &[Vec<T>],
     counts: &Matrix,
@@ -98,9 +99,9 @@ pub fn vector<T: Sample>(
     result.into_iter().map(Some).collect()
 }
 
-/// Computes a collective with a part of another length for each rank. `inputs` and `before` are as
-/// for [`movement`]; `parts[r]` has the places of all parts in the buffer of rank `r` that contains
-/// them, if there is one.
+/// Computes a collective whose parts differ in length among ranks. `inputs` and `before` are as for
+/// [`movement`]. `parts[r]` has the places of all parts in the buffer of rank `r`, if that rank has
+/// a buffer with all parts.
 pub fn ragged<T: Sample>(form: Form, inputs: &[Vec<T>], parts: &[Parts], rank: usize, root: usize, before: &[T]) -> Expected<T> {
     let in_buffer = |of: usize, owner: usize| {
         let (start, count) = (parts[of].offsets[owner], parts[of].counts[owner]);
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
 
     fn all<T>(expected: Expected<T>) -> Vec<T> {
-        expected.into_iter().map(|element| element.expect("promised")).collect()
+        expected.into_iter().map(|element| element.expect("the element is specified")).collect()
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Cases of collectives with a part of another length for each rank.
+//! Cases of collectives whose parts differ in length among ranks.
 
 use crate::calls::{self, Form, Root};
 use crate::conformance::{Arenas, Bench, Case, GAP};
@@ -6,8 +6,8 @@ use crate::oracle;
 use crate::sample::{Sample, hash, movable};
 use peerweave::{Parts, Rank};
 
-/// Returns the parts of a case as `rank` passes them: the lengths depend on the case, the order and
-/// the gaps on the rank too.
+/// Returns the parts of a case as `rank` passes them. The lengths depend only on the case. The
+/// order and the gaps depend on the rank too.
 fn parts(case: &Case, n: usize, rank: usize) -> Parts {
     let counts: Vec<usize> = (0..n)
         .map(|owner| match hash(&[case.seed, 4, owner as u64]) {
@@ -33,12 +33,12 @@ fn parts(case: &Case, n: usize, rank: usize) -> Parts {
 /// Runs a case of a form with parts.
 ///
 /// # Panics
-/// If the result differs from the oracle's, or a byte outside it changed.
+/// If the result differs from the oracle's, or a byte outside the result changed.
 pub fn run<T: Sample>(bench: &Bench<'_>, case: &Case, arenas: &Arenas<T>) {
     let (rank, n) = bench.me();
     let root = case.root(n);
     let of_rank: Vec<Parts> = (0..n).map(|rank| parts(case, n, rank)).collect();
-    // Whether the buffer of a rank contains all parts, not only its own.
+    // Returns whether the buffer of a rank contains all parts, not only the rank's own part.
     let is_whole = |rank: usize, form: Form| match form {
         Form::AllGatherVInPlace => true,
         Form::GatherVInPlace | Form::ScatterV | Form::ScatterVInPlace => rank == root,

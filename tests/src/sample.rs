@@ -1,7 +1,7 @@
 //! Elements of every type: values for inputs, bits for comparisons, and reductions of single
 //! elements.
 //!
-//! Inputs of reductions are small whole numbers, never 0 for floats, such that every result is
+//! Inputs of reductions are small whole numbers, and never 0 for floats. Every result is therefore
 //! exact in any order of computation.
 
 use peerweave::{Element, F8E4M3, F8E5M2, ReduceOp, Scalar, bf16, f16};
@@ -57,7 +57,7 @@ pub trait Exact: Sample + Scalar {
     /// Returns a small whole number.
     fn small(value: i64) -> Self;
     /// Returns whether the value is NaN.
-    #[allow(clippy::eq_op, reason = "that is what it means")]
+    #[allow(clippy::eq_op, reason = "only a NaN differs from itself")]
     fn is_nan(self) -> bool {
         self != self
     }
@@ -105,7 +105,7 @@ macro_rules! exact_float {
                 let wide: $wide = match op {
                     ReduceOp::Sum => sum(),
                     ReduceOp::Prod => all.fold(1.0, |x, y| x * y),
-                    // A NaN is ignored unless all elements are NaN, as here.
+                    // `min` and `max` ignore NaNs unless all elements are NaN, as reductions do.
                     ReduceOp::Min => all.reduce(<$wide>::min).expect("a rank"),
                     ReduceOp::Max => all.reduce(<$wide>::max).expect("a rank"),
                     ReduceOp::Avg => sum() / elements.len() as $wide,
@@ -131,22 +131,23 @@ pub fn reducible<T: Exact>(op: ReduceOp, seed: u64, rank: usize, index: usize, n
     let random = hash(&[seed, rank as u64, index as u64]);
     match op {
         _ if op.is_bitwise() => T::of_bits(random),
-        // A few powers of two: 16 ranks stay within f16.
+        // Factors of magnitude 1 or 2: products of up to 15 ranks are within the range of f16.
         ReduceOp::Prod => T::small([1, -1, 1, 2, -1, 1, 1, -2][(random % 8) as usize]),
-        // A multiple of the number of ranks, of one sign, so that the quotient is a whole number
-        // and integers do not wrap.
+        // Positive multiples of the number of ranks, so that the quotient is a whole number and
+        // integers do not wrap.
         ReduceOp::Avg if n <= 5 => T::small((1 + random % 3) as i64 * n as i64),
         ReduceOp::Avg => T::small(n as i64),
         _ => T::small([1, 2, 3, 5, 7, -1, -3, -6][(random % 8) as usize]),
     }
 }
 
-/// Returns the scalar of a rank.
+/// Returns the factor of a rank in a sum with factors (`PreMulSum`).
 pub fn scalar<T: Exact>(seed: u64, rank: usize) -> T {
     T::small(1 + (hash(&[seed, 77, rank as u64]) % 3) as i64)
 }
 
-/// Returns element `index` of `rank` for an operation that moves data; it can have any bits.
+/// Returns element `index` of `rank` for an operation that moves data. The element can have any
+/// bits.
 pub fn movable<T: Sample>(seed: u64, rank: usize, index: usize) -> T {
     T::of_bits(hash(&[seed, rank as u64, index as u64]))
 }

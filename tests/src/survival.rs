@@ -1,18 +1,18 @@
-//! The mixture of all operations, run by the PEs that are left after each failure.
+//! Runs the mixture of operations, and continues with the survivors after each failure.
 
 use crate::job::named_by;
 use crate::workload::Workload;
 use peerweave::{PeerCause, Result, World};
 
-/// The world of the PEs that are left, and how they came to it.
+/// The world of the survivors, and the failures before it.
 #[derive(Debug)]
 pub struct Survival {
-    /// The last world.
+    /// The newest world.
     pub world: World,
-    /// The number of each of its PEs in the first world.
+    /// For each PE of the newest world, its number in the first world.
     pub first: Vec<u32>,
-    /// The failures that this PE got: the PEs that each names, by their numbers in the first world,
-    /// and the message.
+    /// The failures of this PE, each with the PEs that the error names, by their numbers in the
+    /// first world, and with the message.
     pub failures: Vec<(Vec<u32>, String)>,
 }
 
@@ -23,7 +23,7 @@ impl Survival {
         Self { world, first, failures: Vec::new() }
     }
 
-    /// Continues without the PEs that are gone, and notes why.
+    /// Shrinks the world to the survivors, and records the failure that preceded this.
     ///
     /// # Errors
     /// As for [`World::shrink`].
@@ -37,11 +37,11 @@ impl Survival {
         Ok(())
     }
 
-    /// Runs the mixture, and continues without the PEs that are gone until `left` PEs are left.
-    /// These run `rounds` rounds. `before_shrink` is called before each shrink.
+    /// Runs the mixture, and shrinks the world after each failure, until `left` PEs remain. These
+    /// then run `rounds` rounds. Calls `before_shrink` before each shrink.
     ///
     /// # Errors
-    /// An error after that, and errors of shrink.
+    /// Errors of [`World::shrink`], and errors of the last `rounds` rounds.
     ///
     /// # Panics
     /// If a result is wrong.

@@ -1,12 +1,13 @@
-//! Reports which halves of this thread's vector registers are in use, as the processor tracks it
-//! (XINUSE).
+//! Reports which halves of this thread's vector registers are in use, according to the processor's
+//! XINUSE state.
 
-/// XINUSE: bits 128 to 255 of registers 0 to 15 (bit 2), and bits 256 to 511 of them (bit 6).
-/// Registers 16 to 31 (bit 7) have no SSE names, so that SSE code does not wait for them.
+/// The bits of XINUSE for upper halves: bit 2 for bits 128 to 255 of registers 0 to 15, and bit 6
+/// for bits 256 to 511 of these registers. SSE code cannot name registers 16 to 31 (bit 7), so it
+/// does not wait for them.
 #[cfg(target_arch = "x86_64")]
 const UPPER_HALVES: u32 = 1 << 2 | 1 << 6;
 
-/// Returns whether upper halves are in use, so that SSE code of this thread would be slow.
+/// Returns whether upper halves are in use. If they are, SSE code of this thread is slow.
 #[cfg(target_arch = "x86_64")]
 #[must_use]
 pub fn upper_halves_in_use() -> bool {
@@ -24,7 +25,7 @@ pub fn clean() {
     unsafe { std::arch::asm!("vzeroupper", options(nomem, nostack, preserves_flags)) };
 }
 
-/// Returns whether this processor has upper halves and reports their use, by using one.
+/// Returns whether this processor has upper halves and reports their use. Tests this by using one.
 #[cfg(target_arch = "x86_64")]
 #[must_use]
 pub fn is_observable() -> bool {

@@ -1,14 +1,14 @@
 //! Checks views of symmetric memory: ranges, elements of another type, handles by offset and by
-//! address, and the addresses of the copies of other PEs.
+//! address, and the addresses of other PEs' copies.
 //!
-//! Public functions are `inline`: only the tests that call them compile them, for all types.
+//! Public functions are `inline`, so that only the tests that call them compile them for all types.
 
 use crate::one_sided::neighbour;
 use crate::sample::{Sample, movable};
 use peerweave::{MisuseKind, Rank, SymOffset, Symmetric, Team, World, bf16};
 
-/// Returns the bits of a rank's copy, read at the address that the team returns. Memory of a device
-/// must be mapped for this process too, as that of the fake driver is.
+/// Returns the bits of a rank's copy, read at the address that the team returns. This process must
+/// be able to read the memory of devices, as it can with the fake driver.
 fn read_at_address<T: Sample>(team: &Team, all: &Symmetric<T>, rank: Rank) -> Vec<u64> {
     let of_host = team.peer_ptr(all, rank).unwrap().map(|first| first.cast_const());
     let of_device = team.peer_device_address(all, rank).unwrap();
@@ -20,7 +20,7 @@ fn read_at_address<T: Sample>(team: &Team, all: &Symmetric<T>, rank: Rank) -> Ve
     unsafe { std::slice::from_raw_parts(first, all.len()) }.iter().map(|x| x.bits()).collect()
 }
 
-/// Each rank writes to its part of every rank's buffer, through ranges and casts, and reads the
+/// Writes to this rank's part of every rank's buffer, through ranges and casts. Then reads the
 /// buffers of all ranks by their addresses.
 fn put_and_read<T: Sample>(world: &World, team: &Team, bytes: &Symmetric<u8>) {
     let stream = world.stream().unwrap();
@@ -41,7 +41,8 @@ fn put_and_read<T: Sample>(world: &World, team: &Team, bytes: &Symmetric<u8>) {
         assert_eq!(read_at_address(team, &all, rank), expected, "rank {rank}");
     }
     team.barrier_blocking().unwrap();
-    // A range is an operand like its handle: read and written in a stream, after a clone of it.
+    // A range and a clone of it are operands of stream-ordered calls. The all-gather is refused,
+    // because its operands overlap.
     let kept = (*part).clone();
     team.all_gather(&stream, &part, &all).unwrap_err();
     team.broadcast_in_place(&stream, &kept.range(..1).unwrap(), Rank::new(0)).unwrap();
@@ -76,8 +77,8 @@ fn address_of(all: &Symmetric<u32>) -> *const u32 {
     }
 }
 
-/// Checks that a handle by an offset or an address names the elements there, and that others are
-/// refused.
+/// Checks that a handle made from an offset or an address names the elements there. Invalid offsets
+/// and addresses must be refused.
 ///
 /// # Panics
 /// If a result is wrong.
@@ -87,7 +88,7 @@ pub fn are_found_by_offset_and_address(world: &World) {
     let x = world.alloc_zeroed::<u32>(8).unwrap();
     let right = neighbour(team, 1);
     let left = (me + world.n_pes() as u32 - 1) % world.n_pes() as u32;
-    // The rank to the right gets elements through handles that its own handle does not know.
+    // Elements are put to the right rank through handles made from an offset or an address.
     let part = world.symmetric_at::<u32>(x.slice(2..).unwrap().offset(), 6).unwrap();
     team.put_blocking(&[me, 1, 2], &part.slice(..3).unwrap(), right).unwrap();
     let wide = world.symmetric_at::<u64>(x.offset().plus(24), 1).unwrap();

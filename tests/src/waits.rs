@@ -1,13 +1,14 @@
-//! Checks waits and tests of words of each type, with every comparison and condition.
+//! Checks waits and tests on words of each type, with every comparison and condition.
 
 use peerweave::{Compare, Rank, WaitElement, World};
 
-/// The bits of words, by which types of all widths and signs are written the same way.
+/// Returns the word with the low bits of `number`, for types of every width and signedness.
 fn of<T: WaitElement>(number: i64) -> T {
     T::from_word(number as u64)
 }
 
-/// Returns numbers around the ends of the type's range and of its signs, ascending.
+/// Returns numbers at the ends of the type's range and where its sign bit changes, in ascending
+/// order.
 fn ordered<T: WaitElement>() -> Vec<T> {
     let (bits, is_signed) = (8 * size_of::<T>(), Compare::sign_bit(T::DTYPE) != 0);
     let (least, greatest) = if is_signed { (-1i64 << (bits - 1), (1i64 << (bits - 1)).wrapping_sub(1)) } else { (0, -1) };
@@ -16,7 +17,8 @@ fn ordered<T: WaitElement>() -> Vec<T> {
     [ends[0]].into_iter().chain(middle.map(of)).chain([ends[1]]).collect()
 }
 
-/// Checks the waits and tests of one type: every PE puts words of its own to its right neighbor.
+/// Checks the waits and tests of one type. Every PE puts the numbers of `ordered` to the words of
+/// its right neighbor.
 ///
 /// # Panics
 /// If a result is wrong.
@@ -28,7 +30,7 @@ pub fn of_a_type<T: WaitElement>(world: &World) {
     let words = world.alloc_zeroed::<T>(numbers.len()).unwrap();
     let zero = of::<T>(0);
 
-    // Nothing has been put.
+    // All words are 0 before the puts.
     assert!(team.test_all(&words, None, Compare::Eq, zero).unwrap());
     assert_eq!(team.test_any(&words, None, Compare::Ne, zero).unwrap(), None);
     assert_eq!(team.test_some(&words, None, Compare::Ne, zero).unwrap(), [0usize; 0]);
@@ -37,7 +39,7 @@ pub fn of_a_type<T: WaitElement>(world: &World) {
     team.wait_until_all_vector_blocking(&words, Some(&all_excluded), Compare::Ne, &numbers).unwrap();
     team.barrier_blocking().unwrap();
 
-    // Enqueued before the words arrive.
+    // These waits are enqueued before the words arrive.
     let vector = team.wait_until_all_vector(&stream, &words, None, Compare::Eq, &numbers).unwrap();
     let last = team.wait_until(&stream, (&words, numbers.len() - 1), Compare::Eq, numbers[numbers.len() - 1]).unwrap();
     team.barrier_blocking().unwrap();
@@ -47,7 +49,7 @@ pub fn of_a_type<T: WaitElement>(world: &World) {
     vector.wait().unwrap();
     assert_eq!(last.wait().unwrap(), numbers[numbers.len() - 1]);
 
-    // Each comparison with each number has the order of the type.
+    // Each comparison with each number follows the order of the type.
     for (pivot, value) in numbers.iter().enumerate() {
         for compare in Compare::ALL {
             let holds = |index: usize| compare.holds(index as u64, pivot as u64);
@@ -66,7 +68,7 @@ pub fn of_a_type<T: WaitElement>(world: &World) {
     }
     team.barrier_blocking().unwrap();
 
-    // One value for each word.
+    // Each word is compared with a value of its own.
     let first = [zero; 1];
     let (some, any) = (numbers.len() - 2, numbers.len() - 1);
     let mut values = numbers.clone();
@@ -80,7 +82,7 @@ pub fn of_a_type<T: WaitElement>(world: &World) {
     assert_eq!(ticket.wait().unwrap(), [any]);
     let ticket = team.wait_until_any_vector(&stream, &words, None, Compare::Ne, &values).unwrap();
     assert_eq!(ticket.wait().unwrap(), Some(any));
-    // A range that starts at an odd multiple of the word.
+    // The range starts at an odd multiple of the word's size.
     let part = words.slice(1..2).unwrap();
     assert_eq!(team.wait_until_blocking((&part, 0), Compare::Eq, numbers[1]).unwrap(), numbers[1]);
     assert!(!team.test_all_vector(&part, None, Compare::Eq, &first).unwrap());
@@ -103,8 +105,8 @@ pub fn of_every_type(world: &World) {
     of_a_type::<usize>(world);
 }
 
-/// Checks that waits and tests of any of several words return every word that is satisfied,
-/// although all are satisfied always.
+/// Checks that repeated waits and tests for any of several words return every word, although all
+/// words satisfy the condition all the time.
 ///
 /// # Panics
 /// If a word is not returned.
@@ -119,7 +121,7 @@ pub fn any_is_fair(world: &World) {
         let calls: [(&str, &dyn Fn() -> usize); 3] = [
             ("test_any", &|| team.test_any(&words, None, Compare::Lt, 0).unwrap().unwrap()),
             ("wait_until_any_blocking", &|| {
-                // Another wait in turn does not change this.
+                // A test of other words in between does not change this.
                 team.test_any(&others, None, Compare::Eq, 0).unwrap().unwrap();
                 team.wait_until_any_blocking(&words, None, Compare::Lt, 0).unwrap().unwrap()
             }),

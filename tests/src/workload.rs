@@ -1,5 +1,5 @@
-//! A mixture of all operations, the same on every PE, that runs until an operation fails; tests of
-//! random kills use it.
+//! A random mixture of operations, the same on every PE, that runs until an operation fails. Tests
+//! of random kills use it.
 
 use crate::sample::hash;
 use peerweave::{Buffer, Compare, Rank, ReduceOp, Result, Team, World};
@@ -19,8 +19,8 @@ impl<'a> Workload<'a> {
         Self::seeded(world, 4711)
     }
 
-    /// Returns the state before the first round of the mixture with this seed; all PEs pass the
-    /// same seed.
+    /// Returns the state before the first round of the mixture with this seed. All PEs must pass
+    /// the same seed.
     pub fn seeded(world: &'a World, seed: u64) -> Self {
         Self { world, teams: vec![world.team().clone()], round: 0, seed }
     }
@@ -55,7 +55,8 @@ impl<'a> Workload<'a> {
                 buffer.fill(mine)?;
                 team.all_reduce_in_place_blocking(&buffer, ReduceOp::Max)?;
                 assert_eq!(buffer.load(len - 1)?, round + n as u64 - 1);
-                // Another team may be smaller: all PEs synchronise before the memory is freed.
+                // `team` may not have all PEs. `release` synchronises all of them before it frees
+                // the memory.
                 buffer.release()
             }
             3 => {

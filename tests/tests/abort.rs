@@ -1,5 +1,5 @@
-//! A PE aborts the job: every process exits with its code, whatever it is doing, and the calls of
-//! PEs that are threads fail with an error that names it.
+//! Checks aborts of the job. Every process exits with the code of the abort, whatever the process
+//! is doing. If PEs are threads, their calls fail with an error that names the PE that aborted.
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Compare, Error, MisuseKind, Rank, Result, Symmetric, World};
@@ -39,10 +39,10 @@ mod kernels {
     }
 }
 
-/// What a PE may be doing. The last two make no call that waits, or no call at all.
+/// The things that a PE may be doing. `puts` makes no call that waits.
 const ACTS: [&str; 10] = ["barrier", "signal", "stream", "ticket", "kernel", "alloc", "split", "recv", "finalize", "puts"];
 
-/// Does what `name` says until it fails.
+/// Repeats the act `name` until it fails. `compute` makes no call, so it never fails.
 fn until_failure(world: &World, words: &Symmetric<u64>, name: &str) -> Result<()> {
     let team = world.team();
     let last = Rank::new(team.size() as u32 - 1);
@@ -68,7 +68,7 @@ fn until_failure(world: &World, words: &Symmetric<u64>, name: &str) -> Result<()
     }
 }
 
-/// Says when it is dropped.
+/// Prints a line when dropped.
 struct Loud;
 
 impl Drop for Loud {
@@ -83,7 +83,7 @@ fn act(seat: &Seat) {
     let world = seat.join();
     let words = world.alloc_zeroed::<u64>(1).unwrap();
     let _loud = Loud;
-    // Standard output keeps an incomplete line.
+    // Leaves an incomplete line in the buffer of standard output.
     print!("tail");
     if world.my_pe().index() + 1 < world.n_pes() {
         let outcome = until_failure(&world, &words, &name);
@@ -119,7 +119,7 @@ fn abort_ends_every_process_with_its_code() {
     }
 }
 
-/// PE 0 aborts as soon as it has joined, when the others may not have returned from it.
+/// Aborts on PE 0 as soon as it has joined, when the others may not have returned from joining.
 fn before_the_end_of_a_join(seat: &Seat) {
     let world = seat.try_join();
     if let Ok(world) = &world {
@@ -141,7 +141,7 @@ fn abort_ends_processes_while_they_join() {
     }
 }
 
-/// Half of the PEs abort, each with its own code.
+/// Aborts on every second PE, each with its own code.
 fn at_once(seat: &Seat) {
     let world = seat.join();
     let me = world.my_pe().get() as u8;
@@ -192,7 +192,7 @@ fn abort_fails_the_calls_of_every_thread() {
                 };
                 assert!(is_abort(&error, by, code), "{name} on PE {}: {error}", world.my_pe());
                 assert_eq!(error.to_string(), format!("PE {by} has aborted the job with exit code {code}"));
-                // All later calls fail alike, also those that wait for no PE.
+                // All later calls fail with the same error, even calls that wait for no PE.
                 let later = [
                     world.quiet_blocking(),
                     world.team().put_blocking(&[0u64], &words, Rank::new(0)),

@@ -1,4 +1,5 @@
-//! Symmetric memory: allocation and release in any order, zeroing, exhaustion, reports of leaks.
+//! Checks symmetric memory: allocation and release in any order, zeroing, exhaustion, and reports
+//! of leaks.
 
 use peerweave::{Error, MisuseKind, Rank, ReduceOp, SymOffset, Symmetric};
 use peerweave_tests::sample::hash;
@@ -47,7 +48,7 @@ fn sequences(seat: &Seat) {
                 assert!(buffer.to_vec().unwrap().iter().all(|&x| x == 0), "step {step}");
             }
             if count > 0 {
-                // A handle by offset names the same memory; it does not reach beyond it.
+                // A handle made from the offset names the same memory, and cannot reach beyond it.
                 let found = world.symmetric_at::<u32>(buffer.offset(), count).unwrap();
                 found.store(count - 1, 77).unwrap();
                 assert_eq!(buffer.load(count - 1).unwrap(), 77);
@@ -55,7 +56,7 @@ fn sequences(seat: &Seat) {
                 let error = world.symmetric_at::<u32>(buffer.offset(), count + 1).unwrap_err();
                 assert!(matches!(error.misuse(), Some(MisuseKind::Value { argument: "offset", .. })), "{error}");
             }
-            // The same offset on every PE.
+            // The offset is the same on every PE.
             let mut offsets = vec![0u64; n as usize];
             team.all_gather_blocking(&[buffer.offset().0], &mut offsets).unwrap();
             assert!(offsets.iter().all(|&at| SymOffset(at) == buffer.offset()), "{offsets:?}");
@@ -106,7 +107,7 @@ fn zeroes(seat: &Seat) {
         // Larger or smaller than before, so that an allocation has both used and new memory.
         let clean = world.alloc_zeroed::<u8>(if round % 2 == 0 { bytes * 2 + 8192 } else { bytes }).unwrap();
         assert_eq!(clean.offset(), at, "the memory is reused");
-        // Zero on every PE when the call has returned on any.
+        // The memory is zero on every PE as soon as the call has returned on any PE.
         let peer = Rank::new(((team.my_rank().index() + 1) % team.size()) as u32);
         let mut theirs = vec![1u8; clean.len()];
         team.get_blocking(&clean, &mut theirs, peer).unwrap();
@@ -136,7 +137,7 @@ fn disagreement(seat: &Seat) {
         told(world.alloc::<u32>(if odd { 100 } else { 101 }).map(drop), "another count");
         told(if odd { world.alloc::<u32>(64).map(drop) } else { world.alloc_zeroed::<u32>(64).map(drop) }, "zeroed or not");
         told(world.alloc_aligned::<u32>(64, if odd { 4096 } else { 64 }).map(drop), "another alignment");
-        told(if odd { world.alloc::<u32>(64).map(drop) } else { team.barrier_blocking() }, "something else");
+        told(if odd { world.alloc::<u32>(64).map(drop) } else { team.barrier_blocking() }, "another call");
         let [a, b] = [world.alloc::<u32>(64).unwrap(), world.alloc::<u32>(64).unwrap()];
         a.fill(me as u32).unwrap();
         b.fill(me as u32 + 1).unwrap();
@@ -196,7 +197,7 @@ fn exhausted(seat: &Seat) {
             }
         }
     }
-    assert!(all.len() >= 9, "{}", all.len());
+    assert!(all.len() >= 9, "{} tenths of the heap were allocated, expected at least 9", all.len());
     // The refused allocation does not affect later calls.
     team.all_reduce_in_place_blocking(&all[0], ReduceOp::Max).unwrap();
     while all.len() > 5 {

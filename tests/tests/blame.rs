@@ -1,5 +1,5 @@
-//! Errors name the root cause: if a PE fails because of another one, a third PE names the first,
-//! whichever call failed between them.
+//! Checks that errors name the root cause. If a PE fails because of a dead PE, a third PE that
+//! waits for it names the dead PE, whichever calls failed in between.
 
 use peerweave::{Buffer, Compare, Pe, Rank, ReduceOp, Result, World};
 use peerweave_tests::death::die;
@@ -33,8 +33,8 @@ fn all_name_pe_0(job: &Job, context: &str) {
     running.succeed(1..4);
 }
 
-/// Repeatedly creates and destroys the teams {0, 2} and {1, 3}; {0, 1} and {2, 3} stay. Argument:
-/// microseconds until PE 0 dies.
+/// Repeatedly creates and destroys the teams {0, 2} and {1, 3}, and uses the lasting teams {0, 1}
+/// and {2, 3}. Argument: microseconds until PE 0 dies.
 fn destroying(seat: &Seat) {
     let microseconds: u64 = seat.arg(0);
     let run = |world: &World| -> Result<()> {
@@ -101,16 +101,16 @@ fn failed_receive_names_the_root_cause() {
     all_name_pe_0(&Job::new("receiving", 4).without_attach(), "a message of a PE that died, through staging areas");
 }
 
-/// PE 1 dies. PE 0 notices that in a collective, reports it and ends its process at once, without
-/// dropping its world. The others call later, each after those before it have ended. Arguments: the
-/// call of the others, and what PE 0 and they do before they exit.
+/// Kills PE 1. PE 0 notices the death in a collective, reports it, and ends its process at once,
+/// without dropping its world. The other PEs call later, each after the PEs before it have ended.
+/// Arguments: the call of the other PEs, and what each survivor does before it exits.
 fn exiting(seat: &Seat) {
     let (call, ending): (String, String) = (seat.arg(0), seat.arg(1));
     let world = seat.join();
     let me = world.my_pe().get();
     let run = || -> Result<()> {
         let team = world.team();
-        // Each PE except PE 1 has a team with the one before it: 0 and 2, then 2 and 3.
+        // Of the PEs other than PE 1, each has a team with the one before it: 0 and 2, 2 and 3.
         let with_pe_0 = team.split(Some(u64::from(me % 2)), 0)?.expect("all take part");
         let with_pe_2 = team.split(Some(u64::from(me / 2)), 0)?.expect("all take part");
         let words = world.alloc_zeroed::<u64>(1)?;
@@ -141,7 +141,7 @@ fn exiting(seat: &Seat) {
             "split" => team.split(Some(0), 0).map(drop),
             "team_of" => world.team_of(&[0, me].map(Pe::new)).map(drop),
             "finalize" => world.finalize().map(drop),
-            other => panic!("{other}?"),
+            other => panic!("unknown call {other:?}"),
         }
     };
     let outcome = run();

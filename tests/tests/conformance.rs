@@ -97,7 +97,7 @@ fn collectives_larger_than_the_caches_are_right() {
     Job::new("streaming", 3).on_processes();
 }
 
-/// Checks that sums that depend on their order are equal on all PEs.
+/// Checks that results that depend on the order of computation have the same bits on all PEs.
 fn same_bits(seat: &Seat) {
     fn one<T: Exact>(seat: &Seat, world: &peerweave::World, float: impl Fn(f64) -> T) {
         let team = world.team();
@@ -138,7 +138,7 @@ fn same_bits(seat: &Seat) {
                     team.all_gather_blocking(&[hash(&bits)], &mut digests).unwrap();
                     assert!(
                         digests.iter().all(|digest| *digest == digests[0]),
-                        "{} {op} of {count}, way {kind}, size {i}",
+                        "{} {op} of {count}, kind of buffers {kind}, size {i}",
                         T::DTYPE
                     );
                 }
@@ -165,7 +165,7 @@ fn nans(seat: &Seat) {
         let me = team.my_rank().index();
         for count in [1, 3, 5, 100, 1000, 40_000] {
             for op in [ReduceOp::Min, ReduceOp::Max] {
-                // NaN on all ranks but one, on one, on none, on all.
+                // By `i % 4`: NaN on all ranks but one, on one rank, on none, on all.
                 let value = |rank: usize, i: usize| match i % 4 {
                     0 if rank != i / 4 % n => nan,
                     1 if rank == i / 4 % n => nan,
@@ -177,10 +177,10 @@ fn nans(seat: &Seat) {
                 for (i, found) in buffer.iter().enumerate() {
                     let all: Vec<T> = (0..n).map(|rank| value(rank, i)).collect();
                     let expected = T::combine(op, &all, &[]);
-                    // All NaNs are equal here, whatever their bits.
+                    // All NaNs count as equal here, whatever their bits are.
                     assert!(
                         found.bits() == expected.bits() || (T::is_nan(*found) && T::is_nan(expected)),
-                        "{i}: {found:?}, not {expected:?}"
+                        "element {i} is {found:?}, expected {expected:?}"
                     );
                 }
             }
@@ -243,7 +243,7 @@ fn long_run(seat: &Seat) {
 fn many_collectives_in_a_row_are_right() {
     Job::new("long_run", 2).args("20000").everywhere();
     Job::new("long_run", 5).args("2000").everywhere();
-    // More ranks than the fixed-size arrays hold.
+    // The job has more ranks than the backend's fixed-size arrays hold.
     Job::new("long_run", 20).args("60").on_threads();
 }
 
@@ -324,7 +324,7 @@ fn functions_combine_elements_in_rank_order() {
     Job::new("functions", 3).without_attach().on_processes();
 }
 
-/// A function panics on one PE, in the midst of a large reduction.
+/// Makes a function panic on one PE in the middle of a large reduction.
 fn panics(seat: &Seat) {
     let world = seat.join();
     let me = world.my_pe().get();

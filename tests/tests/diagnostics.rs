@@ -1,5 +1,5 @@
-//! Wrong programs that do not compile, with the text that the compiler prints: what is wrong, and
-//! what to do.
+//! Checks that wrong programs do not compile, and that the compiler prints what is wrong and what
+//! to do.
 //!
 //! Each program is compiled against the library that Cargo has built for this test.
 #![cfg(target_os = "linux")]
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// A wrong body of a function with these parameters, and what the compiler says.
+/// A wrong body for the function of [`BEFORE`], and texts that the compiler must print.
 struct Wrong {
     body: &'static str,
     says: &'static [&'static str],
 }
 
-/// What each body can use.
+/// The items and parameters that each body can use.
 const BEFORE: &str = "
 #![allow(unused)]
 use peerweave::*;
@@ -32,7 +32,7 @@ mod kernels {
 fn wrong(world: &World, team: &Team, stream: &Stream, context: &Context, x: &Symmetric<f32>, words: &Symmetric<u64>, rank: Rank) {
 ";
 
-/// A body that is right.
+/// A body that compiles.
 const RIGHT: &str = "team.put_blocking(&1.5f32, x, rank); stream.launch(&kernels::fill::KERNEL, 1, 1, (words, 1));";
 
 const BUFFERS: &[Wrong] = &[
@@ -188,14 +188,14 @@ const KERNELS: &[Wrong] = &[
     },
 ];
 
-/// The folder of this test, which has the libraries that Cargo has built.
+/// Returns the folder of this test, which has the libraries that Cargo has built.
 fn folder() -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     test.parent().expect("it lies in a folder").to_owned()
 }
 
-/// Returns the libraries of a crate, the newest first. Cargo may have built several, for other
-/// tests: the newest has the present source.
+/// Returns the libraries of a crate, the newest first. Cargo may have built several for other
+/// tests. The newest one is built from the current source.
 fn libraries(name: &str) -> Vec<PathBuf> {
     let start = format!("lib{name}-");
     let files = std::fs::read_dir(folder()).expect("the folder of this test").map(|file| file.expect("a file"));
@@ -233,8 +233,8 @@ fn compile(body: &str, [peerweave, device]: [&Path; 2]) -> Result<(), String> {
     }
 }
 
-/// Returns the libraries with which [`RIGHT`] compiles: that of `peerweave`, and of
-/// `peerweave-device` the one that it was built with.
+/// Returns the libraries with which [`RIGHT`] compiles: the newest of `peerweave`, and the one of
+/// `peerweave-device` that it was built with.
 fn fitting() -> &'static [PathBuf; 2] {
     static FITTING: OnceLock<[PathBuf; 2]> = OnceLock::new();
     FITTING.get_or_init(|| {
@@ -250,7 +250,7 @@ fn fitting() -> &'static [PathBuf; 2] {
     })
 }
 
-/// Compiles each body, which must fail with the texts.
+/// Checks that each body fails to compile, and that the compiler prints the texts.
 fn check(table: &[Wrong]) {
     let [peerweave, device] = fitting();
     for Wrong { body, says } in table {
@@ -262,16 +262,16 @@ fn check(table: &[Wrong]) {
 }
 
 #[test]
-fn wrong_buffer_says_what_to_pass() {
+fn diagnostic_of_a_wrong_buffer_says_what_to_pass() {
     check(BUFFERS);
 }
 
 #[test]
-fn wrong_element_type_says_which_types_there_are() {
+fn diagnostic_of_a_wrong_element_type_lists_the_valid_types() {
     check(ELEMENTS);
 }
 
 #[test]
-fn wrong_argument_of_a_kernel_says_what_to_pass() {
+fn diagnostic_of_a_wrong_kernel_argument_says_what_to_pass() {
     check(KERNELS);
 }

@@ -1,8 +1,8 @@
 //! Runs every example of the READMEs and of the documentation of the portable crates, as a job of
 //! 1, 2, 3 and 8 processes.
 //!
-//! The build script collects the examples. Examples assert their results themselves; one that waits
-//! forever fails at the deadline.
+//! The build script collects the examples. Examples assert their results themselves. An example
+//! that waits forever fails at the deadline.
 
 use peerweave_tests::Job;
 use std::fmt::Debug;

@@ -1,5 +1,5 @@
-//! Element types that consist of several values, among threads and processes: every operation that
-//! moves them, reductions of their values, and what is refused.
+//! Checks element types that consist of several values, among threads and processes: every
+//! operation that moves them, reductions of their values, and calls that must be refused.
 
 use peerweave::World;
 use peerweave_tests::{Job, Seat, elements, named};
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// Runs a check on a world, which has no memory left afterwards.
+/// Runs a check on a world. The check must release all symmetric memory.
 fn check(seat: &Seat, check: impl FnOnce(&World)) {
     let world = seat.join();
     check(&world);
@@ -25,7 +25,8 @@ fn check(seat: &Seat, check: impl FnOnce(&World)) {
 }
 
 fn movement(seat: &Seat) {
-    // Small enough for one line, across pages, and beyond the limit of streaming copies of a part.
+    // Numbers of elements that fit into one line, that span pages, and whose parts exceed the limit
+    // for streaming copies.
     const COUNTS: [usize; 4] = [1, 7, 300, 5000];
     check(seat, |world| {
         elements::move_one_sided(world, world.team(), &COUNTS);
@@ -54,7 +55,8 @@ fn composed_elements_reduce_as_their_values() {
 }
 
 fn functions(seat: &Seat) {
-    // In the line, staged, in rounds and, on symmetric memory, divided among the ranks.
+    // These numbers of elements are reduced in the entry line, staged, in rounds and, on symmetric
+    // memory, divided among the ranks.
     check(seat, |world| elements::combine_and_stride(world, world.team(), &[1, 5, 700, 40_000]));
 }
 

@@ -11,21 +11,21 @@ fn main() -> ExitCode {
     peerweave_tests::main(named![shared], named![finalize_ends_the_calls_of_other_threads_with_defined_errors])
 }
 
-/// Time within which every thread must have got its error, on a busy machine; less than the
-/// deadline of the jobs.
+/// Time within which every thread must get its error on a busy machine; less than the deadline of
+/// the jobs.
 const SOON: Duration = Duration::from_secs(15);
 
-/// Asserts that an error is one that a call which races with finalize may return.
+/// Returns whether a call that races with finalize may return this error.
 fn is_of_the_end(error: &Error) -> bool {
     match error {
         Error::Misuse(misuse) => misuse.kind == MisuseKind::Finalized,
-        // A call that had begun, at a PE that has finalized since.
+        // The call had begun, and waited for a PE that has finalized since.
         Error::Peer { cause, .. } => *cause == PeerCause::Left,
         _ => false,
     }
 }
 
-/// Argument: the number of rounds before the end.
+/// Argument: the number of rounds before finalize.
 fn shared(seat: &Seat) {
     let world = Arc::new(seat.join());
     let rounds: usize = seat.arg(0);
@@ -35,7 +35,7 @@ fn shared(seat: &Seat) {
     let counted = Arc::new(AtomicUsize::new(0));
     let ready = Arc::new(Barrier::new(7));
     type Act = fn(&World, &peerweave::Symmetric<u64>, &peerweave::Symmetric<u64>, Rank) -> Result<()>;
-    // Fences and puts of all threads, without a lock around the world.
+    // All threads run these operations concurrently, without a lock around the world.
     let acts: [Act; 6] = [
         |world, data, _, right| world.team().p_blocking(data, 0, 1, right),
         |world, data, _, right| {
@@ -44,7 +44,8 @@ fn shared(seat: &Seat) {
         |world, data, _, right| world.team().atomic_inc_blocking(data, 1, right).and_then(|()| world.quiet_blocking()),
         |world, data, _, right| world.team().put(&world.stream()?, &data.slice(..8)?, &data.slice(8..16)?, right).map(drop),
         |world, _, words, _| world.team().test(&words.signal(0)?, Compare::Ne, 0).map(drop),
-        // Nobody signals: the wait lasts until all others have finalized, or this PE has one PE.
+        // No PE signals, so the wait lasts until all others have finalized. A single PE makes
+        // fences instead.
         |world, _, words, _| match world.n_pes() {
             1 => world.fence_blocking(),
             _ => world.team().wait_until_blocking(&words.signal(1)?, Compare::Ne, 0).map(drop),

@@ -1,4 +1,4 @@
-//! A forked child of a PE is not a PE: its calls return errors and do no harm.
+//! Checks that a forked child of a PE is not a PE: calls in the child return errors and do no harm.
 
 use peerweave::{Compare, Error, MisuseKind, Rank, World};
 use peerweave_tests::{Job, Seat, named};
@@ -12,12 +12,12 @@ fn main() -> ExitCode {
 /// Runs `body` in a forked child and asserts that it succeeds.
 fn forked(what: &str, body: impl FnOnce()) {
     // SAFETY: the child uses locks of the parent's other threads only through `body`, which takes
-    // only the allocator's lock. The C library makes that lock usable in a child. The child ends by
-    // `_exit`.
+    // only the allocator's lock. The C library makes that lock usable in a child. The child ends
+    // with `_exit`.
     match unsafe { libc::fork() } {
         0 => {
-            // SAFETY: ends the child where it hangs, and at its end without running what the parent
-            // registered.
+            // SAFETY: `alarm` ends a child that hangs. `_exit` ends the child without running the
+            // exit handlers that the parent registered.
             unsafe {
                 libc::alarm(20);
                 let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
@@ -29,7 +29,7 @@ fn forked(what: &str, body: impl FnOnce()) {
             let mut status = 0;
             // SAFETY: waits for a child of this process; `status` is valid for a write.
             assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-            assert_eq!(status, 0, "{what}: the child's status, which holds a signal or an exit code");
+            assert_eq!(status, 0, "{what}: the wait status of the child (a signal or an exit code)");
         }
     }
 }
@@ -76,8 +76,8 @@ fn in_a_child(seat: &Seat) {
         forked("text of handles", || drop(format!("{world:?} {team:?} {words:?} {stream:?} {ticket:?} {event:?}")));
         let inherited = (world, words, stream, ticket, event);
         forked("drops", || {
-            // SAFETY: the child ends by `_exit`, so that this copy of the values is the only one
-            // that is dropped in it.
+            // SAFETY: the child ends with `_exit`, so this copy of the values is the only one that
+            // the child drops.
             drop(unsafe { std::ptr::read(&inherited) });
         });
         let (world, words, _stream, ticket, event) = inherited;

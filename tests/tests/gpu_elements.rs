@@ -1,5 +1,5 @@
-//! Element types that consist of several values, on GPUs of the fake driver: every operation that
-//! moves them, reductions of their values, functions, and what is refused.
+//! Checks element types that consist of several values on GPUs of the fake driver: every operation
+//! that moves them, reductions of their values, functions, and calls that must be refused.
 #![cfg(target_os = "linux")]
 
 #[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
@@ -12,10 +12,12 @@ use peerweave_tests::conformance::team_of;
 use peerweave_tests::elements;
 use std::time::Duration;
 
-/// Kernels run on the CPU, a coroutine for each of their threads, so buffers are short.
+/// Numbers of elements. They are small, because kernels run on the CPU, with a coroutine for each
+/// GPU thread.
 const COUNTS: [usize; 3] = [1, 7, 300];
 
-/// Runs a check with a PE on each of these simulated hosts. No memory is left afterwards.
+/// Runs a check with a PE on each of these simulated hosts. The check must release all symmetric
+/// memory.
 fn check_on(hosts: &[&str], check: impl Fn(&World) + Sync) {
     let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
     common::pes_on(hosts, options, |gpu| {
@@ -31,7 +33,7 @@ fn check(n_pes: usize, check: impl Fn(&World) + Sync) {
     check_on(&vec!["one"; n_pes], check);
 }
 
-/// Runs a check with each team of three PEs that has all of them.
+/// Runs a check in the world of one and of two PEs, and in the reversed team of three PEs.
 fn check_teams(run: impl Fn(&World, &peerweave::Team) + Sync) {
     for n_pes in [1, 2] {
         check(n_pes, |world| run(world, world.team()));

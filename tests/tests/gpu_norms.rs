@@ -1,6 +1,6 @@
-//! All-reduces with residual and RMSNorm on GPUs of the fake driver.
+//! Checks all-reduces with residual and RMSNorm on GPUs of the fake driver.
 //!
-//! Kernels run on the CPU, a coroutine for each of their threads, so rows are short.
+//! Kernels run on the CPU, with a coroutine for each GPU thread, so rows are short.
 #![cfg(target_os = "linux")]
 
 #[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
@@ -13,7 +13,7 @@ use peerweave_tests::conformance::team_of;
 use peerweave_tests::norms;
 use std::time::Duration;
 
-/// Runs a program on GPUs.
+/// Runs a program on this number of simulated GPUs.
 fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
     let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
     common::pes_that_may_fail(n_pes, options, |gpu| {

@@ -1,5 +1,5 @@
-//! Puts, gets and views of symmetric memory on GPUs of the fake driver: every type, buffers of
-//! every kind, ranges, casts, and handles by offset and address.
+//! Checks puts, gets and views of symmetric memory on GPUs of the fake driver: every type, buffers
+//! of every kind, ranges, casts, and handles made from offsets and addresses.
 #![cfg(target_os = "linux")]
 
 #[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
@@ -12,7 +12,7 @@ use peerweave_tests::conformance::team_of;
 use peerweave_tests::{one_sided, views};
 use std::time::Duration;
 
-/// Runs a check on GPUs. No memory is left afterwards.
+/// Runs a check on this number of simulated GPUs. The check must release all symmetric memory.
 fn check(n_pes: u32, check: impl Fn(&World) + Sync) {
     let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
     common::pes_that_may_fail(n_pes, options, |gpu| {

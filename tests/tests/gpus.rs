@@ -1,8 +1,8 @@
 //! Runs the conformance suite of the host backend on GPUs of the fake driver: every collective,
 //! element type and reduction against the oracle, on buffers of every kind, in both forms.
 //!
-//! Kernels run on the CPU, a coroutine for each of their threads, so there are fewer cases here
-//! than on the host.
+//! Kernels run on the CPU, with a coroutine for each GPU thread, so there are fewer cases here than
+//! on the host.
 #![cfg(target_os = "linux")]
 
 #[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
@@ -51,7 +51,7 @@ fn waits_follow_the_order_of_the_type_and_are_fair() {
     });
 }
 
-/// Runs a program on GPUs.
+/// Runs a program on this number of simulated GPUs.
 fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
     common::pes_that_may_fail(n_pes, options(), |gpu| {
         let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
@@ -93,8 +93,8 @@ fn lock_of_a_lost_pe_is_taken_over() {
             let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
             locks::holder_that_leaves_is_named(world, PeerCause::Died);
             if pe.get() == 1 {
-                // The harness cannot leave the job while this clone lives. Dropping it then closes
-                // the connection, as the death of the process does.
+                // The harness cannot leave the job while this clone lives. Dropping the clone
+                // closes the connection, as the death of the process does.
                 std::thread::spawn(move || {
                     std::thread::sleep(Duration::from_millis(200));
                     drop(rendezvous);
@@ -194,7 +194,7 @@ fn functions_combine_elements_in_rank_order() {
             });
         }
         on_gpus(2, |world| {
-            // More than one piece of operands.
+            // The operands are longer than one piece.
             functions::in_rank_order(&world, &[300_001]);
             functions::another_call_is_noticed(&world);
             drop(world.finalize());
@@ -221,7 +221,7 @@ fn panic_of_a_function_fails_the_call_of_its_pe_alone() {
                 done.expect("this function does not panic");
                 assert_eq!(sum, [3 * 77; 50]);
             }
-            // The team continues.
+            // The team stays usable.
             let (a, b) = (world.alloc_zeroed::<u64>(5).unwrap(), world.alloc_zeroed::<u64>(5).unwrap());
             a.fill(1).unwrap();
             team.all_reduce_with(&stream, &a, &b, &function).unwrap().wait().unwrap();

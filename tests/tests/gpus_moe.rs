@@ -1,4 +1,4 @@
-//! Dispatch and combine for mixture of experts on GPUs of the fake driver.
+//! Checks dispatch and combine for mixture of experts on GPUs of the fake driver.
 #![cfg(target_os = "linux")]
 
 #[path = "../../crates/peerweave-cuda/tests/common/mod.rs"]
@@ -14,7 +14,7 @@ use peerweave_tests::moe::{Case, Routing, calls_without_waits, exchange, two_exc
 use peerweave_types::{KernelTeam, SymSlice};
 use std::time::Duration;
 
-/// Runs a program on GPUs.
+/// Runs a program on this number of simulated GPUs.
 fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
     let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
     common::pes_that_may_fail(n_pes, options, |gpu| {
@@ -88,7 +88,7 @@ fn two_exchanges_in_two_teams_are_independent() {
 }
 
 #[test]
-fn graphs_alternate_with_queued_calls() {
+fn graphs_that_alternate_with_queued_calls_are_correct() {
     /// Number of elements of a token.
     const HIDDEN: usize = 16;
     Fakes::new().cuda().run(|| {
@@ -104,13 +104,13 @@ fn graphs_alternate_with_queued_calls() {
             let (received, offsets) = (world.alloc::<f32>(moe.max_rows() * HIDDEN).unwrap(), world.alloc::<u32>(3).unwrap());
             experts.copy_from(&[0, 1, 1, 2, 3, 0]).unwrap();
             weights.fill(0.5).unwrap();
-            // Experts return what they are given, so each token gets its own content.
+            // Experts return their input, so each token gets its own content.
             let mut call = || {
                 let tokens = Tokens { rows: &rows, scales: None, experts: &experts, weights: &weights };
                 moe.dispatch(&tokens, &Received { rows: &received, scales: None, offsets: &offsets })?;
                 moe.combine(&received, &outputs).map(drop)
             };
-            // Kernels are loaded before a capture.
+            // Loads the kernels before the capture.
             call().unwrap();
             stream.synchronize().unwrap();
             own.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();

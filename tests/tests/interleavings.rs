@@ -1,6 +1,6 @@
-//! Critical interleavings of calls on the host backend: late calls after a peer gave up, concurrent
-//! calls of threads of one PE, calls with equal signatures, teams destroyed with pending
-//! operations.
+//! Checks critical interleavings of calls on the host backend: late calls after a peer timed out,
+//! concurrent calls of threads of one PE, calls with equal signatures, and teams that are destroyed
+//! with pending operations.
 //!
 //! PEs are threads. They coordinate outside of the library, so that the order of calls does not
 //! depend on the speed of the machine.
@@ -18,10 +18,10 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![],
         named![
-            late_collective_fails_after_a_peer_gave_up,
+            late_collective_fails_after_a_peer_timed_out,
             concurrent_splits_take_different_slots,
             different_counts_of_equal_signature_are_a_mismatch,
-            message_of_a_sender_that_gave_up_is_not_received,
+            message_of_a_sender_that_timed_out_is_not_received,
             mismatched_destroy_leaves_the_team_usable,
             destroy_waits_for_queued_sends_and_receives,
             two_threads_can_share_a_stream_and_a_team,
@@ -55,7 +55,7 @@ impl Steps {
     fn wait_for(&self, steps: usize) {
         let started = Instant::now();
         while self.0.load(Ordering::Acquire) < steps {
-            assert!(started.elapsed() < 2 * PATIENT, "timed out waiting for another thread");
+            assert!(started.elapsed() < 2 * PATIENT, "timed out waiting until the threads have completed {steps} steps");
             yield_now();
         }
     }
@@ -82,7 +82,7 @@ fn slot(team: &Team) -> u32 {
     team.name().id.0 & 0xff
 }
 
-fn late_collective_fails_after_a_peer_gave_up() {
+fn late_collective_fails_after_a_peer_timed_out() {
     for queued in [false, true] {
         let (gave_up, end) = (Steps::default(), Steps::default());
         on_threads(3, &options(Duration::from_millis(400)), |world| {
@@ -94,7 +94,8 @@ fn late_collective_fails_after_a_peer_gave_up() {
                 let error = team.all_reduce_blocking(&send, &recv, ReduceOp::Sum).expect_err("a sum without PE 0");
                 assert!(matches!(error, Error::Peer { .. } | Error::Timeout(_)), "{error}");
             } else {
-                // Its next call must not look to peers as if it had completed this one.
+                // The next call of PE 0 must not look to its peers as if PE 0 had completed this
+                // call.
                 let failed = if queued {
                     let stream = world.stream().unwrap();
                     let first = team.all_reduce(&stream, &send, &recv, ReduceOp::Sum).unwrap();
@@ -151,7 +152,7 @@ fn concurrent_splits_take_different_slots() {
 }
 
 fn different_counts_of_equal_signature_are_a_mismatch() {
-    // Counts with equal 32-bit signatures.
+    // Pairs of counts with equal 32-bit signatures.
     const ALIKE: [[usize; 2]; 4] = [[3206, 124_389], [24_499, 140_343], [59_545, 109_356], [34_300, 169_577]];
     on_threads(2, &options(PATIENT), |world| {
         let (team, me) = (world.team(), world.my_pe().index());
@@ -169,7 +170,7 @@ fn different_counts_of_equal_signature_are_a_mismatch() {
             assert!(private.iter().all(|&x| x == 0.0), "{counts:?}");
         }
         is_mismatch(world.alloc::<f32>([106_548, 178_800][me]));
-        // The heaps still agree.
+        // Both heaps still give the next allocation the same offset.
         let at = world.alloc::<f32>(1000).unwrap().offset().0;
         let mut all = [0u64; 2];
         team.all_gather_blocking(&[at], &mut all).unwrap();
@@ -179,7 +180,7 @@ fn different_counts_of_equal_signature_are_a_mismatch() {
     .unwrap();
 }
 
-fn message_of_a_sender_that_gave_up_is_not_received() {
+fn message_of_a_sender_that_timed_out_is_not_received() {
     let (start, gave_up, end) = (Steps::default(), Steps::default(), Steps::default());
     on_threads(2, &options(Duration::from_secs(1)), |world| {
         let team = world.team();
@@ -236,7 +237,8 @@ fn mismatched_destroy_leaves_the_team_usable() {
 }
 
 fn destroy_waits_for_queued_sends_and_receives() {
-    // The first fits into a slot of a mailbox; the second needs the receiver.
+    // The first message fits into a slot of a mailbox. The send of the second one must wait for the
+    // receiver.
     for len in [4, 20_000] {
         on_threads(2, &options(PATIENT), |world| {
             let sends = world.my_pe().get() == 0;
@@ -290,7 +292,8 @@ fn two_threads_can_share_a_stream_and_a_team() {
                 scope.spawn(|| {
                     for round in 1..=120 {
                         gate.meet(2 * round);
-                        // Meanwhile the other PE's operations move to the thread of the stream.
+                        // This PE is late, so that the other PE's operations move to the thread of
+                        // the stream.
                         if me == round % 2 && round % 3 == 0 {
                             sleep(Duration::from_millis(3));
                         }
@@ -319,7 +322,7 @@ fn empty_part_can_have_any_offset() {
         on_threads(n_pes, &options(PATIENT), |world| {
             let (team, me) = (world.team(), world.my_pe().index());
             for far in [5, 1 << 50, usize::MAX / 8, usize::MAX] {
-                // No elements for this PE itself, and elements 1 and 2 or nothing for the other.
+                // This PE sends nothing to itself, and elements 1 and 2 or nothing to the other PE.
                 for len in [2, 0] {
                     let counts: Vec<usize> = (0..n_pes).map(|rank| if rank == me { 0 } else { len }).collect();
                     let offsets: Vec<usize> = counts.iter().map(|&count| if count == 0 { far } else { 1 }).collect();
@@ -350,7 +353,8 @@ fn empty_part_can_have_any_offset() {
     }
 }
 
-/// Ranks whose parts travel in different ways agree on one algorithm, and on a mismatch.
+/// Checks that ranks whose parts would use different transports agree on one algorithm, and on a
+/// mismatch.
 fn all_to_all_v_mixes_short_and_long_parts() {
     // Around the limits of the entry line and of the staging area.
     const LENS: [usize; 7] = [0, 1, 2, 120, 128, 129, 50_000];
@@ -405,12 +409,14 @@ fn late_peer_does_not_extend_the_deadline() {
                     let waited = started.elapsed();
                     assert!(matches!(error, Error::Timeout(_)), "{error}");
                     assert!(error.blamed().contains(&Pe::new(2)), "{error}");
-                    // PE 1 comes after 4/5 of it: a deadline that began then would end after 9/5.
+                    // PE 1 arrives after 4/5 of the deadline. A deadline that began then would end
+                    // after 9/5 of it.
                     assert!(waited >= DEADLINE && waited < DEADLINE * 7 / 4, "waited for {waited:?}");
                     gave_up.done();
                 }
                 1 => {
-                    // Late, but before the deadline, which must not extend the deadline of PE 0.
+                    // PE 1 arrives late, but before the deadline. Its arrival must not extend the
+                    // deadline of PE 0.
                     sleep(DEADLINE * 4 / 5);
                     let outcome = call();
                     assert!(!large || outcome.is_err(), "a sum without PE 0");
@@ -470,7 +476,7 @@ fn event_recorded_after_a_failure_fails() {
         // No PE sets this word.
         let error = team.wait_until(&failing, &word, Compare::Ge, 1).unwrap().wait_within(PATIENT).unwrap_err();
         assert!(matches!(error, Error::Timeout(_)), "{error}");
-        // With the stream idle or not.
+        // The event fails whether the stream is idle or not.
         for rest in [false, true] {
             let started = Instant::now();
             while rest && !failing.is_idle() {

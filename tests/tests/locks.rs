@@ -1,5 +1,5 @@
-//! Checks locks among threads and processes: one holder at a time, turns, deadlines, and the death
-//! of holders and waiters.
+//! Checks locks among threads and processes: one holder at a time, the order of waiters, deadlines,
+//! and the death of holders and waiters.
 
 use peerweave::{Error, Lock, PeerCause, Rank, Symmetric, World};
 use peerweave_tests::death::die;
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 /// the deadline.
 const SOON: Duration = Duration::from_secs(8);
 
-/// Arguments: the threads of each PE, and the turns of each thread.
+/// Arguments: the number of threads of each PE, and how often each thread acquires the lock.
 fn contend(seat: &Seat) {
     let world = seat.join();
     locks::one_holds_at_a_time(&world, seat.arg(0), seat.arg(1));
@@ -70,7 +70,7 @@ fn wait_for_a_lock_ends_at_its_deadline() {
     }
 }
 
-/// The last PE holds the lock for longer than the deadline of one second.
+/// Holds the lock on the last PE for longer than the deadline of one second.
 fn messages(seat: &Seat) {
     let world = seat.join();
     let (n, lock) = (world.n_pes(), world.alloc_lock().unwrap());
@@ -107,7 +107,7 @@ fn assert_lost<T>(victim: u32, result: Result<T, Error>) {
     }
 }
 
-/// Waits until all PEs except `victim` have called this, `calls` times each.
+/// Waits until all PEs except `victim` have called this function `calls` times each.
 fn meet(world: &World, arrived: &Symmetric<u64>, victim: u32, calls: u64) {
     let (team, counter) = (world.team(), Rank::new((victim + 1) % world.n_pes() as u32));
     team.atomic_inc_blocking(arrived, 0, counter).unwrap();
@@ -122,7 +122,7 @@ fn survive(world: &World, lock: &Lock, victim: u32, arrived: &Symmetric<u64>, ca
     assert!(start.elapsed() < SOON, "the death was noticed after {:?}", start.elapsed());
     assert_lost(victim, lock.try_lock());
     assert_lost(victim, lock.lock());
-    // No PE takes the lock over before all have seen the error.
+    // No PE takes the lock over before all survivors have seen the error.
     meet(world, arrived, victim, calls);
     let guard = lock.take_over().unwrap();
     let from = guard.taken_from().map(|pe| pe.get());
@@ -175,7 +175,7 @@ fn killed_holder_is_named_and_the_lock_taken_over() {
     }
 }
 
-/// PE 1 dies while it waits; PEs 0 and 2 continue.
+/// Kills PE 1 while it waits for the lock. PEs 0 and 2 continue.
 fn waiter_dies(seat: &Seat) {
     let world = seat.join();
     let lock = world.alloc_lock().unwrap();
@@ -222,7 +222,7 @@ fn holder_that_leaves_is_named() {
     }
 }
 
-/// Arguments: the PE that dies, and the microseconds after which it does.
+/// Arguments: the PE that dies, and the microseconds after which it dies.
 fn any_instant(seat: &Seat) {
     let (world, victim, after) = (seat.join(), seat.arg::<u32>(0), seat.arg(1));
     let (lock, pair) = (world.alloc_lock().unwrap(), world.alloc_zeroed::<u64>(2).unwrap());

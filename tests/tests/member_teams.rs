@@ -1,5 +1,5 @@
-//! Teams made by their members alone: what other PEs do does not matter, members agree on a slot,
-//! and every failure names the PE at fault on all members that wait.
+//! Checks teams that only their members create (`team_of`). Other PEs may be busy, members agree on
+//! a slot, and every waiting member gets an error that names the PE at fault.
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Compare, Error, Mismatch, Pe, PeerCause, Rank, ReduceOp, Result, Team, World};
@@ -37,7 +37,7 @@ fn pes(list: &[u32]) -> Vec<Pe> {
     list.iter().copied().map(Pe::new).collect()
 }
 
-/// Makes a team, checks what it is and that its collectives are right, and destroys it.
+/// Makes a team, checks its members, ranks and collectives, and destroys it.
 fn check(world: &World, list: &[Pe]) -> Result<()> {
     let team = world.team_of(list)?;
     let me = list.iter().position(|&pe| pe == world.my_pe()).expect("a member");
@@ -66,7 +66,8 @@ fn check_collectives(team: &Team) -> Result<()> {
     Ok(())
 }
 
-/// Every PE is in lists of each size, forwards and backwards, and calls for those only.
+/// Makes teams from lists of each size, forwards and backwards. A PE calls only for the lists that
+/// contain it.
 fn lists(seat: &Seat) {
     let world = seat.join();
     let n = world.n_pes() as u32;
@@ -90,7 +91,8 @@ fn team_by_a_list_has_the_order_of_the_list() {
     }
 }
 
-/// The last PE makes no call until the others have made a team and used it: then they signal it.
+/// Makes and uses a team of all PEs but the last. The last PE waits for a signal meanwhile, which
+/// PE 0 sends after the team was used.
 fn busy(seat: &Seat) {
     let world = seat.join();
     let words = world.alloc_zeroed::<u64>(1).unwrap();
@@ -114,7 +116,7 @@ fn teams_are_made_while_other_pes_are_busy() {
     }
 }
 
-/// Pairs and the whole world make teams in turn, more often than there are slots.
+/// Makes teams of pairs and of all PEs alternately, more often than there are slots.
 fn again(seat: &Seat) {
     let world = seat.join();
     let (me, n) = (world.my_pe().get(), world.n_pes() as u32);
@@ -146,7 +148,7 @@ fn options(deadline: Duration) -> HostOptions {
     options
 }
 
-/// Runs `body` on threads that are PEs, and fails if one does.
+/// Runs `body` on threads that are PEs. Panics if a thread panics.
 fn pes_run<R: Send>(n_pes: usize, deadline: Duration, body: impl Fn(&World) -> R + Sync) -> Vec<R> {
     on_threads(n_pes, &options(deadline), |world| body(&World::from(world))).expect("shared memory")
 }
@@ -156,7 +158,8 @@ const PATIENT: Duration = Duration::from_secs(60);
 fn exhausted_slots_are_an_error_on_all_members() {
     pes_run(3, PATIENT, |world| {
         let (all, max) = (pes(&[0, 1, 2]), world.caps().max_teams);
-        // PE 0 alone takes half of the numbers, so the others have free ones that it has not.
+        // PE 0 uses half of its slots for teams of itself, so other PEs have free slots that are
+        // not free on PE 0.
         let alone = (0..max / 2).filter(|_| world.my_pe().get() == 0).map(|_| world.team_of(&pes(&[0])).unwrap());
         let alone: Vec<Team> = alone.collect();
         let mut together = Vec::new();
@@ -179,7 +182,8 @@ fn exhausted_slots_are_an_error_on_all_members() {
 
 fn threads_of_one_pe_make_teams_one_at_a_time() {
     pes_run(3, PATIENT, |world| {
-        // Every thread makes teams of one list, and no two lists have two PEs in common.
+        // Each PE makes a team from every list that contains it. No two lists have two PEs in
+        // common.
         let lists = [pes(&[0, 1]), pes(&[2, 1]), pes(&[2, 0])];
         for list in &lists {
             if list.contains(&world.my_pe()) {
@@ -213,7 +217,7 @@ fn teams_are_made_while_others_are_split() {
 }
 
 fn missing_member_is_named_by_all_that_wait() {
-    // The first and another member of the list are missing.
+    // First PE 0 is missing, which is the first of the list, and then PE 2.
     for absent in [0u32, 2] {
         let errors = pes_run(4, Duration::from_millis(600), |world| {
             let me = world.my_pe().get();
@@ -221,7 +225,7 @@ fn missing_member_is_named_by_all_that_wait() {
                 sleep(Duration::from_millis(1500));
                 return None;
             }
-            // One waits longer than the others: all fail at the first deadline.
+            // The members begin to wait at different times. All fail at the first deadline.
             sleep(Duration::from_millis(u64::from(me) * 50));
             let started = Instant::now();
             let error = world.team_of(&pes(&[0, 1, 2, 3])).unwrap_err();
@@ -258,7 +262,7 @@ fn different_lists_are_a_mismatch_on_both() {
                 1 => Some(world.team_of(&pes(&other)).unwrap_err()),
                 _ => None,
             };
-            // A PE that has left would be the cause on the PEs that list it.
+            // Without this barrier, an error could name a PE that has left as the cause.
             world.team().barrier_blocking().unwrap();
             error
         });
@@ -311,7 +315,7 @@ fn member_that_dies_or_leaves_is_named_soon() {
             let started = Instant::now();
             for pe in (0..3).filter(|&pe| pe != victim) {
                 let said = running.line(pe);
-                // A member that has failed leaves too.
+                // The other survivor leaves after its error, but the line must name the victim.
                 assert!(said.starts_with(&format!("true [{:?}]", Pe::new(victim as u32))), "{way}, PE {pe}: {said}");
             }
             assert!(started.elapsed() < SOON, "{way}: {:?}", started.elapsed());

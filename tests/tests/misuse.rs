@@ -1,5 +1,5 @@
-//! Wrong calls among real PEs. A wrong call of one PE is an error only there, and the PE can call
-//! again. If PEs make different calls, all get an error, and the team stays usable.
+//! Checks wrong calls in jobs of several PEs. A wrong call of one PE is an error only on that PE,
+//! which can call again. If PEs make different calls, all get an error, and the team stays usable.
 //!
 //! Tests of `peerweave-core` show that every argument is checked.
 
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// Arguments of a PE's call; `odd` PEs make a different call.
+/// The arguments of a PE's call.
 struct Caller<'a> {
     team: &'a Team,
     len: usize,
@@ -110,7 +110,8 @@ impl Caller<'_> {
 
 type Call = fn(&Caller<'_>, odd: bool) -> Result<()>;
 
-/// Pairs of different calls. Odd ranks make the second call.
+/// Calls that differ among ranks, each with a description of the difference. Odd ranks make the
+/// call for `odd`.
 const DISAGREEMENTS: &[(&str, Call)] =
     &[
         ("barrier or sync", |c, odd| if odd { c.team.barrier_blocking() } else { c.team.sync_blocking() }),
@@ -118,13 +119,13 @@ const DISAGREEMENTS: &[(&str, Call)] =
         ("the collective", |c, odd| if odd { c.broadcast(c.len, 0) } else { c.all_reduce(c.len, ReduceOp::Sum) }),
         ("the count, by one", |c, odd| c.all_reduce(c.len - usize::from(odd), ReduceOp::Sum)),
         ("the count, so that one is small", |c, odd| c.all_reduce(if odd { 1 } else { c.len }, ReduceOp::Sum)),
-        ("the count, so that one is nothing", |c, odd| c.all_gather(if odd { 0 } else { c.len })),
+        ("the count, so that one is zero", |c, odd| c.all_gather(if odd { 0 } else { c.len })),
         ("the reduction", |c, odd| c.all_reduce(c.len, if odd { ReduceOp::Min } else { ReduceOp::Max })),
         ("a scalar or none", |c, odd| {
             if odd { c.all_reduce(c.len, Reduction::pre_mul_sum(1.0)) } else { c.all_reduce(c.len, ReduceOp::Sum) }
         }),
         ("the root", |c, odd| c.broadcast(c.len, u32::from(odd))),
-        ("the root, who is the only one to pass a buffer", |c, odd| {
+        ("the root, which alone passes a buffer", |c, odd| {
             let root = Rank::new(u32::from(odd));
             let (send, mut recv) = (vec![1.0f32; c.len], vec![0.0f32; c.len]);
             if c.team.my_rank() == root {
@@ -133,14 +134,14 @@ const DISAGREEMENTS: &[(&str, Call)] =
                 c.team.reduce_blocking(&send, none(), ReduceOp::Sum, root)
             }
         }),
-        ("the element type, as many bytes", |c, odd| {
+        ("the element type, of the same size", |c, odd| {
             if odd {
                 c.team.all_reduce_in_place_blocking(&mut vec![1u32; c.len], ReduceOp::Sum)
             } else {
                 c.all_reduce(c.len, ReduceOp::Sum)
             }
         }),
-        ("the element type, another size", |c, odd| {
+        ("the element type, of another size", |c, odd| {
             if odd {
                 c.team.all_reduce_in_place_blocking(&mut vec![1u8; c.len], ReduceOp::Sum)
             } else {
@@ -166,7 +167,7 @@ const DISAGREEMENTS: &[(&str, Call)] =
         ("counts or a reduction", |c, odd| {
             if odd { c.team.exchange_counts(&vec![1; c.n()]).map(drop) } else { c.all_reduce(c.len, ReduceOp::Sum) }
         }),
-        ("what is sent to whom", |c, odd| c.all_to_all_v(c.len / c.n() + usize::from(odd))),
+        ("the count that is sent to the next rank", |c, odd| c.all_to_all_v(c.len / c.n() + usize::from(odd))),
         ("the length of a part that all gather", |c, odd| {
             let mut counts = vec![c.len / c.n(); c.n()];
             counts[0] -= usize::from(odd);
@@ -217,12 +218,12 @@ fn disagree(seat: &Seat) {
                 let error = call(&caller, me % 2 == 1).expect_err(what);
                 let whole = format!("{what}, {len} elements, symmetric: {symmetric}: {error}");
                 let Error::Mismatch(mismatch) = &error else { panic!("{whole}") };
-                // It names a PE, not a rank, whose call differs from this one's.
+                // The error names a PE, not a rank, whose call differs from that of this PE.
                 let rank = team.rank_of(mismatch.pe).unwrap_or_else(|| panic!("{whole}"));
                 assert_ne!(rank, team.my_rank(), "{whole}");
                 assert_ne!(mismatch.mine, mismatch.theirs, "{whole}");
                 assert_eq!(mismatch.team, team.name(), "{whole}");
-                assert!(b.to_vec().unwrap().iter().all(|&x| x == -7.0), "something was written: {whole}");
+                assert!(b.to_vec().unwrap().iter().all(|&x| x == -7.0), "the failed call wrote to its buffer: {whole}");
                 // The team is usable again.
                 let mut sum = [0u64; 5];
                 team.all_reduce_blocking(&[me as u64; 5], &mut sum, ReduceOp::Sum).unwrap();
@@ -380,7 +381,7 @@ fn handles_of_another_world_are_refused() {
     Job::new("foreign", 2).on_processes();
 }
 
-/// Argument: megabytes of heap of PE 1; the others have 2.
+/// Argument: the heap size of PE 1 in MiB. The heaps of the others have 2 MiB.
 fn settings(seat: &Seat) {
     let place = Place::from_env().unwrap();
     let heap_bytes = if place.pe.get() == 1 { seat.arg::<usize>(0) << 20 } else { 2 << 20 };
@@ -397,7 +398,7 @@ fn different_settings_are_an_error_on_every_pe() {
 fn attach_differs(_: &Seat) {
     let place = Place::from_env().unwrap();
     let world = World::builder().cross_memory_attach(place.pe.get() != 1).build().unwrap();
-    assert_eq!(world.caps().private_buffers, PrivateBuffers::Staged, "all or nobody");
+    assert_eq!(world.caps().private_buffers, PrivateBuffers::Staged, "PE 1 forbids access, so all PEs stage");
     let (n, me) = (world.n_pes(), world.my_pe().index());
     let mut buffer = vec![me as u64; 100_000];
     world.team().all_reduce_in_place_blocking(&mut buffer, ReduceOp::Sum).unwrap();

@@ -1,9 +1,9 @@
-//! Dispatch and combine for mixture of experts on the host backend, among threads.
+//! Checks dispatch and combine for mixture of experts on the host backend, among threads.
 
 use peerweave::{F8E4M3, Result, World, bf16, f16, on_threads};
 use peerweave_tests::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
 
-/// Runs a test on several numbers of PEs.
+/// Runs a test with 1, 2, 3, 4 and 8 PEs.
 fn on_all(test: impl Fn(&World) -> Result<()> + Sync) {
     for n in [1, 2, 3, 4, 8] {
         for outcome in on_threads(n, |world| test(&world)).unwrap() {
@@ -21,7 +21,7 @@ fn random_routing_matches_the_plain_computation() {
 }
 
 #[test]
-fn every_type_of_results_is_added_in_f32() {
+fn results_of_every_type_are_added_in_f32() {
     on_all(|world| {
         let case = Case::new(2 * world.n_pes(), 4, 16, 5, 0, Routing::Random);
         exchange::<f32, f32>(world, &case, 3)?;

@@ -1,5 +1,5 @@
-//! All-reduces with residual and RMSNorm on the host backend: every element type, among threads and
-//! processes, in teams, with rows of any length; calls that differ among ranks.
+//! Checks all-reduces with residual and RMSNorm on the host backend: every element type, among
+//! threads and processes, in teams, with rows of any length, and calls that differ among ranks.
 
 use peerweave_tests::conformance::team_of;
 use peerweave_tests::{Job, Seat, named, norms};
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// Rows that travel in the entry line, in the staging area, and in other ways.
+/// Shapes whose rows travel in the entry line, in the staging area, and by other transports.
 const SHAPES: [(usize, usize); 7] = [(0, 4), (1, 1), (2, 5), (1, 64), (7, 300), (1, 6144), (8, 4100)];
 
 fn every_type(seat: &Seat) {

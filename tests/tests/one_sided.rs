@@ -105,7 +105,7 @@ fn signals(seat: &Seat) {
     team.wait_until_all_blocking(&words, Some(&everything_excluded), Compare::Eq, 9).unwrap();
     team.barrier_blocking().unwrap();
 
-    // Enqueued before any PE signals.
+    // These waits are enqueued before any PE signals.
     let all = team.wait_until_all(&stream, &words, None, Compare::Ge, 5).unwrap();
     let mut exclude = vec![false; n];
     exclude[0] = n > 1;
@@ -230,7 +230,7 @@ fn atomics(seat: &Seat) {
             team.atomic_add_blocking(&cells, 0, T::small(3), target).unwrap();
             team.atomic_inc_blocking(&cells, 0, target).unwrap();
             taken.push(team.atomic_fetch_inc_blocking(&cells, 1, Rank::new(0)).unwrap().bits());
-            // A lock by compare-swap around a count that is not atomic.
+            // A lock made of compare-swaps protects a count that is not atomic.
             if round % 8 == 0 {
                 while team.atomic_compare_swap_blocking(&cells, 4, T::small(0), T::small(1), Rank::new(0)).unwrap() != T::small(0)
                 {
@@ -303,7 +303,7 @@ fn nbi(seat: &Seat) {
     for round in 0..50u32 {
         for rank in 0..n {
             let part = data.slice(me * 1000..(me + 1) * 1000).unwrap();
-            // The source is dropped or changed when this returns.
+            // The source may be changed or dropped as soon as the call returns.
             let mine = vec![round * 1000 + me as u32; 1000];
             team.put_nbi_blocking(&mine, &part, Rank::new(rank as u32)).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Checks sends and receives: between all ranks, of every size, alone and in groups; and
+//! Checks sends and receives between all ranks, of every size, alone and in groups. Also checks
 //! mismatches.
 
 use peerweave::{Buffer, Error, MisuseKind, Rank, ReduceOp, Team, World};
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
             messages_of_every_size_arrive_between_all_ranks,
             group_accepts_sends_and_receives_in_any_order,
             sender_can_be_many_messages_ahead,
-            mismatched_receive_is_an_error_and_the_next_arrives,
+            mismatched_receive_fails_and_the_next_message_arrives,
             group_accepts_collectives_and_puts,
             groups_on_streams_overlap_with_the_caller,
             send_without_a_receive_expires_and_names_the_receiver,
@@ -154,7 +154,7 @@ fn ahead(seat: &Seat) {
         let started = Instant::now();
         let tickets: Vec<_> =
             (0..400).map(|i| team.send(&stream, &Buffer::from(message(0, 1, i, lens(i))), rank(1)).unwrap()).collect();
-        // A call on an idle stream may block briefly; none waits for the receiver.
+        // A call on an idle stream may block briefly, but does not wait for the receiver.
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
         team.barrier_blocking().unwrap();
         tickets.iter().for_each(|ticket| ticket.wait().unwrap());
@@ -176,8 +176,8 @@ fn sender_can_be_many_messages_ahead() {
     Job::new("ahead", 2).without_attach().on_processes();
 }
 
-/// Sends messages whose count or type differs from the receive, by each transport, each followed by
-/// a matching one.
+/// Sends messages whose count or type differs from the receive, by each transport. After each of
+/// them, sends a message that matches.
 fn mismatched(seat: &Seat) {
     let world = seat.join();
     let team = world.team();
@@ -203,8 +203,8 @@ fn mismatched(seat: &Seat) {
         for symmetric in [false, true] {
             let here = world.alloc::<u32>(sent.max(received)).unwrap();
             if me == 0 {
-                // The send of a small message completes before the receive; a large one fails with
-                // it.
+                // The send of a small message completes before the receive. The send of a large
+                // message fails together with the receive.
                 let ended = if symmetric {
                     team.send_blocking(&here.slice(..sent).unwrap(), rank(1))
                 } else {
@@ -219,7 +219,7 @@ fn mismatched(seat: &Seat) {
                 } else {
                     team.recv_blocking(&mut vec![0u32; received], rank(0))
                 };
-                is_mismatch(ended, &format!("recv of {received} where {sent} are sent"));
+                is_mismatch(ended, &format!("recv of {received} elements of a message of {sent}"));
             }
             fits(round);
             round += 1;
@@ -236,7 +236,7 @@ fn mismatched(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn mismatched_receive_is_an_error_and_the_next_arrives() {
+fn mismatched_receive_fails_and_the_next_message_arrives() {
     Job::new("mismatched", 2).on_threads();
     Job::new("mismatched", 2).on_processes();
     Job::new("mismatched", 2).without_attach().on_processes();

@@ -1,8 +1,8 @@
 //! Compares random sequences of collectives on random numbers of PEs with the oracle; failing cases
 //! are shrunk.
 //!
-//! The seed is `PEERWEAVE_TEST_SEED`, a number; `.ci/run` chooses a new one in each run and prints
-//! it. Without it the sequences are always the same.
+//! The seed is the number in `PEERWEAVE_TEST_SEED`. `.ci/run` chooses a new seed in each run and
+//! prints it. Without the variable, the sequences are always the same.
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{ReduceOp, World};

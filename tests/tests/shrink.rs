@@ -1,4 +1,4 @@
-//! PEs that continue after others have died: `World::shrink`.
+//! Checks `World::shrink`, by which PEs continue after others have died.
 //!
 //! `PEERWEAVE_KILLS` is the number of random kills (default 20).
 
@@ -21,29 +21,30 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![survive, intact, absent, waiting, carry, ending, stopped],
         named![
-            killed_pe_is_left_out,
-            several_killed_pes_are_left_out,
-            pe_killed_during_shrink_is_left_out,
-            world_shrinks_twice,
-            all_pes_but_one_die,
+            killed_pe_is_excluded,
+            several_killed_pes_are_excluded,
+            pe_killed_during_shrink_is_excluded,
+            pe_killed_in_the_second_world_causes_a_second_shrink,
+            last_pe_continues_alone_after_all_others_died,
             world_without_a_failure_keeps_its_pes,
             pe_that_does_not_call_is_named_and_may_call_later,
             waits_for_a_pe_that_called_shrink_fail_soon,
             stopped_pe_is_named_at_the_deadline,
             old_memory_is_readable_and_freed_with_its_handles,
             finalize_and_abort_of_the_new_world_end_every_process,
-            threads_that_panic_or_return_are_left_out,
-            operations_of_two_worlds_do_not_mix,
+            threads_that_panic_or_return_are_excluded,
+            operations_of_concurrent_worlds_do_not_mix,
             survivors_of_random_kills_compute_right_results,
         ],
     )
 }
 
-/// Time within which the PEs that are left must continue, on a machine whose processors are all
-/// busy; less than the deadline.
+/// Time within which the survivors must continue on a machine whose processors are all busy; less
+/// than the deadline.
 const SOON: Duration = Duration::from_secs(12);
 
-/// When a PE dies: microseconds after all are ready, or after it has begun the given shrink.
+/// The death of a PE, in microseconds after all PEs are ready, or after the PE has begun the shrink
+/// with the number `in_shrink`.
 #[derive(Clone, Copy)]
 struct Death {
     pe: u32,
@@ -64,8 +65,8 @@ impl Death {
     }
 }
 
-/// Runs the mixture, and continues with the PEs that are left. Arguments: the rounds after the last
-/// death, the seed, and the deaths.
+/// Runs the mixture, and continues with the survivors. Arguments: the rounds after the last death,
+/// the seed, and the deaths.
 fn survive(seat: &Seat) {
     let (rounds, seed): (u64, u64) = (seat.arg(0), seat.arg(1));
     let deaths: Vec<Death> = seat.args.split(' ').skip(2).filter(|text| !text.is_empty()).map(Death::parse).collect();
@@ -96,16 +97,16 @@ fn survive(seat: &Seat) {
     for (named, message) in &survival.failures {
         assert!(!named.is_empty() && named.iter().all(|pe| dead.contains(pe)), "{dead:?} died: {named:?}, {message}");
     }
-    // A result of all PEs that are left, by their first numbers.
+    // Each survivor adds a bit for its number in the first world.
     let (world, mut sum) = (&survival.world, [0u64]);
-    world.team().all_reduce_blocking(&[1 << me], &mut sum, ReduceOp::Sum).expect("all are left");
+    world.team().all_reduce_blocking(&[1 << me], &mut sum, ReduceOp::Sum).expect("all survivors live");
     assert_eq!(sum[0], survival.first.iter().map(|pe| 1 << pe).sum::<u64>());
-    world.finalize().map(drop).expect("all are left");
+    world.finalize().map(drop).expect("all survivors live");
     say(format!("left {:?}", survival.first));
 }
 
-/// Runs a job in which these PEs die, and asserts that the others continue soon, and leave nothing
-/// behind.
+/// Runs a job in which these PEs die. Asserts that the others continue and leave nothing behind.
+/// Returns the time until all of them have finished.
 fn go_on(job: Job, n_pes: usize, deaths: &str, seed: u64) -> Duration {
     let before = Before::now();
     let mut running = job.args(format!("12 {seed} {deaths}")).start();
@@ -125,7 +126,7 @@ fn go_on(job: Job, n_pes: usize, deaths: &str, seed: u64) -> Duration {
     took
 }
 
-fn killed_pe_is_left_out() {
+fn killed_pe_is_excluded() {
     for (n_pes, victim) in [(2, 0), (2, 1), (3, 0), (3, 1), (4, 0), (4, 3), (8, 0), (8, 5)] {
         let took = go_on(Job::new("survive", n_pes), n_pes, &format!("{victim}@3000"), 1);
         assert!(took < SOON, "PE {victim} of {n_pes}: {took:?}");
@@ -133,15 +134,15 @@ fn killed_pe_is_left_out() {
     go_on(Job::new("survive", 4).without_attach(), 4, "1@2000", 2);
 }
 
-fn several_killed_pes_are_left_out() {
+fn several_killed_pes_are_excluded() {
     for (n_pes, deaths) in [(3, "0@2000 1@2000"), (4, "0@0 3@0"), (4, "0@1000 1@1800"), (8, "0@3000 1@3050 7@4000")] {
         let took = go_on(Job::new("survive", n_pes), n_pes, deaths, 3);
         assert!(took < SOON, "{deaths} of {n_pes}: {took:?}");
     }
 }
 
-fn pe_killed_during_shrink_is_left_out() {
-    // The first that is left leads and serves the others, and the last only follows.
+fn pe_killed_during_shrink_is_excluded() {
+    // The first survivor leads the shrink and serves the others. The last one only follows.
     for (n_pes, first, second) in [(3, 0, 1), (4, 0, 1), (4, 0, 3), (4, 3, 0), (4, 1, 2)] {
         for microseconds in [0, 150, 400, 1000, 2500, 5000, 9000] {
             let deaths = format!("{first}@1000 {second}@1@{microseconds}");
@@ -149,11 +150,11 @@ fn pe_killed_during_shrink_is_left_out() {
             assert!(took < SOON, "{deaths} of {n_pes}: {took:?}");
         }
     }
-    // Both that could lead.
+    // PE 1, which leads the shrink, dies, and then PE 2, which leads after it.
     go_on(Job::new("survive", 4), 4, "0@500 1@1@300 2@1@1500", 4);
 }
 
-fn world_shrinks_twice() {
+fn pe_killed_in_the_second_world_causes_a_second_shrink() {
     // PE 1, which leads the first shrink, dies in the second world.
     let took = go_on(Job::new("survive", 4), 4, "0@1000 1@400000", 5);
     assert!(took < SOON, "{took:?}");
@@ -161,7 +162,7 @@ fn world_shrinks_twice() {
     assert!(took < SOON, "{took:?}");
 }
 
-fn all_pes_but_one_die() {
+fn last_pe_continues_alone_after_all_others_died() {
     let took = go_on(Job::new("survive", 4), 4, "0@1000 1@1200 2@1@100", 6);
     assert!(took < SOON, "{took:?}");
 }
@@ -183,7 +184,7 @@ fn intact(seat: &Seat) {
         world = next;
     }
     assert_eq!(kept.to_vec().unwrap(), [world.my_pe().get(); 3]);
-    // Another world's memory is no operand.
+    // Memory of the old world is not an operand in the new world.
     let foreign = world.team().broadcast_in_place_blocking(&kept, Rank::new(0)).unwrap_err();
     assert!(matches!(foreign.misuse(), Some(MisuseKind::ForeignBuffer { .. })), "{foreign}");
     assert!(world.finalize().unwrap().is_clean());
@@ -198,7 +199,7 @@ fn world_without_a_failure_keeps_its_pes() {
     Job::new("intact", 3).check_calls().heap_bytes(64 << 20).on_processes();
 }
 
-/// The last PE does not call shrink for a long time. Argument: the deadline in seconds.
+/// Shrinks while the last PE calls only after the deadline. Argument: the deadline in seconds.
 fn absent(seat: &Seat) {
     let deadline = Duration::from_secs_f64(seat.arg(0));
     let world = seat.join();
@@ -233,7 +234,7 @@ fn pe_that_does_not_call_is_named_and_may_call_later() {
 /// The deadline of jobs in which a PE is stopped.
 const STOPPED: Duration = Duration::from_secs(3);
 
-/// Shrinks again and again. Argument: the PE that the scenario stops at any instant.
+/// Shrinks repeatedly. Argument: the PE that the scenario stops at a random instant.
 fn stopped(seat: &Seat) {
     let (mut world, victim) = (seat.join(), seat.arg::<u32>(0));
     let me = world.my_pe().get();
@@ -252,7 +253,7 @@ fn stopped(seat: &Seat) {
             return;
         }
     }
-    // The others do not find that this PE has ended.
+    // Stays alive, so that the others do not report the end of this PE.
     std::thread::sleep(STOPPED);
 }
 
@@ -276,7 +277,7 @@ fn stopped_pe_is_named_at_the_deadline() {
     }
 }
 
-/// PE 0 shrinks while the others wait for it in another way. Argument: the way.
+/// Shrinks on PE 0 while the others wait for PE 0 in another call. Argument: that call.
 fn waiting(seat: &Seat) {
     let world = seat.join();
     let (team, me) = (world.team().clone(), world.my_pe().get());
@@ -295,14 +296,14 @@ fn waiting(seat: &Seat) {
             "team_of" => world.team_of(&[peerweave::Pe::new(0), world.my_pe()]).map(drop),
             "stream" => half.barrier(&stream).and_then(|ticket| ticket.wait().map(drop)),
             "finalize" => world.finalize().map(drop),
-            other => panic!("no wait is called {other}"),
+            other => panic!("unknown wait {other:?}"),
         };
         let error = failure.unwrap_err();
         assert!(matches!(error, Error::Peer { cause: PeerCause::Shrinks, .. }), "{error}");
         assert_eq!(error.blamed(), [peerweave::Pe::new(0)], "{error}");
         assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
         if let "finalize" = seat.arg::<String>(0).as_str() {
-            // This world has ended for the PE: the others wait until it has dropped it.
+            // The world has ended for this PE, which drops it now. The others wait for that.
             return;
         }
     } else {
@@ -321,13 +322,13 @@ fn waits_for_a_pe_that_called_shrink_fail_soon() {
     Job::new("waiting", 4).args("barrier").on_processes();
 }
 
-/// Returns the number of mappings of the memory of jobs in this process.
+/// Returns the number of mappings of job memory in this process.
 fn mappings() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux has this");
     maps.lines().filter(|line| line.contains("memfd:peerweave")).count()
 }
 
-/// PE 0 dies; the others carry their data over.
+/// Kills PE 0. The others copy their data into the new world.
 fn carry(seat: &Seat) {
     let world = seat.join();
     let (me, n) = (world.my_pe().get(), world.n_pes());
@@ -339,20 +340,20 @@ fn carry(seat: &Seat) {
         die();
     }
     let error = world.team().all_reduce(&stream, &data, &data.clone(), ReduceOp::Max).map(drop).unwrap_err();
-    assert!(error.misuse().is_some(), "in place is another call: {error}");
+    assert!(error.misuse().is_some(), "one buffer as source and destination is misuse: {error}");
     let failed = world.team().barrier_blocking().unwrap_err();
     assert_eq!(failed.blamed(), [peerweave::Pe::new(0)], "{failed}");
     assert_eq!(mappings(), 1);
     let smaller = world.shrink().unwrap();
     assert_eq!((mappings(), smaller.n_pes()), (2, n - 1));
     drop((world, stream, failed));
-    // The buffer keeps the old memory.
+    // The buffer keeps the old memory alive.
     let carried = smaller.alloc::<u64>(1000).unwrap();
     carried.copy_from(&data.to_vec().unwrap()).unwrap();
     data.store(0, 1).unwrap();
     assert_eq!((data.load(0).unwrap(), data.load(999).unwrap()), (1, u64::from(me) + 5));
     assert!(matches!(data.release().unwrap_err().misuse(), Some(MisuseKind::Shrunk)));
-    assert_eq!(mappings(), 1, "the last handle of the old world is gone");
+    assert_eq!(mappings(), 1, "the last handle of the old world was released");
     smaller.team().all_reduce_in_place_blocking(&carried, ReduceOp::Sum).unwrap();
     assert_eq!(carried.load(500).unwrap(), (1..n as u64).map(|pe| pe + 5).sum::<u64>());
     carried.release().unwrap();
@@ -371,7 +372,7 @@ fn old_memory_is_readable_and_freed_with_its_handles() {
     }
 }
 
-/// PE 1 dies; the others end together. Argument: how.
+/// Kills PE 1. The others then end their new world together. Argument: how.
 fn ending(seat: &Seat) {
     let world = seat.join();
     let me = world.my_pe().get();
@@ -389,10 +390,10 @@ fn ending(seat: &Seat) {
         }
         "abort" if me == 2 => drop(smaller.abort(9)),
         "abort" => {
-            // Busy with other things.
+            // This PE makes no call.
             std::thread::sleep(Duration::from_secs(60));
         }
-        other => panic!("no end is called {other}"),
+        other => panic!("unknown end {other:?}"),
     }
 }
 
@@ -414,7 +415,7 @@ fn finalize_and_abort_of_the_new_world_end_every_process() {
     }
 }
 
-fn threads_that_panic_or_return_are_left_out() {
+fn threads_that_panic_or_return_are_excluded() {
     for (n_pes, gone) in [(2, vec![0]), (3, vec![1]), (4, vec![0, 3]), (8, vec![0, 1, 2, 6])] {
         for panics in [false, true] {
             let done = AtomicU32::new(0);
@@ -424,7 +425,8 @@ fn threads_that_panic_or_return_are_left_out() {
                 on_threads(n_pes, &options, |world| {
                     let me = world.my_pe().get();
                     if gone.contains(&me) {
-                        // Some leave while the others run, and some while they shrink.
+                        // Some PEs leave while the others run the mixture, and some while the
+                        // others shrink.
                         std::thread::sleep(Duration::from_millis(u64::from(me) * 3));
                         assert!(!panics, "on purpose");
                         return;
@@ -434,7 +436,7 @@ fn threads_that_panic_or_return_are_left_out() {
                     let expected: Vec<u32> = (0..n_pes as u32).filter(|pe| !gone.contains(pe)).collect();
                     assert_eq!(survival.first, expected);
                     assert!(survival.failures.iter().all(|(named, _)| named.iter().all(|pe| gone.contains(pe))));
-                    survival.world.finalize().map(drop).expect("all are left");
+                    survival.world.finalize().map(drop).expect("all survivors live");
                     done.fetch_add(1, Ordering::Relaxed);
                 })
             }));
@@ -444,8 +446,8 @@ fn threads_that_panic_or_return_are_left_out() {
     }
 }
 
-fn operations_of_two_worlds_do_not_mix() {
-    // Two jobs of threads in one process shrink at the same time.
+fn operations_of_concurrent_worlds_do_not_mix() {
+    // Four jobs of threads in one process shrink at the same time.
     let run = || -> Result<Vec<usize>> {
         let sizes = on_threads(3, &HostOptions::default(), |world| {
             if world.my_pe().get() == 1 {
@@ -475,7 +477,7 @@ fn survivors_of_random_kills_compute_right_results() {
         let mut deaths = format!("{first}@{}", random(3) % 60_000);
         if n_pes > 2 && random(4) % 2 == 0 {
             let second = (first + 1 + (random(5) % (n_pes as u64 - 1)) as usize) % n_pes;
-            // During the first shrink, or at any time.
+            // The second PE dies during the first shrink, or at any time.
             match random(6) % 2 {
                 0 => deaths += &format!(" {second}@1@{}", random(7) % 8000),
                 _ => deaths += &format!(" {second}@{}", random(7) % 90_000),
@@ -486,6 +488,6 @@ fn survivors_of_random_kills_compute_right_results() {
         println!("    {i}: {deaths} of {n_pes}");
         slowest = slowest.max(go_on(job, n_pes, &deaths, i));
     }
-    println!("    {kills} kills; the slowest went on after {slowest:?}");
+    println!("    {kills} kills; the slowest continued after {slowest:?}");
     assert!(slowest < SOON + Duration::from_millis(100), "{slowest:?}");
 }

@@ -29,7 +29,7 @@ fn rank(index: usize) -> Rank {
     Rank::new(index as u32)
 }
 
-/// The late PE joins only after all others have reported that their calls returned.
+/// Makes the calls of the late PE only after all others have reported that their calls returned.
 fn late_peer(seat: &Seat) {
     let world = seat.join();
     let (team, stream) = (world.team(), world.stream().unwrap());
@@ -47,12 +47,11 @@ fn late_peer(seat: &Seat) {
             sleep(Duration::from_millis(round as u64 % 4));
         }
         let ticket = team.all_reduce(&stream, &send, &recv, ReduceOp::Sum).unwrap();
-        // What is enqueued behind it waits too, in order.
+        // An operation that is enqueued behind the first one waits too.
         let again = team.all_reduce_in_place(&stream, &recv, ReduceOp::Max).unwrap();
         if me != late {
-            // Both calls have returned. The late PE joins only after all others have reported this.
-            // A call that blocked its caller until then, or until the deadline, would never return
-            // here.
+            // Both calls have returned. The late PE calls only after all others have signalled that
+            // to it. A call that blocked its caller until the late PE calls could not return here.
             assert!(!ticket.is_complete() && !again.is_complete() && !stream.is_idle());
             assert!(matches!(ticket.wait_within(Duration::ZERO), Err(Error::Timeout(_))));
             team.signal_blocking(returned.add(1), rank(late)).unwrap();
@@ -80,7 +79,7 @@ fn many_streams(seat: &Seat) {
     let streams: Vec<_> = (0..4).map(|_| world.stream().unwrap()).collect();
     let mut results = Vec::new();
     for round in 0..500u64 {
-        // Each PE uses another stream for the same call.
+        // PEs use different streams for the same call.
         let stream = &streams[(hash(&[round, me]) % 4) as usize];
         if hash(&[round, me, 1]).is_multiple_of(50) {
             sleep(Duration::from_millis(2));
@@ -214,7 +213,7 @@ fn missing(seat: &Seat) {
     assert!(team.barrier_blocking().is_err());
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     say("named");
-    // A PE that still waits must not find that this PE has left first.
+    // Stays alive, so that a PE that still waits does not report that this PE has left.
     sleep(Duration::from_secs(60));
 }
 
@@ -242,7 +241,7 @@ fn dropped(seat: &Seat) {
                 let part = sink.slice(me * 1000..(me + 1) * 1000).unwrap();
                 drop(team.put(&stream, &source, &part, rank(to)).unwrap());
             }
-            // The source is dropped here, its memory used again at once.
+            // The source is dropped here, and its memory is reused at once.
         }
         let _trash: Vec<Vec<u64>> = (0..20).map(|i| vec![!i; 1000]).collect();
         let last = team.barrier(&stream).unwrap();
@@ -255,8 +254,8 @@ fn dropped(seat: &Seat) {
         assert!(found.iter().enumerate().all(|(i, &x)| x == round * 100 + (i / 1000) as u64), "round {round}");
         team.barrier_blocking().unwrap();
     }
-    // A stream, its tickets and its buffers, all dropped with everything still queued; a release
-    // waits for what uses the heap.
+    // A stream, its tickets and its buffers are dropped while their operations are queued. A
+    // release waits for queued operations that use the heap.
     let (cell, gone) = (world.alloc_zeroed::<u64>(1).unwrap(), world.alloc_zeroed::<u64>(1000).unwrap());
     let at = gone.offset();
     {
@@ -272,11 +271,11 @@ fn dropped(seat: &Seat) {
         gone.release().unwrap();
     });
     let next = world.alloc::<u64>(1000).unwrap();
-    assert_eq!(next.offset(), at, "it is meant to be used again");
+    assert_eq!(next.offset(), at, "the memory was not reused");
     next.fill(6).unwrap();
     team.barrier_blocking().unwrap();
     sleep(Duration::from_millis(50));
-    assert!(next.to_vec().unwrap().iter().all(|&x| x == 6), "something came late");
+    assert!(next.to_vec().unwrap().iter().all(|&x| x == 6), "a put arrived after the release");
     next.release().unwrap();
     cell.release().unwrap();
     drop(sink);
@@ -336,7 +335,7 @@ fn queued_mismatch(seat: &Seat) {
         // error, and the team stays usable.
         let error = told(team.all_reduce_in_place(&stream, &Buffer::from(vec![1u32; 10 + me % 2]), ReduceOp::Sum)).unwrap_err();
         assert!(matches!(error, Error::Mismatch(_)), "{error}");
-        // Where the queue has the error, it is reported again.
+        // If the stream has stored the error, `synchronize` reports it again.
         if let Err(error) = stream.synchronize() {
             assert!(matches!(error, Error::Mismatch(_)), "{error}");
         }

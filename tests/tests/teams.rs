@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// Asserts that a team is alive and has these members.
+/// Asserts that a team is usable and has these members.
 fn works(team: &Team, members: &[u32]) {
     let found: Vec<u32> = team.members().iter().map(|pe| pe.get()).collect();
     assert_eq!(found, members);
@@ -54,7 +54,7 @@ fn shapes(seat: &Seat) {
         }
         assert!(matches!(even.pe_of(Rank::new(n)).unwrap_err().misuse(), Some(MisuseKind::Rank { .. })));
     }
-    // Keys that reverse the order, and equal keys that keep it.
+    // Checks keys that reverse the order, and equal keys, which keep the order.
     let color = me % 3;
     let team = all.split(Some(color.into()), -i64::from(me)).unwrap().unwrap();
     works(&team, &(0..n).rev().filter(|pe| pe % 3 == color).collect::<Vec<_>>());
@@ -107,7 +107,7 @@ fn churn(seat: &Seat) {
         if let Some(team) = made {
             let members: Vec<u32> = (0..n).filter(|&pe| color(pe) == color(me)).map(|pe| pe as u32).collect();
             works(&team, &members);
-            // Also uses the parts of a slot that keep state: mailboxes and staging areas.
+            // Also uses the parts of a slot that have state: mailboxes and staging areas.
             if team.size() > 1 {
                 let (size, rank) = (team.size(), team.my_rank().index());
                 let (mine, mut theirs) = ([round; 3], [0; 3]);
@@ -130,7 +130,7 @@ fn churn(seat: &Seat) {
                 team.destroy().unwrap();
             }
         }
-        assert!(kept.len() < 60, "an unlucky seed");
+        assert!(kept.len() < 60, "{} teams are alive, expected fewer than 60: change the seed", kept.len());
     }
     all.barrier_blocking().unwrap();
     let _ = world.finalize().unwrap();
@@ -229,7 +229,7 @@ fn after_destroy(seat: &Seat) {
     let words = world.alloc_zeroed::<u64>(2).unwrap();
     team.destroy().unwrap();
     let gone = |result: peerweave::Result<()>| {
-        let error = result.expect_err("the team is gone");
+        let error = result.expect_err("the team is destroyed");
         assert!(matches!(error.misuse(), Some(MisuseKind::TeamDestroyed)), "{error}");
     };
     gone(clone.barrier_blocking());
@@ -264,8 +264,8 @@ fn nested(seat: &Seat) {
     }
     for round in 0..200u64 {
         let team = &chain[(hash(&[round]) % chain.len() as u64) as usize % chain.len()];
-        // The depth differs if halves are uneven: only teams of the same depth are sure to make the
-        // same call.
+        // Uneven halves would give chains of different depths, whose PEs could choose different
+        // teams for the same call.
         let mut sum = [0u64];
         team.all_reduce_blocking(&[1], &mut sum, ReduceOp::Sum).unwrap();
         assert_eq!(sum[0], team.size() as u64);
@@ -277,7 +277,7 @@ fn nested(seat: &Seat) {
 }
 
 fn nested_teams_work_concurrently() {
-    // Powers of two, so that all chains are as long.
+    // Powers of two, so that the chains of all PEs have the same length.
     for n_pes in [2, 4, 8] {
         Job::new("nested", n_pes).on_threads();
         Job::new("nested", n_pes).on_processes();
@@ -288,8 +288,8 @@ fn disjoint(seat: &Seat) {
     let world = seat.join();
     let me = u64::from(world.my_pe().get());
     let team = world.team().split(Some(me % 2), 0).unwrap().unwrap();
-    // The teams make different numbers of calls, and split further, while the other does something
-    // else.
+    // Each team makes its own number of calls and splits further, while the other team makes
+    // different calls.
     for round in 0..(50 + 100 * (me % 2)) {
         let mut sum = [0u64];
         team.all_reduce_blocking(&[round], &mut sum, ReduceOp::Sum).unwrap();
@@ -329,7 +329,8 @@ fn reuse(seat: &Seat) {
             first.destroy().unwrap();
             continue;
         }
-        // The low byte of a number is the slot; the rest tells its uses apart.
+        // The low byte of the ID is the slot. The other bytes distinguish the teams that use the
+        // slot one after the other.
         let slot = first.name().id.0 & 0xff;
         // A PE that has waited for a while polls less often.
         sleep(Duration::from_millis(6));

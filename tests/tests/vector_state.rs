@@ -1,7 +1,7 @@
 //! Checks that no operation returns with the upper halves of vector registers in use. SSE code of
 //! the caller would otherwise be slow until the next `vzeroupper`.
 //!
-//! `peerweave-host` tests each kernel on every instruction set; this tests the operations that
+//! `peerweave-host` tests each kernel on every instruction set. This file tests the operations that
 //! users call.
 
 use peerweave::{Buffer, Compare, Rank, ReduceOp, Result, Strides, World};

@@ -1,5 +1,5 @@
-//! Checks waits and tests of words of every type among threads and processes: results, fairness,
-//! deadlines, and the death of the PE that would change the word.
+//! Checks waits and tests on words of every type among threads and processes: results, fairness,
+//! deadlines, and a PE that leaves while another PE waits.
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Compare, Error, World};
@@ -44,10 +44,10 @@ fn repeated_waits_for_any_return_every_satisfied_word() {
     Job::new("fairness", 2).everywhere();
 }
 
-/// A call that waits in vain, with its name.
+/// A wait that is never satisfied, with its name.
 type InVain = (&'static str, fn(&World) -> Result<(), Error>);
 
-/// The calls that wait for words of 16 zeros.
+/// Calls that wait for a change of 16 words that stay 0.
 const IN_VAIN: [InVain; 11] = [
     ("wait_until", |w| w.team().wait_until_blocking((&w.alloc_zeroed::<i32>(16)?, 3), Compare::Lt, 0).map(drop)),
     ("wait_until", |w| w.team().wait_until(&w.stream()?, (&w.alloc_zeroed::<i64>(16)?, 3), Compare::Gt, 0)?.wait().map(drop)),
@@ -90,7 +90,7 @@ fn death(seat: &Seat) {
     let call: usize = seat.arg(0);
     let (name, wait) = IN_VAIN[call];
     if world.my_pe().get() == 0 {
-        // The calls allocate: PE 0 takes part in that, and leaves.
+        // The calls allocate, which is collective. PE 0 takes part in the allocation, and leaves.
         match call {
             2 => drop(world.alloc_zeroed::<u16>(16)),
             3 => drop(world.alloc_zeroed::<i16>(16)),

@@ -1,5 +1,5 @@
-//! Checks that the end of a PE is detected although process IDs are meaningless, descriptors are
-//! few, or the program has closed them; and that no living PE is reported as dead.
+//! Checks that the end of a PE is detected even if process IDs are meaningless, file descriptors
+//! are few, or the program has closed them. Also checks that no living PE is reported as dead.
 
 use peerweave::{Error, ReduceOp, Result, World};
 use peerweave_tests::death::die;
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
             pe_that_closes_descriptors_is_not_reported_dead,
             private_buffers_across_pid_namespaces_are_right,
             death_across_pid_namespaces_is_named_soon,
-            end_of_a_process_with_the_same_number_is_ignored,
+            exit_of_an_unrelated_process_with_the_same_pid_is_ignored,
             different_heap_sizes_are_a_mismatch_on_all,
             too_little_address_space_names_the_setting,
             too_small_file_size_names_the_setting,
@@ -34,8 +34,8 @@ fn limit(resource: Resource, to: u64) {
     setrlimit(resource, Rlimit { current: Some(to), maximum: Some(to) }).expect("a lower limit");
 }
 
-/// Runs a mixture until a PE dies. Arguments: the victim, and the number of descriptors of the
-/// others except PE 0, or 0.
+/// Runs a mixture until a PE dies. Arguments: the victim, and the limit of file descriptors on all
+/// PEs except PE 0, or 0 for no limit.
 fn looping(seat: &Seat) {
     let (victim, descriptors): (usize, u64) = (seat.arg(0), seat.arg(1));
     let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
@@ -85,9 +85,9 @@ fn closing(seat: &Seat) {
         (0..10).try_for_each(|_| workload.step())?;
         if world.my_pe().get() == 1 {
             for descriptor in 3..1000 {
-                // SAFETY: closes numbers. What the library holds under them answers with errors
-                // from here on, which is what is tested; nothing that owns one of them is dropped
-                // before this process ends.
+                // SAFETY: `close` takes any number. Calls on the library's descriptors fail from
+                // here on, which is what is tested. No owner of a descriptor is dropped before this
+                // process ends.
                 unsafe { libc::close(descriptor) };
             }
             if reopens {
@@ -104,8 +104,8 @@ fn closing(seat: &Seat) {
         (0..100).try_for_each(|_| workload.step())?;
         world.team().barrier_blocking()
     };
-    // Kept until the process ends: dropping it would close descriptors that no longer belong to the
-    // library.
+    // The world lives until the process ends. Dropping it would close descriptors that no longer
+    // belong to the library.
     let world = std::mem::ManuallyDrop::new(seat.join());
     say_outcome(run(&world));
     std::process::exit(0);
@@ -119,8 +119,8 @@ fn pe_that_closes_descriptors_is_not_reported_dead() {
     }
 }
 
-/// Runs large collectives on private buffers and checks every element; then PE 1 dies, or all PEs
-/// stay alive. Arguments: whether PE 1 dies, milliseconds of waiting.
+/// Runs large collectives on private buffers and checks every element. Then PE 1 dies, or all PEs
+/// stay alive. Arguments: whether PE 1 dies, and the milliseconds of waiting.
 fn contained(seat: &Seat) {
     let (dies, milliseconds): (bool, u64) = (seat.arg(0), seat.arg(1));
     let run = |world: World| -> Result<()> {
@@ -138,7 +138,7 @@ fn contained(seat: &Seat) {
         say("ready");
         if dies && me == 1 {
             kill_process(getpid(), Signal::KILL).expect("this process");
-            // A process that is the first of its namespace does not kill itself.
+            // The system ignores a SIGKILL of the first process of a PID namespace to itself.
             std::process::abort();
         }
         let end = Instant::now() + Duration::from_millis(milliseconds);
@@ -157,8 +157,8 @@ fn contained(seat: &Seat) {
     say_outcome(seat.try_join().and_then(run));
 }
 
-/// Makes each PE the first process of its own PID namespace, with the same addresses as the others:
-/// as in containers of one image.
+/// The command that makes each PE the first process of its own PID namespace, with the same
+/// addresses as the others, as in containers of one image.
 const CONTAINER: [&str; 7] = ["setarch", "-R", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
 fn private_buffers_across_pid_namespaces_are_right() {
@@ -187,12 +187,12 @@ fn victim_is_named_soon_after_aborting(job: &Job, n_pes: usize) {
     }
 }
 
-fn end_of_a_process_with_the_same_number_is_ignored() {
+fn exit_of_an_unrelated_process_with_the_same_pid_is_ignored() {
     if !needs("pid-namespaces") {
         return;
     }
-    // In its namespace PE 1 has the number that an unrelated process has here, which ends while the
-    // job runs.
+    // In its namespace, PE 1 has the process ID that an unrelated process has in this namespace.
+    // The unrelated process ends while the job runs.
     let mut unrelated = std::process::Command::new("sleep").arg("0.5").spawn().expect("sleep");
     let number = unrelated.id();
     let script: &'static str = Box::leak(
@@ -209,7 +209,7 @@ fn end_of_a_process_with_the_same_number_is_ignored() {
     running.succeed(0..2);
 }
 
-/// Requests a different size on PE 1.
+/// Requests a heap of a different size on PE 1.
 fn heaps(seat: &Seat) {
     let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
     let heap_bytes = if me == 1 { 2 << 20 } else { 1 << 20 };

@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
             Ok(None) => break,
             Err(error) => {
-                // More bytes cannot make it valid.
+                // More bytes cannot make the frame valid.
                 let mut longer = rest.to_vec();
                 longer.extend([0; 8]);
                 assert_eq!(decode(&longer), Err(error));

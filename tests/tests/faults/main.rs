@@ -1,5 +1,5 @@
-//! PEs that are killed, stopped, panic or leave: every other PE gets an error that names the PE
-//! soon, and nothing is left behind.
+//! Checks PEs that are killed, stopped, panic or leave. Every other PE must soon get an error that
+//! names the PE, and no files, sockets or processes may remain.
 //!
 //! `PEERWEAVE_KILLS` is the number of random kills (default 20).
 
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
             pe_killed_while_kernels_wait_for_it_is_named,
             pe_killed_while_others_access_its_memory_is_named,
             pe_killed_in_sends_and_receives_is_named,
-            pe_killed_in_finalize_is_named_if_it_is_needed,
+            pe_killed_in_finalize_is_named_by_pes_that_need_it,
             pe_that_leaves_in_any_way_is_named,
             thread_that_panics_is_named,
             stopped_pe_is_named_at_the_deadline,
@@ -54,15 +54,15 @@ const SOON: Duration = Duration::from_secs(8);
 /// The deadline of jobs in which a PE is stopped; the job must also be set up within this time.
 const STOPPED: Duration = Duration::from_millis(2500);
 
-/// Waits until every PE except the victim has reported the loss of the victim soon after `since`,
-/// and has succeeded.
+/// Waits until every PE except the victim has reported the loss of the victim and has succeeded.
+/// Panics if a report is later than `within` after `since`.
 fn all_lose(running: &mut Running, n_pes: usize, victim: usize, since: Instant, within: Duration) {
     let others = || (0..n_pes).filter(|&pe| pe != victim);
     for pe in others() {
         let (at, line) = running.timed_line(pe);
         let late = at.saturating_duration_since(since);
-        assert!(line.starts_with(&format!("lost {victim} |")), "PE {pe}, where {victim} is the victim: {line}");
-        assert!(late < within, "PE {pe} reported it after {late:?}: {line}");
+        assert!(line.starts_with(&format!("lost {victim} |")), "PE {pe} does not name the victim, PE {victim}: {line}");
+        assert!(late < within, "PE {pe} reported the loss after {late:?}, expected less than {within:?}: {line}");
     }
     running.succeed(others());
 }
@@ -79,7 +79,7 @@ fn victim_is_named(job: &Job, n_pes: usize, victim: usize, kill: impl FnOnce(&mu
     before.assert_nothing_new(&socket, &mark);
 }
 
-/// Makes the victim kill itself when all PEs are ready.
+/// Waits until all PEs are ready and the victim has killed itself. Returns the time.
 fn by_itself(running: &mut Running, n_pes: usize, victim: usize) -> Instant {
     running.all_say(0..n_pes, "ready");
     let status = running.reap(victim);
@@ -134,9 +134,10 @@ fn pe_killed_while_it_joins_is_named() {
     }
 }
 
-// ---- in the middle of something ----
+// ---- during an operation ----
 
-/// Arguments: the operation, the victim, and the microseconds after which it dies, or `before`.
+/// Arguments: the operation, the victim, and the microseconds after which the victim dies, `before`
+/// or `never`.
 fn stage(seat: &Seat) {
     let (name, victim, when): (String, usize, String) = (seat.arg(0), seat.arg(1), seat.arg(2));
     let run = |world: &World| -> Result<()> {
@@ -158,7 +159,7 @@ fn stage(seat: &Seat) {
     say_outcome(seat.try_join().and_then(|world| run(&world)));
 }
 
-/// Kills a PE before the operation `name`, and at several times during it.
+/// Kills a PE once before the operation `name`, and `insides` times during the operation.
 fn killed_around(name: &str, seed: u64, insides: u64) {
     for i in 0..=insides {
         let victim = (hash(&[seed, i]) % 3) as usize;
@@ -172,7 +173,7 @@ fn killed_around(name: &str, seed: u64, insides: u64) {
     }
 }
 
-/// Records the location of a panic.
+/// Prints the current case if the thread panics.
 struct Context<'a>(&'a mut String);
 
 impl Drop for Context<'_> {
@@ -192,8 +193,8 @@ fn pe_killed_before_or_in_a_collective_is_named() {
     }
     for form in Form::REDUCING.into_iter().chain(Form::MOVING) {
         for (bytes, place) in sizes {
-            // In-place forms run only with large buffers, so that more kills happen where more can
-            // be interrupted.
+            // In-place forms run only with large buffers, where a kill is more likely to interrupt
+            // the operation.
             if form.is_in_place() && bytes < 10_000 {
                 continue;
             }
@@ -260,7 +261,7 @@ fn pe_killed_in_sends_and_receives_is_named() {
 fn finalizing(seat: &Seat) {
     let (victim, when): (usize, String) = (seat.arg(0), seat.arg(1));
     let world = seat.join();
-    world.team().barrier_blocking().expect("nobody is dead yet");
+    world.team().barrier_blocking().expect("all PEs are alive");
     say("ready");
     if world.my_pe().index() == victim {
         match when.as_str() {
@@ -274,7 +275,7 @@ fn finalizing(seat: &Seat) {
     }
 }
 
-fn pe_killed_in_finalize_is_named_if_it_is_needed() {
+fn pe_killed_in_finalize_is_named_by_pes_that_need_it() {
     for i in 0..8u64 {
         let victim = (i % 3) as usize;
         let when = if i < 3 { "before".to_owned() } else { (i * 20).to_string() };
@@ -282,7 +283,7 @@ fn pe_killed_in_finalize_is_named_if_it_is_needed() {
         let since = by_itself(&mut running, 3, victim);
         for pe in (0..3).filter(|&pe| pe != victim) {
             let (at, line) = running.timed_line(pe);
-            // A PE that arrived before the victim died has taken part completely.
+            // A PE succeeds if the victim had completed its part of finalize before it died.
             assert!(line.starts_with(&format!("lost {victim} |")) || (line == "fine" && i >= 3), "PE {pe}: {line}");
             assert!(at.saturating_duration_since(since) < SOON, "{line}");
         }
@@ -290,9 +291,9 @@ fn pe_killed_in_finalize_is_named_if_it_is_needed() {
     }
 }
 
-// ---- going without being killed ----
+// ---- PEs that leave or stop ----
 
-/// Arguments: the PE that leaves, and the way in which it leaves.
+/// Arguments: the PE that leaves, and how it leaves.
 #[expect(clippy::zombie_processes, reason = "a child that outlives its parent is what is tested")]
 fn leaving(seat: &Seat) {
     let (victim, how): (usize, String) = (seat.arg(0), seat.arg(1));
@@ -308,13 +309,13 @@ fn leaving(seat: &Seat) {
                 "exit" => std::process::exit(0),
                 "abort" => std::process::abort(),
                 "orphan" => {
-                    // The child outlives the PE, with everything that it has inherited.
+                    // The child outlives the PE, and keeps everything that it has inherited.
                     let mut child = std::process::Command::new("sleep");
                     child.arg("3").env_clear().stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
                     let _outlives = child.spawn().expect("a child");
                     die()
                 }
-                other => panic!("{other}?"),
+                other => panic!("unknown way to leave: {other:?}"),
             }
         }
         loop {
@@ -363,7 +364,7 @@ fn thread_that_panics_is_named() {
             }
         })
     }));
-    assert!(panicked.is_err(), "the panic goes on");
+    assert!(panicked.is_err(), "the panic was not propagated");
     let told = told.into_inner().unwrap();
     assert_eq!(told.len(), 2);
     for error in told {
@@ -385,7 +386,7 @@ fn stopped_pe_is_named_at_the_deadline() {
         all_lose(&mut running, 3, victim, Instant::now(), STOPPED + SOON);
         drop(context);
         running.signal(victim, Signal::CONT);
-        // The victim finds that the others are gone, and reports it.
+        // The victim notices that the others have left, and reports that.
         let line = running.line(victim);
         assert!(line.starts_with("lost "), "{line}");
         running.succeed([victim]);
@@ -401,7 +402,7 @@ fn pe_that_resumes_before_the_deadline_is_awaited() {
     for i in 0..6 {
         let pe = i % 3;
         sleep(Duration::from_millis(15));
-        // It may have ended by now.
+        // The PE may have ended by now.
         running.signal(pe, Signal::STOP);
         sleep(Duration::from_millis(40));
         running.signal(pe, Signal::CONT);
@@ -410,7 +411,7 @@ fn pe_that_resumes_before_the_deadline_is_awaited() {
     running.succeed(0..3);
 }
 
-// ---- a mixture of everything ----
+// ---- during a random mixture of operations ----
 
 /// Argument: the number of rounds; `0` means no limit.
 fn mixture(seat: &Seat) {
@@ -441,7 +442,7 @@ fn randomly_killed_pes_are_named() {
         let job = if i % 3 == 0 { job.without_attach() } else { job };
         let before = Before::now();
         let mut running = job.start();
-        // From before the rendezvous to far into the mixture.
+        // The kill may happen before the rendezvous, or far into the mixture.
         sleep(delay);
         let since = running.kill(victim);
         for pe in (0..n_pes).filter(|&pe| pe != victim) {
@@ -461,7 +462,7 @@ fn randomly_killed_pes_are_named() {
         before.assert_nothing_new(&socket, &mark);
     }
     println!("    {kills} kills; the slowest was reported by all PEs after {slowest:?}");
-    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(wrong.is_empty(), "{} wrong reports:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 fn more_pes_than_processors_complete_without_errors() {

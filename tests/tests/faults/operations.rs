@@ -9,20 +9,20 @@ use peerweave_tests::memory::{Kind, Mem, arena_len};
 mod kernels {
     use peerweave_device::prelude::*;
 
-    /// Synchronises all PEs several times, by block.
+    /// Synchronises all PEs several times with block-scoped barriers.
     #[kernel]
     pub(super) fn meet(ctx: &Context) -> Result<(), Failed> {
         (0..5).try_for_each(|_| ctx.barrier_all_block())
     }
 
-    /// Puts the first half of `data` into the second half of the next PE's, with a signal, and
-    /// waits for the signal of the previous PE.
+    /// Puts the first half of `data` into the second half of the next PE's `data`, with a signal.
+    /// Then waits for the signal of the previous PE.
     #[kernel]
     pub(super) fn pass_on(ctx: &Context, data: SymSlice<u32>, signal: SymSlice<u64>, round: u64) -> Result<(), Failed> {
         let (me, n) = (ctx.my_pe(), ctx.n_pes());
         let (mine, theirs) = (data.chunk(0, 2), data.chunk(1, 2));
         ctx.put_signal_block(theirs, mine, signal, round, SignalOp::Set, (me + 1) % n);
-        // The kernel names no PE: the backend finds out which PE is dead.
+        // The wait names no PE, so the backend must find out which PE is dead.
         ctx.signal_wait_until_block(signal, Compare::Ge, round)
     }
 }
@@ -112,7 +112,7 @@ pub(crate) fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
                 context.quiet()
             })
         }
-        // The victim dies as the holder, or while it waits, or between its turns.
+        // The victim may die while it holds the lock, waits for the lock, or does neither.
         "lock" => {
             let lock = world.alloc_lock()?;
             Box::new(move || {
@@ -178,7 +178,7 @@ pub(crate) fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
                 })
             })
         }
-        // Each PE communicates with the victim alone, one PE after the other.
+        // Rank 1, the victim, sends to the other ranks one after the other.
         "star" => {
             let mut buffer = vec![1u8; bytes];
             Box::new(move || {
