@@ -1,4 +1,4 @@
-//! Checks the end of a world: leak reports, handles that outlive it, and forked children.
+//! Checks the end of a world: leak reports, handles that outlive the world, and forked children.
 
 use peerweave_core::backend::TeamId;
 use peerweave_core::noop::{Call, Noop};
@@ -144,7 +144,8 @@ fn handles_can_be_sent_to_other_threads() {
     anywhere::<peerweave_core::Error>();
 }
 
-/// Several threads add to one counter of a shared world. CI also runs this under ThreadSanitizer.
+/// Several threads add to one counter of a shared world. CI also runs this test under
+/// ThreadSanitizer.
 #[test]
 fn concurrent_atomic_adds_lose_no_update() {
     let world = World::new(Noop::new(0, 2)).unwrap();

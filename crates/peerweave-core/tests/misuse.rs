@@ -65,8 +65,8 @@ impl Scene {
 
 type Wrong = fn(&Scene) -> Result<()>;
 
-/// Error messages, each with a wrong call that fails with it. If many calls share a check, one call
-/// of each form is listed.
+/// Error messages, and the wrong calls that fail with them. If many calls share a check, the table
+/// lists one call of each form.
 const TABLE: &[(&str, Wrong)] = &[
     // ---- views ----
     ("range: `range` has 6 elements, but the call uses 4..7", |s| s.x.range(4..7).map(drop)),

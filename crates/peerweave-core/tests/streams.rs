@@ -270,7 +270,7 @@ fn release_waits_for_pending_operations_on_the_heap() {
 }
 
 /// A thread that reads a buffer while a worker writes it gets a mixture of old and new values. CI
-/// also runs this under ThreadSanitizer.
+/// also runs this test under ThreadSanitizer.
 #[test]
 fn buffer_can_be_read_while_an_operation_writes_it() {
     let (noop, world) = held();

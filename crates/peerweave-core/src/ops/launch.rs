@@ -295,8 +295,8 @@ impl Stream {
         let mut kept = self.shared.pools.kept();
         kept.extend(held);
         // SAFETY: `bind` has checked that the views of symmetric memory lie in live allocations.
-        // The queue holds the owners of `&Symmetric` arguments. The allocation of a view that is
-        // passed by value has no such owner: it lives until its `release`, which waits for queued
+        // The queue holds the owners of `&Symmetric` arguments. A view that is passed by value has
+        // no owner here: its allocation lives until `Symmetric::release`, which waits for queued
         // operations. Views of device memory were made by `unsafe` calls, whose callers guarantee
         // that the views are valid.
         unsafe { call::launch(self, &op, &|| Keep::many(kept.clone()), decode::nothing) }

@@ -25,8 +25,8 @@ use std::sync::Arc;
 /// rank may use any of its streams.
 ///
 /// # Ordering
-/// A collective is complete on a rank when the results of that rank are complete; other ranks may
-/// still run it. Only [`barrier`](Team::barrier) and [`sync`](Team::sync) order the operations of
+/// A collective is complete on a rank when the results of that rank are complete. It may still run
+/// on other ranks. Only [`barrier`](Team::barrier) and [`sync`](Team::sync) order the operations of
 /// different ranks.
 ///
 /// On the host backend, the collectives of a team run one after another. Sends and receives are not

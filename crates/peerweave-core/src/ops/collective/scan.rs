@@ -1,5 +1,5 @@
-//! Scans: each rank gets the reduction of the elements of the ranks before it, with or without its
-//! own elements.
+//! Scans: each rank gets the reduction of the elements of all lower ranks. Inclusive scans include
+//! the elements of the rank itself.
 
 use crate::arguments::reduction::Reduction;
 use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};

@@ -247,7 +247,7 @@ impl Lock {
         if self.words.set_waits(call, self.me, false)? {
             return Err(failed);
         }
-        // The holder has cleared the word: it has chosen this PE, and its next change of the state
+        // The holder has cleared the word, so it has chosen this PE. Its next change of the state
         // passes the lock on to this PE.
         let grace = Instant::now() + GRACE;
         while Instant::now() < grace {

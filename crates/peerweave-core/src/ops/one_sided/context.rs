@@ -14,10 +14,10 @@ use peerweave_types::{Element, Rank, Strides};
 /// An independent stream of one-sided operations of a team, with a [`fence`](Context::fence) and a
 /// [`quiet`](Context::quiet) of its own. [`Team::context`] creates it.
 ///
-/// The operations return as soon as they are issued, and hold their buffers until they are
-/// complete. A quiet completes the operations of this context, and does not wait for operations of
-/// other contexts. So a program can use one context for each thread, or for each set of data that
-/// it sends, and needs no list of tickets. A clone refers to the same context.
+/// Calls return as soon as their operations are issued. The operations hold their buffers until
+/// they are complete. A quiet completes the operations of this context, and does not wait for
+/// operations of other contexts. So a program can use one context for each thread, or for each set
+/// of data that it sends, and needs no list of tickets. A clone refers to the same context.
 ///
 /// # Ordering
 /// Operations of a context start in the order in which they were issued. Only a fence, a quiet or

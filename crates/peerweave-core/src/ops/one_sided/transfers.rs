@@ -104,8 +104,7 @@ impl Team {
     }
 
     /// Like [`Team::put`], but the put may complete as late as the next
-    /// [`quiet`](crate::World::quiet). Until then, `source` must not change, and the queue holds
-    /// it.
+    /// [`quiet`](crate::World::quiet). Until then, the queue holds `source`, which must not change.
     ///
     /// # Errors
     /// As for [`Team::put`].

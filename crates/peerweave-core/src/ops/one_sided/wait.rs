@@ -37,8 +37,8 @@ fn awaited<'a, T: WaitElement>(
 /// [`Team::wait_until_any`] and [`Team::test_any`] return the index of one word. If several words
 /// satisfy the comparison, the call returns the index of any of them, and repeated calls vary the
 /// choice. So a program that repeats the call gets the index of every word that stays satisfied,
-/// even if other words are always satisfied. It need not exclude a word whose index was returned. A
-/// wait that was captured into a graph prefers the same word in each replay.
+/// even if other words are always satisfied. The program need not exclude a word whose index was
+/// returned. A wait that was captured into a graph prefers the same word in each replay.
 ///
 /// # Example
 /// ```
