@@ -28,7 +28,7 @@ impl Team {
     /// let team = world.team();
     /// let counters = world.alloc_zeroed::<u32>(1)?;
     /// if let Some(first) = team.peer_ptr(&counters, Rank::new(0))? {
-    ///     // SAFETY: `first` is one live element, which all PEs access atomically until the barrier.
+    ///     // SAFETY: `first` is one live element; all PEs access it atomically before the barrier.
     ///     let counter = unsafe { AtomicU32::from_ptr(first) };
     ///     counter.fetch_add(1, Ordering::Relaxed);
     /// }
