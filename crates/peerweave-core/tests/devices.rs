@@ -1,4 +1,4 @@
-//! Checks memory of devices as operands: places, owners, and refused calls.
+//! Checks device memory as operands: addresses, owners, and refused calls.
 
 use peerweave_core::backend::{Backend, Caps, DeviceOwner, Op, Place, StreamBackend};
 use peerweave_core::noop::{Call, Noop};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 const DEVICE: u32 = 3;
 
-/// Memory of a simulated device, and how often its owner was notified.
+/// Memory of a simulated device, which records the notifications that its owner gets.
 #[derive(Debug)]
 struct Memory {
     words: Box<[f32]>,
@@ -43,8 +43,8 @@ impl Memory {
 
     fn handle(self: &Arc<Self>, ordinal: u32) -> OnDevice<f32> {
         let address = self.words.as_ptr().expose_provenance() as u64;
-        // SAFETY: the box lives as long as the owner. The no-op backend reads it at this address;
-        // no test here writes to it.
+        // SAFETY: the box lives as long as the owner. The no-op backend reads the elements at this
+        // address, and no test here writes to them.
         unsafe { OnDevice::from_raw(address, self.words.len(), ordinal, Arc::clone(self) as Arc<dyn DeviceOwner>) }
     }
 
@@ -106,7 +106,7 @@ fn memory_of_another_device_is_refused() {
 }
 
 #[test]
-fn owner_that_refuses_stops_the_call_before_it_is_enqueued() {
+fn call_is_not_enqueued_if_an_owner_of_its_memory_refuses() {
     let (noop, world) = on_device();
     let (memory, x) = (Memory::new(&[1.0]), world.alloc::<f32>(1).unwrap());
     let (stream, handle) = (world.stream().unwrap(), memory.handle(DEVICE));
@@ -121,14 +121,14 @@ fn owner_that_refuses_stops_the_call_before_it_is_enqueued() {
 }
 
 #[test]
-fn queue_holds_the_owner_of_device_memory_until_the_end() {
+fn queue_holds_the_owner_of_device_memory_until_completion() {
     let (noop, world) = on_device();
     let (memory, x) = (Memory::new(&[4.0]), world.alloc_zeroed::<f32>(1).unwrap());
     noop.hold_streams(true);
     let (stream, handle) = (world.stream().unwrap(), memory.handle(DEVICE));
     let ticket = world.team().put(&stream, &handle, &x, Rank::new(0)).unwrap();
     drop(handle);
-    assert_eq!(Arc::strong_count(&memory), 2, "the queue also holds it");
+    assert_eq!(Arc::strong_count(&memory), 2, "the queue also holds the memory");
     noop.run_all();
     ticket.wait().unwrap();
     assert_eq!((Arc::strong_count(&memory), x.load(0).unwrap()), (1, 4.0));
@@ -150,7 +150,7 @@ fn groups_notify_and_hold_the_owners_of_device_memory() {
 }
 
 #[test]
-fn members_of_a_group_may_not_overlap_in_device_memory() {
+fn overlap_of_group_members_in_device_memory_is_refused() {
     let (_noop, world) = on_device();
     let (memory, me) = (Memory::new(&[1.0, 2.0, 3.0]), Rank::new(0));
     let (first, last) = (memory.handle(DEVICE).slice(..2).unwrap(), memory.handle(DEVICE).slice(1..).unwrap());

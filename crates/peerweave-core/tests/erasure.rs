@@ -11,7 +11,7 @@ use peerweave_core::{
 use proptest::prelude::*;
 use std::sync::Arc;
 
-/// PE 1 of 4, with a team of PEs 3, 1 and 0, in which it has rank 1.
+/// The handles of PE 1 of 4, and a team of PEs 3, 1 and 0, in which PE 1 has rank 1.
 struct Scene {
     noop: Arc<Noop>,
     world: World,
@@ -35,7 +35,8 @@ impl Scene {
         Self { noop, world, team, stream, x, y }
     }
 
-    /// Returns the only operation that the backend received, by `submit` or else by `run`.
+    /// Returns the only operation that the backend received: by `submit` if `submitted`, otherwise
+    /// by `run`.
     fn op(&self, submitted: bool) -> Op {
         match (<[Call; 1]>::try_from(self.noop.take_calls()), submitted) {
             (Ok([Call::Run(op)]), false) | (Ok([Call::Submit(op)]), true) => op,
@@ -320,7 +321,7 @@ fn group_is_one_operation_with_its_members_in_order() {
 }
 
 #[test]
-fn group_whose_closure_fails_makes_no_call() {
+fn group_is_not_submitted_if_its_closure_fails() {
     let s = Scene::new();
     let wrong = s.team.group(&s.stream, |g| {
         g.send(&s.x, ME)?;
@@ -339,7 +340,7 @@ fn split_reaches_the_backend_with_color_and_key() {
     };
     assert!(s.team.split(None, 3).unwrap().is_none());
     assert_eq!(split(), (TeamId(1), SplitCall::Colors, None));
-    // Rank 1 of the team is the last of two, counted backward from rank 2.
+    // The shape `back` consists of ranks 2 and 1, so rank 1 has index 1.
     let [back, ends] = [(2, -1), (0, 2)].map(|(start, stride)| TeamShape { start, stride, size: 2 });
     s.team.split_strided(back).unwrap();
     assert_eq!(split(), (TeamId(1), SplitCall::Strided(back), Some((0, 1))));
@@ -357,7 +358,7 @@ fn split_reaches_the_backend_with_color_and_key() {
             other => panic!("{other:?}"),
         })
         .collect();
-    // PE 1 in rows of three: row 0, column 1.
+    // In rows of three, PE 1 is in row 0 and column 1.
     assert_eq!(parts, [(false, 0, 1), (true, 1, 0)]);
 }
 
@@ -413,7 +414,7 @@ fn backend_is_returned_as_its_concrete_type() {
 }
 
 proptest! {
-    /// A put of any range to any rank names exactly its bytes, and moves them.
+    /// A put of any range to any rank names exactly the bytes of the range, and copies them.
     #[test]
     fn puts_and_gets_access_exactly_their_bytes(start in 0usize..40, len in 0usize..40, from in 0usize..24, rank in 0u32..3) {
         let s = Scene::new();
@@ -433,7 +434,8 @@ proptest! {
         prop_assert!(back[..start].iter().chain(&back[start + len..]).all(|&x| x == 0));
     }
 
-    /// A range of a range names the same elements as a slice of a slice, or is an error.
+    /// A range of a range names the same elements as a slice of a slice. If the slice is out of
+    /// bounds, the range is an error.
     #[test]
     fn range_of_a_range_selects_the_same_elements_as_a_slice(a in 0usize..20, b in 0usize..20, c in 0usize..20, d in 0usize..20) {
         let world = World::new(Noop::new(0, 1)).unwrap();
@@ -459,7 +461,7 @@ proptest! {
         prop_assert_eq!(found, naive.chunks(chunk).map(<[u8]>::to_vec).collect::<Vec<_>>());
     }
 
-    /// The check for groups agrees with comparing every pair.
+    /// The overlap check of groups agrees with a comparison of every pair.
     #[test]
     fn overlaps_in_groups_are_refused(parts in proptest::collection::vec((0usize..30, 0usize..5, any::<bool>()), 0..7)) {
         let s = Scene::new();

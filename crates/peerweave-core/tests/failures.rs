@@ -37,20 +37,20 @@ fn each_copy_returns_the_error_of_a_failed_host_access() {
 }
 
 #[test]
-fn operation_that_times_out_keeps_its_memory() {
+fn operation_that_times_out_holds_its_buffers() {
     let (noop, world) = world();
     let team = world.team();
     let (send, recv) = (Buffer::from(vec![1i32, 2]), Buffer::zeroed(2));
     noop.time_out_next();
     assert!(matches!(team.all_reduce_blocking(&send, &recv, ReduceOp::Sum), Err(Error::Timeout(_))));
-    let send = send.into_vec().expect_err("running work still holds it");
-    let recv = recv.into_vec().expect_err("running work still holds it");
+    let send = send.into_vec().expect_err("running work still holds the buffer");
+    let recv = recv.into_vec().expect_err("running work still holds the buffer");
     noop.run_all();
     assert!(send.into_vec().is_ok() && recv.into_vec().is_ok());
 }
 
 #[test]
-fn group_that_times_out_keeps_the_memory_of_its_members() {
+fn group_that_times_out_holds_the_buffers_of_its_members() {
     let (noop, world) = world();
     let (source, dest) = (Buffer::from(vec![1i32, 2]), Buffer::<i32>::zeroed(2));
     noop.time_out_next();
@@ -59,7 +59,7 @@ fn group_that_times_out_keeps_the_memory_of_its_members() {
         g.recv(&dest, Rank::new(0))
     });
     assert!(matches!(outcome, Err(Error::Timeout(_))));
-    let source = source.into_vec().expect_err("running work still holds it");
+    let source = source.into_vec().expect_err("running work still holds the buffer");
     noop.run_all();
     assert!(source.into_vec().is_ok() && dest.into_vec().is_ok());
 }

@@ -1,4 +1,4 @@
-//! Operations on streams that are captured into a graph.
+//! Checks operations on streams that are captured into a graph.
 
 use peerweave_core::backend::Op;
 use peerweave_core::noop::{Call, Noop};
@@ -40,7 +40,7 @@ fn graph_holds_the_memory_of_its_operations() {
     let (stream, source, dest) = (world.stream().unwrap(), Buffer::from(vec![1.0f32, 2.0]), Buffer::zeroed(2));
     noop.capture_streams(true);
     drop(world.team().all_reduce(&stream, &source, &dest, ReduceOp::Sum).unwrap());
-    let source = source.into_vec().expect_err("the graph also holds it");
+    let source = source.into_vec().expect_err("the graph also holds the buffer");
     noop.replay().unwrap();
     assert_eq!(dest.to_vec(), [1.0, 2.0]);
     noop.drop_graph();

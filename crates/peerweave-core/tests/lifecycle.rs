@@ -1,4 +1,4 @@
-//! Checks the end of a world: leak reports, handles that outlive it, and forked children.
+//! Checks the end of a world: leak reports, handles that outlive the world, and forked children.
 
 use peerweave_core::backend::TeamId;
 use peerweave_core::noop::{Call, Noop};
@@ -25,7 +25,7 @@ fn finalize_reports_leaks_with_their_allocation_site() {
 }
 
 #[test]
-fn world_in_a_static_is_finalized_once_for_every_thread() {
+fn world_is_finalized_by_only_one_of_several_threads() {
     static WORLD: std::sync::OnceLock<World> = std::sync::OnceLock::new();
     let noop = Noop::new(0, 2);
     let world = WORLD.get_or_init(|| World::new(noop.clone()).unwrap());
@@ -38,7 +38,7 @@ fn world_in_a_static_is_finalized_once_for_every_thread() {
     let (ended, refused): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
     assert_eq!((ended.len(), refused.len()), (1, 7));
     assert!(refused.iter().all(|error| matches!(error.as_ref().unwrap_err().misuse(), Some(MisuseKind::Finalized))));
-    assert!(matches!(noop.take_calls()[..], [Call::Finalize]), "the backend is ended once");
+    assert!(matches!(noop.take_calls()[..], [Call::Finalize]), "the backend is finalized once");
     for error in [world.fence_blocking(), world.team().p_blocking(&x, 0, 1, Rank::new(1)), x.store(0, 1)] {
         assert!(matches!(error.unwrap_err().misuse(), Some(MisuseKind::Finalized)));
     }
@@ -57,7 +57,7 @@ fn range_keeps_its_allocation_alive() {
 }
 
 #[test]
-fn borrowed_range_counts_no_reference_and_its_clone_does() {
+fn clone_of_a_borrowed_range_keeps_its_allocation_alive() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<i32>(4).unwrap();
     let kept = {
@@ -119,8 +119,8 @@ fn slices_of_symmetric_memory_see_writes() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<f32>(4).unwrap();
     x.copy_from(&[1.0, 2.0, 3.0, 4.0]).unwrap();
-    // SAFETY: nobody else has this world; the slices do not live at the same time, and no call is
-    // made while one does.
+    // SAFETY: no other code uses this world. The slices do not live at the same time, and no call
+    // is made while a slice lives.
     unsafe {
         x.as_mut_slice().unwrap()[2] = 7.0;
         assert_eq!(x.as_slice().unwrap(), [1.0, 2.0, 7.0, 4.0]);
@@ -144,7 +144,8 @@ fn handles_can_be_sent_to_other_threads() {
     anywhere::<peerweave_core::Error>();
 }
 
-/// Many threads share one world; the counter is right afterwards (for ThreadSanitizer).
+/// Several threads add to one counter of a shared world. CI also runs this test under
+/// ThreadSanitizer.
 #[test]
 fn concurrent_atomic_adds_lose_no_update() {
     let world = World::new(Noop::new(0, 2)).unwrap();
@@ -178,7 +179,7 @@ fn calls_after_an_abort_fail_with_its_pe_and_code() {
     for (index, error) in errors.iter().enumerate() {
         assert!(matches!(error, Error::Aborted { by, code: 7 } if by.get() == 2), "call {index}: {error}");
     }
-    assert!(matches!(noop.take_calls()[..], [Call::Abort(7)]), "the backend gets the first call only");
+    assert!(matches!(noop.take_calls()[..], [Call::Abort(7)]), "the backend gets only the first abort");
 }
 
 #[test]
@@ -226,14 +227,14 @@ fn handles_are_refused_after_finalize() {
     assert!(noop.take_calls().is_empty());
 }
 
-/// The whole process is forked; the child uses only the world and ends by `_exit`.
+/// Forks the whole test process. The child uses only the world and ends by `_exit`.
 #[cfg(all(unix, not(miri)))]
 #[test]
 fn call_in_a_forked_child_is_an_error() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<u64>(1).unwrap();
     // SAFETY: the child allocates only for the error, with the system's allocator, which keeps its
-    // locks consistent across a fork; it then exits at once.
+    // locks consistent across a fork. The child then exits at once.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let forked = |result: Result<()>| result.is_err_and(|error| error.misuse() == Some(&MisuseKind::Forked));
@@ -242,7 +243,7 @@ fn call_in_a_forked_child_is_an_error() {
         unsafe { libc::_exit(if refused { 0 } else { 1 }) };
     }
     let mut status = -1;
-    // SAFETY: `child` is a child of this process, `status` is of this test.
+    // SAFETY: `child` is a child of this process, and `status` is a variable of this test.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
     x.store(0, 1).unwrap();

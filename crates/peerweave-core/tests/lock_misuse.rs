@@ -1,11 +1,12 @@
-//! Checks the error of every wrong use of a lock, and what is no error, on the recording backend.
+//! Checks the error of every wrong use of a lock, and that valid uses succeed, on the recording
+//! backend.
 
 use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{Error, Lock, Pe, Result, World};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// PE 1 of 4.
+/// Returns the world of PE 1 of 4 and its backend, and a lock.
 fn scene() -> (Arc<Noop>, World, Lock) {
     let noop = Noop::new(1, 4);
     let world = World::new(noop.clone()).unwrap();
@@ -15,7 +16,7 @@ fn scene() -> (Arc<Noop>, World, Lock) {
 
 type Wrong = fn(&World, &Lock) -> Result<()>;
 
-/// Calls with a world, or with a lock of it, after the end of the world.
+/// Calls on a world, or on a lock of that world, that fail after a finalize or shrink.
 const TABLE: &[(&str, Wrong)] = &[
     ("alloc_lock", |world, _| world.alloc_lock().map(drop)),
     ("lock", |_, lock| lock.lock().map(drop)),
@@ -27,7 +28,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("waiters", |_, lock| lock.waiters().map(drop)),
 ];
 
-/// Checks that every call is refused for a reason before the backend is called.
+/// Checks that every call of `TABLE` fails with the reason `why` before the backend is called.
 fn assert_refused(noop: &Noop, world: &World, lock: Lock, why: &str) {
     noop.take_calls();
     for (call, wrong) in TABLE {
@@ -55,17 +56,17 @@ fn every_call_is_refused_after_shrink() {
 }
 
 #[test]
-fn guard_that_outlives_the_world_is_refused() {
+fn lock_guard_that_outlives_the_world_cannot_unlock() {
     let (_, world, lock) = scene();
     let other = world.alloc_lock().unwrap();
     let (guard, dropped) = (lock.lock().unwrap(), other.lock().unwrap());
     let _ = world.finalize().unwrap();
     assert_eq!(guard.unlock().unwrap_err().to_string(), "unlock: the world was finalized");
     drop(dropped);
-    assert!(other.lock().unwrap_err().misuse().is_some(), "no thread waits for the dropped guard");
+    assert!(other.lock().unwrap_err().misuse().is_some(), "the call fails at once and does not wait for the dropped guard");
 }
 
-/// Asserts that a wait ended because this PE itself holds the lock.
+/// Asserts that a wait timed out and its error says that this PE holds the lock.
 fn assert_held(done: Result<impl Sized>, call: &str) {
     let Err(error) = done.map(drop) else { panic!("{call}: the lock has two holders") };
     let (text, start) = (error.to_string(), format!("{call} on the world (4 PEs): timed out after "));
@@ -75,7 +76,7 @@ fn assert_held(done: Result<impl Sized>, call: &str) {
 }
 
 #[test]
-fn lock_that_is_held_by_this_pe_names_it_at_the_deadline() {
+fn timeout_names_this_pe_if_it_already_holds_the_lock() {
     let (_, _world, lock) = scene();
     let guard = lock.lock().unwrap();
     for limit in [Duration::ZERO, Duration::from_millis(20)] {
@@ -98,12 +99,12 @@ fn take_over_waits_for_a_holder_that_is_alive() {
 }
 
 #[test]
-fn limit_of_a_free_lock_can_be_any_duration() {
+fn lock_within_accepts_any_duration() {
     let (_, _world, lock) = scene();
     for limit in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
         drop(lock.lock_within(limit).unwrap());
     }
-    // Another thread waits longer than a clock can express, and gets the lock.
+    // A thread waits with a limit that the clock cannot represent, and gets the lock.
     let guard = lock.lock().unwrap();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| lock.lock_within(Duration::MAX).map(drop));
@@ -129,7 +130,7 @@ fn locks_of_two_worlds_are_independent() {
 }
 
 #[test]
-fn lock_without_room_in_the_heap_names_the_call() {
+fn alloc_lock_error_names_the_call_if_the_heap_is_full() {
     let world = World::new(Noop::with_heap(0, 1, 8192)).unwrap();
     let _x = world.alloc::<u8>(8100).unwrap();
     let error = world.alloc_lock().unwrap_err();

@@ -13,14 +13,14 @@ const PEER: Rank = Rank::new(0);
 const ROOT: Rank = Rank::new(1);
 const NO_RANK: Rank = Rank::new(3);
 
-/// PE 1 of 4, with a team of PEs 3, 1 and 0, in which it has rank 1.
+/// The handles of PE 1 of 4, and a team of PEs 3, 1 and 0, in which PE 1 has rank 1.
 struct Scene {
     noop: Arc<Noop>,
     world: World,
     stream: Stream,
     team: Team,
     destroyed: Team,
-    /// Like `y`, `released`, `words` and `private`, this memory has 6 elements.
+    /// `x`, `y`, `released`, `words` and `private` have 6 elements each.
     x: Symmetric<f32>,
     y: Symmetric<f32>,
     released: Symmetric<f32>,
@@ -65,8 +65,8 @@ impl Scene {
 
 type Wrong = fn(&Scene) -> Result<()>;
 
-/// Wrong calls with their error messages. A check that many calls share is listed once for each
-/// form of call.
+/// Error messages, and the wrong calls that fail with them. If many calls share a check, the table
+/// lists one call of each form.
 const TABLE: &[(&str, Wrong)] = &[
     // ---- views ----
     ("range: `range` has 6 elements, but the call uses 4..7", |s| s.x.range(4..7).map(drop)),
@@ -223,7 +223,7 @@ const TABLE: &[(&str, Wrong)] = &[
             g.recv(&s.private, SELF)
         })
     }),
-    // ---- released, of another world, destroyed ----
+    // ---- released memory, handles of another world, destroyed teams ----
     ("put_blocking: `dest` was released", |s| s.team.put_blocking(&s.x, &s.released, PEER)),
     ("put_blocking: `source` was released", |s| s.team.put_blocking(&s.released, &s.x, PEER)),
     ("all_reduce: `recv` was released", |s| s.team.all_reduce(&s.stream, &s.x, &s.released, ReduceOp::Sum).map(drop)),
@@ -459,7 +459,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("group.recv: `dest` was released", |s| {
         s.team.group_blocking(|g| {
             g.send(&s.x, PEER)?;
-            g.recv(&s.released, PEER).ok(); // the error is ignored here, but the group fails
+            g.recv(&s.released, PEER).ok(); // the closure ignores the error, but the group fails
             Ok(())
         })
     }),
@@ -500,7 +500,7 @@ fn group_of_another_team_is_refused() {
 #[test]
 fn valid_calls_are_accepted() {
     let s = Scene::new().unwrap();
-    // Other ranks' arguments for the root are ignored, even invalid ones.
+    // On ranks other than the root, the arguments for the root are ignored, even invalid ones.
     s.team.reduce_blocking(&s.x, &s.other.x, ReduceOp::Sum, PEER).unwrap();
     s.team.broadcast_blocking(&s.released, &s.x, PEER).unwrap();
     s.team.gather_blocking(&s.x, &s.x, PEER).unwrap();
@@ -510,11 +510,12 @@ fn valid_calls_are_accepted() {
     s.team.all_reduce_blocking(&nothing, &nothing, ReduceOp::Sum).unwrap();
     s.team.put_blocking(&nothing, &nothing, SELF).unwrap();
     s.team.all_to_all_blocking::<u8>(&[], &mut []).unwrap();
-    // Adjacent ranges do not overlap; nor do the source and destination of a put on different PEs.
+    // Adjacent ranges do not overlap. The source and the destination of a put to another PE do not
+    // overlap either.
     let (left, right) = s.x.split_at(3).unwrap();
     s.team.all_reduce_blocking(&left, &right, Reduction::pre_mul_sum(0.5)).unwrap();
     s.team.put_blocking(&s.x, &s.x, PEER).unwrap();
-    // A rank may send to itself inside a group, and send the same twice.
+    // Inside a group, a rank may send to itself, and may send the same buffer twice.
     s.team
         .group_blocking(|g| {
             g.send(&s.x, SELF)?;
@@ -522,14 +523,14 @@ fn valid_calls_are_accepted() {
             g.recv(&s.y, SELF)
         })
         .unwrap();
-    // A strided put of no elements.
+    // A strided put may have no elements.
     s.team.put_strided_blocking(&[0.0; 0], &s.x, Strides { count: 0, source: 9, dest: 9 }, PEER).unwrap();
     // Empty parts may lie anywhere.
     let counts = VectorCounts { recv_offsets: vec![99, 0, 99], ..VectorCounts::packed([0, 6, 0], [0, 6, 0]) };
     s.team.all_to_all_v_blocking(&s.x, &s.y, counts).unwrap();
     s.team.all_gather_v_blocking(&s.x, &s.y, Parts::new([0, 6, 0], [usize::MAX, 0, 99])).unwrap();
     s.team.all_gather_v_in_place_blocking(&s.x, Parts::new([6, 0, 0], [0, usize::MAX, 99])).unwrap();
-    // Only the root uses parts; those that are scattered may overlap.
+    // Only the root uses parts. The parts of a scatter may overlap.
     s.team.gather_v_blocking(&s.x, &s.released, Parts::equal(7, 1), PEER).unwrap();
     s.team.scatter_v_in_place_blocking(&s.x, Parts::default(), PEER).unwrap();
     s.team.scatter_v_blocking(&s.x, &s.y.slice(..2).unwrap(), Parts::new([2, 2, 2], [0, 0, 1]), ROOT).unwrap();

@@ -1,17 +1,17 @@
-//! All-reduce with residual and RMSNorm on the recording backend: wrong calls, the operation that a
-//! backend gets, the memory that a queue holds, and the result with one PE.
+//! Checks all-reduce with residual and RMSNorm on the recording backend: wrong calls, the operation
+//! that the backend gets, the memory that a queue holds, and the result with one PE.
 
 use peerweave_core::backend::{CollectiveKind, NormScale, Op, Place, Quantization};
 use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{Buffer, DType, F8E4M3, Result, RmsNorm, RowScales, Stream, Symmetric, World, bf16};
 use std::sync::Arc;
 
-/// PE 1 of 3.
+/// The handles of PE 1 of 3.
 struct Scene {
     noop: Arc<Noop>,
     world: World,
     stream: Stream,
-    /// 12 elements: three rows of four.
+    /// Has 12 elements: three rows of four.
     x: Symmetric<f32>,
     residual: Symmetric<f32>,
     y: Symmetric<f32>,
@@ -118,13 +118,13 @@ fn input_and_weight_may_be_the_same_memory() {
     let s = Scene::new().unwrap();
     let row = |of: &Symmetric<f32>| of.slice(..4).unwrap();
     s.call(&row(&s.x), &row(&s.residual), &row(&s.y), &row(&s.x)).unwrap();
-    // No rows overlap nothing.
+    // Empty buffers overlap nothing.
     let none = s.x.slice(..0).unwrap();
     s.call(&none, &none, &none, &s.weight).unwrap();
 }
 
 #[test]
-fn backend_gets_the_places_and_parameters() {
+fn norm_reaches_the_backend_with_addresses_and_parameters() {
     let s = Scene::new().unwrap();
     let (team, norm) = (s.world.team(), RmsNorm::new(&s.weight).epsilon(0.5));
     team.all_reduce_rms_norm(&s.stream, &s.x, &s.residual, &s.y, norm).unwrap();
@@ -144,13 +144,13 @@ fn backend_gets_the_places_and_parameters() {
     for op in [plain, in_place, rows, one] {
         assert_eq!((op.kind, op.dtype, op.count), (CollectiveKind::AllReduceRmsNorm, DType::F32, 12));
         assert_eq!(op.send, Some(Place::Symmetric(s.x.offset())));
-        let norm = op.rms_norm().expect("a norm");
+        let norm = op.rms_norm().expect("the operation has a norm");
         assert_eq!((norm.hidden, norm.epsilon, norm.element_bytes), (4, 0.5, 4));
         assert_eq!(norm.residual, Place::Symmetric(s.residual.offset()));
         assert_eq!(norm.weight, Place::Symmetric(s.weight.offset()));
     }
     assert_eq!((plain.recv, in_place.recv), (Some(Place::Symmetric(s.y.offset())), in_place.send));
-    assert!(plain.rms_norm().expect("a norm").quantization.is_none());
+    assert!(plain.rms_norm().expect("the operation has a norm").quantization.is_none());
     let quantization =
         |op: &peerweave_core::backend::Collective| op.rms_norm().and_then(|norm| norm.quantization).expect("it is quantised");
     let Quantization { dtype: DType::I8, scale: NormScale::Rows(scales) } = quantization(rows) else { panic!("{rows:?}") };
@@ -178,8 +178,8 @@ fn queue_holds_every_buffer_until_the_norm_is_complete() {
         world.team().all_reduce_rms_norm_quantized(&stream, &x, &residual, &output, norm, RowScales(&scales)).unwrap()
     };
     drop((x, weight, residual, scales));
-    // A buffer with one owner can be taken apart.
-    let held = held.map(|buffer| buffer.into_vec().expect_err("the queue holds it"));
+    // `into_vec` succeeds only if the buffer has one owner.
+    let held = held.map(|buffer| buffer.into_vec().expect_err("the queue also holds the buffer"));
     noop.run_all();
     ticket.wait().unwrap();
     let [x, weight, residual, scales] = held.map(|buffer| buffer.into_vec().expect("no other owner"));

@@ -1,5 +1,5 @@
-//! The handles of a world that was replaced by a smaller one, and the new world, on the recording
-//! backend.
+//! Checks the handles of a world that `World::shrink` has replaced, and the new world, on the
+//! recording backend.
 
 use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{Error, MisuseKind, Pe, Rank, ReduceOp, Team, TeamName, World, backend::TeamId};
@@ -16,7 +16,7 @@ fn is_shrunk<T: std::fmt::Debug>(outcome: Result<T, Error>) {
 }
 
 #[test]
-fn members_keep_their_order_and_get_new_numbers() {
+fn survivors_of_a_shrink_keep_their_order_and_are_renumbered() {
     let noop = Noop::new(2, 5);
     let old = world(&noop);
     assert_eq!(old.former_pes().len(), 5);
@@ -26,11 +26,11 @@ fn members_keep_their_order_and_get_new_numbers() {
     assert_eq!((new.my_pe(), new.n_pes()), (Pe::new(1), 3));
     assert_eq!(new.former_pes(), [0, 2, 4].map(Pe::new));
     assert_eq!(new.team().size(), 3);
-    assert_eq!(new.shrink().unwrap().former_pes(), [0, 1, 2].map(Pe::new), "nobody has failed");
+    assert_eq!(new.shrink().unwrap().former_pes(), [0, 1, 2].map(Pe::new), "no PE has failed");
 }
 
 #[test]
-fn operations_of_the_old_world_fail_and_name_the_call() {
+fn operations_on_the_old_world_fail_and_name_shrink() {
     let noop = Noop::new(0, 2);
     let old = world(&noop);
     let (x, stream, team) = (old.alloc::<u64>(4).unwrap(), old.stream().unwrap(), old.team().clone());
@@ -48,7 +48,7 @@ fn operations_of_the_old_world_fail_and_name_the_call() {
     is_shrunk(Team::split(&team, Some(0), 0));
     is_shrunk(x.clone().release());
     is_shrunk(old.symmetric_at::<u64>(x.offset(), 1));
-    // Memory of the old world is no operand of the new one.
+    // The new world refuses memory of the old world.
     let foreign = new.team().all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap_err();
     assert!(matches!(foreign.misuse(), Some(MisuseKind::ForeignBuffer { .. })), "{foreign}");
 }
@@ -72,13 +72,13 @@ fn own_memory_of_the_old_world_stays_accessible() {
     assert_eq!(y.to_vec().unwrap(), [4, 5, 6, 7]);
     // SAFETY: nothing else accesses the memory.
     assert_eq!(unsafe { x.as_slice() }.unwrap(), [4, 5, 6, 7]);
-    // The old world is not asked for a report, and the new one knows only its own memory.
+    // The new world reports leaks of its own memory only, not of `x`.
     y.release().unwrap();
     assert!(new.finalize().unwrap().is_clean());
 }
 
 #[test]
-fn failed_shrink_leaves_the_world_and_may_be_repeated() {
+fn failed_shrink_keeps_the_world_usable_and_can_be_retried() {
     let noop = Noop::new(0, 3);
     let old = world(&noop);
     let team = TeamName { id: TeamId::WORLD, size: 3 };
@@ -94,7 +94,7 @@ fn failed_shrink_leaves_the_world_and_may_be_repeated() {
     noop.fail_next(Error::Timeout(Box::new(late)));
     let error = old.shrink().unwrap_err();
     assert_eq!(error.blamed(), [Pe::new(2)]);
-    assert!(old.alloc::<u8>(1).is_ok(), "the world has not ended");
+    assert!(old.alloc::<u8>(1).is_ok(), "the world is still usable");
     assert_eq!(old.shrink().unwrap().n_pes(), 3);
 }
 
@@ -109,7 +109,7 @@ fn finalized_world_cannot_be_shrunk() {
 }
 
 #[test]
-fn one_thread_shrinks_and_the_others_get_a_misuse() {
+fn concurrent_shrinks_succeed_on_one_thread_only() {
     let old = world(&Noop::new(0, 2));
     let outcomes = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| old.shrink())).collect();

@@ -48,7 +48,7 @@ fn queued_operations_keep_their_buffers_until_they_end() {
     let (team, stream) = (world.team(), world.stream().unwrap());
     let (source, dest) = (Buffer::from(vec![1.0f32, 2.0]), Buffer::zeroed(2));
     let ticket = team.all_reduce(&stream, &source, &dest, ReduceOp::Sum).unwrap();
-    let source = source.into_vec().expect_err("the queue also holds it");
+    let source = source.into_vec().expect_err("the queue also holds the buffer");
     drop(source);
     noop.run_all();
     ticket.wait().unwrap();
@@ -80,7 +80,7 @@ fn groups_keep_the_buffers_of_their_members() {
         })
         .unwrap()
     };
-    let dest = dest.into_vec().expect_err("the queue also holds it");
+    let dest = dest.into_vec().expect_err("the queue also holds the buffer");
     noop.run_all();
     ticket.wait().unwrap();
     assert_eq!(dest.into_vec().unwrap(), [1, 2, 3]);
@@ -147,7 +147,7 @@ fn copies_and_fills_run_in_the_order_of_their_stream() {
     stream.copy(&mine, &x.slice(1..3).unwrap()).unwrap();
     let copied = stream.copy(&x, &back).unwrap();
     assert_eq!((x.to_vec().unwrap(), copied.is_complete()), (vec![0; 5], false));
-    assert!(mine.into_vec().is_err(), "the queue also holds it");
+    assert!(mine.into_vec().is_err(), "the queue also holds the buffer");
     noop.run_all();
     assert_eq!(back.to_vec(), [0x0102, 1, 2, 0x0102, 0x0102]);
     let overlapping = stream.copy(&x.slice(..3).unwrap(), &x.slice(2..).unwrap()).unwrap_err();
@@ -205,7 +205,7 @@ fn failure_is_reported_by_later_tickets_and_one_synchronize() {
     assert!(matches!(skipped, Error::Skipped { .. }));
     assert_eq!(skipped.blamed(), [Pe::new(0)]);
     assert!(matches!(stream.synchronize(), Err(Error::Peer { .. })));
-    stream.synchronize().expect("the failure was returned before");
+    stream.synchronize().expect("the failure was already returned");
 }
 
 #[test]
@@ -269,8 +269,8 @@ fn release_waits_for_pending_operations_on_the_heap() {
     assert!(matches!(&noop.take_calls()[..], [Call::Allocate(_), Call::Submit(Op::Collective(_)), Call::Release(_)]));
 }
 
-/// A worker writes a buffer while another thread reads it: it gets a mixture of old and new values
-/// (for ThreadSanitizer).
+/// A thread that reads a buffer while a worker writes it gets a mixture of old and new values. CI
+/// also runs this test under ThreadSanitizer.
 #[test]
 fn buffer_can_be_read_while_an_operation_writes_it() {
     let (noop, world) = held();

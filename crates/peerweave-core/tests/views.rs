@@ -1,5 +1,5 @@
-//! Handles to symmetric memory by offset or address, signal words that borrow a handle, and single
-//! elements and variables of references as buffers.
+//! Checks handles to symmetric memory that are made from an offset or address, and signal words
+//! that borrow a handle. Also checks single elements and `&mut` variables as buffers.
 
 use peerweave_core::noop::Noop;
 use peerweave_core::{Compare, MisuseKind, Rank, ReduceOp, SymOffset, Team, World};
@@ -55,7 +55,7 @@ fn offset_outside_of_live_allocations_is_refused() {
 }
 
 #[test]
-fn handle_by_offset_releases_a_dropped_buffer() {
+fn handle_from_an_offset_releases_a_dropped_buffer() {
     let world = world();
     let x = world.alloc_zeroed::<i32>(5).unwrap();
     x.store(4, 9).unwrap();
@@ -64,12 +64,12 @@ fn handle_by_offset_releases_a_dropped_buffer() {
     let (found, again) = (world.symmetric_at::<i32>(at, 5).unwrap(), world.symmetric_at::<i32>(at, 5).unwrap());
     assert_eq!(again.load(4).unwrap(), 9);
     found.release().unwrap();
-    assert!(again.is_released(), "both handles are of one allocation");
+    assert!(again.is_released(), "both handles refer to one allocation");
     assert!(world.finalize().unwrap().is_clean());
 }
 
 #[test]
-fn leak_report_shows_whether_a_handle_by_offset_is_alive() {
+fn leak_report_shows_whether_a_handle_from_an_offset_lives() {
     for alive in [false, true] {
         let world = world();
         let at = world.alloc::<u8>(5).unwrap().offset();

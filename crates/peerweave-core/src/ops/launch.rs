@@ -1,7 +1,7 @@
 //! Launches kernels on a stream: checks the arguments and makes an [`Op::Launch`].
 //!
-//! Invariant: when a launch is enqueued, every view of symmetric memory in its arguments lies in
-//! one live allocation of the world of the stream.
+//! Invariant: when a launch is enqueued, each view of symmetric memory in its arguments lies in one
+//! live allocation. That allocation belongs to the world of the stream.
 #![allow(unsafe_code)]
 
 use crate::arguments::span::Owner;
@@ -18,7 +18,7 @@ use peerweave_types::{ArgVisitor, Dim3, Element, KernelArg, KernelArgs, KernelCo
 use std::fmt;
 use std::sync::Arc;
 
-/// Names of parameters, for messages.
+/// Names of arguments, for error messages.
 const ARGUMENTS: [&str; 16] = [
     "args.0", "args.1", "args.2", "args.3", "args.4", "args.5", "args.6", "args.7", "args.8", "args.9", "args.10", "args.11",
     "args.12", "args.13", "args.14", "args.15",
@@ -46,14 +46,16 @@ impl LaunchShape {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
     }
 
-    /// Sets the dynamic shared memory of each block to `bytes` bytes, with unspecified content.
+    /// Sets the size of the dynamic shared memory of each block to `bytes` bytes. The initial
+    /// content is unspecified.
     #[must_use]
     pub fn shared_bytes(mut self, bytes: usize) -> Self {
         self.shared_bytes = bytes;
         self
     }
 
-    /// Lets blocks wait for each other: either all run at the same time, or the launch fails.
+    /// Makes the launch cooperative: all blocks run at the same time, so they may wait for each
+    /// other. The launch fails if the blocks cannot all run at the same time.
     #[must_use]
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
@@ -81,7 +83,7 @@ mod sealed {
     use std::sync::Arc;
 
     pub trait Argument<P> {
-        /// Returns the value for the kernel, and the owner of its memory.
+        /// Returns the value for the kernel, and the owner of the memory to which the value refers.
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "the trait is sealed")]
         fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(P, Held)>;
@@ -100,7 +102,7 @@ impl<P: KernelArg> LaunchArg<P> for P {}
 impl<P: KernelArg> sealed::Argument<P> for P {
     #[allow(private_interfaces, reason = "the trait is sealed")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(P, Held)> {
-        /// Finds views of memory that is not allocated.
+        /// Finds the first view of memory that is not allocated.
         struct Look<'a> {
             shared: &'a Shared,
             outside: Option<(u64, u64)>,
@@ -218,24 +220,25 @@ impl<A: KernelArgs> BoundKernel for Bound<A> {
 }
 
 impl Stream {
-    /// Enqueues a kernel: `grid` blocks of `block` threads, on this PE only. The other PEs launch
-    /// kernels of their own.
+    /// Enqueues a kernel of `grid` blocks with `block` threads each. The kernel runs on this PE
+    /// only; other PEs launch their own kernels.
     ///
     /// `args` is a tuple with one argument for each parameter of the kernel except its context:
     /// values, `&Symmetric<T>` for a `SymSlice<T>`, `&Team` for a `KernelTeam`. The kernel starts
-    /// when earlier operations of the stream are complete. The queue holds the memory of the
-    /// arguments until the kernel has ended.
+    /// when earlier operations of the stream are complete. The queue holds the memory of
+    /// `&Symmetric` arguments until the kernel has ended.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse), before anything is enqueued, for a shape that no GPU can run, and
-    /// for memory or a team that was released, destroyed, or belongs to another world. The ticket
-    /// fails with [`Error::Kernel`](crate::Error::Kernel) if an operation or a thread of the kernel
-    /// failed, and with [`Error::Peer`](crate::Error::Peer) if a PE died that the kernel waited
-    /// for; both name the PE.
+    /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a shape that no GPU can run, and
+    /// for memory or a team that was released, was destroyed, or belongs to another world.
+    ///
+    /// From the ticket: [`Error::Kernel`](crate::Error::Kernel) if an operation or a thread of the
+    /// kernel failed, and [`Error::Peer`](crate::Error::Peer) if the kernel waited for a PE that
+    /// died. Both errors name the PE.
     ///
     /// # Panics
-    /// If the backend needs its own executor to run kernels, and the program has set a different
-    /// one.
+    /// Panics if the backend needs its own executor to run kernels, but the program has set a
+    /// different one.
     ///
     /// ```
     /// use peerweave::{Result, on_threads};
@@ -268,10 +271,11 @@ impl Stream {
         self.launch_shaped(kernel, LaunchShape::new(grid, block), args)
     }
 
-    /// Like [`Stream::launch`], with dynamic shared memory or blocks that wait for each other.
+    /// Like [`Stream::launch`], with the options of a [`LaunchShape`]: dynamic shared memory, and
+    /// blocks that wait for each other.
     ///
     /// # Errors
-    /// As for [`Stream::launch`]; and the ticket fails if the blocks of a cooperative grid cannot
+    /// As for [`Stream::launch`]. The ticket also fails if the blocks of a cooperative grid cannot
     /// all run at the same time.
     ///
     /// # Panics
@@ -290,9 +294,11 @@ impl Stream {
         let op = Op::Launch(Launch { kernel: Arc::new(bound), grid, block, shared_bytes, cooperative });
         let mut kept = self.shared.pools.kept();
         kept.extend(held);
-        // SAFETY: the views of symmetric memory lie in live allocations: `bind` has checked it, and
-        // the queue holds their owners. Views of device memory were made by `unsafe` calls, whose
-        // callers guarantee that they are valid.
+        // SAFETY: `bind` has checked that the views of symmetric memory lie in live allocations.
+        // The queue holds the owners of `&Symmetric` arguments. A view that is passed by value has
+        // no owner here: its allocation lives until `Symmetric::release`, which waits for queued
+        // operations. Views of device memory were made by `unsafe` calls, whose callers guarantee
+        // that the views are valid.
         unsafe { call::launch(self, &op, &|| Keep::many(kept.clone()), decode::nothing) }
     }
 }

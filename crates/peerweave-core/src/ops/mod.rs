@@ -1,5 +1,5 @@
-//! The operations of a world, a team or a stream. Each checks its arguments by `check` and passes
-//! the result to `call.rs`.
+//! Operations of a world, a team or a stream. Each operation checks its arguments with `check/` and
+//! passes the result to `call.rs`.
 
 mod collective;
 mod launch;

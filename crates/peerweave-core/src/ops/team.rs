@@ -1,4 +1,4 @@
-//! Makes and ends teams: splits, the team of this machine, destruction.
+//! Creation and destruction of teams: splits, teams of listed PEs, and the team of this machine.
 
 use crate::backend::error::{MisuseKind, misuse};
 use crate::backend::{SplitCall, SplitPart};
@@ -13,8 +13,8 @@ impl World {
     /// which ends with the world.
     ///
     /// # Collective
-    /// The first call is collective over all PEs, in the same order as other collective calls of
-    /// [`World::team`]. Later calls are local.
+    /// The first call is collective: all PEs must make it, in the same order as other collective
+    /// calls of [`World::team`]. Later calls are local.
     ///
     /// # Errors
     /// As for [`Team::split`].
@@ -28,24 +28,25 @@ impl World {
         Ok(cached.insert(team).clone())
     }
 
-    /// Makes a team of these PEs: rank `r` is `members[r]`. Other PEs do not take part. This is
-    /// `MPI_Comm_create_group`. [`Team::split`] needs every rank of its parent instead.
+    /// Creates a team of the PEs in `members`: rank `r` of the team is PE `members[r]`. Only these
+    /// PEs call, as for `MPI_Comm_create_group`. In contrast, every rank of the parent must call
+    /// [`Team::split`].
     ///
     /// # Collective
-    /// All PEs of `members` must call, with the same list; it contains this PE. A PE makes one such
-    /// team at a time: a call of another thread waits. So PEs that are members of several such
-    /// teams must make them in the same order, also by several threads.
+    /// All PEs of `members` must call with the same list, which contains the caller. A PE creates
+    /// one such team at a time: a second thread that calls waits for the first. So PEs that share
+    /// several such teams must create them in the same order, even from several threads.
     ///
     /// # Errors
-    /// - [`Misuse`](crate::Misuse) for a list that is empty, has a PE twice, has a PE that the job
-    ///   does not have, or lacks this PE.
-    /// - [`Error::Timeout`](crate::Error::Timeout) names the members that did not call. The members
-    ///   that have called then fail together, and may try again.
+    /// - [`Misuse`](crate::Misuse) if the list is empty, lacks this PE, contains a PE twice, or
+    ///   contains a PE that the job does not have.
+    /// - [`Error::Timeout`](crate::Error::Timeout) if a member did not call by the deadline. The
+    ///   error names all such members. The members that called fail together, and may call again.
     /// - [`Error::Peer`](crate::Error::Peer) if a member has died or left.
-    /// - [`Error::Mismatch`](crate::Error::Mismatch) if a member calls with another list that
-    ///   contains this PE: both get it.
-    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if no number of a team
-    ///   is free on all of them.
+    /// - [`Error::Mismatch`](crate::Error::Mismatch) if a member calls with a different list that
+    ///   contains this PE. Both PEs get the error.
+    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if no team number is
+    ///   free on every member.
     ///
     /// ```
     /// use peerweave::{Pe, ReduceOp, World};
@@ -72,11 +73,11 @@ impl World {
 }
 
 impl Team {
-    /// Returns the number by which kernels name this team. A launch accepts `&Team` for a
-    /// `KernelTeam` parameter; use this method for teams inside structs.
+    /// Returns the number that identifies this team in kernels. A launch accepts `&Team` for a
+    /// `KernelTeam` parameter; use this method for a team inside a struct.
     ///
-    /// The number is valid until the team is destroyed. A kernel that uses it later fails, or uses
-    /// a team that was created since.
+    /// The number is valid until the team is destroyed. A kernel that uses the number later fails,
+    /// or uses a newer team that has the same number.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the team was destroyed or the world was finalized.
@@ -114,32 +115,33 @@ impl Team {
     }
 
     /// Splits the team. Ranks with the same color form a new team, ordered by key, then by rank in
-    /// this team. A rank without a color gets `None`.
+    /// this team. A rank that passes no color gets `None`.
     ///
     /// # Collective
     /// Every rank must call, in the same order as other collective calls of this team. Colors and
     /// keys may differ.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the team was destroyed;
-    /// [`Error::TooManyTeams`](crate::Error::TooManyTeams);
-    /// [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls; errors of the
-    /// backend.
+    /// - [`Misuse`](crate::Misuse) if the team was destroyed.
+    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) if a PE belongs to the maximum number
+    ///   of teams.
+    /// - [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls.
+    /// - Errors of the backend.
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Team>> {
         self.split_as(SplitCall::Colors, color.map(|color| SplitPart { color, key }))
     }
 
-    /// Makes a team of the ranks of `shape`, in its order. Returns `None` on ranks that are not in
-    /// it.
+    /// Creates a team of the ranks in `shape`, in the order of `shape`. Returns `None` on ranks
+    /// outside `shape`.
     ///
     /// # Collective
     /// Every rank must call, with the same shape, in the same order as other collective calls of
     /// this team.
     ///
     /// # Errors
-    /// As for [`Team::split`], with [`Error::Mismatch`](crate::Error::Mismatch) also for shapes
-    /// that differ; [`Misuse`](crate::Misuse) if the shape contains no ranks, a rank twice, or a
-    /// rank that the team does not have.
+    /// As for [`Team::split`]. Also [`Error::Mismatch`](crate::Error::Mismatch) if ranks pass
+    /// different shapes, and [`Misuse`](crate::Misuse) if the shape contains no ranks, a rank
+    /// twice, or a rank that the team does not have.
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>> {
         const CALL: &str = "split_strided";
         check::team(CALL, self)?;
@@ -147,10 +149,12 @@ impl Team {
         self.split_as(SplitCall::Strided(shape), index.map(|index| SplitPart { color: 0, key: index.into() }))
     }
 
-    /// Arranges the ranks in rows of `x_range` and splits the team twice: into rows (the x axis,
-    /// ranks `r` with the same `r / x_range`) and into columns (the y axis, the same
-    /// `r % x_range`). Returns the row and the column of this rank. The last row may be shorter. If
-    /// `x_range` exceeds the team, there is one row.
+    /// Splits the team into rows of `x_range` ranks, and again into columns. Returns the team of
+    /// the row (x axis) and the team of the column (y axis) of this rank.
+    ///
+    /// Ranks `r` with the same `r / x_range` form a row; ranks with the same `r % x_range` form a
+    /// column. The last row may be shorter. If `x_range` exceeds the size of the team, there is one
+    /// row.
     ///
     /// # Collective
     /// Every rank must call, with the same `x_range`, in the same order as other collective calls
@@ -158,7 +162,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::split_strided`]; [`Misuse`](crate::Misuse) if `x_range` is 0. If the second
-    /// split fails, the first team stays.
+    /// split fails, the team of the row is not destroyed.
     pub fn split_2d(&self, x_range: usize) -> Result<(Team, Team)> {
         const CALL: &str = "split_2d";
         check::team(CALL, self)?;
@@ -191,12 +195,12 @@ impl Team {
     /// Destroys the team. Later calls on clones of this handle fail.
     ///
     /// # Collective
-    /// Every rank, after its other calls of this team, when the kernels that were launched with it
-    /// have ended.
+    /// Every rank must call, after its other calls of this team, and after the kernels that were
+    /// launched with the team have ended.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) for the teams of the world and for a team that was destroyed;
-    /// errors of the backend.
+    /// [`Misuse`](crate::Misuse) for [`World::team`], for [`World::local_team`], and for a team
+    /// that was destroyed before; errors of the backend.
     pub fn destroy(self) -> Result<()> {
         const CALL: &str = "destroy";
         check::destroyable(CALL, &self, self.inner.of_world)?;

@@ -1,5 +1,5 @@
-//! Collective operations, sends and receives on the calling thread. They are documented in
-//! `on_stream.rs`.
+//! Collective operations, sends and receives on the calling thread. The documentation of the
+//! operations is in `on_stream.rs`.
 
 use crate::arguments::reduction::Reduction;
 use crate::arguments::span::{Dest, MaybeDest, MaybeSource, Source, maybe_span};
@@ -11,10 +11,12 @@ use std::sync::Arc;
 
 /// Collective operations on the calling thread.
 ///
-/// Each call does the same as the stream-ordered call of its name and returns when it is complete.
-/// Buffers may also be slices, vectors and arrays, and the call itself returns every error. The
-/// call is not ordered with operations on streams. But the collectives of one team must be called
-/// in the same order on all ranks, in both forms together.
+/// Each call does the same as the stream-ordered call without the suffix `_blocking`, and returns
+/// when the operation is complete. Buffers may also be slices, vectors and arrays. The call itself
+/// returns every error.
+///
+/// The calls are not ordered with operations on streams. All ranks must still make the collective
+/// calls of a team in the same order, blocking and stream-ordered calls together.
 ///
 /// # Example
 /// ```

@@ -1,4 +1,4 @@
-//! Exchanges lengths of parts, for ranks that know only what they send.
+//! Exchanges of part lengths, for ranks that know only the lengths of the parts that they send.
 
 use crate::arguments::Parts;
 use crate::arguments::span::{borrowed, borrowed_mut};
@@ -15,14 +15,14 @@ fn counts(words: &[u64]) -> Vec<usize> {
     words.iter().map(|&word| usize::try_from(word).unwrap_or(usize::MAX)).collect()
 }
 
-/// Lengths of parts that only their senders know. Both calls run on the calling thread.
+/// Exchanges of part lengths that only the senders know. Both calls run on the calling thread.
 impl Team {
     /// Exchanges the lengths of the parts of an all-to-all-v: this rank sends `send_counts[r]`
-    /// elements to rank `r`. Returns the counts of both sides, for parts that lie without gaps, in
-    /// rank order.
+    /// elements to rank `r`. Returns the counts of both sides. Their offsets place the parts
+    /// without gaps, in rank order.
     ///
-    /// Collective, like an [`all_to_all_blocking`](Team::all_to_all_blocking) of one element for
-    /// each rank.
+    /// The call is collective, like an [`all_to_all_blocking`](Team::all_to_all_blocking) of one
+    /// element for each rank.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) if `send_counts` does not have an entry
@@ -57,10 +57,10 @@ impl Team {
     }
 
     /// Exchanges the lengths of the parts that the ranks contribute to an all-gather-v: this rank
-    /// contributes `count` elements. Returns the part of each rank; they lie without gaps, in rank
-    /// order.
+    /// contributes `count` elements. Returns the parts of all ranks, without gaps, in rank order.
     ///
-    /// Collective, like an [`all_gather_blocking`](Team::all_gather_blocking) of one element.
+    /// The call is collective, like an [`all_gather_blocking`](Team::all_gather_blocking) of one
+    /// element.
     ///
     /// # Errors
     /// As for [`Team::barrier`].

@@ -13,13 +13,15 @@ use peerweave_types::{Element, Rank};
 /// x2)` for three ranks.
 ///
 /// # Collective
-/// Every rank of the team must call, with the same element type and count, and with a function that
-/// computes the same, in the same order as the other collective calls of this team.
+/// Every rank of the team must call, with the same element type and count, and in the same order as
+/// the other collective calls of this team. The functions of all ranks must return the same
+/// results.
 ///
 /// # Panics of the function
-/// The call fails on the PE on which the function panics, with the text of the panic. On the host
-/// backend so does the team, and other ranks get their result, or
-/// [`Error::Peer`](crate::Error::Peer), which names that PE. On GPUs other ranks get their result.
+/// If the function panics on a PE, the call fails on that PE with the text of the panic. On the
+/// host backend, the team fails too: other ranks get their result, or
+/// [`Error::Peer`](crate::Error::Peer), which names that PE. On GPUs, the team does not fail, and
+/// other ranks get their result.
 ///
 /// # Cost on GPUs
 /// The function runs on the host: see [`ReduceFn`](ReduceFn#on-gpus).
@@ -32,6 +34,7 @@ impl Team {
     /// # Errors
     /// As for [`Team::all_reduce`]; [`Error::Unsupported`](crate::Error::Unsupported) if
     /// [`Caps::reduce_functions`](crate::Caps::reduce_functions) is `false`;
+    /// [`Misuse`](crate::Misuse) if `T` is larger than 512 bytes;
     /// [`Error::System`](crate::Error::System) if the function panics.
     ///
     /// # Example
@@ -70,7 +73,8 @@ impl Team {
     /// or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As for [`Team::all_reduce_with`]; [`Misuse`](crate::Misuse) if the root passes no `recv`.
+    /// As for [`Team::all_reduce_with`]; [`Misuse`](crate::Misuse) if the team does not have the
+    /// root, or if the root passes no `recv`.
     pub fn reduce_with<T: Element>(
         &self,
         stream: &Stream,
@@ -119,7 +123,7 @@ impl Team {
     /// let world = World::from_env()?;
     /// let team = world.team();
     /// let me = team.my_rank().get();
-    /// let mut divisor = [0u32]; // the greatest common divisor of the ranks so far
+    /// let mut divisor = [0u32]; // the greatest common divisor over ranks 0 to `me`
     /// let gcd = ReduceFn::new(|mut a: u32, mut b: u32| {
     ///     while b != 0 {
     ///         (a, b) = (b, a % b);
@@ -178,7 +182,7 @@ impl Team {
     /// let me = team.my_rank().get();
     /// // The largest value so far, and the rank that has it.
     /// let later_or_larger = ReduceFn::new(|a: [u32; 2], b: [u32; 2]| if b[0] >= a[0] { b } else { a });
-    /// let mut before = [[0, u32::MAX]]; // what rank 0 keeps
+    /// let mut before = [[0, u32::MAX]]; // unchanged on rank 0
     /// team.exclusive_scan_with_blocking(&[[7 * me, me]], &mut before, &later_or_larger)?;
     /// assert_eq!(before[0][1], me.wrapping_sub(1)); // the rank before this one
     /// assert!(world.finalize()?.is_clean());

@@ -1,10 +1,10 @@
-//! Groups: sends and receives that run at the same time, and other operations, passed to the
-//! backend as one operation.
+//! Groups of operations, which the backend gets as one operation. Sends and receives of a group run
+//! at the same time.
 //!
-//! Invariant: the memory of the members lives as long as the group: by clones in [`Group`], by
-//! borrows for `'env` in [`BlockingGroup`]. Nothing runs before the closure has returned, and
-//! nothing runs if the closure or a member failed. A group runs only members that were checked for
-//! its own team; a closure that swaps two groups gets an error.
+//! Invariants: the memory of the members lives as long as the group, because [`Group`] holds clones
+//! of the owners and [`BlockingGroup`] borrows the memory for `'env`. No operation runs before the
+//! closure has returned, and none runs if the closure or the check of a member failed. A group runs
+//! only members that were checked for its own team: if a closure swaps two groups, both calls fail.
 
 use crate::arguments::Parts;
 use crate::arguments::reduction::Reduction;
@@ -21,7 +21,7 @@ use peerweave_types::{Element, Number, Rank};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Collects the members of a stream-ordered group. See [`Team::group`].
+/// The members of a stream-ordered group. See [`Team::group`].
 #[derive(Debug)]
 pub struct Group {
     team: Team,
@@ -39,12 +39,12 @@ impl Group {
     }
 }
 
-/// Collects the members of a group that runs on the calling thread. See [`Team::group_blocking`].
+/// The members of a group that runs on the calling thread. See [`Team::group_blocking`].
 #[derive(Debug)]
 pub struct BlockingGroup<'env> {
     team: Team,
     ops: Vec<Op>,
-    /// The owners to keep if the operation fails before its work has ended.
+    /// The owners of memory that must live on if the operation fails before its work has ended.
     held: Kept,
     refused: Option<Error>,
     /// Stands for the borrows of the memory that members use.
@@ -60,7 +60,7 @@ impl BlockingGroup<'_> {
     }
 }
 
-/// Groups.
+/// Groups of operations.
 ///
 /// # Example
 /// ```
@@ -83,18 +83,22 @@ impl BlockingGroup<'_> {
 /// # }
 /// ```
 impl Team {
-    /// Enqueues the operations that `members` adds, as one operation. Their sends and receives run
-    /// at the same time, so their order does not matter and a rank may send to itself. Other
-    /// operations run in the order in which they were added.
+    /// Enqueues the operations that `members` adds as one operation. The sends and receives of the
+    /// group run at the same time, so their order does not matter, and a rank may send to itself.
+    /// The other operations run in the order in which they were added.
     ///
     /// # Collective
-    /// If the group contains collective operations: as for these operations.
+    /// A group with collective operations follows the rules of these operations.
     ///
     /// # Errors
-    /// The error of `members`, or of the first member that failed its checks; nothing is enqueued
-    /// then. [`Misuse`](crate::Misuse) if a receive overlaps another send or receive of the group,
-    /// or if this rank sends itself more or fewer messages than it receives from itself. Otherwise
-    /// the errors of its operations.
+    /// Before anything is enqueued:
+    /// - The error that `members` returns. If `members` ignores errors of its calls, the last of
+    ///   these errors.
+    /// - [`Misuse`](crate::Misuse) if a receive overlaps another send or receive of the group.
+    /// - [`Misuse`](crate::Misuse) if this rank sends itself more or fewer messages than it
+    ///   receives from itself.
+    ///
+    /// Later: the errors of the operations of the group.
     pub fn group(&self, stream: &Stream, members: impl FnOnce(&mut Group) -> Result<()>) -> Result<Ticket> {
         const CALL: &str = "group";
         check::team(CALL, self)?;
@@ -122,7 +126,7 @@ impl Team {
     ///     g.send(&gone, Rank::new(0))
     /// }).unwrap();
     /// ```
-    /// Nor does a buffer that two members receive into:
+    /// Two members that receive into the same buffer do not compile either:
     /// ```compile_fail,E0499
     /// # use peerweave::{Rank, World};
     /// # let world = World::from_env().unwrap();
@@ -151,10 +155,10 @@ impl Team {
 
 macro_rules! members {
     ($group:ty, $source:ident, $dest:ident $(, $env:lifetime)?) => {
-        /// Methods that add an operation to the group. Each adds the operation of [`Team`] with the
-        /// same name, and returns its errors.
+        /// Methods that add an operation to the group. Each method adds the operation of the
+        /// [`Team`] method with the same name, and returns the errors of its checks.
         impl $(<$env>)? $group {
-            /// Like [`Team::send`], also to this rank itself.
+            /// Like [`Team::send`], but `peer` may also be this rank.
             ///
             /// # Errors
             /// As for [`Team::send`].
@@ -163,7 +167,7 @@ macro_rules! members {
                 self.push(check::point_to_point("group.send", &team, Direction::Send, source, peer, true))
             }
 
-            /// Like [`Team::recv`], also from this rank itself.
+            /// Like [`Team::recv`], but `peer` may also be this rank.
             ///
             /// # Errors
             /// As for [`Team::recv`].

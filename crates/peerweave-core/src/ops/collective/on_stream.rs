@@ -1,7 +1,7 @@
-//! Collective operations, sends and receives, stream-ordered. The forms that run on the calling
+//! Stream-ordered collective operations, sends and receives. The forms that run on the calling
 //! thread are in `blocking.rs`.
 //!
-//! `check/` checks the arguments. The documentation of both forms is here.
+//! `check/` checks the arguments. This file documents both forms.
 
 use crate::arguments::reduction::Reduction;
 use crate::arguments::span::{MaybeDest, MaybeSource, StreamDest, StreamSource, maybe_span};
@@ -13,40 +13,48 @@ use crate::{Result, call, check};
 use peerweave_types::{Element, Number, Rank};
 use std::sync::Arc;
 
-/// Collective operations, stream-ordered.
+/// Stream-ordered collective operations.
 ///
 /// Each call enqueues the operation on `stream`, after earlier operations of the stream, and
-/// returns a [`Ticket`]. The queue holds the buffers until the operation is complete: they can be
-/// dropped, but must not be changed.
+/// returns a [`Ticket`]. The queue holds the buffers until the operation is complete. Until then,
+/// the caller may drop the buffers, but must not change them.
 ///
 /// # Collective
-/// Every rank of the team must call, with the same operation, element type, count, reduction and
-/// root, and in the same order as the other collective calls of this team. Each rank may use any of
-/// its streams.
+/// Every rank of the team must make the same call: the same operation, element type, count,
+/// reduction and root. All ranks must make the collective calls of a team in the same order. Each
+/// rank may use any of its streams.
 ///
 /// # Ordering
-/// A collective is complete on a rank when the results of that rank are complete. Only
-/// [`barrier`](Team::barrier) and [`sync`](Team::sync) order other ranks.
+/// A collective is complete on a rank when the results of that rank are complete. It may still run
+/// on other ranks. Only [`barrier`](Team::barrier) and [`sync`](Team::sync) order the operations of
+/// different ranks.
 ///
-/// On the host backend the collectives of a team are ordered among each other, and its sends and
-/// receives are not ordered with them: each waits for its stream and its peer alone. On GPUs all
-/// collectives, sends and receives of a team run one after the other on each rank, in the order in
-/// which this PE enqueues them, on whichever streams. So a program that runs on both backends makes
-/// calls that need each other in the same order on all ranks, or in one [`group`](Team::group): if
-/// rank 0 receives from rank 1 before a barrier, and rank 1 sends after it, GPUs wait until the
-/// deadline. Calls of different teams, and captured ones, are not ordered.
+/// On the host backend, the collectives of a team run one after another. Sends and receives are not
+/// ordered with collectives: each waits only for its stream and its peer.
+///
+/// On GPUs, all collectives, sends and receives of a team run one after another on each rank. Their
+/// order is the order in which this PE enqueues them, even on different streams. For example, if
+/// rank 0 receives from rank 1 before a barrier, and rank 1 sends after that barrier, GPUs wait
+/// until the deadline. So a program for both backends makes calls that depend on each other in the
+/// same order on all ranks, or puts them into one [`group`](Team::group).
+///
+/// Calls of different teams, and captured calls, are not ordered.
 ///
 /// # Errors
 /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
 /// buffers that overlap, and for a team, stream or buffer that belongs to another world or is no
-/// longer valid. Later: [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls
-/// and the backend compares calls; [`Error::Peer`](crate::Error::Peer) if a rank died or left;
-/// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not arrive;
-/// [`Error::Poisoned`](crate::Error::Poisoned) if the team had failed before.
+/// longer valid.
 ///
-/// A later error comes from the ticket and [`Stream::synchronize`], or from the call itself: an
-/// operation that finds its stream idle may run on the calling thread, and a failure there is
-/// returned at once. Treat an error of the enqueueing call like one of the ticket.
+/// Later:
+/// - [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls and the backend
+///   compares calls.
+/// - [`Error::Peer`](crate::Error::Peer) if a rank died or left.
+/// - [`Error::Timeout`](crate::Error::Timeout) at the deadline, with the ranks that did not arrive.
+/// - [`Error::Poisoned`](crate::Error::Poisoned) if the team had failed before.
+///
+/// The ticket and [`Stream::synchronize`] return the later errors. The call itself may return them
+/// too, because an operation that finds its stream idle may run on the calling thread. So treat an
+/// error of the call like an error of the ticket.
 ///
 /// # Example
 /// ```
@@ -70,24 +78,29 @@ use std::sync::Arc;
 /// # }
 /// ```
 impl Team {
-    /// Completes the puts and signals of this PE, then waits until every rank has called: a quiet,
-    /// then [`sync`](Team::sync). After it, all ranks see the earlier puts of every rank.
+    /// Completes the puts and signals of this PE, then waits until every rank has called: a
+    /// [`quiet`](crate::World::quiet) followed by a [`sync`](Team::sync). After the barrier, all
+    /// ranks see the earlier puts of every rank.
     ///
     /// # Errors
     /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a team or stream that belongs to
-    /// another world or is no longer valid. Later, from the ticket, [`Stream::synchronize`], or
-    /// this call if the operation has run during it: [`Error::Mismatch`](crate::Error::Mismatch) if
-    /// ranks made different calls and the backend compares calls;
-    /// [`Error::Peer`](crate::Error::Peer) if a rank died or left;
-    /// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not arrive;
-    /// [`Error::Poisoned`](crate::Error::Poisoned) if the team had failed before.
+    /// another world or is no longer valid.
+    ///
+    /// Later, from the ticket, from [`Stream::synchronize`], or from this call if the operation
+    /// runs during the call:
+    /// - [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls and the backend
+    ///   compares calls.
+    /// - [`Error::Peer`](crate::Error::Peer) if a rank died or left.
+    /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline, with the ranks that did not
+    ///   arrive.
+    /// - [`Error::Poisoned`](crate::Error::Poisoned) if the team had failed before.
     pub fn barrier(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "barrier";
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Barrier)?, decode::nothing)
     }
 
-    /// Waits until every rank has called, without completing puts. After it, all ranks see earlier
-    /// writes of each rank to its own symmetric memory, and puts that a
+    /// Waits until every rank has called, without completing puts. After the sync, all ranks see
+    /// earlier writes of each rank to its own symmetric memory, and puts that a
     /// [`quiet`](crate::World::quiet) has completed.
     ///
     /// # Errors
@@ -97,15 +110,16 @@ impl Team {
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Sync)?, decode::nothing)
     }
 
-    /// Reduces the elements of all ranks, and stores the result on every rank, with the same bits.
+    /// Reduces the elements of all ranks, and stores the result on every rank. All ranks get the
+    /// same bits.
     ///
     /// # Shapes
     /// `send: n`, `recv: n` elements, which do not overlap.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
-    /// buffers that overlap, belong to another world or were released, and for a reduction that is
-    /// not defined for `T`.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, for buffers that
+    /// overlap, belong to another world or were released, and for a reduction that is not defined
+    /// for `T`.
     #[inline]
     pub fn all_reduce<T: Number>(
         &self,
@@ -145,7 +159,8 @@ impl Team {
     /// or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As for [`Team::all_reduce`]; [`Misuse`](crate::Misuse) if the root passes no `recv`.
+    /// As for [`Team::all_reduce`]; [`Misuse`](crate::Misuse) if the team does not have the root,
+    /// or if the root passes no `recv`.
     pub fn reduce<T: Number>(
         &self,
         stream: &Stream,
@@ -166,7 +181,7 @@ impl Team {
     /// `buffer: n` elements, which change at the root only.
     ///
     /// # Errors
-    /// As for [`Team::all_reduce`].
+    /// As for [`Team::all_reduce`]; [`Misuse`](crate::Misuse) if the team does not have the root.
     pub fn reduce_in_place<T: Number>(
         &self,
         stream: &Stream,
@@ -186,9 +201,8 @@ impl Team {
     /// buffer, which is ignored, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released;
-    /// [`Misuse`](crate::Misuse) if the root passes no `send`.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, for buffers
+    /// that overlap, belong to another world or were released, and if the root passes no `send`.
     #[inline]
     pub fn broadcast<T: Element>(
         &self,
@@ -209,8 +223,8 @@ impl Team {
     /// `buffer: n` elements.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong root, and for a buffer that
+    /// belongs to another world or was released.
     #[inline]
     pub fn broadcast_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "broadcast_in_place";
@@ -224,8 +238,8 @@ impl Team {
     /// `send: n` elements, which do not overlap `recv: n × size`.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, and for buffers that
+    /// overlap, belong to another world or were released.
     #[inline]
     pub fn all_gather<T: Element>(
         &self,
@@ -244,8 +258,8 @@ impl Team {
     /// `buffer: n × size` elements; this rank contributes elements `rank × n .. (rank + 1) × n`.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a length that is not a multiple of
+    /// the number of ranks, and for a buffer that belongs to another world or was released.
     #[inline]
     pub fn all_gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_gather_in_place";
@@ -302,8 +316,8 @@ impl Team {
     /// `send: n × size` elements, which do not overlap `recv: n × size`.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, and for buffers that
+    /// overlap, belong to another world or were released.
     #[inline]
     pub fn all_to_all<T: Element>(
         &self,
@@ -323,8 +337,8 @@ impl Team {
     /// `buffer: n × size` elements.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a length that is not a multiple of
+    /// the number of ranks, and for a buffer that belongs to another world or was released.
     #[inline]
     pub fn all_to_all_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_to_all_in_place";
@@ -337,17 +351,16 @@ impl Team {
     /// # Shapes
     /// Rank `r` gets `send_counts[r]` elements from `send_offsets[r]` of `send`. The
     /// `recv_counts[r]` elements from rank `r` arrive at `recv_offsets[r]` of `recv`. Each list has
-    /// one entry per rank. Parts of `recv` do not overlap, and `recv` does not overlap `send`. The
-    /// caller must make sure that rank `r` sends the count that this rank expects; backends that
-    /// compare calls check it.
+    /// one entry per rank. Parts of `recv` do not overlap, and `recv` does not overlap `send`. Rank
+    /// `r` must send as many elements as this rank expects from rank `r`; only backends that
+    /// compare calls check that.
     ///
-    /// `counts` may be an `Arc`, which saves an allocation if it is used again.
+    /// `counts` may be an `Arc`, which saves an allocation if the counts are used again.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released;
-    /// [`Misuse`](crate::Misuse) for lists of a wrong length, parts outside their buffer, and parts
-    /// that overlap.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for lists of a wrong length, for parts
+    /// outside their buffer, for parts of `recv` that overlap, for different counts of this rank to
+    /// and from itself, and for buffers that overlap, belong to another world or were released.
     #[inline]
     pub fn all_to_all_v<T: Element>(
         &self,
@@ -384,13 +397,12 @@ impl Team {
     /// Copies the elements of all ranks to the root, in rank order.
     ///
     /// # Shapes
-    /// `send: n` elements; `recv: n × size` at the root, which do not overlap. Other ranks may pass
+    /// `send: n` elements, which do not overlap `recv: n × size` at the root. Other ranks may pass
     /// a buffer, which is ignored, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released;
-    /// [`Misuse`](crate::Misuse) if the root passes no `recv`.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, for buffers
+    /// that overlap, belong to another world or were released, and if the root passes no `recv`.
     #[inline]
     pub fn gather<T: Element>(
         &self,
@@ -411,8 +423,8 @@ impl Team {
     /// `buffer: n × size` elements at the root; `n` elements, which are only read, on other ranks.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, and for a
+    /// buffer that belongs to another world or was released.
     #[inline]
     pub fn gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "gather_in_place";
@@ -427,9 +439,8 @@ impl Team {
     /// a buffer, which is ignored, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released;
-    /// [`Misuse`](crate::Misuse) if the root passes no `send`.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, for buffers
+    /// that overlap, belong to another world or were released, and if the root passes no `send`.
     #[inline]
     pub fn scatter<T: Element>(
         &self,
@@ -444,14 +455,14 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::scatter`], with the part of the root staying in its place in `buffer`.
+    /// Like [`Team::scatter`], but the part of the root stays at its offset in `buffer`.
     ///
     /// # Shapes
     /// `buffer: n × size` elements, which are only read, at the root; `n` elements on other ranks.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, and for a
+    /// buffer that belongs to another world or was released.
     #[inline]
     pub fn scatter_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "scatter_in_place";
@@ -459,20 +470,20 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Sends elements to one rank, which calls [`recv`](Team::recv) for the same number of elements
-    /// of the same type. Sends to one rank match its receives in order.
+    /// Sends elements to `peer`, which calls [`recv`](Team::recv) for the same number of elements
+    /// of the same type. Sends to a rank match its receives from this rank in order.
     ///
-    /// Not collective. A send may complete before the peer has called, or wait for it: two ranks
-    /// that send to each other before they receive may wait for each other until the deadline. Put
-    /// such calls in a [`group`](Team::group).
+    /// The call is not collective. A send may complete before the peer has called, or may wait for
+    /// the peer. So two ranks that send to each other before they receive may wait for each other
+    /// until the deadline. Put such calls into a [`group`](Team::group).
     ///
     /// # Shapes
     /// `source: n` elements here, `dest: n` elements on the peer.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and
-    /// for buffers that overlap, belong to another world or were released;
-    /// [`Misuse`](crate::Misuse) if the peer is this rank, outside of a group.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) if the team does not have the peer, if
+    /// the peer is this rank (outside of a group), and for a buffer that belongs to another world
+    /// or was released.
     ///
     /// If the counts or types of a send and its receive differ, the receive fails with
     /// [`Error::Mismatch`](crate::Error::Mismatch), and its buffer is unchanged. The send fails too
@@ -485,7 +496,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Receives the elements that a rank sends to this one with [`send`](Team::send).
+    /// Receives the elements that `peer` sends to this rank with [`send`](Team::send).
     ///
     /// # Shapes
     /// `dest: n` elements here, `source: n` elements on the peer.

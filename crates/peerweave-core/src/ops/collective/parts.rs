@@ -1,4 +1,4 @@
-//! Collectives with a part of another length for each rank, in both forms.
+//! Collectives whose parts have a different length for each rank, in both forms.
 
 use crate::arguments::Parts;
 use crate::arguments::span::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
@@ -9,22 +9,27 @@ use crate::{Result, call, check};
 use peerweave_types::{Element, Rank};
 use std::sync::Arc;
 
-/// Collectives with a part of another length for each rank.
+/// Collectives whose parts have a different length for each rank.
 ///
-/// [`Parts`] gives the length and the offset of each part. It may be an `Arc`, which saves an
-/// allocation if it is used again.
+/// [`Parts`] gives the length and the offset of each part. Parts may be passed in an `Arc`, which
+/// saves an allocation if they are used again.
 ///
 /// # Collective
 /// Every rank of the team must call, in the same order as the other collective calls of this team.
 ///
 /// # Errors
-/// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for lists of a wrong length, parts outside
-/// their buffer, results that overlap, a buffer whose length is not that of the part of this rank,
-/// a wrong root, and buffers that overlap, belong to another world or were released.
+/// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for:
+/// - lists that do not have an entry for each rank,
+/// - parts outside their buffer, and parts of a result that overlap,
+/// - a buffer whose length differs from that of the part of this rank,
+/// - a root that the team does not have,
+/// - buffers that overlap, belong to another world or were released.
+///
 /// [`Error::Mismatch`](crate::Error::Mismatch) if two ranks disagree about the length of a part and
 /// the backend compares calls.
 impl Team {
-    /// Copies the elements of all ranks to every rank; the number may differ between ranks.
+    /// Copies the elements of all ranks to every rank. Each rank may have a different number of
+    /// elements.
     ///
     /// # Shapes
     /// `send`: as many elements as the part of this rank. `recv` contains all parts, at offsets
@@ -32,11 +37,15 @@ impl Team {
     /// counts are the same on all ranks. Elements of `recv` between the parts do not change.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for lists of a wrong length, parts
-    /// outside their buffer, parts of a result that overlap, a buffer of another length than the
-    /// part of this rank, a wrong root, and buffers that overlap, belong to another world or were
-    /// released. [`Error::Mismatch`](crate::Error::Mismatch) if two ranks disagree about the length
-    /// of a part and the backend compares calls.
+    /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for:
+    /// - lists that do not have an entry for each rank,
+    /// - parts outside their buffer, and parts of a result that overlap,
+    /// - a buffer whose length differs from that of the part of this rank,
+    /// - a root that the team does not have,
+    /// - buffers that overlap, belong to another world or were released.
+    ///
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if two ranks disagree about the length of a part
+    /// and the backend compares calls.
     ///
     /// # Example
     /// ```
@@ -119,11 +128,12 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies the elements of all ranks to the root; the number may differ between ranks.
+    /// Copies the elements of all ranks to the root. Each rank may have a different number of
+    /// elements.
     ///
     /// # Shapes
     /// `send`: any number of elements. At the root, `recv` contains all parts, which do not
-    /// overlap, and the part of a rank is as long as what it sends. Other ranks may pass a buffer
+    /// overlap. The part of a rank is as long as `send` of that rank. Other ranks may pass a buffer
     /// and parts, which are ignored, or [`none()`](crate::none) and `Parts::default()`.
     ///
     /// # Errors
@@ -137,7 +147,7 @@ impl Team {
     /// let world = World::from_env()?;
     /// let (team, root) = (world.team(), Rank::new(0));
     /// let me = team.my_rank().get();
-    /// let words = vec![me; me as usize]; // rank r has r of them
+    /// let words = vec![me; me as usize]; // rank r sends r words
     /// if team.my_rank() == root {
     ///     let parts = Parts::packed((0..team.size()).collect::<Vec<_>>());
     ///     let mut all = vec![0; parts.end()];
@@ -184,8 +194,8 @@ impl Team {
     /// Like [`Team::gather_v`], with the elements of the root already in their part of `buffer`.
     ///
     /// # Shapes
-    /// At the root, `buffer` contains all parts, which do not overlap. On other ranks it has the
-    /// elements to send, which are only read.
+    /// At the root, `buffer` contains all parts, which do not overlap. On other ranks, `buffer` has
+    /// the elements to send, which are only read.
     ///
     /// # Errors
     /// As for [`Team::all_gather_v`].
@@ -216,12 +226,12 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Sends one part of the elements of the root to each rank; parts may have different lengths.
+    /// Sends one part of the elements of the root to each rank. Parts may have different lengths.
     ///
     /// # Shapes
-    /// At the root, `send` contains all parts, which may overlap each other, and the part of a rank
-    /// is as long as its `recv`. `send` does not overlap `recv`. Other ranks may pass a buffer and
-    /// parts, which are ignored, or [`none()`](crate::none) and `Parts::default()`.
+    /// At the root, `send` contains all parts, which may overlap each other. The part of a rank is
+    /// as long as `recv` of that rank. `send` does not overlap `recv`. Other ranks may pass a
+    /// buffer and parts, which are ignored, or [`none()`](crate::none) and `Parts::default()`.
     ///
     /// # Errors
     /// As for [`Team::all_gather_v`]; [`Misuse`](crate::Misuse) if the root passes no `send`.
@@ -277,11 +287,11 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::scatter_v`], with the part of the root staying in its place in `buffer`.
+    /// Like [`Team::scatter_v`], but the part of the root stays at its offset in `buffer`.
     ///
     /// # Shapes
-    /// At the root, `buffer` contains all parts, and is only read. On other ranks it gets the part
-    /// of the rank.
+    /// At the root, `buffer` contains all parts, and is only read. On other ranks, `buffer` gets
+    /// the part of that rank.
     ///
     /// # Errors
     /// As for [`Team::all_gather_v`].

@@ -1,4 +1,4 @@
-//! All-reduce, the addition of a residual and RMSNorm as one operation.
+//! An all-reduce, the addition of a residual, and RMSNorm as one operation.
 
 use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};
 use crate::arguments::{NormElement, OutputScale, QuantizedElement, RmsNorm, StreamOutputScale};
@@ -9,18 +9,18 @@ use crate::world::team::Team;
 use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 
-/// All-reduce with residual and RMSNorm, as it ends each half of a tensor-parallel transformer
-/// layer. One kernel does it on GPUs: vLLM, TensorRT-LLM and FlashInfer call it fused all-reduce,
-/// residual and RMSNorm.
+/// All-reduce with residual and RMSNorm: the end of each half of a tensor-parallel transformer
+/// layer. On GPUs, one kernel does all three steps. vLLM, TensorRT-LLM and FlashInfer call this
+/// operation fused all-reduce, residual and RMSNorm.
 ///
 /// The input consists of rows (tokens), each as long as the weight. For each row:
 ///
 /// - `x = all_reduce(input) + residual` replaces the residual,
 /// - `y = x · weight / √(mean(x²) + epsilon)` is the output.
 ///
-/// The sum of the ranks is rounded to the element type, as by [`Team::all_reduce`]. `x` and `y` are
-/// computed in `f32` and rounded once each. So the residual has the bits of separate steps. All
-/// ranks get the same bits if their residuals, weights and epsilons are equal.
+/// The sum over the ranks is rounded to the element type, as by [`Team::all_reduce`]. `x` and `y`
+/// are computed in `f32`, and each is rounded once. So the residual has the same bits as after
+/// separate steps. All ranks get the same bits if their residuals, weights and epsilons are equal.
 ///
 /// # Collective
 /// Every rank of the team must call, with the same element type, lengths, epsilon and quantisation,
@@ -28,21 +28,23 @@ use crate::{Result, call};
 /// have the same contents on all ranks; this is not checked.
 ///
 /// # GPUs
-/// Rows must consist of a multiple of 16 bytes and start at multiples of 16 bytes, as must the
-/// weight. Otherwise the call fails with [`Error::Unsupported`](crate::Error::Unsupported). The
-/// host backend has no such limit.
+/// The length of a row must be a multiple of 16 bytes. The rows and the weight must start at
+/// multiples of 16 bytes. Otherwise the call fails with
+/// [`Error::Unsupported`](crate::Error::Unsupported). The host backend has no such limit.
 impl Team {
-    /// Reduces the elements of all ranks by their sum, adds the residual, and normalises each row.
+    /// Sums the elements of all ranks, adds the residual, and normalises each row.
     ///
     /// # Shapes
     /// `norm`: a weight of `hidden` elements; `input`, `residual` and `output`: `rows × hidden`
-    /// elements. No two of them overlap.
+    /// elements. No two of these buffers overlap, except that `input` may overlap the weight.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, for buffers that
-    /// overlap, belong to another world or were released, and for an epsilon that is not positive
-    /// and finite; [`Error::Unsupported`](crate::Error::Unsupported) on GPUs for rows that are not
-    /// multiples of 16 bytes.
+    /// As for [`Team::barrier`]. Also:
+    /// - [`Misuse`](crate::Misuse) for a wrong length, and for buffers that overlap, belong to
+    ///   another world or were released.
+    /// - [`Misuse`](crate::Misuse) for an epsilon that is not a positive normal number.
+    /// - [`Error::Unsupported`](crate::Error::Unsupported) on GPUs for rows whose length is not a
+    ///   multiple of 16 bytes.
     ///
     /// # Example
     /// ```
@@ -102,7 +104,8 @@ impl Team {
     /// Like [`Team::all_reduce_rms_norm`], with the output replacing the input in `buffer`.
     ///
     /// # Shapes
-    /// `norm`: a weight of `hidden` elements; `buffer` and `residual`: `rows × hidden` elements.
+    /// `norm`: a weight of `hidden` elements; `buffer` and `residual`: `rows × hidden` elements. No
+    /// two of these buffers overlap.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_rms_norm`].
@@ -137,15 +140,16 @@ impl Team {
     /// Like [`Team::all_reduce_rms_norm`], with an output of 8-bit floats or integers. The result
     /// of the norm is divided by the scale in `f32`, rounded to nearest even, and saturated.
     ///
-    /// `scale` is one `f32` for all rows, which each rank may choose for itself, or
-    /// [`RowScales`](crate::RowScales), which gets the scale that was computed for each row.
+    /// `scale` is one `f32` for all rows, which may differ between ranks, or
+    /// [`RowScales`](crate::RowScales), which receives the scale that the call computes for each
+    /// row.
     ///
     /// # Shapes
     /// As for [`Team::all_reduce_rms_norm`]; row scales: `rows` elements of `f32`.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_rms_norm`]; [`Misuse`](crate::Misuse) for a scale that is not
-    /// positive and finite.
+    /// positive and finite, or whose inverse is not finite.
     ///
     /// # Example
     /// ```

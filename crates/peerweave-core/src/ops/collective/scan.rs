@@ -1,4 +1,5 @@
-//! Scans: each rank gets the reduction of the elements of the ranks before it.
+//! Scans: each rank gets the reduction of the elements of all lower ranks. Inclusive scans include
+//! the elements of the rank itself.
 
 use crate::arguments::reduction::Reduction;
 use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};
@@ -115,7 +116,7 @@ impl Team {
     /// let me = team.my_rank().get();
     /// let mut sum = [0];
     /// team.exclusive_scan_blocking(&[me + 1], &mut sum, ReduceOp::Sum)?;
-    /// assert_eq!(sum[0], (1..=me).sum()); // 0 on rank 0, as before
+    /// assert_eq!(sum[0], (1..=me).sum()); // still 0 on rank 0
     /// assert!(world.finalize()?.is_clean());
     /// # Ok(())
     /// # }
@@ -148,7 +149,7 @@ impl Team {
     }
 
     /// Like [`Team::exclusive_scan`], with the result replacing the elements in `buffer`. On rank
-    /// 0, it does not change.
+    /// 0, `buffer` does not change.
     ///
     /// # Shapes
     /// `buffer: n` elements.

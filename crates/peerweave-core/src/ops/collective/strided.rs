@@ -9,17 +9,17 @@ use peerweave_types::{Element, Strides};
 
 /// The strided all-to-all.
 impl Team {
-    /// Like [`Team::all_to_all`], with elements at strides: element `i` of the parts, counted over
-    /// all ranks, is at `i * strides.source` in `send`, and at `i * strides.dest` in `recv`.
+    /// Like [`Team::all_to_all`], with strided elements. Element `i`, counted over the parts of all
+    /// ranks, is at index `i * strides.source` of `send` and at index `i * strides.dest` of `recv`.
     ///
     /// # Collective
     /// `strides.count`, the number of elements between any two ranks, is the same on all ranks. The
     /// strides may differ.
     ///
     /// # Shapes
-    /// `send` and `recv` reach to their last elements: for `n` ranks and `count` elements, at least
-    /// `(n * count - 1) * stride + 1` elements. They do not overlap. Elements of `recv` between the
-    /// strides do not change.
+    /// For `n` ranks and `count` elements, `send` and `recv` have at least
+    /// `(n * count - 1) * stride + 1` elements each. The two buffers do not overlap. Elements of
+    /// `recv` between the strides do not change.
     ///
     /// # Errors
     /// As for [`Team::all_to_all`]; [`Misuse`](crate::Misuse) for a stride of 0.
@@ -32,7 +32,7 @@ impl Team {
     /// let world = World::from_env()?;
     /// let team = world.team();
     /// let n = team.size();
-    /// // The first column of a matrix of two columns becomes the second one of another rank's.
+    /// // Sends element `r` of the first of two columns to rank `r`, which fills its second column.
     /// let mine: Vec<u32> = (0..2 * n as u32).map(|i| 100 * team.my_rank().get() + i).collect();
     /// let mut columns = vec![0; 2 * n];
     /// let strides = Strides { count: 1, source: 2, dest: 2 };

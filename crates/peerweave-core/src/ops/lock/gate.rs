@@ -1,4 +1,4 @@
-//! Admits one thread of this PE at a time to a lock.
+//! A gate that admits one thread of this PE at a time to a lock.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -15,7 +15,8 @@ impl Gate {
         self.is_taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no other thread is admitted, until `end`. Returns whether this thread is.
+    /// Waits until no other thread is admitted, or until `end`. Returns whether this thread is
+    /// admitted.
     pub(super) fn enter(&self, end: Instant) -> bool {
         let mut is_taken = self.state();
         while *is_taken {

@@ -1,10 +1,12 @@
-//! Locks of all PEs of a job.
+//! Locks that all PEs of a job share.
 //!
-//! The state of a lock is one word: free, held by a PE, or passed on to a PE. Each PE has another
-//! word, set while it waits. The holder passes the lock on to the next waiting PE, in the order of
-//! PEs after its own, and frees the lock only if none waits. So a PE that waits gets the lock after
-//! at most two turns of each other PE. Only changes of the state decide who holds the lock:
-//! a PE that dies between two changes leaves a state that names it.
+//! The state of a lock is one word: free, held by a PE, or passed on to a PE. Each PE also has a
+//! word that is set while the PE waits. The holder passes the lock on to the next waiting PE, in
+//! cyclic order from its own number. If no PE waits, the holder frees the lock. So a PE that waits
+//! gets the lock after each other PE has held the lock at most twice.
+//!
+//! Only the state word decides which PE holds the lock. If a PE dies between two changes of the
+//! state, the state names that PE.
 
 mod gate;
 mod words;
@@ -21,30 +23,32 @@ use std::panic::Location;
 use std::time::{Duration, Instant};
 use words::{State, Words};
 
-/// A lock that one thread of one PE holds at a time. [`World::alloc_lock`] makes it.
+/// A lock that at most one thread of one PE holds at a time. [`World::alloc_lock`] allocates it.
 ///
 /// # Ordering
-/// A holder sees what the holders before it did under the lock: accesses to memory of the host,
-/// and puts, gets, signals and atomics in their `_blocking` forms. Wait for the tickets of
-/// stream-ordered operations, or for the quiet of a [`Context`](crate::Context), before the lock
-/// is unlocked.
+/// A holder sees the effects of what earlier holders did under the lock: accesses to host memory,
+/// and puts, gets, signals and atomics in their `_blocking` forms. Before you unlock, wait for the
+/// tickets of stream-ordered operations, and call [`Context::quiet`](crate::Context::quiet) for
+/// operations of a context.
 ///
 /// # Order of waiters
-/// The holder passes the lock on to the next PE that waits, in the order of PEs after its own: no
-/// PE waits for more than two turns of each other PE. Threads of one PE that wait for the same lock
-/// take turns in any order. A thread that locks a lock that it holds waits until the deadline; the
-/// error says that this PE already holds the lock.
+/// The holder passes the lock on to the next waiting PE, in cyclic order from its own number. So a
+/// PE that waits gets the lock after each other PE has held the lock at most twice. Threads of one
+/// PE that wait for the same lock get it in unspecified order.
+///
+/// If a thread already holds the lock and locks it again, the call waits until the deadline. The
+/// error then says that this PE already holds the lock.
 ///
 /// # Death of the holder
-/// If the PE that holds the lock dies, or leaves the job, what the lock protects may be in any
-/// state. So [`Lock::lock`] and [`Lock::try_lock`] then return
-/// [`Error::Peer`](crate::Error::Peer), which names that PE: on every PE, each time, until one
-/// PE has called [`Lock::take_over`]. That call returns a guard like the others, and
-/// [`LockGuard::taken_from`] says from whom. A PE that dies while it waits is passed over.
+/// If the PE that holds the lock dies or leaves the job, the data that the lock protects may be in
+/// any state. So [`Lock::lock`] and [`Lock::try_lock`] then return
+/// [`Error::Peer`](crate::Error::Peer), which names that PE. They do so on every PE, until one PE
+/// has called [`Lock::take_over`]. [`LockGuard::taken_from`] of the guard that this call returns
+/// names the former holder. If a PE dies while it waits, the lock skips that PE.
 ///
-/// The `host` backend notices a death within milliseconds, the `cuda` backend when the connection
-/// of the PE to the rendezvous closes; there, a PE that leaves the job in order is noticed only at
-/// the deadline.
+/// The `host` backend detects a death within milliseconds. The `cuda` backend detects a death when
+/// the connection of the PE to the rendezvous closes. If the holder leaves the job in order,
+/// waiters on the `cuda` backend fail only at the deadline.
 ///
 /// # Example
 /// ```
@@ -56,7 +60,7 @@ use words::{State, Words};
 /// let (lock, account) = (world.alloc_lock()?, world.alloc_zeroed::<i64>(2)?);
 /// for _ in 0..10 {
 ///     let guard = lock.lock()?;
-///     let mut both = [0; 2]; // on PE 0
+///     let mut both = [0; 2]; // the two counters of PE 0
 ///     team.get_blocking(&account, &mut both, zero)?;
 ///     team.put_blocking(&[both[0] + 1, both[1] - 1], &account, zero)?;
 ///     guard.unlock()?;
@@ -76,16 +80,18 @@ pub struct Lock {
     me: Pe,
 }
 
-/// A held [`Lock`]. Dropping it unlocks; [`LockGuard::unlock`] also returns errors.
+/// A guard that holds a [`Lock`]. Dropping the guard unlocks the lock; [`LockGuard::unlock`] also
+/// returns errors.
 ///
-/// Any thread of the PE may drop it. A guard that is forgotten holds the lock forever.
+/// Any thread of the PE may drop the guard. A guard that is forgotten ([`std::mem::forget`]) holds
+/// the lock forever.
 #[must_use = "dropping the guard unlocks the lock"]
 pub struct LockGuard<'a> {
     lock: &'a Lock,
     taken_from: Option<Pe>,
 }
 
-/// How a call behaves if it does not get the lock at once.
+/// The behavior of a call that does not get the lock at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Wait,
@@ -93,11 +99,12 @@ enum Mode {
     TakeOver,
 }
 
-/// How long a PE that gives up waits for a grant that it was promised.
+/// The time for which a PE still waits for the lock after its wait has failed, if the holder has
+/// already chosen that PE.
 const GRACE: Duration = Duration::from_millis(100);
 
 impl World {
-    /// Allocates a lock, which is free.
+    /// Allocates a lock. The lock is free at first.
     ///
     /// # Collective
     /// As for [`World::alloc`]: all PEs must call, in the same order as other allocations and
@@ -114,18 +121,20 @@ impl World {
 }
 
 impl Lock {
-    /// Waits until this thread holds the lock, up to the deadline of the world.
+    /// Waits until this thread holds the lock, at most until the deadline of the world.
     ///
     /// # Errors
-    /// [`Error::Peer`](crate::Error::Peer) if the holder has died or left the job: see [Death of
-    /// the holder](Lock#death-of-the-holder); [`Error::Timeout`](crate::Error::Timeout) at the
-    /// deadline, which names the holder ([`Timeout::holder`](crate::Timeout::holder)), or the PE to
-    /// which the lock was passed on; [`Misuse`](crate::Misuse) after finalize.
+    /// - [`Error::Peer`](crate::Error::Peer) if the holder has died or left the job: see
+    ///   [Death of the holder](Lock#death-of-the-holder).
+    /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline.
+    ///   [`Timeout::holder`](crate::Timeout::holder) is the holder, or the PE to which the lock was
+    ///   passed on.
+    /// - [`Misuse`](crate::Misuse) after finalize.
     pub fn lock(&self) -> Result<LockGuard<'_>> {
         self.wait("lock", Mode::Wait, self.shared().deadline)
     }
 
-    /// Like [`Lock::lock`], for no longer than `limit`.
+    /// Like [`Lock::lock`], but waits at most for `limit`.
     ///
     /// # Errors
     /// As for [`Lock::lock`].
@@ -133,26 +142,27 @@ impl Lock {
         self.wait("lock_within", Mode::Wait, limit)
     }
 
-    /// Locks if no PE and no thread of this PE holds the lock now; otherwise returns `None`.
+    /// Acquires the lock if it is free now. Returns `None` if another PE holds the lock, or if
+    /// another thread of this PE holds the lock or waits for it.
     ///
     /// # Errors
-    /// As for [`Lock::lock`], without the deadline.
+    /// As for [`Lock::lock`], except [`Error::Timeout`](crate::Error::Timeout).
     pub fn try_lock(&self) -> Result<Option<LockGuard<'_>>> {
         self.acquire("try_lock", Mode::Try, Duration::ZERO)
     }
 
-    /// Like [`Lock::lock`], but takes the lock over from a holder that has died or left the job.
-    /// The caller must bring what the lock protects into a valid state:
-    /// [`LockGuard::taken_from`]. Waits as [`Lock::lock`] while the holder is alive.
+    /// Like [`Lock::lock`], but takes the lock over from a holder that has died or left the job. If
+    /// [`LockGuard::taken_from`] then returns a PE, the caller must bring the data that the lock
+    /// protects into a valid state. While the holder is alive, the call waits like [`Lock::lock`].
     ///
     /// # Errors
-    /// As for [`Lock::lock`], except for the death of the holder.
+    /// As for [`Lock::lock`], except that the death of the holder is no error.
     pub fn take_over(&self) -> Result<LockGuard<'_>> {
         self.wait("take_over", Mode::TakeOver, self.shared().deadline)
     }
 
-    /// Returns the PE that holds the lock, or to which the lock was passed on, at this moment; for
-    /// messages.
+    /// Returns the PE that holds the lock now, or to which the lock was passed on. The lock may
+    /// change at any time, so use the result only in messages.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
@@ -160,7 +170,8 @@ impl Lock {
         self.words.state("holder").map(State::pe)
     }
 
-    /// Returns the PEs that wait for the lock at this moment, ascending; for messages.
+    /// Returns the PEs that wait for the lock now, in ascending order. Use the result only in
+    /// messages, as that of [`Lock::holder`].
     ///
     /// # Errors
     /// As for [`Lock::holder`].
@@ -177,8 +188,9 @@ impl Lock {
     /// Frees the memory of the lock.
     ///
     /// # Collective
-    /// As [`Symmetric::release`](crate::Symmetric::release). A PE that holds the lock cannot call,
-    /// because its guard borrows the lock: the others fail at the deadline and name that PE.
+    /// As for [`Symmetric::release`](crate::Symmetric::release). A PE that holds the lock cannot
+    /// call, because the guard borrows the lock. The other PEs then fail at the deadline with an
+    /// error that names that PE.
     ///
     /// # Errors
     /// As for [`Symmetric::release`](crate::Symmetric::release).
@@ -193,7 +205,7 @@ impl Lock {
     fn acquire(&self, call: &'static str, mode: Mode, limit: Duration) -> Result<Option<LockGuard<'_>>> {
         self.shared().usable(call)?;
         let start = Instant::now();
-        // A limit that exceeds the clock is a year.
+        // If the clock cannot represent the end of the wait, the limit is a year.
         let end = start.checked_add(limit).unwrap_or_else(|| start + Duration::from_secs(365 * 24 * 3600));
         if !self.gate.enter(end) {
             // Another thread of this PE holds the lock, or waits for it.
@@ -207,8 +219,9 @@ impl Lock {
         Ok(taken?.map(|taken_from| LockGuard { lock: self, taken_from }))
     }
 
-    /// Takes the lock. The caller has entered the gate. Returns `None` if `mode` is [`Mode::Try`]
-    /// and another PE holds the lock; otherwise the PE from which the lock was taken over, if any.
+    /// Acquires the lock. The caller has entered the gate. Returns `None` if `mode` is
+    /// [`Mode::Try`] and another PE holds the lock. Otherwise returns the PE from which the lock
+    /// was taken over, if any.
     fn take(&self, call: &'static str, mode: Mode, start: Instant, end: Instant) -> Result<Option<Option<Pe>>> {
         if self.words.change(call, State::Free, State::Held(self.me))? {
             return Ok(Some(None));
@@ -222,7 +235,7 @@ impl Lock {
             let is_check = pause.is_check();
             match self.look(call, mode, is_check) {
                 Ok(Ok(from)) => {
-                    // The lock is passed on only by its holder, which is this PE.
+                    // Only the holder, which is this PE, reads this word to pass the lock on.
                     self.words.set_waits(call, self.me, false)?;
                     return Ok(Some(from));
                 }
@@ -234,7 +247,8 @@ impl Lock {
         if self.words.set_waits(call, self.me, false)? {
             return Err(failed);
         }
-        // The holder has chosen this PE, and its next change of the state passes the lock on.
+        // The holder has cleared the word, so it has chosen this PE. Its next change of the state
+        // passes the lock on to this PE.
         let grace = Instant::now() + GRACE;
         while Instant::now() < grace {
             if let Ok(from) = self.look(call, Mode::Wait, true)? {
@@ -242,13 +256,13 @@ impl Lock {
             }
             pause.pause();
         }
-        // The holder was stopped between the two changes. The next call of this PE accepts the
-        // lock.
+        // The holder was suspended after it cleared the word and before it changed the state. The
+        // next call of this PE gets the lock.
         Err(failed)
     }
 
-    /// Takes the lock if this PE may; otherwise returns the state. If `is_check`, also checks
-    /// whether the holder is alive.
+    /// Acquires the lock if this PE may have it; otherwise returns the state. If `is_check` is
+    /// true, also checks whether the PE that the state names is alive.
     fn look(&self, call: &'static str, mode: Mode, is_check: bool) -> Result<std::result::Result<Option<Pe>, State>> {
         let state = self.words.state(call)?;
         let from = match state {
@@ -259,10 +273,10 @@ impl Lock {
                 match (is_check && pe != self.me).then(lost).flatten() {
                     None => return Ok(Err(state)),
                     Some(error) if !matches!(error, Error::Peer { .. }) => return Err(error),
-                    // It died before it noticed that the lock was passed on to it.
+                    // That PE died before it noticed that the lock was passed on to it.
                     Some(_) if state == State::Passed(pe) => None,
                     Some(_) if mode == Mode::TakeOver => Some(pe),
-                    // It may have unlocked, and left, after the state was read.
+                    // The holder may have unlocked and left after the state was read.
                     Some(error) if self.words.state(call)? == state => {
                         return Err(self.shared().backend.record_loss(error));
                     }
@@ -273,7 +287,7 @@ impl Lock {
         Ok(if self.words.change(call, state, State::Held(self.me))? { Ok(from) } else { Err(state) })
     }
 
-    /// Passes the lock on, or frees it.
+    /// Passes the lock on to a waiting PE, or frees the lock if no PE waits.
     fn unlock(&self) -> Result<()> {
         const CALL: &str = "unlock";
         let published = self.words.publish(CALL);
@@ -287,7 +301,7 @@ impl Lock {
         let mine = State::Held(self.me);
         for distance in 1..n_pes {
             let pe = Pe::new((self.me.get() + distance) % n_pes);
-            // Only one of the holder, and of the PE that gives up, clears the word.
+            // A waiter that gives up clears its word too. Only one of the two changes succeeds.
             if self.words.waits(call, pe)? && self.words.set_waits(call, pe, false)? {
                 return self.words.change(call, mine, State::Passed(pe)).map(drop);
             }
@@ -301,20 +315,20 @@ impl Lock {
 
     fn timed_out(&self, call: &'static str, start: Instant, holder: Option<Pe>) -> Error {
         let (team, waited) = (self.words.team().name(), start.elapsed());
-        // A PE does not miss itself.
+        // The PE that waits is not missing.
         let missing = holder.into_iter().filter(|&pe| pe != self.me).collect();
         Timeout { holder, ..Timeout::new(call, team, waited, missing) }.into()
     }
 }
 
 impl LockGuard<'_> {
-    /// Returns the PE that held the lock when it died or left, if this guard took the lock over
-    /// from it: see [`Lock::take_over`].
+    /// Returns the PE that died or left while it held the lock, if [`Lock::take_over`] took the
+    /// lock over from that PE.
     pub fn taken_from(&self) -> Option<Pe> {
         self.taken_from
     }
 
-    /// Unlocks. Waits for no PE.
+    /// Unlocks the lock. Does not wait for other PEs.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
@@ -328,7 +342,7 @@ impl LockGuard<'_> {
 impl Drop for LockGuard<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.lock.unlock() {
-            tracing::warn!(pe = self.lock.me.get(), %error, "a lock was not unlocked");
+            tracing::warn!(pe = self.lock.me.get(), %error, "a lock guard was dropped, but unlocking failed");
         }
     }
 }
@@ -339,7 +353,8 @@ impl fmt::Debug for LockGuard<'_> {
     }
 }
 
-/// The pauses of a waiter between two reads: it spins, then yields, then sleeps.
+/// The pauses of a waiter between two reads of the state: first it spins, then it yields, then it
+/// sleeps.
 struct Pause {
     pauses: u32,
     started: Instant,
@@ -377,7 +392,7 @@ impl Pause {
         if elapsed < Self::YIELDING {
             return std::thread::yield_now();
         }
-        // A longer wait bears a later notice.
+        // The longer the wait, the less a delay of the next read matters.
         std::thread::sleep((elapsed / 20).clamp(Duration::from_micros(20), Duration::from_millis(1)));
     }
 }

@@ -1,8 +1,8 @@
 //! The words of a lock, in the symmetric memory of one PE, and accesses to them.
 //!
-//! If the host can access that memory, it does so itself: the memory stays mapped when its PE dies,
-//! so the lock outlives the PE that has its words. Otherwise the accesses are atomic operations of
-//! the backend.
+//! If the host can access that memory, the accesses are atomic instructions of the CPU. The
+//! memory stays mapped when its PE dies, so the lock outlives that PE. Otherwise the accesses are
+//! atomic operations of the backend.
 #![allow(unsafe_code)]
 
 use crate::Result;
@@ -15,16 +15,16 @@ use crate::{call, check};
 use peerweave_types::{Pe, Rank, SymOffset};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Distance of two words, in words: each has a cache line of its own.
+/// Distance between two words of a lock, in elements of 8 bytes. Each word has its own cache line.
 const STRIDE: usize = 8;
 
-/// The states of a lock, as its first word encodes them.
+/// The state of a lock, which the first word encodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Free,
     /// A PE holds the lock.
     Held(Pe),
-    /// The last holder has passed the lock on to a PE, which has not noticed yet.
+    /// The last holder has passed the lock on to a PE that has not yet noticed.
     Passed(Pe),
 }
 
@@ -47,7 +47,7 @@ impl State {
         }
     }
 
-    /// Returns the PE that must act before another one gets the lock.
+    /// Returns the PE that must act before another PE can get the lock.
     pub(super) fn pe(self) -> Option<Pe> {
         match self {
             Self::Free => None,
@@ -56,12 +56,12 @@ impl State {
     }
 }
 
-/// The words of a lock: its state, and for each PE whether it waits.
+/// The words of a lock: the state, and for each PE a word that says whether that PE waits.
 #[derive(Debug)]
 pub(super) struct Words {
     memory: Symmetric<u64>,
     team: Team,
-    /// The PE in whose memory the words are accessed; its rank in `team`, which has all PEs.
+    /// The PE whose copy of the words is used, as a rank of `team`, the team of all PEs.
     home: Rank,
 }
 
@@ -71,9 +71,10 @@ impl Words {
         (1 + n_pes) * STRIDE
     }
 
-    /// Uses `memory`, which has [`Words::len`] elements, all 0. `team` is that of all PEs.
+    /// Creates the words in `memory`, which has [`Words::len`] elements, all 0. `team` is the team
+    /// of all PEs.
     pub(super) fn new(memory: Symmetric<u64>, team: &Team) -> Self {
-        // All PEs compute the same home, and locks have different homes.
+        // All PEs compute the same home. The homes of several locks are spread over the PEs.
         let home = Rank::new((memory.offset().0 / 64 % team.size() as u64) as u32);
         Self { memory, team: team.clone(), home }
     }
@@ -95,7 +96,7 @@ impl Words {
         }
     }
 
-    /// Runs `direct` on a word, or `kind` if the host cannot access it.
+    /// Runs `direct` on a word, or the atomic operation `kind` if the host cannot access the word.
     fn access(
         &self,
         call: &'static str,
@@ -107,8 +108,8 @@ impl Words {
         shared.usable(call)?;
         match self.address(index) {
             // SAFETY: the word lies in `memory`, which is allocated at the same offset on every PE
-            // and aligned to 64 bytes; it stays mapped while `team` holds the backend ([S3]), and
-            // is accessed atomically: only this module accesses it.
+            // and aligned to 64 bytes. The memory stays mapped while `team` holds the backend
+            // ([S3]). Only this module accesses it, and always atomically.
             Some(address) => Ok(direct(unsafe { &*address })),
             None => {
                 let prepared = check::atomic(call, &self.team, self.memory.remote(), index, kind, operands, self.home)?;
@@ -121,7 +122,7 @@ impl Words {
         self.access(call, index, (AtomicKind::Fetch, [0, 0]), |word| word.load(Ordering::SeqCst))
     }
 
-    /// Changes a word from `old` to `new`; returns the value before.
+    /// Changes a word to `new` if it is `old`. Returns the previous value.
     fn compare_swap(&self, call: &'static str, index: usize, old: u64, new: u64) -> Result<u64> {
         self.access(call, index, (AtomicKind::CompareSwap, [new, old]), |word| {
             word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|found| found)
@@ -132,8 +133,7 @@ impl Words {
         self.load(call, 0).map(State::from_word)
     }
 
-    /// Changes the state from `old` to `new`, unless it is another one. Returns whether it was
-    /// changed.
+    /// Changes the state to `new` if it is `old`. Returns whether the state was changed.
     pub(super) fn change(&self, call: &'static str, old: State, new: State) -> Result<bool> {
         self.compare_swap(call, 0, old.to_word(), new.to_word()).map(|found| found == old.to_word())
     }
@@ -146,20 +146,21 @@ impl Words {
         self.load(call, Self::place(pe)).map(|word| word != 0)
     }
 
-    /// Notes that `pe` waits, or no longer waits. Returns whether that was a change.
+    /// Sets or clears the word that says whether `pe` waits. Returns whether the word changed.
     pub(super) fn set_waits(&self, call: &'static str, pe: Pe, waits: bool) -> Result<bool> {
         let old = u64::from(!waits);
         self.compare_swap(call, Self::place(pe), old, u64::from(waits)).map(|found| found == old)
     }
 
-    /// Makes the earlier one-sided operations of this thread visible before later changes of words.
+    /// Makes the earlier one-sided operations of this thread visible to other PEs before later
+    /// changes of the words.
     pub(super) fn publish(&self, call: &'static str) -> Result<()> {
         fence(Ordering::SeqCst);
         let shared = &*self.team.inner.shared;
         match self.address(0) {
             Some(_) => call::run_unit(shared, check::fence(call, shared)?),
             None => match call::run_unit(shared, check::quiet(call, shared)?) {
-                // All is complete; only a PE that has died does not see it.
+                // The operations are complete at all PEs except the dead one.
                 Err(Error::Peer { .. }) => Ok(()),
                 done => done,
             },

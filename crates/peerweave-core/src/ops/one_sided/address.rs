@@ -1,4 +1,4 @@
-//! The addresses at which this PE can access the memory of others.
+//! Addresses at which this PE can access the memory of other PEs.
 
 use crate::Result;
 use crate::arguments::symmetric::Symmetric;
@@ -9,15 +9,15 @@ use peerweave_types::{Element, Rank};
 
 /// Direct access to the memory of other ranks.
 impl Team {
-    /// Returns the address at which threads of this PE can access the `buffer` of another rank, or
-    /// `None` if that memory is not mapped here for the host.
+    /// Returns the address at which threads of this PE can access the copy of `buffer` on a rank.
+    /// Returns `None` if that memory is not mapped in this process for the host.
     ///
-    /// On the host backend, the memory of all PEs is mapped. On GPUs the address is one for
-    /// kernels: see [`Team::peer_device_address`].
+    /// On the host backend, the memory of all PEs is mapped. On GPUs, only kernels can access the
+    /// memory of other PEs: use [`Team::peer_device_address`].
     ///
     /// The address is valid until the allocation is released or the last handle of the world is
-    /// dropped. The rank and other PEs may access the memory at any time: accesses through the
-    /// address must be atomic, or be ordered by signals or barriers.
+    /// dropped. That rank and other PEs may access the memory at any time. So accesses through the
+    /// address must be atomic, or ordered by signals or barriers.
     ///
     /// ```
     /// use peerweave::{Rank, World};
@@ -28,7 +28,7 @@ impl Team {
     /// let team = world.team();
     /// let counters = world.alloc_zeroed::<u32>(1)?;
     /// if let Some(first) = team.peer_ptr(&counters, Rank::new(0))? {
-    ///     // SAFETY: one live element, and all PEs access it atomically until the barrier.
+    ///     // SAFETY: `first` is one live element; all PEs access it atomically before the barrier.
     ///     let counter = unsafe { AtomicU32::from_ptr(first) };
     ///     counter.fetch_add(1, Ordering::Relaxed);
     /// }
@@ -52,10 +52,10 @@ impl Team {
         })
     }
 
-    /// Returns the address at which the device of this PE can access the copy of a rank, or `None`
-    /// if that memory is not mapped for the device.
+    /// Returns the address at which the device of this PE can access the copy of `buffer` on a
+    /// rank. Returns `None` if that memory is not mapped for the device.
     ///
-    /// The address is valid as long as that of [`Team::peer_ptr`], under the same rules.
+    /// The rules of [`Team::peer_ptr`] for the validity of the address and for accesses apply.
     ///
     /// # Errors
     /// As for [`Team::peer_ptr`].

@@ -13,13 +13,14 @@ use peerweave_types::{AtomicElement, AtomicInteger, Rank};
 
 macro_rules! atomics {
     ($($(#[$doc:meta])* $name:ident, $blocking:ident: $kind:ident <$bound:ident> ($($operand:ident),*) [$($words:expr),*] -> $result:ident;)*) => {
-        /// Atomic operations on element `index` of `dest` of a rank. They are atomic with respect
-        /// to each other, on all PEs, and to signals on 64-bit words, but not to puts and local
-        /// stores.
+        /// Atomic operations on element `index` of `dest` on a rank.
+        ///
+        /// The operations of all PEs are atomic with respect to each other, and to signals on
+        /// 64-bit words. They are not atomic with respect to puts and local stores.
         ///
         /// # Ordering
-        /// Stream-ordered forms run after earlier operations of `stream`. They order nothing else.
-        /// Operations without a result are complete at the target after a
+        /// Stream-ordered forms run after earlier operations of `stream`. They order no other
+        /// operations. Operations without a result are complete at the target after a
         /// [`quiet`](crate::World::quiet).
         ///
         /// # Errors
@@ -36,7 +37,7 @@ macro_rules! atomics {
         /// let world = World::from_env()?;
         /// let team = world.team();
         /// let right = Rank::new((team.my_rank().get() + 1) % team.size() as u32);
-        /// let counter = world.alloc_zeroed::<i64>(1)?; // changed by the left neighbor alone
+        /// let counter = world.alloc_zeroed::<i64>(1)?; // only the left neighbor changes it
         /// assert_eq!(team.atomic_fetch_add_blocking(&counter, 0, 5, right)?, 0);
         /// assert_eq!(team.atomic_compare_swap_blocking(&counter, 0, 5, -1, right)?, 5);
         /// assert_eq!(team.atomic_fetch_blocking(&counter, 0, right)?, -1);
@@ -54,17 +55,17 @@ macro_rules! atomics {
             /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
             /// [Dead targets](Team#dead-targets).
             ///
-            #[doc = concat!("[`Team::", stringify!($blocking), "`] is the form on the calling thread.")]
+            #[doc = concat!("[`Team::", stringify!($blocking), "`] does the same on the calling thread.")]
             pub fn $name<T: $bound>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<Ticket<atomics!(@type $result)>> {
                 const CALL: &str = stringify!($name);
                 let prepared = check::atomic(CALL, self, dest.remote(), index, AtomicKind::$kind, [$($words),*], rank)?;
                 call::submit(CALL, self, stream, prepared, atomics!(@decode $result))
             }
 
-            #[doc = concat!("As [`Team::", stringify!($name), "`], on the calling thread.")]
+            #[doc = concat!("Like [`Team::", stringify!($name), "`], on the calling thread.")]
             ///
             /// # Errors
-            #[doc = concat!("As [`Team::", stringify!($name), "`].")]
+            #[doc = concat!("As for [`Team::", stringify!($name), "`].")]
             #[inline]
             pub fn $blocking<T: $bound>(&self, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<atomics!(@type $result)> {
                 const CALL: &str = stringify!($blocking);
@@ -73,14 +74,14 @@ macro_rules! atomics {
             }
         )*}
 
-        /// Atomic operations of a context: those of [`Team`] with the same names. A result is in
-        /// the ticket; operations without one are complete after the next
-        /// [`quiet`](Context::quiet).
+        /// Atomic operations of a context, with the same names as those of [`Team`]. The ticket
+        /// returns the result of an operation. Operations without a result are complete after the
+        /// next [`quiet`](Context::quiet).
         impl Context {$(
             $(#[$doc])*
             ///
             /// # Errors
-            #[doc = concat!("As [`Team::", stringify!($name), "`].")]
+            #[doc = concat!("As for [`Team::", stringify!($name), "`].")]
             #[inline]
             pub fn $name<T: $bound>(&self, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<atomics!(@issued $result)> {
                 self.team().$name(self.stream(), dest, index, $($operand,)* rank).map(atomics!(@issue $result))

@@ -14,28 +14,29 @@ use peerweave_types::{Element, Rank, Strides};
 /// An independent stream of one-sided operations of a team, with a [`fence`](Context::fence) and a
 /// [`quiet`](Context::quiet) of its own. [`Team::context`] creates it.
 ///
-/// Its operations return when they are issued, and keep their memory alive themselves. A quiet
-/// completes those of this context and waits for no others. So a program gives each thread, or each
-/// set of data that it sends, a context, and needs no list of tickets. A clone refers to the same
-/// context.
+/// Calls return as soon as their operations are issued. The operations hold their buffers until
+/// they are complete. A quiet completes the operations of this context, and does not wait for
+/// operations of other contexts. So a program can use one context for each thread, or for each set
+/// of data that it sends, and needs no list of tickets. A clone refers to the same context.
 ///
 /// # Ordering
 /// Operations of a context start in the order in which they were issued. Only a fence, a quiet or
 /// [`put_signal`](Context::put_signal) determines the order in which a target sees them. Operations
-/// of different contexts, and those of the team itself, are not ordered. On the `host` backend a
-/// put is complete when it returns, unless an earlier operation of the context is pending.
+/// of different contexts are not ordered with each other, nor with operations of the team itself.
+/// On the `host` backend a put is complete when it returns, unless an earlier operation of the
+/// context is pending.
 ///
 /// # Threads
-/// Several threads may issue operations of one context at the same time: there is no option for
-/// contexts of one thread, because they would not be faster.
+/// Several threads may issue operations of one context at the same time. There is no option for
+/// single-threaded contexts, because such contexts would not be faster.
 ///
 /// # Failures
-/// A wrong call is refused at once. Errors name the operation as [`Team`] has it: those of
-/// [`Context::put`], [`Context::get`] and [`Context::put_signal`] begin with `put_nbi`, `get_nbi`
-/// and `put_signal_nbi`, those of the others with the name of the method.
+/// A call with wrong arguments fails at once. The errors of [`Context::put`], [`Context::get`] and
+/// [`Context::put_signal`] begin with `put_nbi`, `get_nbi` and `put_signal_nbi`, the names of the
+/// methods of [`Team`]. The errors of other methods begin with the name of the method itself.
 ///
-/// An operation that fails after it was issued is reported by the next quiet. Dropping a context
-/// waits for nothing; its operations complete as those of a [`Stream`] do.
+/// The next quiet reports an operation that failed after it was issued. Dropping a context does not
+/// wait for its operations: they complete like those of a dropped [`Stream`].
 ///
 /// # Example
 /// ```
@@ -50,7 +51,7 @@ use peerweave_types::{Element, Rank, Strides};
 /// let (data, counters) = (team.context()?, team.context()?);
 /// data.put(&Buffer::from(vec![1.5; 8]), &rows, right)?; // the context holds the buffer
 /// counters.atomic_add(&total, 0, 8, right)?;
-/// data.quiet()?; // the rows have arrived; `counters` may be pending
+/// data.quiet()?; // the rows have arrived; operations of `counters` may be pending
 /// assert_eq!(data.g(&rows, 7, right)?.wait()?, 1.5);
 /// counters.quiet()?;
 /// team.barrier_blocking()?;
@@ -68,7 +69,8 @@ pub struct Context {
 }
 
 impl Team {
-    /// Creates a context for one-sided operations on the ranks of this team. Not collective.
+    /// Creates a context for one-sided operations on the ranks of this team. The call is not
+    /// collective.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize or if the team was destroyed; errors of the
@@ -82,19 +84,19 @@ impl Team {
 }
 
 impl Context {
-    /// Returns the team of the context: its operations take ranks of that team.
+    /// Returns the team of the context. Operations of the context take ranks of this team.
     pub fn team(&self) -> &Team {
         &self.team
     }
 
-    /// Returns the stream of the operations, for events, and for other operations in order with
-    /// these.
+    /// Returns the stream of the context. Use it for events, and for other operations that must run
+    /// in order with those of the context.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Orders puts, signals and atomics of this context: a target sees earlier ones before later
-    /// ones. Completes nothing.
+    /// Orders puts, signals and atomics of this context: a target sees those issued before the
+    /// fence earlier than those issued after it. The fence completes no operation.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
@@ -105,19 +107,22 @@ impl Context {
     }
 
     /// Completes the operations of this context: waits until puts, signals and atomics are complete
-    /// at their targets, and the data of gets is in its buffers, up to the deadline of the world.
+    /// at their targets, and the data of gets is in their buffers. The call waits at most until the
+    /// deadline of the world.
     ///
     /// # Errors
-    /// The first failure of an operation of this context since the last quiet;
-    /// [`Error::Timeout`](crate::Error::Timeout); [`Error::Peer`](crate::Error::Peer) if a PE is
-    /// known to have died: see [Dead targets](Team#dead-targets); [`Misuse`](crate::Misuse) after
-    /// finalize.
+    /// - The first failure of an operation of this context since the last quiet.
+    /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline.
+    /// - [`Error::Peer`](crate::Error::Peer) if a PE is known to have died: see
+    ///   [Dead targets](Team#dead-targets).
+    /// - [`Misuse`](crate::Misuse) after finalize.
     pub fn quiet(&self) -> Result<()> {
         const CALL: &str = "Context::quiet";
         let shared = &self.stream.shared;
         let prepared = check::quiet(CALL, shared)?;
         let enqueued = call::enqueue(&self.stream, &prepared, &|| prepared.keep());
-        // A failure of an earlier operation is the reason of a failure of the quiet itself.
+        // If an earlier operation has failed, its error is returned instead of the error of the
+        // quiet.
         let is_captured = matches!(enqueued, Ok(Submitted::Captured));
         if !is_captured {
             self.stream.inner.synchronize(shared.deadline)?;
@@ -125,7 +130,7 @@ impl Context {
         enqueued.map(drop)
     }
 
-    /// Copies `source` to `dest` of a rank, like [`Team::put_nbi`].
+    /// Copies `source` to `dest` on a rank, like [`Team::put_nbi`].
     ///
     /// # Shapes
     /// `source: n`, `dest: n` elements. `source` must not change before the next quiet.
@@ -137,7 +142,7 @@ impl Context {
         self.team.put_nbi(&self.stream, source, dest, rank).map(drop)
     }
 
-    /// Copies `source` of a rank to `dest`, like [`Team::get_nbi`]. The data is in `dest` after the
+    /// Copies `source` on a rank to `dest`, like [`Team::get_nbi`]. The data is in `dest` after the
     /// next quiet.
     ///
     /// # Shapes
@@ -178,7 +183,7 @@ impl Context {
         self.team.get_strided(&self.stream, source, dest, strides, rank).map(drop)
     }
 
-    /// Sets one element of a rank: `dest[index] = value` there.
+    /// Sets element `index` of `dest` on a rank to `value`.
     ///
     /// # Errors
     /// As for [`Team::p`].
@@ -187,7 +192,7 @@ impl Context {
         self.team.p(&self.stream, dest, index, value, rank).map(drop)
     }
 
-    /// Gets one element of a rank: `source[index]` there. The ticket has the value.
+    /// Gets element `index` of `source` on a rank. The ticket returns the value.
     ///
     /// # Errors
     /// As for [`Team::g`].
@@ -196,7 +201,7 @@ impl Context {
         self.team.g(&self.stream, source, index, rank)
     }
 
-    /// Copies `source` to `dest` of a rank, then changes a signal word there, like
+    /// Copies `source` to `dest` on a rank, then changes a signal word on that rank, like
     /// [`Team::put_signal_nbi`]. A PE that waits for the word sees the data.
     ///
     /// # Shapes
@@ -215,8 +220,8 @@ impl Context {
         self.team.put_signal_nbi(&self.stream, source, dest, update, rank).map(drop)
     }
 
-    /// Changes a signal word of a rank. A fence between a put and the signal makes a PE that waits
-    /// for the word see the data.
+    /// Changes a signal word on a rank. If a fence is issued between a put and the signal, a PE
+    /// that waits for the word sees the data of the put.
     ///
     /// # Errors
     /// As for [`Team::signal`].

@@ -1,4 +1,4 @@
-//! Copies and fills within this PE in stream order; the stream-ordered forms of
+//! Stream-ordered copies and fills within this PE: the stream-ordered forms of
 //! `Symmetric::copy_from`, `Symmetric::copy_to` and `Symmetric::fill`.
 
 use crate::arguments::buffer::{Buffer, element_bits, is_word};
@@ -28,7 +28,7 @@ use peerweave_types::Element;
 /// # }
 /// ```
 impl Stream {
-    /// Copies `source` to `dest`, both of this PE.
+    /// Copies `source` to `dest`. Both are memory of this PE.
     ///
     /// # Shapes
     /// `source: n`, `dest: n` elements.
@@ -44,7 +44,7 @@ impl Stream {
         call::submit_on(self, &prepared, decode::nothing)
     }
 
-    /// Sets all elements of `dest`, of this PE, to `value`.
+    /// Sets all elements of `dest`, which is memory of this PE, to `value`.
     ///
     /// # Ordering
     /// As for [`Stream::copy`].

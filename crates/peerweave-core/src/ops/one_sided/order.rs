@@ -1,4 +1,4 @@
-//! Order and completion of this PE's puts, gets and signals.
+//! Order and completion of the one-sided operations of this PE.
 
 use crate::world::stream::Stream;
 use crate::world::ticket::{Ticket, decode};
@@ -6,8 +6,8 @@ use crate::world::world::World;
 use crate::{Result, call, check};
 
 impl World {
-    /// Orders puts and signals of this PE: a target sees those issued before the fence earlier than
-    /// those issued after it. Completes nothing.
+    /// Orders puts, signals and atomics of this PE: a target sees those issued before the fence
+    /// earlier than those issued after it. The fence completes no operation.
     ///
     /// # Ordering
     /// Runs after earlier operations of `stream`.
@@ -29,8 +29,8 @@ impl World {
         call::run_unit(&self.shared, check::fence("fence_blocking", &self.shared)?)
     }
 
-    /// Completes the earlier puts, gets and signals of this PE, including `nbi` forms, at their
-    /// targets.
+    /// Completes the earlier puts, gets, signals and atomics of this PE, including `nbi` forms, at
+    /// their targets.
     ///
     /// # Ordering
     /// Runs after earlier operations of `stream`.

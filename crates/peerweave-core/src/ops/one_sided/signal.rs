@@ -1,5 +1,5 @@
-//! Updates of signal words. Waits for them are in `wait.rs`; the update that travels with data is
-//! `put_signal`, in `transfers.rs`.
+//! Updates of signal words. Waits for signal words are in `wait.rs`. `put_signal`, which copies
+//! data before it updates a word, is in `transfers.rs`.
 
 use crate::arguments::{Signal, SignalUpdate};
 use crate::backend::AtomicKind;
@@ -32,12 +32,13 @@ use peerweave_types::Rank;
 /// # }
 /// ```
 impl Team {
-    /// Changes a signal word of a rank.
+    /// Changes a signal word on a rank.
     ///
     /// # Ordering
     /// Runs after earlier operations of `stream`. A rank that waits for the new value sees earlier
     /// puts of this PE only if a [`fence`](crate::World::fence) or [`quiet`](crate::World::quiet)
-    /// is in between. [`put_signal`](Team::put_signal) needs neither for its own data.
+    /// separates them from the signal. [`put_signal`](Team::put_signal) needs no fence or quiet for
+    /// its own data.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the team does not have the rank, or if the team, stream or word
@@ -56,8 +57,8 @@ impl Team {
         call::run_unit(&self.inner.shared, check::signal("signal_blocking", self, update, rank)?)
     }
 
-    /// Returns the current value of a word of this PE. The call orders nothing: use a wait or test
-    /// if data depends on the word.
+    /// Returns the current value of a signal word of this PE. The call orders no accesses to data:
+    /// if data depends on the word, use a wait or test.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::signal`].

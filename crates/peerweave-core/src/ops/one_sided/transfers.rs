@@ -1,8 +1,8 @@
 //! Puts and gets: one PE moves the data, and the target takes no part. Signals are in `signal.rs`,
 //! atomics in `atomic.rs`.
 //!
-//! The remote side is always a [`Symmetric`] handle of this PE: it names the same elements on the
-//! target.
+//! The remote side is always given by a [`Symmetric`] handle of this PE, which names the same
+//! elements on the target.
 
 use crate::arguments::SignalUpdate;
 use crate::arguments::buffer::{Buffer, element_bits, is_word};
@@ -20,14 +20,18 @@ use std::slice::{from_mut, from_ref};
 ///
 /// # Dead targets
 /// One-sided operations (puts, gets, signals, atomics) and tests of signal words wait for no PE. So
-/// a single one may succeed although its target has died or left; the next wait or barrier reports
-/// that. On the `host` backend, a program that repeats them, for example to get a lock that a dead
-/// PE holds, gets [`Error::Peer`](crate::Error::Peer) after a bounded number of calls: within
-/// milliseconds for small operations. A test of a word that can no longer change reports the error,
-/// as a wait does. A [`quiet`](crate::World::quiet) is such a call too: about one in a thousand
-/// looks whether any PE has died. On the `cuda` backend no single operation looks, and every quiet
-/// does, of the world and of a [`Context`](crate::Context): it fails when the connection of a PE to
-/// the rendezvous has closed.
+/// a single operation may succeed although its target has died or left. The next wait or barrier
+/// then reports the failure.
+///
+/// On the `host` backend, about one small operation in a thousand checks whether its target is
+/// alive. A program that repeats operations, for example to get a lock that a dead PE holds, gets
+/// [`Error::Peer`](crate::Error::Peer) within milliseconds. About one
+/// [`quiet`](crate::World::quiet) in a thousand checks whether any PE has died. A test of a word
+/// that can no longer change reports the error, as a wait does.
+///
+/// On the `cuda` backend, single operations do not check their targets. Every quiet, of the world
+/// or of a [`Context`](crate::Context), checks all PEs: it fails if the connection of a PE to the
+/// rendezvous has closed.
 ///
 /// # Example
 /// ```
@@ -61,21 +65,21 @@ use std::slice::{from_mut, from_ref};
 /// # }
 /// ```
 impl Team {
-    /// Copies `source` to `dest` of a rank.
+    /// Copies `source` to `dest` on a rank.
     ///
     /// # Shapes
     /// `source: n`, `dest: n` elements.
     ///
     /// # Ordering
-    /// Runs after earlier operations of `stream`. When it is complete, `source` may be reused. The
-    /// data is visible at the target after a [`quiet`](crate::World::quiet) or barrier. Puts to one
-    /// rank are ordered only by a [`fence`](crate::World::fence) between them.
+    /// Runs after earlier operations of `stream`. When the put is complete, `source` may be reused.
+    /// The data is visible at the target after a [`quiet`](crate::World::quiet) or barrier. Puts to
+    /// one rank are ordered only by a [`fence`](crate::World::fence) between them.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if lengths differ, the team does not have the rank, both sides of
-    /// a put to this rank overlap, or a handle belongs to another world or is no longer valid.
-    /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
-    /// [Dead targets](Team#dead-targets).
+    /// [`Misuse`](crate::Misuse) if lengths differ, the team does not have the rank, the two sides
+    /// of a transfer from this rank to itself overlap, or a handle belongs to another world or is
+    /// no longer valid. [`Error::Peer`](crate::Error::Peer) if the target is known to have died or
+    /// left: see [Dead targets](Team#dead-targets).
     #[inline]
     pub fn put<T: Element>(
         &self,
@@ -99,8 +103,8 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::put`], but completes only at the next [`quiet`](crate::World::quiet): `source`
-    /// must not change until then. The queue holds it until then.
+    /// Like [`Team::put`], but the put may complete as late as the next
+    /// [`quiet`](crate::World::quiet). Until then, the queue holds `source`, which must not change.
     ///
     /// # Errors
     /// As for [`Team::put`].
@@ -117,8 +121,9 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::put_nbi`], issued by the calling thread. An ordinary `source` may be reused
-    /// when this returns, a symmetric one after the next [`quiet`](crate::World::quiet_blocking).
+    /// Like [`Team::put_nbi`], but issued by the calling thread. A `source` in ordinary memory may
+    /// be reused when the call returns. A symmetric `source` may be reused after the next
+    /// [`quiet`](crate::World::quiet_blocking).
     ///
     /// # Errors
     /// As for [`Team::put`].
@@ -128,13 +133,13 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies `source` of a rank to `dest`.
+    /// Copies `source` on a rank to `dest`.
     ///
     /// # Shapes
     /// `source: n`, `dest: n` elements.
     ///
     /// # Ordering
-    /// Runs after earlier operations of `stream`. When it is complete, the data is in `dest`.
+    /// Runs after earlier operations of `stream`. When the get is complete, the data is in `dest`.
     ///
     /// # Errors
     /// As for [`Team::put`].
@@ -179,8 +184,9 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::get_nbi`], issued by the calling thread. The data is in an ordinary `dest` when
-    /// this returns, and in a symmetric one after the next [`quiet`](crate::World::quiet_blocking).
+    /// Like [`Team::get_nbi`], but issued by the calling thread. If `dest` is ordinary memory, the
+    /// data is in `dest` when the call returns. If `dest` is symmetric, the data is there after the
+    /// next [`quiet`](crate::World::quiet_blocking).
     ///
     /// # Errors
     /// As for [`Team::get`].
@@ -190,18 +196,19 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies elements of `source`, which lie at one stride, to elements of a rank's `dest`, at
-    /// another stride.
+    /// Copies elements of `source`, at one stride, to elements of `dest` on a rank, at another
+    /// stride.
     ///
     /// # Shapes
-    /// Element `i * strides.source` of `source` goes to element `i * strides.dest` of `dest`, for
-    /// `i` in `0..strides.count`. Both buffers must have these elements.
+    /// Element `i * strides.source` of `source` is copied to element `i * strides.dest` of `dest`,
+    /// for `i` in `0..strides.count`. Both buffers must contain these elements.
     ///
     /// # Ordering
     /// As for [`Team::put`].
     ///
     /// # Errors
-    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if a stride is 0 or exceeds a buffer.
+    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if a stride is 0, or if one of the elements
+    /// lies outside its buffer.
     pub fn put_strided<T: Element>(
         &self,
         stream: &Stream,
@@ -231,8 +238,8 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies elements of a rank's `source`, which lie at one stride, to elements of `dest`, at
-    /// another stride.
+    /// Copies elements of `source` on a rank, at one stride, to elements of `dest`, at another
+    /// stride.
     ///
     /// # Shapes
     /// As for [`Team::put_strided`].
@@ -271,13 +278,13 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Sets one element of a rank: `dest[index] = value` there.
+    /// Sets element `index` of `dest` on a rank to `value`.
     ///
     /// # Ordering
     /// As for [`Team::put`].
     ///
     /// # Errors
-    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
+    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if there is no element `index`.
     pub fn p<T: Element>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, value: T, rank: Rank) -> Result<Ticket> {
         const CALL: &str = "p";
         if !is_word::<T>() {
@@ -304,13 +311,13 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Gets one element of a rank: `source[index]` there.
+    /// Gets element `index` of `source` on a rank.
     ///
     /// # Ordering
     /// As for [`Team::get`].
     ///
     /// # Errors
-    /// As for [`Team::get`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
+    /// As for [`Team::get`]; [`Misuse`](crate::Misuse) if there is no element `index`.
     pub fn g<T: Element>(&self, stream: &Stream, source: &Symmetric<T>, index: usize, rank: Rank) -> Result<Ticket<T>> {
         const CALL: &str = "g";
         if !is_word::<T>() {
@@ -340,11 +347,11 @@ impl Team {
         call::run(&self.inner.shared, prepared).map(decode::element)
     }
 
-    /// Copies `source` to `dest` of a rank, then changes a signal word there. A PE that waits for
-    /// the word sees the data.
+    /// Copies `source` to `dest` on a rank, then changes a signal word on that rank. A PE that
+    /// waits for the word sees the data.
     ///
     /// # Shapes
-    /// `source: n`, `dest: n` elements, which do not contain the word.
+    /// `source: n`, `dest: n` elements. `dest` does not contain the word.
     ///
     /// # Ordering
     /// As for [`Team::put`]. At the target, the word changes after the data is visible.
@@ -384,7 +391,7 @@ impl Team {
     }
 
     /// Like [`Team::put_signal`], but `source` must not change before the next
-    /// [`quiet`](crate::World::quiet). The queue holds it until then.
+    /// [`quiet`](crate::World::quiet). The queue holds `source` until then.
     ///
     /// # Errors
     /// As for [`Team::put_signal`].
@@ -402,8 +409,8 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::put_signal_nbi`], issued by the calling thread. `source` may be reused as after
-    /// [`Team::put_nbi_blocking`].
+    /// Like [`Team::put_signal_nbi`], but issued by the calling thread. `source` may be reused as
+    /// early as that of [`Team::put_nbi_blocking`].
     ///
     /// # Errors
     /// As for [`Team::put_signal`].

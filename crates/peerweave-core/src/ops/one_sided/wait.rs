@@ -1,5 +1,5 @@
-//! Waits and tests of words of this PE, with one value for all words. Those with a value for each
-//! word are in `wait_vector.rs`.
+//! Waits and tests of words of this PE, with one value for all words. The forms with a value for
+//! each word are in `wait_vector.rs`.
 
 use crate::arguments::WaitWord;
 use crate::arguments::symmetric::Symmetric;
@@ -11,7 +11,7 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 use peerweave_types::{Compare, Scalar as _, WaitElement};
 
-/// Returns the condition of a wait with one value.
+/// Returns the condition of a wait with one value for all words.
 #[inline(always)]
 fn awaited<'a, T: WaitElement>(
     words: &'a Symmetric<T>,
@@ -25,20 +25,20 @@ fn awaited<'a, T: WaitElement>(
 
 /// Waits and tests.
 ///
-/// They read words of this PE that other PEs change: signals, or elements of symmetric memory of a
-/// type `T` that is a [`WaitElement`]. Words are compared by the order of `T`: an `i32` of -1 is
-/// less than 0.
+/// Waits and tests read words of this PE that other PEs change. A word is a signal word, or an
+/// element of symmetric memory whose type `T` is a [`WaitElement`]. Words are compared as values of
+/// `T`: an `i32` of -1 is less than 0.
 ///
 /// If data depends on a word, change the word only by signals, by atomic operations after a
-/// [`fence`](crate::World::fence), or by [`Team::p`] after a fence. A waiter sees a word of `T` as
-/// a whole, never a part of a change by [`Team::p`] or an atomic operation.
+/// [`fence`](crate::World::fence), or by [`Team::p`] after a fence. A waiter never sees a part of a
+/// change by [`Team::p`] or an atomic operation.
 ///
 /// # Any of several words
 /// [`Team::wait_until_any`] and [`Team::test_any`] return the index of one word. If several words
-/// satisfy the comparison, they return any of them, and not the same one each time: a program that
-/// repeats the call gets the index of every word that stays satisfied, even if others are always
-/// satisfied too. So no word has to be excluded after it was returned. A wait that was captured
-/// into a graph prefers the same word in each replay.
+/// satisfy the comparison, the call returns the index of any of them, and repeated calls vary the
+/// choice. So a program that repeats the call gets the index of every word that stays satisfied,
+/// even if other words are always satisfied. The program need not exclude a word whose index was
+/// returned. A wait that was captured into a graph prefers the same word in each replay.
 ///
 /// # Example
 /// ```
@@ -61,17 +61,18 @@ fn awaited<'a, T: WaitElement>(
 /// ```
 impl Team {
     /// Waits until the comparison of a word of this PE with `value` holds, and returns the value of
-    /// the word. The word is given as `&Signal` or as `(&Symmetric<T>, index)`.
+    /// the word. Pass the word as `&Signal` or as `(&Symmetric<T>, index)`.
     ///
     /// # Ordering
-    /// Data that was put to this PE before the change that ends the wait is visible afterwards, to
-    /// later operations of `stream` and to a thread that has waited for the ticket.
+    /// Data that was put to this PE before the change that ends the wait is visible to later
+    /// operations of `stream`, and to a thread that has waited for the ticket.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if there is no such word, or if the team, stream or memory belongs
-    /// to another world or is no longer valid; [`Error::Timeout`](crate::Error::Timeout), from the
-    /// ticket, after the deadline of the world; [`Error::Peer`](crate::Error::Peer), from the
-    /// ticket, if a PE that could change the word has died.
+    /// Before anything is enqueued: [`Misuse`](crate::Misuse) if there is no such word, or if the
+    /// team, stream or memory belongs to another world or is no longer valid.
+    ///
+    /// From the ticket: [`Error::Timeout`](crate::Error::Timeout) after the deadline of the world,
+    /// and [`Error::Peer`](crate::Error::Peer) if a PE that could change the word has died.
     pub fn wait_until<W: WaitWord>(
         &self,
         stream: &Stream,
@@ -87,7 +88,7 @@ impl Team {
     /// Like [`Team::wait_until`], on the calling thread.
     ///
     /// # Errors
-    /// As for [`Team::wait_until`], those of the ticket from the call itself.
+    /// As for [`Team::wait_until`]. The call itself returns the errors of the ticket.
     #[inline]
     pub fn wait_until_blocking<W: WaitWord>(&self, word: W, compare: Compare, value: W::Element) -> Result<W::Element> {
         const CALL: &str = "wait_until_blocking";
@@ -111,8 +112,8 @@ impl Team {
         call::run(&self.inner.shared, prepared).map(decode::holds)
     }
 
-    /// Waits until the comparison with `value` holds for all words of this PE. Words for which
-    /// `exclude` is true are ignored; if all are, the wait returns at once.
+    /// Waits until the comparison with `value` holds for all of these words of this PE. Words for
+    /// which `exclude` is true are ignored. If all words are excluded, the wait ends at once.
     ///
     /// # Ordering
     /// As for [`Team::wait_until`].
@@ -148,9 +149,9 @@ impl Team {
         call::run(&self.inner.shared, check::wait("wait_until_all_blocking", self, awaited, WaitMode::Wait)?).map(decode::nothing)
     }
 
-    /// Waits until the comparison with `value` holds for a word of this PE, and returns the index
-    /// of such a word: [any of them](Team#any-of-several-words). Words for which `exclude` is true
-    /// are ignored; if all are, the wait returns `None` at once.
+    /// Waits until the comparison with `value` holds for one of these words of this PE, and returns
+    /// the index of [any such word](Team#any-of-several-words). Words for which `exclude` is true
+    /// are ignored. If all words are excluded, the wait returns `None` at once.
     ///
     /// # Ordering
     /// As for [`Team::wait_until`], for the word of the returned index.
@@ -186,9 +187,9 @@ impl Team {
         call::run(&self.inner.shared, check::wait("wait_until_any_blocking", self, awaited, WaitMode::Wait)?).map(decode::first)
     }
 
-    /// Waits until the comparison with `value` holds for at least one of the words of this PE, and
-    /// returns the indices of all such words, ascending. Words for which `exclude` is true are
-    /// ignored; if all are, the wait returns no indices at once.
+    /// Waits until the comparison with `value` holds for at least one of these words of this PE,
+    /// and returns the indices of all such words in ascending order. Words for which `exclude` is
+    /// true are ignored. If all words are excluded, the wait returns an empty list at once.
     ///
     /// # Ordering
     /// As for [`Team::wait_until`], for the words of the returned indices.
@@ -225,8 +226,8 @@ impl Team {
             .map(decode::indices)
     }
 
-    /// Returns whether the comparison with `value` holds now for all words that are not excluded;
-    /// true if all are excluded. Runs on the calling thread.
+    /// Returns whether the comparison with `value` holds now for all words that are not excluded.
+    /// The result is true if all words are excluded. Runs on the calling thread.
     ///
     /// # Ordering
     /// As for [`Team::wait_until_all_blocking`], if the result is true.
@@ -245,8 +246,9 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_all", self, awaited, WaitMode::Test)?).map(decode::holds)
     }
 
-    /// Returns the index of a word that is not excluded and for which the comparison with `value`
-    /// holds now: [any of them](Team#any-of-several-words). Runs on the calling thread.
+    /// Returns the index of [any word](Team#any-of-several-words) that is not excluded and for
+    /// which the comparison with `value` holds now. Returns `None` if there is no such word. Runs
+    /// on the calling thread.
     ///
     /// # Ordering
     /// As for [`Team::wait_until_any_blocking`], for the word of the returned index.

@@ -24,7 +24,7 @@ fn awaited<'a, T: WaitElement>(
 /// Waits and tests with a value for each word: see [waits and tests](Team#any-of-several-words).
 ///
 /// # Example
-/// Each neighbour sends as many parts as it announces:
+/// Each rank waits until the expected number of parts has arrived from every rank:
 /// ```
 /// use peerweave::{Compare, Rank, World};
 ///
