@@ -459,7 +459,9 @@ const TABLE: &[(&str, Wrong)] = &[
     ("group.recv: `dest` was released", |s| {
         s.team.group_blocking(|g| {
             g.send(&s.x, PEER)?;
-            g.recv(&s.released, PEER).ok(); // the closure ignores the error, but the group fails
+            // The closure ignores both errors, but the group fails with the first one.
+            g.recv(&s.released, PEER).ok();
+            g.send(&s.x, Rank::new(99)).ok();
             Ok(())
         })
     }),

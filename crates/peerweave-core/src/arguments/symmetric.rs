@@ -38,6 +38,19 @@ pub(crate) struct Region {
 }
 
 impl Region {
+    /// Returns what the handles to an allocation share, if these bytes lie in one allocation that
+    /// was not released.
+    pub(crate) fn containing(shared: &Arc<Shared>, at: SymOffset, bytes: u64) -> Option<Arc<Self>> {
+        let region = shared.region_at(at, bytes, |number, at, bytes| Self {
+            shared: Arc::clone(shared),
+            number,
+            at,
+            bytes,
+            released: AtomicBool::new(false),
+        });
+        region.filter(|region| !region.is_released())
+    }
+
     #[inline]
     pub(crate) fn is_released(&self) -> bool {
         self.released.load(Ordering::Acquire)
@@ -122,16 +135,8 @@ impl<T: Element> Symmetric<T> {
     pub(crate) fn find(call: &'static str, shared: &Arc<Shared>, at: SymOffset, len: usize) -> Result<Self> {
         shared.usable(call)?;
         let found = || format!("{len} elements of {} bytes at offset {}", size_of::<T>(), at.0);
-        let region = len.checked_mul(size_of::<T>()).and_then(|bytes| {
-            shared.region_at(at, bytes as u64, |number, at, bytes| Region {
-                shared: Arc::clone(shared),
-                number,
-                at,
-                bytes,
-                released: AtomicBool::new(false),
-            })
-        });
-        let Some(region) = region.filter(|region| !region.is_released()) else {
+        let bytes = len.checked_mul(size_of::<T>());
+        let Some(region) = bytes.and_then(|bytes| Region::containing(shared, at, bytes as u64)) else {
             let expected = "elements within one allocation that was not released";
             return Err(bounds::wrong_value(call, "offset", found(), expected));
         };

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::arguments::span::Owner;
-use crate::arguments::symmetric::Symmetric;
+use crate::arguments::symmetric::{Region, Symmetric};
 use crate::backend::error::{MisuseKind, misuse};
 use crate::backend::{BoundKernel, Held, Keep, Launch, Op};
 use crate::shared::Shared;
@@ -83,10 +83,11 @@ mod sealed {
     use std::sync::Arc;
 
     pub trait Argument<P> {
-        /// Returns the value for the kernel, and the owner of the memory to which the value refers.
+        /// Returns the value for the kernel. Adds the owners of the memory to which the value refers
+        /// to `held`.
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "the trait is sealed")]
-        fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(P, Held)>;
+        fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Vec<Held>) -> Result<P>;
     }
 
     pub trait Arguments<A> {
@@ -101,21 +102,29 @@ const CALL: &str = "launch";
 impl<P: KernelArg> LaunchArg<P> for P {}
 impl<P: KernelArg> sealed::Argument<P> for P {
     #[allow(private_interfaces, reason = "the trait is sealed")]
-    fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(P, Held)> {
-        /// Finds the first view of memory that is not allocated.
+    fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Vec<Held>) -> Result<P> {
+        /// Holds the allocations of all views, and finds the first view of memory that is not
+        /// allocated.
         struct Look<'a> {
-            shared: &'a Shared,
+            shared: &'a Arc<Shared>,
+            held: &'a mut Vec<Held>,
             outside: Option<(u64, u64)>,
         }
         impl ArgVisitor for Look<'_> {
             fn symmetric(&mut self, offset: SymOffset, bytes: u64) {
-                if bytes > 0 && !self.shared.is_allocated(offset, bytes) {
-                    self.outside.get_or_insert((offset.0, bytes));
+                if bytes == 0 {
+                    return;
+                }
+                match Region::containing(self.shared, offset, bytes) {
+                    Some(region) => self.held.push(Owner::Region(&region).hold()),
+                    None => {
+                        self.outside.get_or_insert((offset.0, bytes));
+                    }
                 }
             }
             fn device(&mut self, _address: u64, _bytes: u64) {}
         }
-        let mut look = Look { shared, outside: None };
+        let mut look = Look { shared, held, outside: None };
         self.visit(&mut look);
         match look.outside {
             Some((offset, bytes)) => {
@@ -123,7 +132,7 @@ impl<P: KernelArg> sealed::Argument<P> for P {
                 let expected = "a view of one allocation of this world that was not released";
                 Err(misuse(CALL, MisuseKind::Value { argument: name, found, expected }))
             }
-            None => Ok((*self, Held::Nothing)),
+            None => Ok(*self),
         }
     }
 }
@@ -131,20 +140,21 @@ impl<P: KernelArg> sealed::Argument<P> for P {
 impl<T: Element> LaunchArg<SymSlice<T>> for &Symmetric<T> where SymSlice<T>: KernelArg {}
 impl<T: Element> sealed::Argument<SymSlice<T>> for &Symmetric<T> {
     #[allow(private_interfaces, reason = "the trait is sealed")]
-    fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(SymSlice<T>, Held)> {
+    fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Vec<Held>) -> Result<SymSlice<T>> {
         let remote = self.remote();
         check::region(CALL, shared, name, remote.region)?;
-        Ok((self.view(), Owner::Region(remote.region).hold()))
+        held.push(Owner::Region(remote.region).hold());
+        Ok(self.view())
     }
 }
 
 impl LaunchArg<KernelTeam> for &Team {}
 impl sealed::Argument<KernelTeam> for &Team {
     #[allow(private_interfaces, reason = "the trait is sealed")]
-    fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(KernelTeam, Held)> {
+    fn bind(&self, name: &'static str, shared: &Arc<Shared>, _held: &mut Vec<Held>) -> Result<KernelTeam> {
         self.inner.shared.same_world(CALL, shared, name)?;
         check::team(CALL, self)?;
-        Ok((shared.backend.kernel_team(self.inner.id), Held::Nothing))
+        Ok(shared.backend.kernel_team(self.inner.id))
     }
 }
 
@@ -162,8 +172,9 @@ macro_rules! tuples {
         impl<$($parameter: KernelArg, $argument: LaunchArg<$parameter>),*> sealed::Arguments<($($parameter,)*)> for ($($argument,)*) {
             #[allow(private_interfaces, reason = "the trait is sealed")]
             fn bind(&self, shared: &Arc<Shared>) -> Result<(($($parameter,)*), Vec<Held>)> {
-                let bound = ($(sealed::Argument::<$parameter>::bind(&self.$index, ARGUMENTS[$index], shared)?,)*);
-                Ok((($(bound.$index.0,)*), vec![$(bound.$index.1),*]))
+                let mut held = Vec::new();
+                let bound = ($(sealed::Argument::<$parameter>::bind(&self.$index, ARGUMENTS[$index], shared, &mut held)?,)*);
+                Ok((bound, held))
             }
         }
     };
@@ -225,8 +236,8 @@ impl Stream {
     ///
     /// `args` is a tuple with one argument for each parameter of the kernel except its context:
     /// values, `&Symmetric<T>` for a `SymSlice<T>`, `&Team` for a `KernelTeam`. The kernel starts
-    /// when earlier operations of the stream are complete. The queue holds the memory of
-    /// `&Symmetric` arguments until the kernel has ended.
+    /// when earlier operations of the stream are complete. The queue holds the symmetric memory of
+    /// the arguments until the kernel has ended.
     ///
     /// # Errors
     /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a shape that no GPU can run, and
@@ -294,11 +305,29 @@ impl Stream {
         let op = Op::Launch(Launch { kernel: Arc::new(bound), grid, block, shared_bytes, cooperative });
         let mut kept = self.shared.pools.kept();
         kept.extend(held);
-        // SAFETY: `bind` has checked that the views of symmetric memory lie in live allocations.
-        // The queue holds the owners of `&Symmetric` arguments. A view that is passed by value has
-        // no owner here: its allocation lives until `Symmetric::release`, which waits for queued
-        // operations. Views of device memory were made by `unsafe` calls, whose callers guarantee
-        // that the views are valid.
+        // SAFETY: `bind` has checked that the views of symmetric memory lie in live allocations, and
+        // the queue holds these allocations. Views of device memory were made by `unsafe` calls,
+        // whose callers guarantee that the views are valid.
         unsafe { call::launch(self, &op, &|| Keep::many(kept.clone()), decode::nothing) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sealed::Argument;
+    use super::*;
+    use crate::World;
+    use crate::noop::Noop;
+
+    #[test]
+    fn view_passed_by_value_holds_its_allocation() {
+        let world = World::new(Noop::new(0, 1)).expect("the world is usable");
+        let buffer = world.alloc_zeroed::<u32>(8).expect("the heap has room");
+        let (view, mut held) = (buffer.view(), Vec::new());
+        let bound = Argument::<SymSlice<u32>>::bind(&view, "args.0", &world.shared, &mut held).expect("the view is allocated");
+        assert_eq!((bound.offset(), held.len()), (view.offset(), 1));
+        drop(buffer);
+        assert!(world.finalize().expect("no operation is pending").leaked.iter().all(|buffer| !buffer.dropped));
+        drop(held);
     }
 }

@@ -21,6 +21,13 @@ use peerweave_types::{Element, Number, Rank};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+/// Stores the first error of a member, for a closure that ignores the errors of its calls.
+fn keep_first(refused: &mut Option<Error>, error: &Error) {
+    if refused.is_none() {
+        *refused = Some(error.clone());
+    }
+}
+
 /// The members of a stream-ordered group. See [`Team::group`].
 #[derive(Debug)]
 pub struct Group {
@@ -32,7 +39,7 @@ pub struct Group {
 
 impl Group {
     fn push(&mut self, prepared: Result<Prepared<'_>>) -> Result<()> {
-        let (op, held) = prepared.inspect_err(|error| self.refused = Some(error.clone()))?.into_held();
+        let (op, held) = prepared.inspect_err(|error| keep_first(&mut self.refused, error))?.into_held();
         self.ops.push(op);
         self.held.extend(held);
         Ok(())
@@ -53,7 +60,7 @@ pub struct BlockingGroup<'env> {
 
 impl BlockingGroup<'_> {
     fn push(&mut self, prepared: Result<Prepared<'_>>) -> Result<()> {
-        let (op, held) = prepared.inspect_err(|error| self.refused = Some(error.clone()))?.into_held();
+        let (op, held) = prepared.inspect_err(|error| keep_first(&mut self.refused, error))?.into_held();
         self.ops.push(op);
         self.held.extend(held);
         Ok(())
@@ -92,7 +99,7 @@ impl Team {
     ///
     /// # Errors
     /// Before anything is enqueued:
-    /// - The error that `members` returns. If `members` ignores errors of its calls, the last of
+    /// - The error that `members` returns. If `members` ignores errors of its calls, the first of
     ///   these errors.
     /// - [`Misuse`](crate::Misuse) if a receive overlaps another send or receive of the group.
     /// - [`Misuse`](crate::Misuse) if this rank sends itself more or fewer messages than it
