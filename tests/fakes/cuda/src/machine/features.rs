@@ -1,4 +1,4 @@
-//! The version of the driver and the features of the devices, as the settings give them.
+//! The version of the driver and the features of the devices, according to the settings.
 
 use core::ffi::c_int;
 

@@ -41,7 +41,8 @@ impl Allocation {
         Allocation { physical: Arc::new(physical), team, handles: Mutex::new(1) }
     }
 
-    /// Reads the header of another process's file and returns its allocation.
+    /// Returns the allocation in an exported file. The label of the file contains the properties of
+    /// the allocation.
     pub(crate) fn adopt(file: OwnedFd) -> Result<Allocation> {
         let label = files::label(&file).ok_or(Code::INVALID_VALUE)?;
         let mut words = label.split(':');

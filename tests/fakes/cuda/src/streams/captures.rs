@@ -50,7 +50,7 @@ pub(super) struct Position {
 
 static CAPTURES: Mutex<Captures> = Mutex::new(Captures { next: 0, active: BTreeMap::new(), of_stream: BTreeMap::new() });
 
-/// Number of captures; if it is 0, the lock is not acquired.
+/// Number of active captures. If the number is 0, the lock is not acquired.
 pub(super) static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
 impl Captures {

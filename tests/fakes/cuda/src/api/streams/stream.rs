@@ -1,4 +1,4 @@
-//! Streams: creates and destroys them, waits for them, queries them, and enqueues host functions.
+//! Creates, destroys and queries streams, waits for streams, and enqueues host functions.
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
