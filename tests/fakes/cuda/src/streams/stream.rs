@@ -1,5 +1,5 @@
-//! Streams: queues of work, each with a thread that runs it in order. Invariant: `completed <=
-//! submitted`, and the n-th submission is complete exactly when `completed >= n`.
+//! Streams: queues of work, each with a thread that runs it in order. Invariant:
+//! `completed <= submitted`, and the n-th submission is complete exactly when `completed >= n`.
 
 use core::ffi::c_int;
 use std::collections::{BTreeMap, HashMap, VecDeque};
