@@ -80,7 +80,7 @@ fn freed_memory_cannot_be_used() {
 }
 
 #[test]
-fn free_before_a_queued_copy_runs_is_an_illegal_address() {
+fn queued_copy_of_freed_memory_fails_with_illegal_address() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());

@@ -38,8 +38,7 @@ pub struct Child {
     pub directory: PathBuf,
 }
 
-/// Returns the index and the scenario of this process; `None` if no [`crate::Fakes`] started the
-/// process.
+/// Returns this process as a [`Child`]; `None` if no [`crate::Fakes`] started the process.
 #[must_use]
 pub fn child() -> Option<Child> {
     let number = |name| std::env::var(name).ok()?.parse().ok();

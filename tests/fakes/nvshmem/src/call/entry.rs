@@ -62,8 +62,8 @@ pub(crate) fn enter<R: Outcome>(name: &'static str, arguments: Arguments<'_>, bo
             .unwrap_or_else(|_| log::undefined(&format!("{name} panicked"))),
     };
     if settings.any_rule {
-        // An effect that the body has not taken is applied here: the call has done its work, but is
-        // delayed or never returns.
+        // An effect that the body has not taken is applied here: the call has done its work, but
+        // may be delayed or never return.
         running::take_effect().suffer();
     }
     running::set_function(outside);

@@ -27,7 +27,7 @@ impl Team {
         }
         if place.is_some_and(|place| self.flights.done() != place) {
             undefined(&format!(
-                "{function} began before the last collective of team {} was complete; nothing orders them",
+                "{function} began before the last collective of team {} was complete; no stream or event orders the two collectives",
                 self.handle
             ));
         }

@@ -38,7 +38,7 @@ exports! {
                 return Ok(());
             }
             if let State::Bootstrapped(..) = &*state() {
-                undefined("nvshmemx_hostlib_init_attr: other PEs do not continue a start that failed after the PEs had connected");
+                undefined("nvshmemx_hostlib_init_attr was called after a failed start; PEs that had connected cannot start again");
             }
             options::read();
             let met = bootstrap(flags, attr)?;
