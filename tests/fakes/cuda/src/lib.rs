@@ -38,8 +38,8 @@
 //! - Binding memory to a multicast object, and mapping the object, wait until all devices are
 //!   added. The driver waits without a limit. Here the calls wait for `TEAM_WAIT_MS`, and then fail
 //!   with `CUDA_ERROR_SYSTEM_NOT_READY`.
-//! - Memory that a process has bound is unbound when the process dies, or when it has released its
-//!   last handle and mapping of the object.
+//! - Memory that a process has bound is unbound when the process dies. It is also unbound when the
+//!   process has released its last handle and mapping of the object.
 //! - Stale handles, unbinding a range that was not bound as a whole, and use of freed memory are
 //!   errors here. The manual leaves them undefined.
 //! - Mapping at an offset into memory is refused, because the manual requires an offset of zero.

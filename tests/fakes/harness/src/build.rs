@@ -69,7 +69,8 @@ fn find_or_build(package: &str) -> PathBuf {
     if is_fresh(&path, &source) {
         return path;
     }
-    // One process builds; the others then find the library.
+    // One process builds the library; the other processes wait for the lock and then find the
+    // library.
     let lock = File::create(layout.target.join(".peerweave-fakes.lock")).expect("a lock file in the target directory");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock of the fakes");
     if !is_fresh(&path, &source) {

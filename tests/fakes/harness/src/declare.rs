@@ -1,4 +1,4 @@
-//! Functions of a fake library, as tests call them.
+//! A macro by which tests declare functions of a fake library.
 
 /// Declares functions of a library in the search path, as a C program would. The library is loaded
 /// at the first call. The crate that calls the macro must depend on `libloading`.

@@ -1,5 +1,5 @@
-//! Runs a test with the fake libraries of vendors: builds them if necessary, and starts the test
-//! again with the libraries in its search path.
+//! Runs a test with the fake libraries of vendors: builds the libraries if necessary, and starts
+//! the test again with the libraries in its search path.
 //!
 //! The crates `peerweave-fake-cuda`, `peerweave-fake-nccl` and `peerweave-fake-nvshmem` implement
 //! the libraries; a test never links them. Invariant: a child that does not end within its limit is
@@ -147,8 +147,9 @@ impl Fakes {
         self
     }
 
-    /// Returns whether the requirement is met. If not, writes `not run: `, the name of the scenario
-    /// and the reason to standard error, which the test harness does not capture.
+    /// Returns whether the requirement is met. If the requirement is not met, writes `not run: `,
+    /// the name of the scenario and the reason to standard error, which the test harness does not
+    /// capture.
     #[must_use]
     pub fn can_run(&self, scenario: &str) -> bool {
         use std::io::Write as _;

@@ -5,11 +5,13 @@
 //! about hardware. All other functions have their effects: PEs are processes of one machine; the
 //! symmetric heap is memory of the fake CUDA driver that all PEs share and map; transfers copy,
 //! collectives synchronize and compute, and stream-ordered calls are host functions on their
-//! streams. The library requires the fake driver, because it accesses device memory directly.
+//! streams. The library requires the fake driver, because the library accesses device memory
+//! directly.
 //!
-//! Invariant: a call whose behaviour NVSHMEM leaves undefined (memory that is not allocated, a
-//! destroyed team, PEs that disagree, use after finalize) ends the process with a line that begins
-//! with `fake nvshmem:`. A wait that never ends in NVSHMEM ends the process at a time limit here.
+//! Invariant: a call whose behaviour NVSHMEM leaves undefined ends the process with a line that
+//! begins with `fake nvshmem:`. Examples are memory that is not allocated, a destroyed team, PEs
+//! that disagree, and use after finalize. A wait that never ends in NVSHMEM ends the process at a
+//! time limit here.
 //!
 //! # Settings
 //! All names begin with `PEERWEAVE_FAKE_NVSHMEM_`. A rule is `function[@pe][:nth][=number]`; commas
@@ -49,8 +51,8 @@
 //! The library reads these variables of NVSHMEM: `NVSHMEM_SYMMETRIC_SIZE`,
 //! `NVSHMEM_CUMEM_GRANULARITY`, `NVSHMEM_DISABLE_CUDA_VMM`, `NVSHMEM_MAX_TEAMS`,
 //! `NVSHMEM_DISABLE_P2P` (no pointers to other PEs), `NVSHMEM_REMOTE_TRANSPORT`,
-//! `NVSHMEM_DISABLE_NVLS`, and those that select the algorithms of collectives, which must be equal
-//! on all PEs.
+//! `NVSHMEM_DISABLE_NVLS`. It also reads the variables that select the algorithms of collectives.
+//! These must be equal on all PEs.
 //!
 //! # Functions of the fake only
 //! `int64_t peerweave_fake_nvshmem_count(const char *what)`: `allocations`, `allocated_bytes`,

@@ -80,7 +80,7 @@ impl<T> Out<T> {
 ///
 /// # Invariants
 /// The pointer is null, or its C caller guarantees, by the driver's interface, that it is valid for
-/// the number of elements that the call states.
+/// the stated number of elements.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 

@@ -1,5 +1,5 @@
-//! Handles of memory and of multicast objects: what `cuMemCreate`, `cuMulticastCreate` and an
-//! import return. Invariant: a mapping keeps the allocation after its handle is released.
+//! Handles of memory and of multicast objects, which `cuMemCreate`, `cuMulticastCreate` and imports
+//! return. Invariant: a mapping keeps the allocation after its handle is released.
 
 use core::ffi::c_int;
 use std::os::fd::OwnedFd;

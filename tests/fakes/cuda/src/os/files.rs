@@ -62,7 +62,7 @@ pub(crate) fn duplicate(file: &OwnedFd) -> Result<OwnedFd> {
     file.as_fd().try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)
 }
 
-/// Duplicates a descriptor of the caller, which keeps its own.
+/// Duplicates a descriptor of the caller. The caller keeps its own descriptor.
 pub(crate) fn duplicate_of_caller(fd: i32) -> Result<OwnedFd> {
     // SAFETY: the call accesses no memory; duplicating a number that is not a descriptor fails.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };

@@ -44,7 +44,7 @@ pub(super) struct Capture {
 #[derive(Default)]
 pub(super) struct Position {
     pub(super) nodes: Vec<usize>,
-    /// Nodes last returned to a caller; they stay allocated as long as the caller may read them.
+    /// Nodes last returned to a caller. The list stays allocated as long as the caller may read it.
     pub(super) shown: Vec<CuGraphNode>,
 }
 

@@ -113,7 +113,8 @@ pub(crate) fn import(fd: &OwnedFd) -> Result<u64, sys::CUresult> {
     }
 }
 
-/// Passes a descriptor from child 0 to all others, each of which returns it.
+/// Passes a descriptor from child 0 to all other children. Child 0 returns `None`, and every other
+/// child the descriptor.
 pub(crate) fn share(me: &Child, name: &str, mine: Option<&OwnedFd>) -> Option<OwnedFd> {
     let path = |rank: usize| me.directory.join(format!("{name}.{rank}.sock"));
     if let Some(fd) = mine {

@@ -24,7 +24,7 @@ pub(crate) struct Region {
 pub(crate) struct Peer {
     /// The address that this library uses.
     pub(crate) own: usize,
-    /// The address that the program uses, if the driver gives this device access.
+    /// The address that the program uses; `None` if this device cannot access the PE's memory.
     pub(crate) given: Option<usize>,
 }
 

@@ -27,7 +27,7 @@ extern "C" fn run_once(data: *mut c_void) {
 }
 
 extern "C" fn run_again(data: *mut c_void) {
-    // SAFETY: the graph keeps the launch until it is destroyed.
+    // SAFETY: the graph keeps the launch until the graph is destroyed.
     run(unsafe { &*data.cast::<Launch>() });
 }
 

@@ -44,7 +44,7 @@ pub(crate) struct Member {
     /// Number of exchanges that the member has joined.
     pub(crate) count: AtomicU64,
     /// The member's data in the last two exchanges: a member that is one exchange ahead must not
-    /// overwrite data that others still read.
+    /// overwrite data that other members still read.
     pub(crate) records: [UnsafeCell<Record>; 2],
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn unmap_bytes(address: usize, bytes: usize) {
     unsafe { libc::munmap(address as *mut c_void, bytes) };
 }
 
-/// Reserves addresses that fault when they are accessed, instead of multicast memory.
+/// Reserves addresses as a substitute for multicast memory. An access to these addresses faults.
 pub(crate) fn reserve(bytes: usize) -> Result<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: the kernel chooses free addresses.

@@ -1,7 +1,7 @@
 //! The control memory of a job: in a memory file that a unique id names, or in a file of a
 //! directory.
 //!
-//! `connect` chooses between them. Invariant: the file of an id stays open until its process ends.
+//! `connect` chooses the file. Invariant: the file of an id stays open until its process ends.
 
 use std::ffi::CString;
 use std::fs::OpenOptions;

@@ -12,7 +12,7 @@ use crate::abi::{Result, invalid};
 static OPTIONS: LazyLock<HashMap<String, String>> =
     LazyLock::new(|| std::env::vars().filter(|(name, _)| name.starts_with("NVSHMEM_")).collect());
 
-/// Reads the variables unless they were read before.
+/// Reads the variables at the first call.
 pub(super) fn read() {
     LazyLock::force(&OPTIONS);
 }

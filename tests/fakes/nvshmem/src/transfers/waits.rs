@@ -46,7 +46,7 @@ fn holds<T: PartialOrd>(found: T, comparison: c_int, wanted: T) -> bool {
 }
 
 /// Evaluates a comparison of signals. "Greater or equal" interprets the difference as a signed
-/// number, because NVSHMEM uses the wait of device streams for it, which compares in this way.
+/// number, because NVSHMEM implements this wait by a stream operation of the device.
 fn holds_in_the_cycle(found: u64, comparison: c_int, wanted: u64) -> bool {
     const GREATER_OR_EQUAL: c_int = 5;
     match comparison {

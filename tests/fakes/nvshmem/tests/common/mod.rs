@@ -200,7 +200,7 @@ pub fn use_device(device: i32) {
     assert_eq!(cuCtxSetCurrent(context), 0);
 }
 
-/// Returns the id that child 0 creates and passes to the others in a file of this name.
+/// Returns the id that child 0 creates and passes to the other children in a file of this name.
 pub fn shared_id(me: &Child, name: &str) -> UniqueId {
     let mut id = UniqueId { version: (1 << 16) + 128, internal: [0; 124] };
     if me.rank == 0 {

@@ -65,8 +65,8 @@ fn order(stream: CuStream, mut copy: Copy, sides: Sides) -> Result {
     if wait { synchronize(&stream) } else { Ok(()) }
 }
 
-/// Copies on the legacy stream. Copies between devices return before they are complete, as the
-/// driver's do.
+/// Copies on the legacy stream. A copy between devices returns before the copy is complete, as in
+/// the driver.
 fn order_and_wait(copy: Copy, sides: Sides) -> Result {
     let stream = legacy()?;
     forbid_legacy(&stream)?;

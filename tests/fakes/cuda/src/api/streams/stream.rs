@@ -47,7 +47,7 @@ exports! {
         let found = STREAMS.find(stream.0)?;
         captures::invalidate(&found);
         STREAMS.remove(stream.0);
-        // Queued work still runs: the thread keeps the stream until then.
+        // Queued work still runs: the thread keeps the stream alive until the queue is empty.
         found.close();
         Ok(())
     }
