@@ -1,5 +1,5 @@
-//! Gives the library its soname, and prevents its unloading because the threads of its streams run
-//! as long as the process.
+//! Sets the soname of the library, and prevents the unloading of the library, because the threads
+//! of its streams may outlive a `dlclose`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

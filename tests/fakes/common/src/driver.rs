@@ -1,8 +1,8 @@
-//! Calls the CUDA driver that the process has loaded: streams, capture, contexts and memory. Finds
-//! the driver at the first call.
+//! Calls the CUDA driver: streams, capture, contexts and memory. The first call finds the driver
+//! that the process has loaded, or loads it.
 //!
-//! Contains no decisions of a fake library. Invariant: every failure of the driver is an error that
-//! contains the name of the function.
+//! Contains no logic of a fake library. Invariant: every failed call of the driver returns an error
+//! with the name of the function.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ffi::CStr;
@@ -127,8 +127,8 @@ functions! {
 static FUNCTIONS: LazyLock<Option<Functions>> = LazyLock::new(|| {
     let open = |flags| {
         let name: &CStr = c"libcuda.so.1";
-        // SAFETY: the name is a C string; opening a driver runs its initialisers, which is what the
-        // program wants too.
+        // SAFETY: the name is a C string; opening the driver runs its initialisers, and the program
+        // under test loads the same driver.
         unsafe { libc::dlopen(name.as_ptr(), flags) }
     };
     let mut library = open(libc::RTLD_NOW | libc::RTLD_NOLOAD);
@@ -138,8 +138,8 @@ static FUNCTIONS: LazyLock<Option<Functions>> = LazyLock::new(|| {
     (!library.is_null()).then(|| Functions::load(library))
 });
 
-/// Returns the device of the calling thread's context, and the context; `None` if the thread has
-/// none.
+/// Returns the device of the calling thread's current context, and the context; `None` if no
+/// context is current.
 pub fn current_device() -> Result<Option<(c_int, usize)>> {
     cuInit(0)?;
     let (mut context, mut device) = (0, 0);
@@ -151,13 +151,14 @@ pub fn current_device() -> Result<Option<(c_int, usize)>> {
     Ok(Some((device, context)))
 }
 
-/// Returns the device that the calling thread has selected and its primary context; device 0 if it
-/// has selected none.
+/// Returns the device and the context that are current on the calling thread. If no context is
+/// current, returns device 0 and its primary context.
 pub fn chosen_device() -> Result<(c_int, usize)> {
     current_device()?.map_or_else(|| device_of_ordinal(0), Ok)
 }
 
-/// Returns a device and its primary context.
+/// Returns the device with an ordinal, and the device's primary context. The context stays
+/// retained.
 pub fn device_of_ordinal(ordinal: c_int) -> Result<(c_int, usize)> {
     cuInit(0)?;
     let (mut device, mut context) = (0, 0);
@@ -235,7 +236,7 @@ pub fn keep_in_graph(stream: usize, data: *mut c_void, destroy: HostFunction) ->
     cuGraphRetainUserObject(graph, object, 1, MOVE)
 }
 
-/// Granularity of shareable memory.
+/// Granularity of shareable memory, in bytes.
 pub const GRANULARITY: usize = 2 << 20;
 
 /// Creates shareable memory of a device and returns its handle.
@@ -257,7 +258,7 @@ pub fn handle_at(address: usize) -> Result<u64> {
 pub fn export(handle: u64) -> Result<OwnedFd> {
     let mut fd = -1;
     cuMemExportToShareableHandle(&mut fd, handle, POSIX_FD, 0)?;
-    // SAFETY: the driver has just given this descriptor to nobody else.
+    // SAFETY: the driver has just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -293,7 +294,7 @@ pub fn map(device: c_int, handle: u64, bytes: usize, wish: usize) -> Result<usiz
     }
 }
 
-/// Unmaps memory that [`map`] mapped.
+/// Unmaps memory that [`map`] mapped, and frees its addresses.
 pub fn unmap(address: usize, bytes: usize) -> Result {
     cuMemUnmap(address as u64, bytes)?;
     cuMemAddressFree(address as u64, bytes)
@@ -328,9 +329,10 @@ pub fn record(event: usize, stream: usize) -> Result {
     cuEventRecord(event, stream)
 }
 
-/// Fails and invalidates the capture if another thread captures in the global mode and the calling
-/// thread is not in the relaxed mode. On GPUs allocation, freeing and every synchronizing call do
-/// the same.
+/// Fails if an active capture forbids unsafe calls on the calling thread, and invalidates that
+/// capture. On GPUs, allocation, freeing and every synchronizing call do the same.
+///
+/// A thread in the relaxed capture mode is not restricted.
 pub fn as_allocations_do() -> Result {
     let (_, context) = chosen_device()?;
     with_context(context, || {

@@ -1,4 +1,4 @@
-//! Counts the calls that match the function of a rule.
+//! Counts the calls that match each rule, and finds the rule that applies to a call.
 //!
 //! Invariant: each rule has its own counter, for all threads of the process.
 
@@ -10,8 +10,8 @@ use crate::{Rule, Rules};
 /// Number of calls that each rule has counted, by the rule's address.
 static SEEN: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
 
-/// Counts a call of a rank or PE, and returns the rule that applies to it. `rules` must live as
-/// long as the process.
+/// Counts a call of a rank or PE, and returns the rule that applies to the call. `rules` must live
+/// as long as the process.
 pub fn hit(rules: &'static Rules, function: &str, place: Option<i32>) -> Option<&'static Rule> {
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut found = None;

@@ -1,5 +1,5 @@
-//! Code shared by the fake NCCL and the fake NVSHMEM: settings, faults, the log, versions, access
-//! to the driver.
+//! Code shared by the fake NCCL and the fake NVSHMEM: settings, faults, the log, versions, calls of
+//! the CUDA driver.
 //!
 //! Contains nothing of a vendor's interface; each fake defines its own.
 #![allow(non_snake_case, reason = "the driver's names")]

@@ -13,7 +13,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// Returns a log in the file that `path` returns at the first line.
+    /// Creates a log. The first line calls `path` to get the path of the file; `None` disables the
+    /// log.
     pub const fn new(path: fn() -> Option<String>) -> Self {
         Self { path, file: OnceLock::new() }
     }

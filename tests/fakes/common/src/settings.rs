@@ -6,7 +6,8 @@
 use std::collections::HashMap;
 use std::str::FromStr;
 
-/// One rule: a function, an optional rank or PE, the number of the call, and a parameter.
+/// One rule for a function: an optional rank or PE, an optional number of the call, and an optional
+/// parameter.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// The rank or PE whose calls count; `None` for all.
@@ -41,7 +42,7 @@ impl Variables {
         std::process::abort();
     }
 
-    /// Returns whether a switch is `1`; unset and `0` mean off.
+    /// Returns whether a switch is `1`; unset and `0` mean off. Any other value ends the process.
     pub fn flag(&self, name: &str) -> bool {
         match self.get(name).as_deref() {
             None | Some("0") => false,
@@ -50,7 +51,7 @@ impl Variables {
         }
     }
 
-    /// Parses the number or version in the text of a variable.
+    /// Parses the number or version in the text of a variable. Invalid text ends the process.
     pub fn number<T: FromStr>(&self, name: &str, text: &str) -> T {
         text.trim().parse().unwrap_or_else(|_| self.bad(name, text))
     }

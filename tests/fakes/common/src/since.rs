@@ -13,8 +13,8 @@ pub fn since<V: FromStr<Err: Debug>>(text: &'static str) -> HashMap<&'static str
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     lines
         .map(|line| {
-            let (name, since) = line.split_once(' ').expect("a name and a version");
-            (name, since.parse().expect("a version"))
+            let (name, since) = line.split_once(' ').expect("a line of since.txt has a function and a version");
+            (name, since.parse().expect("the second word of a line of since.txt is a version"))
         })
         .collect()
 }

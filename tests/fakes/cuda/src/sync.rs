@@ -1,4 +1,4 @@
-//! Locks that a panic of their holder does not make unusable.
+//! Locks and waits that still work after a holder of the lock has panicked.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 use crate::abi::{Code, Result};
 use crate::sync::lock;
 
-/// Number of changes of any state; cached results are valid until it changes.
+/// Number of changes of any state. A cached result is valid until this number changes.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the number of changes. Must be called before a value that is then cached is computed.
+/// Returns the number of changes. A caller that caches a value must call this before it computes
+/// the value.
 pub(crate) fn changes() -> u64 {
     CHANGES.load(Ordering::Acquire)
 }
@@ -25,7 +26,7 @@ pub(crate) fn changed() {
 pub(crate) struct Table<T> {
     next: AtomicUsize,
     live: Mutex<BTreeMap<usize, Arc<T>>>,
-    /// The error for a handle that is not of a live object.
+    /// The error for a handle without a live object.
     unknown: Code,
 }
 

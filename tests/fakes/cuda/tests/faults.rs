@@ -1,5 +1,5 @@
-//! Faults that a test injects: failing calls, missing functions, false versions and features; and
-//! the log of calls.
+//! Faults that a test injects: failing calls, missing functions, emulated versions and features.
+//! Also tests the log of calls.
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use peerweave_fakes::{Fakes, child};
@@ -21,7 +21,7 @@ fn injected_fault_fails_its_call() {
 #[test]
 fn removed_function_is_found_by_no_lookup() {
     Fakes::new().cuda().without("cuMulticastCreate").without("cuMemCreate").run(|| {
-        // SAFETY: looking up names; nothing is called through them.
+        // SAFETY: the names are only looked up, and nothing is called.
         unsafe {
             let library = sys::culib();
             type Function = unsafe extern "C" fn();
@@ -33,7 +33,7 @@ fn removed_function_is_found_by_no_lookup() {
         CudaContext::new(0).unwrap();
         let mut function = core::ptr::null_mut();
         let mut status = sys::CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS;
-        // SAFETY: a name, and places for the answers.
+        // SAFETY: the name is a C string, and the pointers are valid for the results.
         let code = unsafe { sys::cuGetProcAddress_v2(c"cuMemCreate".as_ptr(), &mut function, 12080, 0, &mut status) };
         assert_eq!(code, CUDA_ERROR_NOT_FOUND);
         assert!(function.is_null());
@@ -52,22 +52,22 @@ fn settings_change_the_reported_features() {
         .run(|| {
             let context = CudaContext::new(0).unwrap();
             let mut version = 0;
-            // SAFETY: a place for a number.
+            // SAFETY: the pointer is valid for a number.
             unsafe { sys::cuDriverGetVersion(&mut version) }.result().unwrap();
             assert_eq!(version, 11080);
             assert!(!context.has_async_alloc());
             let attribute = |which| context.attribute(which).unwrap();
             use sys::CUdevice_attribute::*;
             assert_eq!(attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED), 0);
-            // An attribute that came with a later version.
+            // A later version of the driver introduced this attribute.
             let unknown = context.attribute(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED);
             assert_eq!(unknown.unwrap_err().0, CUDA_ERROR_INVALID_VALUE);
-            // Without pools cudarc allocates in order of the host.
+            // Without pools, cudarc allocates memory synchronously, not in stream order.
             let stream = context.new_stream().unwrap();
             let there = stream.clone_htod(&[1_u8, 2, 3]).unwrap();
             assert_eq!(stream.clone_dtoh(&there).unwrap(), [1, 2, 3]);
             let mut can = 5;
-            // SAFETY: a place for a number.
+            // SAFETY: the pointer is valid for a number.
             unsafe { sys::cuDeviceCanAccessPeer(&mut can, 0, 1) }.result().unwrap();
             assert_eq!(can, 0);
             // SAFETY: as above.
@@ -82,10 +82,10 @@ fn writes_of_a_broken_pair_are_lost() {
         let contexts: Vec<_> = (0..2).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
         let streams: Vec<_> = contexts.iter().map(|context| context.new_stream().unwrap()).collect();
         let mut can = 0;
-        // SAFETY: a place for a number.
+        // SAFETY: the pointer is valid for a number.
         unsafe { sys::cuDeviceCanAccessPeer(&mut can, 0, 1) }.result().unwrap();
         assert_eq!(can, 1);
-        // In both directions, a copy by the stream of the device that the bytes come from.
+        // Copies in both directions, each on a stream of the source device.
         for (from, to, arrives) in [(0, 1, 0), (1, 0, 7)] {
             let source = streams[from].clone_htod(&[7_u32; 8]).unwrap();
             let target = streams[to].alloc_zeros::<u32>(8).unwrap();
@@ -94,7 +94,7 @@ fn writes_of_a_broken_pair_are_lost() {
             let (from_address, _guard) = source.device_ptr(&streams[from]);
             let (to_address, _other) = target.device_ptr(&streams[to]);
             contexts[from].bind_to_thread().unwrap();
-            // SAFETY: 32 bytes of two live allocations.
+            // SAFETY: both allocations are live and have 32 bytes.
             unsafe { sys::cuMemcpyDtoDAsync_v2(to_address, from_address, 32, streams[from].cu_stream()) }.result().unwrap();
             streams[from].synchronize().unwrap();
             assert_eq!(streams[to].clone_dtoh(&target).unwrap(), [arrives; 8]);
@@ -107,7 +107,7 @@ fn log_contains_every_call_and_nothing_else() {
     const ME: &str = "log_contains_every_call_and_nothing_else";
     if child().is_some() {
         let mut count = 0;
-        // SAFETY: a number, and a place for one.
+        // SAFETY: the pointer is valid for a number.
         unsafe {
             sys::cuInit(0).result().unwrap();
             sys::cuDeviceGetCount(&mut count).result().unwrap();
@@ -129,11 +129,11 @@ fn error_names_are_those_of_the_driver() {
 }
 
 #[test]
-fn image_without_a_valid_kernel_is_refused() {
+fn image_without_a_kernel_is_refused() {
     Fakes::new().cuda().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let mut module = core::ptr::null_mut();
-        // SAFETY: a place for a handle, and an image that is a text.
+        // SAFETY: the pointer is valid for a handle, and the image is a C string.
         let code = unsafe { sys::cuModuleLoadData(&mut module, c".version 8.0".as_ptr().cast()) };
         assert_eq!(code, CUDA_ERROR_NO_BINARY_FOR_GPU);
     });
@@ -146,7 +146,7 @@ fn failed_context_stays_failed_and_other_devices_work() {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
         context.bind_to_thread().unwrap();
-        // SAFETY: a function of the fake with this type.
+        // SAFETY: the fake has this function with this type.
         unsafe {
             type Fail = unsafe extern "C" fn(core::ffi::c_int) -> core::ffi::c_int;
             assert_eq!((*sys::culib().get::<Fail>(b"peerweave_fake_context_fail").unwrap())(719), 0);
@@ -163,7 +163,7 @@ fn peer_access_is_enabled_once_and_disabled_once() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
         let contexts: Vec<_> = (0..3).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
         contexts[0].bind_to_thread().unwrap();
-        // SAFETY: contexts that live.
+        // SAFETY: the contexts are live.
         let (enable, disable) = unsafe {
             (
                 |peer: usize| sys::cuCtxEnablePeerAccess(contexts[peer].cu_ctx(), 0),
@@ -207,9 +207,9 @@ const CALLED_BY_CUDARC: &str = "\
 fn every_function_that_cudarc_calls_exists() {
     Fakes::new().cuda().run(|| {
         for name in CALLED_BY_CUDARC.split_whitespace() {
-            // SAFETY: looking up a name; nothing is called through it.
+            // SAFETY: the name is only looked up, and nothing is called.
             let found = unsafe { sys::culib().get::<unsafe extern "C" fn()>(name.as_bytes()).is_ok() };
-            assert!(found, "{name}");
+            assert!(found, "the fake lacks {name}");
         }
     });
 }

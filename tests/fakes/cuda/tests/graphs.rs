@@ -12,7 +12,7 @@ use sys::CUresult::*;
 /// Calls a raw function.
 macro_rules! call {
     ($name:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: pointers given are to live places of the right types.
+        // SAFETY: the pointers are to live variables of the right types.
         unsafe { sys::$name($($argument),*) }
     };
 }
@@ -29,7 +29,7 @@ fn no_flags() -> sys::CUgraphInstantiate_flags {
 /// # Safety
 /// `data` is a live `AtomicU32`.
 unsafe extern "C" fn count(data: *mut c_void) {
-    // SAFETY: every caller in this file gives a counter that lives for as long as the test.
+    // SAFETY: every caller in this file passes a counter that lives as long as the process.
     unsafe { &*data.cast::<AtomicU32>() }.fetch_add(1, Ordering::SeqCst);
 }
 
@@ -75,7 +75,7 @@ fn capture_state_is_refreshed_after_every_change() {
         context.bind_to_thread().unwrap();
         assert_eq!(ask(handle), (CUDA_SUCCESS, 0));
         drop(stream);
-        assert_eq!(ask(handle).0, CUDA_ERROR_INVALID_HANDLE, "it was destroyed");
+        assert_eq!(ask(handle).0, CUDA_ERROR_INVALID_HANDLE, "the stream was destroyed");
     });
 }
 
@@ -83,8 +83,8 @@ fn capture_state_is_refreshed_after_every_change() {
 fn captured_work_runs_only_at_each_launch() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
-        // SAFETY: one stream only. Waits for events from before a capture are not part of any
-        // capture.
+        // SAFETY: the test uses one stream only, so no events are needed. A captured stream must
+        // not wait for an event that was recorded before the capture.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().unwrap();
         let mut from = stream.clone_htod(&[1_u32; 256]).unwrap();
@@ -145,7 +145,7 @@ fn branches_of_a_graph_run_at_the_same_time() {
     /// # Safety
     /// `data` is a live `Meeting`.
     unsafe extern "C" fn meet(data: *mut c_void) {
-        // SAFETY: the leaked meeting below.
+        // SAFETY: `data` is the meeting below, which is leaked.
         let meeting = unsafe { &*data.cast::<Meeting>() };
         meeting.here.fetch_add(1, Ordering::SeqCst);
         soon("the other branch", || meeting.here.load(Ordering::SeqCst) >= 2);
@@ -192,8 +192,8 @@ fn uncapturable_call_invalidates_the_capture() {
         assert!(one.end_capture(no_flags()).is_ok());
         assert_eq!(call!(cuMemFree_v2(pointer)), CUDA_SUCCESS);
 
-        // The default stream waits for streams that were made as plain ones, so that it cannot be
-        // used meanwhile.
+        // The default stream waits for blocking streams, so it cannot be used while such a stream
+        // is captured.
         let mut plain = core::ptr::null_mut();
         assert_eq!(call!(cuStreamCreate(&mut plain, 0)), CUDA_SUCCESS);
         let event = context.new_event(None).unwrap();
@@ -215,7 +215,7 @@ fn uncapturable_call_invalidates_the_capture() {
             assert_eq!(asks(captured.cu_event()), CUDA_ERROR_CAPTURED_EVENT);
             assert!(one.end_capture(no_flags()).is_err());
             one.begin_capture(RELAXED).unwrap();
-            assert_eq!(asks(captured.cu_event()), CUDA_ERROR_CAPTURED_EVENT, "of a capture that has ended");
+            assert_eq!(asks(captured.cu_event()), CUDA_ERROR_CAPTURED_EVENT, "the capture of the event has ended");
             assert!(one.end_capture(no_flags()).is_ok());
         }
 
@@ -304,7 +304,7 @@ fn handle_of_a_destroyed_graph_is_invalid() {
 }
 
 #[test]
-fn query_from_another_thread_ends_a_global_capture() {
+fn query_from_another_thread_invalidates_a_global_capture() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

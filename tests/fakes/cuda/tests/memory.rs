@@ -1,4 +1,4 @@
-//! Memory: exhaustion, use after free, address queries; through cudarc and by raw calls.
+//! Memory: exhaustion, use after free and address queries, through cudarc and by raw calls.
 
 use core::ffi::{c_int, c_void};
 
@@ -13,7 +13,7 @@ fn fakes() -> Fakes {
 /// Calls a raw function.
 macro_rules! call {
     ($name:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: pointers given are to live places of the right types, or deliberately wrong
+        // SAFETY: the pointers are to live variables of the right types, or deliberately wrong
         // numbers that the fake looks up.
         unsafe { sys::$name($($argument),*) }
     };
@@ -80,14 +80,14 @@ fn freed_memory_cannot_be_used() {
 }
 
 #[test]
-fn free_during_a_copy_causes_an_illegal_address_error() {
+fn queued_copy_of_freed_memory_fails_with_illegal_address() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         let (mut from, mut to) = (0, 0);
         assert_eq!(call!(cuMemAllocAsync(&mut from, 4096, one.cu_stream())), CUDA_SUCCESS);
         assert_eq!(call!(cuMemAllocAsync(&mut to, 4096, one.cu_stream())), CUDA_SUCCESS);
-        // SAFETY: functions of the fake with these types.
+        // SAFETY: the fake has these functions with these types.
         let (block, unblock) = unsafe {
             type Function = unsafe extern "C" fn(sys::CUstream) -> c_int;
             let library = sys::culib();
@@ -96,12 +96,12 @@ fn free_during_a_copy_causes_an_illegal_address_error() {
                 *library.get::<Function>(b"peerweave_fake_stream_unblock").unwrap(),
             )
         };
-        // SAFETY: a live stream.
+        // SAFETY: the stream is live.
         assert_eq!(unsafe { block(one.cu_stream()) }, 0);
         assert_eq!(call!(cuMemcpyDtoDAsync_v2(to, from, 4096, one.cu_stream())), CUDA_SUCCESS);
         assert_eq!(call!(cuMemFreeAsync(from, two.cu_stream())), CUDA_SUCCESS);
         two.synchronize().unwrap();
-        // SAFETY: a live stream.
+        // SAFETY: the stream is live.
         assert_eq!(unsafe { unblock(one.cu_stream()) }, 0);
         assert_eq!(one.synchronize().unwrap_err().0, CUDA_ERROR_ILLEGAL_ADDRESS);
         assert_eq!(context.new_stream().unwrap_err().0, CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -126,7 +126,7 @@ fn copy_beyond_an_allocation_is_refused() {
 }
 
 #[test]
-fn address_attributes_name_the_context_and_device() {
+fn address_queries_return_the_device_and_the_range() {
     fakes().run(|| {
         let _first = CudaContext::new(0).unwrap();
         let context = CudaContext::new(3).unwrap();
@@ -158,7 +158,7 @@ fn new_memory_is_poisoned_and_pinned_memory_is_host_memory() {
         // SAFETY: every bit pattern is a u8.
         let fresh = unsafe { stream.alloc::<u8>(64) }.unwrap();
         assert_eq!(stream.clone_dtoh(&fresh).unwrap(), vec![0xC3; 64]);
-        // SAFETY: written before it is read.
+        // SAFETY: the memory is written before it is read.
         let mut pinned = unsafe { context.alloc_pinned::<u32>(100) }.unwrap();
         pinned.as_mut_slice().unwrap().fill(5);
         let there = stream.clone_htod(&pinned).unwrap();
@@ -215,7 +215,7 @@ fn managed_memory_is_accessible_by_host_and_device() {
         context.bind_to_thread().unwrap();
         let mut pointer = 0;
         assert_eq!(call!(cuMemAllocManaged(&mut pointer, 4096, 1)), CUDA_SUCCESS);
-        // SAFETY: managed memory is the host's too; nothing else uses it now.
+        // SAFETY: the host can access managed memory, and nothing else uses this memory now.
         unsafe { (pointer as *mut u32).write(77) };
         let mut out = 0_u32;
         assert_eq!(call!(cuMemcpyDtoH_v2((&raw mut out).cast(), pointer, 4)), CUDA_SUCCESS);
@@ -264,7 +264,7 @@ fn contexts_form_a_stack_per_thread() {
         assert_eq!(popped, two.cu_ctx());
         assert_eq!(call!(cuCtxGetDevice(&mut device)), CUDA_SUCCESS);
         assert_eq!(device, 0);
-        // Another thread has no context yet.
+        // A new thread has no current context.
         std::thread::scope(|scope| {
             scope.spawn(|| assert_eq!(call!(cuCtxSynchronize()), CUDA_ERROR_INVALID_CONTEXT));
         });

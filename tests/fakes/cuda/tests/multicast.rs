@@ -26,15 +26,15 @@ fn create_object(devices: u32, size: usize) -> Result<u64, sys::CUresult> {
 
 fn store(address: u64, values: &[u32]) -> i32 {
     type Store = unsafe extern "C" fn(u64, *const core::ffi::c_void, usize) -> core::ffi::c_int;
-    // SAFETY: a function of the fake with this type, and bytes that live for the call.
+    // SAFETY: the fake has this function with this type, and the bytes live for the call.
     unsafe {
         let store = *sys::culib().get::<Store>(b"peerweave_fake_multicast_store").unwrap();
         store(address, values.as_ptr().cast(), size_of_val(values))
     }
 }
 
-/// Creates a team of devices of this process: the object, its address for device 0, and each
-/// device's own mapping.
+/// Creates a multicast object for devices of this process. Returns the object, its address for
+/// device 0, and the address of a mapping of each device's memory.
 fn team(devices: i32) -> (u64, u64, Vec<u64>) {
     let object = create_object(devices as u32, 2 * PIECE).unwrap();
     for device in 0..devices {
@@ -81,7 +81,8 @@ fn host_store_to_a_multicast_address_faults() {
         let _context = CudaContext::new(0).unwrap();
         let (_, address, _) = team(2);
         println!("about to store");
-        // SAFETY: none: this is the fault that is looked for.
+        // SAFETY: the store faults on purpose: the parent checks that the child ends with this
+        // fault.
         unsafe { (address as *mut u32).write_volatile(1) };
         println!("stored");
         return;
@@ -115,7 +116,7 @@ fn multicast_steps_in_the_wrong_order_fail() {
             |at: usize, memory: u64, from: usize, size: usize| call!(cuMulticastBindMem(object, at, memory, from, size, 0));
         assert_eq!(call!(cuMulticastAddDevice(object, 0)), CUDA_SUCCESS);
         assert_eq!(call!(cuMulticastAddDevice(object, 0)), CUDA_ERROR_INVALID_VALUE);
-        // Binding and mapping wait for the rest of the team, which never joins here.
+        // Binding and mapping wait for the second device, which is not added yet.
         assert_eq!(bind(0, memories[0], 0, PIECE), CUDA_ERROR_SYSTEM_NOT_READY);
         let address = reserve(2 * PIECE);
         assert_eq!(call!(cuMemMap(address, 2 * PIECE, 0, object, 0)), CUDA_ERROR_SYSTEM_NOT_READY);
@@ -135,7 +136,7 @@ fn multicast_steps_in_the_wrong_order_fail() {
         assert_eq!(call!(cuMemMap(address, 2 * PIECE, 0, object, 0)), CUDA_SUCCESS);
         assert_eq!(allow(address, 2 * PIECE, 2, READ_WRITE), CUDA_ERROR_INVALID_DEVICE);
         assert_eq!(allow(address, 2 * PIECE, 0, READ_WRITE), CUDA_SUCCESS);
-        // Device 1 has bound nothing yet: there is nothing to store to.
+        // Device 1 has bound no memory yet, so the store has no target on that device.
         assert_eq!(store(address + PIECE as u64, &[1]), CUDA_ERROR_ILLEGAL_ADDRESS as i32);
         assert_eq!(bind(PIECE, memories[1], PIECE, PIECE), CUDA_SUCCESS);
         assert_eq!(store(address + PIECE as u64, &[1]), 0);
@@ -161,7 +162,8 @@ fn bound_memory_lives_until_it_is_unbound() {
         assert_eq!(store(address, &[5]), 0);
         assert_eq!(call!(cuMulticastUnbind(object, 0, 0, 2 * PIECE)), CUDA_SUCCESS);
         assert_eq!(free(&context), before);
-        // The end of the object also unbinds memory that is still bound.
+        // Releasing the last mapping and handle of the object also unbinds memory that is still
+        // bound.
         let other = CudaContext::new(1).unwrap();
         assert!(free(&other) < before);
         assert_eq!(call!(cuMemUnmap(address, 2 * PIECE)), CUDA_SUCCESS);
@@ -220,7 +222,8 @@ fn missing_multicast_support_is_reported() {
     });
 }
 
-/// Makes each child one device of the team: binds its memory and maps the object.
+/// Makes the child one device of the team: binds its memory and maps the object. Returns the
+/// object, its address, and the address of the memory.
 fn join(me: &Child) -> (u64, u64, u64) {
     let device = me.rank as i32;
     let object = if me.rank == 0 {
@@ -232,7 +235,7 @@ fn join(me: &Child) -> (u64, u64, u64) {
     };
     assert_eq!(call!(cuMulticastAddDevice(object, device)), CUDA_SUCCESS);
     let memory = create(device, PIECE).unwrap();
-    // Waits for the devices that the others add.
+    // This call waits for the devices that the other children add.
     assert_eq!(call!(cuMulticastBindMem(object, 0, memory, 0, PIECE, 0)), CUDA_SUCCESS);
     (object, map(object, PIECE, device), map(memory, PIECE, device))
 }

@@ -11,12 +11,12 @@ fn fakes() -> Fakes {
     Fakes::new().cuda()
 }
 
-/// Enqueues a closure.
+/// Enqueues a closure as a host function.
 fn host(stream: &CudaStream, run: impl FnOnce() + Send + 'static) {
     /// # Safety
     /// `data` is a box that contains a closure, passed to exactly one call.
     unsafe extern "C" fn call(data: *mut core::ffi::c_void) {
-        // SAFETY: the box below, given to exactly one call.
+        // SAFETY: `data` is the box below, which is passed to exactly one call.
         let run = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
         run();
     }
@@ -87,7 +87,7 @@ fn two_streams_run_at_the_same_time() {
         let context = CudaContext::new(0).unwrap();
         let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         let flags: [Arc<AtomicBool>; 2] = Default::default();
-        // Each waits for the other: in one queue neither would end.
+        // Each host function waits for the other. If both were in one queue, neither would end.
         for (stream, mine, other) in [(&one, 0, 1), (&two, 1, 0)] {
             let (mine, other) = (Arc::clone(&flags[mine]), Arc::clone(&flags[other]));
             host(stream, move || {
@@ -128,9 +128,9 @@ fn legacy_stream_synchronizes_with_blocking_streams() {
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();
         let mut raw = core::ptr::null_mut();
-        // SAFETY: a place for a handle.
+        // SAFETY: the pointer is valid for a handle.
         unsafe { sys::cuStreamCreate(&mut raw, 0) }.result().unwrap();
-        // SAFETY: the stream is destroyed by nobody before the end.
+        // SAFETY: nothing destroys the stream before the end of the test.
         let blocking = unsafe { context.wrap_borrowed_stream(raw) };
         let free = context.new_stream().unwrap();
         let open = Arc::new(AtomicBool::new(false));
@@ -172,7 +172,7 @@ fn host_function_that_calls_the_driver_gets_an_error() {
         let seen = Arc::clone(&code);
         host(&stream, move || {
             let mut count = 0;
-            // SAFETY: a place for a number.
+            // SAFETY: the pointer is valid for a number.
             seen.store(unsafe { sys::cuDeviceGetCount(&mut count) } as u32, Ordering::SeqCst);
         });
         stream.synchronize().unwrap();
@@ -199,7 +199,7 @@ fn blocked_stream_stays_blocked_until_it_is_unblocked() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
-        // SAFETY: functions of the fake with these types.
+        // SAFETY: the fake has these functions with these types.
         let (block, unblock) = unsafe {
             type Function = unsafe extern "C" fn(sys::CUstream) -> core::ffi::c_int;
             let library = sys::culib();
@@ -208,12 +208,12 @@ fn blocked_stream_stays_blocked_until_it_is_unblocked() {
                 *library.get::<Function>(b"peerweave_fake_stream_unblock").unwrap(),
             )
         };
-        // SAFETY: a live stream.
+        // SAFETY: the stream is live.
         assert_eq!(unsafe { block(stream.cu_stream()) }, 0);
         let event = stream.record_event(None).unwrap();
         std::thread::sleep(Duration::from_millis(30));
         assert!(!event.is_complete());
-        // SAFETY: a live stream.
+        // SAFETY: the stream is live.
         assert_eq!(unsafe { unblock(stream.cu_stream()) }, 0);
         stream.synchronize().unwrap();
         assert!(event.is_complete());
@@ -229,7 +229,7 @@ fn stream_waits_for_a_word_that_another_stream_writes() {
         one.synchronize().unwrap();
         let (address, _guard) = cudarc::driver::DevicePtr::device_ptr(&words, &one);
         let passed = Arc::new(AtomicBool::new(false));
-        // SAFETY: words of a live allocation.
+        // SAFETY: the address is inside a live allocation.
         unsafe { sys::cuStreamWaitValue64_v2(one.cu_stream(), address + 8, 7, 1) }.result().unwrap();
         let flag = Arc::clone(&passed);
         host(&one, move || flag.store(true, Ordering::SeqCst));
@@ -239,7 +239,7 @@ fn stream_waits_for_a_word_that_another_stream_writes() {
         unsafe { sys::cuStreamWriteValue64_v2(two.cu_stream(), address + 8, 7, 0) }.result().unwrap();
         one.synchronize().unwrap();
         assert!(passed.load(Ordering::SeqCst));
-        // SAFETY: an address that is no multiple of 8.
+        // SAFETY: the driver refuses the address, because it is not a multiple of 8.
         let code = unsafe { sys::cuStreamWriteValue64_v2(two.cu_stream(), address + 4, 7, 0) };
         assert_eq!(code, sys::CUresult::CUDA_ERROR_INVALID_VALUE);
     });
@@ -252,7 +252,7 @@ fn pageable_source_may_change_after_the_copy_is_enqueued() {
         let stream = context.new_stream().unwrap();
         let mut there = stream.alloc_zeros::<u8>(1 << 20).unwrap();
         let mut pinned = {
-            // SAFETY: written before it is read.
+            // SAFETY: the memory is written before it is read.
             unsafe { context.alloc_pinned::<u8>(1 << 20) }.unwrap()
         };
         pinned.as_mut_slice().unwrap().fill(1);
@@ -300,7 +300,8 @@ fn rows_are_copied_with_their_pitches() {
         stream.synchronize().unwrap();
         let (from_address, _from) = cudarc::driver::DevicePtr::device_ptr(&from, &stream);
         let (to_address, _to) = cudarc::driver::DevicePtr::device_ptr(&to, &stream);
-        // SAFETY: numbers and pointers; the kinds of memory are set before use.
+        // SAFETY: zero is valid for the numbers and pointers, and the kinds of memory are set
+        // before the value is used.
         let mut copy: sys::CUDA_MEMCPY2D = unsafe {
             let mut copy = std::mem::MaybeUninit::<sys::CUDA_MEMCPY2D>::zeroed();
             (*copy.as_mut_ptr()).srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
@@ -311,12 +312,12 @@ fn rows_are_copied_with_their_pitches() {
         copy.dstDevice = to_address;
         (copy.srcPitch, copy.dstPitch, copy.srcXInBytes, copy.srcY) = (16, 8, 2, 1);
         (copy.WidthInBytes, copy.Height) = (3, 3);
-        // SAFETY: rows inside two live allocations.
+        // SAFETY: all rows are inside two live allocations.
         unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result().unwrap();
         let got = stream.clone_dtoh(&to).unwrap();
         assert_eq!(got[..20], [18, 19, 20, 0, 0, 0, 0, 0, 34, 35, 36, 0, 0, 0, 0, 0, 50, 51, 52, 0]);
         copy.WidthInBytes = 9;
-        // SAFETY: refused, since a row is longer than its pitch.
+        // SAFETY: the driver refuses the copy, because a row is longer than its pitch.
         let code = unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) };
         assert_eq!(code, sys::CUresult::CUDA_ERROR_INVALID_VALUE);
     });
@@ -327,7 +328,7 @@ fn failed_context_runs_callbacks_but_no_host_functions() {
     /// # Safety
     /// `data` is a live `AtomicU32`.
     unsafe extern "C" fn keep(_stream: sys::CUstream, status: sys::CUresult, data: *mut core::ffi::c_void) {
-        // SAFETY: the counter below, which lives for as long as the process.
+        // SAFETY: `data` is the counter below, which lives as long as the process.
         unsafe { &*data.cast::<AtomicU32>() }.store(status as u32, Ordering::SeqCst);
     }
     fakes().run(|| {
@@ -346,7 +347,7 @@ fn failed_context_runs_callbacks_but_no_host_functions() {
         // SAFETY: as above.
         unsafe { sys::cuStreamAddCallback(stream.cu_stream(), Some(keep), data, 0) }.result().unwrap();
         inside.bind_to_thread().unwrap();
-        // SAFETY: a function of the fake with this type.
+        // SAFETY: the fake has this function with this type.
         unsafe {
             type Fail = unsafe extern "C" fn(core::ffi::c_int) -> core::ffi::c_int;
             assert_eq!((*sys::culib().get::<Fail>(b"peerweave_fake_context_fail").unwrap())(700), 0);

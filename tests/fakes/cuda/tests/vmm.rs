@@ -22,7 +22,7 @@ fn memory_is_mapped_accessed_and_unmapped() {
         let address = map(handle, 2 * PIECE, 0);
         fill(address, 7, PIECE / 2);
         assert_eq!(words(address + 2 * PIECE as u64 - 8, 2), [7, 7]);
-        // The mapping keeps the memory when the handle is gone.
+        // The mapping keeps the memory after the handle is released.
         assert_eq!(call!(cuMemRelease(handle)), CUDA_SUCCESS);
         assert_eq!(call!(cuMemRelease(handle)), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(words(address, 1), [7]);
@@ -50,7 +50,7 @@ fn misuse_of_mappings_is_refused() {
         assert_eq!(call!(cuMemMap(address, PIECE, PIECE, handle, 0)), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(call!(cuMemMap(address, PIECE, 0, handle, 0)), CUDA_SUCCESS);
         assert_eq!(call!(cuMemMap(address, PIECE, 0, handle, 0)), CUDA_ERROR_INVALID_VALUE);
-        // Without a right there is no access.
+        // A mapping without access rights cannot be accessed.
         assert_eq!(call!(cuMemsetD8_v2(address, 1, 1)), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(allow(address, 2 * PIECE, 0, READ_WRITE), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(allow(address, PIECE, 0, READ), CUDA_SUCCESS);
@@ -100,10 +100,10 @@ fn copy_spans_adjacent_mappings() {
         assert_eq!(call!(cuMemsetD8_v2(base + 2 * PIECE as u64 - 1, 1, 2)), CUDA_ERROR_INVALID_VALUE);
         let mut handle = 0;
         assert_eq!(call!(cuMemRetainAllocationHandle(&mut handle, (base + PIECE as u64 + 5) as *mut _)), CUDA_SUCCESS);
-        assert_eq!(handle, handles[1], "the handle that it was mapped by");
+        assert_eq!(handle, handles[1], "expected the handle by which the memory was mapped");
         let mut found = prop(0, POSIX);
         assert_eq!(call!(cuMemGetAllocationPropertiesFromHandle(&mut found, handle)), CUDA_SUCCESS);
-        // SAFETY: the number of the device is the second word of a location.
+        // SAFETY: a location has two words, and the second is the number of the device.
         assert_eq!(unsafe { (&raw const found.location).cast::<i32>().add(1).read() }, 1);
         assert_eq!(call!(cuMemRelease(handle)), CUDA_SUCCESS);
         assert_eq!(call!(cuMemRelease(handle)), CUDA_ERROR_INVALID_VALUE);
@@ -197,7 +197,7 @@ fn legacy_ipc_handle_shares_an_allocation() {
     fakes().run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
         context.bind_to_thread().unwrap();
-        // SAFETY: an array of 64 bytes, for which zero is a value.
+        // SAFETY: the handle is an array of 64 bytes, and zero is valid for each byte.
         let mut handle: sys::CUipcMemHandle = unsafe { std::mem::zeroed() };
         let place = (&raw mut handle).cast::<u8>();
         if me.rank == 0 {
@@ -207,7 +207,7 @@ fn legacy_ipc_handle_shares_an_allocation() {
             assert_eq!(call!(cuIpcGetMemHandle(&mut handle, pointer)), CUDA_SUCCESS);
             let mut here = 0;
             assert_eq!(call!(cuIpcOpenMemHandle_v2(&mut here, handle, 1)), CUDA_ERROR_INVALID_CONTEXT);
-            // SAFETY: the 64 bytes of the handle.
+            // SAFETY: `place` points to the 64 bytes of the handle.
             me.put_file("handle", unsafe { std::slice::from_raw_parts(place, 64) });
             me.meet("changed");
             assert_eq!(words(pointer, 3), [12, 11, 11]);
@@ -217,7 +217,7 @@ fn legacy_ipc_handle_shares_an_allocation() {
             assert_eq!(call!(cuIpcGetMemHandle(&mut handle, pool)), CUDA_ERROR_INVALID_VALUE);
         } else {
             let bytes = std::fs::read(me.file("handle")).unwrap();
-            // SAFETY: 64 bytes into 64 bytes.
+            // SAFETY: the source and the target have 64 bytes each.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, 64) };
             let (mut pointer, mut again) = (0, 0);
             assert_eq!(call!(cuIpcOpenMemHandle_v2(&mut pointer, handle, 0)), CUDA_ERROR_INVALID_VALUE);
@@ -243,14 +243,14 @@ fn ipc_handle_of_a_dead_process_does_not_open() {
     fakes().run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
         context.bind_to_thread().unwrap();
-        // SAFETY: an array of 64 bytes, for which zero is a value.
+        // SAFETY: the handle is an array of 64 bytes, and zero is valid for each byte.
         let mut handle: sys::CUipcMemHandle = unsafe { std::mem::zeroed() };
         let place = (&raw mut handle).cast::<u8>();
         if me.rank == 0 {
             let mut pointer = 0;
             assert_eq!(call!(cuMemAlloc_v2(&mut pointer, 64)), CUDA_SUCCESS);
             assert_eq!(call!(cuIpcGetMemHandle(&mut handle, pointer)), CUDA_SUCCESS);
-            // SAFETY: the 64 bytes of the handle.
+            // SAFETY: `place` points to the 64 bytes of the handle.
             me.put_file("handle", unsafe { std::slice::from_raw_parts(place, 64) });
             me.put_file("pid", std::process::id().to_string().as_bytes());
         } else {
@@ -263,7 +263,7 @@ fn ipc_handle_of_a_dead_process_does_not_open() {
             while !is_gone() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
-            // SAFETY: 64 bytes into 64 bytes.
+            // SAFETY: the source and the target have 64 bytes each.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, 64) };
             let mut pointer = 0;
             assert_eq!(call!(cuIpcOpenMemHandle_v2(&mut pointer, handle, 1)), CUDA_ERROR_INVALID_VALUE);
@@ -276,7 +276,7 @@ fn event_can_be_awaited_in_another_process() {
     fakes().run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
         let stream = context.new_stream().unwrap();
-        // SAFETY: an array of 64 bytes, for which zero is a value.
+        // SAFETY: the handle is an array of 64 bytes, and zero is valid for each byte.
         let mut handle: sys::CUipcEventHandle = unsafe { std::mem::zeroed() };
         let place = (&raw mut handle).cast::<u8>();
         let mut event = std::ptr::null_mut();
@@ -285,18 +285,18 @@ fn event_can_be_awaited_in_another_process() {
             assert_eq!(call!(cuEventCreate(&mut event, 6)), CUDA_SUCCESS);
             assert_eq!(call!(cuIpcGetEventHandle(&mut handle, event)), CUDA_SUCCESS);
             /// # Safety
-            /// None: it accesses nothing.
+            /// None: the function accesses nothing.
             unsafe extern "C" fn nap(_: *mut core::ffi::c_void) {
                 std::thread::sleep(std::time::Duration::from_millis(60));
             }
             assert_eq!(call!(cuLaunchHostFunc(stream.cu_stream(), Some(nap), std::ptr::null_mut())), CUDA_SUCCESS);
             assert_eq!(call!(cuEventRecord(event, stream.cu_stream())), CUDA_SUCCESS);
-            // SAFETY: the 64 bytes of the handle.
+            // SAFETY: `place` points to the 64 bytes of the handle.
             me.put_file("handle", unsafe { std::slice::from_raw_parts(place, 64) });
             me.meet("waited");
         } else {
             let bytes = std::fs::read(me.file("handle")).unwrap();
-            // SAFETY: 64 bytes into 64 bytes.
+            // SAFETY: the source and the target have 64 bytes each.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, 64) };
             assert_eq!(call!(cuIpcOpenEventHandle(&mut event, handle)), CUDA_SUCCESS);
             assert_eq!(call!(cuStreamWaitEvent(stream.cu_stream(), event, 0)), CUDA_SUCCESS);
@@ -310,7 +310,7 @@ fn event_can_be_awaited_in_another_process() {
 #[test]
 fn processes_that_see_different_devices_share_memory() {
     fakes().run_many(2, |me| {
-        // SAFETY: the only thread so far.
+        // SAFETY: the process has no other thread yet.
         unsafe { std::env::set_var("CUDA_VISIBLE_DEVICES", (me.rank + 4).to_string()) };
         assert_eq!(CudaContext::device_count().unwrap(), 1);
         let context = CudaContext::new(0).unwrap();

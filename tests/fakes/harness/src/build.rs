@@ -1,5 +1,6 @@
 //! Finds the fake libraries, and builds those that are missing or older than their sources.
-//! Invariant: a library in use is not older than any file of its package.
+//! Invariant: a library that was not prebuilt is at least as new as the sources, manifest and build
+//! script of its package and of `common`.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +12,7 @@ use std::time::SystemTime;
 /// A directory of prebuilt libraries; if it is set, nothing is built.
 const PREBUILT: &str = "PEERWEAVE_FAKES_DIR";
 
-/// Build directory of the test binary, from its own path:
+/// Build directory of the test binary, derived from the path of the binary:
 /// `<target>[/<triple>]/<profile>/deps/<name>`.
 struct Layout {
     target: PathBuf,
@@ -46,7 +47,7 @@ impl Layout {
     }
 }
 
-/// Returns the path of a package's library, and builds it if necessary.
+/// Returns the path of a package's library, and builds the library if necessary.
 pub(crate) fn library(package: &str) -> PathBuf {
     static FOUND: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,14 +69,15 @@ fn find_or_build(package: &str) -> PathBuf {
     if is_fresh(&path, &source) {
         return path;
     }
-    // One process builds; the others then find the library.
+    // One process builds the library; the other processes wait for the lock and then find the
+    // library.
     let lock = File::create(layout.target.join(".peerweave-fakes.lock")).expect("a lock file in the target directory");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock of the fakes");
     if !is_fresh(&path, &source) {
         build(package, &layout, &source);
         assert!(path.exists(), "cargo built {package}, but {} does not exist", path.display());
-        // Cargo does not touch a library that it considers fresh, so the file time is updated for
-        // the next check.
+        // Cargo does not touch a library that it considers fresh, so the modification time is
+        // updated for the next check.
         let _ = File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
     }
     path
@@ -108,7 +110,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
     path.metadata().ok()?.modified().ok()
 }
 
-/// Returns the last change of a library's manifest, build script and sources.
+/// Returns the time of the last change to a package's manifest, build script or sources.
 fn newest(package: &Path) -> Option<SystemTime> {
     let mut newest = [package.join("Cargo.toml"), package.join("build.rs")].iter().filter_map(|path| modified(path)).max()?;
     let mut open = vec![package.join("src")];

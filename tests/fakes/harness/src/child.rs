@@ -1,6 +1,6 @@
-//! Children: the test binary, started again for one test. The crate's head describes which
-//! libraries they find. Invariant: a child is reaped before its output is returned, and killed if
-//! it exceeds its time limit.
+//! Child processes: the test binary, started again for one test. The documentation of the crate
+//! describes which libraries a child finds. Invariant: a child is reaped before its output is
+//! returned, and killed if it exceeds its time limit.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -33,11 +33,12 @@ pub struct Child {
     pub rank: usize,
     /// Number of children.
     pub count: usize,
-    /// An empty directory that all children of the scenario share, for sockets and files.
+    /// A directory that all children of the scenario share, for sockets and files; empty at the
+    /// start.
     pub directory: PathBuf,
 }
 
-/// Returns this process as a child; `None` if no [`crate::Fakes`] started it.
+/// Returns this process as a [`Child`]; `None` if no [`crate::Fakes`] started the process.
 #[must_use]
 pub fn child() -> Option<Child> {
     let number = |name| std::env::var(name).ok()?.parse().ok();
@@ -53,11 +54,11 @@ pub fn child() -> Option<Child> {
 /// have not returned.
 ///
 /// # Panics
-/// If [`crate::Fakes`] did not start this process, or if there is no log.
+/// If `PEERWEAVE_FAKE_CUDA_LOG` is not set. [`crate::Fakes`] sets it for its children.
 #[must_use]
 pub fn entered(function: &str) -> usize {
-    let path = std::env::var_os(LOG).expect("a child of the harness");
-    // There is none before the first call.
+    let path = std::env::var_os(LOG).expect("PEERWEAVE_FAKE_CUDA_LOG is set in a child of the harness");
+    // The file does not exist before the first call.
     let log = std::fs::read_to_string(path).unwrap_or_default();
     let own = std::process::id().to_string();
     let entry = |line: &&str| {
@@ -67,8 +68,8 @@ pub fn entered(function: &str) -> usize {
     log.lines().filter(entry).count()
 }
 
-/// Waits until this process has called a function of the fake driver this many times in total. The
-/// time limit is that of the child.
+/// Waits until this process has called a function of the fake driver this many times in total. Only
+/// the time limit of the child ends the wait early.
 ///
 /// # Panics
 /// As [`entered`].
@@ -78,14 +79,15 @@ pub fn wait_until_entered(function: &str, times: usize) {
     }
 }
 
-/// Returns the index of the body for which this child was started.
+/// Returns the index of the body for which this child was started; `None` if it was started for no
+/// body.
 pub(crate) fn call() -> Option<usize> {
     std::env::var(CALL).ok()?.parse().ok()
 }
 
 impl Child {
-    /// Waits until a file of the shared directory exists, and returns its path. The time limit is
-    /// that of the child.
+    /// Waits until a file of the shared directory exists, and returns its path. Only the time limit
+    /// of the child ends the wait early.
     #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
         let path = self.directory.join(name);
@@ -110,7 +112,7 @@ impl Child {
         std::fs::rename(&hidden, self.directory.join(name)).expect("the shared directory");
     }
 
-    /// Returns the job whose PEs are the children. The first one runs the server.
+    /// Returns the job whose PEs are the children. Child 0 runs the server of the job.
     #[must_use]
     pub fn job(&self) -> Job {
         let name = self.directory.to_string_lossy().replace('/', "-");
@@ -124,7 +126,8 @@ impl Child {
         std::fs::write(body_file(&self.directory, self.rank), b"").expect("a new file");
     }
 
-    /// Waits until every child has called this with the same name. A name can be used once.
+    /// Waits until every child has called `meet` with the same `point`. Each point can be used only
+    /// once.
     pub fn meet(&self, point: &str) {
         self.put_file(&format!("{point}.{}", self.rank), b"");
         for rank in 0..self.count {
@@ -133,8 +136,8 @@ impl Child {
     }
 }
 
-/// Returns the path of the file that marks that a child has reached its body; it lies beside the
-/// test's directory.
+/// Returns the path of the file that marks that a child has reached its body. The file lies next to
+/// the shared directory.
 fn body_file(shared: &Path, rank: usize) -> PathBuf {
     shared.with_file_name(format!("body.{rank}"))
 }
@@ -149,11 +152,11 @@ pub struct Output {
     pub stdout: String,
     /// Standard error of the child.
     pub stderr: String,
-    /// Whether it was killed because it exceeded its time limit.
+    /// Whether the child was killed because it exceeded its time limit.
     pub timed_out: bool,
     /// Functions of the fake driver that this child called, in order.
     pub calls: Vec<String>,
-    /// Whether it reached the body for which it was started, if any.
+    /// Whether the child reached the body for which it was started, if any.
     pub came_to_its_body: bool,
 }
 
@@ -167,7 +170,7 @@ impl Output {
 
 impl fmt::Display for Output {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ended = if self.timed_out { "killed at its limit" } else { "ended" };
+        let ended = if self.timed_out { "killed at its time limit" } else { "ended" };
         write!(out, "{ended}, {}\n--- stdout\n{}\n--- stderr\n{}", self.status, self.stdout, self.stderr)
     }
 }
@@ -202,8 +205,8 @@ pub(crate) fn run_all(
             .stdin(Stdio::null())
             .stdout(File::create(&stdout).expect("a file for the output"))
             .stderr(File::create(&stderr).expect("a file for the output"))
-            // A machine with real devices may hide some of them; only a test may hide devices of
-            // the fake.
+            // `CUDA_VISIBLE_DEVICES` of a machine with real devices must not hide devices of the
+            // fake. Only a test may set it for its children.
             .env_remove("CUDA_VISIBLE_DEVICES")
             .env_remove(CALL)
             .env(LOG, &log)
@@ -217,13 +220,13 @@ pub(crate) fn run_all(
                 None => command.env_remove(name),
             };
         }
-        let process = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", binary.display()));
+        let process = command.spawn().unwrap_or_else(|error| panic!("cannot start {}: {error}", binary.display()));
         running.push(Running { process, stdout, stderr });
     }
     let deadline = Instant::now() + limit;
     let ends: Vec<(ExitStatus, bool)> = running.iter_mut().map(|child| end(&mut child.process, deadline)).collect();
     let calls = std::fs::read_to_string(&log).unwrap_or_default();
-    // Each line has the process and the call. The code of a failed call is on a line of its own.
+    // Each line has a process ID and a function. The code of a failed call is on a separate line.
     let calls_of = |process: u32| {
         let prefix = format!("{process} ");
         let mine = calls.lines().filter(|line| !line.contains(" = ")).filter_map(|line| line.strip_prefix(&prefix));

@@ -1,10 +1,10 @@
-//! Functions of a fake library, as tests call them.
+//! A macro by which tests declare functions of a fake library.
 
 /// Declares functions of a library in the search path, as a C program would. The library is loaded
-/// at the first call. The crate that calls the macro depends on `libloading`.
+/// at the first call. The crate that calls the macro must depend on `libloading`.
 ///
-/// The functions are safe for the compiler only: every pointer that a test passes must be valid for
-/// the call.
+/// The functions are not marked `unsafe`, to keep tests short. Nevertheless, every pointer that a
+/// test passes must be valid for the call.
 #[macro_export]
 macro_rules! library {
     ($table:ident = $file:literal: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
@@ -16,9 +16,9 @@ macro_rules! library {
             pub fn $name($($arg: $type),*) $(-> $result)? {
                 type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
                 let name = stringify!($name).as_bytes();
-                // SAFETY: the function has this signature.
+                // SAFETY: the caller of the macro declares the function's signature.
                 let function = unsafe { $table.get::<Function>(name) }.expect(stringify!($name));
-                // SAFETY: the test passes what the function asks for.
+                // SAFETY: the test passes arguments that are valid for the function.
                 unsafe { function($($arg),*) }
             }
         )*

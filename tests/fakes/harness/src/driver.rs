@@ -1,5 +1,5 @@
-//! Functions that only the fake driver has, called in this process: faults, blocked streams, and
-//! host functions that stand in for kernels.
+//! Calls functions that only the fake driver of this process has: faults, blocked streams, and host
+//! functions that stand in for kernels.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
@@ -32,9 +32,13 @@ impl Launch {
     /// If the kernel has no such parameter.
     #[must_use]
     pub unsafe fn argument<T: Copy>(&self, index: usize) -> T {
-        assert!(index < self.n_parameters as usize, "argument {index} of {}", self.n_parameters);
-        // SAFETY: the fake passes that many addresses, aligned to 16 bytes; the caller answers for
-        // the type.
+        assert!(
+            index < self.n_parameters as usize,
+            "argument {index} does not exist: the kernel has {} parameters",
+            self.n_parameters
+        );
+        // SAFETY: the fake passes `n_parameters` addresses, each aligned to 16 bytes; the caller
+        // guarantees the type.
         unsafe { *self.parameters.add(index).read().cast::<T>() }
     }
 }
@@ -50,17 +54,17 @@ pub fn function(name: &CStr) -> NonNull<c_void> {
     NonNull::new(address).unwrap_or_else(|| panic!("libcuda.so.1 of this process lacks {name:?}, expected the fake driver"))
 }
 
-/// Makes calls of the driver fail from now on: `function:nth=code,...`, with `nth` counted from 1.
-/// An empty text disables all faults.
+/// Replaces the injected faults of the driver by `function:nth=code,...`. `nth` counts the calls
+/// from now, starting at 1. An empty text removes all faults.
 ///
 /// # Panics
 /// If the text cannot be parsed.
 pub fn fail(orders: &str) {
-    let text = CString::new(orders).expect("orders have no zero byte");
-    // SAFETY: the fake declares the function so.
+    let text = CString::new(orders).expect("the faults contain no zero byte");
+    // SAFETY: the fake declares the function with this signature.
     let order =
         unsafe { transmute::<NonNull<c_void>, extern "C" fn(*const c_char) -> c_int>(function(c"peerweave_fake_cuda_fail")) };
-    assert_eq!(order(text.as_ptr()), 0, "{orders:?}");
+    assert_eq!(order(text.as_ptr()), 0, "{orders:?} does not have the form function:nth=code,...");
 }
 
 /// Blocks a stream, given its handle, until [`unblock`] is called. Null is the default stream of
@@ -81,28 +85,29 @@ pub fn unblock<S>(stream: *mut S) {
 }
 
 fn of_stream(name: &CStr, stream: *mut c_void) {
-    // SAFETY: the fake declares both functions so, and looks the handle up.
+    // SAFETY: the fake declares both functions with this signature, and looks the handle up.
     let call = unsafe { transmute::<NonNull<c_void>, extern "C" fn(*mut c_void) -> c_int>(function(name)) };
-    assert_eq!(call(stream), 0, "{name:?}");
+    assert_eq!(call(stream), 0, "{name:?} failed, expected a stream that exists");
 }
 
 /// Puts the current context in a failed state with this code of the driver.
 ///
 /// # Panics
-/// If there is no current context.
+/// If no context is current, or the code is 0.
 pub fn fail_context(code: usize) {
-    // SAFETY: the fake declares the function so.
+    // SAFETY: the fake declares the function with this signature.
     let fail = unsafe { transmute::<NonNull<c_void>, extern "C" fn(usize) -> c_int>(function(c"peerweave_fake_context_fail")) };
-    assert_eq!(fail(code), 0, "{code}");
+    assert_eq!(fail(code), 0, "cannot fail with code {code}: expected a positive code and a current context");
 }
 
 /// Emulates a kernel's store to a multicast address, in the current context.
 ///
 /// # Errors
-/// The driver's code, if nothing is mapped there.
+/// Returns the driver's code if the bytes are not inside one writable multicast mapping, or a
+/// device has no memory bound there.
 pub fn multicast_store(address: u64, bytes: &[u8]) -> Result<(), c_int> {
     type Store = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
-    // SAFETY: the fake declares the function so.
+    // SAFETY: the fake declares the function with this signature.
     let store = unsafe { transmute::<NonNull<c_void>, Store>(function(c"peerweave_fake_multicast_store")) };
     // SAFETY: the bytes are readable; the fake looks the address up.
     match unsafe { store(address, bytes.as_ptr().cast(), bytes.len()) } {
@@ -111,15 +116,15 @@ pub fn multicast_store(address: u64, bytes: &[u8]) -> Result<(), c_int> {
     }
 }
 
-/// Registers a host function for kernels of this name in images that are loaded later. It runs once
-/// for each launch, on the thread of the stream.
+/// Registers a host function for kernels of this name in images that are loaded later. The host
+/// function runs once for each launch, on the thread of the stream.
 ///
 /// # Panics
 /// If the name has a zero byte.
 pub fn register_kernel(name: &str, kernel: unsafe extern "C" fn(*const Launch)) {
     type Register = extern "C" fn(*const c_char, unsafe extern "C" fn(*const Launch)) -> c_int;
-    let name = CString::new(name).expect("a name has no zero byte");
-    // SAFETY: the fake declares the function so.
+    let name = CString::new(name).expect("the name of a kernel has no zero byte");
+    // SAFETY: the fake declares the function with this signature.
     let register = unsafe { transmute::<NonNull<c_void>, Register>(function(c"peerweave_fake_kernel")) };
-    assert_eq!(register(name.as_ptr(), kernel), 0, "{name:?}");
+    assert_eq!(register(name.as_ptr(), kernel), 0, "cannot register the kernel {name:?}");
 }

@@ -1,12 +1,12 @@
 //! Removes functions from a copy of a library by changing their names in its symbol table. Nothing
-//! else in the file changes. Invariant: a changed name is found under no other name, because the
-//! hash in the table remains that of the old one.
+//! else in the file changes. Invariant: a removed function is found neither by its old name nor by
+//! its new name: the hash table still has the hash of the old name.
 
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader, Sym};
 use object::{Endianness, elf};
 
-/// Returns the bytes of the library without the functions; ignores functions that it does not
-/// export.
+/// Returns the bytes of the library without the functions; ignores functions that the library does
+/// not export.
 ///
 /// # Panics
 /// If the bytes are not a shared library.
@@ -17,7 +17,7 @@ pub(crate) fn without(mut bytes: Vec<u8>, functions: &[String]) -> Vec<u8> {
     bytes
 }
 
-/// Returns the offsets of the names in the file.
+/// Returns the offsets of the functions' names in the file.
 fn places(bytes: &[u8], functions: &[String]) -> Vec<usize> {
     let file = ElfFile64::<Endianness>::parse(bytes).expect("a 64-bit library");
     let header = file.elf_header();

@@ -1,18 +1,18 @@
-//! Runs a test with the fake libraries of vendors: builds them if necessary, and starts the test
-//! again with the libraries in its search path.
+//! Runs a test with the fake libraries of vendors: builds the libraries if necessary, and starts
+//! the test again with the libraries in its search path.
 //!
 //! The crates `peerweave-fake-cuda`, `peerweave-fake-nccl` and `peerweave-fake-nvshmem` implement
 //! the libraries; a test never links them. Invariant: a child that does not end within its limit is
 //! killed, and the test that started it fails.
 //!
-//! A test is one function that runs twice. [`Fakes::run`] starts the test binary again for this one
-//! test, with the libraries in `LD_LIBRARY_PATH`; the child reaches the same call, and runs the
-//! body there:
+//! A test is one function that runs in two processes. In the parent, [`Fakes::run`] starts the test
+//! binary again for this one test, with the libraries in `LD_LIBRARY_PATH`. In that child, the same
+//! call of [`Fakes::run`] runs the body:
 //!
 //! ```no_run
 //! # use peerweave_fakes::Fakes;
 //! #[test]
-//! fn a_driver_of_an_old_version_is_reported() {
+//! fn old_driver_version_is_reported() {
 //!     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_VERSION", "11040").run(|| {
 //!         // Here libcuda.so.1 is the fake.
 //!     });
@@ -56,8 +56,8 @@ impl Default for Fakes {
 }
 
 impl Fakes {
-    /// Creates settings without libraries: a child finds an empty directory. Libraries later in the
-    /// machine's search path are still found.
+    /// Creates settings without fake libraries: the first directory in the search path of a child
+    /// is empty. A child still finds libraries in later directories of the search path.
     #[must_use]
     pub fn new() -> Fakes {
         Fakes {
@@ -86,16 +86,16 @@ impl Fakes {
     }
 
     /// Adds the fake NVSHMEM, as `libnvshmem_host.so.3` and `libnvshmem_host.so`, and in
-    /// `PEERWEAVE_NVSHMEM_PATH`. Beside it is `nvshmem_bootstrap_uid.so.3`, the same file: the
-    /// library itself does the work of that plug-in.
+    /// `PEERWEAVE_NVSHMEM_PATH`. `nvshmem_bootstrap_uid.so.3` in the same directory is a link to
+    /// the same file, because the fake does the work of that plug-in itself.
     #[must_use]
     pub fn nvshmem(mut self) -> Fakes {
         self.nvshmem = true;
         self
     }
 
-    /// Like [`Fakes::nvshmem`], with a library of this version, such as `3.4.5`: it reports the
-    /// version and lacks newer functions.
+    /// Like [`Fakes::nvshmem`], with a library of this version, such as `3.4.5`. The library
+    /// reports the version and lacks newer functions.
     ///
     /// # Panics
     /// If the version does not consist of three numbers.
@@ -107,10 +107,11 @@ impl Fakes {
         newer.fold(self.nvshmem(), |fakes, (name, _)| fakes.without(name)).env("PEERWEAVE_FAKE_NVSHMEM_VERSION", version)
     }
 
-    /// Removes a function from all libraries: neither `dlsym` nor `cuGetProcAddress` finds it.
+    /// Removes a function from all libraries: neither `dlsym` nor `cuGetProcAddress` finds the
+    /// function.
     ///
-    /// The child gets copies of the libraries in which the name is changed in the symbol table. Can
-    /// be called for several functions.
+    /// The child gets copies of the libraries in which the function's name is changed in the symbol
+    /// table. Several calls remove several functions.
     #[must_use]
     pub fn without(mut self, function: &str) -> Fakes {
         self.without.push(function.to_owned());
@@ -138,16 +139,17 @@ impl Fakes {
         self
     }
 
-    /// Adds a requirement besides the libraries: if it is an error, the scenarios do not run,
-    /// [`Fakes::can_run`] reports that, and they pass.
+    /// Sets a requirement besides the libraries, and replaces an earlier one. If `found` is an
+    /// error, the scenarios do not run: [`Fakes::can_run`] reports the error, and the tests pass.
     #[must_use]
     pub fn needs(mut self, found: Result<(), String>) -> Fakes {
         self.missing = found.err();
         self
     }
 
-    /// Returns whether the requirement is met. If not, writes `not run: `, the name of the scenario
-    /// and the reason to standard error, which no harness captures.
+    /// Returns whether the requirement is met. If the requirement is not met, writes `not run: `,
+    /// the name of the scenario and the reason to standard error, which the test harness does not
+    /// capture.
     #[must_use]
     pub fn can_run(&self, scenario: &str) -> bool {
         use std::io::Write as _;
@@ -157,34 +159,36 @@ impl Fakes {
         false
     }
 
-    /// Runs the body in a child with these libraries, and passes if the child does.
+    /// Runs the body in a child with these libraries, and returns if the child passes.
     ///
-    /// Call it directly in a test function, because the type of the body identifies the test. A
-    /// test can call it several times, in the same order in each run: each body has its own child.
+    /// Call `run` directly in a test function, because the type of the body identifies the test. A
+    /// test can call `run` several times; each body runs in its own child. The parent and the
+    /// children must make these calls in the same order.
     ///
     /// # Panics
-    /// If the child fails, does not reach the body, exceeds its time limit, or cannot be started;
-    /// its output is in the message.
+    /// If the child fails, does not reach the body, exceeds its time limit, or cannot be started.
+    /// The message contains the output of the child.
     pub fn run<F: FnOnce()>(&self, body: F) {
         let _ = self.run_scenario(1, &[], &scenario_of::<F>(), |_| body());
     }
 
     /// Like [`Fakes::run`], in `count` children at the same time, each of which gets its index.
     ///
-    /// The children share the directory [`Child::directory`] and their start time, and nothing
-    /// else.
+    /// The children start together. They share the directory [`Child::directory`] and nothing else.
     ///
     /// # Panics
-    /// If any child fails, exceeds its time limit, or cannot be started.
+    /// If any child fails, does not reach the body, exceeds its time limit, or cannot be started.
     pub fn run_many<F: FnOnce(Child)>(&self, count: usize, body: F) {
         let _ = self.run_scenario(count, &[], &scenario_of::<F>(), body);
     }
 
     /// Like [`Fakes::run_many`], where the children of `victims` may die. Returns the outputs in
-    /// the order of ranks; nothing in a child, or if the scenario does not run.
+    /// the order of ranks. The result is empty in a child, and if the requirement of
+    /// [`Fakes::needs`] is not met.
     ///
     /// # Panics
-    /// If another child fails, if any child exceeds its time limit, or if one cannot be started.
+    /// If another child fails, or if any child does not reach the body, exceeds its time limit, or
+    /// cannot be started.
     pub fn run_with_victims<F: FnOnce(Child)>(&self, count: usize, victims: &[usize], body: F) -> Vec<Output> {
         self.run_scenario(count, victims, &scenario_of::<F>(), body)
     }
@@ -195,8 +199,8 @@ impl Fakes {
         }
         let call = next_call(scenario);
         if let Some(me) = child().filter(|me| me.scenario == scenario) {
-            // A test may run several bodies, with other libraries or settings: this child was
-            // started for one of them.
+            // A test may run several bodies with different libraries or settings. This child was
+            // started for one of these bodies.
             if child::call() == Some(call) {
                 me.tell_of_its_body();
                 body(me);
@@ -218,7 +222,7 @@ impl Fakes {
     /// Starts this test binary again for one test, and returns its result.
     ///
     /// `scenario` is the test's full name, as the test harness prints it. In the child, [`child`]
-    /// returns a value.
+    /// returns `Some`.
     ///
     /// # Panics
     /// If the child cannot be started or a library cannot be built.
@@ -302,7 +306,8 @@ fn link(target: &Path, name: &Path) {
     std::os::unix::fs::symlink(target, name).unwrap_or_else(|error| panic!("cannot create the link {}: {error}", name.display()));
 }
 
-/// Returns the number of bodies that the test has reached in this process.
+/// Counts a body that the test has reached in this process, and returns the number of bodies so
+/// far.
 fn next_call(scenario: &str) -> usize {
     static CALLS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
     let mut calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -359,7 +364,7 @@ mod tests {
         };
         let error = std::panic::catch_unwind(run).err();
         if child().is_none() {
-            let error = error.expect("nothing was tested").downcast::<String>().expect("a message");
+            let error = error.expect("a test whose body no child reaches fails").downcast::<String>().expect("a message");
             assert!(error.contains("did not reach body 1"), "{error}");
         }
     }

@@ -1,13 +1,13 @@
 //! The arithmetic of reductions and atomics, for every type and operator of NVSHMEM.
 //!
-//! `collectives` chooses the contributions, in rank order. Invariant: each result is rounded to the
-//! type, so that every PE computes the same bits.
+//! `collectives` passes the contributions in rank order. Invariant: each intermediate result is
+//! rounded to the type, so that every PE computes the same bits.
 
 use core::ops::{BitAnd, BitOr, BitXor};
 
 use half::{bf16, f16};
 
-/// Combines elements: adds a PE's values to the total.
+/// A function that combines the elements of a PE with the elements of the total.
 pub(crate) type Combine = fn(&mut [u8], &[u8]);
 
 /// An element that can be added, multiplied and compared.
@@ -61,7 +61,8 @@ floats!(f16, bf16, f32, f64);
 fn each<T: Copy>(total: &mut [u8], next: &[u8], combine: impl Fn(T, T) -> T) {
     let size = size_of::<T>();
     for (left, right) in total.chunks_exact_mut(size).zip(next.chunks_exact(size)) {
-        // SAFETY: both have an element's bytes, of a type for which any bytes are a value.
+        // SAFETY: both slices have the bytes of one element, and any bytes are a valid value of its
+        // type.
         unsafe {
             let value = combine(left.as_ptr().cast::<T>().read_unaligned(), right.as_ptr().cast::<T>().read_unaligned());
             left.as_mut_ptr().cast::<T>().write_unaligned(value);

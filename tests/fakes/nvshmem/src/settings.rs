@@ -24,7 +24,7 @@ pub(crate) struct Settings {
     pub(crate) wait: Duration,
     /// Maximum delay of a non-blocking transfer.
     pub(crate) nbi_delay: Duration,
-    /// Delay of puts of the host over the network.
+    /// Maximum delay of puts of the host over the network.
     pub(crate) network_delay: Duration,
     pub(crate) heap_bytes: Option<u64>,
     pub(crate) share_gpu: bool,

@@ -7,7 +7,8 @@ use std::time::Duration;
 use common::*;
 use peerweave_fakes::{Fakes, Output, child};
 
-/// Runs the body of a test in children, all of which must end with this message.
+/// Runs the body of a test in children. All children must fail, and at least one must print this
+/// message.
 fn all_abort(fakes: &Fakes, count: usize, scenario: &str, complaint: &str) -> Vec<Output> {
     let outputs = fakes.spawn_children(count, scenario);
     assert!(outputs.iter().any(|output| output.stderr.contains(complaint)), "{complaint}: {}", outputs[0]);
@@ -123,7 +124,7 @@ aborts! {
         assert_eq!(nvshmemx_barrier_on_stream(1, stream), 0);
         nvshmem_team_split_strided(1, 0, 1, 1, std::ptr::null(), 0, &mut -1);
     };
-    missing_pe_number_ends_the_process: 1 "PE 1 does not exist in a job of 1 PEs", quick(), |me| {
+    put_to_a_missing_pe_ends_the_process: 1 "PE 1 does not exist in a job of 1 PEs", quick(), |me| {
         init(me);
         let memory = symmetric(&[0_i32; 4]);
         nvshmem_int32_put(memory, memory, 1, 1);
@@ -134,7 +135,7 @@ aborts! {
             nvshmem_barrier_all();
         } else {
             std::thread::sleep(Duration::from_secs(3));
-            panic!("the other ended");
+            panic!("PE 0 has ended at its time limit");
         }
     };
     initialisation_without_one_pe_ends_at_the_time_limit: 1 "for PE 1 to initialise NVSHMEM", quick(), |me| {
@@ -221,7 +222,7 @@ fn injected_faults_make_calls_fail() {
         assert_eq!(nvshmem_team_split_strided(0, 0, 1, 2, std::ptr::null(), 0, &mut team), 2);
         let source = plain(&[1_i32]);
         nvshmem_int32_put(memory, source, 1, me.rank as i32);
-        assert_eq!(read::<i32>(memory, 1), [0], "a call without a code does nothing");
+        assert_eq!(read::<i32>(memory, 1), [0], "a call that fails without a code has no effect");
         nvshmem_int32_put(memory, source, 1, me.rank as i32);
         assert_eq!(read::<i32>(memory, 1), [1]);
     });
@@ -290,7 +291,7 @@ fn two_pes_on_one_gpu_are_refused_unless_a_test_allows_it() {
     fakes().run_many(2, |me| {
         use_device(3);
         let id = shared_id(&me, "id");
-        assert_eq!((init_with(&me, &id, 2), nvshmemx_init_status()), (0, 1), "as NVSHMEM: the PEs have met, and that is all");
+        assert_eq!((init_with(&me, &id, 2), nvshmemx_init_status()), (0, 1), "as in NVSHMEM, only the bootstrap succeeds");
         assert_eq!((nvshmem_my_pe(), nvshmem_n_pes()), (me.rank as i32, 2));
     });
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SHARE_GPU", "1").run_many(2, |me| {
@@ -301,7 +302,7 @@ fn two_pes_on_one_gpu_are_refused_unless_a_test_allows_it() {
 }
 
 #[test]
-fn struct_layout_follows_its_version_word() {
+fn struct_layout_2_is_accepted_since_version_3_6_5() {
     fakes_of("3.4.5").run_many(1, |me| {
         let (mut major, mut minor, mut patch) = (0, 0, 0);
         nvshmemx_vendor_get_version_info(&mut major, &mut minor, &mut patch);
@@ -309,7 +310,7 @@ fn struct_layout_follows_its_version_word() {
         assert!(!has("nvshmemx_flush") && !has("nvshmemx_qp_create") && has("nvshmemx_buffer_register_symmetric"));
         use_device(0);
         let id = shared_id(&me, "id");
-        assert_eq!(init_with(&me, &id, 2), 1, "that layout came later");
+        assert_eq!(init_with(&me, &id, 2), 1, "NVSHMEM 3.4.5 lacks layout 2");
         assert_eq!(init_with(&me, &id, 1), 0);
     });
     fakes_of("3.6.5").run_many(1, |me| {
@@ -326,7 +327,7 @@ fn struct_layout_follows_its_version_word() {
         assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 1);
         wrong = UniqueId { version: id.version, internal: [1; 124] };
         attr.id = &wrong;
-        assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 1, "nobody made that id");
+        assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 1, "no nvshmemx_get_uniqueid returned this id");
     });
 }
 
@@ -338,7 +339,7 @@ fn job_starts_by_a_launcher_and_not_by_mpi() {
         let communicator = 1_usize;
         assert_eq!(nvshmemx_set_attr_mpi_comm_args(std::ptr::from_ref(&communicator).addr(), &mut attr), 0);
         assert_eq!(nvshmemx_hostlib_init_attr(2, &mut attr), 3);
-        assert_eq!(nvshmemx_hostlib_init_attr(0, &mut attr), 7, "nobody launched it");
+        assert_eq!(nvshmemx_hostlib_init_attr(0, &mut attr), 7, "no launcher started the process");
     });
     let place = std::env::temp_dir().join(format!("peerweave-fake-nvshmem-{}", std::process::id()));
     if child().is_none() {
@@ -350,7 +351,7 @@ fn job_starts_by_a_launcher_and_not_by_mpi() {
         assert_eq!((nvshmem_my_pe(), nvshmem_n_pes()), (0, 1));
     });
     if child().is_none() {
-        std::fs::remove_dir_all(&place).expect("it is there");
+        std::fs::remove_dir_all(&place).expect("the directory exists");
     }
 }
 
@@ -358,7 +359,7 @@ fn job_starts_by_a_launcher_and_not_by_mpi() {
 fn modules_regions_and_queue_pairs_are_counted() {
     fakes().run_many(1, |me| {
         init(&me);
-        assert_eq!(nvshmemx_cumodule_init(0x1000), 7, "the driver knows no such module");
+        assert_eq!(nvshmemx_cumodule_init(0x1000), 7, "the driver does not know the module");
         assert_eq!((nvshmemx_cumodule_finalize(0x1000), count("modules")), (1, 0));
         let (mut region, mut active) = (0, -1);
         assert_eq!(nvshmemx_region_start(&mut region, [0_u8; 64].as_ptr().cast()), 0);
@@ -367,7 +368,7 @@ fn modules_regions_and_queue_pairs_are_counted() {
         assert_eq!((nvshmemx_region_is_active(0, &mut active), active), (0, 0));
         let mut pairs = std::ptr::null_mut();
         assert_eq!(nvshmemx_qp_create(2, &mut pairs), 0);
-        // SAFETY: two were made.
+        // SAFETY: two queue pairs were created.
         assert_eq!(unsafe { std::slice::from_raw_parts(pairs, 2) }, [2, 3]);
     });
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").run_many(1, |me| {
@@ -390,7 +391,7 @@ fn calls_are_logged_with_their_arguments() {
         let text = std::fs::read_to_string(&log).expect("the log");
         assert!(text.contains("nvshmem_malloc(bytes=24) = 0x"), "{text}");
         assert!(text.contains("nvshmem_barrier(team=0) = 0\n") && text.contains("nvshmemx_hostlib_finalize() = ()"), "{text}");
-        std::fs::remove_file(&log).expect("it is there");
+        std::fs::remove_file(&log).expect("the log exists");
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 
 #[test]
-fn pes_synchronise_put_and_get() {
+fn puts_and_gets_are_visible_after_a_barrier() {
     fakes().run_many(3, |me| {
         let rank = me.rank as i32;
         assert_eq!(nvshmemx_init_status(), 0);
@@ -34,7 +34,7 @@ fn pes_synchronise_put_and_get() {
 }
 
 #[test]
-fn strided_single_and_wide_transfers_are_exact() {
+fn strided_scalar_and_wide_transfers_are_exact() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let other = 1 - me.rank as i32;
@@ -113,10 +113,10 @@ fn allocations_are_poisoned_zeroed_or_aligned() {
         assert_eq!((count("allocations"), count("allocated_bytes")), (3, 2100));
         nvshmem_free(fresh);
         assert_eq!(nvshmem_malloc(1000), fresh);
-        assert_eq!(nvshmem_malloc(9 << 20), 0, "the heap has eight");
+        assert_eq!(nvshmem_malloc(9 << 20), 0, "the heap has only 8 MiB");
         let rest = nvshmem_malloc(7 << 20);
         assert_ne!(rest, 0);
-        assert_eq!(nvshmem_malloc(1 << 20), 0, "less is left");
+        assert_eq!(nvshmem_malloc(1 << 20), 0, "the heap has less than 1 MiB free");
         nvshmem_free(rest);
         assert_ne!(nvshmem_malloc(1 << 20), 0);
         nvshmemx_hostlib_finalize();
@@ -134,7 +134,7 @@ fn pending_transfers_complete_at_quiet() {
         nvshmem_int32_put_nbi(memory, source, 1, other);
         assert_eq!(count("pending"), 1);
         nvshmem_sync_all();
-        assert_eq!(read::<i32>(memory, 1), [-1], "sync is arrival only");
+        assert_eq!(read::<i32>(memory, 1), [-1], "sync does not complete transfers");
         nvshmem_sync_all();
         nvshmem_quiet();
         nvshmem_sync_all();
@@ -160,7 +160,7 @@ fn pending_transfers_complete_at_quiet() {
 }
 
 #[test]
-fn streams_wait_for_words_of_every_type() {
+fn stream_wait_ends_when_the_words_satisfy_it() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let words = symmetric(&[0_i32; 4]);
@@ -192,8 +192,7 @@ fn stream_signal_wait_compares_cyclically() {
     fakes().run_many(1, |me| {
         let stream = init(&me);
         let word = symmetric(&[0_u64]);
-        // The comparison is cyclic, as in the device's streams: 0 counts as greater than
-        // `u64::MAX`.
+        // The comparison is cyclic, as in streams of the device: 0 is greater than `u64::MAX`.
         nvshmemx_signal_wait_until_on_stream(word, 5, u64::MAX, stream);
         finish(stream);
         write(word, &[3_u64]);
@@ -210,7 +209,7 @@ fn external_memory_can_be_registered_as_symmetric() {
         let rank = me.rank as i32;
         const BYTES: usize = 2 << 20;
         let (mut handle, mut memory) = (0, 0);
-        // kind pinned, shared by descriptor, location device
+        // Pinned memory, shared by a descriptor, located on a device.
         let prop = [1, 1, 1, rank, 0, 0, 0, 0];
         assert_eq!(cuMemCreate(&mut handle, BYTES, prop.as_ptr().cast(), 0), 0);
         assert_eq!(cuMemAddressReserve(&mut memory, BYTES, 0, 0, 0), 0);
@@ -221,13 +220,13 @@ fn external_memory_can_be_registered_as_symmetric() {
         let source = plain(&[rank + 7]);
         nvshmem_int32_put(symmetric + 4, source, 1, 1 - rank);
         nvshmem_barrier_all();
-        assert_eq!(read::<i32>(memory + 4, 1), [8 - rank], "the same memory by its first address");
+        assert_eq!(read::<i32>(memory + 4, 1), [8 - rank], "both addresses access the same memory");
         nvshmem_barrier_all();
         assert_eq!(count("symmetric_registrations"), 1);
         assert_eq!(nvshmemx_buffer_unregister_symmetric(symmetric, BYTES), 0);
         assert_eq!(nvshmemx_buffer_unregister_symmetric(symmetric, BYTES), 1);
         assert_eq!(nvshmemx_buffer_register(memory, BYTES), 0);
-        assert_eq!(nvshmemx_buffer_register(memory + 4096, 8), 1, "it overlaps");
+        assert_eq!(nvshmemx_buffer_register(memory + 4096, 8), 1, "the memory overlaps a registration");
         assert_eq!((nvshmemx_buffer_unregister(memory), nvshmemx_buffer_unregister(memory)), (0, 1));
     });
 }
@@ -264,7 +263,7 @@ fn second_job_can_start_after_the_first() {
         nvshmemx_hostlib_finalize();
         let id = shared_id(&me, "another");
         assert_eq!(init_with(&me, &id, 1), 0);
-        assert_eq!(init_with(&me, &id, 1), 0, "a second start is counted");
+        assert_eq!(init_with(&me, &id, 1), 0, "a second initialization is counted");
         nvshmemx_hostlib_finalize();
         let memory = symmetric(&[me.rank as i32]);
         assert_eq!(read::<i32>(memory, 1), [me.rank as i32]);

@@ -30,20 +30,20 @@ fn collectives_move_and_compute_in_stream_order() {
         assert_eq!(nvshmem_int32_sum_reduce(0, source, source, 6), 0);
         assert_eq!(read::<i32>(source, 6), [6, 30, 3, -3, 21, 24], "in place, from the host");
         assert_eq!(nvshmem_fcollectmem(0, target, source, 3), 0);
-        assert_eq!(nvshmemx_int32_broadcast_on_stream(0, target, source, 2, 3, stream), 1, "there is no such root");
+        assert_eq!(nvshmemx_int32_broadcast_on_stream(0, target, source, 2, 3, stream), 1, "the team has no rank 3 as root");
         nvshmem_barrier_all();
     });
 }
 
 #[test]
-fn undefined_reductions_are_refused() {
+fn xor_and_bfloat16_sum_reductions_are_exact() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let memory = symmetric(&[0xF0F0_F0F0_u32 >> me.rank; 4]);
         assert_eq!(nvshmemx_uint32_xor_reduce_on_stream(0, memory, memory, 4, stream), 0);
         finish(stream);
         assert_eq!(read::<u32>(memory, 4), [0xF0F0_F0F0 ^ (0xF0F0_F0F0 >> 1); 4]);
-        // 1.5 and 2.0 of bfloat16; 3.5
+        // The values are 1.5 and 2.0 as bfloat16, and their sum is 3.5.
         let halves = symmetric(&[[0x3FC0_u16, 0x4000][me.rank]; 3]);
         assert_eq!(nvshmemx_bfloat16_sum_reduce_on_stream(0, halves, halves, 3, stream), 0);
         finish(stream);
@@ -93,9 +93,9 @@ fn teams_are_split_queried_used_and_destroyed() {
         nvshmem_team_destroy(column);
         nvshmem_team_destroy(row);
         assert_eq!(count("teams"), 0);
-        assert_eq!(nvshmem_team_split_strided(0, 1, 2, 3, none, 0, &mut odd), 1, "that goes beyond");
+        assert_eq!(nvshmem_team_split_strided(0, 1, 2, 3, none, 0, &mut odd), 1, "the members go beyond the team");
         nvshmemx_hostlib_finalize();
-        assert_eq!(count("left_behind"), 2, "the memory");
+        assert_eq!(count("left_behind"), 2, "two allocations were not freed");
     });
 }
 
@@ -117,7 +117,7 @@ fn teams_are_created_by_an_id_without_a_parent() {
                 let mut config = TeamConfig::new();
                 config.id = read::<u64>(theirs, 1)[0];
                 let mut team = -1;
-                // The last PE is the first rank.
+                // PE 2 has rank 0 in the new team.
                 assert_eq!(nvshmemx_team_init(&mut team, &mut config, 2, 2, 1 - rank / 2), 0);
                 assert_eq!((nvshmem_team_my_pe(team), nvshmem_team_translate_pe(team, 0, 0)), (1 - rank / 2, 2));
                 assert_eq!(nvshmem_barrier(team), 0);
@@ -141,6 +141,6 @@ fn destroyed_teams_free_their_slots() {
         nvshmem_team_destroy(made[1].1);
         let (code, team) = split();
         assert_eq!(code, 0);
-        assert!(made.iter().all(|(_, other)| *other != team), "handles are not used twice");
+        assert!(made.iter().all(|(_, other)| *other != team), "a handle was reused");
     });
 }

@@ -11,11 +11,12 @@ pub(crate) type Result<T = ()> = core::result::Result<T, Code>;
 
 macro_rules! codes {
     ($($name:ident = $value:literal, $text:literal;)*) => {
-        #[allow(dead_code)] // The whole list of the driver is named by `cuGetErrorName`.
+        #[allow(dead_code)] // `cuGetErrorName` also names codes that the fake never returns.
         impl Code {
             $(pub(crate) const $name: Code = Code($value);)*
         }
-        /// Every code with its name and its text, for `cuGetErrorName` and `cuGetErrorString`.
+        /// Every code of the list with its name and its text, for `cuGetErrorName` and
+        /// `cuGetErrorString`.
         pub(crate) const CODES: &[(c_int, &core::ffi::CStr, &core::ffi::CStr)] = &[
             $(($value, cstr(concat!("CUDA_ERROR_", stringify!($name), "\0")), cstr(concat!($text, "\0"))),)*
         ];

@@ -1,11 +1,13 @@
-//! The pointers that a caller passes: one to which a function writes, one from which it reads.
+//! The pointers that a caller passes: pointers to which a function writes, and pointers from which
+//! a function reads.
 
 use super::codes::{Code, Result};
 
+/// A pointer to which a function of the driver writes.
 ///
 /// # Invariants
-/// Only a C caller creates it, and guarantees by the driver's interface that it is null or valid
-/// for one `T`.
+/// The pointer is null, or its C caller guarantees, by the driver's interface, that it is valid for
+/// one `T`.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -58,7 +60,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Returns an output that ignores what is set.
+    /// Returns a null output, for a value that the caller does not request.
     pub(crate) fn nowhere() -> Out<T> {
         Out(core::ptr::null_mut())
     }
@@ -77,8 +79,8 @@ impl<T> Out<T> {
 /// A pointer from which a function of the driver reads.
 ///
 /// # Invariants
-/// Only a C caller creates it, and guarantees by the driver's interface that it is null or valid
-/// for the elements it counts.
+/// The pointer is null, or its C caller guarantees, by the driver's interface, that it is valid for
+/// the stated number of elements.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 

@@ -61,8 +61,8 @@ fn find(name: &str, version: c_int) -> core::result::Result<&'static Symbol, c_i
 
 fn proc_address(name: &In<c_char>, function: &Out<usize>, version: c_int, flags: u64, status: &Out<c_int>) -> Result {
     function.required()?;
-    // LEGACY_STREAM and PER_THREAD_DEFAULT_STREAM; the functions for the latter are not
-    // implemented.
+    // The flags are LEGACY_STREAM and PER_THREAD_DEFAULT_STREAM. The per-thread variants of
+    // functions are not implemented.
     if flags & !3 != 0 {
         return Err(Code::INVALID_VALUE);
     }

@@ -1,5 +1,5 @@
-//! The exported functions. Each checks its arguments in the order of the driver, so that a call
-//! with several errors returns the same code.
+//! The exported functions. Each function checks its arguments in the order in which the driver
+//! checks them, so that a call with several errors returns the driver's code.
 
 mod devices;
 mod lookup;

@@ -11,7 +11,7 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a function of the caller that must not call the driver: calls from it get
+/// Runs a host function of the program. Calls of the driver inside that function return
 /// `CUDA_ERROR_NOT_PERMITTED`.
 pub(crate) fn as_host_function<T>(run: impl FnOnce() -> T) -> T {
     let before = IN_HOST_FUNCTION.replace(true);

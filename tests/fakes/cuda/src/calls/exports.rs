@@ -5,7 +5,7 @@ use core::ffi::c_int;
 /// An exported function of the driver.
 pub(crate) struct Symbol {
     pub(crate) name: &'static str,
-    /// The version of the driver that introduced it.
+    /// The version of the driver that introduced the function.
     pub(crate) since: c_int,
     pub(crate) address: fn() -> *const (),
 }

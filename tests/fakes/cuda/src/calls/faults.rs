@@ -22,7 +22,7 @@ pub(super) enum Fate {
 /// One injected fault: the call of the function, and its outcome.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Order {
-    /// The number of the call, from 1; `None` is every call.
+    /// The number of the call, from 1; `None` means every call.
     nth: Option<u64>,
     fate: Fate,
 }
@@ -76,7 +76,7 @@ fn orders() -> &'static Mutex<Orders> {
     })
 }
 
-/// Returns the fault injected into this call.
+/// Counts a call of the function, and returns the fault that is injected into the call.
 pub(super) fn ordered(name: &str) -> Option<Fate> {
     let orders = orders();
     if !ORDERED.load(Ordering::Acquire) {
@@ -85,7 +85,7 @@ pub(super) fn ordered(name: &str) -> Option<Fate> {
     lock(orders).next(name)
 }
 
-/// Fake only: replaces the injected faults by those of the text, and counts calls from now.
+/// Fake only: replaces the injected faults by those of the text, and counts calls from 1 again.
 ///
 /// Returns 0, or `CUDA_ERROR_INVALID_VALUE` if the text is not `function:nth=code,...`.
 #[unsafe(no_mangle)]

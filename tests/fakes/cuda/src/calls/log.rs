@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use super::settings::{setting, variable};
 
-/// Appends a line with the number of the process, if a log is wanted.
+/// Appends a line that begins with the process ID, if `PEERWEAVE_FAKE_CUDA_LOG` is set.
 pub(super) fn log(line: &str) {
     static LOG: OnceLock<Option<File>> = OnceLock::new();
     let file = LOG.get_or_init(|| {

@@ -1,7 +1,8 @@
 //! Reads the settings, which are environment variables.
 
-/// The variables. `PEERWEAVE_FAKE_CUDA_FAIL` and `_LOG` are read once at the first call, the others
-/// at `cuInit`.
+/// The names of the variables. `PEERWEAVE_FAKE_CUDA_FAIL` and `_LOG` are read once, at the first
+/// call. The devices, their memory and their peers are read at `cuInit`, and all others at each
+/// use.
 pub(crate) mod variable {
     pub(crate) const DEVICES: &str = "PEERWEAVE_FAKE_CUDA_DEVICES";
     pub(crate) const MEMORY_BYTES: &str = "PEERWEAVE_FAKE_CUDA_MEMORY_BYTES";
@@ -30,10 +31,10 @@ pub(crate) fn switch(name: &str) -> bool {
     setting(name).is_some_and(|value| value != "0")
 }
 
-/// Parses a decimal number.
+/// Parses a decimal number; returns `None` if the variable is not set.
 ///
 /// # Panics
-/// If the variable is not a number: a test with a misspelled setting must not pass by accident.
+/// If the value is not a number: a test with a misspelled setting must not pass by accident.
 pub(crate) fn number(name: &str) -> Option<u64> {
     setting(name).map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value:?}: expected a number")))
 }

@@ -66,7 +66,7 @@ impl Context {
         changed();
     }
 
-    /// Makes every later call that uses the context fail, and removes its handle.
+    /// Makes every later call that uses the context fail, and removes the context's handle.
     pub(crate) fn mark_destroyed(&self) {
         self.destroyed.store(true, Ordering::Release);
         changed();

@@ -12,7 +12,8 @@ thread_local! {
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns the handle of the calling thread's current context in any state; 0 means none.
+/// Returns the handle of the calling thread's current context, even if the context has failed; 0
+/// means none.
 pub(crate) fn current_handle() -> usize {
     CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0))
 }
@@ -29,7 +30,7 @@ pub(crate) fn current() -> Result<Arc<Context>> {
     Ok(context)
 }
 
-/// Returns a context by its handle; null means the current one.
+/// Returns a context by its handle; null means the current context.
 pub(crate) fn by_handle(handle: CuContext) -> Result<Arc<Context>> {
     if handle.0 == 0 {
         return current();
@@ -38,7 +39,7 @@ pub(crate) fn by_handle(handle: CuContext) -> Result<Arc<Context>> {
     CONTEXTS.find(handle.0)
 }
 
-/// Makes a context current; the previous one stays below it on the stack.
+/// Makes a context current; the previous current context stays below it on the stack.
 pub(crate) fn push(handle: usize) {
     CURRENT.with_borrow_mut(|stack| stack.push(handle));
 }

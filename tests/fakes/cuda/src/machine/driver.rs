@@ -1,5 +1,5 @@
-//! What `cuInit` finds: the visible devices, and the access between them. Invariant: the first
-//! successful `cuInit` creates the state, and it is never destroyed.
+//! The state that `cuInit` creates: the visible devices, and the access between them. Invariant:
+//! the first successful `cuInit` creates the state, and nothing destroys it.
 
 use std::sync::OnceLock;
 
@@ -16,7 +16,7 @@ pub(crate) struct Driver {
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
-/// Creates the state at the first call.
+/// Creates the state at the first call; fails if no device is visible.
 pub(crate) fn init() -> Result<&'static Driver> {
     let slots = visible_slots();
     if slots.is_empty() {
@@ -29,7 +29,7 @@ pub(crate) fn init() -> Result<&'static Driver> {
     }))
 }
 
-/// Returns the state, for all functions that require `cuInit`.
+/// Returns the state; fails if `cuInit` was not called.
 pub(crate) fn driver() -> Result<&'static Driver> {
     DRIVER.get().ok_or(Code::NOT_INITIALIZED)
 }
@@ -62,8 +62,8 @@ impl Driver {
     }
 }
 
-/// Returns the devices of the machine that this process sees, in order: all, or those of
-/// `CUDA_VISIBLE_DEVICES` up to the first invalid one.
+/// Returns the devices of the machine that this process sees, in order: all devices, or those of
+/// `CUDA_VISIBLE_DEVICES` up to the first invalid number.
 fn visible_slots() -> Vec<usize> {
     let count = settings::number(variable::DEVICES).unwrap_or(8) as usize;
     match std::env::var("CUDA_VISIBLE_DEVICES") {

@@ -1,4 +1,4 @@
-//! The version of the driver and the features of the devices, as the settings give them.
+//! The version of the driver and the features of the devices, according to the settings.
 
 use core::ffi::c_int;
 
@@ -16,7 +16,7 @@ pub(crate) fn capability() -> (c_int, c_int) {
     numbers.unwrap_or_else(|| panic!("{}={text:?}: expected major.minor", variable::CAPABILITY))
 }
 
-/// Returns whether the devices have memory pools, and with them stream-ordered allocation.
+/// Returns whether the devices have memory pools and, therefore, stream-ordered allocation.
 pub(crate) fn has_pools() -> bool {
     !settings::switch(variable::NO_POOLS) && version() >= 11020
 }

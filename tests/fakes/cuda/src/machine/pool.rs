@@ -8,7 +8,7 @@ use crate::abi::Code;
 use crate::sync::lock;
 use crate::table::Table;
 
-/// All pools, from the first `cuInit` on.
+/// All pools. The first `cuInit` creates the default pools.
 pub(crate) static POOLS: Table<Pool> = Table::new(0x57, Code::INVALID_VALUE);
 
 /// One pool.
@@ -23,7 +23,8 @@ pub(crate) struct State {
     pub(crate) used_bytes: u64,
     pub(crate) used_high_bytes: u64,
     pub(crate) release_threshold_bytes: u64,
-    /// Settings for the reuse of memory: by events, by opportunity, by internal dependencies.
+    /// The attributes for the reuse of memory: event dependencies, opportunistic, internal
+    /// dependencies.
     pub(crate) reuse: [c_int; 3],
 }
 

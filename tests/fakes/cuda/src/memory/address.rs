@@ -56,21 +56,21 @@ pub(crate) struct HostRange {
 /// A part of a reservation that has memory mapped.
 pub(crate) struct MappedRange {
     pub(crate) allocation: Arc<Allocation>,
-    /// The handle by which it was mapped; the handle may have been released.
+    /// The handle by which the memory was mapped; the handle may have been released.
     pub(crate) handle: usize,
     pub(crate) offset: u64,
     /// Rights by device: 1 is read, 3 is read and write.
     pub(crate) access: BTreeMap<usize, u32>,
 }
 
-/// Required kind of an address.
+/// Kind of access that an operation needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Need {
     Read,
     Write,
 }
 
-/// Accessor and purpose of an access.
+/// An access to memory: the device that accesses, and the kind of the access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
     pub(crate) device: usize,
@@ -82,7 +82,7 @@ pub(crate) struct Access {
     pub(crate) queued: bool,
 }
 
-/// Location of bytes.
+/// Kind of memory in which bytes are located.
 pub(crate) enum Place {
     /// Ordinary memory, and the slot of the device that owns it.
     Plain { owner: Option<usize> },
@@ -97,10 +97,11 @@ pub(crate) struct AddressMap {
     pub(crate) reservations: BTreeMap<u64, u64>,
 }
 
-/// Running copies hold it for reading; functions that free memory hold it for writing.
+/// The map of this process. Running copies lock it for reading; functions that free memory lock it
+/// for writing.
 static MAP: RwLock<AddressMap> = RwLock::new(AddressMap { ranges: BTreeMap::new(), reservations: BTreeMap::new() });
 
-/// Locks the map, so that no memory is freed.
+/// Locks the map for reading, so that no memory is freed.
 pub(crate) fn read() -> RwLockReadGuard<'static, AddressMap> {
     MAP.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -152,7 +153,7 @@ impl AddressMap {
         (at == base + size).then_some(found)
     }
 
-    /// Returns the memory at an address after it has checked that the access is allowed.
+    /// Checks that an access is allowed, and returns the kind of memory at its address.
     pub(crate) fn place(&self, driver: &Driver, address: u64, bytes: u64, access: Access) -> Result<Place> {
         let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
         let Some(range) = self.find(address) else {

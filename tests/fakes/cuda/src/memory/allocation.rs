@@ -1,5 +1,5 @@
-//! Handles of memory and of multicast objects: what `cuMemCreate`, `cuMulticastCreate` and an
-//! import return. Invariant: a mapping keeps the allocation after its handle is released.
+//! Handles of memory and of multicast objects, which `cuMemCreate`, `cuMulticastCreate` and imports
+//! return. Invariant: a mapping keeps the allocation after its handle is released.
 
 use core::ffi::c_int;
 use std::os::fd::OwnedFd;
@@ -41,7 +41,8 @@ impl Allocation {
         Allocation { physical: Arc::new(physical), team, handles: Mutex::new(1) }
     }
 
-    /// Reads the header of another process's file and returns its allocation.
+    /// Returns the allocation in an exported file. The label of the file contains the properties of
+    /// the allocation.
     pub(crate) fn adopt(file: OwnedFd) -> Result<Allocation> {
         let label = files::label(&file).ok_or(Code::INVALID_VALUE)?;
         let mut words = label.split(':');

@@ -11,8 +11,8 @@ use crate::sync::lock;
 /// Number of words of a binding in the table.
 pub(super) const BINDING_WORDS: usize = 9;
 
-/// Memory of this process that is bound, with the number of its object; it stays allocated after
-/// its handle is released.
+/// Bound memory of this process, with the number of the multicast object. The memory stays
+/// allocated after its handle is released.
 static BOUND: Mutex<Vec<(u64, Binding, Arc<Physical>)>> = Mutex::new(Vec::new());
 
 /// One binding in the table.

@@ -1,5 +1,6 @@
-//! The file that holds the memory, or the multicast object, behind a handle. Invariant: the charge
-//! of a device for memory is refunded when the last handle, mapping and binding are gone.
+//! The file that holds the memory, or the multicast object, behind a handle. Invariant: the bytes
+//! charged to a device are refunded when the last handle, mapping and binding of the memory are
+//! released.
 
 use std::os::fd::OwnedFd;
 
@@ -23,7 +24,7 @@ pub(crate) struct Physical {
 }
 
 impl Physical {
-    /// Returns what an existing file holds.
+    /// Returns the memory, or the multicast object, in an existing file.
     pub(crate) fn of_file(file: OwnedFd, size: u64, slot: usize, handle_types: i32, number: u64) -> Physical {
         Physical::new(file, size, slot, handle_types, number, false)
     }

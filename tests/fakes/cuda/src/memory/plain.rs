@@ -61,7 +61,7 @@ pub(crate) fn remove(driver: &Driver, map: &mut AddressMap, base: u64) {
 pub(crate) fn finish_free(base: u64, id: u64) -> Result {
     let driver = driver()?;
     let mut map = change();
-    // The end of a context has already freed its memory.
+    // If the context was destroyed meanwhile, its memory is already free.
     if map.ranges.get(&base).is_some_and(|range| range.id == id) {
         remove(driver, &mut map, base);
     }
@@ -83,7 +83,7 @@ pub(crate) fn free_all_of_context(context: usize) {
     }
 }
 
-/// Memory that belongs to a graph and the graphs made of it.
+/// Memory that belongs to a graph, and to the clones and instances of that graph.
 pub(crate) struct GraphMemory {
     pub(crate) base: u64,
     pub(crate) id: u64,

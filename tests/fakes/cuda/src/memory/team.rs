@@ -30,12 +30,12 @@ const BINDINGS: usize = 800;
 /// The part of a multicast object that all processes share.
 pub(crate) struct Team {
     table: u64,
-    /// A separate descriptor, so that its lock belongs to this object.
+    /// A separate descriptor, so that its file lock belongs to this `Team` alone.
     own: OwnedFd,
     number: u64,
 }
 
-/// The objects that this process has open, once for each open.
+/// The numbers of the multicast objects that this process has open, with one entry for each open.
 static OPEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 /// The table while its lock is held.
@@ -56,7 +56,7 @@ impl Locked<'_> {
     }
 
     fn set(&self, index: usize, value: u64) {
-        // SAFETY: as above, and the lock is ours.
+        // SAFETY: as above, and this value holds the lock.
         unsafe { (self.0.table as *mut u64).add(index).write_volatile(value) }
     }
 
@@ -83,7 +83,7 @@ impl Locked<'_> {
 }
 
 impl Team {
-    /// Creates the file of an object, and its team.
+    /// Creates the file of a multicast object, and the object's team.
     pub(super) fn create(label: &str, number: u64, devices: u32) -> Result<(OwnedFd, Team)> {
         let file = files::memory_file(label, TABLE_BYTES)?;
         let team = Team::open(&file, number)?;
@@ -91,7 +91,7 @@ impl Team {
         Ok((file, team))
     }
 
-    /// Opens the team in an object's file, which may be of another process.
+    /// Opens the team in the file of a multicast object, which another process may have created.
     pub(super) fn open(file: &OwnedFd, number: u64) -> Result<Team> {
         let own = files::reopen(file)?;
         let table = mapping::map(None, TABLE_BYTES, libc::PROT_READ | libc::PROT_WRITE, Some((&own, 0)))?;

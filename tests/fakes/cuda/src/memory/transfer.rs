@@ -24,8 +24,8 @@ pub(crate) struct Copy {
     pub(crate) rows: u64,
     pub(crate) to_pitch: u64,
     pub(crate) from_pitch: u64,
-    /// The devices that write and read: for a peer copy, the devices of its two contexts; otherwise
-    /// the stream's device.
+    /// The devices that write and read: the devices of the two contexts for a peer copy. `None`
+    /// means the stream's device.
     pub(crate) writer: Option<usize>,
     pub(crate) reader: Option<usize>,
 }
@@ -50,12 +50,12 @@ pub(crate) fn check(device: usize, address: u64, bytes: u64, need: Need, pageabl
     read().place(driver, address, bytes, Access { device, need, pageable, queued: false }).map(|_| ())
 }
 
-/// Returns whether the driver does not know the address: pageable host memory.
+/// Returns whether an address is pageable host memory, which the driver does not know.
 pub(crate) fn is_pageable(address: u64) -> bool {
     driver().is_ok() && read().find(address).is_none()
 }
 
-/// Looks up bytes again when the work runs; freed memory is an illegal address.
+/// Looks up bytes again when the work runs. An access to freed memory returns `ILLEGAL_ADDRESS`.
 fn place(driver: &Driver, map: &AddressMap, device: usize, address: u64, bytes: u64, need: Need) -> Result<Place> {
     map.place(driver, address, bytes, Access { device, need, pageable: true, queued: true }).map_err(|_| Code::ILLEGAL_ADDRESS)
 }
@@ -67,8 +67,8 @@ fn write(driver: &Driver, map: &AddressMap, device: usize, address: u64, from: *
             if owner.is_some_and(|owner| driver.loses_writes(driver.slot(device), owner)) {
                 return Ok(());
             }
-            // SAFETY: `place` found the destination live, `from` was found so by the caller, and
-            // the map is held meanwhile.
+            // SAFETY: `place` found the destination live, the caller found the source live, and the
+            // map stays locked during the copy.
             unsafe { core::ptr::copy(from, address as *mut u8, bytes as usize) };
             Ok(())
         }
@@ -93,7 +93,7 @@ pub(crate) fn load(device: usize, address: u64, bytes: u64) -> Result<u64> {
     let driver = driver()?;
     let map = read();
     place(driver, &map, device, address, bytes, Need::Read)?;
-    // SAFETY: the word is live while the map is held, and its address is a multiple of its size
+    // SAFETY: the word is live while the map is locked, and its address is a multiple of its size
     // (checked when it was queued).
     Ok(unsafe {
         if bytes == 4 {
@@ -129,7 +129,8 @@ impl Copy {
                     from as *const u8
                 }
             };
-            // The reading device writes a peer copy, so a broken pair loses the data.
+            // In a peer copy, the reading device performs the writes, so a broken pair loses the
+            // data.
             if reader != writer
                 && driver.loses_writes(driver.slot(reader), driver.slot(writer))
                 && matches!(place(driver, &map, writer, to, self.row_bytes, Need::Write)?, Place::Plain { .. })
@@ -152,7 +153,7 @@ impl Fill {
         let map = read();
         let pattern = self.pattern.to_ne_bytes();
         let row_bytes = self.elements * self.element_bytes;
-        // A part of a row at a time: the whole may be gigabytes.
+        // Writes a part of a row at a time, because a row may be gigabytes long.
         let part_bytes = row_bytes.min(1 << 20);
         let part: Vec<u8> = pattern[..self.element_bytes as usize].iter().copied().cycle().take(part_bytes as usize).collect();
         for row in 0..self.rows {

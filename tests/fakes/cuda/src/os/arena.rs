@@ -1,7 +1,7 @@
 //! Manages the addresses of a device's plain allocations: one shared mapping that is divided into
-//! pieces. Pieces begin and end at page borders, so that the MMU of the host protects them.
-//! Invariant: bytes outside every live piece can be neither read nor written, and such bytes follow
-//! each piece.
+//! pieces. Pieces begin and end at page boundaries, so that the MMU of the host protects them.
+//! Invariant: bytes outside every live piece can be neither read nor written, and each piece is
+//! followed by such bytes.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -27,8 +27,8 @@ struct Mapping {
 
 impl Arena {
     pub(crate) fn new(ordinal: usize, budget_bytes: u64) -> Arena {
-        // There are four times as many addresses as the budget has bytes, so that fragmentation
-        // makes no allocation within the budget fail.
+        // The arena has four times as many addresses as the budget has bytes, so that fragmentation
+        // does not make allocations within the budget fail.
         let length_bytes = (budget_bytes.max(1 << 20) * 4).next_multiple_of(PAGE_BYTES);
         Arena { ordinal, length_bytes, mapping: None, free: BTreeMap::from([(0, length_bytes)]) }
     }
@@ -88,8 +88,8 @@ impl Arena {
         self.free.insert(start, length);
     }
 
-    /// Returns where another process finds the piece: the descriptor's number in this process, and
-    /// the offset in the file.
+    /// Returns the location by which another process can open the piece: the number of the
+    /// descriptor in this process, and the offset in the file.
     pub(crate) fn locate(&self, address: u64) -> Option<(i32, u64)> {
         self.mapping.as_ref().map(|mapping| (mapping.file.as_raw_fd(), address - mapping.base))
     }
@@ -117,7 +117,7 @@ mod tests {
                 for (other, length) in &live {
                     assert!(address + bytes < *other || other + length < address, "step {step}: two pieces are adjacent");
                 }
-                // SAFETY: the piece that was just taken, of which this is the first word.
+                // SAFETY: the address is the first word of the piece that was just allocated.
                 unsafe { (address as *mut u64).write(step) };
                 live.push((address, bytes));
             } else {

@@ -17,9 +17,9 @@ pub(crate) fn memory_file(label: &str, length_bytes: u64) -> Result<OwnedFd> {
     if fd < 0 {
         return Err(Code::OPERATING_SYSTEM);
     }
-    // SAFETY: the kernel has just given this descriptor to nobody else.
+    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: an open descriptor and a length.
+    // SAFETY: the descriptor is open; the call accesses no memory of this process.
     if unsafe { libc::ftruncate(file.as_raw_fd(), length_bytes as libc::off_t) } != 0 {
         return Err(Code::OPERATING_SYSTEM);
     }
@@ -39,7 +39,7 @@ pub(crate) fn has_number(file: &OwnedFd, number: u64) -> bool {
     label(file).is_some_and(|label| label.rsplit(':').next() == Some(number.to_string().as_str()))
 }
 
-/// Opens a file of a process, which may be another one; `None` if the process or the file no longer
+/// Opens a file that this or another process has open; `None` if the process or the file no longer
 /// exists.
 pub(super) fn open_of_process(pid: u32, fd: i32) -> Option<OwnedFd> {
     let file: File = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/fd/{fd}")).ok()?;
@@ -62,20 +62,20 @@ pub(crate) fn duplicate(file: &OwnedFd) -> Result<OwnedFd> {
     file.as_fd().try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)
 }
 
-/// Duplicates a descriptor of the caller, which keeps its own.
+/// Duplicates a descriptor of the caller. The caller keeps its own descriptor.
 pub(crate) fn duplicate_of_caller(fd: i32) -> Result<OwnedFd> {
-    // SAFETY: a number; duplicating one that is no descriptor fails.
+    // SAFETY: the call accesses no memory; duplicating a number that is not a descriptor fails.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
     if copy < 0 {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: the kernel has just given this descriptor to nobody else.
+    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 /// Frees the pages of a file; its length stays the same.
 pub(crate) fn discard(file: &OwnedFd, offset: u64, length_bytes: u64) {
-    // SAFETY: an open descriptor and a range.
+    // SAFETY: the descriptor is open; the call accesses no memory of this process.
     unsafe {
         libc::fallocate(
             file.as_raw_fd(),

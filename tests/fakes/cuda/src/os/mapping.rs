@@ -13,8 +13,8 @@ pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Content of memory that was never written.
 const POISON: u8 = 0xC3;
 
-/// Maps a file, or only reserves addresses, at `at` (replacing the present mapping) or at an
-/// address chosen by the kernel.
+/// Maps a file, or only reserves addresses if `file` is `None`. The address is `at`, where the
+/// mapping replaces an existing one, or else is chosen by the kernel.
 pub(crate) fn map(at: Option<u64>, length_bytes: u64, protection: i32, file: Option<(&OwnedFd, u64)>) -> Result<u64> {
     let mut flags = libc::MAP_NORESERVE;
     let (fd, offset) = match file {
@@ -30,20 +30,20 @@ pub(crate) fn map(at: Option<u64>, length_bytes: u64, protection: i32, file: Opt
     if at.is_some() {
         flags |= libc::MAP_FIXED;
     }
-    // SAFETY: without `at` the kernel chooses free addresses; with it they are of a reservation of
-    // this library (module invariant).
+    // SAFETY: without `at` the kernel chooses free addresses; with `at`, the addresses belong to a
+    // reservation of this library (module invariant).
     let address = unsafe {
         libc::mmap(at.unwrap_or(0) as *mut c_void, length_bytes as usize, protection, flags, fd, offset as libc::off_t)
     };
     if address == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(address as u64) }
 }
 
-/// Reserves addresses at the wished address, or elsewhere if that is taken or not aligned.
+/// Reserves addresses at `wish`, or at another address if `wish` is 0, in use or not aligned.
 pub(crate) fn reserve(size: u64, alignment: u64, wish: u64) -> Result<u64> {
     let whole = size.checked_add(alignment).ok_or(Code::OUT_OF_MEMORY)?;
     if wish != 0 && wish.is_multiple_of(alignment) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: with NOREPLACE the kernel gives these addresses only if nobody has them.
+        // SAFETY: with NOREPLACE the kernel maps these addresses only if they are free.
         let got = unsafe { libc::mmap(wish as *mut c_void, size as usize, libc::PROT_NONE, flags, -1, 0) };
         if got as u64 == wish {
             return Ok(wish);
@@ -65,14 +65,14 @@ pub(crate) fn reserve(size: u64, alignment: u64, wish: u64) -> Result<u64> {
 
 /// Changes the permitted access to mapped bytes.
 pub(crate) fn protect(address: u64, length_bytes: u64, protection: i32) -> Result {
-    // SAFETY: the bytes are of a mapping of this library (module invariant).
+    // SAFETY: the bytes belong to a mapping of this library (module invariant).
     let failed = unsafe { libc::mprotect(address as *mut c_void, length_bytes as usize, protection) } != 0;
     if failed { Err(Code::OPERATING_SYSTEM) } else { Ok(()) }
 }
 
 /// Unmaps addresses.
 pub(crate) fn unmap(address: u64, length_bytes: u64) {
-    // SAFETY: the bytes are of a mapping of this library, whose record the caller removed before.
+    // SAFETY: the bytes belong to a mapping of this library, and the caller has removed its record.
     unsafe { libc::munmap(address as *mut c_void, length_bytes as usize) };
 }
 
@@ -84,7 +84,8 @@ pub(crate) fn poison(address: u64, length_bytes: u64) {
     const WHOLE: u64 = 16 << 20;
     const END: u64 = 1 << 20;
     let fill = |offset: u64, bytes: u64| {
-        // SAFETY: a part of bytes that were just mapped for writing and that nobody else knows yet.
+        // SAFETY: the bytes are part of a new writable mapping, whose address no other code knows
+        // yet.
         unsafe { core::ptr::write_bytes((address + offset) as *mut u8, POISON, bytes as usize) }
     };
     if length_bytes <= WHOLE {

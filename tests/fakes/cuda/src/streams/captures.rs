@@ -44,13 +44,13 @@ pub(super) struct Capture {
 #[derive(Default)]
 pub(super) struct Position {
     pub(super) nodes: Vec<usize>,
-    /// Nodes last returned to a caller; they stay allocated as long as the caller may read them.
+    /// Nodes last returned to a caller. The list stays allocated as long as the caller may read it.
     pub(super) shown: Vec<CuGraphNode>,
 }
 
 static CAPTURES: Mutex<Captures> = Mutex::new(Captures { next: 0, active: BTreeMap::new(), of_stream: BTreeMap::new() });
 
-/// Number of captures; if it is 0, the lock is not acquired.
+/// Number of active captures. If the number is 0, the lock is not acquired.
 pub(super) static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
 impl Captures {

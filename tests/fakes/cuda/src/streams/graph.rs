@@ -26,18 +26,18 @@ pub(crate) fn find(graph: CuGraph) -> Result<Arc<Mutex<Graph>>> {
     GRAPHS.find(graph.0)
 }
 
-/// Returns the handle of a node: the number of the graph and that of the node.
+/// Returns the handle of a node, which combines the handle of the graph and the index of the node.
 pub(crate) fn node_handle(graph: usize, index: usize) -> CuGraphNode {
     CuGraphNode((graph << 16) | (index + 1))
 }
 
-/// Returns the parts of a node's handle: the number of its graph, and its index, which no graph has
-/// if the handle is not valid.
+/// Returns the parts of a node's handle: the handle of its graph, and the index of the node. If the
+/// handle is invalid, no graph has a node with that index.
 pub(crate) fn parts(node: CuGraphNode) -> (usize, usize) {
     (node.0 >> 16, (node.0 & 0xffff).wrapping_sub(1))
 }
 
-/// Finds the graph and the index of a node.
+/// Returns the graph and the index of a node, given the node's handle.
 pub(crate) fn find_node(node: CuGraphNode) -> Result<(Arc<Mutex<Graph>>, usize)> {
     let (graph, index) = parts(node);
     let graph = find(CuGraph(graph))?;

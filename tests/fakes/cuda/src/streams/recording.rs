@@ -15,8 +15,8 @@ use crate::abi::{Code, CuGraph, CuGraphNode, CuStream, In, Out, Result};
 use crate::sync::lock;
 use crate::work::piece::{Node, Work};
 
-/// Adds the work as a node if the stream is captured; returns `None` if it is not and the work must
-/// run.
+/// Adds the work as a node if the stream is captured. Returns `None` if the stream is not captured,
+/// so that the work must run.
 pub(crate) fn add(stream: &Arc<Stream>, work: &Work) -> Option<Result<usize>> {
     if !any() {
         return None;
@@ -38,7 +38,8 @@ pub(crate) fn add(stream: &Arc<Stream>, work: &Work) -> Option<Result<usize>> {
     })
 }
 
-/// Adds the stream to the capture in which it waits for a recorded event.
+/// Adds the stream to a capture, because the stream waits for an event that was recorded in that
+/// capture.
 pub(crate) fn join(stream: &Arc<Stream>, capture: u64, nodes: &[usize]) -> Result {
     with(|captures| {
         let other = captures.of(stream).map(|(id, _)| id).filter(|id| *id != capture);
@@ -136,7 +137,7 @@ pub(crate) fn end(stream: CuStream, out: &Out<CuGraph>) -> Result {
     out.set(CuGraph(capture.graph))
 }
 
-/// Returns whether a stream is captured, its capture and the nodes on which its next node depends.
+/// Writes whether a stream is captured, its capture, and the nodes on which its next node depends.
 pub(crate) fn info(
     stream: CuStream,
     status: &Out<c_int>,

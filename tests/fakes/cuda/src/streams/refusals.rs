@@ -1,4 +1,4 @@
-//! Refuses calls that are not allowed during captures, and invalidates the captures.
+//! Refuses calls that are not allowed during captures, and invalidates the affected captures.
 
 use core::cell::Cell;
 use core::ffi::c_int;
@@ -15,7 +15,7 @@ thread_local! {
     static THREAD_MODE: Cell<c_int> = const { Cell::new(GLOBAL) };
 }
 
-/// Sets the mode of the calling thread, and returns the previous one.
+/// Sets the capture mode of the calling thread, and returns the previous mode.
 pub(crate) fn exchange_thread_mode(mode: c_int) -> Result<c_int> {
     check_mode(mode)?;
     Ok(THREAD_MODE.replace(mode))
@@ -97,7 +97,8 @@ pub(crate) fn forbid_unsafe() -> Result {
     })
 }
 
-/// Returns the context for a call that has no stream argument and is not allowed during a capture.
+/// Returns the current context, for a call that has no stream argument and is unsafe during
+/// captures.
 pub(crate) fn outside_capture() -> Result<Arc<Context>> {
     forbid_unsafe()?;
     current()

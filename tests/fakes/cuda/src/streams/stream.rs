@@ -1,5 +1,5 @@
-//! Streams: queues of work, each with a thread that runs it in order. Invariant: `completed <=
-//! submitted`, and the n-th submission is complete exactly when `completed >= n`.
+//! Streams: queues of work, each with a thread that runs it in order. Invariant:
+//! `completed <= submitted`, and the n-th submission is complete exactly when `completed >= n`.
 
 use core::ffi::c_int;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -27,7 +27,7 @@ pub(crate) const GREATEST_PRIORITY: c_int = -5;
 /// Role of a stream in the implicit order of the legacy stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The context's stream 0: ordered after and before all work of blocking streams.
+    /// The context's stream 0: its work is ordered before and after all work of blocking streams.
     Legacy,
     Blocking,
     NonBlocking,
@@ -37,7 +37,7 @@ pub(crate) enum Kind {
 #[derive(Default)]
 pub(crate) struct ContextStreams {
     streams: Mutex<Vec<Weak<Stream>>>,
-    /// Held from the time when a submission reads the state of other streams until it is queued.
+    /// Locked while a submission reads the state of other streams, until the submission is queued.
     submission: Mutex<()>,
     /// Handles of the legacy stream (`None`) and of each thread's default stream.
     implicit: Mutex<HashMap<Option<ThreadId>, usize>>,
@@ -80,7 +80,7 @@ pub(crate) enum Run {
     Always(Box<dyn FnOnce(c_int) + Send>),
 }
 
-/// Blocks a stream until it is opened.
+/// A gate, which blocks a stream until the gate is opened.
 #[derive(Default)]
 struct Gate {
     open: Mutex<bool>,
@@ -132,7 +132,7 @@ impl Stream {
         stream
     }
 
-    /// Returns the other streams of the context, and this one.
+    /// Returns all live streams of the context, including this one.
     pub(crate) fn live_of_context(&self) -> Vec<Arc<Stream>> {
         self.siblings.live()
     }
@@ -151,7 +151,7 @@ impl Stream {
         drop(wait_while(&self.changed, lock(&self.queue), |queue| queue.completed < target));
     }
 
-    /// Enqueues work even during a capture, and returns its number.
+    /// Enqueues work, even if the stream is captured, and returns the number of the submission.
     pub(crate) fn push(self: &Arc<Stream>, run: Run) -> u64 {
         let _order = lock(&self.siblings.submission);
         let others: Vec<Arc<Stream>> = match self.kind {
@@ -175,7 +175,7 @@ impl Stream {
         number
     }
 
-    /// Makes the thread end when the queue is empty.
+    /// Makes the stream's thread end when the queue is empty.
     pub(crate) fn close(&self) {
         lock(&self.queue).closing = true;
         self.changed.notify_all();
@@ -221,7 +221,7 @@ impl Stream {
     }
 }
 
-/// Returns the stream of a handle, including null and the two special handles.
+/// Returns the stream of a handle, which may be null or one of the two special handles.
 pub(crate) fn resolve(handle: CuStream) -> Result<Arc<Stream>> {
     driver()?;
     let thread = match handle.0 {

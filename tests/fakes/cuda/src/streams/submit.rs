@@ -24,7 +24,8 @@ pub(crate) fn synchronize(stream: &Arc<Stream>) -> Result {
     stream.context.check()?;
     forbid_in_stream(stream)?;
     let target = match stream.kind {
-        // A marker, so that blocking streams are waited for too.
+        // The legacy stream also waits for blocking streams, so this enqueues a marker that waits
+        // for them.
         Kind::Legacy => stream.push(Run::Always(Box::new(|_| ()))),
         _ => stream.submitted(),
     };

@@ -1,5 +1,5 @@
-//! Events: points in streams that others can wait for. Invariant: a recording that has begun
-//! becomes complete, even if the context has failed.
+//! Events: points in a stream for which other streams and threads can wait. Invariant: a recording
+//! that has begun becomes complete, even if the context has failed.
 
 use core::ffi::c_uint;
 use std::sync::{Arc, Condvar, Mutex};

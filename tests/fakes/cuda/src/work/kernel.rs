@@ -96,7 +96,7 @@ pub(crate) fn load(context: &Arc<Context>, text: &str) -> Result<usize> {
 }
 
 impl Module {
-    /// Removes the module and its functions; queued launches of them fail.
+    /// Removes the module and its functions. Queued launches of these functions fail.
     pub(crate) fn unload(&self, handle: usize) {
         MODULES.remove(handle);
         self.unloaded.store(true, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Work: what a stream runs and a graph replays, and the objects that it uses.
+//! The work that a stream runs and a graph replays, and the objects that work uses.
 
 pub(crate) mod event;
 pub(crate) mod kernel;

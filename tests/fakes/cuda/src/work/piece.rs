@@ -1,6 +1,6 @@
-//! The kinds of work that a stream runs and a graph replays. Invariant: work can run any number of
-//! times, because graphs replay it; a node's dependencies come before it in the list, so that nodes
-//! can run in the order of the list.
+//! The kinds of work that a stream runs and a graph replays. Invariants: work can run any number of
+//! times, because graphs replay it. The dependencies of a node precede the node in the list, so
+//! that nodes can run in the order of the list.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Condvar, Mutex};
@@ -38,13 +38,13 @@ pub(crate) enum Work {
         value: u64,
         bytes: u64,
     },
-    /// The end of an allocation, given by address and number.
+    /// A free of the allocation with this address and number.
     Free {
         address: u64,
         id: u64,
     },
-    /// The beginning or end of an allocation that belongs to a graph; the graph owns its address as
-    /// long as the graph lives.
+    /// An allocation that belongs to a graph. The graph owns the address as long as the graph
+    /// lives, so that running this node and `GraphFree` have no effect.
     GraphAlloc(Arc<GraphMemory>),
     GraphFree,
     Graph(Arc<Plan>),
@@ -94,7 +94,7 @@ impl Work {
         }
     }
 
-    /// `CUgraphNodeType`.
+    /// Returns the `CUgraphNodeType`.
     pub(crate) fn node_kind(&self) -> c_int {
         match self {
             Work::Kernel(_) => 0,
@@ -115,7 +115,7 @@ impl Work {
 /// Evaluates the condition of `CUstreamWaitValue_flags`.
 fn holds(found: u64, value: u64, bytes: u64, condition: c_uint) -> bool {
     match condition {
-        // Cyclic, as the driver compares.
+        // The comparison is cyclic, as in the driver.
         0 if bytes == 4 => (found as u32).wrapping_sub(value as u32) as i32 >= 0,
         0 => found.wrapping_sub(value) as i64 >= 0,
         1 => found == value,
@@ -132,10 +132,10 @@ pub(crate) struct Node {
     pub(crate) after: Vec<usize>,
 }
 
-/// The work of an instance; it outlives the instance during a launch.
+/// The work of an executable graph. During a launch, the plan outlives a destroyed instance.
 pub(crate) struct Plan {
     nodes: Vec<Node>,
-    /// Held during a launch: an instance has one launch at a time.
+    /// Locked during a launch: an instance runs one launch at a time.
     turn: Mutex<()>,
     _held: Vec<Held>,
 }

@@ -7,14 +7,14 @@ pub(super) struct Entry {
     pub(super) parameters: Vec<Parameter>,
 }
 
-/// Offset and length of a parameter of a kernel.
+/// Offset and length of a kernel parameter, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
 }
 
-/// Parses the kernels of a text; `None` if it is not valid PTX.
+/// Parses the kernels of a text; returns `None` if the text is not valid PTX.
 pub(super) fn entries(text: &str) -> Option<Vec<Entry>> {
     let text: String = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
     if !text.trim_start().starts_with(".version") {
@@ -40,7 +40,8 @@ fn entry(text: &str) -> Option<Entry> {
     Some(Entry { name, parameters })
 }
 
-/// Returns size and alignment of a parameter, such as `.param .align 8 .b8 slice[16]`.
+/// Returns size and alignment of a parameter in bytes, for a declaration such as
+/// `.param .align 8 .b8 slice[16]`.
 fn parameter(declaration: &str) -> Option<(usize, usize)> {
     let words: Vec<&str> = declaration.split_whitespace().collect();
     let element = words.iter().find_map(|word| {

@@ -33,7 +33,7 @@ impl SharedEvent {
         SharedEvent::over(files::memory_file("event", PAGE_BYTES)?, device)
     }
 
-    /// Uses the counters in a file, which may be of another process.
+    /// Creates an event over the counters in a file, which another process may have created.
     pub(crate) fn over(file: OwnedFd, device: usize) -> Result<SharedEvent> {
         let address = mapping::map(None, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, Some((&file, 0)))?;
         Ok(SharedEvent { words: Arc::new(Words { file, address }), device })

@@ -10,10 +10,10 @@ use crate::calls::as_host_function;
 use crate::sync::lock;
 use crate::table::Table;
 
-/// All user objects with references.
+/// All user objects that have references.
 pub(crate) static USER_OBJECTS: Table<UserObject> = Table::new(0x56, Code::INVALID_VALUE);
 
-/// One user object of a graph.
+/// One user object.
 pub(crate) struct UserObject {
     handle: usize,
     references: Mutex<c_uint>,
@@ -43,7 +43,7 @@ impl UserObject {
         Ok(())
     }
 
-    /// Removes references; the last one's removal starts the destructor.
+    /// Removes references. Removing the last reference starts the destructor.
     pub(crate) fn release(&self, count: c_uint) -> Result {
         let mut references = lock(&self.references);
         if count == 0 || *references < count {
@@ -58,18 +58,18 @@ impl UserObject {
         let (destroy, data) = (self.destroy, self.data);
         let run = move || {
             // SAFETY: the caller promised that the destructor may be called with this data on any
-            // thread; the count makes it once.
+            // thread; the reference count ensures a single call.
             as_host_function(|| unsafe { destroy(data as *mut c_void) });
         };
-        // The releasing call does not run the destructor itself: the driver does not guarantee that
-        // order either.
+        // The destructor does not run inside the releasing call, because the driver does not
+        // guarantee that order either.
         thread::Builder::new().name("fake-cuda-destroy".to_owned()).spawn(run).expect("a thread for the destructor");
         Ok(())
     }
 }
 
 impl Held {
-    /// Adds the same references for another holder.
+    /// Counts the same references again for another holder, and returns them.
     pub(crate) fn again(held: &[Held]) -> Result<Vec<Held>> {
         held.iter().map(Held::clone_references).collect()
     }

@@ -14,7 +14,7 @@ use sys::CUresult::*;
 /// Calls a raw function.
 macro_rules! call {
     ($name:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: pointers given are to live places of the right types, or deliberately wrong
+        // SAFETY: the pointers are to live variables of the right types, or deliberately wrong
         // numbers that the fake looks up.
         unsafe { sys::$name($($argument),*) }
     };
@@ -28,16 +28,17 @@ pub(crate) const POSIX: sys::CUmemAllocationHandleType = sys::CUmemAllocationHan
 pub(crate) const FABRIC: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
 
 pub(crate) fn location(device: i32) -> sys::CUmemLocation {
-    // SAFETY: numbers, of which zero is one.
+    // SAFETY: the structure consists of numbers, for which zero is valid.
     let mut location: sys::CUmemLocation = unsafe { std::mem::zeroed() };
     location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    // SAFETY: the number of the device is the second word, in every version of the structure.
+    // SAFETY: the second word is the number of the device in every version of the structure.
     unsafe { (&raw mut location).cast::<i32>().add(1).write(device) };
     location
 }
 
 pub(crate) fn prop(device: i32, types: sys::CUmemAllocationHandleType) -> sys::CUmemAllocationProp {
-    // SAFETY: numbers and a null pointer; the enumerations are set below.
+    // SAFETY: zero is valid for the numbers and the pointer. The kind is set here, and the other
+    // enumerations are set below.
     let mut prop: sys::CUmemAllocationProp = unsafe {
         let mut prop = std::mem::MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
         (*prop.as_mut_ptr()).type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -73,7 +74,7 @@ pub(crate) fn allow(address: u64, size: usize, device: i32, flags: sys::CUmemAcc
 pub(crate) const READ_WRITE: sys::CUmemAccess_flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 pub(crate) const READ: sys::CUmemAccess_flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ;
 
-/// Maps all memory of a handle, with read and write access of a device.
+/// Maps all memory of a handle, with read and write access for a device.
 pub(crate) fn map(handle: u64, size: usize, device: i32) -> u64 {
     let address = reserve(size);
     assert_eq!(call!(cuMemMap(address, size, 0, handle, 0)), CUDA_SUCCESS);
@@ -98,7 +99,7 @@ pub(crate) fn fill(address: u64, value: u32, count: usize) {
 pub(crate) fn export(handle: u64) -> OwnedFd {
     let mut fd = -1_i32;
     assert_eq!(call!(cuMemExportToShareableHandle((&raw mut fd).cast(), handle, POSIX, 0)), CUDA_SUCCESS);
-    // SAFETY: the driver has just given this descriptor to nobody else.
+    // SAFETY: the driver has just created this descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -112,13 +113,14 @@ pub(crate) fn import(fd: &OwnedFd) -> Result<u64, sys::CUresult> {
     }
 }
 
-/// Passes a descriptor from child 0 to all others, each of which returns it.
+/// Passes a descriptor from child 0 to all other children. Child 0 returns `None`, and every other
+/// child the descriptor.
 pub(crate) fn share(me: &Child, name: &str, mine: Option<&OwnedFd>) -> Option<OwnedFd> {
     let path = |rank: usize| me.directory.join(format!("{name}.{rank}.sock"));
     if let Some(fd) = mine {
         for rank in 1..me.count {
             me.wait_for_file(&format!("{name}.{rank}.ready"));
-            let stream = UnixStream::connect(path(rank)).expect("the other child listens");
+            let stream = UnixStream::connect(path(rank)).expect("the receiving child listens");
             send(&stream, fd);
         }
         return None;

@@ -1,6 +1,7 @@
 //! Status codes, and errors with their text.
 //!
-//! Invariant: every failure of the driver becomes an internal error with the name of the function.
+//! Invariant: every failed call of the driver becomes an internal error with the name of the
+//! function.
 
 use core::ffi::c_int;
 

@@ -1,7 +1,7 @@
 //! NVSHMEM's C interface: its structs, status codes, types and versions.
 //!
-//! Contains no behaviour of the library. Invariant: nothing here is from the crate under
-//! test.
+//! Contains no behaviour of the library. Invariant: nothing in this folder comes from the crate
+//! under test.
 
 mod error;
 pub(crate) mod structs;

@@ -1,7 +1,7 @@
 //! Versions of NVSHMEM, and the functions of each.
 //!
-//! `settings` has the emulated version. Invariant: `since.txt` contains every function that
-//! this library exports and that 3.3.24 lacks.
+//! `settings` has the emulated version. Invariant: `since.txt` contains every function that this
+//! library exports and that 3.3.24 lacks.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -47,7 +47,7 @@ pub(crate) fn known(function: &str) -> bool {
     function.starts_with("nvshmem") && !library.is_null() && !unsafe { libc::dlsym(library, name.as_ptr()) }.is_null()
 }
 
-/// Returns whether the function is newer than a version.
+/// Returns whether a function was introduced after a version.
 #[inline]
 pub(crate) fn is_newer(function: &str, version: Version) -> bool {
     version < NEWEST && SINCE.get(function).is_some_and(|since| *since > version)

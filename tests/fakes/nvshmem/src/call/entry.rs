@@ -9,7 +9,7 @@ use super::{faults, log, running};
 use crate::abi::{Code, version};
 use crate::settings;
 
-/// Defines one exported function. Its name can be composed of parts.
+/// Defines one exported function. The name can be composed of parts.
 macro_rules! export {
     ([$($name:tt)*] ($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         const _: () = {
@@ -30,7 +30,7 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
-/// Whether creating an id failed before.
+/// Whether an earlier request for an id has failed.
 static GAVE_UP: AtomicBool = AtomicBool::new(false);
 
 /// Runs the body of an exported function.
@@ -46,7 +46,7 @@ pub(crate) fn enter<R: Outcome>(name: &'static str, arguments: Arguments<'_>, bo
     let asks_for_an_id = name == "nvshmemx_get_uniqueid";
     if (asks_for_an_id || name == "nvshmemx_hostlib_init_attr") && GAVE_UP.load(Ordering::Relaxed) {
         log::undefined(&format!(
-            "{name}: the plug-in was released when a request for an id failed, and is released again (3.4.5)"
+            "{name}: the plug-in was released when a request for an id failed, and NVSHMEM releases it again (3.4.5)"
         ));
     }
     let mut injected = None;
@@ -62,8 +62,8 @@ pub(crate) fn enter<R: Outcome>(name: &'static str, arguments: Arguments<'_>, bo
             .unwrap_or_else(|_| log::undefined(&format!("{name} panicked"))),
     };
     if settings.any_rule {
-        // An effect that no stream has taken applies here: the call does its work, but may not
-        // return.
+        // An effect that the body has not taken is applied here: the call has done its work, but
+        // may be delayed or never return.
         running::take_effect().suffer();
     }
     running::set_function(outside);
@@ -73,7 +73,7 @@ pub(crate) fn enter<R: Outcome>(name: &'static str, arguments: Arguments<'_>, bo
     result
 }
 
-/// Applies the rules to a call of a PE; returns its code if it must fail.
+/// Applies the rules to a call of a PE. Returns the code of the call if the call must fail.
 pub(crate) fn rules(name: &str, pe: Option<i32>) -> Option<Code> {
     let (effect, injected) = faults::next(name, pe);
     running::set_effect(effect);

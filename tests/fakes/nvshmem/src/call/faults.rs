@@ -1,7 +1,6 @@
-//! Counts the calls that match a rule, and returns which call fails, hangs, is slow or ends the
-//! process.
+//! Determines from the rules whether a call fails, hangs, is slow or ends the process.
 //!
-//! The operations apply the effects. `peerweave_fake_common` counts.
+//! The operations apply the effects. `peerweave_fake_common` counts the calls that match a rule.
 
 use std::time::Duration;
 
@@ -39,8 +38,8 @@ impl Effect {
     }
 }
 
-/// Counts a call. Returns the effect on its operation, and the code that the call returns if it
-/// must fail.
+/// Counts a call. Returns the effect on the operation of the call, and the code that the call
+/// returns if it must fail.
 pub(crate) fn next(function: &str, pe: Option<i32>) -> (Effect, Option<Code>) {
     let settings = settings::get();
     if hit(&settings.abort, function, pe).is_some() {

@@ -1,7 +1,7 @@
-//! The log of calls: one line per call with all its arguments and its result, and the message when
-//! the process ends.
+//! The log of calls: one line per call with all its arguments and its result, and a line with the
+//! message if a fault ends the process.
 //!
-//! Tests interpret the lines.
+//! Tests parse the lines.
 
 use peerweave_fake_common::{Log, call_line};
 
@@ -21,8 +21,8 @@ pub(crate) fn complain(text: &str) {
     eprintln!("fake nvshmem: {text}");
 }
 
-/// Ends the process because the call is undefined in NVSHMEM, or because NVSHMEM ends the process
-/// too.
+/// Ends the process with a message, because the call is undefined in NVSHMEM, or because NVSHMEM
+/// ends the process too.
 pub(crate) fn undefined(text: &str) -> ! {
     complain(text);
     LOG.line(&format!("abort {text}"));

@@ -1,4 +1,4 @@
-//! A call of an exported function: injects faults, logs it, handles its failure.
+//! The wrapper of every exported function: injects faults, logs the call, handles a failure.
 //!
 //! The bodies of the functions are in the rooms above. Invariant: no panic leaves an exported
 //! function; a panic ends the process with its message.

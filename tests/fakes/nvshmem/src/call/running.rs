@@ -13,10 +13,11 @@ thread_local! {
     static FUNCTION: Cell<&'static str> = const { Cell::new("") };
 }
 
-/// The number of this PE; -1 while this process is none.
+/// The number of this PE; -1 while this process is not a PE.
 static PE: AtomicI32 = AtomicI32::new(-1);
 
-/// Returns the injected effect on the operation of the running call.
+/// Takes the injected effect on the operation of the running call, so that the effect applies only
+/// once.
 pub(crate) fn take_effect() -> Effect {
     EFFECT.replace(Effect::NONE)
 }
@@ -36,7 +37,7 @@ pub(super) fn set_function(name: &'static str) -> &'static str {
     FUNCTION.replace(name)
 }
 
-/// Returns the number of this PE, if this process is one.
+/// Returns the number of this PE; `None` if this process is not a PE.
 pub(super) fn own_pe() -> Option<i32> {
     Some(PE.load(Ordering::Acquire)).filter(|pe| *pe >= 0)
 }

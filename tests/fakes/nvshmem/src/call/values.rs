@@ -8,7 +8,7 @@ use crate::abi::Code;
 
 /// An argument or a result.
 pub(crate) trait Value {
-    /// Returns its form in the log.
+    /// Returns the text of the value in the log.
     fn text(&self) -> String;
 }
 

@@ -1,7 +1,7 @@
-//! Ordering and barriers: fence, quiet, flush, sync, barrier; from the host and on streams.
+//! Fence, quiet, flush, sync and barrier, from the host and on streams.
 //!
-//! Collectives over data are in `collective`. Invariant: a barrier completes pending transfers
-//! before it arrives.
+//! Collectives over data are in `collective`. Invariant: a PE completes its pending transfers
+//! before it arrives at a barrier.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::job::{World, counters, live, on_stream};
 use crate::peers::{Flight, Team, record_of};
 
 fn arrive(world: &World, team: &Team, flight: &mut Flight<'_>, function: &'static str, quiet: bool) {
-    // Detects the end of the job like every other operation.
+    // Ends the process if the job has ended, as every other operation does.
     world.memory().local(function, "nothing", 0, 0);
     if quiet {
         world.quiet();

@@ -1,4 +1,4 @@
-//! The begin of a collective: finds its team, and enqueues it on a stream.
+//! Begins collectives: finds the team of a collective, and enqueues the collective on a stream.
 //!
 //! Invariant: a collective that could not be enqueued does not count as a call.
 
@@ -16,13 +16,13 @@ use crate::settings;
 pub(super) fn team_of(handle: c_int) -> Result<(Arc<World>, Arc<Team>)> {
     let world = live();
     if handle < 0 {
-        return invalid("no team");
+        return invalid(format!("{handle} is not the handle of a team"));
     }
     let team = world.teams.of(handle);
     Ok((world, team))
 }
 
-/// Enqueues a collective.
+/// Enqueues a collective of a team on a stream.
 pub(super) fn in_order(
     team: Arc<Team>,
     stream: *mut c_void,

@@ -1,8 +1,8 @@
-//! Collectives over data: exchanges data of the members of a team and computes results, immediately
+//! Collectives over data: exchange data of the members of a team and compute results, immediately
 //! or in stream order.
 //!
-//! `typed` has the exported functions. Invariant: all members read
-//! every source before any member's target is written, so that both can be the same memory.
+//! `typed` has the exported functions. Invariant: all members read every source before any member
+//! writes its target, so that source and target can be the same memory.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -26,7 +26,8 @@ pub(super) enum Kind {
     ReduceScatter(Combine),
 }
 
-/// A collective of one member; `bytes` is the length of the part of one member for another.
+/// A collective, as one member calls it. `bytes` is the length of the part that one member has for
+/// another member.
 #[derive(Clone, Copy)]
 pub(super) struct Collective {
     pub(super) kind: Kind,
@@ -65,11 +66,12 @@ impl Collective {
         let mut result = Vec::new();
         if let Some((_, source)) = places {
             let memory = world.memory();
-            // Checked again: the memory may have been freed during the wait for the others.
+            // This is checked again, because the memory may have been freed during the wait for the
+            // other members.
             memory.symmetric(function, "the source", self.source, source_bytes);
             let part = |rank: usize, index: usize| {
-                // SAFETY: the source was found live on this PE and so on all, and stays so while
-                // the memory is held.
+                // SAFETY: the source was found live on this PE, and is therefore live on all PEs.
+                // The source stays live while the memory is locked.
                 unsafe { std::slice::from_raw_parts(memory.of(team.members[rank], source).add(index * self.bytes), self.bytes) }
             };
             let reduce = |combine: Combine, index: usize| {
@@ -89,8 +91,8 @@ impl Collective {
         if places.is_some() {
             let memory = world.memory();
             let target = memory.symmetric(function, "the target", self.target, target_bytes);
-            // SAFETY: the target was found live and stays so while the memory is held; it has this
-            // many bytes.
+            // SAFETY: the target was found live, and stays live while the memory is locked. The
+            // target has at least as many bytes as the result.
             unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), memory.of(world.pe, target), result.len()) };
         }
     }

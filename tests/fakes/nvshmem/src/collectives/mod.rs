@@ -1,6 +1,7 @@
 //! Collectives: exchanges of data and reductions, barriers; from the host and in stream order.
 //!
-//! Invariant: a call on a team begins after all earlier calls on it are complete.
+//! Invariant: a collective of a team begins after all earlier collectives of that team are
+//! complete.
 
 mod barriers;
 mod begin;

@@ -1,6 +1,7 @@
 //! Collectives by type and by size in bytes, from the host and on streams.
 //!
-//! `collective` implements them. Invariant: counts are in elements, or in bytes.
+//! `collective` implements the collectives. Invariant: counts of typed functions are in elements,
+//! and those of `mem` functions in bytes.
 
 use core::ffi::{c_int, c_void};
 
@@ -9,8 +10,8 @@ use crate::abi::types::{each_bitwise, each_reduce, each_rma};
 use crate::arithmetic;
 use crate::call::export;
 
-/// Defines a collective without a root; `$stem` is the middle of its names, `$count` the name of
-/// its number of elements in the log.
+/// Defines a collective without a root; `$stem` is the middle of the function names. `$count` is
+/// the name of the count argument in the log.
 macro_rules! rootless {
     ([$($stem:tt)*] $kind:ty, $count:ident, $which:expr) => {
         export! { ["nvshmem_", $($stem)*] (team: c_int, target: *mut c_void, source: *const c_void, $count: usize) -> c_int {

@@ -1,7 +1,7 @@
 //! Counters for tests: live objects, and calls of the library.
 //!
-//! The counts do not decide what is a leak. Invariant: a count of live objects is taken from the
-//! objects themselves.
+//! Tests decide which counts indicate a leak. Invariant: a count of live objects is the number of
+//! objects in their own table.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,8 @@ pub(crate) static COLLECTIVES: AtomicU64 = AtomicU64::new(0);
 /// Number of objects that existed when the job ended.
 pub(crate) static LEFT_BEHIND: AtomicU64 = AtomicU64::new(0);
 
-/// Returns a count by its name, as listed in the crate's head; -1 for another name.
+/// Returns a count by its name; -1 for an unknown name. The documentation of the crate lists the
+/// names.
 ///
 /// # Safety
 /// The name is a C string.

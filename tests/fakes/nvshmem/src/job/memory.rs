@@ -1,7 +1,7 @@
 //! Symmetric memory: the heap and registered memory, and the live allocations.
 //!
-//! `resources` has the functions that allocate. Invariant: memory that is live here is live on
-//! every PE at the same offset; bytes are accessed only while this is locked.
+//! `resources` has the functions that allocate. Invariants: memory that is live on this PE is live
+//! on every PE at the same offset. Bytes are accessed only while the `Memory` is locked.
 
 use std::collections::BTreeMap;
 
@@ -23,9 +23,9 @@ pub(crate) struct Memory {
     pub(crate) live: bool,
     /// The heap, and registered regions; `None` for a region that was unregistered.
     pub(crate) regions: Vec<Option<Region>>,
-    /// Allocations of the heap: bytes by offset.
+    /// Allocations of the heap: length in bytes by offset.
     pub(crate) allocations: BTreeMap<usize, usize>,
-    /// Memory that this PE registered for itself: bytes by address.
+    /// Memory that this PE registered for itself: length in bytes by address.
     pub(crate) registered: BTreeMap<usize, usize>,
     /// Addresses that replace the heap's multicast memory; 0 for none.
     pub(crate) multicast: usize,
@@ -35,11 +35,11 @@ pub(crate) struct Memory {
 const ALIGNMENT: usize = 512;
 
 impl Memory {
-    /// Returns the offset of a free range of the heap; the same on every PE.
+    /// Returns the offset of a free range of the heap. The offset is the same on every PE.
     pub(crate) fn find_room(&self, bytes: usize, alignment: usize) -> Option<usize> {
         let heap = self.regions.first()?.as_ref()?;
         let alignment = alignment.max(ALIGNMENT);
-        // Parts of the heap are not aligned to more than this.
+        // The heap of a PE is aligned only to the driver's granularity.
         if alignment > driver::GRANULARITY {
             return None;
         }
@@ -99,13 +99,14 @@ impl Memory {
         }
     }
 
-    /// Returns this library's address of a PE's bytes.
+    /// Returns the address by which this library accesses a PE's bytes.
     pub(crate) fn of(&self, pe: i32, place: Place) -> *mut u8 {
-        let region = self.regions[place.region].as_ref().expect("it was found live");
+        let region = self.regions[place.region].as_ref().expect("the region was found live");
         (region.peers[pe as usize].own + place.offset) as *mut u8
     }
 
-    /// Returns the program's address of a PE's bytes.
+    /// Returns the address by which the program accesses a PE's bytes; `None` if the program has no
+    /// pointer to that PE.
     pub(crate) fn given(&self, pe: i32, place: Place) -> Option<usize> {
         let region = self.regions[place.region].as_ref()?;
         region.peers[pe as usize].given.map(|given| given + place.offset)

@@ -1,9 +1,9 @@
-//! Transfers on internal streams, or sent by the host over the network: they complete some time
-//! later, at the latest at a quiet.
+//! Transfers that are on internal streams or that the host has sent over the network. They complete
+//! some time after the call, at the latest at a quiet.
 //!
-//! `transfers` moves the data. Invariant: transfers of one queue run in order, one at a time; work
-//! on a stream does not complete transfers that the host has sent, because its quiet refers to
-//! other queues of the network.
+//! `transfers` moves the data. Invariants: transfers of one queue run in order, one at a time. A
+//! quiet on a stream does not complete transfers that the host has sent, because those use other
+//! queues of the network.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,8 +49,8 @@ impl Pending {
     pub(crate) fn complete(&self) {
         let mut queue = self.queue();
         while let Some(transfer) = queue.pop_front() {
-            // Runs under the lock, so that a thread that finds no pending transfer knows that all
-            // are complete.
+            // The transfer runs under the lock, so that a thread that finds an empty queue knows
+            // that all transfers are complete.
             transfer();
         }
     }

@@ -1,6 +1,6 @@
 //! A region of symmetric memory, and the addresses of each PE's part.
 //!
-//! Invariant: either all PEs map a region, or none of them uses it.
+//! Invariant: either all PEs map a region, or no PE uses the region.
 
 use std::os::fd::AsRawFd;
 
@@ -11,7 +11,7 @@ use crate::peers::exchange::Turn;
 use crate::peers::mapping::{map_bytes, open_of_process, unmap_bytes};
 use crate::peers::record;
 
-/// A region that every PE has.
+/// A region of symmetric memory, of which every PE has a part.
 pub(crate) struct Region {
     /// The driver's address of this PE's part.
     pub(crate) base: usize,
@@ -24,12 +24,12 @@ pub(crate) struct Region {
 pub(crate) struct Peer {
     /// The address that this library uses.
     pub(crate) own: usize,
-    /// The address that the program uses, if the driver gives this device access.
+    /// The address that the program uses; `None` if this device cannot access the PE's memory.
     pub(crate) given: Option<usize>,
 }
 
 impl Region {
-    /// Maps a handle's memory, and that of all PEs in the same call. Collective.
+    /// Maps a handle's memory, and the memory of all other PEs that make the same call. Collective.
     pub(crate) fn map(
         turn: &mut Turn<'_>,
         processes: &[u32],
@@ -57,7 +57,7 @@ impl Region {
                 let file = open_of_process(processes[other], fd)?;
                 let own = map_bytes(&file, bytes)?;
                 let imported = driver::import(file.as_raw_fd())?;
-                // Where devices cannot reach each other, the program gets no pointer.
+                // If the driver cannot map the memory for this device, the program gets no pointer.
                 let given = driver::map(device, imported, bytes, 0).ok();
                 driver::release(imported)?;
                 peers.push(Peer { own, given });
@@ -65,7 +65,7 @@ impl Region {
             Ok((base, peers))
         };
         let mapped = exported.map_err(Fail::from).and_then(|file| map().map(|mapped| (mapped, file)));
-        // Descriptors stay open until all have mapped what they name.
+        // Descriptors stay open until all PEs have mapped the files.
         let failed = turn.find_failed(&[bytes as u64], mapped.is_ok());
         let ((base, peers), _) = mapped?;
         if let Some(other) = failed {

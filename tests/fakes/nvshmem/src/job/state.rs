@@ -10,9 +10,10 @@ use crate::call::{self, undefined};
 /// The state of NVSHMEM.
 pub(crate) enum State {
     Idle,
-    /// The PEs have connected, but a later step failed: number of this PE, and number of PEs.
+    /// The PEs have connected, but a later step has failed. Contains the number of this PE, and the
+    /// number of PEs.
     Bootstrapped(i32, i32),
-    /// Initialized, with the number of initializations.
+    /// Initialized. Contains the job, and the number of initializations.
     Live(Arc<World>, u32),
     Finalized,
 }

@@ -1,6 +1,6 @@
 //! Enqueues work on a stream: a host function that the CUDA driver runs.
 //!
-//! The callers pass the work. Invariant: work is freed once, after it has run, or with the graph
+//! The callers pass the work. Invariant: work is freed once: after it has run, or with the graph
 //! into which it was captured.
 
 use core::ffi::c_void;
@@ -21,18 +21,18 @@ struct Launch {
 }
 
 extern "C" fn run_once(data: *mut c_void) {
-    // SAFETY: the launch was boxed for this call alone.
+    // SAFETY: the launch was boxed for this one call.
     let launch = unsafe { Box::from_raw(data.cast::<Launch>()) };
     run(&launch);
 }
 
 extern "C" fn run_again(data: *mut c_void) {
-    // SAFETY: the graph keeps the launch until it is destroyed.
+    // SAFETY: the graph keeps the launch until the graph is destroyed.
     run(unsafe { &*data.cast::<Launch>() });
 }
 
 extern "C" fn forget(data: *mut c_void) {
-    // SAFETY: the graph is gone, and called this once.
+    // SAFETY: the graph was destroyed, and calls this function once.
     drop(unsafe { Box::from_raw(data.cast::<Launch>()) });
 }
 
@@ -43,7 +43,7 @@ fn run(launch: &Launch) {
     }
 }
 
-/// Enqueues work of the running call; errors of the work contain the name of that call.
+/// Enqueues work of the running call. Errors of the work contain the name of that call.
 pub(crate) fn on_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'static str) + Send + Sync + 'static) -> Result {
     if settings::get().noop {
         return Ok(());
@@ -55,7 +55,7 @@ pub(crate) fn on_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'static
     let launched = match driver::is_capturing(stream) {
         Ok(false) => driver::launch(stream, run_once, data),
         Ok(true) => {
-            // From here on the graph frees it.
+            // From here on, the graph frees the launch.
             driver::keep_in_graph(stream, data, forget)?;
             return Ok(driver::launch(stream, run_again, data)?);
         }
@@ -67,7 +67,7 @@ pub(crate) fn on_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'static
     Ok(launched?)
 }
 
-/// Enqueues work and waits for the stream, for calls that return a value.
+/// Enqueues work and waits for the stream, for a call that returns a value.
 pub(crate) fn through_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'static str) + Send + Sync + 'static) -> Result {
     if driver::is_capturing(stream.addr())? {
         return invalid("a call that returns a value cannot be captured");

@@ -1,4 +1,4 @@
-//! The teams of which this PE is a member, by handle: the predefined ones, and created ones.
+//! The teams of which this PE is a member, by handle: predefined teams and created teams.
 //!
 //! `resources` creates and destroys teams. Invariant: a handle is never used again, so that the use
 //! of a destroyed team is detected.
@@ -27,8 +27,8 @@ impl Teams {
         let own = || vec![world.members[world.me]];
         let reaches = |pe: &i32| memory.given(*pe, Place { region: 0, offset: 0 }).is_some();
         let reached = || if world.members.iter().all(reaches) { all() } else { own() };
-        // NVSHMEM implements operations of the world by these teams and their counters. So all of
-        // them share one count of pending collectives.
+        // NVSHMEM implements operations of the world with the predefined teams and their counters.
+        // All predefined teams therefore share one count of pending collectives.
         let team = |handle: i32, members| {
             let mut team = Team::new(world.control, handle, handle as usize, members, world.members[world.me]);
             team.flights = Arc::clone(&world.flights);
@@ -49,7 +49,7 @@ impl Teams {
         self.by_handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the team with a handle; ends the process if there is none.
+    /// Returns the team with a handle; ends the process if there is no such team.
     pub(crate) fn of(&self, handle: i32) -> Arc<Team> {
         if let Some(team) = self.lock().get(&handle) {
             return Arc::clone(team);
@@ -71,7 +71,7 @@ impl Teams {
         self.lock().keys().filter(|handle| **handle >= FIRST_MADE as i32).count()
     }
 
-    /// Returns whether no team can be created.
+    /// Returns whether the maximum number of teams is reached.
     pub(crate) fn is_full(&self) -> bool {
         self.made() + FIRST_MADE > self.max
     }

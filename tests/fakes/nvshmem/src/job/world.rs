@@ -1,6 +1,6 @@
 //! The state of the job of which this process is a PE.
 //!
-//! `startup` creates it. Invariant: the memory is locked while its bytes are accessed.
+//! `startup` creates the state. Invariant: the memory is locked while its bytes are accessed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -29,11 +29,11 @@ pub(crate) struct World {
     pub(crate) pending: Pending,
     /// Transfers that the host has sent over the network.
     pub(crate) sent: Pending,
-    /// Whether transfers on internal streams are pending that no quiet has waited for.
+    /// Whether internal streams may have pending transfers for which no quiet has waited.
     pub(crate) left: AtomicBool,
     /// Initialized modules, by handle.
     pub(crate) modules: Mutex<Vec<usize>>,
-    /// Whether a PE shares a GPU with another.
+    /// Whether a PE shares a GPU with another PE.
     pub(crate) shares_gpu: bool,
 }
 
@@ -42,14 +42,14 @@ pub(crate) struct World {
 pub(crate) enum Growth {
     /// The heap cannot grow: allocations that do not fit are refused.
     Fixed,
-    /// The heap grows by this many bytes; if that fails, the whole heap is unmapped, and the
+    /// The heap grows by this many bytes. If growing fails, NVSHMEM unmaps the whole heap and the
     /// process ends at the following barrier.
     By(usize),
 }
 
 impl World {
-    /// Waits for the internal streams, by the host or by a stream; a captured stream cannot wait
-    /// for them.
+    /// Records that the host or a stream waits for the internal streams. Ends the process if a
+    /// captured stream would wait for a pending transfer.
     pub(crate) fn quiesce(&self, captured: bool) {
         if self.left.swap(false, Ordering::AcqRel) && captured {
             undefined(&format!("{}: a graph would wait for an uncaptured stream with a pending nbi transfer", call::function()));
@@ -67,7 +67,8 @@ impl World {
         self.quiet();
     }
 
-    /// Ends the process because the heap could not grow and NVSHMEM has unmapped it.
+    /// Ends the process if the heap can grow, because NVSHMEM unmaps the heap when growing fails.
+    /// Returns if the heap has a fixed size.
     pub(crate) fn torn(&self, what: &str) {
         if let Growth::By(step) = self.growth {
             undefined(&format!("{}: {what} (the heap grows by {step} bytes), and the heap is unmapped", call::function()));

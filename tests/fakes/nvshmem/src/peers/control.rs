@@ -1,8 +1,8 @@
-//! The memory that all PEs of a job share besides their heaps: their data, and a slot for the
-//! exchanges of each team.
+//! The memory that all PEs of a job share besides their heaps: the data of each PE, and a slot for
+//! the exchanges of each team.
 //!
-//! `exchange` implements the exchanges. Invariant: zeroed memory is a valid initial state, and it
-//! stays mapped as long as the process lives.
+//! `exchange` implements the exchanges. Invariant: zeroed memory is a valid initial state, and the
+//! memory stays mapped as long as the process lives.
 
 use core::cell::UnsafeCell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ pub(crate) const FIRST_MADE: usize = 8;
 /// The data of one PE.
 #[repr(C)]
 pub(crate) struct Card {
-    /// 0 unused, 1 being written, 2 written.
+    /// 0: unused, 1: being written, 2: written.
     pub(crate) state: AtomicU32,
     pub(crate) process: AtomicU32,
     pub(crate) heap_bytes: AtomicU64,
@@ -34,7 +34,7 @@ pub(crate) struct Record {
     pub(crate) name: [u8; 64],
     /// The arguments that must be the same on all members.
     pub(crate) same: [u64; 6],
-    /// Data of each member.
+    /// The data that may differ among the members.
     pub(crate) own: [u64; 4],
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Member {
     /// Number of exchanges that the member has joined.
     pub(crate) count: AtomicU64,
     /// The member's data in the last two exchanges: a member that is one exchange ahead must not
-    /// overwrite data that others still read.
+    /// overwrite data that other members still read.
     pub(crate) records: [UnsafeCell<Record>; 2],
 }
 
@@ -62,9 +62,9 @@ pub(crate) struct TeamSlot {
 #[repr(C)]
 pub(crate) struct IdSlot {
     pub(crate) id: AtomicU64,
-    /// PE of each member plus one, by index.
+    /// The PE of each member plus one, by rank.
     pub(crate) members: [AtomicI32; MAX_PES],
-    /// The team's slot plus one.
+    /// The index of the team's slot plus one.
     pub(crate) team: AtomicU32,
     pub(crate) left: AtomicU32,
 }
@@ -72,7 +72,7 @@ pub(crate) struct IdSlot {
 /// The whole shared memory.
 #[repr(C)]
 pub(crate) struct Control {
-    /// Number of PEs; 0 until one sets it.
+    /// Number of PEs; 0 until a PE sets the number.
     pub(crate) ranks: AtomicI32,
     /// The exit status plus one after a global exit.
     pub(crate) exit: AtomicI32,
@@ -81,10 +81,11 @@ pub(crate) struct Control {
     pub(crate) teams: [TeamSlot; MAX_TEAMS],
 }
 
-// SAFETY: shared is mapped memory, with threads and with other processes; everything in it is
-// atomic but the records, which are synchronised by their member's count: written by that member
-// alone before it counts a meeting, read by others after that (`exchange`). The test
-// `collectives_move_and_compute_in_stream_order`, with three processes, would catch a mistake.
+// SAFETY: the mapped memory is shared among threads and with other processes. All of it is atomic
+// except the records, which are synchronised by the count of their member: only that member writes
+// a record, before it counts the exchange; other members read the record afterwards (`exchange`).
+// The test `collectives_move_and_compute_in_stream_order`, with three processes, would catch a
+// mistake.
 unsafe impl Sync for Control {}
 
 impl Control {

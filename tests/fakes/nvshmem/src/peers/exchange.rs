@@ -1,8 +1,8 @@
-//! Exchanges: every member of a team writes a record, waits for all, and reads theirs. All
-//! collective calls are implemented by exchanges.
+//! Exchanges: every member of a team writes a record, waits for all members, and reads their
+//! records. All collective calls are implemented by exchanges.
 //!
-//! Invariants: all members make the exchanges of one channel of a team in the same order; a member
-//! in another call ends the process and is named.
+//! Invariants: all members make the exchanges of one channel of a team in the same order. If a
+//! member is in another call, the process ends with a message that names this member.
 
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, TryLockError};
@@ -22,7 +22,7 @@ pub(super) enum Channel {
     Data = 1,
 }
 
-/// The exclusive right to make an exchange. It ends when this is dropped.
+/// The exclusive right to make exchanges on a channel. Dropping the `Turn` ends the right.
 pub(crate) struct Turn<'a> {
     team: &'a Team,
     channel: Channel,
@@ -58,10 +58,10 @@ impl Team {
             turn.is_some()
         };
         wait_for(self.control, &mut take, || format!("another collective of team {} in this process", self.handle));
-        turn.expect("it was waited for")
+        turn.expect("the wait ended because the turn was acquired")
     }
 
-    /// Returns the turn if no other thread of this process has it.
+    /// Returns the turn, unless another thread of this process has the turn.
     pub(super) fn try_turn(&self, channel: Channel) -> Option<Turn<'_>> {
         let count = match self.turns[channel as usize].try_lock() {
             Ok(guard) => guard,
@@ -89,8 +89,8 @@ impl Turn<'_> {
         let count = *self.count;
         let which = (count % 2) as usize;
         let own = &sides[team.me];
-        // SAFETY: only this PE writes here, its meetings follow one another, and nobody reads what
-        // is for this meeting before it is counted.
+        // SAFETY: only this PE writes this record, its exchanges do not overlap, and no member
+        // reads the record before this exchange is counted.
         unsafe { own.records[which].get().write(record) };
         own.count.store(count, Ordering::Release);
         let mut all = Vec::with_capacity(team.members.len());
@@ -101,8 +101,8 @@ impl Turn<'_> {
                 || side.count.load(Ordering::Acquire) >= count,
                 || format!("PE {pe} of team {} in {}", team.handle, describe(&record)),
             );
-            // SAFETY: that member has counted this meeting, and writes here again only at the next
-            // but one, to which it comes after this PE.
+            // SAFETY: that member has counted this exchange. It writes this record again two
+            // exchanges later, and only after this PE has counted the exchange in between.
             let theirs = unsafe { side.records[which].get().read() };
             if theirs.name != record.name || theirs.same != record.same {
                 let (own, theirs) = (describe(&record), describe(&theirs));

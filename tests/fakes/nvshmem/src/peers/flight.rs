@@ -1,9 +1,9 @@
-//! Pending collectives of a team in this process: at most one is allowed, because NVSHMEM has one
-//! set of counters for each team.
+//! Running collectives of a team in this process. At most one is allowed at a time, because NVSHMEM
+//! has one set of counters for each team.
 //!
-//! `exchange` exchanges data with other PEs. Invariant: a collective begins after all earlier calls
-//! on its team are complete; a collective that begins earlier, or on an internal stream of NVSHMEM
-//! while one is pending, ends the process.
+//! `exchange` exchanges data with other PEs. Invariant: a collective begins after all earlier
+//! collectives of its team are complete. The process ends if a collective begins earlier, or if a
+//! call uses the team's counters while a collective is pending.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use super::exchange::{Channel, Turn};
 use super::team::Team;
 use crate::call::{self, undefined};
 
-/// A running collective; it ends when this is dropped.
+/// A running collective. Dropping the `Flight` ends the collective.
 pub(crate) struct Flight<'a> {
     pub(crate) turn: Turn<'a>,
     team: &'a Team,
@@ -19,14 +19,15 @@ pub(crate) struct Flight<'a> {
 }
 
 impl Team {
-    /// Begins a collective. A collective of a graph has no position among the calls.
+    /// Begins a collective. `place` is `None` for a collective of a graph, which has no position
+    /// among the calls.
     pub(crate) fn begin(&self, function: &str, place: Option<u64>) -> Flight<'_> {
         if self.gone.load(Ordering::Acquire) {
             undefined(&format!("{function} reached its stream after team {} was destroyed", self.handle));
         }
         if place.is_some_and(|place| self.flights.done() != place) {
             undefined(&format!(
-                "{function} began before the last collective of team {} was complete; nothing orders them",
+                "{function} began before the last collective of team {} was complete; no stream or event orders the two collectives",
                 self.handle
             ));
         }

@@ -1,7 +1,7 @@
-//! What the PEs of a job share: the control memory, and exchanges among the members of a team.
+//! The state that the PEs of a job share: the control memory, and exchanges among the members of a
+//! team.
 //!
-//! Invariant: every wait for another PE ends within the limit of the settings, by ending the
-//! process.
+//! Invariant: a wait for another PE that exceeds the time limit of the settings ends the process.
 
 pub(crate) mod control;
 pub(crate) mod exchange;

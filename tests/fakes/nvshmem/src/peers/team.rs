@@ -1,7 +1,7 @@
 //! A team of which this PE is a member, and the count of its collectives.
 //!
-//! `exchange` has what members do together. Invariant: the last member that leaves a team frees its
-//! slot.
+//! `exchange` has the operations that members do together. Invariant: the last member that leaves a
+//! team frees the team's slot.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -81,7 +81,7 @@ impl Team {
         &self.control.teams[self.index]
     }
 
-    /// Frees the team's slot after all members have left.
+    /// Leaves the team. The last member that leaves frees the team's slot.
     pub(crate) fn leave(&self) {
         self.gone.store(true, Ordering::Release);
         if self.members.len() > 1 {

@@ -1,6 +1,6 @@
 //! Waits for other PEs.
 //!
-//! Invariant: every wait ends within the limit of the settings, by ending the process.
+//! Invariant: a wait that exceeds the time limit of the settings ends the process.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;

@@ -1,7 +1,7 @@
 //! Allocates and frees symmetric memory.
 //!
-//! `job` records the allocations. Invariant: if PEs allocate differently, the process ends and
-//! names both calls.
+//! `job` records the allocations. Invariant: if PEs allocate differently, the process ends with a
+//! message that names both calls.
 
 use core::ffi::c_void;
 
@@ -26,22 +26,22 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
     let mut turn = world.team.begin_setup();
     let found = {
         let mut memory = world.change_memory();
-        // The heap of this PE alone could not grow: NVSHMEM then returns null here and memory on
+        // If only the heap of this PE could not grow, NVSHMEM returns null on this PE and memory on
         // the other PEs.
         let offset = if effect.full { None } else { memory.find_room(bytes, alignment) };
         offset.map(|offset| {
             memory.allocations.insert(offset, bytes);
             let address = memory.regions[0].as_ref().expect("the heap lives as long as the job").base + offset;
-            // SAFETY: nobody has these bytes yet, and they are mapped.
+            // SAFETY: the bytes are mapped, and no caller has their address yet.
             unsafe { std::ptr::write_bytes(address as *mut u8, POISON, bytes.min(POISONED)) };
             if zero {
-                // Like NVSHMEM, which does not wait for this work on the default stream.
+                // Like NVSHMEM, this does not wait for the work on the default stream.
                 call::or_abort(driver::with_context(world.context, || Ok(driver::zero(address, bytes)?)));
             }
             (offset, address)
         })
     };
-    // Nobody writes here before all have prepared it.
+    // No PE writes to the new memory before all PEs have prepared it.
     let all = turn.meet(record(&[bytes as u64, alignment as u64], &[found.map_or(u64::MAX, |(offset, _)| offset as u64)]));
     let mut got = all.iter().enumerate().filter(|(_, theirs)| theirs.own[0] != u64::MAX);
     let first = got.next().map_or(u64::MAX, |(_, theirs)| theirs.own[0]);
@@ -92,7 +92,7 @@ exports! {
 
     fn nvshmem_align(alignment: usize, bytes: usize) -> *mut c_void {
         if !alignment.is_power_of_two() || alignment < size_of::<usize>() {
-            complain(&format!("nvshmem_align: invalid alignment {alignment}"));
+            complain(&format!("nvshmem_align: alignment {alignment}, expected a power of two of at least 8"));
             return std::ptr::null_mut();
         }
         allocate(bytes, alignment, false)

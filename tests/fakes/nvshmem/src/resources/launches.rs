@@ -1,6 +1,6 @@
-//! What kernels need from the host: regions, queue pairs, cooperative launches.
+//! Functions that prepare and launch kernels: regions, queue pairs, cooperative launches.
 //!
-//! Kernels are not emulated. Invariant: the number of a region is never used again.
+//! Kernels are not emulated. Invariant: the number of a region is never reused.
 
 use core::ffi::{c_int, c_void};
 use std::collections::BTreeSet;
@@ -28,11 +28,11 @@ exports! {
         call::code(|| {
             live();
             if handle.is_null() || attributes.is_null() {
-                return invalid("a null pointer");
+                return invalid("the handle or the attributes are null");
             }
             let region = NEXT_REGION.fetch_add(1, Ordering::Relaxed);
             regions().insert(region);
-            // SAFETY: guaranteed by the caller: it points to a handle.
+            // SAFETY: the caller guarantees that `handle` points to a handle.
             unsafe { handle.write(region) };
             Ok(())
         })
@@ -49,7 +49,7 @@ exports! {
         let _ = hints;
         call::code(|| {
             live();
-            // SAFETY: guaranteed by the caller: it points to a number.
+            // SAFETY: the caller guarantees that `active` points to a number.
             unsafe { active.write(c_int::from(!regions().is_empty())) };
             Ok(())
         })
@@ -59,12 +59,12 @@ exports! {
         call::code(|| {
             live();
             if count < 1 || handles.is_null() {
-                return invalid(format!("invalid request for {count} queue pairs"));
+                return invalid(format!("{count} queue pairs: expected at least 1, and an output that is not null"));
             }
-            // The first are the host's and the default one. They live as long as the process, as
-            // NVSHMEM's do.
+            // Numbers 0 and 1 are the queue pair of the host and the default queue pair. The new
+            // pairs live as long as the process, as in NVSHMEM.
             let pairs: &'static mut [c_int] = Vec::leak((2..count + 2).collect());
-            // SAFETY: guaranteed by the caller: it points to a pointer.
+            // SAFETY: the caller guarantees that `handles` points to a pointer.
             unsafe { handles.write(pairs.as_mut_ptr()) };
             Ok(())
         })

@@ -1,8 +1,8 @@
-//! What a program creates and destroys: symmetric memory, registrations, teams, modules; and
-//! queries about them.
+//! The objects that a program creates and destroys, and queries about these objects: symmetric
+//! memory, registrations, teams, modules.
 //!
-//! `job` keeps them. Invariant: a setup call of a team has an effect only after all members have
-//! called it with equal arguments.
+//! `job` records the objects. Invariant: a setup call of a team has an effect only after all
+//! members have called it with equal arguments.
 
 mod addresses;
 mod allocate;

@@ -20,7 +20,7 @@ fn initialize(module: *mut c_void, find: fn(usize, &CStr) -> Result<u64>) -> c_i
     call::code(|| {
         let world = live();
         if module.is_null() {
-            return invalid("no module");
+            return invalid("the module is null");
         }
         if !settings::get().any_module {
             find(module.addr(), VERSION).or_else(|failure| fail(Code::INTERNAL, failure.text))?;

@@ -1,4 +1,4 @@
-//! Registers other memory: for this PE, or as symmetric memory.
+//! Registers memory outside the heap: for this PE, or as symmetric memory.
 //!
 //! `job` records the registrations. Invariant: symmetric memory is registered on all PEs or on
 //! none.
@@ -55,7 +55,7 @@ fn unregister_symmetric(world: &World, address: usize, bytes: usize) -> Result {
     driver::with_context(world.context, || region.map_or(Ok(()), |region| region.unmap(world.pe as usize)))
 }
 
-/// Registers memory; returns null and prints the reason if that fails.
+/// Registers symmetric memory. Returns null and prints the reason if the registration fails.
 fn register(address: usize, bytes: usize, wish: usize) -> *mut c_void {
     register_symmetric(address, bytes, wish).unwrap_or_else(|failure| {
         complain(&format!("{}: {}", call::function(), failure.text));
@@ -70,7 +70,7 @@ exports! {
             let mut memory = world.change_memory();
             let (start, end) = (address.addr(), address.addr() + bytes);
             if start == 0 || bytes == 0 {
-                return invalid(format!("invalid memory to register: {bytes} bytes at {start:#x}"));
+                return invalid(format!("{bytes} bytes at {start:#x}: expected a length and an address other than 0"));
             }
             if memory.registered.iter().any(|(other, length)| *other < end && start < other + length) {
                 return invalid(format!("{bytes} bytes at {start:#x} overlap registered memory"));

@@ -29,9 +29,9 @@ fn by_id(ranks: c_int, rank: c_int, id: u64, contexts: c_int) -> Result<c_int> {
         return no_slot(&world);
     }
     let slots = &world.control.ids;
-    // The id alone names the slot, so that members that come at different times find the same one.
-    // A slot keeps its id until the last member has left; a team whose slot is taken waits for
-    // that.
+    // The id alone determines the slot, so that members that arrive at different times find the
+    // same slot. A slot keeps its id until the last member has joined. A team whose slot has
+    // another id waits until then.
     let slot = &slots[id as usize % slots.len()];
     let is_ours = || match slot.id.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => true,
@@ -65,7 +65,7 @@ exports! {
     fn nvshmemx_team_get_uniqueid(id: *mut u64) -> c_int {
         call::code(|| {
             live();
-            // SAFETY: guaranteed by the caller: it points to an id.
+            // SAFETY: the caller guarantees that `id` points to an id.
             unsafe { id.write(random_word() >> 1 | 1) };
             Ok(())
         })

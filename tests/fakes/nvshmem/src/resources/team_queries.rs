@@ -1,6 +1,6 @@
 //! Queries about teams: ranks, sizes, configurations.
 //!
-//! Invariant: a query about no team returns -1.
+//! Invariant: a query with the handle -1, which means no team, returns -1.
 
 use core::ffi::c_int;
 
@@ -24,7 +24,7 @@ exports! {
         let world = live();
         if team != INVALID {
             let team = world.teams.of(team);
-            // SAFETY: guaranteed by the caller: it points to a configuration.
+            // SAFETY: the caller guarantees that `config` points to a configuration.
             let config = unsafe { &mut *config };
             config.contexts = team.contexts;
             config.id = team.id;

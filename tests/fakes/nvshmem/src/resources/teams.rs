@@ -1,4 +1,4 @@
-//! Creates teams by splitting others, and destroys teams.
+//! Creates teams by splitting other teams, and destroys teams.
 //!
 //! `exchange` exchanges data among the members. Invariant: the first member allocates a team's slot
 //! in the control memory, and the last member that destroys the team frees it.
@@ -13,7 +13,7 @@ use crate::job::{World, live};
 use crate::peers::control::FIRST_MADE;
 use crate::peers::{Team, record};
 
-/// The handle of no team.
+/// The handle that means no team.
 pub(super) const INVALID: c_int = -1;
 
 /// Reads the configuration of a team.
@@ -21,7 +21,7 @@ pub(super) fn config(config: *const TeamConfig, mask: c_long) -> Result<(c_int, 
     if mask == 0 || config.is_null() {
         return Ok((0, u64::MAX));
     }
-    // SAFETY: guaranteed by the caller: it points to a configuration.
+    // SAFETY: the caller guarantees that `config` points to a configuration.
     let config = unsafe { config.read() };
     if ![1, 2].iter().any(|layout| config.version == word(*layout, size_of::<TeamConfig>())) {
         return invalid(format!("the version word {} of the team's configuration is not supported", config.version));
@@ -30,8 +30,8 @@ pub(super) fn config(config: *const TeamConfig, mask: c_long) -> Result<(c_int, 
     Ok((contexts, if mask & MASK_ID != 0 { config.id } else { u64::MAX }))
 }
 
-/// Creates one team of members of a parent. All members of the parent call this, each with the
-/// members of its own new team; `None` if this PE is in no new team.
+/// Creates one team of members of a parent. All members of the parent call this function. Each
+/// passes the members of its own new team, or `None` if it is in no new team.
 fn make(world: &World, parent: &Team, members: Option<Vec<i32>>, same: &[u64], contexts: c_int) -> Result<c_int> {
     let mut turn = parent.begin_setup();
     let leads = members.as_ref().is_some_and(|members| members[0] == world.pe);
@@ -67,7 +67,7 @@ pub(super) fn no_slot<T>(world: &World) -> Result<T> {
 
 /// Writes a handle to the program's output.
 pub(super) fn give(place: *mut c_int, handle: c_int) {
-    // SAFETY: guaranteed by the caller: it points to a handle.
+    // SAFETY: the caller guarantees that `place` points to a handle.
     unsafe { place.write(handle) };
 }
 
@@ -75,7 +75,7 @@ fn split_strided(parent: c_int, [start, stride, count]: [c_int; 3], contexts: c_
     let world = live();
     call::take_effect().suffer();
     if parent == INVALID {
-        return invalid("no parent team");
+        return invalid(format!("{parent} is not the handle of a parent team"));
     }
     let parent = world.teams.of(parent);
     let ranks = parent.members.len() as c_int;
@@ -97,7 +97,7 @@ fn destroy(handle: c_int) {
     }
     let team = world.teams.of(handle);
     if handle < FIRST_MADE as c_int {
-        complain(&format!("nvshmem_team_destroy: team {handle} is predefined"));
+        complain(&format!("nvshmem_team_destroy: team {handle} is predefined and cannot be destroyed"));
         return;
     }
     team.begin_setup().meet(record(&[team.index as u64], &[]));
@@ -128,7 +128,7 @@ exports! {
             let world = live();
             call::take_effect().suffer();
             if parent == INVALID || width < 1 {
-                return invalid(format!("invalid parent team or width {width}"));
+                return invalid(format!("parent team {parent} and width {width}, expected a team and a width of at least 1"));
             }
             let parent = world.teams.of(parent);
             let width = (width as usize).min(parent.members.len());

@@ -17,7 +17,7 @@ pub(super) fn check_words(attr: &InitAttr) -> Result {
     let fits = |found: c_int, bytes: usize| layouts.iter().any(|layout| found == word(*layout, bytes));
     if !fits(attr.version, size_of::<InitAttr>()) || !fits(attr.args.version, size_of::<InitArgs>()) {
         return invalid(format!(
-            "the version words {} and {} of the attributes are not those of this library",
+            "the version words {} and {} of the attributes are not supported, expected layouts {layouts:?}",
             attr.version, attr.args.version
         ));
     }
@@ -35,7 +35,7 @@ exports! {
             }
             options::read();
             let new = id::new_id()?;
-            // SAFETY: guaranteed by the caller: it points to room for an id.
+            // SAFETY: the caller guarantees that `id` points to room for an id.
             unsafe { id.write(new) };
             Ok(())
         })
@@ -44,9 +44,9 @@ exports! {
     fn nvshmemx_set_attr_uniqueid_args(rank: c_int, ranks: c_int, id: *const UniqueId, attr: *mut InitAttr) -> c_int {
         call::code(|| {
             if id.is_null() || attr.is_null() {
-                return invalid("a null pointer");
+                return invalid("the unique id or the attributes are null");
             }
-            // SAFETY: guaranteed by the caller: it points to attributes.
+            // SAFETY: the caller guarantees that `attr` points to attributes.
             let attr = unsafe { &mut *attr };
             attr.args.uid.id = id.cast_mut();
             attr.args.uid.rank = rank;
@@ -58,9 +58,9 @@ exports! {
     fn nvshmemx_set_attr_mpi_comm_args(communicator: *mut c_void, attr: *mut InitAttr) -> c_int {
         call::code(|| {
             if communicator.is_null() || attr.is_null() {
-                return invalid("a null pointer");
+                return invalid("the communicator or the attributes are null");
             }
-            // SAFETY: guaranteed by the caller: it points to attributes.
+            // SAFETY: the caller guarantees that `attr` points to attributes.
             unsafe { (*attr).mpi_comm = communicator };
             Ok(())
         })

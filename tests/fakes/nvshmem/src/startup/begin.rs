@@ -1,6 +1,6 @@
-//! Begins a job after its PEs are connected, and ends it.
+//! Begins a job after its PEs are connected, and ends the job.
 //!
-//! Invariant: all PEs map the heap, or none of them begins the job.
+//! Invariant: either all PEs map the heap, or no PE begins the job.
 
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,11 +29,11 @@ fn heap_bytes() -> Result<usize> {
     };
     match usize::try_from(wanted.max(1)).ok().and_then(|bytes| bytes.checked_next_multiple_of(driver::GRANULARITY)) {
         Some(bytes) => Ok(bytes),
-        None => invalid("the size of the symmetric heap"),
+        None => invalid(format!("the symmetric heap of {wanted} bytes is too large")),
     }
 }
 
-/// Returns the device to initialize, and its context.
+/// Returns the device to initialize, and the context to use.
 fn device(attr: &InitAttr) -> Result<(c_int, usize)> {
     let wanted = if attr.args.version == word(2, size_of::<InitArgs>()) { attr.args.device } else { -1 };
     if wanted >= 0 {
@@ -42,18 +42,21 @@ fn device(attr: &InitAttr) -> Result<(c_int, usize)> {
     driver::current_device()?.map_or_else(|| fail(Code::GPU_NOT_SELECTED, "no context is current, and no device was passed"), Ok)
 }
 
-/// Initialises after the PEs are connected.
+/// Begins the job on this PE after the PEs are connected.
 pub(super) fn begin(attr: &InitAttr, (control, pe, ranks): (&'static Control, c_int, c_int)) -> Result<World> {
     let (device, context) = device(attr)?;
     let bytes = heap_bytes()?;
     let max_teams = match option("NVSHMEM_MAX_TEAMS") {
         None => 128,
-        Some(text) => text.parse().or_else(|_| invalid(format!("NVSHMEM_MAX_TEAMS={text}")))?,
+        Some(text) => text.parse().or_else(|_| invalid(format!("NVSHMEM_MAX_TEAMS={text}: expected a number")))?,
     };
     let (processes, shares_gpu) = join(control, pe, ranks, device, bytes)?;
     let remote = option("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_default();
     if ranks > 1 && is_on("NVSHMEM_DISABLE_P2P") && remote == "none" {
-        return fail(Code::INTERNAL, "there is no transport to other PEs");
+        return fail(
+            Code::INTERNAL,
+            "no transport to other PEs: NVSHMEM_DISABLE_P2P is set and NVSHMEM_REMOTE_TRANSPORT is none",
+        );
     }
     let growth = match is_on("NVSHMEM_DISABLE_CUDA_VMM") {
         true => Growth::Fixed,
@@ -66,7 +69,7 @@ pub(super) fn begin(attr: &InitAttr, (control, pe, ranks): (&'static Control, c_
         let failed = turn.find_failed(&[bytes as u64], made.is_ok());
         let handle = made.or_else(|failure| fail(Code::OUT_OF_MEMORY, Fail::from(failure).text))?;
         if let Some(other) = failed {
-            return fail(Code::OUT_OF_MEMORY, format!("PE {other} has no memory for the symmetric heap"));
+            return fail(Code::OUT_OF_MEMORY, format!("PE {other} has no memory for a symmetric heap of {bytes} bytes"));
         }
         Region::map(&mut turn, &processes, pe as usize, device, handle, bytes, 0)
     };
@@ -103,7 +106,7 @@ pub(super) fn begin(attr: &InitAttr, (control, pe, ranks): (&'static Control, c_
     })
 }
 
-/// Finalizes a job on this PE, after all PEs have called it.
+/// Finalizes the job on this PE, after all PEs have called this function.
 pub(super) fn end(world: &World) -> Result {
     world.quiet();
     world.teams.lock().values().for_each(|team| team.idle());

@@ -16,14 +16,14 @@ use crate::peers::control::{Card, MAX_PES};
 use crate::peers::{Control, wait_for};
 use crate::settings;
 
-/// Determines the PEs' shared memory, this PE, and the number of PEs.
+/// Returns the memory that all PEs share, the number of this PE, and the number of PEs.
 pub(super) fn bootstrap(flags: u32, attr: &InitAttr) -> Result<(&'static Control, c_int, c_int)> {
     if flags & WITH_ID != 0 {
         let UniqueIdArgs { id, rank, ranks, .. } = attr.args.uid;
         if id.is_null() {
             return invalid("the unique id is null");
         }
-        // SAFETY: guaranteed by the caller: it points to an id.
+        // SAFETY: the caller guarantees that `id` points to an id.
         let id = unsafe { id.read() };
         if id.version != word(1, size_of::<UniqueId>()) {
             return invalid(format!("the version word {} of the unique id is not supported", id.version));
@@ -36,7 +36,7 @@ pub(super) fn bootstrap(flags: u32, attr: &InitAttr) -> Result<(&'static Control
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     match (&settings::get().directory, number("PMI_RANK"), number("PMI_SIZE")) {
         (Some(directory), Some(rank), Some(ranks)) => Ok((id::of_directory(directory)?, rank, ranks)),
-        _ => fail(Code::INTERNAL, "no launcher: PMI_RANK, PMI_SIZE and PEERWEAVE_FAKE_NVSHMEM_DIR are not set"),
+        _ => fail(Code::INTERNAL, "no launcher: expected PMI_RANK, PMI_SIZE and PEERWEAVE_FAKE_NVSHMEM_DIR to be set"),
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c
     }
     let card = &control.cards[pe as usize];
     if card.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-        return invalid(format!("PE {pe} has joined already"));
+        return invalid(format!("PE {pe} has already joined this job"));
     }
     let uuid = driver::uuid(device)?;
     card.process.store(std::process::id(), Ordering::Relaxed);
@@ -80,10 +80,10 @@ pub(super) fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c
         return fail(Code::SYMMETRY, format!("PE {other} has a heap of {theirs} bytes, PE 0 has one of {first} bytes"));
     }
     if let Some(other) = differs(|card| &card.version) {
-        return fail(Code::INTERNAL, format!("PE {other} has another version of NVSHMEM than PE 0"));
+        return fail(Code::INTERNAL, format!("PE {other} and PE 0 have different versions of NVSHMEM"));
     }
     if let Some(other) = differs(|card| &card.algorithms) {
-        // NVSHMEM does not see it: the first collective never ends.
+        // NVSHMEM does not detect the difference, and its first collective never ends.
         undefined(&format!("PE {other} has different settings for collectives or for the number of teams than PE 0"));
     }
     let uuid = |card: &Card| card.uuid.each_ref().map(read);
@@ -91,7 +91,7 @@ pub(super) fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c
     if let Some(other) = shared
         && !settings::get().share_gpu
     {
-        return fail(Code::NOT_SUPPORTED, format!("PE {other} uses the GPU of another PE"));
+        return fail(Code::NOT_SUPPORTED, format!("PE {other} uses the GPU of another PE, expected one GPU for each PE"));
     }
     Ok((cards.iter().map(|card| card.process.load(Ordering::Relaxed)).collect(), shared.is_some()))
 }

@@ -1,6 +1,7 @@
-//! The control memory of a job: in a file that a unique id names, or in a directory.
+//! The control memory of a job: in a memory file that a unique id names, or in a file of a
+//! directory.
 //!
-//! `connect` chooses between them. Invariant: the file of an id stays open until its process ends.
+//! `connect` chooses the file. Invariant: the file of an id stays open until its process ends.
 
 use std::ffi::CString;
 use std::fs::OpenOptions;
@@ -16,32 +17,33 @@ use crate::peers::mapping::{map_bytes, open_of_process, system};
 const PREFIX: &str = "peerweave-fake-nvshmem:";
 const MAGIC: &[u8; 8] = b"pwfakenv";
 
-/// Returns the start time of a process, which together with its number identifies it forever;
-/// `None` if the process has ended.
+/// Returns the start time of a process, which together with its process ID identifies the process
+/// forever; `None` if the process has ended.
 fn process_start(process: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name may hold spaces and brackets: fields are counted behind the last bracket.
+    // The process name may contain spaces and brackets, so fields are counted after the last
+    // bracket.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
 fn set_length(file: &OwnedFd) -> Result {
-    // SAFETY: an open descriptor and a length.
+    // SAFETY: the descriptor is open; the call accesses no memory of this process.
     match unsafe { libc::ftruncate(file.as_raw_fd(), size_of::<Control>() as libc::off_t) } {
         0 => Ok(()),
-        _ => system("the length of shared memory"),
+        _ => system("cannot set the length of shared memory"),
     }
 }
 
-/// Creates an id for memory of this process, which must live until all PEs have connected.
+/// Creates an id for memory of this process. The process must live until all PEs have connected.
 pub(super) fn new_id() -> Result<UniqueId> {
     let random = random_word();
     let name = CString::new(format!("{PREFIX}{random:016x}")).expect("the text contains no zero byte");
     // SAFETY: the name is a C string.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
-        return system("shared memory");
+        return system("cannot create shared memory");
     }
-    // SAFETY: the kernel has just given this descriptor to nobody else.
+    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     set_length(&file)?;
     let process = std::process::id();
@@ -92,7 +94,7 @@ pub(super) fn of_directory(directory: &str) -> Result<&'static Control> {
 
 fn map(file: &OwnedFd) -> Result<&'static Control> {
     let address = map_bytes(file, size_of::<Control>())?;
-    // SAFETY: this many bytes are mapped there forever, page-aligned, and any bytes that PEs of
-    // this library write are valid.
+    // SAFETY: the page-aligned mapping has the size of a `Control` and is never unmapped. PEs of
+    // this library write only valid values.
     Ok(unsafe { &*(address as *const Control) })
 }

@@ -1,4 +1,4 @@
-//! Queries that are allowed before the initialization: versions, the name, support of threads.
+//! Queries that are allowed before the initialization: versions, the name, thread support.
 
 use core::ffi::{c_char, c_int};
 
@@ -13,12 +13,12 @@ fn name() -> String {
 exports! {
     fn nvshmem_query_thread(provided: *mut c_int) {
         const SERIALIZED: c_int = 2;
-        // SAFETY: guaranteed by the caller: it points to a number.
+        // SAFETY: the caller guarantees that `provided` points to a number.
         unsafe { provided.write(SERIALIZED) };
     }
 
     fn nvshmem_info_get_version(major: *mut c_int, minor: *mut c_int) {
-        // SAFETY: guaranteed by the caller: they point to numbers.
+        // SAFETY: the caller guarantees that the pointers are to numbers.
         unsafe {
             major.write(1);
             minor.write(3);
@@ -27,8 +27,8 @@ exports! {
 
     fn nvshmem_info_get_name(text: *mut c_char) {
         let name = name();
-        // SAFETY: guaranteed by the caller: there is room for a name, which is longer than this
-        // one.
+        // SAFETY: the caller guarantees room for the longest name that NVSHMEM allows, and this
+        // name is shorter.
         unsafe {
             std::ptr::copy_nonoverlapping(name.as_ptr().cast(), text, name.len());
             text.add(name.len()).write(0);
@@ -37,7 +37,7 @@ exports! {
 
     fn nvshmemx_vendor_get_version_info(major: *mut c_int, minor: *mut c_int, patch: *mut c_int) {
         let version = settings::get().version;
-        // SAFETY: guaranteed by the caller: they point to numbers.
+        // SAFETY: the caller guarantees that the pointers are to numbers.
         unsafe {
             major.write(version.0);
             minor.write(version.1);

@@ -21,12 +21,12 @@ exports! {
     fn nvshmemx_hostlib_init_attr(flags: u32, attr: *mut InitAttr) -> c_int {
         call::code(|| {
             if attr.is_null() {
-                return invalid("no attributes");
+                return invalid("the attributes are null");
             }
-            // SAFETY: guaranteed by the caller: it points to attributes.
+            // SAFETY: the caller guarantees that `attr` points to attributes.
             let attr = unsafe { &*attr };
             if settings::get().any_rule {
-                // This process is no PE yet: the rules are those of the PE that it will be.
+                // This process is not a PE yet, so the rules of the PE that it will become apply.
                 if let Some(code) = call::rules("nvshmemx_hostlib_init_attr", Some(attr.args.uid.rank)) {
                     return fail(code, "an injected fault");
                 }
@@ -38,7 +38,7 @@ exports! {
                 return Ok(());
             }
             if let State::Bootstrapped(..) = &*state() {
-                undefined("nvshmemx_hostlib_init_attr: other PEs do not continue a start that failed after the PEs had connected");
+                undefined("nvshmemx_hostlib_init_attr was called after a failed start; PEs that had connected cannot start again");
             }
             options::read();
             let met = bootstrap(flags, attr)?;
@@ -46,7 +46,7 @@ exports! {
             let (_, pe, ranks) = met;
             set_state(match begun {
                 Ok(world) => State::Live(Arc::new(world), 1),
-                // Like NVSHMEM: prints the failure, and returns success.
+                // Like NVSHMEM, this prints the failure, and returns success.
                 Err(failure) => {
                     complain(&format!("{}, continuing", failure.text));
                     State::Bootstrapped(pe, ranks)

@@ -1,5 +1,5 @@
-//! Starts and ends NVSHMEM: ids, NVSHMEM's own variables, connection of the PEs, the heap; and
-//! queries that are allowed before.
+//! Starts and ends NVSHMEM: ids, NVSHMEM's own variables, connection of the PEs, the heap. Also has
+//! the queries that are allowed before NVSHMEM starts.
 //!
 //! MPI, SHMEM and PMI are not emulated. Invariant: either all PEs of a job are initialized, or no
 //! initialization returns success.

@@ -7,12 +7,12 @@ use std::sync::LazyLock;
 
 use crate::abi::{Result, invalid};
 
-/// NVSHMEM's own variables, read once: when an id is created or when NVSHMEM starts, whichever is
-/// first.
+/// NVSHMEM's own variables. They are read once: when an id is created or when NVSHMEM starts,
+/// whichever is first.
 static OPTIONS: LazyLock<HashMap<String, String>> =
     LazyLock::new(|| std::env::vars().filter(|(name, _)| name.starts_with("NVSHMEM_")).collect());
 
-/// Reads the variables if they were not read yet.
+/// Reads the variables at the first call.
 pub(super) fn read() {
     LazyLock::force(&OPTIONS);
 }
@@ -32,13 +32,16 @@ pub(super) fn bytes_of(name: &str) -> Result<Option<u64>> {
         "M" | "MB" => 20,
         "G" | "GB" => 30,
         "T" | "TB" => 40,
-        _ => return invalid(format!("{name}={text}")),
+        _ => return invalid(format!("{name}={text}: expected a number with an optional unit B, K, M, G or T")),
     };
     let number: Option<u64> = text[..split].parse().ok();
-    number.and_then(|number| number.checked_mul(1 << shift)).map(Some).map_or_else(|| invalid(format!("{name}={text}")), Ok)
+    number
+        .and_then(|number| number.checked_mul(1 << shift))
+        .map(Some)
+        .map_or_else(|| invalid(format!("{name}={text}: expected a number of bytes")), Ok)
 }
 
-/// Returns whether a switch is on.
+/// Returns whether a switch is on: set, and not `0`, `n`, `no` or `false`.
 pub(super) fn is_on(name: &str) -> bool {
     option(name).is_some_and(|text| !matches!(text.as_str(), "0" | "n" | "no" | "false"))
 }

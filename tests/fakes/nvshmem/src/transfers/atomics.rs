@@ -1,8 +1,8 @@
 //! Atomics from the host, by type.
 //!
-//! Streams have no atomics, because NVSHMEM has only signals there. Invariant: unless a test
-//! enables them, atomics behave as in every known release of NVSHMEM: they are exported and return
-//! "not implemented".
+//! There are no atomics on streams, because NVSHMEM has only signals on streams. Invariant: unless
+//! a test enables atomics, they behave as in every known release of NVSHMEM: they are exported,
+//! print "not implemented" and return zero.
 
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ trait Atomic: Number + PartialEq {
     /// Changes the value and returns the previous one.
     ///
     /// # Safety
-    /// The address is that of a live, aligned value.
+    /// The address is the address of a live, aligned value.
     unsafe fn change(address: *mut u8, change: impl FnMut(Self) -> Option<Self>) -> Self;
     fn one() -> Self;
 }
@@ -69,7 +69,7 @@ fn act<T: Atomic + Default>(target: *const T, pe: c_int, change: impl FnMut(T) -
     }
     let memory = world.memory();
     let place = memory.symmetric(function, "the word", target.addr(), size_of::<T>());
-    // SAFETY: the word was found live, stays so while the memory is held, and is aligned.
+    // SAFETY: the word was found live, stays live while the memory is locked, and is aligned.
     unsafe { T::change(memory.of(pe, place), change) }
 }
 

@@ -1,8 +1,8 @@
 //! Puts and gets of arrays: contiguous, strided, and with a signal; by type, by width and by bytes;
 //! from the host and on streams.
 //!
-//! `transfer` implements them. Invariant: counts and strides are in elements of the type or the
-//! width, or in bytes.
+//! `transfer` implements the puts and gets. Invariant: counts and strides are in elements of the
+//! type or the width, or in bytes.
 
 use core::ffi::{c_int, c_void};
 
@@ -11,7 +11,7 @@ use super::transfer::{Transfer, Way, When};
 use crate::abi::types::each_rma;
 use crate::call::export;
 
-/// Defines a put or get of contiguous elements; `$stem` is the middle of its names.
+/// Defines a put or get of contiguous elements; `$stem` is the middle of the function names.
 macro_rules! contiguous {
     ([$($stem:tt)*] $way:ident $kind:ty) => {
         export! { ["nvshmem_", $($stem)*] (target: *mut c_void, source: *const c_void, count: usize, pe: c_int) {

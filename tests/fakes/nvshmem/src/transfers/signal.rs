@@ -1,6 +1,6 @@
 //! Signals: 64-bit words that are set or added to atomically.
 //!
-//! `waits` has the waits. Invariant: a word is read and written atomically.
+//! `waits` has the waits for signals. Invariant: a word is read and written atomically.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use crate::abi::structs::{SIGNAL_ADD, SIGNAL_SET};
 use crate::call::{self, exports, undefined};
 use crate::job::{World, counters, live, on_stream};
 
-/// An update of a word of a PE.
+/// An update of a signal word of a PE.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Signal {
     pub(super) word: usize,
@@ -34,7 +34,7 @@ pub(super) fn check(world: &World, signal: Signal) {
 pub(super) fn apply(world: &World, function: &'static str, signal: Signal) {
     let memory = world.memory();
     let place = memory.symmetric(function, "the signal", signal.word, 8);
-    // SAFETY: the word was found live, stays so while the memory is held, and is aligned.
+    // SAFETY: the word was found live, stays live while the memory is locked, and is aligned.
     let word = unsafe { AtomicU64::from_ptr(memory.of(signal.pe, place).cast()) };
     if signal.operation == SIGNAL_ADD {
         word.fetch_add(signal.value, Ordering::AcqRel);
@@ -48,7 +48,7 @@ fn own_word<T>(word: *mut u64, access: impl FnOnce(&AtomicU64) -> T) -> T {
     let world = live();
     let memory = world.memory();
     memory.symmetric(call::function(), "the signal", word.addr(), 8);
-    // SAFETY: the word was found live and stays so while the memory is held; the caller of the
+    // SAFETY: the word was found live, and stays live while the memory is locked. The caller of the
     // exported function guarantees its alignment.
     access(unsafe { AtomicU64::from_ptr(word) })
 }

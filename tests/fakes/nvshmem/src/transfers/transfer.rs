@@ -1,7 +1,7 @@
-//! One-sided transfers: implements puts and gets, immediately, later, or in stream order.
+//! Implements puts and gets: immediately, later, or in stream order.
 //!
-//! `puts` and `values` export them. Invariant: the remote side is symmetric memory that is live
-//! when the bytes are copied.
+//! `puts` and `values` have the exported functions. Invariant: the remote side is symmetric memory
+//! that is live when the bytes are copied.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) enum Way {
 pub(super) enum When {
     /// Before the call returns.
     Now,
-    /// At the latest at quiet.
+    /// At the latest at the next quiet.
     Later,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Transfer {
     pub(super) local: Local,
 }
 
-/// This PE's side of a transfer, as the network requires it.
+/// Kind of this PE's side of a transfer, by the requirements of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Local {
     /// Memory that must be symmetric or registered.
@@ -62,7 +62,7 @@ pub(super) enum Local {
 /// Both sides have this many bytes.
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     let alike = |size: usize| bytes == size && from.addr().is_multiple_of(size) && to.addr().is_multiple_of(size);
-    // SAFETY: guaranteed by the caller, and the alignment was looked at.
+    // SAFETY: the caller guarantees the bytes, and `alike` has checked the alignment.
     unsafe {
         if alike(8) {
             let value = AtomicU64::from_ptr(from.cast_mut().cast()).load(Ordering::Acquire);
@@ -102,7 +102,7 @@ impl Transfer {
         if self.rows == 0 { 0 } else { (self.rows - 1) * step + self.row }
     }
 
-    /// Checks both sides, and makes the transfer if `really`.
+    /// Checks both sides, and makes the transfer if `really` is true.
     fn visit(&self, world: &World, function: &str, really: bool) {
         if self.span(1) == 0 || self.row == 0 {
             return;
@@ -127,13 +127,14 @@ impl Transfer {
             return;
         }
         for row in 0..self.rows {
-            // SAFETY: the symmetric side was found live and stays so while the memory is held; the
-            // other is guaranteed by the caller.
+            // SAFETY: the symmetric side was found live, and stays live while the memory is locked.
+            // The caller guarantees the other side.
             unsafe { copy(from.add(row * self.source_step), to.add(row * self.target_step), self.row) };
         }
     }
 
-    /// Ends the process if only the network reaches the PE and this PE's side is not registered.
+    /// Ends the process if only the network reaches the PE, and the network cannot make the
+    /// transfer or this PE's side is not registered.
     fn by_network(&self, memory: &Memory, function: &str, place: Place, local: usize, bytes: usize) {
         if memory.given(self.pe, place).is_some() || self.local == Local::Value {
             return;
@@ -189,9 +190,10 @@ impl Transfer {
         self.row > 0 && self.rows > 0 && memory.given(self.pe, place).is_none()
     }
 
-    /// Copies the source, which the program may change after the call returns, and sends the copy.
+    /// Sends a copy of the source, because the program may change the source after the call
+    /// returns.
     fn send(self, world: &Arc<World>, function: &'static str) {
-        // SAFETY: the source was found there, by `checked`.
+        // SAFETY: `checked` has checked the source, and the caller guarantees that it is readable.
         let staged: Box<[u8]> =
             unsafe { std::slice::from_raw_parts(self.source as *const u8, self.span(self.source_step)) }.into();
         let later = Arc::clone(world);
@@ -209,12 +211,12 @@ impl Transfer {
         call::or_abort(on_stream(stream, move |world, function| self.run(world, function, when, signal)));
     }
 
-    /// Makes the transfer immediately, for values that a stream's work moves.
+    /// Makes the transfer immediately. Work on a stream uses this for single values.
     pub(super) fn now(self, world: &World, function: &'static str) {
         self.visit(world, function, true);
     }
 
-    /// Checks whether the transfer is possible.
+    /// Checks the transfer and counts it; ends the process if the transfer is invalid.
     pub(super) fn check(&self) {
         self.checked(None);
     }

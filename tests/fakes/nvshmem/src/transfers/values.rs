@@ -1,6 +1,6 @@
 //! Puts and gets of single values, by type; from the host and on streams.
 //!
-//! Invariant: only a put of a value needs no memory of this PE.
+//! Invariant: a put of a value is the only transfer that needs no memory of this PE.
 
 use core::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};

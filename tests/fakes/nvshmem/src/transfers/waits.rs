@@ -1,6 +1,6 @@
 //! Waits for words of this PE, in stream order.
 //!
-//! Invariant: a word is read atomically, and is part of the wait if its mask is zero.
+//! Invariant: a word is read atomically, and belongs to the wait if its mask entry is zero.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ trait Word: Copy + PartialOrd + Send + Sync + 'static {
     /// Reads the word atomically.
     ///
     /// # Safety
-    /// The address is that of a live, aligned word.
+    /// The address is the address of a live, aligned word.
     unsafe fn load(address: *const u8) -> Self;
 }
 
@@ -45,8 +45,8 @@ fn holds<T: PartialOrd>(found: T, comparison: c_int, wanted: T) -> bool {
     }
 }
 
-/// Compares like a device stream, which NVSHMEM uses to wait for equal or greater signals: the
-/// difference is a signed number.
+/// Evaluates a comparison of signals. "Greater or equal" interprets the difference as a signed
+/// number, because NVSHMEM implements this wait by a stream operation of the device.
 fn holds_in_the_cycle(found: u64, comparison: c_int, wanted: u64) -> bool {
     const GREATER_OR_EQUAL: c_int = 5;
     match comparison {
@@ -55,7 +55,7 @@ fn holds_in_the_cycle(found: u64, comparison: c_int, wanted: u64) -> bool {
     }
 }
 
-/// Enqueues a wait for words of this PE, with one value for each word or one for all.
+/// Enqueues a wait for words of this PE, with one value for each word or one value for all words.
 fn wait_on_stream<T: Word>(
     words: usize,
     count: usize,
@@ -75,8 +75,8 @@ fn wait_on_stream<T: Word>(
         return;
     }
     world.memory().symmetric(call::function(), "the words", words, count * size_of::<T>());
-    // A word counts where its mask is zero. SAFETY: a mask that is not null has `count` entries:
-    // guaranteed by the caller.
+    // A word belongs to the wait if its mask entry is zero. SAFETY: the caller guarantees that a
+    // mask that is not null has `count` entries.
     let counts = |index| mask.is_null() || unsafe { *mask.add(index) } == 0;
     let wanted: Vec<usize> = (0..count).filter(|index| counts(*index)).collect();
     let work = move |world: &Arc<World>, function: &'static str| {
@@ -87,7 +87,7 @@ fn wait_on_stream<T: Word>(
             let memory = world.memory();
             memory.symmetric(function, "the words", words, count * size_of::<T>());
             left.retain(|index| {
-                // SAFETY: the words were found live, stay so while the memory is held, and are
+                // SAFETY: the words were found live, stay live while the memory is locked, and are
                 // aligned.
                 let found = unsafe { T::load((words + index * size_of::<T>()) as *const u8) };
                 !holds(found, comparison, values[if values.len() == 1 { 0 } else { *index }])
@@ -118,8 +118,8 @@ macro_rules! waits {
         export! { ["nvshmemx_", $name, "_wait_until_all_vector_on_stream"]
             (words: *mut $kind, count: usize, mask: *const c_int, comparison: c_int, values: *mut $kind, stream: *mut c_void) {
             let first = values.addr();
-            // SAFETY: there is a value for each word when the stream reaches this point: guaranteed
-            // by the caller.
+            // SAFETY: the caller guarantees a value for each word when the stream reaches this
+            // point.
             let values = move || unsafe { std::slice::from_raw_parts(first as *const $kind, count) }.to_vec();
             wait_on_stream(words.addr(), count, mask, (comparison, holds), values, stream);
         } }

@@ -1,6 +1,7 @@
-//! Declares raw functions of the fake libraries, as a C program would call them.
+//! Declares raw functions of the fake libraries, as a C program would declare them.
 //!
-//! Checks only result codes. Invariant: every pointer passed to a call comes from the same test.
+//! The helpers check only result codes. Invariant: every pointer passed to a call comes from the
+//! same test.
 
 #![allow(dead_code, non_snake_case, unreachable_pub, clippy::too_many_arguments)]
 
@@ -157,24 +158,24 @@ library! { NVSHMEM = "libnvshmem_host.so.3":
     peerweave_fake_nvshmem_count(name: *const c_char) -> i64;
 }
 
-/// Returns both fakes with a small heap.
+/// Returns settings with the fake driver, and the fake NVSHMEM with a small heap.
 pub fn fakes() -> Fakes {
     let fakes = Fakes::new().cuda().nvshmem().limit(Duration::from_secs(30));
     fakes.env("NVSHMEM_SYMMETRIC_SIZE", "8M").env("PEERWEAVE_FAKE_NVSHMEM_WAIT_MS", "10000")
 }
 
-/// Returns both fakes with NVSHMEM of this version.
+/// Returns settings with the fake driver, and the fake NVSHMEM of this version.
 pub fn fakes_of(version: &str) -> Fakes {
     fakes().nvshmem_of(version)
 }
 
 /// Returns whether the library has a function of this name.
 pub fn has(name: &str) -> bool {
-    // SAFETY: the symbol is only looked up.
+    // SAFETY: the function is only looked up, and not called.
     unsafe { NVSHMEM.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_ok()
 }
 
-/// Returns attributes in a layout of the structs.
+/// Returns attributes for an initialization, in a layout of the structs.
 pub fn attr(layout: c_int) -> Attr {
     Attr {
         version: (layout << 16) + 144,
@@ -199,7 +200,7 @@ pub fn use_device(device: i32) {
     assert_eq!(cuCtxSetCurrent(context), 0);
 }
 
-/// Returns the id that the first child creates in a file of this name.
+/// Returns the id that child 0 creates and passes to the other children in a file of this name.
 pub fn shared_id(me: &Child, name: &str) -> UniqueId {
     let mut id = UniqueId { version: (1 << 16) + 128, internal: [0; 124] };
     if me.rank == 0 {
@@ -211,14 +212,14 @@ pub fn shared_id(me: &Child, name: &str) -> UniqueId {
     id
 }
 
-/// Initializes this child by an id as the PE of its rank; returns the code.
+/// Initializes this child by an id, as the PE of its rank. Returns the code.
 pub fn init_with(me: &Child, id: &UniqueId, layout: c_int) -> c_int {
     let mut attr = attr(layout);
     assert_eq!(nvshmemx_set_attr_uniqueid_args(me.rank as c_int, me.count as c_int, id, &mut attr), 0);
     nvshmemx_hostlib_init_attr(8, &mut attr)
 }
 
-/// Initializes this child as the PE of its rank, on the device with the same number; returns a
+/// Initializes this child as the PE of its rank, on the device with the same number. Returns a
 /// stream.
 pub fn init(me: &Child) -> Handle {
     use_device(me.rank as i32);
@@ -277,6 +278,6 @@ pub fn count(name: &str) -> i64 {
 pub fn name() -> String {
     let mut name = [0; 257];
     nvshmem_info_get_name(name.as_mut_ptr());
-    // SAFETY: the library ends it with a zero.
+    // SAFETY: the library ends the name with a zero.
     unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned()
 }

@@ -1,4 +1,4 @@
-//! Contexts: creates and destroys them, makes them current, waits for their streams.
+//! Creates and destroys contexts, makes contexts current, and waits for the streams of a context.
 
 use core::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -224,11 +224,11 @@ exports! {
 }
 
 functions! {
-    /// Fake only: fails the device of the current context, as an illegal address in a kernel does.
+    /// Fake only: fails the current context with this code, as an illegal address in a kernel does.
     /// The code is sticky.
     ///
-    /// Drops queued work; every later call that uses the context returns the code. The code 0 is
-    /// refused.
+    /// Queued work is dropped, and every later call that uses the context returns the code. Codes
+    /// below 1 are refused.
     fn peerweave_fake_context_fail(code: c_int) {
         if code <= 0 {
             return Err(Code::INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! The library as a whole: initialization, version, texts of errors, profiler.
+//! Functions of the library as a whole: initialization, version, texts of errors, profiler.
 
 use core::ffi::{c_int, c_uint};
 

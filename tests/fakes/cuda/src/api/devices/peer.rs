@@ -1,5 +1,5 @@
-//! Access of one device to the memory of another: queries, enables, disables. Invariant: access is
-//! per context and in one direction.
+//! Queries, enables and disables access of one device to the memory of another. Invariant: access
+//! is per context and in one direction.
 
 use core::ffi::{c_int, c_uint};
 
@@ -24,10 +24,10 @@ exports! {
         }
         let can = driver.can_access_peer(from, to);
         match attribute {
-            1 => value.set(0),                    // performance rank: all the same
+            1 => value.set(0),                    // performance rank: equal for all pairs
             2 | 3 => value.set(c_int::from(can)), // access, native atomics
             4 => value.set(0),                    // arrays
-            5 => value.set(0),                    // only a part of the atomics
+            5 => value.set(0),                    // only partial native atomics
             _ => Err(Code::INVALID_VALUE),
         }
     }

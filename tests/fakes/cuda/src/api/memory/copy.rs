@@ -38,7 +38,7 @@ fn check(stream: &Arc<Stream>, copy: &Copy, sides: Sides) -> Result {
     Ok(())
 }
 
-/// Enqueues a copy. Waits only if pageable host memory requires it, as the driver does.
+/// Enqueues a copy. Waits only if the target is pageable host memory, as the driver does.
 fn order(stream: CuStream, mut copy: Copy, sides: Sides) -> Result {
     let current = current()?;
     let stream = resolve(stream)?;
@@ -65,8 +65,8 @@ fn order(stream: CuStream, mut copy: Copy, sides: Sides) -> Result {
     if wait { synchronize(&stream) } else { Ok(()) }
 }
 
-/// Copies on the legacy stream. Copies between devices return before they are complete, as the
-/// driver's do.
+/// Copies on the legacy stream. A copy between devices returns before the copy is complete, as in
+/// the driver.
 fn order_and_wait(copy: Copy, sides: Sides) -> Result {
     let stream = legacy()?;
     forbid_legacy(&stream)?;
@@ -94,7 +94,8 @@ fn peer(to: CuPtr, to_context: CuContext, from: CuPtr, from_context: CuContext, 
     Ok(copy)
 }
 
-/// Returns the address of one side; `kind` is a `CUmemorytype`: 1 host, 2 device, 4 unified.
+/// Returns the address of one side, and whether that side may be host memory. `kind` is a
+/// `CUmemorytype`: 1 host, 2 device, 4 unified.
 fn side(kind: c_int, host: usize, device: CuPtr) -> Result<(u64, bool)> {
     match kind {
         1 => Ok((host as u64, true)),
@@ -126,7 +127,7 @@ fn rows(copy: &In<Copy2d>) -> Result<(Copy, Sides)> {
     Ok((copy, Sides { to_host, from_host }))
 }
 
-/// Enqueues a fill; `on` is the stream of an asynchronous fill.
+/// Enqueues a fill. `on` is the stream of an asynchronous fill; `None` means the legacy stream.
 fn fill(on: Option<CuStream>, to: CuPtr, pattern: u32, element_bytes: u64, elements: usize, rows: usize, pitch: usize) -> Result {
     current()?;
     let stream = match on {

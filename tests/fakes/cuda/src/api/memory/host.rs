@@ -1,5 +1,5 @@
-//! Pinned memory of the host: allocates it, and registers memory of the caller. Invariant: the
-//! caller owns registered memory; this library only records it.
+//! Allocates pinned host memory, and registers host memory of the caller. Invariant: the caller
+//! owns registered memory; this library only records the registration.
 
 use core::ffi::{c_uint, c_void};
 

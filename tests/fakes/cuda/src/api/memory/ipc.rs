@@ -1,5 +1,5 @@
-//! Legacy sharing between processes: handles of plain memory, and of events. Invariant: the handle
-//! of a process that has ended opens nothing.
+//! Legacy IPC between processes: handles of plain memory, and of events. Invariant: the handle of a
+//! process that has ended opens nothing.
 
 use core::ffi::c_uint;
 use std::os::fd::OwnedFd;
@@ -96,7 +96,7 @@ exports! {
         let context = outside_capture()?;
         let driver = driver()?;
         let ticket = Ticket::from_bytes(&handle.bytes, MEMORY)?;
-        // A process cannot open what it shares itself.
+        // A process cannot open a handle that it has exported itself.
         if ticket.file.pid == std::process::id() {
             return Err(Code::INVALID_CONTEXT);
         }
@@ -106,8 +106,8 @@ exports! {
             return Err(Code::PEER_ACCESS_UNSUPPORTED);
         }
         let mut map = change();
-        // If a process opens the same memory again, it gets the same address, and the opens are
-        // counted.
+        // A process that opens the same memory again gets the same address, and the number of opens
+        // is counted.
         for range in map.ranges.values_mut() {
             if let Kind::Imported { key, opened, context: of, .. } = &mut range.kind
                 && *key == handle.bytes

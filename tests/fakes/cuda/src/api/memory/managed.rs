@@ -1,5 +1,5 @@
-//! Hints for managed memory, and memory of other interfaces. Invariant: a hint has no effect that a
-//! program can observe except its order in the stream.
+//! Hints for managed memory, and refused imports of external memory. Invariant: a hint has no
+//! effect that a program can observe except its order in the stream.
 
 use core::ffi::{c_int, c_uint};
 
@@ -23,7 +23,7 @@ fn check_managed(address: CuPtr, bytes: usize) -> Result {
     }
 }
 
-/// Checks a location: a device, or the host in one of its forms.
+/// Checks a location: a device, the host, or a NUMA node of the host.
 fn check_location(location: Location) -> Result {
     match location.kind {
         Location::DEVICE => driver()?.device(location.id).map(|_| ()),
@@ -45,11 +45,13 @@ fn prefetch(address: CuPtr, bytes: usize, location: Location, stream: CuStream) 
     let stream = resolve(stream)?;
     check_location(location)?;
     check_managed(address, bytes)?;
-    // All places are the same memory: only the order in the stream is left to keep.
+    // All locations are the same host memory, so the prefetch only takes its place in the order of
+    // the stream.
     submit(&stream, Work::Empty)
 }
 
-/// Returns the location of a device number, in the form that preceded `CUmemLocation`.
+/// Converts a device number to a location; -1 is the host. Older functions take device numbers
+/// instead of a `CUmemLocation`.
 fn location_of(device: CuDevice) -> Location {
     if device == -1 { Location { kind: 2, id: 0 } } else { Location { kind: Location::DEVICE, id: device } }
 }

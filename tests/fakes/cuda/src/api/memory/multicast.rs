@@ -43,7 +43,8 @@ fn bind(object: &Allocation, device: Option<CuDevice>, at: u64, memory: &Allocat
     if memory.is_multicast() || size == 0 || !inside(at, object.physical.size) || !inside(memory_at, bound.size) {
         return Err(Code::INVALID_VALUE);
     }
-    // An object that other processes can import must not contain memory that they cannot import.
+    // An object that other processes can import must not contain memory that those processes cannot
+    // import.
     if object.physical.handle_types != 0 && bound.handle_types == 0 {
         return Err(Code::INVALID_VALUE);
     }
@@ -162,9 +163,9 @@ functions! {
     /// Fake only: has the effect of a kernel's store to a multicast address on the current
     /// context's device, immediately.
     ///
-    /// `CUDA_ERROR_INVALID_VALUE` if the bytes are not inside one multicast mapping that the device
-    /// may write; `CUDA_ERROR_ILLEGAL_ADDRESS` if a device of the team has bound nothing there, or
-    /// its process has ended.
+    /// Returns `CUDA_ERROR_INVALID_VALUE` if the bytes are not inside one multicast mapping that
+    /// the device may write. Returns `CUDA_ERROR_ILLEGAL_ADDRESS` if a device of the team has no
+    /// memory bound there, or if the process that bound the memory has ended.
     fn peerweave_fake_multicast_store(address: CuPtr, bytes: *const c_void, length_bytes: usize) {
         let context = current()?;
         let driver = driver()?;

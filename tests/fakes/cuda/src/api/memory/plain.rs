@@ -1,4 +1,4 @@
-//! Plain memory of devices: allocates and frees, in the order of the host or of a stream.
+//! Allocates and frees plain device memory, in the order of the host or of a stream.
 
 use core::ffi::c_uint;
 use std::sync::Arc;

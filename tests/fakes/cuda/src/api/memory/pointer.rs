@@ -15,8 +15,8 @@ const DEVICE: c_uint = 2;
 
 fn device_of(range: &Range) -> c_int {
     let ordinal = match &range.kind {
-        // A multicast object, or memory of a device that this process does not see: the driver's
-        // number for no device.
+        // A multicast object, and memory of a device that this process does not see, have no
+        // device: the driver's number for this case is -2.
         Kind::Mapped(mapped) => return mapped.allocation.physical.device.map_or(-2, |device| device as c_int),
         Kind::Device(memory) => memory.device,
         Kind::Host(memory) => memory.device,
@@ -61,7 +61,7 @@ fn answer(range: &Range, attribute: c_int, address: CuPtr, out: &Out<c_void>) ->
         10 => out.cast::<u8>().set(u8::from(
             matches!(&range.kind, Kind::Device(memory) if !memory.managed && memory.pool.is_none() && !memory.of_graph),
         )),
-        // RANGE_START_ADDR, RANGE_SIZE: of a reservation as a whole.
+        // RANGE_START_ADDR, RANGE_SIZE: for mapped memory, the range is the whole reservation.
         11 | 12 => {
             let map_range = (range.base, range.size);
             let (base, size) = if mapped.is_some() { reservation_of(range).unwrap_or(map_range) } else { map_range };
@@ -91,11 +91,12 @@ fn answer(range: &Range, attribute: c_int, address: CuPtr, out: &Out<c_void>) ->
 }
 
 fn reservation_of(range: &Range) -> Option<(u64, u64)> {
-    // The caller does not hold the lock of the map, so this takes it again, briefly.
+    // The caller does not hold the lock of the map, so that this function can lock the map again.
     change().reservation(range.base, range.size)
 }
 
-/// Returns the size of an attribute's value, for those that `cuPointerGetAttributes` sets to zero.
+/// Returns the size of an attribute's value in bytes. `cuPointerGetAttributes` zeroes this many
+/// bytes of an unknown value.
 fn width(attribute: c_int) -> usize {
     match attribute {
         2 | 9 | 16 => 4,
@@ -133,8 +134,7 @@ exports! {
     }
 
     6000 fn cuPointerSetAttribute(value: In<c_uint>, attribute: c_int, address: CuPtr) {
-        // SYNC_MEMOPS is the only one that can be set; memory operations here have no other order
-        // anyway.
+        // SYNC_MEMOPS is the only attribute that can be set. Setting it has no effect here.
         value.get()?;
         if attribute != 6 {
             return Err(Code::INVALID_VALUE);
@@ -155,7 +155,7 @@ impl Out8 {
     }
 }
 
-/// Returns a copy of the range that contains an address, without holding the map.
+/// Returns a copy of the range that contains an address, and does not keep the map locked.
 fn copy_of(address: CuPtr) -> Option<Range> {
     let map = read();
     let range = map.find(address)?;
@@ -169,7 +169,7 @@ fn copy_of(address: CuPtr) -> Option<Range> {
             managed: false,
             charged_bytes: 0,
             freeing: false,
-            // Cannot be shared a second time.
+            // Imported memory cannot be shared a second time, like memory of a graph.
             of_graph: true,
         }),
         Kind::Mapped(mapped) => Kind::Mapped(MappedRange {

@@ -1,4 +1,4 @@
-//! Memory pools: creates and destroys them, their attributes.
+//! Creates and destroys memory pools, and gets and sets their attributes.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;

@@ -53,7 +53,7 @@ exports! {
         handle.required()?;
         available()?;
         let file = match kind {
-            // The argument is the number of a descriptor, which the caller keeps.
+            // The argument is the number of a descriptor. The caller keeps that descriptor open.
             POSIX_FD => files::duplicate_of_caller(given.address() as c_int)?,
             FABRIC if fabric_supported() => open_fabric(&given.get()?)?,
             FABRIC => return Err(Code::NOT_SUPPORTED),

@@ -1,6 +1,6 @@
-//! Virtual memory: handles, reservations, mappings, access rights. Invariant: an address of a
-//! reservation is accessible exactly if memory is mapped there and some device has a right to it; a
-//! mapping keeps its memory allocated after the handle is released.
+//! Virtual memory: handles, reservations, mappings, access rights. Invariants: an address of a
+//! reservation is accessible exactly if memory is mapped there and some device has access rights to
+//! that memory. A mapping keeps its memory allocated after the handle is released.
 
 use core::ffi::{c_int, c_ulonglong};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ fn check_prop(driver: &Driver, prop: &AllocationProp) -> Result<usize> {
     Ok(driver.device(prop.location.id)?.ordinal)
 }
 
-/// Returns the host's access: the union of the devices' rights.
+/// Returns the host's access protection: the union of the devices' access rights.
 fn protection(access: &BTreeMap<usize, u32>) -> c_int {
     match access.values().copied().max().unwrap_or(0) {
         3 => libc::PROT_READ | libc::PROT_WRITE,
@@ -182,7 +182,7 @@ exports! {
             return Err(Code::INVALID_VALUE);
         };
         // According to the manual, the result is the handle by which the memory was mapped, even if
-        // it was released meanwhile.
+        // that handle was released meanwhile.
         mapped.allocation.retain();
         ALLOCATIONS.insert(mapped.handle, Arc::clone(&mapped.allocation));
         handle.set(mapped.handle as CuMemHandle)

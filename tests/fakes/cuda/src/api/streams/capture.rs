@@ -11,8 +11,8 @@ use crate::streams::{captures, recording};
 use crate::table;
 
 thread_local! {
-    /// The last query whose result was that a stream is not captured: number of changes at that
-    /// time, stream, context.
+    /// The last query that found a stream not captured: the number of changes at that time, the
+    /// stream, and the context.
     static NOT_CAPTURING: Cell<Option<(u64, usize, usize)>> = const { Cell::new(None) };
 }
 
@@ -26,8 +26,8 @@ exports! {
     }
 
     10000 fn cuStreamIsCapturing(stream: CuStream, status: Out<c_int>) {
-        // Returns this thread's last answer while no state has changed. So the query is as cheap as
-        // that of the real driver, and does not dominate measurements.
+        // While no state has changed, this returns the thread's cached answer. The query is then as
+        // cheap as in the real driver, and does not dominate measurements.
         let asked = (table::changes(), stream.0, current_handle());
         if !captures::any() && NOT_CAPTURING.get() == Some(asked) {
             return status.set(0);

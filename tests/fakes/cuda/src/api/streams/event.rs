@@ -1,4 +1,4 @@
-//! Events: creates and destroys them, records them, waits for them, queries them.
+//! Creates, destroys, records and queries events, and waits for events.
 
 use core::ffi::c_uint;
 use std::sync::Arc;
@@ -75,10 +75,10 @@ fn make_wait(event: &Arc<Event>, stream: &Arc<Stream>, external: bool) -> Result
     }
 }
 
-/// Returns whether the latest recording is complete; an event that was never recorded counts as
-/// complete.
+/// Returns an error unless the latest recording is complete. An event that was never recorded
+/// counts as complete.
 ///
-/// The driver counts the query among the calls that are unsafe during captures.
+/// As in the driver, the query is one of the calls that are unsafe during captures.
 fn query(event: &Event) -> Result {
     event.context.check()?;
     forbid_unsafe()?;

@@ -1,4 +1,4 @@
-//! Graphs: creates them node by node, makes instances of them, launches these.
+//! Creates graphs node by node, instantiates graphs, and launches the instances.
 
 use core::ffi::{c_int, c_uint, c_ulonglong};
 use std::sync::{Arc, Mutex};
@@ -161,13 +161,13 @@ exports! {
     }
 
     11010 fn cuGraphUpload(exec: CuGraphExec, stream: CuStream) {
-        // There is nothing to upload; only the order in the stream is kept.
+        // There is nothing to upload; the call only takes its place in the order of the stream.
         find_exec(exec)?;
         submit(&resolve(stream)?, Work::Empty)
     }
 
     10000 fn cuGraphExecDestroy(exec: CuGraphExec) {
-        // A running launch keeps the plan until it is complete.
+        // A running launch keeps the plan until the launch is complete.
         driver()?;
         EXECS.remove(exec.0).map(|_| ()).ok_or(Code::INVALID_VALUE)
     }

@@ -1,4 +1,4 @@
-//! Modules: loads images, finds kernels, and their attributes.
+//! Loads images as modules, finds kernels in modules, and gets and sets attributes of kernels.
 
 use core::ffi::{c_char, c_int};
 use std::sync::Arc;
@@ -101,8 +101,8 @@ exports! {
 }
 
 functions! {
-    /// Fake only: registers a function for kernels of this name in images that are loaded later; it
-    /// runs once for each launch, on the stream's thread.
+    /// Fake only: registers a function for kernels of this name in images that are loaded later.
+    /// The function runs once for each launch, on the stream's thread.
     fn peerweave_fake_kernel(name: In<c_char>, function: Option<HostKernel>) {
         kernel::register(name.text()?, function.ok_or(Code::INVALID_VALUE)?);
         Ok(())

@@ -1,4 +1,4 @@
-//! Functions that no test calls.
+//! Functions that exist, but always fail, because no test needs their effects.
 
 use crate::abi::Code;
 use crate::calls::exports;

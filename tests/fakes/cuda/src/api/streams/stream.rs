@@ -1,4 +1,4 @@
-//! Streams: creates and destroys them, waits for them, queries them, and enqueues host functions.
+//! Creates, destroys and queries streams, waits for streams, and enqueues host functions.
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
@@ -47,7 +47,7 @@ exports! {
         let found = STREAMS.find(stream.0)?;
         captures::invalidate(&found);
         STREAMS.remove(stream.0);
-        // Queued work still runs: the thread keeps the stream until then.
+        // Queued work still runs: the thread keeps the stream alive until the queue is empty.
         found.close();
         Ok(())
     }

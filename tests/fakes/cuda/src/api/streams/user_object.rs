@@ -46,7 +46,8 @@ exports! {
         }
         let graph = graph::find(graph)?;
         let object = find(object)?;
-        // MOVE: the caller's references become the graph's.
+        // With MOVE, the graph takes over the caller's references; without it, the graph adds
+        // references of its own.
         if flags == 0 {
             object.retain(count)?;
         }

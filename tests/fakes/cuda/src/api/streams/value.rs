@@ -1,4 +1,4 @@
-//! Waits of a stream for a word of memory, and writes of a word.
+//! Stream-ordered waits for a word of memory, and stream-ordered writes of a word.
 
 use core::ffi::c_uint;
 
