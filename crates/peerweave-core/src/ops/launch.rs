@@ -83,8 +83,8 @@ mod sealed {
     use std::sync::Arc;
 
     pub trait Argument<P> {
-        /// Returns the value for the kernel. Adds the owners of the memory to which the value refers
-        /// to `held`.
+        /// Returns the value for the kernel. Adds the owners of the memory to which the value
+        /// refers to `held`.
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "the trait is sealed")]
         fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Vec<Held>) -> Result<P>;
@@ -305,9 +305,9 @@ impl Stream {
         let op = Op::Launch(Launch { kernel: Arc::new(bound), grid, block, shared_bytes, cooperative });
         let mut kept = self.shared.pools.kept();
         kept.extend(held);
-        // SAFETY: `bind` has checked that the views of symmetric memory lie in live allocations, and
-        // the queue holds these allocations. Views of device memory were made by `unsafe` calls,
-        // whose callers guarantee that the views are valid.
+        // SAFETY: `bind` has checked that the views of symmetric memory lie in live allocations,
+        // and the queue holds these allocations. Views of device memory were made by `unsafe`
+        // calls, whose callers guarantee that the views are valid.
         unsafe { call::launch(self, &op, &|| Keep::many(kept.clone()), decode::nothing) }
     }
 }
