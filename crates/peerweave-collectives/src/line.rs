@@ -95,8 +95,8 @@ impl<const WHOLE: bool> Operand<WHOLE> {
     }
 }
 
-/// Like [`gather`], but reads 4-byte words instead of bytes if address and length are multiples of
-/// 4. Most operands of bytes have elements of a larger type.
+/// Like [`gather`], but reads 4-byte words instead of bytes if the address and the number of bytes
+/// are multiples of 4. Most operands of bytes have elements of a larger type.
 ///
 /// # Safety
 /// As for [`gather`].

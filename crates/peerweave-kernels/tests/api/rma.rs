@@ -238,7 +238,7 @@ fn shared_memory_is_a_source_and_a_target() {
 #[kernel]
 fn from_slices(ctx: &Context, to: SymSlice<u16>, got: SymSlice<u16>) -> Result<(), Failed> {
     let mine = [ctx.my_pe() as u16, 2, 3, 4, 5];
-    // SAFETY: on the host there is nothing to lend to.
+    // SAFETY: on the host the call has no effect.
     unsafe { ctx.lend_shared(SharedSlice::dynamic()) };
     // The shorter length is used.
     assert_eq!(ctx.put(to, &mine, right(ctx)), 5);
