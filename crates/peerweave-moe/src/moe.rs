@@ -117,8 +117,8 @@ impl State {
 /// # Failures
 /// A kernel fails at the deadline of the world if it waits for a rank that has left or makes no
 /// call. The failure names the PE of the rank. If the PE died, the kernel fails within
-/// milliseconds. If the PE left the job in order, the kernel fails within milliseconds on the host
-/// backend, and at the deadline on GPUs.
+/// milliseconds. If the PE left the job in an orderly manner, the kernel fails within milliseconds
+/// on the host backend, and at the deadline on GPUs.
 ///
 /// If an expert does not exist, or occurs twice in a token, the call fails with
 /// [`Error::Kernel`](peerweave_core::Error::Kernel). The message names this PE, the expert and the
@@ -206,7 +206,8 @@ fn random() -> u128 {
     half() | (half() << 64)
 }
 
-/// Checks that all PEs of the world create exchanges of the same shape, types and number of ranks.
+/// Checks that all PEs of the world create exchanges of the same shape, sizes of types and number
+/// of ranks.
 fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usize; 3]) -> Result<()> {
     let Shape { experts, top_k, hidden, max_tokens, scales, .. } = *shape;
     let mine = [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks].map(|number| number as u64);
@@ -438,7 +439,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         Words { experts: self.shape.experts, pe: self.pe }.explain(None, error)
     }
 
-    /// Returns a ticket whose failure has the name of `call`, and a message that explains it.
+    /// Returns a ticket whose failure has the name of `call` and a message that explains the
+    /// failure.
     fn explained(&self, call: &'static str, ticket: Ticket) -> Ticket {
         let words = Words { experts: self.shape.experts, pe: self.pe };
         ticket.map_err(move |error| words.explain(Some(call), error))
@@ -461,7 +463,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.follows(call, matches!(self.state, State::Ready | State::Received))
     }
 
-    /// Checks that the call is in order, which `is_next` says.
+    /// Returns an error if the call is out of order: if `is_next` is false.
     fn follows(&self, call: &'static str, is_next: bool) -> Result<()> {
         if is_next {
             return Ok(());

@@ -30,7 +30,7 @@ pub(crate) trait Class {
     fn narrow(value: f32) -> Self::Bits;
 }
 
-/// Converts the four words of a line by `values`.
+/// Converts each of the four words of a line to two values, with `values`.
 #[inline(always)]
 fn words(line: Vector, values: impl Fn(u32) -> [f32; 2]) -> [f32; MOST] {
     let [a, b] = values(line[0] as u32);
