@@ -123,7 +123,7 @@ fn ptx_version(sm: u32) -> &'static str {
 fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Problem> {
     let problem = |what: String| Problem(format!("{} ({}): {what}", toolchain.rustc.display(), toolchain.version));
     let file = fs::File::create(log).map_err(|error| problem(format!("cannot create {}: {error}", log.display())))?;
-    let copy = file.try_clone().map_err(|error| problem(error.to_string()))?;
+    let copy = file.try_clone().map_err(|error| problem(format!("cannot duplicate the handle of {}: {error}", log.display())))?;
     let started = Instant::now();
     let mut child = command
         .stdin(Stdio::null())
@@ -143,9 +143,9 @@ fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Pr
                 // An error of `kill` is ignored, because the build has already failed.
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(problem(format!("timed out after {} s", DEADLINE.as_secs())));
+                return Err(problem(format!("the build of the kernels timed out after {} s", DEADLINE.as_secs())));
             }
-            Err(error) => return Err(problem(error.to_string())),
+            Err(error) => return Err(problem(format!("cannot wait for the build: {error}"))),
         }
     }
 }

@@ -77,7 +77,7 @@ impl Toolchain {
         } else if library.join(TARGET).join("lib").is_dir() {
             Core::Compiled
         } else {
-            return Err(format!("({version}) has core for {TARGET} neither as sources nor precompiled"));
+            return Err(format!("({version}) has neither the sources of core nor a precompiled core for {TARGET}"));
         };
         if ask(rustc, &["--print", "target-cpus", "--target", TARGET]).is_err() {
             return Err(format!("({version}) was built without the code generator for GPUs"));
@@ -197,6 +197,9 @@ mod tests {
         std::fs::set_permissions(&rustc, mode).unwrap();
         let problem = Toolchain::choose(&[rustc]).unwrap_err().to_string();
         std::fs::remove_dir_all(&folder).unwrap();
-        assert!(problem.contains("(rustc 1.0) has core for nvptx64-nvidia-cuda neither as sources nor precompiled"), "{problem}");
+        assert!(
+            problem.contains("(rustc 1.0) has neither the sources of core nor a precompiled core for nvptx64-nvidia-cuda"),
+            "{problem}"
+        );
     }
 }

@@ -17,33 +17,34 @@ pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     let has_peer = thread > 0 && thread < call.ranks;
     // SAFETY: the launch guarantees the counter.
     let epoch = unsafe { epoch::read(call.counter) };
-    // The word of rank `rank` in the bank of the rank `k` places behind this rank. A release and an
-    // acquire of one word cost less than two fences: nothing that this thread stores comes before
-    // the acquire.
+    // Returns the word of rank `rank` in the bank of the rank `k` places behind this rank. A
+    // release and an acquire of one word cost less than two fences. This thread stores nothing
+    // between the release and the acquire.
     let word = |k: u32, rank: u32| {
         let bank = call.area_behind(k) + (epoch & 1) * call.bank_bytes;
         pointer::<u64>(bank + u64::from(rank) * LINE_BYTES as u64)
     };
     if has_peer {
         // SAFETY: the launch guarantees areas with banks that have a line for each rank. While a
-        // barrier runs, its first word is accessed only atomically.
+        // barrier runs, the first word of each line is accessed only atomically.
         unsafe { <u64 as Access<Sys>>::store_release(word(thread, call.rank), !call.sentinel[0]) };
     }
     // SAFETY: the launch guarantees the counter.
     unsafe { epoch::end(call.counter) };
     if has_peer {
         let own = word(0, call.rank_behind(thread));
-        // SAFETY: as above, in this rank's area.
+        // SAFETY: as above; the word is in this rank's area.
         let look = || (unsafe { <u64 as Access<Sys>>::load_acquire(own) } != call.sentinel[0]).then_some(());
         ctx.poll(KernelOp::Barrier, look, || call.pe_behind(thread))?;
-        // SAFETY: as above. The peer writes the word again when it has seen a later line of this
-        // rank.
+        // SAFETY: as above. The peer writes the word again only after it has seen a later line of
+        // this rank.
         unsafe { <u64 as Access<Sys>>::store_relaxed(own, call.sentinel[0]) };
     }
     Ok(())
 }
 
-/// Returns the kernel for a number of ranks; `None` for more than [`MAX_RANKS`](crate::MAX_RANKS).
+/// Returns the kernel for a number of ranks; `None` for numbers other than 1 to
+/// [`MAX_RANKS`](crate::MAX_RANKS).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(ranks: u32) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {
     (1..=crate::MAX_RANKS as u32).contains(&ranks).then_some(&barrier_8::KERNEL)

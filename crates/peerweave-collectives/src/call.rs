@@ -56,16 +56,16 @@ impl Results {
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct Call {
-    /// The address of the area of each rank. Index `k` is that of rank `(rank + k) % ranks`, so
+    /// The address of the area of each rank. Index `k` belongs to rank `(rank + k) % ranks`, so
     /// this rank's own area is first. Each address is aligned to 128 bytes.
     pub areas: [u64; MAX_RANKS],
-    /// The PE of each rank, for reports of failures. Index `k` is that of rank
+    /// The PE of each rank, for reports of failures. Index `k` belongs to rank
     /// `(rank + k) % ranks`.
     pub pes: [u32; MAX_RANKS],
     /// Address of the input, aligned to its elements.
     pub send: u64,
-    /// Address of the result, aligned to its elements: the input itself, or memory that does not
-    /// overlap it.
+    /// Address of the result, aligned to its elements. The result is the input itself, or does not
+    /// overlap the input.
     pub recv: u64,
     /// Number of elements of the input, or of one part for kernels that move parts.
     pub count: u64,
@@ -94,12 +94,13 @@ pub struct Call {
     /// all_reduce: the ranks that get the result, as [`Results::code`].
     pub results: u32,
     /// [`Algorithm::Chunked`]: 1 if [`recv`](Self::recv) is mapped on every rank, at the same
-    /// distance from the area of this rank. Other ranks then store their results directly in it.
-    /// Its address and length must be whole lines. It may differ between the ranks of a call.
+    /// distance from the area of this rank. Other ranks then store their results directly in
+    /// `recv`, whose address and length must be multiples of a line. This field may differ between
+    /// the ranks of a call.
     pub is_symmetric: u32,
     /// Messages through rings: 1 if each of [`max_blocks`](Self::max_blocks) blocks both pushes and
-    /// copies chunks; 0 if there are as many pairs of blocks, of which one pushes and the other
-    /// copies.
+    /// copies chunks; 0 if there are `max_blocks` pairs of blocks, and one block of a pair pushes
+    /// and the other copies.
     pub is_combined: u32,
     /// scan: 1 if a rank gets the reduction of the ranks before it, without its own input; rank 0
     /// then gets no result.
@@ -107,8 +108,8 @@ pub struct Call {
 }
 
 /// Returns value `k` of the [`MAX_RANKS`] values of a kernel argument. Reads all values and then
-/// selects one, because a variable index, a read behind a branch or a loop that is not unrolled
-/// would move the argument to the thread's local memory.
+/// selects one. With a variable index, a read behind a branch, or a loop that is not unrolled, the
+/// compiler would move the argument to the thread's local memory.
 #[inline(always)]
 pub(crate) fn select<T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
     select_of::<MAX_RANKS, T>(k, value)
@@ -128,10 +129,10 @@ pub(crate) fn select_of<const W: usize, T: Copy>(k: u32, value: impl Fn(usize) -
 }
 
 impl Call {
-    /// Begins a kernel. Returns when the previous kernel in the stream has ended. Returns `false`
-    /// for values that no call has.
+    /// Begins a kernel: waits until the previous kernel in the stream has ended. Returns `false` if
+    /// the argument is not a valid call.
     ///
-    /// The compared values lie in every part of the argument, so that the whole argument is in the
+    /// The compared values lie in every part of the argument. So the whole argument is in the
     /// constant cache when the wait ends.
     #[inline(always)]
     pub(crate) fn begin(&self) -> bool {
@@ -171,8 +172,8 @@ impl Call {
         self.results == OWN_PART || self.has_results(0)
     }
 
-    /// Calls `with` for each `k` from 1 below the number of ranks, in groups of `W`; without `MORE`
-    /// there is only one group, which has all ranks.
+    /// Calls `with` for each `k` from 1 below the number of ranks, in groups of `W`. Without `MORE`
+    /// there is only one group, so the number of ranks is at most `W`.
     #[inline(always)]
     pub(crate) fn each_behind<const W: usize, const MORE: bool>(&self, mut with: impl FnMut(u32)) {
         let mut base = 0;

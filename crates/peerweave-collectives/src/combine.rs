@@ -1,8 +1,8 @@
-//! Combines operands that lie in the memory of this device. A library has gathered them there, for
-//! example from other hosts.
+//! Combines operands that lie in the memory of this device. A communication library has gathered
+//! the operands there, for example from other hosts.
 //!
 //! Operands are combined in their order, so ranks that combine the same operands get the same bits.
-//! The reduction is that of the other kernels of this crate.
+//! The reduction is the same as in the other kernels of this crate.
 
 use crate::line::Operand;
 use crate::reduce::{Class, finish, fold_lines, outgoing};
@@ -10,14 +10,14 @@ use crate::wait::position;
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// The argument of a kernel: operands at equal distances, and where their reduction belongs.
+/// The argument of a kernel: operands at equal distances, and the place of their reduction.
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct Combine {
     /// Address of the first operand, aligned to its elements.
     pub send: u64,
-    /// Address of the result, aligned to its elements: that of an operand, or memory that overlaps
-    /// no operand.
+    /// Address of the result, aligned to its elements. The result is one of the operands, or
+    /// overlaps no operand.
     pub recv: u64,
     /// Number of elements of an operand.
     pub count: u64,

@@ -5,13 +5,14 @@ use crate::line::LINE_BYTES;
 use peerweave_device::gpu::{self, Vector};
 
 /// Calls `load` and then `store` for each index below `n`. The threads of the block share the
-/// indices; each thread makes up to four loads before as many stores.
+/// indices. Each thread loads up to four values before it stores them.
 #[inline(always)]
 pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
     each_of_share(Share::ALL, n, load, store);
 }
 
-/// One of several blocks that share indices. Neighbouring blocks handle neighbouring indices.
+/// The share of one block in the indices that several blocks handle. Neighbouring blocks handle
+/// neighbouring indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Share {
     /// Number of the block, below `of`.
@@ -55,7 +56,7 @@ pub(crate) fn each_of_share(share: Share, n: u64, load: impl Fn(u64) -> Vector, 
     }
 }
 
-/// Like [`each`], with two loads of any kind before two stores.
+/// Like [`each`], for values of any type. Each thread loads two values before it stores them.
 #[inline(always)]
 pub(crate) fn two_by_two<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
     let threads = u64::from(gpu::block_dim().x);
@@ -87,16 +88,20 @@ pub(crate) fn one_by_one_of_share<V: Copy>(share: Share, n: u64, load: impl Fn(u
     }
 }
 
+/// Stores line `index` of the lines at an address: in a slot of a ring, or in an offered result.
+///
 /// # Safety
-/// At the address there are more than `index` lines of a ring that this thread may write now.
+/// At the address there are more than `index` lines, and this thread may write line `index` now.
 #[inline(always)]
 pub(crate) unsafe fn store(address: u64, index: u64, value: Vector) {
     // SAFETY: the caller guarantees that the line may be written.
     unsafe { gpu::store_vector_global(pointer(address + index * LINE_BYTES as u64), value) };
 }
 
+/// Loads line `index` of the lines at an address in a slot of a ring.
+///
 /// # Safety
-/// At the address there are more than `index` lines of a ring that this thread may read now.
+/// At the address there are more than `index` lines, and this thread may read line `index` now.
 #[inline(always)]
 pub(crate) unsafe fn load(address: u64, index: u64) -> Vector {
     // SAFETY: the caller guarantees that the line may be read. The access is strong, because a

@@ -2,18 +2,20 @@
 //! too.
 //!
 //! All blocks of a launch read the same epoch without waiting for each other. Each block adds its
-//! share to the counter when its threads have read the counter, and the shares of one launch add up
-//! to [`SHARES`]. Before the last block has added its share, the sum is less than [`SHARES`], so
-//! the counter divided by [`SHARES`] changes only after all blocks have read it. The next launch
-//! reads the counter after this launch has ended.
+//! share to the counter after its threads have read the counter. The shares of one launch add up to
+//! [`SHARES`]. Before the last block has added its share, the sum is less than [`SHARES`]. So the
+//! counter divided by [`SHARES`] changes only after all blocks have read the counter. The next
+//! launch reads the counter after this launch has ended.
 //!
 //! # Why two banks are enough
 //! A launch uses bank `epoch % 2`, so a rank writes into the same bank of another rank again two
-//! launches later. The launch between them has waited for at least one line of each other rank. The
+//! launches later. The launch in between has waited for at least one line of each other rank. The
 //! other rank sent this line after its previous launch had ended, and so after it had put the
-//! sentinel back into every line of the bank. This holds for any sizes and shapes if each call
-//! exchanges a line between each two ranks in both directions, and a kernel begins its work after
-//! the previous kernel in the stream has ended.
+//! sentinel back into every line of the bank.
+//!
+//! This argument holds for any sizes and shapes under two conditions. Each call exchanges a line
+//! between every two ranks in both directions. Each kernel begins its work after the previous
+//! kernel in the stream has ended.
 
 use peerweave_device::gpu::{self, Access, Gpu, Reduce, Relaxed};
 
@@ -23,8 +25,8 @@ pub const SHARES: u64 = 1 << 16;
 /// Returns the number of launches that have ended.
 ///
 /// # Safety
-/// `counter` is the address of a word in this device's memory. Only launches that run one after the
-/// other access the word, as their counter.
+/// `counter` is the address of a word in this device's memory. The word is accessed only as the
+/// counter of launches that run one after the other.
 #[inline(always)]
 pub(crate) unsafe fn read(counter: u64) -> u64 {
     // SAFETY: the caller guarantees a word that is accessed only atomically.
@@ -40,7 +42,7 @@ pub(crate) unsafe fn read(counter: u64) -> u64 {
 pub(crate) unsafe fn end(counter: u64) {
     gpu::sync_threads();
     if gpu::thread_rank() == 0 {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the counter.
         unsafe { add_share(counter) };
     }
 }

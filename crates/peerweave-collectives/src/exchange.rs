@@ -1,6 +1,6 @@
-//! all_gather and all_to_all: every rank gets one part of each rank, in the order of ranks.
+//! all_gather and all_to_all: every rank gets one part from each rank, in the order of ranks.
 //!
-//! Parts are bytes: [`Call::count`] is the length of a part in bytes.
+//! [`Call::count`] is the length of a part in bytes.
 
 use crate::Call;
 use crate::line::Operand;
@@ -57,7 +57,7 @@ fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ct
         }
     };
     if WHOLE && !MORE {
-        // The loads of two lines take as long as those of one.
+        // Loading two lines of each rank takes as long as loading one.
         while line + step < lines {
             let (row, next) = (row_of(line), line + step);
             let found = await_two_rows::<W>(ctx, operation, call, row, step, [[0; 2]; 2])?;
@@ -102,9 +102,9 @@ entries! {
     all_to_all_8: <4, true, true, false>;
 }
 
-/// Returns the kernel for a number of ranks; `None` for more than [`MAX_RANKS`](crate::MAX_RANKS).
-/// `is_whole`: both addresses and the length of a part are multiples of
-/// [`LINE_BYTES`](crate::LINE_BYTES).
+/// Returns the kernel for a number of ranks; `None` for numbers other than 1 to
+/// [`MAX_RANKS`](crate::MAX_RANKS). With `is_whole`, both addresses and the length of a part must
+/// be multiples of [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(exchange: Exchange, ranks: u32, is_whole: bool) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {
     use Exchange::{AllGather, AllToAll};

@@ -14,7 +14,7 @@ pub(crate) const fn per_line<T>() -> usize {
 }
 
 /// An operand: elements at any address that is aligned to the element size. With `WHOLE`, the
-/// address is aligned to lines and no line is incomplete, so neither is tested.
+/// address is aligned to lines and every line is complete, so the code tests neither.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<const WHOLE: bool> {
     address: u64,
@@ -24,6 +24,8 @@ pub(crate) struct Operand<const WHOLE: bool> {
 }
 
 impl<const WHOLE: bool> Operand<WHOLE> {
+    /// Returns the operand at an address.
+    ///
     /// # Safety
     /// `address` is the address of `count` elements that this thread can access while the kernel
     /// runs, and is aligned to the element size. With `WHOLE`, the address is aligned to lines, and
@@ -66,7 +68,7 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         unsafe { gpu::store_vector_global(pointer::<u8>(self.address + line * LINE_BYTES as u64), value) };
     }
 
-    /// Reads a line below [`Self::lines`]. Elements behind the end of the operand are zero.
+    /// Reads a line below [`Self::lines`]. Elements past the end of the operand are zero.
     #[inline(always)]
     pub(crate) fn read<T: Class>(self, line: u64) -> Vector {
         let from = pointer::<u8>(self.address + line * LINE_BYTES as u64);
@@ -79,7 +81,7 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         }
     }
 
-    /// Writes a line below [`Self::lines`], except elements behind the end of the operand.
+    /// Writes a line below [`Self::lines`], except elements past the end of the operand.
     #[inline(always)]
     pub(crate) fn write<T: Class>(self, line: u64, value: Vector) {
         let to = pointer::<u8>(self.address + line * LINE_BYTES as u64);
@@ -93,8 +95,8 @@ impl<const WHOLE: bool> Operand<WHOLE> {
     }
 }
 
-/// Like [`gather`], but reads 4-byte words instead of bytes if all bytes are whole, aligned words,
-/// because most operands of bytes are elements of a larger type.
+/// Like [`gather`], but reads 4-byte words instead of bytes if the address and the number of bytes
+/// are multiples of 4. Most operands of bytes have elements of a larger type.
 ///
 /// # Safety
 /// As for [`gather`].
@@ -107,7 +109,7 @@ unsafe fn gather_any<P: Piece + Into<u64>>(from: *const P, n: u32) -> Vector {
     [low, high]
 }
 
-/// Like [`scatter`], but writes words as [`gather_any`] reads them.
+/// Like [`scatter`], but writes 4-byte words where [`gather_any`] reads them.
 ///
 /// # Safety
 /// As for [`scatter`].
@@ -130,8 +132,8 @@ fn are_words(address: usize, n: u32) -> bool {
 }
 
 /// Reads `n` elements to the start of a line, for the ends of operands and for operands that are
-/// not aligned. Not inlined, because it is rarely called. The two words of the result stay in
-/// registers; an array would not.
+/// not aligned. Not inlined, because it is rarely called. The result is two words, because they
+/// stay in registers and an array would not.
 ///
 /// # Safety
 /// At the pointer there are `n` elements, at most one line, that this thread can read.
@@ -171,6 +173,8 @@ unsafe fn scatter<P: Piece + FromBits>(to: *mut P, n: u32, low: u64, high: u64) 
 pub(crate) struct Lines(u64);
 
 impl Lines {
+    /// Returns the lines at an address.
+    ///
     /// # Safety
     /// At the address there are as many lines as the caller indexes, in the staging area of this
     /// rank or of a mapped peer. While the kernel runs, they are accessed only by whole lines.
@@ -210,7 +214,7 @@ impl Lines {
     }
 }
 
-/// Returns whether a line has arrived, so that it no longer contains the sentinel.
+/// Returns whether a line has arrived: it then no longer contains the sentinel.
 ///
 /// On GPUs a line is written by one access. On the host it is written by two accesses, and either
 /// may become visible first.

@@ -11,8 +11,8 @@ use peerweave_device::prelude::*;
 /// Returns this rank's bank from line `region`.
 ///
 /// # Safety
-/// The call's counter is as [`epoch::read`] requires, and its areas have banks with these lines
-/// from `region`.
+/// The counter of the call meets the requirements of [`epoch::read`]. The areas of the call have
+/// banks with these lines from `region`.
 #[inline(always)]
 pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST: u32, const SAME: bool>(
     call: &Call,
@@ -31,18 +31,19 @@ pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST
         Ok(move |k| unsafe { bank(call, k, epoch) }.from(region))
     };
     push_lines::<W, MORE, FIRST, SAME, _>(call.ranks, lines, there, load, keep, open)?;
-    // SAFETY: as above. This happens while the lines are in transit.
+    // SAFETY: as above. The launch is counted while the lines are in transit.
     unsafe { epoch::end(call.counter) };
     // SAFETY: as above.
     Ok(unsafe { bank(call, 0, epoch) })
 }
 
-/// Pushes lines below `lines` to ranks. Rank `k` is the rank `k` places behind this rank, for `k`
-/// below `ranks`.
+/// Pushes the lines with numbers below `lines` to the other ranks. Here, `k` stands for the rank
+/// `k` places behind this rank, and is below `ranks`.
 ///
 /// `load` reads a line for a rank. It is called for each `k` from `FIRST` for which `there` returns
-/// true; with `SAME` only for `k == 0`, and its line is pushed to all ranks. `keep` gets the line
-/// of `k == 0`. `open` waits until the lines of a rank may be written, and returns their place.
+/// true. With `SAME` it is called only for `k == 0`, and that line is pushed to all ranks. If
+/// `FIRST` is 0, `keep` gets the line of `k == 0`. `open` waits until the lines of the other ranks
+/// may be written, and returns a function that gives their place for each `k`.
 ///
 /// The first lines are loaded before `open` is called, so that all loads are in flight at the same
 /// time. Ranks are handled in groups of `W`; without `MORE` there is only one group.

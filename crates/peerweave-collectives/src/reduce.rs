@@ -30,7 +30,7 @@ pub(crate) trait Class: Reducible {
     type Piece: Piece + Into<u64> + FromBits;
     /// Whether the element type is an integer type.
     const INTEGER: bool;
-    /// Returns the bits of a small number, zero-extended.
+    /// Returns the bits of this small number as an element, zero-extended.
     fn number(value: u32) -> u64;
     /// Returns the sums of the lanes.
     fn plus(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
@@ -96,7 +96,7 @@ macro_rules! over {
     )*};
 }
 
-// The divisor is a number of ranks and never 0; `max` tells that to the compiler.
+// The divisor is a number of ranks and never 0. `max` lets the compiler omit the test for zero.
 over! {
     i8: |a, b| (i32::from(a) / i32::from(b).max(1)) as i8;
     u8: |a, b| a / b.max(1);
@@ -124,8 +124,8 @@ fn splat<T>(bits: u64) -> Vector {
     [word; 2]
 }
 
-/// Returns a line multiplied by a scalar, which is given by its bits. Not inlined, because it is
-/// rarely called.
+/// Returns a line multiplied by the scalar with these bits. Not inlined, because it is rarely
+/// called.
 #[inline(never)]
 fn scaled<T: Class>(low: u64, high: u64, scalar: u64) -> (u64, u64) {
     let [low, high] = T::pack(T::times(T::unpack([low, high]), T::unpack(splat::<T>(scalar))));

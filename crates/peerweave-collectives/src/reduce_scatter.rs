@@ -30,7 +30,7 @@ fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Cont
     let row_of = |line| Row { lines: banks, first: line, stride: lines, ranks: call.ranks };
     let mut line = first;
     if PLAIN && !MORE {
-        // The loads of two lines take as long as those of one.
+        // Loading two lines of each rank takes as long as loading one.
         while line + step < lines {
             let (row, next) = (row_of(line), line + step);
             let own = [outgoing(0, line), outgoing(0, next)];
@@ -54,7 +54,7 @@ fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Cont
 
 macro_rules! entries {
     ($($name:ident: <$t:ty, $w:literal, $more:literal, $plain:literal>;)*) => {$(
-        #[doc = concat!("reduce_scatter of `", stringify!($t), "` by up to as many ranks as the name says.")]
+        #[doc = concat!("reduce_scatter of `", stringify!($t), "`. The name ends with the maximum number of ranks.")]
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
             run::<$t, $w, $more, $plain>(ctx, &call)
@@ -93,8 +93,8 @@ entries! {
 }
 
 /// Returns the kernel for an element type and a number of ranks, like
-/// [`all_reduce::kernel`](crate::all_reduce::kernel). `is_plain` also requires that length and
-/// stride of a part are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// [`all_reduce::kernel`](crate::all_reduce::kernel). `is_plain` also requires that the length and
+/// the stride of a part are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     dtype: peerweave_types::DType,

@@ -1,10 +1,10 @@
-//! scan and exclusive_scan: rank `r` gets the reduction of the inputs of ranks up to `r`, or of
-//! those before `r`.
+//! scan and exclusive_scan: rank `r` gets the reduction of the inputs of the ranks up to `r`
+//! (scan), or of the ranks before `r` (exclusive_scan).
 //!
 //! Every rank pushes its lines to the ranks above it, which reduce the lines that arrive in the
-//! order of ranks. The first line goes to all ranks, because each two ranks must exchange a line
-//! in both directions ([`mod@crate::epoch`]); ranks below wait for it and do not use it. Each line
-//! is read before the same thread writes it, so the result may overwrite the input.
+//! order of ranks. The first line is pushed to all ranks, because every two ranks must exchange a
+//! line in both directions ([`mod@crate::epoch`]). Lower ranks wait for that line and do not use
+//! it. Each line is read before the same thread writes it, so the result may overwrite the input.
 
 use crate::Call;
 use crate::line::Operand;
@@ -28,7 +28,7 @@ fn run<T: Class, const W: usize, const MORE: bool>(ctx: &Context, call: &Call) -
     let there = |k, line| line == 0 || call.rank_behind(k) > call.rank;
     // SAFETY: the launch guarantees the counter, and areas with banks for the lines of all ranks.
     let banks = unsafe { push_to_banks::<W, MORE, 0, true>(call, lines, region, there, |_, line| own(line), |_, _| ())? };
-    // Ranks below this number are part of the result.
+    // The result contains the inputs of the ranks below this number.
     let included = call.rank + u32::from(call.is_exclusive == 0);
     let (first, step) = position();
     let mut line = first;
@@ -75,9 +75,9 @@ entries! {
     scan_f64_8: <f64, 4, true>;
 }
 
-/// Returns the kernel for an element type; `None` for types that cannot be reduced, and for more
-/// than [`MAX_RANKS`](crate::MAX_RANKS) ranks. [`Call::is_exclusive`] selects the scan, and
-/// [`Call::count`] is the number of elements of an input.
+/// Returns the kernel for an element type. Returns `None` for types that cannot be reduced, and for
+/// numbers of ranks other than 1 to [`MAX_RANKS`](crate::MAX_RANKS). [`Call::is_exclusive`] selects
+/// the scan, and [`Call::count`] is the number of elements of an input.
 ///
 /// ```
 /// use peerweave_collectives::scan;

@@ -19,15 +19,16 @@ pub(crate) fn position() -> (u64, u64) {
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) lines: Lines,
-    /// Number of rank 0's line, then distance between the lines of consecutive ranks.
+    /// Number of rank 0's line.
     pub(crate) first: u64,
+    /// Distance between the lines of consecutive ranks.
     pub(crate) stride: u64,
     /// Number of ranks that have a line.
     pub(crate) ranks: u32,
 }
 
 impl Row {
-    /// Returns the row whose lines are `step` lines behind those of this row.
+    /// Returns the row whose lines are `step` lines after the lines of this row.
     #[inline(always)]
     pub(crate) fn behind(self, step: u64) -> Self {
         Self { first: self.first + step, ..self }
@@ -41,7 +42,7 @@ impl Row {
 }
 
 /// Waits for the lines of a row and calls `found` with them. `own` is this rank's line. Ranks are
-/// handled in groups of `W`, because the addresses of more lines do not fit in registers; without
+/// handled in groups of `W`, because the addresses of more lines do not fit in registers. Without
 /// `MORE` there is only one group. `found` gets the first rank of a group and the group's lines.
 #[inline(always)]
 pub(crate) fn await_lines<const W: usize, const MORE: bool>(
@@ -80,8 +81,8 @@ pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN:
 
 /// Waits for the lines of a group of ranks that starts at `base`.
 ///
-/// Each poll reads `W` lines without a branch between the loads. With fewer ranks it reads the last
-/// rank's line again. It also reads this rank's own line, which no rank writes.
+/// Each poll reads `W` lines without a branch between the loads. With fewer ranks, the poll reads
+/// the last rank's line again. It also reads this rank's own line, which no rank writes.
 #[inline(always)]
 fn await_group<const W: usize>(
     ctx: &Context,
@@ -146,7 +147,7 @@ pub(crate) fn await_two_rows<const W: usize>(
     ctx.poll(operation, look, || call.pe_of(first_missing()))
 }
 
-/// Returns the first rank whose line has not arrived.
+/// Returns the first rank whose line has not arrived; `me` if all lines have arrived.
 #[cold]
 #[inline(never)]
 fn missing(lines: Lines, first: u64, stride: u64, ranks: u32, me: u32, low: u64, high: u64) -> u32 {

@@ -50,12 +50,12 @@ pub struct Block {
     pub is_last: u32,
 }
 
-/// Returns e to the power of `x`, which is at most 0, with an error of a few units in the last
-/// place.
+/// Returns e to the power of `x`, with an error of a few units in the last place. `x` must be at
+/// most 0.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     let twos = (x * core::f32::consts::LOG2_E).max(-126.0);
-    let whole = (twos - 0.5) as i32; // to the nearest, because `twos` is not positive
+    let whole = (twos - 0.5) as i32; // rounds to the nearest, because `twos` is not positive
     let y = (twos - whole as f32) * core::f32::consts::LN_2;
     let series = 1.0 + y * (1.0 + y * (0.5 + y * (1.0 / 6.0 + y * (1.0 / 24.0 + y * (1.0 / 120.0 + y * (1.0 / 720.0))))));
     series * f32::from_bits(((whole + 127) as u32) << 23)
@@ -119,7 +119,7 @@ pub fn attend(
     let mut first = 0;
     while first < keys {
         let count = (keys - first).min(TILE);
-        gpu::sync_threads(); // all threads have read the tile before
+        gpu::sync_threads(); // all threads have read the previous tile
         let mut group = thread;
         while group < count * GROUPS {
             let from = (head * rows + first) * HEAD + group * GROUP;

@@ -1,4 +1,5 @@
-//! The kernels of the examples. A program in the folder `examples` of the repository launches each.
+//! The kernels of the examples. For each kernel, a program in the folder `examples` of the
+//! repository launches it.
 //!
 //! [`ring()`] is the first program of NVSHMEM4Py's documentation. In [`pipeline()`] chunks pass
 //! through all PEs in order, and each PE processes one chunk while the next PE processes the
@@ -16,7 +17,7 @@ pub fn ring(ctx: &Context, dst: SymSlice<i32>) -> Result<(), Failed> {
 }
 
 /// Receives `chunks` chunks of `data` from the previous PE, adds this PE's number and 1 to each
-/// element, and passes them on.
+/// element, and passes the chunks to the next PE.
 ///
 /// The first PE reads its own `data`; the last PE keeps the result. `arrived` is one word,
 /// initially 0: the number of chunks that this PE has received. Runs as one block.
@@ -41,7 +42,8 @@ pub fn pipeline(ctx: &Context, data: SymSlice<u32>, arrived: SymSlice<u64>, chun
     Ok(())
 }
 
-/// Number of threads of the block. The partial sums of all threads fit in shared memory.
+/// Maximum number of threads of the block of [`all_gather()`]. The partial sums of all threads fit
+/// in shared memory.
 pub(crate) const THREADS: usize = 128;
 
 /// Gathers part `r` of `parts` from PE `r` on every PE, and writes the sum of part `r` to
@@ -75,7 +77,7 @@ pub fn all_gather(ctx: &Context, parts: SymSlice<u32>, arrived: SymSlice<u64>, s
         if rank == 0 {
             ctx.local(sums).write(owner, (0..threads).map(|thread| partial.read(thread)).sum());
         }
-        // The partial sums are read before the next step writes them.
+        // Ensures that the partial sums are read before the next step writes them.
         gpu::sync_threads();
     }
     ctx.quiet();

@@ -1,7 +1,8 @@
 //! The kernels that Peerweave ships, with their PTX.
 //!
-//! Each module is a group of kernels. Each kernel is a function that also runs on the host, with a
-//! `KERNEL` for a launch. `cargo xtask ptx` compares the PTX in `ptx` with the PTX of the sources.
+//! Each module is a group of kernels. Each kernel is a function that also runs on the host. Its
+//! `KERNEL` is the argument of a launch. `cargo xtask ptx` compares the PTX in `ptx` with the PTX
+//! of the sources.
 #![no_std]
 
 /// Runs the examples of the README as tests.

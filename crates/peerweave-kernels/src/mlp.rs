@@ -13,7 +13,7 @@ pub const THREADS: u32 = 256;
 /// Number of rows and of columns of a tile. A block of [`matmul()`] computes a tile of the product.
 pub const TILE: usize = 32;
 
-/// Number of elements of a tile that a thread loads, and that it computes.
+/// Number of elements of a tile that each thread loads and computes.
 const OWN: usize = TILE * TILE / THREADS as usize;
 
 /// Number of rows of a tile that the threads of a block cover at a time.
@@ -25,7 +25,7 @@ const STEP: usize = TILE / OWN;
 pub struct Product {
     /// Number of rows of `a` and of the product.
     pub rows: u32,
-    /// Number of columns of `a`, and of rows of `b`.
+    /// Number of columns of `a` and of rows of `b`.
     pub inner: u32,
     /// Number of columns of `b` and of the product.
     pub columns: u32,
@@ -48,7 +48,7 @@ pub fn matmul(ctx: &Context, a: SymSlice<f32>, b: SymSlice<f32>, to: SymSlice<f3
     let mut sums = [0.0; OWN];
     let mut first = 0;
     while first < inner {
-        gpu::sync_threads(); // all threads have read the tiles before
+        gpu::sync_threads(); // all threads have read the previous tiles
         for own in 0..OWN {
             let at = own * STEP + y;
             let (row, index) = (first_row + at, first + at);

@@ -9,7 +9,7 @@ fn element(matrix: u64, i: usize) -> f32 {
     (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// Returns plain attention of one row of a head to `keys` keys, in `f64`.
+/// Returns the attention of one query to all keys of a head, computed in `f64` without blocks.
 fn plain(query: &[f32], keys: &[&[f32]], values: &[&[f32]]) -> Vec<f64> {
     let dot = |key: &[f32]| query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / 8.0;
     let scores: Vec<f64> = keys.iter().map(|key| dot(key)).collect();

@@ -13,7 +13,7 @@ fn product_of_any_shape_is_exact() {
     for (rows, inner, columns) in [(1, 1, 1), (3, 40, 33), (32, 32, 32), (33, 65, 5), (2, 7, 100), (4, 0, 4)] {
         for is_relu in [0, 1] {
             let mut job = Job::new(1);
-            // An empty matrix is a part of one that is not.
+            // An empty matrix is an empty slice of an allocation of one element.
             let [a, b, to] = [rows * inner, inner * columns, rows * columns].map(|len| (job.alloc::<f32>(len.max(1)), len));
             let [a_content, b_content] =
                 [(0, a.1), (1, b.1)].map(|(of, len)| (0..len).map(|i| element(of, i)).collect::<Vec<_>>());

@@ -1,4 +1,5 @@
-//! What the kernels share: the lines of an exchange on this rank and on others, and their order.
+//! Code that all kernels share: access to the lines of an exchange on this rank and on other ranks,
+//! and the order of accesses.
 
 use crate::layout::{Exchange, MAX_RANKS, NOT_MAPPED};
 use crate::line::Lines;
@@ -6,10 +7,12 @@ use peerweave_device::gpu::{self, Fence, Sys};
 use peerweave_device::prelude::*;
 
 impl Exchange {
-    /// Returns the lines of `of`, which is this rank's inbox or returns.
+    /// Returns the lines of `of`, which is [`Exchange::inbox`] or [`Exchange::returns`], on this
+    /// rank.
     #[inline(always)]
     pub(crate) fn own(&self, ctx: &Context, of: SymSlice<u128>) -> Lines {
-        // SAFETY: symmetric memory of this PE, which only kernels of this crate access, by lines.
+        // SAFETY: this is symmetric memory of this PE. Only kernels of this crate access it, by
+        // whole lines.
         unsafe { Lines::at(ctx.local(of).address()) }
     }
 }
@@ -20,12 +23,13 @@ pub(crate) fn pe_of(ctx: &Context, team: KernelTeam, rank: u32) -> u32 {
     ctx.team_pe(team, rank).unwrap_or(u32::MAX)
 }
 
-/// The addresses at which this block reaches symmetric memory of all ranks, in shared memory.
+/// The addresses at which this block reaches symmetric memory of all ranks. They are stored in the
+/// block's shared memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Peers(SharedSlice<u64>);
 
 impl Peers {
-    /// Looks up the addresses. All threads of the block call it.
+    /// Looks up the addresses. All threads of the block must call this function.
     ///
     /// # Errors
     /// If the memory of a rank is not mapped on this PE. All threads then get the error.
@@ -46,13 +50,14 @@ impl Peers {
     /// Returns the lines of a rank.
     #[inline(always)]
     pub(crate) fn lines(self, rank: u32) -> Lines {
-        // SAFETY: the same symmetric memory on another PE, whose address `find` looked up.
+        // SAFETY: `find` looked up this address of the same symmetric memory on another PE.
         unsafe { Lines::at(self.0.read(rank as usize)) }
     }
 }
 
-/// Orders the accesses of this kernel before those of a later kernel, on another rank, that
-/// receives a line of this rank. On GPUs the start of a kernel orders them.
+/// Orders the accesses of this kernel before the accesses of a later kernel on another rank that
+/// receives a line of this rank. On GPUs, the start of a kernel orders them, and this function does
+/// nothing.
 #[inline(always)]
 pub(crate) fn order() {
     if !cfg!(target_arch = "nvptx64") {

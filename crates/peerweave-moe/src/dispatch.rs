@@ -1,8 +1,8 @@
 //! The three kernels of a dispatch: send, plan, receive.
 //!
-//! Every rank pushes to every rank a table with the experts and weights of all its tokens, and each
-//! token once to each rank that has one of its experts. So the number of tokens travels one way,
-//! and no rank needs an answer before it sends.
+//! Every rank pushes to every rank a table with the number, the experts and the weights of all its
+//! tokens. It pushes each token once to each rank that has one of the token's experts. So no rank
+//! needs an answer before it sends.
 
 use crate::call::{Peers, order, pe_of};
 use crate::layout::{Exchange, MAX_LOCAL_EXPERTS, NO_SUCH_EXPERT, NOTHING, REPEATED_EXPERT, table_lines};
@@ -30,8 +30,8 @@ fn position() -> (u64, u64) {
 /// Sends `count` tokens with their scales to the ranks of their experts, and a table of all experts
 /// and weights to every rank.
 ///
-/// `experts` and `weights` have `top_k` elements for each token; -1 is no expert, and the others
-/// are distinct. Waits for nothing.
+/// `experts` and `weights` have `top_k` elements for each token; -1 means no expert, and the other
+/// experts of a token must be distinct. The kernel waits for no other rank.
 #[allow(clippy::too_many_arguments, reason = "the launch checks each argument by itself")]
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_send(
@@ -90,7 +90,8 @@ pub fn moe_dispatch_send(
         in_batches(exchange.row_lines(), |batch| {
             let mut values = [[0; 2]; BATCH];
             rows.read_batch(token, batch, &mut values);
-            // The next rank first, so that not all ranks send to one rank at the same time.
+            // Each rank sends to the next rank first, so that not all ranks send to one rank at the
+            // same time.
             let (mut after, mut until) = (ranks >> exchange.rank >> 1, ranks & (u64::MAX >> (63 - exchange.rank)));
             while after != 0 || until != 0 {
                 let rank = if after != 0 {
@@ -114,8 +115,9 @@ pub fn moe_dispatch_send(
 /// Receives the tables, and assigns to each token one row for each of its experts on this rank.
 /// Rows are ordered by expert, then by rank, then by token. Runs as one block.
 ///
-/// `offsets` gets the first row of each expert, and then the number of rows. `rows` and `scales`
-/// are not accessed: they are arguments so that the launch checks the memory of the next kernel.
+/// `offsets` gets the first row of each expert, and then the number of rows. The kernel does not
+/// access `rows` and `scales`. They are arguments so that this launch also checks the memory of the
+/// next kernel.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_plan(
     ctx: &Context,
@@ -130,7 +132,8 @@ pub fn moe_dispatch_plan(
     let bank = counter.read(0);
     let received = receive_tables(ctx, &exchange, team, bank);
     if gpu::sync_threads_or(received.is_err()) {
-        // Another thread may have failed: then this has no effect.
+        // A thread that has not failed itself calls `exit`. This call has no effect, because
+        // another thread has already reported its failure.
         return received.and_then(|()| Err(ctx.exit(0)));
     }
     place(ctx, &exchange, ctx.local(offsets));
@@ -176,7 +179,8 @@ fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u6
     Ok(())
 }
 
-/// Stores an entry of a table: an expert, numbered among those of all ranks, and a weight.
+/// Stores an entry of a table: the number of an expert among the experts of all ranks, and a
+/// weight.
 #[inline(always)]
 fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
     if index >= exchange.entries_per_rank() {
@@ -194,8 +198,8 @@ fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
 
 /// Computes the row of each entry.
 ///
-/// Each warp has a range of entries. It counts the entries of each expert in its range, then the
-/// counts of all warps give the place of each warp's first entry.
+/// Each warp has a range of entries. The warp counts the entries of each expert in its range. The
+/// counts of all warps then give the place of each warp's first entry for each expert.
 #[inline(always)]
 fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
     let counted = peerweave_device::shared_array!(COUNTED: [u32; WARPS * MAX_LOCAL_EXPERTS]);
@@ -217,7 +221,7 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
         index += threads;
     }
     gpu::sync_threads();
-    // Number of bits by which experts of this rank differ.
+    // Number of bits that distinguish the experts of this rank.
     let bits = u32::BITS - (exchange.local_experts - 1).leading_zeros();
     let end = (per_warp * (warp + 1)).min(all);
     let mut start = per_warp * warp;
@@ -225,7 +229,8 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
         let index = start + lane;
         let expert = if index < end { entries.read(index) as u32 } else { NOTHING };
         let is_here = expert != NOTHING;
-        // The lanes with the same expert. The first of them counts for all.
+        // One bit for each lane with the same expert. The first of these lanes counts for all of
+        // them.
         let same = if alone {
             1
         } else {
@@ -288,7 +293,8 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
     }
 }
 
-/// Waits for the threads of the warp. On the host, a thread that is `alone` does not ask for them.
+/// Waits for the other threads of the warp. On the host, a thread that is `alone` in its warp does
+/// not wait.
 #[inline(always)]
 fn sync_lanes(alone: bool) {
     if cfg!(target_arch = "nvptx64") || !alone {
@@ -309,7 +315,7 @@ pub fn moe_dispatch_receive(
     let counts = ctx.local(exchange.counts);
     let all = (0..exchange.ranks).fold(0, |all, rank| all + u64::from(counts.read(rank as usize) * exchange.top_k));
     let rows = Rows::new(ctx, &exchange, rows, scales, if cfg!(target_arch = "nvptx64") { 0 } else { all });
-    // The kernel before has counted this dispatch.
+    // The previous kernel, `moe_dispatch_plan`, has counted this dispatch.
     let bank = ctx.local(exchange.counter).read(0).wrapping_sub(1);
     each_token(ctx, &exchange, |rank, token, wanted| {
         let places = ctx.local(exchange.places);
@@ -332,8 +338,9 @@ pub fn moe_dispatch_receive(
     Ok(())
 }
 
-/// Calls `each` with every token that has an expert on this rank: its rank, its number, and a bit
-/// for each of its entries that has a row here. The tokens are divided among the blocks.
+/// Calls `each` for every token that has an expert on this rank. The arguments are the token's
+/// rank, its number, and one bit for each of its entries that has a row on this rank. The tokens
+/// are divided among the blocks.
 #[inline(always)]
 pub(crate) fn each_token(
     ctx: &Context,
@@ -344,7 +351,8 @@ pub(crate) fn each_token(
     let all = u64::from(exchange.ranks) * u64::from(exchange.max_tokens);
     let mut index = u64::from(gpu::block_rank());
     while index < all {
-        // Neighbouring blocks have tokens of different ranks, and each rank begins with itself.
+        // Neighbouring blocks have tokens of different ranks, and each rank begins with its own
+        // tokens.
         let rank = (exchange.rank + (index % u64::from(exchange.ranks)) as u32) % exchange.ranks;
         let token = index / u64::from(exchange.ranks);
         if token < u64::from(counts.read(rank as usize)) {

@@ -1,10 +1,10 @@
-//! Errors of the kernels in the words of the calls.
+//! Conversion of failures of kernels to errors of the calls that launched them.
 
 use crate::layout::{NO_SUCH_EXPERT, NOT_MAPPED, REPEATED_EXPERT};
 use peerweave_core::Error;
 use peerweave_types::Pe;
 
-/// What messages need of an exchange.
+/// The values of an exchange that messages contain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words {
     pub(crate) experts: usize,
@@ -12,8 +12,10 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Returns the failure of a kernel of an exchange as that of `call`, with the meaning of its
-    /// code; other errors unchanged. What was skipped because of such a failure has failed by it.
+    /// Converts the failure of a kernel of an exchange to a failure of `call`, with a message that
+    /// explains its code. Without `call`, the failure keeps the name of the kernel. An operation
+    /// that was skipped because of such a failure gets the converted failure. Other errors are
+    /// returned unchanged.
     pub(crate) fn explain(self, call: Option<&'static str>, error: Error) -> Error {
         match error {
             Error::Skipped { because, .. } if is_of_an_exchange(&because) => self.explain(call, Error::clone(&because)),
@@ -41,7 +43,9 @@ impl Words {
             REPEATED_EXPERT => {
                 Some(format!("a token of {pe} has expert {expert} twice, expected distinct ones of the {experts} experts"))
             }
-            NOT_MAPPED => Some(format!("the memory of a rank is not mapped on {pe}, expected ranks on one machine")),
+            NOT_MAPPED => {
+                Some(format!("the memory of a rank is not mapped on {pe}, expected all ranks of the team on one machine"))
+            }
             _ => None,
         }
     }

@@ -2,16 +2,17 @@
 
 use peerweave_device::prelude::*;
 
-/// Maximum number of ranks. A word of a token has one bit for each rank.
+/// Maximum number of ranks. Kernels have a 64-bit word for each token, with one bit for each rank.
 pub const MAX_RANKS: usize = 64;
 
-/// Maximum number of experts of a token. A word of a token has one bit for each of them.
+/// Maximum number of experts of a token. Kernels have a 32-bit word for each token, with one bit
+/// for each of its experts.
 pub const MAX_TOP_K: usize = 32;
 
 /// Maximum number of experts of a rank.
 pub const MAX_LOCAL_EXPERTS: usize = 512;
 
-/// Marks an entry without an expert, or without a row.
+/// The value that marks an entry without an expert, or without a row.
 pub const NOTHING: u32 = u32::MAX;
 
 /// The sizes of an exchange.
@@ -104,24 +105,25 @@ impl Layout {
         2 * u64::from(self.ranks) * self.lines_per_rank()
     }
 
-    /// Returns the number of lines of the returns.
+    /// Returns the number of lines of [`Exchange::returns`].
     pub fn returns_lines(&self) -> u64 {
         u64::from(self.ranks) * u64::from(self.max_tokens) * u64::from(self.result_lines)
     }
 
-    /// Returns the index in the inbox of the table of a rank.
+    /// Returns the index, in the inbox, of the first line of a rank's table.
     #[inline(always)]
     pub(crate) fn table(&self, bank: u64, rank: u32) -> u64 {
         ((bank & 1) * u64::from(self.ranks) + u64::from(rank)) * self.lines_per_rank()
     }
 
-    /// Returns the index in the inbox of the row of a token of a rank.
+    /// Returns the index, in the inbox, of the first line of a token's row.
     #[inline(always)]
     pub(crate) fn row(&self, bank: u64, rank: u32, token: u64) -> u64 {
         self.table(bank, rank) + table_lines(self.entries_per_rank()) + token * self.row_lines()
     }
 
-    /// Returns the index in the returns of the row that a rank sends for a token.
+    /// Returns the index, in [`Exchange::returns`], of the first line of the row that a rank sends
+    /// for a token.
     #[inline(always)]
     pub(crate) fn result(&self, rank: u32, token: u64) -> u64 {
         (u64::from(rank) * u64::from(self.max_tokens) + token) * u64::from(self.result_lines)

@@ -1,17 +1,19 @@
-//! Mixture of experts: dispatch sends each token to the PEs of its experts, combine brings the
-//! results back, on shared memory and on GPUs.
+//! Mixture of experts, on shared memory and on GPUs: a dispatch sends each token to the PEs of its
+//! experts, and a combination sends the results back.
 //!
 //! [`Moe`] is one layer's exchange among the ranks of a team. The experts are divided among the
 //! ranks in order. Each call of [`Moe::dispatch`] takes this rank's tokens with the `top_k` experts
 //! and weights of each, and fills rows for the experts of this rank: all rows of the first expert,
-//! then those of the second, as a grouped matrix product takes them. [`Moe::combine`] takes one
-//! result for each row and gives each token the weighted sum of its results.
+//! then all rows of the second, and so on. A grouped matrix product takes rows in this order.
+//! [`Moe::combine`] takes one result for each row and gives each token the weighted sum of its
+//! results.
 //!
-//! A token is sent once to each rank, also if several experts of that rank process it. That rank
-//! adds up their results, and sends one result back. No rank waits for another before it sends, and
-//! there are no barriers: every rank sends its whole routing table, and the data itself shows that
-//! it has arrived. The calls are kernels in Rust that the portable API launches, so they are
-//! stream-ordered, and the order of rows and of additions is the same in every run.
+//! A token is sent only once to a rank, even if several experts of that rank process it. That rank
+//! adds up the results of these experts, and sends one result back. No rank waits for another
+//! before it sends, because every rank sends its whole routing table. There are no barriers,
+//! because the data itself shows that it has arrived. The calls are kernels in Rust that the
+//! portable API launches, so they are stream-ordered, and the order of rows and of additions is the
+//! same in every run.
 //!
 //! ```
 //! use peerweave::{Result, on_threads};
@@ -35,11 +37,12 @@
 //!         &Received { rows: &received, scales: None, offsets: &offsets },
 //!     )?
 //!     .wait()?;
-//!     // Rank 0 has two rows for its expert 0, rank 1 has them for its expert 3, its second one.
+//!     // Rank 0 has two rows for its first expert, expert 0.
+//!     // Rank 1 has two rows for its second expert, expert 3.
 //!     assert_eq!(offsets.to_vec()?, if me == 0 { [0, 2, 2] } else { [0, 0, 2] });
 //!     assert_eq!((received.load(0)?, received.load(8)?), (1.0, 2.0));
 //!
-//!     // Here the experts return what they are given.
+//!     // In this example, the experts return their inputs.
 //!     let outputs = world.alloc::<f32>(2 * 8)?;
 //!     moe.combine(&received, &outputs)?.wait()?;
 //!     assert_eq!(outputs.load(15)?, 0.5 * (me as f32 + 1.0));
@@ -64,13 +67,16 @@
 //! Every bit pattern can be sent: a line of data equals the sentinel with a probability of 2⁻¹²⁸
 //! (on the host, where a line is two words, 2⁻⁶³); its receiver then waits until the deadline.
 //!
-//! ## Why two banks and one are enough
-//! A dispatch writes into bank `n % 2` of other ranks, where `n` counts dispatches in the memory of
-//! the device, so that a replayed graph counts too. A rank sends dispatch `n + 2` after it has
-//! received the tables of dispatch `n + 1` of all ranks. Each of them was sent after that rank had
-//! received all of dispatch `n` and had put the sentinel back. Results need no second bank: between
-//! two combinations there is a dispatch, so a rank that sends a result has received a table that
-//! its receiver sent after the combination before.
+//! ## Why two banks for tokens and one for results are enough
+//! A dispatch writes into bank `n % 2` of other ranks, where `n` is the number of the dispatch. The
+//! number is counted in device memory, so that the dispatches of a replayed graph are counted too.
+//! A rank sends dispatch `n + 2` after it has received the tables of dispatch `n + 1` of all ranks.
+//! Each rank sent its table after it had received all of dispatch `n` and had put the sentinel
+//! back.
+//!
+//! Results need no second bank, because there is a dispatch between two combinations. A rank that
+//! sends a result has received a table from the receiver of the result. The receiver sent that
+//! table after the previous combination.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![allow(
     clippy::needless_range_loop,

@@ -1,5 +1,5 @@
-//! Lines of 16 bytes: those of operands, which one kernel reads or writes, and those that travel,
-//! whose content shows that they have arrived.
+//! Lines of 16 bytes: lines of operands, which one kernel reads or writes, and lines that travel
+//! between ranks. The content of a travelling line shows that it has arrived.
 
 use crate::layout::Exchange;
 use crate::piece;
@@ -41,9 +41,10 @@ impl Batch {
         }
     }
 
-    /// Returns whether the lines are moved as one piece of memory: on the host, by the only thread
-    /// of a block. Threads that take turns move one line at a time, with a turn before each, so
-    /// that tests find races among them.
+    /// Returns whether the lines are moved as one piece of memory. They are on the host, if the
+    /// block has only one thread. If a block has several threads, which take turns on the host, a
+    /// thread moves one line at a time and yields its turn before each line. So tests find races
+    /// among the threads.
     #[inline(always)]
     pub(crate) fn is_piece(self) -> bool {
         !cfg!(target_arch = "nvptx64") && self.step == 1
@@ -79,6 +80,8 @@ pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(Batch) -> Result<(), F
 pub(crate) struct Lines(u64);
 
 impl Lines {
+    /// Returns the lines at an address.
+    ///
     /// # Safety
     /// At the address there are as many lines as the caller indexes. While the kernel runs, they
     /// are accessed only by whole lines.
@@ -115,7 +118,7 @@ impl Lines {
     /// Waits until a line has arrived, returns its content, and puts the sentinel back.
     ///
     /// # Errors
-    /// At the deadline, in the name of the PE that `sender` returns.
+    /// Fails at the deadline. The failure names the PE that `sender` returns.
     #[inline(always)]
     pub(crate) fn take(self, ctx: &Context, sentinel: Vector, line: u64, sender: impl Fn() -> u32) -> Result<Vector, Failed> {
         let look = || Some(self.look(line)).filter(|found| has_arrived(*found, sentinel));
@@ -128,7 +131,7 @@ impl Lines {
     /// their content to `found`, and puts the sentinel back.
     ///
     /// # Errors
-    /// At the deadline, in the name of the PE that `sender` returns.
+    /// Fails at the deadline. The failure names the PE that `sender` returns.
     #[inline(always)]
     pub(crate) fn take_batch(
         self,
@@ -211,12 +214,12 @@ impl Operand {
             return [0; 2];
         }
         let from = self.address + 16 * line;
-        // SAFETY: a line of symmetric memory of this PE, which the launch keeps allocated.
+        // SAFETY: the line is in symmetric memory of this PE, which the launch keeps allocated.
         unsafe {
             if cfg!(target_arch = "nvptx64") {
                 gpu::load_vector_global(pointer(from))
             } else {
-                gpu::load_line_relaxed(pointer(from)) // without a turn for other threads
+                gpu::load_line_relaxed(pointer(from)) // does not yield to other threads
             }
         }
     }
@@ -235,7 +238,7 @@ impl Operand {
     #[inline(always)]
     fn read_piece(self, first: u64, into: &mut [Vector]) {
         let count = self.lines.saturating_sub(first).min(into.len() as u64) as usize;
-        // SAFETY: lines of symmetric memory of this PE, which the launch keeps allocated.
+        // SAFETY: the lines are in symmetric memory of this PE, which the launch keeps allocated.
         unsafe { piece::load(self.address + 16 * first, &mut into[..count]) };
     }
 
@@ -266,7 +269,8 @@ impl Operand {
         }
     }
 
-    /// Writes consecutive lines, with `streams` past the caches. Writes nothing after the end.
+    /// Writes consecutive lines. Writes nothing after the end. With `streams`, the writes bypass
+    /// the caches.
     #[inline(always)]
     fn write_piece(self, first: u64, from: &[Vector], streams: bool) {
         let count = self.lines.saturating_sub(first).min(from.len() as u64) as usize;
@@ -281,7 +285,7 @@ impl Operand {
         }
     }
 
-    /// Requests the lines of a batch of the row that begins at line `row`, which are read soon.
+    /// Prefetches the lines of a batch of the row that begins at line `row`.
     #[inline(always)]
     pub(crate) fn prefetch_batch(self, row: u64, batch: Batch) {
         if batch.is_piece() {
@@ -290,19 +294,20 @@ impl Operand {
     }
 }
 
-/// Tokens, and their scales if there are some. The row of a token is its lines, then those of its
-/// scales.
+/// Tokens, and their scales if there are some. The row of a token has the lines of the token, then
+/// the lines of its scales.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
     tokens: Operand,
     scales: Operand,
     token_lines: u64,
     scale_lines: u64,
-    /// Whether pieces of tokens are written past the caches.
+    /// Whether writes of pieces of tokens bypass the caches.
     streams: bool,
 }
 
-/// If all ranks together write at least this many bytes of rows, the host writes past the caches.
+/// If all ranks together write at least this many bytes of rows, the writes of the host bypass the
+/// caches.
 const STREAMING_BYTES: u64 = 16 << 20;
 
 impl Rows {
@@ -318,20 +323,21 @@ impl Rows {
         }
     }
 
-    /// Returns the number of lines of a batch that begins at line `first`, as one piece, that are
-    /// lines of the token.
+    /// Returns how many lines of a batch belong to the token. The other lines belong to its scales.
+    /// The batch must be one piece.
     #[inline(always)]
     fn of_token(self, batch: Batch) -> usize {
         self.token_lines.saturating_sub(batch.first).min(batch.count as u64) as usize
     }
 
-    /// Returns the first line of the scales in a piece, of which some are scales.
+    /// Returns the line, in the operand of the scales, of the first scales in a batch that is one
+    /// piece.
     #[inline(always)]
     fn first_scale(self, row: u64, batch: Batch) -> u64 {
         row * self.scale_lines + batch.first.saturating_sub(self.token_lines)
     }
 
-    /// Orders all writes before later ones of this thread.
+    /// Orders all writes before later writes of this thread.
     #[inline(always)]
     pub(crate) fn end(self) {
         if !cfg!(target_arch = "nvptx64") && self.streams {

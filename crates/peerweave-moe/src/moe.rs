@@ -45,8 +45,8 @@ outputs! {
     f32: moe_combine_send_f32, moe_combine_receive_f32;
 }
 
-/// The tokens that this rank sends in a dispatch. Their number is that of `experts` divided by
-/// `top_k`, and may be 0.
+/// The tokens that this rank sends in a dispatch. Their number is the length of `experts` divided
+/// by `top_k`, and may be 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a, T> {
     /// The tokens, `hidden` elements each.
@@ -59,13 +59,13 @@ pub struct Tokens<'a, T> {
     pub weights: &'a Symmetric<f32>,
 }
 
-/// The memory that a dispatch fills. Its parts may not overlap each other. They may overlap the
-/// memory of the tokens, which is read before.
+/// The memory that a dispatch fills. The parts must not overlap each other. They may overlap the
+/// memory of the tokens, because the tokens are read first.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a, T> {
     /// [`Moe::max_rows`] rows of `hidden` elements, grouped by the experts of this rank. The rows
-    /// of an expert are in the order of the ranks, then of their tokens. Rows after the last one do
-    /// not change.
+    /// of an expert are in the order of the ranks, then of their tokens. The rows that no token
+    /// fills do not change.
     pub rows: &'a Symmetric<T>,
     /// The scales of each row; `None` if the shape has none.
     pub scales: Option<&'a Symmetric<f32>>,
@@ -73,10 +73,10 @@ pub struct Received<'a, T> {
     pub offsets: &'a Symmetric<u32>,
 }
 
-/// What was enqueued last.
+/// The call that was enqueued last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing, or a whole combination.
+    /// No call, or a whole combination.
     Ready,
     /// [`Moe::dispatch_send`].
     Sent,
@@ -84,7 +84,7 @@ enum State {
     Received,
     /// [`Moe::combine_send`].
     Returned,
-    /// A part of a call.
+    /// Only a part of a call, so that no other call may follow.
     Failed,
 }
 
@@ -94,35 +94,37 @@ impl State {
         match self {
             Self::Ready => "dispatch_send",
             Self::Sent => "dispatch_receive",
-            Self::Received => "combine_send, or dispatch_send",
+            Self::Received => "combine_send or dispatch_send",
             Self::Returned => "combine_receive",
-            Self::Failed => "release: a call failed after a part of it was enqueued",
+            Self::Failed => "release, because a call failed after a part of it was enqueued",
         }
     }
 }
 
 /// The exchange of a layer of experts among the ranks of a team: tokens of type `T` are sent to the
-/// ranks of their experts, results of type `Y` return.
+/// ranks of their experts, and results of type `Y` are sent back.
 ///
 /// Each rank makes the same calls in the same order: a dispatch, then a combination or the next
-/// dispatch. A dispatch has two halves, [`Moe::dispatch_send`] and [`Moe::dispatch_receive`], and
-/// so has a combination; between the halves a program can enqueue other work. Everything is
-/// enqueued on the stream of the exchange. A program with two batches in flight makes two
-/// exchanges.
+/// dispatch. A dispatch has two halves, [`Moe::dispatch_send`] and [`Moe::dispatch_receive`]. A
+/// combination also has two halves, [`Moe::combine_send`] and [`Moe::combine_receive`]. Between the
+/// halves a program can enqueue other work. All calls are enqueued on the stream of the exchange. A
+/// program with two batches in flight needs two exchanges.
 ///
-/// A rank need not wait before it makes the next call, and may send any number of tokens up to
-/// the maximum. A graph that captures whole dispatches, with or without combinations, can be
-/// replayed while the exchange is not released.
+/// A rank need not wait before it makes the next call, and may send any number of tokens up to the
+/// maximum. A graph that captures whole dispatches, with or without combinations, can be replayed
+/// until the exchange is released.
 ///
 /// # Failures
-/// A kernel that waits for a rank that is gone, or makes no call, fails at the deadline of the
-/// world and names that PE. On the host backend a PE that died or left the job is named within
-/// milliseconds; on GPUs one that died is, and one that left in order is named at the deadline.
+/// A kernel fails at the deadline of the world if it waits for a rank that has left or makes no
+/// call. The failure names the PE of the rank. If the PE died, the kernel fails within
+/// milliseconds. If the PE left the job in an orderly manner, the kernel fails within milliseconds
+/// on the host backend, and at the deadline on GPUs.
 ///
-/// An expert that does not exist, or occurs twice in a token, fails the call with
-/// [`Error::Kernel`](peerweave_core::Error::Kernel), whose message names this PE, the expert and
-/// the number of experts. [`Stream::synchronize`] returns that error without this text, with the
-/// kernel and its code: see [`Moe::explain`]. After a failure the exchange cannot be used any more.
+/// If an expert does not exist, or occurs twice in a token, the call fails with
+/// [`Error::Kernel`](peerweave_core::Error::Kernel). The message names this PE, the expert and the
+/// number of experts. [`Stream::synchronize`] returns that error with the kernel and its code, but
+/// without this message; [`Moe::explain`] adds the message. After a failure the exchange cannot be
+/// used any more.
 #[derive(Debug)]
 pub struct Moe<T, Y> {
     shape: Shape,
@@ -149,7 +151,7 @@ struct Memory {
     routes: Symmetric<u32>,
     counts: Symmetric<u32>,
     counter: Symmetric<u64>,
-    /// No elements, for shapes without scales.
+    /// A buffer without elements, for shapes without scales.
     nothing: Symmetric<u128>,
 }
 
@@ -197,14 +199,15 @@ impl Memory {
     }
 }
 
-/// Returns 128 bits that no data contains by accident.
+/// Returns 128 random bits, so that data equals them only with negligible probability.
 fn random() -> u128 {
-    // Each state is keyed by random numbers of the operating system.
+    // Each `RandomState` has keys that are based on random numbers of the operating system.
     let half = || u128::from(RandomState::new().hash_one(std::process::id()));
     half() | (half() << 64)
 }
 
-/// Checks that all PEs of the world make the same exchange.
+/// Checks that all PEs of the world create exchanges of the same shape, sizes of types and number
+/// of ranks.
 fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usize; 3]) -> Result<()> {
     let Shape { experts, top_k, hidden, max_tokens, scales, .. } = *shape;
     let mine = [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks].map(|number| number as u64);
@@ -217,7 +220,8 @@ fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usiz
              with {scales} scales, {result_bytes} bytes for each result, at most {max_tokens} tokens"
         )
     };
-    // On a PE that is like PE 0, the first that differs; on others, PE 0. So all fail.
+    // A PE with the same values as PE 0 names the first PE that differs. Every other PE names PE 0.
+    // So the call fails on all PEs.
     match all.iter().position(|theirs| *theirs != mine) {
         None => Ok(()),
         Some(pe) => Err(Error::Mismatch(Box::new(Mismatch {
@@ -241,17 +245,18 @@ fn clear(lines: &Symmetric<u128>, sentinel: u128) -> Result<()> {
 }
 
 impl<T: Element, Y: Output> Moe<T, Y> {
-    /// Makes an exchange among the ranks of `team`, whose calls are enqueued on `stream`.
+    /// Creates an exchange among the ranks of `team`. Its calls are enqueued on `stream`.
     ///
     /// # Collective
-    /// All PEs of the world must call, because it allocates symmetric memory: each with the team to
-    /// which it belongs, all with the same shape and with teams of the same size.
+    /// All PEs of the world must call this function, because it allocates symmetric memory. Each PE
+    /// passes the team to which it belongs. All PEs must pass the same shape, and teams of the same
+    /// size.
     ///
     /// # Errors
-    /// [`Misuse`] for a shape that does not fit the team or the types, and
-    /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if their shapes, types or
-    /// sizes of teams differ, before anything is allocated. Errors of the heap, and of the barrier
-    /// that ends the call.
+    /// [`Misuse`] if the shape does not fit the team or the types.
+    /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if their shapes, sizes of
+    /// types or sizes of teams differ. After these two checks, symmetric memory is allocated. The
+    /// call then returns errors of the heap, and of the barrier at its end.
     pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
         let ranks = team.size();
         shape.check(ranks, size_of::<T>(), size_of::<Y>())?;
@@ -292,7 +297,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.shape.max_rows(self.exchange.ranks as usize)
     }
 
-    /// Returns the number `n` of experts of each rank. Rank `r` has the experts from `r * n` on.
+    /// Returns the number `n` of experts of each rank. Rank `r` has the `n` experts that start at
+    /// `r * n`.
     pub fn local_experts(&self) -> usize {
         self.exchange.local_experts as usize
     }
@@ -305,9 +311,9 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// Every rank of the team must call. Numbers of tokens may differ.
     ///
     /// # Errors
-    /// As for both halves, before anything is enqueued; only memory of another world in `received`
-    /// is found after the first half was enqueued. The ticket fails with the first failure of both
-    /// halves, under the name `moe_dispatch`.
+    /// As for both halves. All checks run before anything is enqueued, with one exception: memory
+    /// of another world in `received` is detected after the first half has been enqueued. The
+    /// ticket fails with the first failure of either half, which has the name `moe_dispatch`.
     pub fn dispatch(&mut self, tokens: &Tokens<'_, T>, received: &Received<'_, T>) -> Result<Ticket> {
         self.may_send("moe_dispatch")?;
         self.check_received("moe_dispatch", received)?;
@@ -315,14 +321,13 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.receive("moe_dispatch", received)
     }
 
-    /// Enqueues the first half of a dispatch: sends this rank's tokens. It waits for no rank. The
-    /// tokens may be overwritten when it is complete.
+    /// Enqueues the first half of a dispatch: sends this rank's tokens. The kernel waits for no
+    /// other rank. The tokens may be overwritten when the ticket is complete.
     ///
     /// # Errors
-    /// [`Misuse`] for lengths that do not fit the shape or each other, for memory that is not
-    /// aligned to 16 bytes, was released or belongs to another world, and if the call is not the
-    /// next one in order. The ticket fails for an expert that does not exist or
-    /// occurs twice in a token.
+    /// [`Misuse`] if lengths do not fit the shape or each other, or if the call is out of order.
+    /// [`Misuse`] also if memory is not aligned to 16 bytes, was released, or belongs to another
+    /// world. The ticket fails for an expert that does not exist or occurs twice in a token.
     pub fn dispatch_send(&mut self, tokens: &Tokens<'_, T>) -> Result<Ticket> {
         self.send("moe_dispatch_send", tokens)
     }
@@ -363,7 +368,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         let (rows, scales) = self.check_received(call, received)?;
         let args = (self.exchange, &self.team, &rows, &scales, received.offsets);
         self.stream.launch(&dispatch::moe_dispatch_plan::KERNEL, 1, self.launch[1], args)?;
-        // The launch before has checked the same memory.
+        // The previous launch has checked the same memory. If the next launch fails, only a part of
+        // this call has been enqueued.
         self.state = State::Failed;
         let blocks = self.blocks(self.exchange.ranks as usize * self.shape.max_tokens);
         let args = (self.exchange, &self.team, &rows, &scales);
@@ -374,7 +380,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
 
     /// Gives each token of the last dispatch the weighted sum of its results:
     /// [`Moe::combine_send`], then [`Moe::combine_receive`]. The ticket completes with the second
-    /// half. `outputs` may overlap `results`, which are read before.
+    /// half. `outputs` may overlap `results`, because the results are read first.
     ///
     /// # Collective
     /// Every rank of the team must call.
@@ -389,8 +395,9 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     }
 
     /// Enqueues the first half of a combination: sends the results of this rank's experts.
-    /// `results` has `hidden` elements for each row of the dispatch, and [`Moe::max_rows`] rows. It
-    /// waits for no rank. The results may be overwritten when it is complete.
+    /// `results` has `hidden` elements for each row of the dispatch, and [`Moe::max_rows`] rows.
+    /// The kernel waits for no other rank. The results may be overwritten when the ticket is
+    /// complete.
     ///
     /// # Errors
     /// As for [`Moe::dispatch_send`].
@@ -426,13 +433,14 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         Ok(self.explained(call, ticket))
     }
 
-    /// Returns an error of [`Stream::synchronize`] with the text that the tickets of this exchange
-    /// have, if it is a failure of its kernels; otherwise the error itself.
+    /// Adds the message that tickets of this exchange have to an error of [`Stream::synchronize`],
+    /// if the error is a failure of a kernel of an exchange. Returns other errors unchanged.
     pub fn explain(&self, error: Error) -> Error {
         Words { experts: self.shape.experts, pe: self.pe }.explain(None, error)
     }
 
-    /// Returns a ticket whose failure has the name of `call`, and says what is wrong.
+    /// Returns a ticket whose failure has the name of `call` and a message that explains the
+    /// failure.
     fn explained(&self, call: &'static str, ticket: Ticket) -> Ticket {
         let words = Words { experts: self.shape.experts, pe: self.pe };
         ticket.map_err(move |error| words.explain(Some(call), error))
@@ -455,13 +463,13 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.follows(call, matches!(self.state, State::Ready | State::Received))
     }
 
-    /// Checks that the call is one of those that may be next.
+    /// Returns an error if the call is out of order: if `is_next` is false.
     fn follows(&self, call: &'static str, is_next: bool) -> Result<()> {
         if is_next {
             return Ok(());
         }
-        let order = "the order of calls: dispatch_send, dispatch_receive, combine_send, combine_receive";
-        Err(value(call, "self", format!("expecting {}", self.state.expected()), order))
+        let order = "calls in the order dispatch_send, dispatch_receive, combine_send, combine_receive";
+        Err(value(call, "self", format!("an exchange whose next call must be {}", self.state.expected()), order))
     }
 
     fn check_received(&self, call: &'static str, received: &Received<'_, T>) -> Result<(Symmetric<u128>, Symmetric<u128>)> {
@@ -507,7 +515,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     }
 }
 
-/// Returns the bytes of the heap that a buffer has.
+/// Returns the range of bytes of the heap that a buffer occupies.
 fn bytes_of<E: Element>(of: &Symmetric<E>) -> Range<u64> {
     of.offset().0..of.offset().0 + (of.len() * size_of::<E>()) as u64
 }

@@ -1,5 +1,5 @@
-//! Pieces of memory on the host: consecutive lines that are moved together, without a turn for
-//! other threads between them.
+//! Pieces of memory on the host: consecutive lines that are moved together, without yielding to
+//! other threads between the lines.
 //!
 //! Other PEs may access the memory at the same time. So every half of a line is read and written by
 //! one relaxed atomic access, or by an instruction that has the effects of such accesses.
@@ -17,12 +17,13 @@ fn pointer(address: u64) -> *mut Vector {
 /// Reads consecutive lines.
 ///
 /// # Safety
-/// At the address, aligned to 16, there are as many lines, which this thread can access, and which
-/// others access by relaxed atomic accesses of their halves.
+/// The address is aligned to 16 bytes. At the address there are as many lines as the slice has, and
+/// this thread can access them. Other threads access these lines only by relaxed atomic accesses of
+/// their halves.
 #[inline(always)]
 pub(crate) unsafe fn load(from: u64, into: &mut [Vector]) {
     for (index, line) in into.iter_mut().enumerate() {
-        // SAFETY: a line that the caller guarantees.
+        // SAFETY: the caller guarantees the line.
         *line = unsafe { access::load(pointer(from + LINE * index as u64)) };
     }
 }
@@ -34,20 +35,20 @@ pub(crate) unsafe fn load(from: u64, into: &mut [Vector]) {
 #[inline(always)]
 pub(crate) unsafe fn store(to: u64, lines: &[Vector]) {
     for (index, line) in lines.iter().enumerate() {
-        // SAFETY: a line that the caller guarantees.
+        // SAFETY: the caller guarantees the line.
         unsafe { access::store(pointer(to + LINE * index as u64), *line) };
     }
 }
 
-/// Like [`store`], past the caches where the processor can: it does not read the memory first.
-/// [`end_streaming`] orders the writes before later ones.
+/// Like [`store`], but the writes bypass the caches if the processor can do so. It then does not
+/// read the memory first. [`end_streaming`] orders these writes before later writes.
 ///
 /// # Safety
 /// As for [`load`].
 #[inline(always)]
 pub(crate) unsafe fn store_streaming(to: u64, lines: &[Vector]) {
     for (index, line) in lines.iter().enumerate() {
-        // SAFETY: a line that the caller guarantees.
+        // SAFETY: the caller guarantees the line.
         unsafe { access::store_streaming(pointer(to + LINE * index as u64), *line) };
     }
 }
@@ -62,21 +63,20 @@ pub(crate) fn end_streaming() {
     }
 }
 
-/// Requests consecutive lines that will be read soon.
+/// Prefetches consecutive lines that will be read soon.
 #[inline(always)]
 pub(crate) fn prefetch(from: u64, lines: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     for at in (from..from + LINE * lines as u64).step_by(64) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: has no effect but on the caches, at any address.
+        // SAFETY: a prefetch affects only the caches, at any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::with_exposed_provenance(at as usize)) };
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = (from, lines);
 }
 
-/// Calls `with`, whose loops are compiled for the widest vectors that this processor is known to
-/// have.
+/// Calls `with`, whose loops are compiled for AVX2 if the processor has it.
 #[inline(always)]
 pub(crate) fn vectorised<R>(with: impl FnOnce() -> R) -> R {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -93,7 +93,7 @@ pub(crate) fn vectorised<R>(with: impl FnOnce() -> R) -> R {
     with()
 }
 
-/// Accesses of one line by a vector register that every processor of this architecture has.
+/// Accesses of one line through a vector register that every processor of this architecture has.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod access {
     use core::arch::asm;
@@ -108,7 +108,7 @@ mod access {
     pub(super) unsafe fn load(from: *const Vector) -> Vector {
         let value: __m128i;
         // SAFETY: reads exactly the line that the caller guarantees. Other threads cannot
-        // distinguish it from relaxed loads of two halves. The value is two plain numbers.
+        // distinguish the access from relaxed loads of two halves. The value is two plain numbers.
         unsafe {
             asm!("movdqa {value}, xmmword ptr [{from}]", from = in(reg) from, value = out(xmm_reg) value,
                 options(readonly, nostack, preserves_flags));
@@ -125,7 +125,8 @@ mod access {
             #[inline(always)]
             pub(super) unsafe fn $name(to: *mut Vector, value: Vector) {
                 // SAFETY: writes exactly the line that the caller guarantees. Other threads cannot
-                // distinguish it from relaxed stores of two halves, which may become visible late.
+                // distinguish the access from relaxed stores of two halves, which may become
+                // visible late.
                 unsafe {
                     let value: __m128i = core::mem::transmute(value);
                     asm!($instruction, to = in(reg) to, value = in(xmm_reg) value, options(nostack, preserves_flags));
@@ -140,7 +141,7 @@ mod access {
     }
 }
 
-/// Accesses of one line by those of the language.
+/// Accesses of one line by atomic accesses of the language.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod access {
     use core::sync::atomic::{AtomicU64, Ordering};

@@ -27,14 +27,14 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Returns the shape of an exchange with `experts` experts on all ranks together, `top_k` of
-    /// them for each token, tokens and results of `hidden` elements, and at most `max_tokens`
-    /// tokens of each rank in one call.
+    /// Returns the shape of an exchange with `experts` experts on all ranks together, and `top_k`
+    /// of them for each token. Tokens and results have `hidden` elements. A rank sends at most
+    /// `max_tokens` tokens in one call.
     pub fn new(experts: usize, top_k: usize, hidden: usize, max_tokens: usize) -> Self {
         Self { experts, top_k, hidden, max_tokens, scales: 0, launch: None }
     }
 
-    /// Sends `scales` scales of type `f32` with each token, such as those of blocks of 8-bit
+    /// Sends `scales` scales of type `f32` with each token, such as the scales of blocks of 8-bit
     /// floats.
     #[must_use]
     pub fn scales(mut self, scales: usize) -> Self {
@@ -57,7 +57,7 @@ impl Shape {
     }
 
     /// Checks the numbers for a team of `ranks` ranks, tokens of `token_bytes` bytes an element,
-    /// and results of `result_bytes`.
+    /// and results of `result_bytes` bytes an element.
     pub(crate) fn check(&self, ranks: usize, token_bytes: usize, result_bytes: usize) -> Result<(), Error> {
         let wrong = |argument, found: usize, expected| Err(value("moe", argument, found.to_string(), expected));
         if ranks > MAX_RANKS {
@@ -73,13 +73,13 @@ impl Shape {
             return wrong("top_k", self.top_k, "1 to 32 experts for each token");
         }
         if self.top_k > self.experts {
-            return wrong("top_k", self.top_k, "at most the number of experts, because those of a token are distinct");
+            return wrong("top_k", self.top_k, "at most the number of experts, because the experts of a token are distinct");
         }
         if self.hidden == 0 || !(self.hidden * token_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "elements that fill a positive multiple of 16 bytes");
+            return wrong("hidden", self.hidden, "a number of elements that fills a positive multiple of 16 bytes in a token");
         }
         if !(self.hidden * result_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "elements that fill a multiple of 16 bytes in a result");
+            return wrong("hidden", self.hidden, "a number of elements that fills a multiple of 16 bytes in a result");
         }
         if !(self.scales * size_of::<f32>()).is_multiple_of(LINE) {
             return wrong("scales", self.scales, "a multiple of 4 scales");
@@ -101,7 +101,7 @@ impl Shape {
     }
 }
 
-/// Returns the error of a wrong value.
+/// Returns the error for a wrong value of an argument.
 pub(crate) fn value(call: &'static str, argument: &'static str, found: String, expected: &'static str) -> Error {
     Misuse { call, kind: MisuseKind::Value { argument, found, expected } }.into()
 }

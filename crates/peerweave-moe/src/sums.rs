@@ -17,7 +17,7 @@ pub(crate) trait Class {
     #[cfg(not(target_arch = "nvptx64"))]
     type Bits: Copy;
 
-    /// Converts the elements of a line. Those behind the last one are 0.
+    /// Converts the elements of a line. Values after the last element are 0.
     fn unpack(line: Vector) -> [f32; MOST];
     /// Converts back, rounded to nearest even.
     fn pack(values: [f32; MOST]) -> Vector;
@@ -30,7 +30,7 @@ pub(crate) trait Class {
     fn narrow(value: f32) -> Self::Bits;
 }
 
-/// Applies a conversion to the four words of a line.
+/// Converts each of the four words of a line to two values, with `values`.
 #[inline(always)]
 fn words(line: Vector, values: impl Fn(u32) -> [f32; 2]) -> [f32; MOST] {
     let [a, b] = values(line[0] as u32);
@@ -73,7 +73,7 @@ impl Class for BFloat16 {
     #[inline(always)]
     fn narrow(value: f32) -> u16 {
         let bits = value.to_bits();
-        // The carry of the rounding must not make another value of a NaN.
+        // The carry of the rounding must not turn a NaN into another value.
         let quiet = (bits >> 16) | 0x40;
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
         (if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded }) as u16
@@ -134,19 +134,20 @@ impl Class for Float32 {
 
 /// The sums of the elements of a batch.
 pub(crate) struct Sums<C> {
-    /// The sums of each line; on the host, for a piece of memory, those of all elements in turn.
+    /// The sums of the elements of each line. On the host, for a piece of memory, the sums of all
+    /// elements follow each other without gaps.
     values: [[f32; MOST]; BATCH],
     class: PhantomData<C>,
 }
 
 impl<C: Class> Sums<C> {
-    /// Returns sums of nothing.
+    /// Returns sums to which nothing has been added.
     #[inline(always)]
     pub(crate) fn new() -> Self {
         Self { values: [[0.0; MOST]; BATCH], class: PhantomData }
     }
 
-    /// Adds lines to the sums, after `scaled` was applied to each element.
+    /// Applies `scaled` to each element of the lines, and adds the results to the sums.
     #[inline(always)]
     pub(crate) fn add(&mut self, batch: Batch, lines: &[Vector; BATCH], scaled: impl Fn(f32) -> f32) {
         #[cfg(not(target_arch = "nvptx64"))]
@@ -186,8 +187,8 @@ mod host {
 
     #[inline(always)]
     fn add_all<C: Class>(sums: &mut [f32], lines: &[Vector], scaled: impl Fn(f32) -> f32) {
-        // SAFETY: the same bytes, of which every value is valid; `per_line` has checked the
-        // alignment.
+        // SAFETY: the slice has the same bytes, and every bit pattern is a valid element;
+        // `per_line` has checked the alignment.
         let elements: &[C::Bits] =
             unsafe { core::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * per_line::<C::Bits>()) };
         for (sum, element) in sums.iter_mut().zip(elements) {

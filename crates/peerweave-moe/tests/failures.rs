@@ -1,4 +1,4 @@
-//! Wrong calls, and ranks that do not take part.
+//! Tests of wrong calls, and of ranks that leave.
 
 use peerweave::{Error, FailureKind, MisuseKind, Result, Stream, Symmetric, World, bf16, on_threads};
 use peerweave_moe::{Moe, NO_SUCH_EXPERT, REPEATED_EXPERT, Received, Shape, Tokens};
@@ -115,19 +115,22 @@ fn wrong_calls_are_misuse_and_leave_the_exchange_usable() {
     let found = kind(all.moe.dispatch(&tokens, &Received { rows: &all.rows, ..good }).map(|_| ()));
     assert_eq!(found, length("rows", 16, all.moe.max_rows() * HIDDEN));
 
-    // The order of calls.
+    // Calls that are out of order.
     let out_of_order = |found: Result<()>| match kind(found) {
         MisuseKind::Value { argument: "self", found, .. } => found,
         other => panic!("{other}"),
     };
-    assert_eq!(out_of_order(all.moe.combine(&all.results, &all.outputs).map(|_| ())), "expecting dispatch_send");
-    assert_eq!(out_of_order(all.moe.dispatch_receive(&good).map(|_| ())), "expecting dispatch_send");
+    assert_eq!(
+        out_of_order(all.moe.combine(&all.results, &all.outputs).map(|_| ())),
+        "an exchange whose next call must be dispatch_send"
+    );
+    assert_eq!(out_of_order(all.moe.dispatch_receive(&good).map(|_| ())), "an exchange whose next call must be dispatch_send");
     all.moe.dispatch_send(&tokens).unwrap();
-    assert_eq!(out_of_order(all.moe.dispatch_send(&tokens).map(|_| ())), "expecting dispatch_receive");
+    assert_eq!(out_of_order(all.moe.dispatch_send(&tokens).map(|_| ())), "an exchange whose next call must be dispatch_receive");
     all.moe.dispatch_receive(&good).unwrap();
     assert_eq!(kind(all.moe.combine_send(&all.outputs).map(|_| ())), length("results", 16, all.moe.max_rows() * HIDDEN));
     all.moe.combine_send(&all.results).unwrap();
-    assert_eq!(out_of_order(all.moe.dispatch_send(&tokens).map(|_| ())), "expecting combine_receive");
+    assert_eq!(out_of_order(all.moe.dispatch_send(&tokens).map(|_| ())), "an exchange whose next call must be combine_receive");
     let short_outputs = all.outputs.slice(..HIDDEN).unwrap();
     assert_eq!(kind(all.moe.combine_receive(&short_outputs).map(|_| ())), length("outputs", 8, 16));
     all.moe.combine_receive(&all.outputs).unwrap().wait().unwrap();
@@ -181,7 +184,7 @@ fn missing_scales_are_misuse() {
 }
 
 #[test]
-fn overlapping_parts_of_what_is_received_are_misuse() {
+fn overlapping_buffers_of_a_dispatch_are_misuse() {
     let world = World::from_env().unwrap();
     let stream = world.stream().unwrap();
     let mut all = Exchange::new(&world, &stream).unwrap();
@@ -190,7 +193,8 @@ fn overlapping_parts_of_what_is_received_are_misuse() {
     let found = kind(all.moe.dispatch(&tokens, &Received { rows: &all.received, scales: None, offsets: &within }).map(|_| ()));
     assert_eq!(found, MisuseKind::Overlap { first: "rows", second: "offsets", advice: "pass separate buffers" });
 
-    // What is read first may be overwritten: the tokens by what is received, results by outputs.
+    // Memory that is read first may be overwritten: tokens by the received rows, and results by the
+    // outputs.
     let rows = all.received.slice(..TOKENS * HIDDEN).unwrap();
     rows.copy_from(&[bf16::from_f32(3.0); TOKENS * HIDDEN]).unwrap();
     all.weights.fill(1.0).unwrap();
@@ -212,7 +216,8 @@ fn wrong_expert_is_named_with_its_pe_and_the_number_of_experts() {
         ([0, -2, 1, 2], "a token of PE 0 has expert -2, expected one below 4 (the experts of the shape), or -1 for none"),
         ([0, 1, 3, 3], "a token of PE 0 has expert 3 twice, expected distinct ones of the 4 experts"),
     ] {
-        // As a call of its own, as a half, and by the error of the stream.
+        // The error is returned by the ticket of the half, by the ticket of the whole dispatch, and
+        // by the stream.
         for way in 0..3 {
             let world = World::from_env().unwrap();
             let stream = world.stream().unwrap();
@@ -237,10 +242,11 @@ fn wrong_expert_is_named_with_its_pe_and_the_number_of_experts() {
     }
 }
 
-/// Much longer than a leaving PE takes to be noticed; much less than the deadline.
+/// A time that is much longer than the detection of a PE that leaves, and much shorter than the
+/// deadline.
 const SOON: Duration = Duration::from_secs(20);
 
-/// PE 1 leaves before its part of the call. Returns what the others get.
+/// Runs a dispatch from which PE 1 leaves with `leave`. Returns the outcome of each PE.
 fn one_leaves(n_pes: usize, leave: impl Fn(Exchange, World) + Sync) -> Vec<Result<()>> {
     let program = |world: World| {
         let stream = world.stream().unwrap();
@@ -260,11 +266,11 @@ fn one_leaves(n_pes: usize, leave: impl Fn(Exchange, World) + Sync) -> Vec<Resul
 }
 
 #[test]
-fn rank_that_leaves_is_named_soon_by_the_others() {
+fn rank_that_leaves_is_named_before_the_deadline() {
     for n_pes in [2, 3, 8] {
-        let outcomes = one_leaves(n_pes, |_, _| {}); // drops its world
+        let outcomes = one_leaves(n_pes, |_, _| {}); // PE 1 drops its world
         for pe in (0..n_pes).filter(|pe| *pe != 1) {
-            let error = outcomes[pe].as_ref().expect_err("a rank is gone");
+            let error = outcomes[pe].as_ref().expect_err("PE 1 has left");
             let text = format!("moe_dispatch on the world ({n_pes} PEs): PE 1 left the job");
             assert_eq!(error.to_string(), text, "PE {pe}");
         }
@@ -272,10 +278,10 @@ fn rank_that_leaves_is_named_soon_by_the_others() {
 }
 
 #[test]
-fn tokens_of_a_rank_that_leaves_after_it_has_sent_them_arrive() {
+fn tokens_sent_before_their_rank_leaves_arrive() {
     let outcomes = one_leaves(3, |mut all, _world| {
         let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
         all.moe.dispatch_send(&tokens).unwrap().wait().unwrap();
     });
-    outcomes.into_iter().for_each(|outcome| outcome.expect("all has been sent"));
+    outcomes.into_iter().for_each(|outcome| outcome.expect("PE 1 has sent its tokens"));
 }

@@ -1,35 +1,47 @@
-//! Chunked: two-shot through a ring of slots for each block, with a flag for each chunk.
+//! The chunked algorithm: two-shot in chunks, through a ring of slots for each block, with flags.
 //!
-//! Block `b` of each rank handles the same chunks of every part, one chunk in each round: first
-//! chunk `b`, then every chunk that follows at a distance of the number of blocks. So all blocks
-//! work on neighbouring chunks. In a round, the block pushes a chunk of part `r` to each rank `r`,
-//! raises its first flag on each rank, waits for the first flags of all ranks, reduces, pushes the
-//! result, raises its second flag on each rank, waits for the second flags of all ranks, and copies
-//! the arrived chunks to the result. Pushes are one round ahead, and copies one round behind. Each
-//! block counts its rounds in a word that outlives the launch. A flag holds the number of the last
-//! round and only grows.
+//! Block `b` of each rank handles the same chunks of every part, one chunk in each round. With `n`
+//! blocks these are the chunks `b`, `b + n`, `b + 2n` and so on. So all blocks work on neighbouring
+//! chunks. Each round of a block has three steps:
+//!
+//! 1. It pushes its chunk of part `r` to each rank `r`, and raises its first flag on each rank.
+//! 2. It waits for the first flags of all ranks, reduces the chunks, pushes the result to each
+//!    rank, and raises its second flag on each rank.
+//! 3. It waits for the second flags of all ranks, and copies the chunks that have arrived to the
+//!    result.
+//!
+//! Step 1 runs one round ahead of step 2, and step 3 runs one round behind it. Each block counts
+//! its rounds in a word that outlives the launch. A flag holds the number of the last round and
+//! only grows.
 //!
 //! # Why three slots are enough
 //! A slot holds inputs and results. In round `j` a rank
 //!
-//! 1. pushes inputs of round `j + 1` and raises its first flag for it,
-//! 2. waits for the first flags of round `j`, reduces, pushes results, raises its second flag,
+//! 1. pushes inputs of round `j + 1`, and raises its first flag for that round,
+//! 2. waits for the first flags of round `j`, reduces, pushes results, and raises its second flag,
 //! 3. waits for the second flags of round `j - 1`, and copies the results of that round.
 //!
-//! Inputs of round `j + 1` replace inputs of round `j - 2`. The receiving rank has read the old
-//! inputs when it raises its second flag of round `j - 2`, which this rank saw in step 3 of round
-//! `j - 1`. Results of round `j` replace results of round `j - 3`. The receiving rank has copied
-//! the old results in step 3 of its round `j - 2`, before it raised its first flag of round `j` in
-//! its round `j - 1`, which this rank saw in step 2 of round `j`. When a launch has ended, all
-//! results have been copied and all inputs have been read.
+//! Inputs of round `j + 1` replace inputs of round `j - 2`. The receiving rank reads the old inputs
+//! before it raises its second flag of round `j - 2`. This rank saw that flag in step 3 of round
+//! `j - 1`.
+//!
+//! Results of round `j` replace results of round `j - 3`. The receiving rank copies the old results
+//! in step 3 of its round `j - 2`. Afterwards, in its round `j - 1`, it raises its first flag of
+//! round `j`. This rank saw that flag in step 2 of round `j`.
+//!
+//! When a launch has ended, all results have been copied and all inputs have been read.
 //!
 //! # Results without a copy
-//! A rank offers its result if that is in symmetric memory: before it raises its first flag, it
-//! writes the distance of its result from its area beside that flag, and 0 for no offer. Step 2
-//! then stores each result directly at its place on that rank, which only waits in step 3. It
-//! has begun the call, because this rank has seen its first flag. If its result overwrites its
-//! input, it has pushed these lines before it raised that flag. It writes the next offer in a later
-//! launch, and so after it has seen the last second flag of this rank, which has read the offer.
+//! A rank offers its result to the other ranks if the result is in symmetric memory. Before the
+//! rank raises its first flag, it writes the offer beside that flag: the distance of its result
+//! from its area, or 0 for no offer. In step 2, each other rank stores its lines directly in the
+//! offered result. In step 3, the offering rank only waits.
+//!
+//! A rank that stores directly has seen the first flag of the offering rank, so the offering rank
+//! has begun the call. If the result overwrites the input, the offering rank has pushed these lines
+//! of the input before it raised that flag. The offering rank writes its next offer in a later
+//! launch. Before that launch it has seen the last second flag of every other rank, and each rank
+//! reads the offer before it raises that flag.
 
 use crate::copy::{each, load, one_by_one, store, two_by_two};
 use crate::epoch::pointer;
@@ -42,10 +54,10 @@ use peerweave_types::KernelOp;
 
 /// Number of slots of a block.
 const SLOTS: u64 = 3;
-/// Size in bytes of the flags of one rank for one block: each of the two flags has its own cache
+/// Size in bytes of the flags of one rank for one block. Each of the two flags has its own cache
 /// line.
 pub const FLAG_BYTES: u64 = 256;
-/// Offset of the offer in these bytes: in the cache line of the first flag.
+/// Offset of the offer in these bytes. It is in the cache line of the first flag.
 const OFFER: u64 = 8;
 /// Offset of the second flag in these bytes.
 const SECOND: u64 = 128;
@@ -63,10 +75,11 @@ struct Block<'a, const PLAIN: bool> {
     send: Operand<PLAIN>,
     recv: Operand<PLAIN>,
     lines: u64,
-    /// Number of lines of a part, then of a chunk, then of a slot's memory for each rank, which is
-    /// at least a chunk.
+    /// Number of lines of a part.
     part: u64,
+    /// Number of lines of a chunk.
     chunk: u64,
+    /// Number of lines that a slot holds for each rank, at least `chunk`.
     slot_lines: u64,
     /// Number of rounds of this block before this launch.
     before: u64,
@@ -80,8 +93,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         area + (u64::from(gpu::block_idx().x) * MAX_RANKS as u64 + u64::from(rank)) * FLAG_BYTES
     }
 
-    /// Returns the address, in the area at `area`, of the chunk of rank `rank` in a round: of its
-    /// input or of its result.
+    /// Returns the address, in the area at `area`, of the chunk of rank `rank` in a round: its
+    /// result if `is_result`, otherwise its input.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32, is_result: bool) -> u64 {
         let slot = (u64::from(gpu::block_idx().x) * SLOTS + (self.before + round) % SLOTS) * 2 + u64::from(is_result);
@@ -122,8 +135,9 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         let call = self.call;
         let (line, n) = self.range(round, call.rank);
         let own = |index| outgoing::<T, PLAIN>(call.op, call.scalar, self.send.read::<T>(line + index));
-        // With fewer ranks, the last rank's chunk is loaded again, so that no branch separates the
-        // loads. This rank's own chunk, which no rank writes, is loaded too and not used.
+        // With fewer than `W` ranks, the last rank's chunk is loaded again, so that no branch
+        // separates the loads. This rank's own chunk, which no rank writes, is loaded too and not
+        // used.
         let rank = |index: usize| (index as u32).min(call.ranks - 1);
         let from: [u64; W] = core::array::from_fn(|index| self.slot(call.areas[0], round, rank(index), false));
         let to: [u64; W] = core::array::from_fn(|k| {
@@ -146,8 +160,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
             let result = reduce::<T, W, PLAIN>(call.op, call.ranks, &lines);
             for k in 1..W {
                 if (k as u32) < call.ranks && call.has_results(k as u32) {
-                    // SAFETY: as in `push`; or the line is in the result of a rank that waits
-                    // for it, because this thread has seen its first flag.
+                    // SAFETY: as in `push`; or the line is in an offered result. The offering rank
+                    // waits for the line, because this thread has seen the rank's first flag.
                     unsafe { store(to[k], index, result) };
                 }
             }
@@ -155,7 +169,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
                 self.recv.write::<T>(line + index, result);
             }
         };
-        // Lines of more ranks do not fit in registers twice.
+        // Two lines of each rank fit in registers only for up to 4 ranks.
         if PLAIN && W <= 4 {
             two_by_two(n, lines, push);
         } else {
@@ -181,14 +195,14 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Offers the result of this rank to every other rank, or nothing.
+    /// Writes this rank's offer to every other rank; 0 if this rank does not offer its result.
     #[inline(always)]
     fn write_offer(&self) {
         let (call, thread) = (self.call, gpu::thread_idx().x);
         if thread > 0 && thread < call.ranks {
             let offer = if call.is_symmetric != 0 { call.recv.wrapping_sub(call.areas[0]) } else { 0 };
             let word = pointer::<u64>(self.flags(call.area_behind(thread), call.rank) + OFFER);
-            // SAFETY: a word of the area of a mapped peer, which is accessed only atomically.
+            // SAFETY: the word is in the area of a mapped peer and is accessed only atomically.
             unsafe { <u64 as Access<Sys>>::store_relaxed(word, offer) };
         }
     }
@@ -201,7 +215,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
             return 0;
         }
         let word = pointer::<u64>(self.flags(self.call.areas[0], self.call.rank_behind(k)) + OFFER);
-        // SAFETY: as above, in this rank's area.
+        // SAFETY: as above; the word is in this rank's area.
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
@@ -213,7 +227,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         let (call, thread) = (self.call, gpu::thread_idx().x);
         if thread > 0 && thread < call.ranks {
             let flag = pointer::<u64>(self.flags(call.area_behind(thread), call.rank) + at);
-            // SAFETY: a word of the area of a mapped peer, which is accessed only atomically.
+            // SAFETY: the word is in the area of a mapped peer and is accessed only atomically.
             unsafe { <u64 as Access<Sys>>::store_release(flag, self.before + round + 1) };
         }
     }
@@ -225,7 +239,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         let polls = thread > 0 && thread < call.ranks;
         let flag = pointer::<u64>(self.flags(call.areas[0], call.rank_behind(thread)) + at);
         let is_raised = || {
-            // SAFETY: a word of this rank's area, which is accessed only atomically.
+            // SAFETY: the word is in this rank's area and is accessed only atomically.
             let seen = unsafe { <u64 as Access<Sys>>::load_acquire(flag) };
             (seen.wrapping_sub(self.before + round + 1).cast_signed() >= 0).then_some(())
         };
@@ -252,13 +266,13 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     let (lines, ranks) = (send.lines::<T>(), u64::from(call.ranks));
     let part = lines.div_ceil(ranks);
     let slot_lines = call.bank_bytes / LINE_BYTES as u64 / ranks;
-    // The number of rounds is the smallest for slots of this size; chunks divide the part evenly
-    // among the rounds.
+    // The number of rounds is the smallest that slots of this size allow. The lines of a part are
+    // divided evenly among the rounds.
     let (blocks, number) = (u64::from(gpu::grid_dim().x), u64::from(gpu::block_idx().x));
     let most = part.div_ceil(blocks * slot_lines).max(1);
     let chunk = part.div_ceil(blocks * most).max(1);
     let block = Block::<PLAIN> { ctx, call, send, recv, lines, part, chunk, slot_lines, before };
-    // All ranks have the same number of rounds, also the rank with a shorter last part.
+    // All ranks have the same number of rounds, even a rank whose part is shorter.
     let rounds = part.div_ceil(chunk).saturating_sub(number).div_ceil(blocks);
     let copies = call.is_symmetric == 0 && call.has_results(0);
     if rounds > 0 {

@@ -1,10 +1,11 @@
 //! One kernel for each algorithm, element type and number of ranks.
 //!
-//! The reduction is chosen when the kernel runs. It is the same for all threads and costs one
-//! branch, which is little beside a wait for another GPU. Types that models use have kernels for up
-//! to 2, 4 and 8 ranks, which unroll loops to that number; all other types have one kernel for up
-//! to 8 ranks. For sums of types that models use there are additional kernels for operands of whole
-//! lines, which have half as many instructions.
+//! The reduction is chosen when the kernel runs. It is the same for all threads, so it costs one
+//! branch, which takes little time compared with a wait for another GPU. The types that models use
+//! (`f16`, `bf16` and `f32`) have kernels for up to 2, 4 and 8 ranks, whose loops over ranks are
+//! unrolled. All other types have one kernel for up to 8 ranks. For sums of the types that models
+//! use there are additional *plain* kernels for operands of whole lines. Plain kernels have half as
+//! many instructions.
 
 use super::{chunked, one_shot, two_shot};
 use crate::Call;
@@ -15,7 +16,7 @@ use peerweave_types::{bf16, f16};
 
 macro_rules! entries {
     ($($name:ident: $algorithm:ident::<$t:ty, $($w:literal),*>;)*) => {$(
-        #[doc = concat!("all_reduce of `", stringify!($t), "` by up to as many ranks as the name says, ", stringify!($algorithm), ".")]
+        #[doc = concat!("all_reduce of `", stringify!($t), "`, algorithm `", stringify!($algorithm), "`. The name ends with the maximum number of ranks.")]
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
             $algorithm::run::<$t, $($w),*>(ctx, &call)
@@ -110,10 +111,12 @@ entries! {
 /// Maximum number of threads of a block.
 pub const MAX_THREADS: u32 = 512;
 
-/// Returns the kernel for an algorithm, an element type and a number of ranks; `None` for types
-/// that cannot be reduced, and for more than [`MAX_RANKS`] ranks. `is_plain`: the reduction is the
-/// sum, and both operands of this rank are whole lines at addresses that are multiples of
-/// [`LINE_BYTES`](crate::LINE_BYTES). `is_plain` may differ between the ranks of a call.
+/// Returns the kernel for an algorithm, an element type and a number of ranks. Returns `None` for
+/// types that cannot be reduced, and for numbers of ranks other than 1 to [`MAX_RANKS`].
+///
+/// With `is_plain`, the reduction must be the sum, and both operands of this rank must be whole
+/// lines at addresses that are multiples of [`LINE_BYTES`](crate::LINE_BYTES). `is_plain` may
+/// differ between the ranks of a call.
 ///
 /// ```
 /// use peerweave_collectives::{Algorithm, all_reduce};

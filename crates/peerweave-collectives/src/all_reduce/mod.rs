@@ -23,7 +23,7 @@ pub const fn two_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
 }
 
 /// Returns the minimum number of lines for [`Algorithm::TwoShot`](crate::Algorithm::TwoShot). With
-/// this number every rank has a part, so each two ranks exchange a line in both directions.
+/// this number every rank has a part, so every two ranks exchange a line in both directions.
 pub const fn two_shot_min_lines(ranks: u32) -> u64 {
     ranks as u64 * ranks as u64
 }

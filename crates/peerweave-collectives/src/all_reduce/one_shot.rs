@@ -1,6 +1,6 @@
 //! One-shot: every rank pushes all of its lines to every rank, and reduces the lines that arrive.
-//! This is also done if only one rank gets the result, because each two ranks must exchange a line
-//! ([`mod@crate::epoch`]), and the links to other ranks would be idle.
+//! Every rank does so even if only one rank gets the result. Every two ranks must exchange a line
+//! ([`mod@crate::epoch`]), and the links to the other ranks would otherwise be idle.
 
 use crate::Call;
 use crate::line::Operand;

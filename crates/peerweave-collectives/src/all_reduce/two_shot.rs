@@ -1,11 +1,12 @@
-//! Two-shot: rank `r` reduces part `r` of all inputs, and pushes the result to every rank.
+//! Two-shot: rank `r` reduces part `r` of all inputs, and pushes the result to every rank. A kernel
+//! has three steps: push the parts of the input, reduce, and copy the results that arrive.
 //!
-//! A thread handles the same lines of each part in all three steps. So a thread waits only for the
-//! thread with the same number on each rank. The result may overwrite the input, because each line
-//! is read before the same thread writes it.
+//! A thread handles the same lines of each part in all steps. So a thread waits only for the thread
+//! with the same number on each rank. The result may overwrite the input, because each line is read
+//! before the same thread writes it.
 //!
-//! In plain kernels for up to 4 ranks a thread waits for two lines at a time, because the loads of
-//! both take as long as those of one.
+//! In plain kernels for up to 4 ranks, a thread waits for two lines of each rank at a time, because
+//! loading two lines takes as long as loading one.
 
 use crate::Call;
 use crate::line::{Lines, Operand};
@@ -25,9 +26,11 @@ struct Thread<'a, const PLAIN: bool> {
     recv: Operand<PLAIN>,
     /// This rank's bank.
     banks: Lines,
-    /// Number of lines of the input, of a part, then of all parts.
+    /// Number of lines of the input.
     lines: u64,
+    /// Number of lines of a part.
     part: u64,
+    /// Number of lines of all parts. In a bank, the results start at this line.
     results: u64,
     /// Distance between two lines of this thread.
     step: u64,
@@ -40,27 +43,28 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         outgoing::<T, PLAIN>(self.call.op, self.call.scalar, self.send.read::<T>(line))
     }
 
-    /// Returns the row of line `index` of this rank's part of all inputs.
+    /// Returns the row that has line `index` of this rank's part from every rank's input.
     #[inline(always)]
     fn inputs(&self, index: u64) -> Row {
         Row { lines: self.banks, first: index, stride: self.part, ranks: self.call.ranks }
     }
 
-    /// Pushes a line of the result to the ranks from `base` to `base + W` places behind this rank.
+    /// Pushes a line of the result to the `W` ranks that start `base` places behind this rank.
     #[inline(always)]
     fn push<const W: usize>(&self, base: u32, line: u64, result: Vector) {
         let call = self.call;
         for k in base..base + W as u32 {
             if k > 0 && k < call.ranks && call.has_results(k) {
-                // SAFETY: the bank of the epoch is at the same place in each area, and has room
-                // for twice the number of all parts.
+                // SAFETY: the bank of the epoch is at the same place in each area, and has room for
+                // twice the lines of all parts.
                 let there = unsafe { Lines::beside(self.banks, call.areas[0], call.area_behind(k)) };
                 there.from(self.results).push(line, result);
             }
         }
     }
 
-    /// Finishes a line of this rank's part: reduces it, and pushes the result.
+    /// Reduces a line of this rank's part, pushes the result, and writes it if this rank gets the
+    /// result.
     #[inline(always)]
     fn reduce_line<T: Class, const W: usize>(&self, index: u64, lines: &[Vector; W]) {
         let line = u64::from(self.call.rank) * self.part + index;
@@ -72,7 +76,7 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
     }
 
     /// Reduces two lines of this rank's part at a time, from line `index`, and pushes the results.
-    /// Returns the first line that is left.
+    /// Returns the first line that has not been reduced.
     #[inline(always)]
     fn reduce_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let part = u64::from(self.call.rank) * self.part;
@@ -90,7 +94,7 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         Ok(index)
     }
 
-    /// Finishes a line of the parts of all other ranks.
+    /// Writes a line of each other rank's part to the result.
     #[inline(always)]
     fn copy_line<T: Class, const W: usize>(&self, index: u64, lines: &[Vector; W]) {
         for (rank, value) in (0..).zip(lines) {
@@ -100,8 +104,8 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Copies two lines of the result of each other rank at a time, from line `index`. Returns the
-    /// first line that is left.
+    /// Copies two lines of each other rank's part at a time, from line `index`. Returns the first
+    /// line that has not been copied.
     #[inline(always)]
     fn copy_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let end = self.lines.saturating_sub(u64::from(self.call.ranks - 1) * self.part);
@@ -133,11 +137,11 @@ pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>
     let part = lines.div_ceil(ranks);
     let results = ranks * part;
     let outgoing = |line| outgoing::<T, PLAIN>(call.op, call.scalar, send.read::<T>(line));
-    // Index in this rank's input of line `index` of the part that belongs to the rank `k` places
-    // behind this rank.
+    // Returns the number, in the whole input, of line `index` of a part: the part of the rank `k`
+    // places behind this rank.
     let line_of = |k: u32, index: u64| u64::from(call.rank_behind(k)) * part + index;
     let there = |k: u32, index: u64| k < call.ranks && line_of(k, index) < lines;
-    // SAFETY: the launch guarantees the counter, and areas with banks for twice the number of all
+    // SAFETY: the launch guarantees the counter, and areas with banks for twice the lines of all
     // parts.
     let banks = unsafe {
         push_to_banks::<W, MORE, 1, false>(call, part, me * part, there, |k, index| outgoing(line_of(k, index)), |_, _| ())?
@@ -174,8 +178,8 @@ pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>
         index = thread.copy_lines::<T, W>(index)?;
     }
     while index < part {
-        // Only the last part may be shorter: there are at least as many lines as the square of the
-        // number of ranks.
+        // Only the last part may be shorter, because the number of lines is at least the square of
+        // the number of ranks.
         let present = if (ranks - 1) * part + index < lines { call.ranks } else { call.ranks - 1 };
         let row = Row { ranks: present, ..thread.inputs(results + index) };
         await_lines::<W, MORE>(ctx, KernelOp::AllReduce, call, row, [0; 2], |base, lines| {

@@ -9,7 +9,7 @@ use peerweave_types::{bf16, f16};
 
 macro_rules! entries {
     ($($name:ident: $algorithm:ident::<$t:ty, $w:literal, $more:literal>;)*) => {$(
-        #[doc = concat!("all_reduce, residual and RMSNorm of `", stringify!($t), "` by up to as many ranks as the name says, ", stringify!($algorithm), ".")]
+        #[doc = concat!("all_reduce, residual and RMSNorm of `", stringify!($t), "`, algorithm `", stringify!($algorithm), "`. The name ends with the maximum number of ranks.")]
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call, norm: Norm) -> Result<(), Failed> {
             $algorithm::run::<$t, $w, $more>(ctx, &call, &norm)
@@ -54,8 +54,8 @@ plain_entries! {
     rms_norm_plain_f32_1: f32;
 }
 
-/// Returns the kernel for an algorithm, an element type and a number of ranks; `None` for types
-/// other than `f16`, `bf16` and `f32`, and for other numbers of ranks than 1 to 8.
+/// Returns the kernel for an algorithm, an element type and a number of ranks. Returns `None` for
+/// types other than `f16`, `bf16` and `f32`, and for numbers of ranks other than 1 to 8.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     algorithm: Algorithm,

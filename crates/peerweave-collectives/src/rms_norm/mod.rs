@@ -6,9 +6,9 @@
 //! - `y = x · weight / √(mean(x²) + epsilon)`, the result, for each row.
 //!
 //! The sum of the ranks is computed in `f32` and rounded to the element type, as in
-//! [`crate::all_reduce`]. `x` is computed in `f32` from it and rounded once. `y` is computed from
-//! the rounded `x` in `f32` and rounded once. So the result has the same bits as that of an
-//! all_reduce followed by [`Algorithm::None`] of this module.
+//! [`crate::all_reduce`]. `x` is computed in `f32` from this rounded sum and rounded once. `y` is
+//! computed from the rounded `x` in `f32` and rounded once. So the result has the same bits as the
+//! result of an all_reduce followed by [`Algorithm::None`] of this module.
 //!
 //! | algorithm | what travels | when |
 //! |---|---|---|
@@ -16,12 +16,12 @@
 //! | [`Algorithm::OneShot`] | each rank pushes its rows to every rank, which reduces and normalises them | few rows |
 //! | [`Algorithm::TwoShot`] | each rank pushes part `r` of each row to rank `r`, which reduces it, adds the residual, and pushes that part of `x` | many rows |
 //!
-//! In both, every rank normalises every row by itself. So the two-shot form moves only `x`, and not
-//! the results, and its work is balanced for any number of rows. The ranks get the same bits,
-//! because each computes them from the same `x` in the same order.
+//! With one-shot and two-shot, every rank normalises every row itself. So two-shot moves only `x`,
+//! and not the results, and its work is balanced for any number of rows. The ranks get the same
+//! bits, because each computes them from the same `x` in the same order.
 //!
-//! A row is handled by one block, in all steps. So threads wait for other threads of their block
-//! only, and the result may overwrite the input.
+//! One block of a rank handles a row in all steps. So a thread synchronises only with the threads
+//! of its own block, and the result may overwrite the input.
 //!
 //! Rows are whole lines, and all operands are aligned to lines.
 
@@ -82,8 +82,8 @@ impl Output {
 #[derive(Clone, Copy, Debug, PartialEq, KernelArg)]
 #[repr(C)]
 pub struct Norm {
-    /// Address of the residual, as long as the input. The kernel replaces the residual by `x`, the
-    /// sum of both. It overlaps no other operand.
+    /// Address of the residual, as long as the input. The kernel replaces the residual by `x`. It
+    /// overlaps no other operand.
     pub residual: u64,
     /// Address of the weight, as long as a row.
     pub weight: u64,
@@ -104,12 +104,12 @@ pub struct Norm {
     pub reserved: u32,
 }
 
-/// The least value from which the scale of a row is computed, if all values of the row are smaller.
-/// So the scale of a row of zeros is not 0.
+/// Lower bound of the largest absolute value from which the scale of a row is computed. So the
+/// scale of a row of zeros is not 0.
 pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
-/// Returns the number of lines of each rank's part of a row by [`Algorithm::TwoShot`]. Parts of the
-/// last ranks may be shorter.
+/// Returns the number of lines of each rank's part of a row with [`Algorithm::TwoShot`]. Parts of
+/// the last ranks may be shorter.
 pub const fn part_lines(row_lines: u64, ranks: u32) -> u64 {
     row_lines.div_ceil(ranks as u64)
 }
@@ -125,7 +125,7 @@ pub const fn bank_bytes(algorithm: Algorithm, rows: u64, row_lines: u64, ranks: 
 }
 
 /// Returns the minimum number of lines of a row for [`Algorithm::TwoShot`]. With this number every
-/// rank has a part, so each two ranks exchange a line in both directions.
+/// rank has a part, so every two ranks exchange a line in both directions.
 pub const fn two_shot_min_lines(ranks: u32) -> u64 {
     ranks as u64 * ranks as u64
 }

@@ -11,11 +11,11 @@ use peerweave_types::{bf16, f16};
 
 /// A float that is normalised in `f32`. The functions take the elements of one line.
 pub(super) trait Real: Class<Wide = f32> {
-    /// Combines the elements with a value, from the first element on.
+    /// Combines `start` with each element in order.
     fn fold(lanes: Self::Lanes, start: f32, with: impl Fn(f32, f32) -> f32) -> f32;
     /// Returns the products with a factor.
     fn scale(lanes: Self::Lanes, factor: f32) -> Self::Lanes;
-    /// Returns the bytes that `pair` returns for each two elements.
+    /// Converts each pair of elements to two bytes with `pair`, and returns the bytes of the line.
     fn bytes(lanes: Self::Lanes, pair: impl Fn([f32; 2]) -> u16) -> u64;
 }
 
@@ -63,11 +63,13 @@ pub(super) struct Operands {
 }
 
 impl Operands {
+    /// Returns the operands of a call.
+    ///
     /// # Safety
     /// The arguments have the documented properties.
     #[inline(always)]
     pub(super) unsafe fn new<T: Class>(call: &Call, norm: &Norm) -> Self {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the properties of the arguments.
         unsafe {
             Self {
                 send: Operand::new(call.send, call.count),
@@ -130,9 +132,9 @@ impl Sums {
         self.largest = T::fold(T::times(x, T::unpack(weight)), self.largest, |most, value| most.max(value.abs()));
     }
 
-    /// Combines the sums of all threads of the block. The order depends only on their number.
-    /// Returns `None` on all threads if one has `failed`. All threads call it; consecutive calls
-    /// have different `parity`.
+    /// Combines the sums of all threads of the block. The order of the additions depends only on
+    /// the number of threads. Returns `None` on all threads if `failed` is true on any thread. All
+    /// threads must call this function, and the parity must differ between consecutive calls.
     #[inline(always)]
     fn of_block(self, parity: u64, failed: bool) -> Option<Self> {
         let all = peerweave_device::shared_array!(SUMS: [u32; 2 * 3 * WARPS]);
@@ -164,8 +166,8 @@ impl Sums {
     }
 }
 
-/// Returns 1/√value, rounded to nearest except for one value in millions. Positive and finite
-/// values give a number; infinity gives 0.
+/// Returns 1/√value, rounded to nearest except for one value in millions. Positive, finite values
+/// give a finite number; infinity gives 0.
 #[inline(always)]
 fn inverse_square_root(value: f32) -> f32 {
     if value.is_nan() || value == f32::INFINITY {
@@ -181,9 +183,9 @@ fn inverse_square_root(value: f32) -> f32 {
 }
 
 /// Stores a row of `x` and its norm. `get` returns a line of `x` by its index in the row. All
-/// threads of the block call this function for the same row; `parity` is that of the number of
-/// earlier rows. Returns `false` on all threads if a call of `get` has failed on one, or `failed`
-/// is true on one; the failure is in the status.
+/// threads of the block must call this function for the same row. The lowest bit of `parity` must
+/// differ between consecutive rows. Returns `false` on all threads if `get` fails or `failed` is
+/// true on any thread. The status then holds the failure.
 #[inline(always)]
 pub(super) fn normalise<T: Real>(
     norm: &Norm,
@@ -197,9 +199,9 @@ pub(super) fn normalise<T: Real>(
     let (lines, start) = (norm.row_lines, row * norm.row_lines);
     let mut sums = Sums { squares: 0.0, largest: 0.0 };
     let mut failed = failed;
-    // The last line of this thread and the line before it, each with its weight. One loop handles
-    // all lines, because the compiler would make a function of code that is used twice, and keep
-    // its variables in memory.
+    // `last` and `before` are the last line of this thread and the line before it, each with its
+    // weight. One loop handles all lines: the compiler would make a function of code that is used
+    // twice, and keep its variables in memory.
     let nothing = ([0; 2], [0; 2]);
     let (mut last, mut before) = (nothing, nothing);
     let mut index = thread;

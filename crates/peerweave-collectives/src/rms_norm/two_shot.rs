@@ -1,5 +1,6 @@
 //! Two-shot: rank `r` reduces part `r` of each row, adds the residual, and pushes that part of `x`
-//! to every rank, itself included, because another thread of the block normalises it.
+//! to every rank. It also pushes the part to itself, because other threads of its block normalise
+//! the row.
 
 use super::row::{Operands, Real, added, each_index, each_row, normalise};
 use super::{Norm, part_lines};
@@ -10,8 +11,8 @@ use crate::wait::{Row, await_sum, bank, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the kernel. A bank holds the parts of rank 0, one for each row, then those of the other
-/// ranks, then the rows of `x`.
+/// Runs the kernel. A bank holds the parts from rank 0, one for each row, then the parts from the
+/// other ranks, then the rows of `x`.
 #[inline(always)]
 pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call: &Call, norm: &Norm) -> Result<(), Failed> {
     if !call.begin() {
@@ -22,7 +23,8 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
     let (lines, me) = (norm.row_lines, u64::from(call.rank));
     let part = part_lines(lines, call.ranks);
     let parts = norm.rows * part;
-    // Number of lines of the part of the rank `k` places behind this rank, and its start in a row.
+    // Returns, for the part of the rank `k` places behind this rank, the number of its lines and
+    // its first line in a row.
     let part_of = |k: u32| {
         let start = u64::from(call.rank_behind(k)) * part;
         (lines.saturating_sub(start).min(part), start)
@@ -39,7 +41,7 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
         });
         true
     });
-    // SAFETY: as above. This happens while the lines are in transit.
+    // SAFETY: as above. The launch is counted while the lines are in transit.
     unsafe { epoch::end(call.counter) };
     let banks = bank_of(0);
     let rows = |k: u32| bank_of(k).from(u64::from(call.ranks) * parts);

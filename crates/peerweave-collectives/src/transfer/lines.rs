@@ -2,9 +2,10 @@
 //!
 //! # Why two banks are enough
 //! When a launch begins to receive message `m` of a channel, it stores `m` in a word of the
-//! sender's area. At that time it has put the sentinel back into the lines of all earlier messages.
-//! The sender waits for `m - 1` before it pushes message `m`, whose bank held message `m - 2`. So a
-//! send waits until the receiver has begun the previous receive.
+//! sender's area. By then it has put the sentinel back into the lines of all earlier messages.
+//! Before the sender pushes message `m`, it waits until the word is at least `m - 1`. The bank of
+//! message `m` held message `m - 2`, so all its lines hold the sentinel again. So a send waits
+//! until the receiver has begun the previous receive.
 
 use super::{Transfers, operation};
 use crate::epoch::{self, pointer};
@@ -15,8 +16,8 @@ use crate::{Call, MAX_RANKS};
 use peerweave_device::gpu::{Access, Sys};
 use peerweave_device::prelude::*;
 
-/// Size in bytes of the words at the start of an area that receivers write when they begin to
-/// receive a message.
+/// Size in bytes of the acknowledgement words at the start of an area. A receiver writes its word
+/// when it begins to receive a message.
 const ACK_BYTES: u64 = 256;
 
 /// Returns the size in bytes of an area whose channels hold messages of at most `channel_bytes`
@@ -44,6 +45,7 @@ unsafe fn channel(call: &Call, area: u64, rank: u32, message: u64) -> Lines {
     unsafe { Lines::at(at) }
 }
 
+/// Runs the kernel.
 #[inline(always)]
 fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     ctx: &Context,
@@ -69,8 +71,8 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
         most_received = most_received.max(recv_lines(k));
     }
     let counter = |index: u32| call.counter + 8 * u64::from(index);
-    // Number of messages to a rank, or from it, before this launch. SAFETY: the launch guarantees
-    // the counters.
+    // Returns the number of messages to a rank, or from a rank, before this launch. SAFETY: the
+    // launch guarantees the counters.
     let count = |index: u32| unsafe { epoch::read(counter(index)) };
     let (sent, received) = (count, |k: u32| count(MAX_RANKS as u32 + k));
 
@@ -82,7 +84,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     };
     let keep = |line, value| {
         let own = &transfers.peers[0];
-        // SAFETY: as above; `recv` has room for the message of the rank to itself.
+        // SAFETY: as above; `recv` has room for this rank's message to itself.
         unsafe { Operand::<WHOLE>::new(own.recv, own.send_bytes) }.write::<u8>(line, value);
     };
     // Bit `k` is the parity of the channel's message count.
@@ -97,7 +99,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
                 sent_odd |= (message as u32 & 1) << k;
                 let ack = pointer::<u64>(call.areas[0] + 8 * u64::from(call.rank_behind(k)));
                 let has_room = || {
-                    // SAFETY: a word of this rank's area, which is accessed only atomically.
+                    // SAFETY: the word is in this rank's area and is accessed only atomically.
                     (unsafe { <u64 as Access<Sys>>::load_relaxed(ack) } + 1 >= message).then_some(())
                 };
                 ctx.poll(operation, has_room, || call.pe_behind(k))?;
@@ -111,8 +113,8 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     };
     push_lines::<W, MORE, 0, false, _>(call.ranks, most_sent, |k, line| line < sent_lines(k), load, keep, open)?;
 
-    // The messages are counted while the lines are in transit. Thread `k` counts the message to a
-    // rank, another thread the message from that rank.
+    // The messages are counted while the lines are in transit. Thread `k` counts the message to the
+    // rank `k` places behind this rank. Thread `MAX_RANKS + k` counts the message from that rank.
     let thread = gpu::thread_idx().x;
     let k = if thread < MAX_RANKS as u32 { thread } else { thread - MAX_RANKS as u32 };
     let is_counted = k > 0 && k < call.ranks && if thread < MAX_RANKS as u32 { sent_lines(k) > 0 } else { recv_lines(k) > 0 };

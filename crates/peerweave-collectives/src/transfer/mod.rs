@@ -7,8 +7,8 @@
 //!
 //! | kernel | what travels | when |
 //! |---|---|---|
-//! | [`Form::Lines`] | lines that show by themselves that they have arrived, as in [`crate::exchange`] | a message fits into a channel |
-//! | [`Form::Ring`] | chunks through a ring of slots for each block, with flags; or straight into the result | any length |
+//! | [`Form::Lines`] | lines whose content shows that they have arrived, as in [`crate::exchange`] | a message fits into a channel |
+//! | [`Form::Ring`] | chunks through a ring of slots for each block, with flags; or direct stores into the result | any length |
 //!
 //! Both ranks of a message must choose the same form.
 
@@ -32,7 +32,7 @@ pub enum Form {
     Ring,
 }
 
-/// The message to another rank, and the message from it.
+/// The message to another rank, and the message from that rank. The fields call it *the rank*.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, KernelArg)]
 #[repr(C)]
 pub struct Transfer {
@@ -44,10 +44,11 @@ pub struct Transfer {
     pub recv: u64,
     /// Length in bytes of the message from the rank; 0 if there is no message.
     pub recv_bytes: u64,
-    /// [`Form::Ring`]: 1 if this rank offers `recv` to the sender of the message from the rank,
-    /// which then stores the message directly there. `recv` is then mapped on that rank, at the
-    /// same distance from the area of this rank, and aligned to lines, and it replaces no message.
-    /// For this rank itself, 1 if this rank offers the results of all messages from other ranks.
+    /// [`Form::Ring`]: 1 if this rank offers `recv` to the rank, which then stores its message
+    /// directly there. An offered `recv` must be mapped on the rank, at the same distance from the
+    /// area of this rank. It must be aligned to lines and must not overwrite a message that this
+    /// rank sends. At index 0 of [`Transfers::peers`]: 1 if this rank offers the results of all
+    /// messages from other ranks.
     pub is_direct: u64,
     /// [`Form::Ring`]: number of lines of a chunk of the message to the rank: at least 1, and at
     /// most the number for which a slot has room.
@@ -55,10 +56,11 @@ pub struct Transfer {
     /// [`Form::Ring`]: number of lines that each block handles of the message from the rank.
     pub recv_chunk: u64,
     /// [`Form::Ring`]: 1 if the receiver of the message to the rank decides, when it runs, whether
-    /// the message is stored directly in its result. Both ranks must set this field and
-    /// `recv_is_offered` for the same messages, which are whole lines.
+    /// the message is stored directly in its result. The receiver must set `recv_is_offered` for
+    /// the same messages. These messages must be whole lines.
     pub send_is_offered: u64,
-    /// [`Form::Ring`]: 1 if this rank decides so for the message from the rank.
+    /// [`Form::Ring`]: 1 if this rank decides, when it runs, whether the message from the rank is
+    /// stored directly in `recv`. The sender must set `send_is_offered` for the same messages.
     pub recv_is_offered: u64,
 }
 
@@ -66,7 +68,7 @@ pub struct Transfer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, KernelArg)]
 #[repr(C)]
 pub struct Transfers {
-    /// The messages to and from each rank. Index `k` is that of rank `(rank + k) % ranks`. The
+    /// The messages to and from each rank. Index `k` belongs to rank `(rank + k) % ranks`. The
     /// message at index 0 is copied within this rank.
     pub peers: [Transfer; MAX_RANKS],
 }
@@ -101,7 +103,7 @@ impl Transfers {
     }
 
     /// Returns whether there is a message among the first `W` ranks. Reads every part of the
-    /// argument for these, so that it is in the constant cache afterwards.
+    /// argument for these ranks, so that these parts are in the constant cache afterwards.
     #[inline(always)]
     fn has_any<const W: usize>(&self) -> bool {
         let any = |index: usize| self.peers[index].send_bytes | self.peers[index].recv_bytes;
@@ -109,8 +111,8 @@ impl Transfers {
     }
 }
 
-/// Returns the operation that a report names. `op` is [`Call::op`](crate::Call::op), the number of
-/// a [`KernelOp`].
+/// Returns the operation for reports of failures. `op` is [`Call::op`](crate::Call::op), which is
+/// the number of a [`KernelOp`] in these kernels.
 #[inline(always)]
 fn operation(op: u32) -> KernelOp {
     const BROADCAST: u32 = KernelOp::Broadcast as u32;
@@ -128,8 +130,8 @@ fn operation(op: u32) -> KernelOp {
     }
 }
 
-/// Returns the kernel for a number of ranks; `None` for more than [`MAX_RANKS`]. `is_whole`: all
-/// addresses and lengths are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// Returns the kernel for a number of ranks; `None` for numbers other than 1 to [`MAX_RANKS`]. With
+/// `is_whole`, all addresses and lengths must be multiples of [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     form: Form,

@@ -1,31 +1,33 @@
-//! Messages through a ring of slots for each block and sender, with flags; or straight into the
-//! results.
+//! Messages through rings of slots, one ring for each block and sender, with flags; or messages
+//! that are stored directly in the results.
 //!
-//! Block `b` of sender and receiver handles the same chunks of a message, one chunk in each round:
-//! first chunk `b`, then every chunk that follows at a distance of the number of blocks. So all
-//! blocks work on neighbouring chunks. Both ranks count rounds in words of the block that outlive
-//! the launch. The sender writes a chunk into a slot and raises the flag *ready* at the receiver.
-//! The receiver copies the chunk to the result and raises the flag *credit* at the sender. Round
-//! `j` of a launch uses slot `j % 3`: the sender waits for the credit of round `j - 3`, and before
-//! the first round for the credit of all rounds of earlier launches.
+//! Block `b` of sender and receiver handles the same chunks of a message, one chunk in each round.
+//! With `n` blocks these are the chunks `b`, `b + n`, `b + 2n` and so on. So all blocks work on
+//! neighbouring chunks. Both ranks count rounds in words of the block that outlive the launch. The
+//! sender writes a chunk into a slot and raises the flag *ready* at the receiver. The receiver
+//! copies the chunk to the result and raises the flag *credit* at the sender. Round `j` of a launch
+//! uses slot `j % 3`. The sender waits for the credit of round `j - 3`. Before the first round, the
+//! sender waits for the credit of all rounds of earlier launches.
 //!
-//! Blocks work in pairs: one block pushes, the other copies arriving chunks and this rank's message
-//! to itself, so that neither waits for the other. If a result overwrites a message, one block does
-//! both ([`Call::is_combined`]): it pushes a chunk before it copies the chunk that replaces it.
+//! Blocks work in pairs. One block pushes; the other copies arriving chunks and this rank's message
+//! to itself. So neither block waits for the other. If a result overwrites a message, one block
+//! both pushes and copies ([`Call::is_combined`]): it pushes a chunk before it copies the chunk
+//! that replaces it.
 //!
-//! A receiver whose result is mapped on the sender can have a message stored directly there, in one
-//! round and without a copy. Before it raises the flag *open*, it writes the *offer*: the distance
-//! of its result from its area, or 0 for a message through the ring. The sender waits for that flag
-//! and reads the offer before it raises *ready* for the first time; the receiver writes the next
-//! offer only after that. The blocks of the sender share the lines of such a message evenly, line
-//! by line, because nothing ties a block to a slot.
+//! If the result of the receiver is mapped on the sender, the sender can store the message directly
+//! there, in one round and without a copy. The receiver writes the *offer* and then raises the flag
+//! *open*. The offer is the distance of the result from the receiver's area, or 0 for a message
+//! through the ring. The sender waits for *open* and reads the offer before it raises *ready* for
+//! the first time. The receiver writes the next offer only after it has seen *ready*. The blocks of
+//! the sender share the lines of such a message evenly, line by line, because nothing ties a block
+//! to a slot.
 //!
-//! A rank that offers all its results has no chunks to copy. Then both blocks of a pair push: the
-//! second block first copies this rank's message to itself. For each offered message the second
-//! block raises the flag *second*, as the first block raises *ready*. A rank whose second blocks do
-//! not push raises both flags by the first block, so that the receiver does not need to know. A
-//! second block with chunks to copy must not wait for another rank's offer: that rank may itself
-//! wait for these copies.
+//! A rank that offers all its results has no chunks to copy. On such a rank, both blocks of a pair
+//! push. The second block first copies this rank's message to itself. For each offered message, the
+//! second block raises the flag *second*, as the first block raises *ready*. If the second blocks
+//! do not push, the first block raises both flags. So the receiver need not know which blocks push.
+//! A second block with chunks to copy must not wait for another rank's offer, because that rank may
+//! itself wait for these copies.
 
 use super::{Transfer, Transfers, operation};
 use crate::copy::{Share, each, each_of_share, load, one_by_one, one_by_one_of_share, store};
@@ -38,19 +40,20 @@ use peerweave_device::prelude::*;
 
 /// Number of slots of a block for each sender.
 const SLOTS: u64 = 3;
-/// Size in bytes of the flags of one rank for one block: each kind of flag has its own cache line.
+/// Size in bytes of the flags of one rank for one block. Each kind of flag has its own cache line.
 const FLAG_BYTES: u64 = 512;
 const READY: u64 = 0;
 const CREDIT: u64 = 128;
 const OPEN: u64 = 256;
-/// In the cache line of the flag *open*.
+/// Offset of the offer, in the cache line of the flag *open*.
 const OFFER: u64 = 264;
 const SECOND: u64 = 384;
 
-/// Number of words by which a pair of blocks counts: five for each rank.
+/// Number of words in which a pair of blocks counts: five for each rank.
 pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 
-/// What a pair of blocks counts from launch to launch. One block reads and writes each word.
+/// A count that a pair of blocks keeps from launch to launch. Only one block of the pair uses and
+/// writes each count.
 #[derive(Clone, Copy)]
 enum Count {
     /// Rounds pushed to a rank, by the first block.
@@ -65,8 +68,8 @@ enum Count {
     OffersHere,
 }
 
-/// Returns the size in bytes of an area for `blocks` blocks: flags, then rings. The ranks share a
-/// slot's `slot_bytes` bytes.
+/// Returns the size in bytes of an area for `blocks` blocks: flags, then rings. A slot has
+/// `slot_bytes` bytes, which the ranks share.
 pub const fn transfer_ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * slot_bytes)
 }
@@ -78,15 +81,16 @@ struct Message<const WHOLE: bool> {
     lines: u64,
     /// Number of lines of a chunk.
     chunk: u64,
-    /// Number of this block's first chunk, then the distance to its next chunk.
+    /// Number of this block's first chunk.
     first: u64,
+    /// Distance from a chunk of this block to its next chunk.
     step: u64,
     /// Whether all lines are handled in the first round.
     at_once: bool,
 }
 
 impl<const WHOLE: bool> Message<WHOLE> {
-    /// Returns the first line and the number of lines of a chunk of this block; no lines behind the
+    /// Returns the first line of a chunk of this block, and the number of its lines: 0 after the
     /// last chunk.
     #[inline(always)]
     fn range(&self, index: u64) -> (u64, u64) {
@@ -113,9 +117,10 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
     transfers: &'a Transfers,
     /// Number of this block, or number of its pair of blocks.
     index: u64,
-    /// Number of this block in its pair, below `halves`; 0 if the block is alone.
+    /// Number of this block among the `halves` blocks that share lines; 0 if it shares none.
     half: u64,
-    /// Number of blocks that share the lines of this block or pair in messages without a ring.
+    /// Number of blocks that share lines in messages without a ring: 2 if both blocks of a pair
+    /// push, otherwise 1.
     halves: u64,
     /// Number of lines for which a slot has room for each rank.
     slot_lines: u64,
@@ -124,6 +129,8 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
 }
 
 impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
+    /// Returns the message of `bytes` bytes at an address.
+    ///
     /// # Safety
     /// As for [`Operand::new`], with `bytes` elements.
     #[inline(always)]
@@ -134,8 +141,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         Message { operand, lines, chunk, first: self.index, step, at_once }
     }
 
-    /// Returns a number that is at least the number of ranks: a constant for two ranks. Ranks that
-    /// the team does not have get and send no message.
+    /// Returns an upper bound of the number of ranks, which is a constant for two ranks. The ranks
+    /// beyond the team get and send no message.
     #[inline(always)]
     fn ranks(&self) -> u32 {
         if W == 2 { 2 } else { self.call.ranks }
@@ -157,7 +164,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { self.message(peer.recv, bytes, peer.recv_chunk, peer.is_direct != 0) }
     }
 
-    /// Returns the share of this block in a message of which its pair has a chunk.
+    /// Returns this block's share of the lines of a message. The pair of the block has a chunk of
+    /// the message.
     #[inline(always)]
     fn share(&self, message: &Message<WHOLE>) -> Share {
         Share { index: self.index * self.halves + self.half, of: message.blocks() * self.halves }
@@ -174,12 +182,12 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
         let word = self.flag(self.call.areas[0], self.call.rank_behind(k), OFFER);
-        // SAFETY: a word of this rank's area, which is accessed only atomically.
+        // SAFETY: the word is in this rank's area and is accessed only atomically.
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Accepts the offers of all ranks whose flag *open* this block has seen. Offers of others
-    /// belong to messages of which this block has no chunk.
+    /// Accepts the offers of all ranks whose flag *open* this block has seen. The offers of other
+    /// ranks belong to messages of which this block has no chunk.
     #[inline(always)]
     fn accept_offers(&self) {
         let mut accepted = 0;
@@ -198,8 +206,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         rings + slot * self.call.bank_bytes + u64::from(rank) * self.slot_lines * LINE_BYTES as u64
     }
 
-    /// Returns whether any message to another rank has this round, and whether any message from
-    /// another rank has it.
+    /// Returns whether any message to another rank has lines in this round, and whether any message
+    /// from another rank has lines in it.
     #[inline(always)]
     fn has(&self, round: u64) -> (bool, bool) {
         let (mut sends, mut receives) = (false, false);
@@ -211,7 +219,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         (sends, receives)
     }
 
-    /// Pushes a round of all messages to other ranks that go through rings.
+    /// Pushes a round of all messages to other ranks that are sent through rings.
     #[inline(always)]
     fn push(&self, round: u64) {
         let call = self.call;
@@ -352,10 +360,10 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
     };
     let raise = |at, value| {
         let flag = block.flag(area, call.rank, at);
-        // SAFETY: a word of the area of a mapped peer, which is accessed only atomically.
+        // SAFETY: the word is in the area of a mapped peer and is accessed only atomically.
         unsafe { <u64 as Access<Sys>>::store_release(flag, value) };
     };
-    // SAFETY: a flag of this rank's area.
+    // SAFETY: the flag is in this rank's area.
     let is_reached = |at, wanted: u64| (unsafe { seen(own(at)) }.wrapping_sub(wanted).cast_signed() >= 0).then_some(());
     let (mut sent, mut received, mut offers, mut offers_here) = (0, 0, 0, 0);
     let is_offered = sends(0) && peer.send_is_offered != 0;
@@ -370,7 +378,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
         }
         if is_second && is_offered_here {
             let offer = if peer.is_direct != 0 { peer.recv.wrapping_sub(call.areas[0]) } else { 0 };
-            // SAFETY: a word of the area of a mapped peer, which is accessed only atomically.
+            // SAFETY: the word is in the area of a mapped peer and is accessed only atomically.
             unsafe { <u64 as Access<Sys>>::store_relaxed(block.flag(area, call.rank, OFFER), offer) };
             raise(OPEN, offers_here + 1);
         }
@@ -385,7 +393,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
             raise(SECOND, offers + 1);
         }
     }
-    // Number of rounds of this launch that were pushed and copied.
+    // Numbers of rounds of this launch that have been pushed and copied.
     let (mut pushed, mut copied) = (0, 0);
     let mut round = 0;
     loop {

@@ -1,5 +1,6 @@
-//! Tests of the kernels that combine operands on one device: every type and reduction, numbers of
-//! operands around the number that is read at a time, any length and alignment, in place.
+//! Tests of the kernels that combine operands on one device. They cover every type and reduction,
+//! any length and alignment, and calls in place. The numbers of operands are around the number that
+//! a kernel reads at a time.
 
 use crate::numbers::Numbers;
 use crate::world::scalar;
@@ -7,11 +8,11 @@ use peerweave_collectives::combine::{self, Combine};
 use peerweave_grid::{Job, Options, Shape};
 use peerweave_types::{ReduceOp, bf16, f16};
 
-/// Elements of all operands with their gaps, and of the result.
+/// Number of elements of all operands with their gaps, and of the memory of the result.
 const ROOM: usize = 4096;
 
-/// Combines operands of `count` elements with gaps between them, and checks the result and what
-/// lies around it.
+/// Combines operands of `count` elements with gaps between them. Checks the result and that the
+/// memory around it is unchanged.
 fn check<T: Numbers>(op: ReduceOp, operands: u32, count: usize, shift: usize, in_place: bool) {
     let mut job = Job::new(1).options(Options::default().seed(u64::from(operands)));
     let (given, result) = (job.alloc::<T>(ROOM), job.alloc::<T>(ROOM));
@@ -36,7 +37,7 @@ fn check<T: Numbers>(op: ReduceOp, operands: u32, count: usize, shift: usize, in
     };
     let before: Vec<T> = job.read(0, if in_place { given } else { result });
     let kernel = combine::kernel(T::DTYPE).expect("a type that can be reduced");
-    job.launch_each(kernel, Shape::new(2, 32), |_| Some((call,))).expect("it waits for nothing");
+    job.launch_each(kernel, Shape::new(2, 32), |_| Some((call,))).expect("a kernel that waits for no other PE");
     let after: Vec<T> = job.read(0, if in_place { given } else { result });
     let first = if in_place { shift + last } else { 1 };
     let scalars = vec![scalar::<T>(1); operands as usize];

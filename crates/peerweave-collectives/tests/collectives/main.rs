@@ -2,7 +2,7 @@
 //! reduction and number of ranks; any length and alignment; calls without synchronization between
 //! them; missing ranks.
 
-/// Writes a test for each type, which calls the function.
+/// Defines a test for each type. The test calls the function with the type.
 macro_rules! types {
     ($check:ident: $($name:ident: $t:ty;)*) => {$(
         #[test]
@@ -129,7 +129,7 @@ fn more_chunks_than_slots_wait_for_free_slots() {
 }
 
 #[test]
-fn sums_of_whole_lines_have_separate_kernels() {
+fn plain_sums_of_whole_lines_match_the_reference() {
     for ranks in RANKS {
         let mut world = World::new(ranks, 5);
         for algorithm in Algorithm::ALL {
@@ -143,7 +143,7 @@ fn sums_of_whole_lines_have_separate_kernels() {
 }
 
 #[test]
-fn ranks_need_not_be_in_the_order_of_pes() {
+fn all_reduce_with_ranks_in_any_order_of_pes_is_exact() {
     let mut world = World::of(5, &[4, 0, 2], 1);
     for algorithm in Algorithm::ALL {
         world.check::<f32>(&Given { algorithm, count: 1000, ..Given::default() });

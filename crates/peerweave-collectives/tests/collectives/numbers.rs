@@ -1,4 +1,5 @@
-//! Element types with the expected result of each reduction, computed one element after the other.
+//! Element types with a reference implementation of each reduction, which computes one element
+//! after the other.
 
 use peerweave_types::{Element, Plain, ReduceOp, bf16, f16};
 

@@ -1,5 +1,5 @@
-//! Tests of all_reduce kernels with other destinations of the result: one rank, a part for each
-//! rank, or symmetric memory; and of barriers.
+//! Tests of barriers, and of all_reduce kernels whose result is not written to every rank's plain
+//! memory: to one rank only, one part to each rank, or to symmetric memory.
 
 use crate::numbers::Numbers;
 use crate::world::{Given, MARK, RANKS, World, scalar};
@@ -8,8 +8,8 @@ use peerweave_grid::{JobError, explore};
 use peerweave_types::{FailureKind, KernelOp, Pe, ReduceOp, bf16};
 use std::time::Duration;
 
-/// Makes one call on each rank, after `change` has changed it. Returns each rank's result memory;
-/// elements that were not written contain a mark.
+/// Makes one call on each rank, with the arguments that `change` returns. Returns each rank's
+/// result memory. Elements that were not written contain [`MARK`].
 fn results<T: Numbers>(world: &mut World, given: &Given, is_plain: bool, change: impl Fn(usize, Call) -> Call) -> Vec<Vec<T>> {
     let n = world.members.len();
     let input = world.view::<T>(0, given.shift[0], given.count);
@@ -65,7 +65,7 @@ fn result_of_a_reduce_is_written_only_at_the_root() {
 }
 
 #[test]
-fn ring_gives_each_rank_its_own_part() {
+fn chunked_own_part_gives_each_rank_only_its_part() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -87,7 +87,7 @@ fn ring_gives_each_rank_its_own_part() {
 }
 
 #[test]
-fn results_that_ranks_offer_need_no_copy() {
+fn chunked_results_are_the_same_with_and_without_offers() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);

@@ -39,7 +39,7 @@ impl Default for Case {
     }
 }
 
-/// A world with the operands that other collectives do not have.
+/// A world, with the operands that only RMSNorm has.
 struct Norms {
     world: World,
     residual: SymSlice<u8>,
@@ -49,7 +49,7 @@ struct Norms {
 
 /// A float that is normalised.
 trait Float: Numbers {
-    /// Distance between neighbouring values, relative to them.
+    /// Distance between neighbouring values, relative to the values.
     const STEP: f64;
     fn wide(self) -> f64;
     fn from_wide(value: f32) -> Self;
@@ -123,17 +123,17 @@ impl Norms {
         })
     }
 
-    /// Makes a call on all ranks, and compares the residual bit by bit with the reference, and the
-    /// result with one that is computed in `f64`. All ranks must have the same bits.
+    /// Makes a call on all ranks. Compares the residual bit by bit with the reference, and the
+    /// result with a result computed in `f64`. All ranks must have the same bits.
     fn check<T: Float>(&mut self, case: &Case) {
         let (n, count, size) = (self.world.members.len(), case.rows * case.hidden, size_of::<T>());
         let ranks = if case.algorithm == Algorithm::None { 1 } else { n };
-        // The input of one rank is that of all, if nothing travels.
+        // Without communication, the input is already the sum, so all ranks have the same input.
         let input = |rank: usize, index: usize| T::given(if case.algorithm == Algorithm::None { 0 } else { rank as u32 }, index);
         let residual: Vec<T> = (0..count).map(|index| T::given(77, index)).collect();
         let weight: Vec<T> = (0..case.hidden).map(|index| T::from_wide(0.5 + (index % 7) as f32 / 4.0)).collect();
         let view = |of: SymSlice<u8>, len: usize| -> SymSlice<T> {
-            assert!(len * size <= of.len(), "{case:?} has no room");
+            assert!(len * size <= of.len(), "{case:?}: {} bytes do not fit in {} bytes", len * size, of.len());
             // SAFETY: the elements lie in the allocation, which is aligned.
             unsafe { SymSlice::from_raw(of.offset(), len) }
         };
@@ -158,7 +158,7 @@ impl Norms {
         for pe in self.world.members.clone() {
             let found = self.world.job.read(pe, view(self.residual, count));
             let wrong = found.iter().zip(&x).position(|(found, x)| found.bits() != x.bits());
-            assert_eq!(wrong, None, "{case:?} of {} on {n} ranks, PE {pe}: the residual", T::DTYPE);
+            assert_eq!(wrong, None, "{case:?} of {} on {n} ranks, PE {pe}: the residual is wrong", T::DTYPE);
             let from = if case.in_place { 0 } else { 1 };
             let bytes = if case.output == Output::Same { count * size } else { count };
             let result = self.world.job.read(pe, self.world.view::<u8>(from, 0, bytes));
@@ -166,11 +166,11 @@ impl Norms {
             self.compare::<T>(case, pe, &x, &weight, &result, &scales);
             if !case.in_place {
                 let after = self.world.job.read(pe, self.world.view::<u8>(1, bytes, (1 << 16) - bytes));
-                assert!(after.iter().all(|byte| *byte == MARK), "{case:?}: wrote beyond the result");
+                assert!(after.iter().all(|byte| *byte == MARK), "{case:?}, PE {pe}: wrote beyond the result");
             }
             let this = (result, scales.iter().map(|scale| scale.to_bits()).collect());
             let first = first.get_or_insert_with(|| this.clone());
-            assert!(*first == this, "{case:?} of {}: PE {pe} has other bits", T::DTYPE);
+            assert!(*first == this, "{case:?} of {}: PE {pe} has other bits than the first PE", T::DTYPE);
         }
     }
 
@@ -188,11 +188,11 @@ impl Norms {
                 let wanted = largest.max(SMALLEST_SCALED) / case.output.largest();
                 assert!((scale / wanted - 1.0).abs() < 1e-5, "{case:?}, row {row}: scale {scale}, expected {wanted}");
             } else {
-                assert_eq!(row_scale, -1.0, "{case:?}: a scale was written");
+                assert_eq!(row_scale, -1.0, "{case:?}, row {row}: a scale was written");
             }
             for (index, expected) in range.zip(expected) {
                 let scaled = expected / f64::from(scale);
-                // The distance to the next value of the type of the result.
+                // `step` is the distance to the next value of the result's type.
                 let (found, step) = match case.output {
                     Output::Same => {
                         let found = T::from_bytes(&result[index * size..][..size]).wide();
@@ -207,7 +207,8 @@ impl Norms {
                 let limit = case.output.largest();
                 let wanted =
                     if case.output == Output::Same { expected } else { scaled.clamp(-f64::from(limit) - 1.0, limit.into()) };
-                // Rounded once, from a value that may have the error of f32.
+                // The result is rounded once, from a value that may have the rounding error of
+                // `f32`.
                 assert!(
                     (found - wanted).abs() <= 0.502 * step + 2e-6 * wanted.abs(),
                     "{case:?} of {} on PE {pe}, row {row}, element {index}: {found}, expected {wanted}",
@@ -222,7 +223,8 @@ fn every_case<T: Float>() {
     for ranks in RANKS {
         let mut norms = Norms::new(World::new(ranks, u64::from(ranks)));
         for algorithm in Algorithm::ALL {
-            // 65 lines or more: each rank has a part, and the last part is shorter.
+            // A row has at least 65 lines, so that each rank has a part and the last part is
+            // shorter.
             let hidden = 65 * 16 / size_of::<T>();
             let case = Case { algorithm, rows: 2, hidden, blocks: 1, ..Case::default() };
             norms.check::<T>(&case);
@@ -313,7 +315,7 @@ fn missing_rank_is_named_by_both_algorithms() {
 }
 
 #[test]
-fn floats_up_to_32_bits_have_kernels() {
+fn rms_norm_kernels_exist_only_for_f16_bf16_and_f32() {
     for algorithm in Algorithm::ALL {
         for dtype in DType::ALL {
             for ranks in 0..=9 {

@@ -1,5 +1,5 @@
-//! Tests of scan and exclusive_scan: every type and reduction, any length and alignment, in place,
-//! between other collectives, and with a missing rank.
+//! Tests of scan and exclusive_scan: every type and reduction, any length and alignment, calls in
+//! place, calls between other collectives, and calls with a missing rank.
 
 use crate::numbers::Numbers;
 use crate::world::{Given, RANKS, World, scalar};
@@ -80,7 +80,7 @@ fn scans_of_any_length_share_the_banks_with_other_calls() {
 }
 
 #[test]
-fn scan_follows_the_order_of_a_team() {
+fn scan_reduces_in_the_order_of_the_ranks_of_a_team() {
     let mut world = World::of(5, &[4, 0, 2], 1);
     check::<f32>(&mut world, &Given { count: 1000, ..Given::default() }, false);
     check::<f32>(&mut world, &Given { count: 1000, ..Given::default() }, true);

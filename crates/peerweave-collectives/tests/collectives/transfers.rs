@@ -18,12 +18,12 @@ const OPERAND_BYTES: usize = 64 << 10;
 /// Distance in bytes between the messages of a rank.
 const APART: usize = 8 << 10;
 
-/// Messages that are stored directly in the results.
+/// The messages that are stored directly in the results.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Direct {
     Nothing,
     All,
-    /// Those of about half of the pairs.
+    /// The messages of about half of the pairs.
     Some,
 }
 
@@ -31,7 +31,7 @@ enum Direct {
 #[derive(Clone, Copy, Debug)]
 struct Shared {
     form: Form,
-    /// Which messages through the ring are stored directly in the results.
+    /// The messages that are stored directly in the results, with [`Form::Ring`].
     direct: Direct,
     /// Whether the same block of the ring pushes and copies.
     combined: bool,
@@ -118,7 +118,7 @@ impl World {
         }
         let slot_lines = SLOT_BYTES / LINE_BYTES as u64 / ranks as u64;
         let chunk = |bytes: usize| (bytes.div_ceil(LINE_BYTES) as u64).div_ceil(u64::from(MAX_BLOCKS)).clamp(1, slot_lines);
-        // Both ranks know the length.
+        // Both ranks know the length, so both compute the same value.
         let is_offered = |bytes: usize| u64::from(shared.form == Form::Ring && bytes > 0 && bytes.is_multiple_of(LINE_BYTES));
         let transfers = |rank: usize| {
             let mut peers = [Transfer::default(); MAX_RANKS];
@@ -178,7 +178,8 @@ impl World {
     }
 }
 
-/// Returns lengths below a limit; about half of the pairs get the length 0.
+/// Returns a length for each pair: a multiple of `unit`, at most `below`. About half of the lengths
+/// are 0.
 fn some_lengths(seed: u64, ranks: usize, below: usize, unit: usize) -> Vec<usize> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = |limit: usize| {
@@ -242,7 +243,7 @@ fn each_pair_counts_its_messages_separately() {
 }
 
 #[test]
-fn missing_sender_or_receiver_of_a_message_is_named() {
+fn missing_sender_or_receiver_is_named_by_the_other_rank() {
     let ring = Shared { form: Form::Ring, direct: Direct::Nothing, combined: false, shift: [0, 0], threads: 32 };
     let cases = [
         (Shared { form: Form::Lines, ..ring }, 0, 1, 1000),

@@ -1,4 +1,4 @@
-//! PEs with staging areas, and functions that make calls on them.
+//! PEs with staging areas, and functions that make calls on these PEs.
 
 use crate::numbers::Numbers;
 use peerweave_collectives::{Algorithm, Call, MAX_RANKS, Results, all_reduce};
@@ -7,14 +7,15 @@ use peerweave_grid::{Job, JobError, Options, Shape};
 use peerweave_types::{Plain, ReduceOp, SymSlice};
 use std::time::Duration;
 
-/// Size of a bank in bytes, then size of a slot of a ring.
+/// Size of a bank in bytes.
 const BANK_BYTES: usize = 64 << 10;
+/// Size of a slot of a ring in bytes.
 const SLOT_BYTES: usize = 2 << 10;
 const MAX_BLOCKS: u32 = 4;
-/// A byte of memory that no call has written.
+/// The value of every byte that no call has written.
 pub(crate) const MARK: u8 = 0xa5;
 
-/// Numbers of ranks of which tests try each.
+/// Numbers of ranks with which tests run.
 pub(crate) const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
 const SENTINEL: [u64; 2] = [0x5eed_0123_4567_89ab, 0xc0de_fedc_ba98_7655];
 
@@ -49,10 +50,11 @@ impl Default for Given {
 pub(crate) struct World {
     pub(crate) job: Job,
     pub(crate) members: Vec<u32>,
-    /// Memory of banks, and of rings with their flags.
+    /// Memory of the banks.
     banks: SymSlice<u64>,
+    /// Memory of the rings, with their flags.
     rings: SymSlice<u64>,
-    /// Counter of launches, then one counter for each block.
+    /// Words of counters: the counter of launches, then one counter for each block.
     counters: SymSlice<u64>,
     operands: [SymSlice<u8>; 2],
 }
@@ -133,7 +135,7 @@ impl World {
         self.run(kernel, given, &calls, is_there)
     }
 
-    /// Launches a kernel on the ranks for which `is_there` is true, each with its call.
+    /// Launches a kernel on the ranks for which `is_there` is true. Each rank gets its own call.
     pub(crate) fn run(
         &mut self,
         kernel: &Kernel<(Call,)>,
@@ -168,9 +170,9 @@ impl World {
         self.check_launch(given, inputs, |world| world.launch::<T>(given, |_| true), |_, _| expected.clone());
     }
 
-    /// Writes the inputs, and makes a call on all ranks by `launch`. Checks the bits of every
-    /// element, and that nothing else is written. `expected` gets a rank, and the bits that its
-    /// result had before the call.
+    /// Writes the inputs, and makes a call on all ranks with `launch`. Checks the bits of every
+    /// element, and that nothing else is written. `expected` takes a rank and the bits of its
+    /// result before the call, and returns the expected bits.
     pub(crate) fn check_launch<T: Numbers>(
         &mut self,
         given: &Given,
@@ -199,7 +201,10 @@ impl World {
             let (shift, bytes) = (given.shift[1], size_of::<T>());
             let untouched = |range: &[u8]| range.iter().all(|byte| *byte == MARK);
             let written = if given.in_place { 0..0 } else { shift * bytes..(shift + given.count) * bytes };
-            assert!(untouched(&whole[..written.start]) && untouched(&whole[written.end..]), "{given:?}: wrote outside");
+            assert!(
+                untouched(&whole[..written.start]) && untouched(&whole[written.end..]),
+                "{given:?}: PE {pe} wrote outside the result"
+            );
         }
     }
 

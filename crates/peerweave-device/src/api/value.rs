@@ -7,16 +7,24 @@ use peerweave_types::Plain;
 
 /// A kind of memory access: the memory that can be accessed, and the strength of the access.
 pub(crate) trait Side: Copy {
+    /// Loads an integer.
+    ///
     /// # Safety
     /// `from` points to memory that this kind of access can read, aligned to the size of `P` and
     /// readable by this thread.
     unsafe fn load<P: Piece>(from: *const P) -> P;
+    /// Stores an integer.
+    ///
     /// # Safety
     /// As for [`Self::load`], but the memory is writable.
     unsafe fn store<P: Piece>(to: *mut P, value: P);
+    /// Loads a vector of 16 bytes.
+    ///
     /// # Safety
     /// As for [`Self::load`], but for 16 bytes, aligned to 16.
     unsafe fn load_vector(from: *const u8) -> gpu::Vector;
+    /// Stores a vector of 16 bytes.
+    ///
     /// # Safety
     /// As for [`Self::load_vector`], but the memory is writable.
     unsafe fn store_vector(to: *mut u8, value: gpu::Vector);
@@ -97,6 +105,8 @@ pub(crate) unsafe fn load<T: Plain, S: Side>(from: *const T) -> T {
     }
 }
 
+/// Copies `n` pieces to the thread's own memory, by loads of kind `S`.
+///
 /// # Safety
 /// `from` points to `n` pieces that accesses of kind `S` can read. `to` points to `n` writable
 /// pieces of the thread's own memory.
@@ -132,6 +142,8 @@ pub(crate) unsafe fn store<T: Plain, S: Side>(to: *mut T, value: T) {
     }
 }
 
+/// Copies `n` pieces from the thread's own memory, by stores of kind `S`.
+///
 /// # Safety
 /// `from` points to `n` readable pieces of the thread's own memory. `to` points to `n` pieces that
 /// accesses of kind `S` can write.

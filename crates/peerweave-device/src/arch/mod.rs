@@ -81,13 +81,13 @@ pub fn warp_members() -> u32 {
     warp_mask()
 }
 
-/// Returns whether any thread in `mask` passed `true`. All threads in `mask` call it.
+/// Returns whether any thread in `mask` passed `true`. All threads in `mask` call this function.
 #[inline]
 pub fn vote_any(mask: u32, value: bool) -> bool {
     vote_ballot(mask, value) != 0
 }
 
-/// Returns whether all threads in `mask` passed `true`. All threads in `mask` call it.
+/// Returns whether all threads in `mask` passed `true`. All threads in `mask` call this function.
 #[inline]
 pub fn vote_all(mask: u32, value: bool) -> bool {
     vote_ballot(mask, value) == mask

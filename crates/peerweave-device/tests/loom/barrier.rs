@@ -41,7 +41,7 @@ fn sync<W: TestWord>(words: &[W], rank: usize, epoch: u64, patience: &mut Patien
 }
 
 /// Like `sync`, but by the relaxed form of the barrier. If `fences` is true, calls the fences
-/// before and after it.
+/// before and after the barrier.
 fn relaxed<W: TestWord>(fences: bool, words: &[W], rank: usize, epoch: u64, patience: &mut Patience) -> Result<(), GaveUp> {
     let ranks = words.len().isqrt();
     if fences {

@@ -3,7 +3,7 @@
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;
 
-/// Measures one thread: `p` of 8 bytes, then `quiet`.
+/// Measures a `p` of 8 bytes by one thread, with the `quiet` after it.
 #[kernel(max_threads = 128)]
 pub fn bench_p(ctx: &Context, to: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
     let mut clock = Clock::new(iterations);
@@ -50,14 +50,14 @@ fn lend(ctx: &Context) {
 #[inline(always)]
 fn keep(_: &Context) {}
 
-/// Does not wait, because one thread takes part.
+/// Does nothing: one thread has no other thread to wait for.
 #[inline(always)]
 fn alone() {}
 
 macro_rules! latency {
     ($threads:tt, $lend:ident, $memory:literal, $words:literal, $calls:expr, $sync:expr;
         $put:ident = $put_call:ident, $get:ident = $get_call:ident) => {
-        #[doc = concat!("Measures a put of all elements by ", $words, ", then `quiet` by its first thread. ", $memory)]
+        #[doc = concat!("Measures a put of all elements by ", $words, ", then `quiet` by the first thread of the block. ", $memory)]
         #[kernel(max_threads = $threads)]
         pub fn $put(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             $lend(ctx);

@@ -2,8 +2,9 @@
 //! operations and barriers, and bandwidth by number of blocks.
 //!
 //! Each kernel repeats its operation `iterations` times, after [`WARM_UP`] repetitions that are not
-//! measured, and writes the nanoseconds of one repetition to `result[0]`. It runs as one block. The
-//! bandwidth kernels run as several blocks, and write the start and the end time of each.
+//! measured, and writes the nanoseconds of one repetition to `result[0]`. These kernels run as one
+//! block. The bandwidth kernels run as several blocks, and write the start time and the end time of
+//! each block.
 
 mod latency;
 mod ping_pong;
@@ -32,7 +33,8 @@ impl Clock {
         Self { started: 0, iterations }
     }
 
-    /// Called at the start of each repetition, with its index.
+    /// Starts the clock if the warm-up has ended. Must be called at the start of each repetition,
+    /// with its index.
     #[inline(always)]
     fn tick(&mut self, repetition: u32) {
         if repetition == WARM_UP {
@@ -40,8 +42,8 @@ impl Clock {
         }
     }
 
-    /// Writes the nanoseconds of one repetition. Called by all threads; the block's first thread
-    /// writes.
+    /// Writes the nanoseconds of one repetition. All threads call this function, and only the
+    /// block's first thread writes.
     #[inline(always)]
     fn write(&self, result: DeviceSlice<u64>) {
         if gpu::thread_rank() == 0 && !result.is_empty() {

@@ -1,4 +1,4 @@
-//! Put with signal in turn between two PEs: the time of a round trip.
+//! Time of a round trip between two PEs, which take turns to put elements with a signal.
 
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;

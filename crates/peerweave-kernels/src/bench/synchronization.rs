@@ -5,7 +5,7 @@ use peerweave_device::prelude::*;
 
 macro_rules! atomic {
     ($name:ident, $call:ident, $words:literal) => {
-        #[doc = concat!("Measures one thread: fetching addition to a PE's word, ", $words, "; each waits for the previous one.")]
+        #[doc = concat!("Measures fetching additions to a word of a PE by one thread, ", $words, ". Each addition waits for the previous one.")]
         #[kernel(max_threads = 256)]
         pub fn $name(ctx: &Context, word: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             if gpu::thread_rank() != 0 {

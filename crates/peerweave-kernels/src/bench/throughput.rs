@@ -1,11 +1,10 @@
 //! Bandwidth: every block transfers a part of the elements, `iterations` times, by vectors of all
 //! its threads, or by bulk copies that one thread of each warp starts.
-
 //!
-//! There is no warm-up, because blocks are not equally fast: launch a kernel twice. Block `b`
-//! writes its start time and the time at which its accesses were complete, on the device's clock,
-//! to `result[2 * b]` and `result[2 * b + 1]`. The total time is from the first start to the last
-//! end.
+//! The kernels have no warm-up, because blocks are not equally fast. To warm up, launch a kernel
+//! twice. Block `b` writes its start time and the time at which its accesses were complete, on the
+//! device's clock, to `result[2 * b]` and `result[2 * b + 1]`. The total time is from the first
+//! start to the last end.
 
 use peerweave_device::prelude::*;
 
@@ -20,7 +19,8 @@ fn write(result: DeviceSlice<u64>, began: u64) {
     }
 }
 
-/// Returns an equal part of `len` words, rounded to a multiple of 16 bytes.
+/// Returns the length of each of `by` equal parts of `len` words, rounded up to a multiple of 16
+/// bytes.
 #[inline(always)]
 fn divided(len: usize, by: u32) -> usize {
     len.div_ceil(by as usize).next_multiple_of(2)
@@ -72,7 +72,7 @@ pub fn bench_get_bandwidth(
     write(result, began);
 }
 
-/// Returns the part of this warp, if the warps of a block share the elements of `of`.
+/// Returns this warp's part of the elements of `of`, which the warps of a block share.
 #[inline(always)]
 fn share(of: SymSlice<u64>) -> SymSlice<u64> {
     let each = divided(of.len(), gpu::block_threads().div_ceil(gpu::WARP_SIZE));
@@ -87,16 +87,16 @@ fn lend_each_warp(ctx: &Context) {
     let each = all.len() / gpu::block_threads().div_ceil(gpu::WARP_SIZE) as usize / 128 * 128;
     let start = gpu::warp() as usize * each;
     if gpu::lane() == 0 {
-        // SAFETY: each warp has a part of its own, and the kernel uses no dynamic shared memory
-        // itself.
+        // SAFETY: each warp has its own part, and the kernel itself uses no dynamic shared memory.
         unsafe { ctx.lend_shared(all.slice(start..start + each)) };
     }
 }
 
 macro_rules! bulk {
     ($name:ident, $call:ident, $words:literal) => {
-        #[doc = concat!("Every block ", $words, " its part of the elements by bulk copies; one thread of each warp copies a share of it,")]
-        /// with `quiet` at the end. The launch specifies dynamic shared memory.
+        #[doc = concat!("Measures bulk copies: every block ", $words, " its part of the elements. One thread of each warp copies")]
+        /// a share of the part, and calls `quiet` at the end. The launch specifies dynamic shared
+        /// memory.
         #[kernel(max_threads = 1024)]
         pub fn $name(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             let began = gpu::now_ns();

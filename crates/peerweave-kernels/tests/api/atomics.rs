@@ -11,7 +11,8 @@ macro_rules! integers {
             #[kernel]
             fn operations(ctx: &Context, of: SymSlice<$t>) {
                 let (at, pe) = (|index| of.at(index), right(ctx));
-                // Strong and relaxed forms of each operation, on different elements.
+                // The strong form of each operation uses element 0, and the relaxed form uses
+                // element 1.
                 ctx.atomic_set(at(0), 40, pe);
                 ctx.atomic_set_relaxed(at(1), 41, pe);
                 assert_eq!((ctx.atomic_fetch(at(0), pe), ctx.atomic_fetch_relaxed(at(1), pe)), (40, 41));
@@ -157,7 +158,7 @@ macro_rules! halves {
                     let of = job.alloc::<$t>(2);
                     job.launch(&counts::KERNEL, 1, 32, (of,)).unwrap();
                     for pe in 0..PES {
-                        // Small enough to be exact.
+                        // The sums are small enough to be exact.
                         assert_eq!(job.read(pe, of).map_to_f32(), [(2 * 16 * PES) as f32; 2], "seed {seed}");
                     }
                 }

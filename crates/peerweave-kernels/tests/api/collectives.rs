@@ -66,7 +66,7 @@ macro_rules! reducing {
             fn reducing(ctx: &Context, to: SymSlice<$t>, from: SymSlice<$t>, part: SymSlice<$t>) -> Result<(), Failed> {
                 ctx.$reducescatter(KernelTeam::WORLD, part, from, $op)?;
                 ctx.$reduce(KernelTeam::WORLD, to, from, $op)?;
-                // In place.
+                // This reduction is in place.
                 ctx.$reduce(KernelTeam::WORLD, from, from, $op)
             }
 
@@ -115,8 +115,8 @@ reducing! {
     prod_f64 f64, Prod, 32, reduce_warp reducescatter_warp: |n| (n % 4) as f64, |a, b| a * b;
 }
 
-/// Every block counts through its slot, and reads the values written by the same block of the other
-/// PEs.
+/// In each round, every block puts a value to the next PE, passes a barrier, and checks the value
+/// that the same block of the previous PE has put.
 #[kernel]
 fn barriers(ctx: &Context, cells: SymSlice<u64>, form: u32) -> Result<(), Failed> {
     let (me, n, block) = (ctx.my_pe(), ctx.n_pes(), gpu::block_rank());

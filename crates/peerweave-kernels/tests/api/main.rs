@@ -1,5 +1,5 @@
-//! Tests of the functions that kernels call, on the host: every function at every scope, by several
-//! PEs on seeded schedules.
+//! Tests, on the host, of the functions that kernels call: every function at every scope, by
+//! several PEs on seeded schedules.
 //!
 //! The host computes the expected results from the same inputs. Each test varies seeds, so threads
 //! and PEs run in different orders.
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Number of PEs of most tests.
 const PES: u32 = 3;
 
-/// Returns a job with this seed and a short deadline.
+/// Returns a job with this seed and a deadline of 20 seconds.
 fn job(seed: u64) -> Job {
     Job::with_heap(PES, 1 << 20).seed(seed).deadline(Duration::from_secs(20))
 }

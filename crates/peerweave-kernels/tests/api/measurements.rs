@@ -6,7 +6,8 @@ use peerweave_kernels::bench::{self, PingPong};
 
 /// Returns memory of the test to which a kernel writes results.
 fn results(words: &mut [u64]) -> DeviceSlice<u64> {
-    // SAFETY: the words outlive the launches of the test, which end before it looks at them.
+    // SAFETY: the words outlive the launches of the test. The launches end before the test reads
+    // the words.
     unsafe { DeviceSlice::from_raw(words.as_mut_ptr().expose_provenance() as u64, words.len()) }
 }
 
@@ -22,7 +23,7 @@ macro_rules! moves {
             let mut words = vec![u64::MAX; $results];
             let result = results(&mut words);
             let shape = peerweave_grid::Shape::new($blocks, $threads).shared_bytes(4096);
-            // PE 0 alone measures, with PE 1.
+            // Only PE 0 runs the kernel; its target is PE 1.
             job.launch_each(&bench::$kernel::KERNEL, shape, |pe| (pe == 0).then_some((to, from, 1, 3, result))).unwrap();
             let (reader, writer) = if $put { (1, 0) } else { (0, 1) };
             assert_eq!(job.read(reader, to), job.read(writer, from));
@@ -32,18 +33,18 @@ macro_rules! moves {
 }
 
 moves! {
-    put_of_a_thread_moves: bench_put_thread, 1, 33, true, 1;
-    put_of_a_warp_moves: bench_put_warp, 1, 40, true, 1;
-    put_of_a_block_moves: bench_put_block, 1, 40, true, 1;
-    get_of_a_thread_moves: bench_get_thread, 1, 33, false, 1;
-    get_of_a_warp_moves: bench_get_warp, 1, 40, false, 1;
-    get_of_a_block_moves: bench_get_block, 1, 40, false, 1;
-    put_of_several_blocks_moves: bench_put_bandwidth, 3, 40, true, 6;
-    get_of_several_blocks_moves: bench_get_bandwidth, 3, 40, false, 6;
-    put_of_a_thread_with_lent_memory_moves: bench_put_thread_lent, 1, 33, true, 1;
-    get_of_a_thread_with_lent_memory_moves: bench_get_thread_lent, 1, 33, false, 1;
-    put_of_warps_with_lent_memory_moves: bench_put_bandwidth_bulk, 3, 40, true, 6;
-    get_of_warps_with_lent_memory_moves: bench_get_bandwidth_bulk, 3, 40, false, 6;
+    put_of_a_thread_copies_every_element: bench_put_thread, 1, 33, true, 1;
+    put_of_a_warp_copies_every_element: bench_put_warp, 1, 40, true, 1;
+    put_of_a_block_copies_every_element: bench_put_block, 1, 40, true, 1;
+    get_of_a_thread_copies_every_element: bench_get_thread, 1, 33, false, 1;
+    get_of_a_warp_copies_every_element: bench_get_warp, 1, 40, false, 1;
+    get_of_a_block_copies_every_element: bench_get_block, 1, 40, false, 1;
+    put_of_several_blocks_copies_every_element: bench_put_bandwidth, 3, 40, true, 6;
+    get_of_several_blocks_copies_every_element: bench_get_bandwidth, 3, 40, false, 6;
+    put_of_a_thread_with_lent_memory_copies_every_element: bench_put_thread_lent, 1, 33, true, 1;
+    get_of_a_thread_with_lent_memory_copies_every_element: bench_get_thread_lent, 1, 33, false, 1;
+    put_of_warps_with_lent_memory_copies_every_element: bench_put_bandwidth_bulk, 3, 40, true, 6;
+    get_of_warps_with_lent_memory_copies_every_element: bench_get_bandwidth_bulk, 3, 40, false, 6;
 }
 
 #[test]
@@ -67,7 +68,7 @@ fn ping_pong_of_each_scope_completes() {
 }
 
 #[test]
-fn atomics_of_all_pes_are_counted() {
+fn bench_atomic_adds_to_the_word_of_the_peer() {
     for kernel in [&bench::bench_atomic::KERNEL, &bench::bench_atomic_relaxed::KERNEL] {
         let mut job = job(2);
         let word = job.alloc::<u64>(1);

@@ -51,7 +51,7 @@ macro_rules! moves {
                         ctx.$put_checked(to, from, right(ctx))?;
                         ctx.$get_checked(got, from, right(ctx))?;
                     }
-                    // From and to the views of the GPU's own memory.
+                    // Copies from and to views of this PE's own memory.
                     _ => {
                         ctx.$put(to, ctx.local(from), right(ctx));
                         ctx.$get(ctx.local(got), from, right(ctx));
@@ -173,7 +173,7 @@ macro_rules! strided {
             }
 
             #[test]
-            fn strided_copies_use_the_shorter_side() {
+            fn strided_copies_end_at_the_shorter_operand() {
                 for count in [0usize, 1, 9, 40, 1000] {
                     let mut job = job(count as u64);
                     let [to, from, got] = [300, 200, 250].map(|len| job.alloc::<u32>(len));
@@ -238,7 +238,7 @@ fn shared_memory_is_a_source_and_a_target() {
 #[kernel]
 fn from_slices(ctx: &Context, to: SymSlice<u16>, got: SymSlice<u16>) -> Result<(), Failed> {
     let mine = [ctx.my_pe() as u16, 2, 3, 4, 5];
-    // SAFETY: on the host there is nothing to lend to.
+    // SAFETY: on the host the call has no effect.
     unsafe { ctx.lend_shared(SharedSlice::dynamic()) };
     // The shorter length is used.
     assert_eq!(ctx.put(to, &mine, right(ctx)), 5);

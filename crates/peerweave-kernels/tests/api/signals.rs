@@ -3,7 +3,7 @@
 use crate::{PES, go, job, right};
 use peerweave_device::prelude::*;
 
-/// Does not wait, because one thread takes part.
+/// Does nothing: one thread has no other thread to wait for.
 fn alone() {}
 
 macro_rules! pipeline {
@@ -11,8 +11,8 @@ macro_rules! pipeline {
         mod $name {
             use super::*;
 
-            /// Passes the elements of PE 0 around the ring, one after the other, and adds one at
-            /// each PE.
+            /// Passes the elements of PE 0 around the ring three times. Each PE adds one to every
+            /// element.
             #[kernel]
             fn pipeline(ctx: &Context, data: SymSlice<u32>, signal: SymSlice<u64>) -> Result<(), Failed> {
                 let (me, rounds) = (ctx.my_pe(), 3);

@@ -222,7 +222,7 @@ impl NvJitLink {
         }
         for input in inputs {
             if input.bytes.is_empty() {
-                return Err(misuse("an input", format!("{} of 0 bytes", input.name), "at least one byte"));
+                return Err(misuse("an input", format!("{:?}, which has 0 bytes", input.name), "at least one byte"));
             }
             check_arch(arch, input)?;
         }

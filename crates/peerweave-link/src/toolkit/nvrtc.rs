@@ -332,8 +332,8 @@ fn zero_ended(what: &'static str, text: &str) -> Result<CString, LinkError> {
     CString::new(text).map_err(|error| LinkError::Misuse {
         call: "Nvrtc::compile",
         what,
-        value: format!("text with a zero byte at offset {}", error.nul_position()),
-        expected: "text without zero bytes",
+        value: format!("a string with a zero byte at offset {}", error.nul_position()),
+        expected: "a string without zero bytes",
     })
 }
 

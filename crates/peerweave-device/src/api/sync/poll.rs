@@ -17,8 +17,8 @@ impl Context {
     ///
     /// `missing` returns the PE for which the kernel waits. It is called after a failure, and the
     /// host's error names the PE. In a kernel on the host, `missing` is also called during the
-    /// wait, which fails soon after that PE has left the job. The wait itself orders nothing: the
-    /// reads of `look` determine the memory order.
+    /// wait, and the wait fails soon after that PE has left the job. The wait itself orders
+    /// nothing. The reads of `look` determine the memory order.
     ///
     /// # Errors
     /// [`Failed`]. The failure has been written to the context's status.
