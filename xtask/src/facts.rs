@@ -26,8 +26,8 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Collects the names that can be cited from these files. `checks` are the commands of `cargo
-    /// xtask`.
+    /// Collects the names that can be cited from these files. `checks` are the commands of
+    /// `cargo xtask`.
     pub(crate) fn of(files: &[File], checks: Vec<String>) -> Self {
         let paths = files.iter().map(|file| format!("/{}", file.path)).collect();
         let mut functions = BTreeSet::new();

@@ -1,10 +1,10 @@
 //! `cargo xtask`: checks of the workspace that neither the compiler nor clippy makes.
 //!
-//! No check installs anything. Only `abi`, `abi-nvshmem`, `ptx` and `vectors` build, and only `ptx
-//! --bless` writes. `.ci/run` runs the checks.
+//! No check installs anything. Only `abi`, `abi-nvshmem`, `ptx` and `vectors` build. Only
+//! `ptx --bless` writes. `.ci/run` runs the checks.
 //!
-//! Invariant: a check that finds faults prints each fault with its location and exits with status
-//! 1. A check that cannot run exits with status 2.
+//! Invariant: a check that finds faults prints each fault with its location. Its exit status is 1. A
+//! check that cannot run exits with status 2.
 
 mod abi;
 mod facts;

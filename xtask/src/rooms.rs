@@ -3,7 +3,7 @@
 //!
 //! The README of a crate has a table of its rooms, from the top down: a room's name, its content,
 //! and the rooms that it uses. This check reads the imports and compares them with the table. A
-//! folder that has a table of its own rooms has it under `Rooms of` and the name of the folder.
+//! folder that contains rooms has a second table, under `Rooms of` and the name of the folder.
 //!
 //! Invariant: a room uses only rooms below it in the table. Tests and code that exists only for
 //! documentation are ignored.

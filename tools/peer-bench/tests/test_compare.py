@@ -26,7 +26,7 @@ def row(case, **times):
 class Conclusions(unittest.TestCase):
     case = cases.Case("all-reduce", 1024, goal=0.5)
 
-    def test_ratio_divides_the_medians_of_peerweave_and_the_faster_peer(self):
+    def test_ratio_divides_medians_of_peerweave_and_faster_peer(self):
         got = row(self.case, peerweave=[4, 5, 90], openmpi=[10, 11, 12], openshmem=[20, 20, 1])
         self.assertAlmostEqual(got.ratio(report.DEFAULT_PEERS), 5 / 11)
         self.assertEqual(got.verdict(report.DEFAULT_PEERS), "met")
@@ -187,7 +187,7 @@ class WholeRuns(unittest.TestCase):
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertEqual(document["rows"][0]["against_best"]["verdict"], "wrong values")
 
-    def test_crash_of_a_peer_is_reported_and_the_other_programs_are_measured(self):
+    def test_crash_of_a_peer_is_reported_and_others_are_measured(self):
         done, document, text = self.compare("--op", "get", FAKE_PEER_BEHAVIOUR="crash")
         self.assertEqual(done.returncode, 2)
         self.assertEqual(document["rows"][0]["median_us"], {"peerweave": 1.0})

@@ -41,7 +41,7 @@ pub enum Tile {
     EveryOther(usize),
     /// The reduction of all inputs.
     Reduced,
-    /// The reduction of the inputs of the first ranks, as many as this number.
+    /// The reduction of the inputs of the first N ranks, where N is this number.
     Prefix(usize),
 }
 
