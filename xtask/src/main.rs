@@ -3,8 +3,8 @@
 //! No check installs anything. Only `abi`, `abi-nvshmem`, `ptx` and `vectors` build. Only
 //! `ptx --bless` writes. `.ci/run` runs the checks.
 //!
-//! Invariant: a check that finds faults prints each fault with its location. Its exit status is 1. A
-//! check that cannot run exits with status 2.
+//! Invariant: a check that finds faults prints each fault with its location, and exits with
+//! status 1. A check that cannot run exits with status 2.
 
 mod abi;
 mod facts;
