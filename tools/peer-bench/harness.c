@@ -163,7 +163,7 @@ static long count_wrong(enum op_kind kind, size_t bytes, uint32_t round)
         }
         return wrong;
     case OP_PUT_STRIDED:
-        /* The elements between keep the bits that check_one_call wrote. */
+        /* The skipped elements must keep the bits that check_one_call wrote. */
         for (uint32_t i = 0; rank == 1 && i < 2 * count - 1; i++)
             wrong += i % 2 ? ((const uint32_t *)result)[i] != UINT32_MAX : result[i] != value(0, i, round);
         return wrong;
@@ -183,8 +183,8 @@ static long count_wrong(enum op_kind kind, size_t bytes, uint32_t round)
     return -1;
 }
 
-/* Each PE in turn arrives 5 ms late; no other PE may leave the barrier before. Compares times of
- * all PEs, so all PEs must be on one machine. */
+/* Each PE in turn arrives 5 ms late, and no other PE may leave the barrier before the late PE has
+ * arrived. Compares times of all PEs, so all PEs must be on one machine. */
 static long barrier_leavers(const struct op *op)
 {
     long early = 0;
@@ -293,8 +293,8 @@ static double timed(const struct op *op, size_t bytes, long calls, bool dirty, u
             op->run(bytes, 1);
             spent += seconds() - start;
         }
-        /* After a collective or a completed put, the owner may write its input. The input of a get
-         * is read by another PE. */
+        /* After a collective or a completed put, the owner may write its input. After a get, another
+         * PE may still read the input. */
         if (op->kind == OP_GET)
             peer->barrier();
     }
@@ -307,8 +307,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Doubles the number of calls until they take 2 ms, then scales the number to the duration of a
- * batch. All PEs use the maximum time of all PEs, so that they compute the same number. */
+/* Doubles the number of calls until the calls take 2 ms, then scales the number to the duration of a
+ * batch. Every PE uses the maximum time over all PEs, so that all PEs compute the same number. */
 static long calls_per_batch(const struct op *op, size_t bytes, const struct options *o, uint32_t *round)
 {
     long calls = MIN_CALLS;

@@ -1,5 +1,5 @@
 /* The parts that both peer programs share: options, rewriting of inputs, timing, checking of
- * values, output. Not here: calls of MPI or OpenSHMEM, which are in peer_mpi.c and peer_shmem.c.
+ * values, output. The calls of MPI and OpenSHMEM are in peer_mpi.c and peer_shmem.c.
  * Invariant: a timed section contains calls of the measured library and nothing else. */
 #ifndef PEER_BENCH_HARNESS_H
 #define PEER_BENCH_HARNESS_H
@@ -14,7 +14,7 @@ enum op_kind {
     OP_ALL_GATHER,
     OP_ALL_GATHER_V, /* rank r contributes all of its part if r is even, otherwise a third less */
     OP_ALL_TO_ALL,
-    OP_ALL_TO_ALL_V, /* to a rank at an odd distance on the ring a third less than to one at an even distance */
+    OP_ALL_TO_ALL_V, /* to a rank at an odd distance on the ring a third less than to a rank at an even distance */
     OP_BROADCAST,
     OP_PUT,       /* PE 0 writes into the memory of PE 1; each call is complete at the target */
     OP_PUT_STRIDED, /* PE 0 writes every other element to every other element of PE 1; complete at the end of a batch */
@@ -33,15 +33,15 @@ struct op {
     void (*run)(size_t bytes, long calls);
 };
 
-/* One library, as the harness sees it. `ops` ends with an entry whose name is NULL. */
+/* The interface of one library to the harness. `ops` ends with an entry whose name is NULL. */
 struct peer {
     const char *name;
     char version[256];
     int rank, pes;
     const struct op *ops;
 
-    /* Set by `prepare`: this PE's input, and the memory of its result; for OP_FETCH_ADD, `dst` is
-     * the counter. */
+    /* This PE's input, and the memory of its result. For OP_FETCH_ADD, `dst` is the counter.
+     * `prepare` sets both pointers. */
     void *src, *dst;
     void (*prepare)(const struct op *op, size_t max_bytes);
 
@@ -53,17 +53,18 @@ struct peer {
     double (*max)(double);
 };
 
-/* The elements that `rank` contributes to an all-gather-v, of parts of at most `part` elements. */
+/* Returns the number of elements that `rank` contributes to an all-gather-v with parts of at most
+ * `part` elements. */
 int gathered_count(int part, int rank);
 
-/* The elements that a rank sends in an all-to-all-v to the rank at this distance on the ring of
- * `pes` ranks. */
+/* Returns the number of elements that a rank sends in an all-to-all-v to the rank at this distance
+ * on the ring of `pes` ranks. */
 int exchanged_count(int part, int distance, int pes);
 
-/* Runs the operation of the command line; PE 0 prints JSON lines. Returns the exit status. */
+/* Runs the operation that the command line names. PE 0 prints JSON lines. Returns the exit status. */
 int harness_main(struct peer *peer, int argc, char **argv);
 
-/* Prints `what` and ends the process. For errors after which no measurement is valid. */
+/* Prints `what` and ends the process. Called for errors after which no measurement is valid. */
 _Noreturn void fail(const char *what, ...);
 
 #endif

@@ -103,8 +103,8 @@ template <int SCOPE, class T> __global__ void __launch_bounds__(1024) get(void* 
     if (threadIdx.x == 0) *ns = (now() - start) / n;
 }
 
-// One thread copies through shared memory. `proxies` orders its own accesses before the accesses of
-// the copy unit.
+// One thread copies through shared memory. `proxies` orders the thread's own accesses before the
+// accesses of the copy unit.
 __device__ __forceinline__ void bulk(void* to, const void* from, u32 bytes, u32 buffer, u32 barrier, u32& parity, bool proxies) {
     if (proxies) asm volatile("fence.proxy.async.global;" ::: "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

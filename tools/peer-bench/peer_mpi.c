@@ -1,6 +1,6 @@
-/* The operations of Open MPI for the harness: collectives on private buffers, one-sided calls on an
- * allocated window. Not here: timing and checking, see harness.c. A window of MPI corresponds to a
- * symmetric allocation. */
+/* The operations of Open MPI for the harness: collectives on private buffers, and one-sided calls on
+ * an allocated window, which corresponds to a symmetric allocation. harness.c has the timing and the
+ * checks. */
 #include "harness.h"
 
 #include <mpi.h>
@@ -36,7 +36,7 @@ static void reduce_scatter(size_t bytes, long calls)
 }
 
 /* Has the same result as reduce-scatter, but calls MPI_Reduce_scatter, which takes a count for each
- * rank: Open MPI uses different algorithms for it. */
+ * rank. Open MPI uses different algorithms for MPI_Reduce_scatter. */
 static void reduce_scatter_counts(size_t bytes, long calls)
 {
     int counts[1024];
@@ -117,7 +117,7 @@ static void put_strided(size_t bytes, long calls)
 
 static void p(size_t bytes, long calls)
 {
-    /* A source must not change before the flush, and puts to one place are not ordered. */
+    /* A source must not change before the flush, and MPI does not order puts to one address. */
     static int64_t numbers[P_ELEMENTS];
     (void)bytes;
     for (int i = 0; i < P_ELEMENTS; i++)

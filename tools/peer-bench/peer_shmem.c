@@ -1,6 +1,6 @@
-/* The operations of OpenSHMEM 1.4 (from Open MPI) for the harness; every buffer is symmetric.
- * Not here: timing and checking, see harness.c; a reduce-scatter, which OpenSHMEM does not have.
- * Ends with _exit after a barrier, because the Debian build of 4.1.4 crashes in shmem_finalize. */
+/* The operations of OpenSHMEM 1.4 (from Open MPI) for the harness. Every buffer is symmetric.
+ * harness.c has the timing and the checks. OpenSHMEM has no reduce-scatter. The program ends with
+ * _exit after a barrier, because the Debian build of 4.1.4 crashes in shmem_finalize. */
 #include "harness.h"
 
 #include <shmem.h>

@@ -1,11 +1,11 @@
 //! Compares the bindings of `peerweave-nccl` for one version of NCCL with that version's headers
 //! and library.
 //!
-//! Downloads nothing (`.ci/abi-nccl` does) and calls no function of the library; it reads the
-//! symbol table.
+//! Downloads nothing, because `.ci/abi-nccl` downloads the library. Calls no function of the
+//! library: the check reads the symbol table.
 //!
-//! Invariant: a fact that cannot be checked is a fault. The facts of the header come from the C
-//! compiler; this check never parses the header itself.
+//! Invariant: a fact that cannot be checked is a fault. The C compiler computes the facts of the
+//! header. This check never parses the header itself.
 
 pub(crate) mod nvshmem;
 
@@ -44,7 +44,7 @@ type Facts = BTreeMap<String, i64>;
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Table {
     facts: Facts,
-    /// Functions, each with the first version that has it.
+    /// Functions, each with the first version that has the function.
     symbols: BTreeMap<String, Version>,
 }
 
@@ -65,7 +65,7 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// Compares the bindings with the NCCL in `directory`, which has `include` and `lib`.
+/// Compares the bindings with the NCCL in `directory`, which contains `include` and `lib`.
 pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiError> {
     let include = directory.join("include");
     let library = ["libnccl.so.2", "libnccl.so"]
@@ -115,7 +115,8 @@ fn differing(rust: &Facts, header: &Facts, version: Version) -> Vec<String> {
         .collect()
 }
 
-/// Returns the functions that the library exports before or lacks after their first version.
+/// Returns the functions whose first version is wrong: the library exports the function although
+/// the library is older, or lacks the function although the library is not older.
 fn misplaced(claimed: &BTreeMap<String, Version>, exported: &BTreeSet<String>, version: Version) -> Vec<String> {
     let mut faults = Vec::new();
     for (name, since) in claimed {
@@ -142,7 +143,7 @@ fn header_version(include: &Path) -> Result<Version, AbiError> {
     }
 }
 
-/// Returns the facts of the crate, which its example prints.
+/// Returns the facts of the crate, as printed by the crate's example.
 fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -174,7 +175,7 @@ fn parse_table(text: &str) -> Result<Table, AbiError> {
     Ok(table)
 }
 
-/// Returns the same facts of the header, computed by the C compiler.
+/// Returns the same facts of the header, as computed by the C compiler.
 fn header_facts(root: &Path, include: &Path, asked: &Facts, scratch: &Path) -> Result<Facts, AbiError> {
     let abi = root.join("crates/peerweave-nccl/abi");
     let questions = scratch.join("facts.inc");

@@ -3,14 +3,14 @@
 //! Reads comments of Rust sources and the text of Markdown files, outside of code blocks. This
 //! module does not check whether a test proves the comment's statement.
 //!
-//! Invariant: a citation that is recognised is looked up; others are ignored.
+//! Invariant: a recognised citation is looked up; other text is ignored.
 
 use crate::fault::Fault;
 use crate::prose::{Block, prose};
 use crate::tree::File;
 use std::collections::BTreeSet;
 
-/// Tools by their names in comments, and the function of `.ci/run` that runs each.
+/// Names of tools in comments, each with the function of `.ci/run` that runs the tool.
 const TOOLS: [(&str, &str); 5] =
     [("ThreadSanitizer", "sanitizer"), ("miri", "miri"), ("Miri", "miri"), ("loom", "loom"), ("valgrind", "valgrind")];
 
@@ -26,7 +26,8 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Collects what can be cited from these files; `checks` are the commands of `cargo xtask`.
+    /// Collects the names that can be cited from these files. `checks` are the commands of
+    /// `cargo xtask`.
     pub(crate) fn of(files: &[File], checks: Vec<String>) -> Self {
         let paths = files.iter().map(|file| format!("/{}", file.path)).collect();
         let mut functions = BTreeSet::new();
@@ -35,7 +36,7 @@ impl Facts {
                 let name: String = file.text[at + 3..].chars().take_while(|&c| is_word(c)).collect();
                 functions.insert(name);
             }
-            // Names that a macro turns into tests are alone on their line.
+            // Names that a macro turns into tests are the only word on their line.
             let lone = file.text.lines().map(|line| line.trim().trim_end_matches([',', ';']));
             functions.extend(lone.filter(|word| word.contains('_') && word.chars().all(is_word)).map(str::to_owned));
         }

@@ -1,12 +1,13 @@
 //! Checks the layers of the workspace: which crate may depend on which.
 //!
-//! This check does not look inside a crate, except that crates for kernels must be `no_std`.
+//! This check does not read the sources of a crate, except to check that crates for kernels are
+//! `no_std`.
 //!
 //! Invariant: each member declares its layer as `[package.metadata.peerweave] layer = N`. A normal
 //! or build dependency between members points to a strictly lower layer, so there is no cycle and
 //! crates of one layer do not depend on each other. A dev-dependency points to the same layer or a
-//! lower one: tests may combine two crates of one layer, but a crate whose tests need a higher
-//! layer could not be used alone, and its unit tests would link it twice. The only exception:
+//! lower layer: tests may combine two crates of one layer. A crate whose tests need a higher layer
+//! could not be used alone, and its unit tests would link the crate twice. The only exception:
 //! documentation examples of a crate that another crate re-exports may use that other crate.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +20,8 @@ use proc_macro2::{TokenStream, TokenTree};
 /// Rules in addition to the order of the layers.
 pub(crate) struct Rules {
     forbidden: &'static [Forbidden],
-    /// Pairs of a crate and a crate above it that the first one's documentation examples use.
+    /// Pairs of a crate and a crate of a higher layer that the first crate's documentation examples
+    /// use.
     examples_up: &'static [(&'static str, &'static str)],
     no_std: &'static [&'static str],
 }
@@ -27,7 +29,7 @@ pub(crate) struct Rules {
 /// Crates that another crate must not depend on, even indirectly.
 struct Forbidden {
     from: &'static str,
-    /// Names; a name that ends with `*` is a prefix.
+    /// Names of the forbidden crates; a name that ends with `*` is a prefix.
     to: &'static [&'static str],
     why: &'static str,
 }
@@ -104,18 +106,18 @@ pub(crate) enum Fault {
     NoLayer { name: String },
     #[error("{from} (layer {from_layer}) depends on {to} (layer {to_layer}), expected a lower layer")]
     NotDown { from: String, from_layer: u64, to: String, to_layer: u64 },
-    #[error("tests of {from} (layer {from_layer}) depend on {to} (layer {to_layer}), expected the same layer or a lower one")]
+    #[error("tests of {from} (layer {from_layer}) depend on {to} (layer {to_layer}), expected the same layer or a lower layer")]
     TestsUp { from: String, from_layer: u64, to: String, to_layer: u64 },
-    #[error("{from} depends on {to}, perhaps indirectly: {why}")]
+    #[error("{from} depends on {to}, directly or indirectly: {why}")]
     Reaches { from: &'static str, to: String, why: &'static str },
-    #[error("a rule names {name}, which is not a member; rename it in the rules")]
+    #[error("a rule names {name}, which is not a member of the workspace; correct the name in xtask/src/layers.rs")]
     UnknownCrate { name: &'static str },
     #[error("{name} must be no_std: {found}")]
     NeedsStd { name: &'static str, found: &'static str },
 }
 
 impl Workspace {
-    /// Extracts the needed data from `metadata`; `read` returns the text of a source file.
+    /// Extracts the needed data from `metadata`. `read` returns the text of a source file.
     pub(crate) fn read<E>(metadata: &Metadata, read: impl Fn(&Utf8Path) -> Result<String, E>) -> Result<Self, E> {
         let packages = metadata.workspace_packages();
         let names: BTreeSet<&str> = packages.iter().map(|package| package.name.as_str()).collect();
@@ -194,7 +196,7 @@ impl Workspace {
         faults
     }
 
-    /// Prints the layers from the top, each crate with the members that it uses.
+    /// Returns the layers as text, from the top, each crate with the members that it uses.
     pub(crate) fn picture(&self) -> String {
         let width = self.members.iter().map(|member| member.name.len()).max();
         let width = width.unwrap_or(0);
@@ -259,7 +261,7 @@ fn reached(metadata: &Metadata, package: &Package) -> BTreeSet<String> {
     reached.into_iter().map(|id| metadata[id].name.to_string()).collect()
 }
 
-/// Returns why the crate with this root file needs `std`, if it does.
+/// Returns the reason why the crate with this root file needs `std`; `None` if it is `no_std`.
 ///
 /// `std` is allowed only for tests, for a model checker, or under a feature of that name.
 fn needs_std(source: &str) -> Option<&'static str> {

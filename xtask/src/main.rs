@@ -1,10 +1,10 @@
 //! `cargo xtask`: checks of the workspace that neither the compiler nor clippy makes.
 //!
-//! No check installs anything; only `abi`, `ptx` and `vectors` build, and only `ptx --bless`
-//! writes. `.ci/run` runs the checks.
+//! No check installs anything. Only `abi`, `abi-nvshmem`, `ptx` and `vectors` build. Only
+//! `ptx --bless` writes. `.ci/run` runs the checks.
 //!
-//! Invariant: a check that finds faults prints each with its place and exits with status 1. A check
-//! that cannot run exits with status 2.
+//! Invariant: a check that finds faults prints each fault with its location, and exits with
+//! status 1. A check that cannot run exits with status 2.
 
 mod abi;
 mod facts;
@@ -38,8 +38,8 @@ enum Check {
     /// Check that dependencies point only downwards, among crates and among folders of a crate, and
     /// that no crate depends on a forbidden one
     Layers,
-    /// Check that every unsafe block and impl has a SAFETY argument and every unsafe fn a contract;
-    /// count them by crate
+    /// Check that every unsafe block and impl has a SAFETY argument and every unsafe fn has a
+    /// contract; count these by crate
     Unsafe,
     /// Compare structs, constants and functions of peerweave-nccl with the headers and the library
     /// of NCCL
@@ -62,13 +62,13 @@ enum Check {
         /// Write the rebuilt PTX instead of comparing it
         #[arg(long)]
         bless: bool,
-        /// Path of ptxas, to assemble each file for each architecture; of CUDA 12, which supports
-        /// sm_70
+        /// Path of ptxas of CUDA 12, which supports sm_70; assembles each file for each
+        /// architecture
         #[arg(long)]
         ptxas: Option<PathBuf>,
     },
-    /// Check that the host backend's reductions for AVX-512 compute in whole registers, compiled in
-    /// one unit
+    /// Check that the host backend's reductions for AVX-512 compute in whole registers, if the
+    /// crate is compiled as one codegen unit
     Vectors,
     /// Check that tracked files hold no placeholder, skipped test, path of one machine, wide
     /// comment or idiom
@@ -110,7 +110,7 @@ fn main() -> ExitCode {
                 println!("OK");
                 ExitCode::SUCCESS
             } else {
-                println!("{} faults", faults.len());
+                println!("faults: {}", faults.len());
                 ExitCode::FAILURE
             }
         }
@@ -164,7 +164,8 @@ fn run(check: &Check) -> Result<Findings, Unable> {
     }
 }
 
-/// Returns the workspace with all features, so that optional dependencies are included.
+/// Returns the metadata of the workspace with all features, so that optional dependencies are
+/// included.
 fn metadata() -> Result<Metadata, cargo_metadata::Error> {
     MetadataCommand::new().features(CargoOpt::AllFeatures).exec()
 }
@@ -178,7 +179,8 @@ fn members(metadata: &Metadata) -> Vec<String> {
     metadata.workspace_packages().iter().filter_map(directory).collect()
 }
 
-/// Returns the member in whose directory `path` lies; the directory itself for files of no member.
+/// Returns the name of the member whose directory contains `path`. For a file of no member, returns
+/// the directory of the file.
 fn crate_of(metadata: &Metadata, path: &str) -> String {
     let owner = metadata
         .workspace_packages()

@@ -22,7 +22,8 @@ pub(crate) struct Line<'a> {
     pub(crate) words: &'a str,
 }
 
-/// Returns the blocks of prose of a Rust source or a Markdown document; none for other files.
+/// Returns the blocks of prose of a Rust source or a Markdown document. Returns no blocks for other
+/// files.
 pub(crate) fn prose(file: &File) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut next = 0;

@@ -1,7 +1,7 @@
 //! Checks the PTX of the shipped kernels: rebuilds it, compares it with the committed files,
 //! inspects and assembles it.
 //!
-//! Nothing is executed, because that needs a GPU. Checks:
+//! Runs no kernel, because that needs a GPU. Checks:
 //! - a rebuild with the compiler named in `ptx/COMPILER` gives the committed files;
 //! - each primitive of `peerweave-device` is a single instruction with the right semantics and
 //!   scope ([`probes`]);
@@ -9,10 +9,10 @@
 //! - inner loops of copies move vectors of 16 bytes, eight in flight ([`loops`]);
 //! - collectives wait for a line of every rank at once, by accesses of 16 bytes ([`collectives`]);
 //! - barriers that return a value are not copied into the paths of a branch ([`barriers`]);
-//! - every kernel is either in the list of kernels that copy arrays or in the list of the others
+//! - every kernel is either in the list of kernels that copy arrays or in the list of other kernels
 //!   ([`loops`]);
-//! - ptxas, if given, accepts every file and the primitives for each architecture. Primitives for
-//!   multicast memory are in no shipped kernel; they are compiled and assembled only here.
+//! - ptxas, if given, accepts every file and the primitives for each architecture. No shipped
+//!   kernel uses primitives for multicast memory; only this check compiles and assembles them.
 
 mod assemble;
 mod barriers;
@@ -76,7 +76,7 @@ const CRATES: [Shipped; 4] = [
     },
 ];
 
-/// Architectures for which every kernel is assembled, unless its PTX is for a later one.
+/// Architectures for which every kernel is assembled, unless its PTX needs a later architecture.
 const ARCHITECTURES: [u32; 4] = [70, 80, 90, 100];
 
 /// The error if the PTX could not be checked.
@@ -101,7 +101,7 @@ pub(crate) struct Task {
     pub(crate) ptxas: Option<PathBuf>,
 }
 
-/// Builds, compares or writes, inspects and assembles.
+/// Builds the PTX, compares or writes it, inspects and assembles it.
 pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
     let toolchain = Toolchain::find()?;
     let target_dir = root.join("target").join("peerweave-ptx");
@@ -116,7 +116,8 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
     for Shipped { package, .. } in CRATES {
         compiler(&root.join("crates").join(package).join("ptx"), &toolchain, task.bless)?;
     }
-    // Each architecture has its own target directory, so that Cargo builds for all at once.
+    // Each architecture has its own target directory, so that Cargo can build for all architectures
+    // at the same time.
     let mut architectures: Vec<u32> = CRATES.iter().flat_map(|shipped| shipped.variants).map(|variant| variant.sm).collect();
     architectures.sort_unstable();
     architectures.dedup();
@@ -135,7 +136,8 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
 }
 
 impl Shipped {
-    /// Builds, compares or writes, inspects and assembles the variants for one architecture.
+    /// Builds, inspects and assembles the variants for one architecture, and compares or writes
+    /// them.
     fn check(&self, root: &Path, sm: u32, toolchain: &Toolchain, target_dir: &Path, task: &Task) -> Result<Findings, PtxError> {
         let package = self.package;
         let home = root.join("crates").join(package);
@@ -191,7 +193,8 @@ struct Outcome {
     faults: Vec<String>,
 }
 
-/// Compares the compiler with the one recorded for the committed PTX, or records it.
+/// Compares the compiler with the compiler that is recorded for the committed PTX. Records the
+/// compiler instead if `bless` is true.
 fn compiler(folder: &Path, toolchain: &Toolchain, bless: bool) -> Result<(), PtxError> {
     let path = folder.join("COMPILER");
     let found = toolchain.version.trim().to_owned();

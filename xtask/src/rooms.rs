@@ -3,10 +3,10 @@
 //!
 //! The README of a crate has a table of its rooms, from the top down: a room's name, its content,
 //! and the rooms that it uses. This check reads the imports and compares them with the table. A
-//! folder with rooms of its own has a second table, under `Rooms of` and the name of the folder.
+//! folder that contains rooms has a second table, under `Rooms of` and the name of the folder.
 //!
-//! Invariant: a room uses only rooms below it in the table. Tests, and code only for documentation,
-//! are ignored.
+//! Invariant: a room uses only rooms below it in the table. Tests and code that exists only for
+//! documentation are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +47,7 @@ struct Source<'a> {
     tokens: Vec<TokenTree>,
 }
 
-/// By room: the rooms that it uses, each with a file that imports it.
+/// For each room, the rooms that it uses, each with a file that contains the import.
 type Uses = BTreeMap<String, BTreeMap<String, String>>;
 
 /// One row of a README's table.
@@ -57,8 +57,8 @@ struct Row {
     uses: BTreeSet<String>,
 }
 
-/// Checks the rooms of the crates in these directories. Also returns the list of checked crates,
-/// and of their folders with rooms.
+/// Checks the rooms of the crates in these directories. Returns a line that names the checked
+/// crates and folders, and the faults.
 pub(crate) fn check(directories: &[String], files: &[File]) -> (String, Vec<Fault>) {
     let (mut drawn, mut faults) = (Vec::new(), Vec::new());
     for directory in directories {
@@ -128,7 +128,7 @@ fn headings(readme: &str) -> impl Iterator<Item = &str> {
     readme.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim())
 }
 
-/// Returns the heading of the table of a folder. The root of the crate has an empty path.
+/// Returns the heading of the table of a folder. An empty path is the root of the crate.
 fn heading_of(folder: &[String]) -> String {
     if folder.is_empty() { "Rooms".to_owned() } else { format!("Rooms of {}", folder.join("/")) }
 }
@@ -163,7 +163,8 @@ impl<'a> Sources<'a> {
         Self { files: files.collect() }
     }
 
-    /// Returns the files in a folder, each with its room there, and its path within the room.
+    /// Returns the files in a folder, each with its room in the folder, and its path within the
+    /// room.
     fn inside(&self, folder: &[String]) -> impl Iterator<Item = (&Source<'a>, &String, &[String])> {
         self.files.iter().filter_map(move |source| {
             let (room, rest) = source.modules.strip_prefix(folder)?.split_first()?;
@@ -195,8 +196,8 @@ impl<'a> Sources<'a> {
         uses
     }
 
-    /// Returns a path with the modules that its names are from, up to index `depth`: where a module
-    /// re-exports a name, the module that has the name is inserted.
+    /// Resolves re-exports in a path, up to index `depth`: if a module re-exports a name of the
+    /// path, the module that defines the name is inserted.
     fn resolved(&self, mut path: Path, depth: usize) -> Path {
         for at in 0..=depth {
             let Some(name) = path.get(at) else { break };
@@ -263,7 +264,7 @@ fn paths(tokens: &[TokenTree], modules: &[String], found: &mut BTreeSet<Path>) {
     }
 }
 
-/// Collects the path at the start of `tokens`, or each path in braces there.
+/// Collects the path at the start of `tokens`, including each path in braces.
 fn paths_in_tree(tokens: &[TokenTree], parent: &[String], found: &mut BTreeSet<Path>) {
     match tokens.first() {
         Some(TokenTree::Ident(name)) => {
@@ -290,7 +291,8 @@ fn is_left_out(attribute: &TokenTree) -> bool {
     ["[cfg(test", "[cfg(all(test", "[cfg(doc", "[cfg(all(loom,test"].iter().any(|start| text.starts_with(start))
 }
 
-/// Returns the end of the item that begins here: after its last braces, or its semicolon.
+/// Returns the end of the item that begins at `from`: the index after its last braces or its
+/// semicolon.
 fn end_of_item(tokens: &[TokenTree], from: usize) -> usize {
     let ends = |token: &TokenTree| match token {
         TokenTree::Group(group) => group.delimiter() == proc_macro2::Delimiter::Brace,
@@ -304,7 +306,7 @@ fn end_of_item(tokens: &[TokenTree], from: usize) -> usize {
     }
 }
 
-/// Returns, by name, the module from which the root re-exports it.
+/// Returns the names that a file imports by `use`, each with the first module of its path.
 fn reexports(tokens: &[TokenTree]) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for (at, token) in tokens.iter().enumerate() {

@@ -1,17 +1,17 @@
-//! Checks the arguments for unsafe code: every `unsafe` block and `unsafe impl` has a `// SAFETY:`
-//! comment directly above; every `unsafe fn`, private ones included, has a `# Safety` section in
-//! its documentation, which states the contract or names the function or trait whose contract it
-//! is.
+//! Checks the arguments for unsafe code. Every `unsafe` block and `unsafe impl` has a `// SAFETY:`
+//! comment directly above. Every `unsafe fn`, even if private, has a `# Safety` section in its
+//! documentation. The section states the contract, or names the function or trait that has the same
+//! contract.
 //!
 //! This check does not judge whether an argument is right. clippy requires the same of the code
-//! that it compiles; this check also reads code for other targets and configurations, and requires
-//! more of `Send` and `Sync`. A method in the `impl` of a trait has the trait's contract.
+//! that it compiles. This check also reads code for other targets and configurations, and requires
+//! more for `Send` and `Sync`. A method in the `impl` of a trait has the trait's contract.
 //!
-//! Invariant: "above" is above the statement or item with the `unsafe`, its attributes included, or
+//! Invariant: "above" is above the statement or item with the `unsafe` and above its attributes, or
 //! between the first line of that statement and the `unsafe`. The argument for `Send` or `Sync`
-//! names what is *shared*, what *synchronises* it (or that *nothing* is shared) and the *test* that
-//! would catch a mistake; one that follows another for the same type may say `as above` or `as
-//! for`.
+//! names the *shared* data, what *synchronises* the data (or that *nothing* is shared) and the
+//! *test* that would detect a mistake. If the argument for the same type precedes it, an argument
+//! may say `as above` or `as for` instead.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -61,9 +61,9 @@ impl fmt::Display for Fault {
             Lacks::Argument => "no `// SAFETY:` comment directly above",
             Lacks::Words => "its `// SAFETY:` comment is empty",
             Lacks::Shared => "its `// SAFETY:` comment does not say what is shared",
-            Lacks::Synchronised => "its `// SAFETY:` comment does not say what synchronises it",
+            Lacks::Synchronised => "its `// SAFETY:` comment does not say what synchronises the shared data",
             Lacks::Test => "its `// SAFETY:` comment does not name the test that would catch a mistake",
-            Lacks::Contract => "no `# Safety` section with text in its documentation",
+            Lacks::Contract => "its documentation has no `# Safety` section with text",
             Lacks::Rust => "could not be parsed as Rust",
         };
         write!(f, "{path}:{line}: {what}: {lacks}")
@@ -82,7 +82,7 @@ impl Report {
         let mut sites = Vec::new();
         collect(tokens, None, false, &mut sites);
         let lines: Vec<&str> = source.lines().collect();
-        // The last type with a complete argument for `Send` or `Sync`.
+        // The last type that has a complete argument for `Send` or `Sync`.
         let mut argued_type = None;
         for site in sites {
             match &site.kind {
@@ -104,7 +104,7 @@ impl Report {
         }
     }
 
-    /// Returns the places without an argument, in the order of the files.
+    /// Returns the places that lack an argument or a contract, in the order of the files.
     pub(crate) fn faults(&self) -> &[Fault] {
         &self.faults
     }
@@ -138,7 +138,7 @@ struct Site {
     kind: Kind,
     /// Line of the `unsafe`, counted from 1.
     line: usize,
-    /// The first line of the statement or item around it.
+    /// The first line of the statement or item that contains the `unsafe`.
     statement: usize,
 }
 
@@ -203,8 +203,8 @@ impl Site {
         None
     }
 
-    /// Returns whether this is a function without a contract. Its documentation ends on the line
-    /// before the statement, or inside the statement after attributes.
+    /// Returns whether this is a function without a contract. The documentation of a function ends
+    /// on the line before the statement, or inside the statement after attributes.
     fn lacks_contract(&self, lines: &[&str]) -> bool {
         if matches!(self.kind, Kind::Function { of_trait: true, .. }) {
             return false;
@@ -221,7 +221,7 @@ impl Site {
     fn argument(&self, lines: &[&str]) -> Option<String> {
         let comment = |index: &usize| {
             let text = lines[*index].trim_start().strip_prefix("//")?;
-            // Documentation is for callers; it is not an argument for this place.
+            // Documentation is for callers, so it is not an argument for this `unsafe`.
             (!text.starts_with(['/', '!'])).then_some(text)
         };
         let above = (0..self.statement - 1).rev();
@@ -238,7 +238,7 @@ impl Site {
 fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mut Vec<Site>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut statement = None;
-    // Returns whether the last `impl` of this item is of a trait.
+    // Whether the last `impl` of this item implements a trait.
     let mut implements = None;
     for (index, token) in tokens.iter().enumerate() {
         let line = token.span().start().line;
@@ -253,7 +253,8 @@ fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mu
             TokenTree::Ident(word) if word == "impl" && implements.is_none() => {
                 implements = Some(matches!(header(&tokens[index + 1..]), Kind::Impl { on, .. } if !on.is_empty()));
             }
-            // A return type may be an `impl Trait`, too.
+            // An `impl` after `fn` belongs to the signature, for example `impl Trait` as return
+            // type.
             TokenTree::Ident(word) if word == "fn" => implements = Some(false),
             TokenTree::Group(group) => {
                 let whole = group.delimiter() == Delimiter::Brace;
@@ -267,7 +268,7 @@ fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mu
             }
             TokenTree::Punct(mark) if matches!(mark.as_char(), ';' | ',') => {
                 statement = None;
-                // A comma is also between the bounds of an `impl`.
+                // A comma can also separate the bounds of an `impl`, so it does not end the `impl`.
                 if mark.as_char() == ';' {
                     implements = None;
                 }
@@ -302,8 +303,8 @@ fn kind(rest: &[TokenTree], of_trait: bool) -> Option<Kind> {
         TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => Some(Kind::Block),
         TokenTree::Ident(word) if word == "impl" => Some(header(&rest[1..])),
         TokenTree::Ident(_) => {
-            // After `extern` and its ABI, if present; a pointer's type has no name. A macro may
-            // have `$name`.
+            // `fn` may follow `extern` and an ABI. The type of a function pointer has no name. In a
+            // macro, the name may be `$name`.
             let at = rest.iter().take(3).position(|token| matches!(token, TokenTree::Ident(word) if word == "fn"));
             match at.and_then(|at| rest.get(at + 1..)) {
                 Some([TokenTree::Ident(name), ..]) => Some(Kind::Function { name: name.to_string(), of_trait }),

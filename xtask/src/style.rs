@@ -10,7 +10,7 @@ const COMMENT_COLUMNS: usize = 100;
 /// Maximum length of a test's name in characters.
 const TEST_NAME: usize = 60;
 
-/// Idioms that are hard to understand, and the standard term for each.
+/// Idioms that are hard to understand, each with the standard term.
 const IDIOMS: &[(&str, &str)] = &[
     (concat!("for ", "ever"), "forever"),
     (concat!("nobody in ", "particular"), "name the PEs, or say \"unknown\""),
@@ -48,12 +48,13 @@ pub(crate) fn faults(file: &File) -> Vec<Fault> {
     faults
 }
 
-/// Returns whether a line of a comment can be wrapped: rows of tables and single long words cannot.
+/// Returns whether a line of a comment can be wrapped. Rows of tables and single long words cannot
+/// be wrapped.
 fn can_be_wrapped(words: &str) -> bool {
     !words.starts_with('|') && words.contains(' ')
 }
 
-/// Returns the functions with an attribute `test`, with the line of each name.
+/// Returns the names of functions with an attribute `test`, each with its line.
 fn test_names(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut marked = false;

@@ -28,11 +28,12 @@ pub(crate) fn read(path: &Path) -> Result<String, TreeError> {
     std::fs::read_to_string(path).map_err(|source| TreeError::Read { path: path.to_owned(), source })
 }
 
-/// Reads the tracked text files under `root`, in git's order. Skips files removed from the work
-/// tree.
+/// Reads the tracked text files under `root`, in git's order. Skips tracked files that were removed
+/// from the work tree.
 pub(crate) fn tracked(root: &Path) -> Result<Vec<File>, TreeError> {
     let output = Command::new("git")
-        // A checkout may belong to another user, as in a container; listing its files is safe.
+        // A checkout may belong to another user, for example in a container. Listing its files is
+        // safe.
         .args(["-c", "safe.directory=*", "ls-files", "-z"])
         .current_dir(root)
         .output()

@@ -1,19 +1,19 @@
 //! Checks that the reductions of `peerweave-host` for AVX-512 compute in whole registers.
 //!
-//! The compiler vectorizes their loops over lanes. Whether it uses 64 bytes or splits a register
-//! into parts depends on the code in one codegen unit, so the crate is compiled in one unit, as
-//! many applications do.
+//! The compiler vectorizes the loops over lanes. It depends on the code in a codegen unit whether
+//! the compiler uses registers of 64 bytes or parts of them. So the check compiles the crate as one
+//! codegen unit, as many applications do.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::Findings;
 
-/// The only kernel that may compute in parts of registers: the product of the first input and its
+/// The only kernel that may compute in parts of registers. It multiplies the first input by its
 /// scalar.
 const NARROW: [&str; 1] = ["ReducefNtB18_9PreMulSum"];
 
-/// Minimum number of kernels of the crate. If fewer are found, the symbols are named differently
+/// Minimum number of kernels of the crate. If the check finds fewer, the symbols have other names
 /// than expected.
 const FEWEST_KERNELS: usize = 50;
 
@@ -52,7 +52,7 @@ fn findings(assembly: &str) -> Findings {
     let kernels = kernels(assembly);
     let mut faults = Vec::new();
     if kernels.len() < FEWEST_KERNELS {
-        faults.push(format!("{} kernels were found, expected at least {FEWEST_KERNELS}", kernels.len()));
+        faults.push(format!("number of kernels found: {}, expected at least {FEWEST_KERNELS}", kernels.len()));
     }
     for Kernel { name, narrow } in &kernels {
         if !narrow.is_empty() && !NARROW.iter().any(|tolerated| name.contains(tolerated)) {

@@ -1,7 +1,7 @@
 //! Checks for words that no tracked file may have: placeholders, skipped tests, absolute paths of a
 //! machine.
 //!
-//! The words are written in halves here, so that this file passes its own check.
+//! This file splits each word into halves, so that the file passes its own check.
 
 use crate::fault::Fault;
 
@@ -22,7 +22,7 @@ enum Place {
     Anywhere,
 }
 
-const UNFINISHED: &str = "finish it, or leave it out and document that";
+const UNFINISHED: &str = "finish the code, or remove it and document what is missing";
 const SOMEBODYS: &str = "a path of one machine is meaningless elsewhere";
 
 const WORDS: &[Word] = &[

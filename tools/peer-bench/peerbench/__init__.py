@@ -1,1 +1,1 @@
-"""Peerweave's host backend beside Open MPI and OpenSHMEM: cases, programs, machine, report."""
+"""Compares Peerweave's host backend with Open MPI and OpenSHMEM: cases, programs, machine, report."""

@@ -1,4 +1,4 @@
-"""The cases to compare, with their goals. Not here: how a program is run (programs.py) or what is printed (report.py)."""
+"""Defines the cases to compare, with their goals. programs.py runs the programs, and report.py prints the results."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -35,8 +35,8 @@ def human(size: int) -> str:
 
 
 # Calls without an input, and calls so short that reading the clock around each call would take most of the time,
-# are timed as a loop (dirty=False) in every program. Puts and gets of 64 MiB are timed both as a loop and dirty: such large
-# buffers are in no cache. The goal applies to the loop.
+# are timed as a loop (dirty=False) in every program. Puts and gets of 64 MiB are timed both as a loop and dirty, because such
+# large buffers are in no cache. Their goals apply to the loop.
 CASES: List[Case] = [
     Case("barrier", 0, dirty=False, goal=0.7),
     Case("all-reduce", 8, goal=1.0),

@@ -1,4 +1,4 @@
-"""Reads the conditions of a measurement besides the programs: processor, kernel, load, versions of the sources."""
+"""Reads the conditions of a measurement that do not depend on the programs: processor, kernel, load, versions of the sources."""
 
 import os
 import platform
@@ -39,7 +39,7 @@ def load_average() -> float:
 
 
 class ForeignCpu:
-    """Measures the processor time of all processes except this one and its children, which disturbs a measurement.
+    """Measures the processor time of all processes except this process and its children. Such processor time disturbs a measurement.
 
     Only children that have been waited for count as children, so `share` must be called when no child is running.
     """

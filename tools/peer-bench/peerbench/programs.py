@@ -1,6 +1,6 @@
-"""Starts each program and reads its output. Not here: statistics over rounds (report.py).
+"""Starts each program and reads its output. report.py computes the statistics over rounds.
 
-Every call of `measure` starts fresh processes and leaves none behind, also when it fails.
+Every call of `measure` starts new processes and leaves no process behind, even if it fails.
 """
 
 import json
@@ -26,7 +26,7 @@ class ProgramError(Exception):
 
 @dataclass
 class Sample:
-    """What one program reported for one case in one round; times are per call."""
+    """The result that one program reported for one case in one round. Times are per call."""
 
     us: float
     batch_us: List[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Settings:
 
 
 def run(argv: List[str], timeout_s: float, env: Optional[Dict[str, str]] = None) -> Tuple[int, str, str]:
-    """Runs a command in its own process group. If the command exceeds its time, ends it with all its children."""
+    """Runs a command in its own process group. Ends the command and all its children if the command exceeds its time."""
     process = subprocess.Popen(
         argv,
         stdout=subprocess.PIPE,
@@ -60,7 +60,7 @@ def run(argv: List[str], timeout_s: float, env: Optional[Dict[str, str]] = None)
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         end(process)
-        raise ProgramError(f"{command_name(argv)}: no end after {timeout_s:g} s") from None
+        raise ProgramError(f"{command_name(argv)}: timed out after {timeout_s:g} s") from None
     except BaseException:  # for example Ctrl-C: otherwise the PEs of a launcher would continue to spin
         end(process)
         raise
@@ -138,7 +138,7 @@ class Peer:
         return Sample(ms * 1e3, [ms * 1e3], 1)
 
     def lines(self, argv: List[str], timeout_s: float) -> List[dict]:
-        # The exit status is not checked, because the OpenSHMEM program exits without finalising; the last line of output tells whether it succeeded.
+        # Does not check the exit status, because the OpenSHMEM program exits without finalising. The last line of output shows whether the program succeeded.
         _, out, err = run(argv, timeout_s, {"SHMEM_SYMMETRIC_SIZE": SYMMETRIC_SIZE})
         lines = []
         for text in out.splitlines():
@@ -176,9 +176,9 @@ class TunedOpenMpi(Peer):
         return super().supports(group) and (self.oversubscribed or group.pes <= (os.cpu_count() or 1))
 
 
-# For each name: options of the launcher, operations with their names in the peer program, and whether to run with more PEs than CPUs.
+# For each name: the options of the launcher, the operations with their names in the peer program, and whether to run with more PEs than CPUs.
 TUNINGS = {
-    # Collectives over a shared segment. They spin, so they are slower by a factor of ten when PEs share a core.
+    # Collectives over a shared segment. These collectives spin, so they are slower by a factor of ten when PEs share a core.
     "openmpi-sm": (
         ("--mca", "coll_sm_priority", "100"),
         {op: op for op in ("barrier", "all-reduce", "broadcast")},
@@ -221,7 +221,7 @@ def peerweave_result(document: dict, group: Group, size: int) -> Sample:
     name = f"peerweave bench {group.op}"
     if document.get("peerweave", {}).get("debug_assertions") is not False:
         raise ProgramError(f"{name}: built with debug assertions; build it with --release")
-    # Parts of different lengths do not add up to the size that was asked for.
+    # For parts of different lengths, the size of the result differs from the requested size.
     rows = [row for row in document.get("results", []) if row.get("size") == size or group.op.endswith("-v")]
     if len(rows) != 1:
         raise ProgramError(f"{name}: expected one result for size {size}, got {len(rows)}")
@@ -274,7 +274,7 @@ class Peerweave:
         return document
 
     def start_to_first_barrier(self, group: Group, settings: Settings) -> Sample:
-        """The command measures from its own start. The time to load the command is measured by a run that does nothing else, and added."""
+        """Returns the time that the command measures from its own start, plus the time to load the command, measured as the time of `--version`."""
         start = time.monotonic()
         self.ask_version()
         load_ms = (time.monotonic() - start) * 1e3

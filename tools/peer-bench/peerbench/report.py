@@ -20,10 +20,10 @@ class Row:
         self.samples: Dict[str, List[Sample]] = {}
         self.errors: Dict[str, str] = {}
         self.absent: List[str] = []
-        """Programs that do not have the operation of this case."""
+        """Programs that do not support the operation of this case."""
 
     def median(self, program: str) -> Optional[float]:
-        """Median of a program's times over the rounds, in microseconds; None if a value was wrong or nothing was measured."""
+        """Returns the median of a program's times over the rounds, in microseconds; None if a value was wrong or nothing was measured."""
         samples = self.samples.get(program)
         if not samples or self.wrong(program):
             return None
@@ -36,14 +36,14 @@ class Row:
         return any(sample.wrong is None for sample in self.samples.get(program, []))
 
     def foreign(self) -> float:
-        """Maximum number of CPUs that other processes used, over the samples of this case."""
+        """Returns the maximum number of CPUs that other processes used, over the samples of this case."""
         return max((sample.foreign_cpus for samples in self.samples.values() for sample in samples), default=0.0)
 
     def better(self, peers) -> Optional[float]:
         return min((time for time in map(self.median, peers) if time is not None), default=None)
 
     def best_tuned(self) -> Optional[str]:
-        """The tuned setting with the smallest median; None if none was measured."""
+        """Returns the tuned setting with the smallest median; None if no tuned setting was measured."""
         timed = [name for name in TUNED_PEERS if self.median(name) is not None]
         return min(timed, key=self.median, default=None)
 
@@ -52,7 +52,7 @@ class Row:
         return mine / theirs if mine is not None and theirs else None
 
     def round_ratios(self, peers) -> List[float]:
-        """The ratio of each round alone, which shows how much the ratio varies between rounds."""
+        """Returns the ratio of each round, which shows how much the ratio varies between rounds."""
         mine = self.samples.get("peerweave", [])
         rounds = []
         for index, sample in enumerate(mine):
@@ -139,9 +139,9 @@ def goal_cell(case: Case) -> str:
 
 
 def table(rows: List[Row], quiet: float) -> str:
-    """Markdown. Times are microseconds; in parentheses the lowest and highest ratio of a single round.
+    """Returns the table as Markdown. Times are in microseconds. Parentheses contain the lowest and the highest ratio of a single round.
 
-    A case during which others used more than `quiet` CPUs is marked as disturbed.
+    A case during which other processes used more than `quiet` CPUs is marked as disturbed.
     """
     head = (
         "| case | mode | Peerweave | Open MPI | Open MPI tuned | OpenSHMEM | goal | ratio, defaults | met | ratio, best | met |\n"
@@ -183,7 +183,7 @@ def markdown(rows: List[Row], about: dict) -> str:
     changes = ", with uncommitted changes" if machine["git_uncommitted_changes"] else ""
     loads = about["load_averages"]
     text = [
-        f"# Peerweave's host backend beside Open MPI and OpenSHMEM, {about['date']}\n",
+        f"# Peerweave's host backend compared with Open MPI and OpenSHMEM, {about['date']}\n",
         f"- Machine: {machine['cpu']} (family/model/stepping {machine['cpu_family_model_stepping']}), {machine['cpus']} CPUs"
         f"{', virtual machine' if machine['virtual_machine'] else ''}, {machine['memory_gib']} GiB, kernel {machine['kernel']}",
         "- Programs: " + "; ".join(f"{name}: {version}" for name, version in versions.items()),
@@ -192,14 +192,14 @@ def markdown(rows: List[Row], about: dict) -> str:
         f"- Load average (1 minute): {machine['load_average_before']} before, {min(loads, default=0)} to {max(loads, default=0)} during"
         " (the programs themselves raise it)",
         f"- Disturbance: a round during which other processes used more than {about['quiet_cpus']} CPUs is repeated, at most"
-        f" {about['retries']} times in a group; a row that is disturbed nevertheless is marked `disturbed`, with the CPUs that others used.",
-        f"- {about['rounds']} rounds, programs in turn in each; a round is the median of {about['batches']} batches of about"
-        f" {about['batch_ms']} ms; below is the median over the rounds. f32, sum, out of place. Time: slowest PE's mean per call.",
-        "- dirty: each PE rewrites its input before each call, a barrier follows, the call is timed alone. loop: calls back to back.",
+        f" {about['retries']} times in a group; a row that is still disturbed is marked `disturbed`, with the CPUs that other processes used.",
+        f"- {about['rounds']} rounds; the programs alternate in each round. A round is the median of {about['batches']} batches of about"
+        f" {about['batch_ms']} ms; the table has the median over the rounds. f32, sum, out of place. Time: the slowest PE's mean per call.",
+        "- dirty: each PE rewrites its input before each call, a barrier follows, and the call is timed separately. loop: calls back to back.",
         "- init: from launch to the first completed barrier.",
-        "- ratio: Peerweave / better peer, in parentheses the lowest and highest single round."
-        " defaults: Open MPI and OpenSHMEM as installed; best: Open MPI's tuned settings also count, of which the fastest is shown with its name. `-`: the library has no such call,"
-        " or the setting changes nothing there.\n",
+        "- ratio: time of Peerweave / time of the faster peer; in parentheses the lowest and the highest ratio of a single round."
+        " defaults: Open MPI and OpenSHMEM as installed. best: also Open MPI's tuned settings; the table shows the fastest setting with its name. `-`: the library has no such call,"
+        " or the setting does not affect the call.\n",
         table(rows, about["quiet_cpus"]),
         summary(rows) + "\n",
     ]

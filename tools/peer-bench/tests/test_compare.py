@@ -1,4 +1,4 @@
-"""Tests of `compare`: its verdicts, and its behaviour when a program fails. Needs no MPI and no Peerweave."""
+"""Tests the verdicts of `compare`, and its behaviour when a program fails. Needs neither MPI nor Peerweave."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def row(case, **times):
 class Conclusions(unittest.TestCase):
     case = cases.Case("all-reduce", 1024, goal=0.5)
 
-    def test_ratio_divides_the_medians_of_peerweave_and_the_faster_peer(self):
+    def test_ratio_divides_medians_of_peerweave_and_faster_peer(self):
         got = row(self.case, peerweave=[4, 5, 90], openmpi=[10, 11, 12], openshmem=[20, 20, 1])
         self.assertAlmostEqual(got.ratio(report.DEFAULT_PEERS), 5 / 11)
         self.assertEqual(got.verdict(report.DEFAULT_PEERS), "met")
@@ -128,7 +128,7 @@ class Processes(unittest.TestCase):
             mark = Path(folder) / "alive"
             script = f"(sleep 2; touch {mark}) & sleep 60"
             start = time.monotonic()
-            with self.assertRaisesRegex(programs.ProgramError, "no end after 0.3 s"):
+            with self.assertRaisesRegex(programs.ProgramError, "timed out after 0.3 s"):
                 programs.run(["sh", "-c", script], 0.3)
             self.assertLess(time.monotonic() - start, 5)
             time.sleep(2.2)
@@ -187,7 +187,7 @@ class WholeRuns(unittest.TestCase):
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertEqual(document["rows"][0]["against_best"]["verdict"], "wrong values")
 
-    def test_crash_of_a_peer_is_reported_and_the_rest_measured(self):
+    def test_crash_of_a_peer_is_reported_and_others_are_measured(self):
         done, document, text = self.compare("--op", "get", FAKE_PEER_BEHAVIOUR="crash")
         self.assertEqual(done.returncode, 2)
         self.assertEqual(document["rows"][0]["median_us"], {"peerweave": 1.0})
@@ -195,7 +195,7 @@ class WholeRuns(unittest.TestCase):
         self.assertIn("failed", done.stdout)
 
     def test_hanging_or_broken_peerweave_does_not_stop_the_run(self):
-        for behaviour, message in (("hang", "no end after"), ("crash", "crashed as asked"), ("garbage", "no result")):
+        for behaviour, message in (("hang", "timed out after"), ("crash", "crashed as asked"), ("garbage", "no result")):
             done, document, _ = self.compare("--op", "barrier", "--pes", "2", "--timeout", "1", FAKE_BEHAVIOUR=behaviour)
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertIn(message, document["rows"][0]["errors"]["peerweave"])

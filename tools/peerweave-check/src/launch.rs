@@ -1,6 +1,6 @@
-//! Starts this program again as each PE of a job, and waits for all of them.
+//! Starts this program again as each PE of a job, and waits for all PEs.
 //!
-//! Invariant: no process outlives its launcher, and no wait is unlimited.
+//! Invariant: no process outlives its launcher, and every wait has a limit.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,7 +10,7 @@ use peerweave_bootstrap::Server;
 
 use crate::Failure;
 
-/// Set in the processes that [`processes`] starts.
+/// Variable that is set in the processes that [`processes`] starts.
 const PE: &str = "PEERWEAVE_CHECK_PE";
 
 /// Returns whether this process is a PE that [`processes`] started.
@@ -35,8 +35,9 @@ pub(crate) struct Ended {
     pub(crate) kept: Vec<String>,
 }
 
-/// Starts this program once for each PE with the same arguments, and waits for all, at most for
-/// `limit`. Prints their output except the lines that `keeps` selects, which it returns.
+/// Starts this program once for each PE with the same arguments, and waits for all PEs, at most for
+/// `limit`. Prints the output of the PEs, except the lines that `keeps` selects. Returns these
+/// lines.
 pub(crate) fn processes(n_pes: u32, limit: Duration, keeps: fn(&str) -> bool) -> Result<Vec<Ended>, Failure> {
     let (_server, jobs) = Server::on_this_machine(n_pes)?;
     let program = std::env::current_exe()?;

@@ -1,4 +1,4 @@
-//! Tables of results: a name, then columns that are aligned at the right.
+//! Tables of results: a column of names, then right-aligned columns.
 
 /// A table.
 pub(crate) struct Table {
@@ -16,7 +16,7 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// Prints the table; nothing if it has no rows.
+    /// Prints the table, or nothing if the table has no rows.
     pub(crate) fn print(&self) {
         if self.rows.len() > 1 {
             print!("{}", self.text());

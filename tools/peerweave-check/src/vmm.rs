@@ -1,13 +1,13 @@
 //! Checks shared GPU memory: `check vmm [--pes N] [--threads] [--kill] [--ipc] [--fabric]
 //! [--rounds N]`.
 //!
-//! N processes (or threads) map one heap; every PE writes and reads the memory of every other PE;
-//! the heap grows; many rounds of allocation must leave no memory behind. The line `transport: ...`
-//! names the transport in use; with `--fabric` it contains `FELL BACK` and the reason if fabric
+//! N processes (or threads) map one heap. Every PE writes and reads the memory of every other PE.
+//! The heap grows. Many rounds of allocation must leak no memory. The line `transport: ...` names
+//! the transport in use. With `--fabric` this line contains `FELL BACK` and the reason if fabric
 //! handles are not available. With `--kill` one process is killed while its memory is mapped, and
-//! the others must get an error that names it. Before the last line, `OK ...` or `FAILED ...`, the
-//! command prints a table of PE 0's steps. No wait is longer than 20 seconds, and the whole run
-//! ends after 260 seconds. Uses no multicast objects.
+//! the other processes must get an error that names the killed PE. Before the last line, `OK ...`
+//! or `FAILED ...`, the command prints a table of PE 0's steps. No wait is longer than 20 seconds,
+//! and the whole run ends after 260 seconds. Uses no multicast objects.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,8 +32,8 @@ const WAIT: Duration = Duration::from_secs(20);
 /// Time after which the parent process ends all PEs.
 const WHOLE_RUN: Duration = Duration::from_secs(240);
 const MIB: usize = 1 << 20;
-/// Maximum loss of free memory between rounds: one allocation of the driver itself. A real leak
-/// would lose as much in every round.
+/// Maximum loss of free memory between rounds: one allocation of the driver itself. A leak would
+/// lose memory in every round.
 const MOST_KEPT: i64 = 2 << 20;
 
 /// The options of `check vmm`. Uses no multicast objects.
@@ -45,17 +45,18 @@ pub(crate) struct Arguments {
     /// Run the PEs as threads of this process
     #[arg(long, conflicts_with = "kill")]
     threads: bool,
-    /// Kill the last process while its memory is mapped: the others must get an error that names it
+    /// Kill the last process while its memory is mapped; the other processes must get an error that
+    /// names the killed PE
     #[arg(long)]
     kill: bool,
     /// Share memory by legacy IPC
     #[arg(long, conflicts_with = "fabric")]
     ipc: bool,
-    /// Share memory by fabric handles if they are available; otherwise the line `transport:`
+    /// Share memory by fabric handles if these are available; otherwise the line `transport:`
     /// contains FELL BACK and the reason
     #[arg(long)]
     fabric: bool,
-    /// Number of rounds of allocations and of mappings; a fiftieth as many heaps are created
+    /// Number of rounds of allocations and of mappings; the number of heaps is a fiftieth of it
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }
@@ -109,12 +110,12 @@ fn parent(plan: &Arguments) -> Result<String, Failure> {
     // children need.
     let matrix = PeerMatrix::look()?;
     let n_pes = plan.pes.unwrap_or(matrix.devices.len() as u32);
-    println!("driver for CUDA {}, {} devices, {n_pes} PEs", Driver::get()?.version()?, matrix.devices.len());
+    println!("driver for CUDA {}, devices: {}, PEs: {n_pes}", Driver::get()?.version()?, matrix.devices.len());
     for device in &matrix.devices {
         let reached = matrix.pairs[device.ordinal].iter().flatten().filter(|pair| pair.access).count();
         let atomics = matrix.pairs[device.ordinal].iter().flatten().filter(|pair| pair.native_atomics).count();
         println!(
-            "  device {} {} {}: VMM {}, {:?}, reaches {reached} others, {atomics} with native atomics",
+            "  device {} {} {}: VMM {}, {:?}, devices with peer access: {reached}, of these with native atomics: {atomics}",
             device.ordinal, device.name, device.pci_address, device.vmm, device.exportable
         );
     }
@@ -123,7 +124,7 @@ fn parent(plan: &Arguments) -> Result<String, Failure> {
         let (_server, jobs) = Server::on_this_machine(n_pes)?;
         let outcomes: Vec<Result<(), Failure>> = std::thread::scope(|scope| {
             let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(move || pe(job, plan))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a panic".into()))).collect()
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("the thread panicked".into()))).collect()
         });
         for (pe, outcome) in outcomes.into_iter().enumerate() {
             outcome.map_err(|error| format!("PE {pe}: {error}"))?;
@@ -201,9 +202,9 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
     let before = steady(&pes)?;
     steps.time("transfers between all PEs, growth", || exchange_and_grow(&pes))?;
     let after_heap = steady(&pes)?;
-    // A driver keeps page tables, and memory for streams, of the largest number that existed at
-    // once. So each kind of round runs twice: the memory that the first pass keeps is printed, and
-    // the second may keep nothing.
+    // A driver keeps the page tables and the memory of streams for the largest number that existed
+    // at the same time. So each kind of round runs twice: the memory kept by the first pass is
+    // printed, and the second pass must keep no memory.
     let n = plan.rounds as usize;
     let kinds: [(&str, Rounds, usize); 3] =
         [("allocations", rounds, n), ("heaps", heaps, (n / 50).max(2)), ("mappings", mappings, n)];
@@ -262,7 +263,7 @@ fn compare(found: &[u64], expected: &[u64], what: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes from every PE to every other one, and reads back.
+/// Writes from every PE to every other PE, and reads the data back.
 fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result<(), Failure> {
     let mailbox: SymmetricMemory<u64> = heap.alloc(len * pes.n as usize)?;
     let mut staging: SymmetricMemory<u64> = heap.alloc(len)?;
@@ -282,7 +283,7 @@ fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result
         let found = peerweave_vmm::read(&pes.stream, &mine, soon())?;
         compare(&found, &words(pe.get(), pes.me, round, len), &format!("the elements that {pe} put"))?;
     }
-    // The data of every put is read back from where it is.
+    // Reads the data of every put from the PE that received it.
     for pe in pes.others() {
         for from in (0..pes.n).filter(|from| *from != pe.get()) {
             let theirs = mailbox.peer(pe)?.slice(slot(from))?;
@@ -349,7 +350,7 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     let start = Instant::now();
     heap.grow(64 * MIB)?;
     pes.say(&format!("grown to {} bytes: {:.1?}", heap.bytes(), start.elapsed()));
-    // The allocation is larger than the first chunk: it lies in both chunks, or in the new one.
+    // The allocation is larger than the first chunk, so it is in both chunks or in the new chunk.
     all_to_all(pes, &heap, 2, (48 * MIB / 8) / pes.n as usize)?;
     pes.say("every pair written and read across the growth");
     heap.check_peers()?;
@@ -439,7 +440,7 @@ fn pairs(pes: &Pes, devices: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Kills the last PE while its memory is mapped, and checks the errors of the others.
+/// Kills the last PE while its memory is mapped, and checks the errors of the other PEs.
 fn killed(pes: &Pes) -> Result<(), Failure> {
     let victim = Pe::new(pes.n - 1);
     let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
@@ -449,8 +450,8 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
     peerweave_vmm::write(&pes.stream, &mut memory, &mine, soon())?;
     pes.barrier("written")?;
     if pes.me == victim.get() {
-        // Like the kernel's out-of-memory killer: no destructor runs, and the PE does not leave the
-        // rendezvous.
+        // Dies as if killed by the kernel's out-of-memory killer: no destructor runs, and the PE
+        // does not leave the rendezvous.
         #[cfg(target_os = "linux")]
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
         return Err("the killed process continued".into());
@@ -467,9 +468,9 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
     pes.say(&format!("after {waited:.1?}: {error}"));
     match heap.grow(1) {
         Err(VmmError::Misuse(Misuse::Broken { .. })) => {}
-        other => return Err(format!("expected that the heap has failed, found {other:?}").into()),
+        other => return Err(format!("expected the error of a failed heap, found {other:?}").into()),
     }
-    // The killed PE's memory is still mapped in this process, which keeps it alive.
+    // The memory of the killed PE is still mapped in this process, and the mapping keeps it alive.
     let found = peerweave_vmm::read(&pes.stream, &memory.peer(victim)?, soon())?;
     compare(&found, &words(victim.get(), victim.get(), 3, 1 << 20), "memory of the PE that was killed")?;
     pes.say("the memory of the killed PE was not freed");

@@ -36,7 +36,7 @@ fn pe_to_kill_must_be_one_of_the_job() {
 }
 
 #[test]
-fn failed_checks_of_threads_are_named_with_their_pe() {
+fn failed_check_of_a_thread_is_named_with_its_pe() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env("PEERWEAVE_MULTICAST", "off");
     fakes.limit(Duration::from_secs(240)).run(|| {
         let (passed, out) = check(&["--threads", "--only", "kernel writes own memory"]);
@@ -44,19 +44,19 @@ fn failed_checks_of_threads_are_named_with_their_pe() {
         for pe in ["0", "1"] {
             assert!(out.contains(&format!("{pe}: FAILED kernel writes own memory: ")), "{out}");
         }
-        assert_eq!(last_line(&out), "FAILED PE 0: 1 checks, PE 1: 1 checks");
+        assert_eq!(last_line(&out), "FAILED PE 0: failed checks: 1, PE 1: failed checks: 1");
     });
 }
 
 #[test]
-fn failed_checks_are_named_with_their_pe() {
+fn failed_check_of_a_process_is_named_with_its_pe() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").env("PEERWEAVE_MULTICAST", "off");
     fakes.limit(Duration::from_secs(240)).run(|| {
         let (passed, out) = check(&["--only", "kernel writes own memory"]);
         assert!(!passed, "{out}");
         for pe in ["0", "1"] {
             assert!(out.contains(&format!("{pe}: FAILED kernel writes own memory: ")), "{out}");
-            assert!(out.contains(&format!("FAILED PE {pe}: 1 checks")), "{out}");
+            assert!(out.contains(&format!("FAILED PE {pe}: failed checks: 1")), "{out}");
         }
         assert!(last_line(&out).starts_with("FAILED PE 0: ") && last_line(&out).contains("PE 1: "), "{out}");
     });

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use peerweave_fakes::Fakes;
 
-/// Runs `check nccl` with two fake GPUs; returns its last line of output.
+/// Runs `check nccl` with two fake GPUs. Returns the last line of output.
 fn last_line(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_check"));
     let output = command.arg("nccl").args(arguments).output().expect("it starts");

@@ -11,7 +11,7 @@ use peerweave_fakes::Fakes;
 /// Path of the command, which cargo builds for this test.
 const CHECK: &str = env!("CARGO_BIN_EXE_check");
 
-/// Runs the command with the fakes; returns the number of checks.
+/// Runs the command with the fakes. Returns the number of checks.
 fn checked(arguments: &[&str]) -> usize {
     let mut command = Command::new(CHECK);
     let output = command.arg("nvshmem").args(arguments).env("PEERWEAVE_MULTICAST", "off").output().expect("it starts");
@@ -103,7 +103,7 @@ fn processes_of_a_launcher_become_pes() {
     });
 }
 
-/// Runs the command as each PE of a job; returns the output of each.
+/// Runs the command as each PE of a job. Returns the output of each PE.
 fn launch(n_pes: u32, arguments: &[&str]) -> Vec<String> {
     let (_server, jobs) = Server::on_this_machine(n_pes).expect("it listens");
     let start =

@@ -49,14 +49,15 @@ pub enum Command {
 }
 
 impl Cli {
-    /// Parses the command line of this process. Exits after `--help`, `--version` or an error.
+    /// Parses the command line of this process. Exits the process after `--help`, `--version` or an
+    /// error.
     pub fn of_this_process() -> Self {
         Self::parse_from(with_long_np(with_p2p_as_one_word(std::env::args_os().collect())))
     }
 }
 
-/// Replaces `-np`, the name of this option in other launchers, by `--np`, because clap has no short
-/// options of two letters. Changes only arguments of `run` and `bench`, not arguments of the
+/// Replaces `-np`, which other launchers have as an option, with `--np`, because clap has no short
+/// options of two letters. Changes only the options of the subcommand, not the arguments of the
 /// program that is started.
 fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let command = Cli::command();

@@ -1,4 +1,4 @@
-//! Exit codes of the command. They are part of its interface, since scripts rely on them.
+//! Exit codes of the command. Scripts rely on them, so they are part of the command's interface.
 
 /// Success.
 pub const OK: u8 = 0;

@@ -8,8 +8,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// Default: warnings.
 pub const VARIABLE: &str = "PEERWEAVE_LOG";
 
-/// Default filter: warnings, except the warnings of the rendezvous about lost PEs, which the
-/// launcher reports in more detail.
+/// Default filter: warnings. Excludes the warnings of the rendezvous about lost PEs, because the
+/// launcher reports lost PEs in more detail.
 const DEFAULT: &str = "warn,peerweave_bootstrap=error";
 
 /// Starts logging.

@@ -1,5 +1,5 @@
-//! Properties of the machine that affect measurements, as the system reports them. A property that
-//! cannot be read is "unknown".
+//! Properties of the machine that affect measurements, as the operating system reports them. A text
+//! that cannot be read is "unknown".
 
 use serde::Serialize;
 

@@ -8,7 +8,7 @@ fn main() -> ExitCode {
     peerweave_cli::main()
 }
 
-/// Fails: the command starts PEs as processes, which need Linux.
+/// Fails with a message: the command starts PEs as processes, which is supported only on Linux.
 #[cfg(not(target_os = "linux"))]
 fn main() -> ExitCode {
     eprintln!("peerweave: the command needs Linux; elsewhere, run PEs as threads of a program with `on_threads`");

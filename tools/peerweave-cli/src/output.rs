@@ -5,8 +5,8 @@ use std::path::Path;
 
 use crate::exit;
 
-/// Prints a line of the result. Exits if the line cannot be written; without a message if the
-/// reader has closed the pipe, as other commands do.
+/// Prints a line of the result. Exits the process if the line cannot be written. As in other
+/// commands, there is no message if the reader has closed the pipe.
 pub(crate) fn print_line(line: &str) {
     let Err(error) = writeln!(std::io::stdout().lock(), "{line}") else { return };
     if error.kind() == std::io::ErrorKind::BrokenPipe {
@@ -16,13 +16,14 @@ pub(crate) fn print_line(line: &str) {
     std::process::exit(exit::LAUNCHER.into());
 }
 
-/// Prints a message to standard error. Ignores write errors: the exit code still tells the outcome.
+/// Prints a message to standard error. Ignores write errors, because the exit code still reports
+/// the outcome.
 pub(crate) fn tell(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// Checks that a file can be written. Creates it if it does not exist; does not change it
-/// otherwise.
+/// Checks that a file can be written. Creates the file if it does not exist; does not change an
+/// existing file.
 ///
 /// # Errors
 /// The exit code and a message.

@@ -92,7 +92,7 @@ pub(crate) fn parse_pes(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Parses the file name of a plot. Only SVG is supported, so an extension must be `.svg`.
+/// Parses the file name of a plot. Only SVG is supported, so the extension, if any, must be `.svg`.
 pub(crate) fn parse_picture(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     match path.extension() {

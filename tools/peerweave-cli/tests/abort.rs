@@ -1,5 +1,5 @@
-//! A PE aborts the job under `peerweave run`, and with torchrun's variables: the launcher returns
-//! its code, and every process has exited with it.
+//! A PE aborts the job under `peerweave run`, and with torchrun's variables. The launcher returns
+//! the code of the abort, and every process exits with this code.
 //!
 //! A copy of this program is a PE if [`CODE`] is set.
 
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use peerweave::World;
 use peerweave_tests::named;
 
-/// The variable with the exit code of the last PE. The others compute.
+/// Variable with the code that the last PE passes to `abort`. The other PEs sleep.
 const CODE: &str = "PEERWEAVE_TEST_ABORT";
 
-/// Time within which a job must end: far less than its PEs compute.
+/// Time within which a job must end: far less than the time that its PEs sleep.
 const SOON: Duration = Duration::from_secs(15);
 
 fn main() -> ExitCode {
@@ -29,7 +29,7 @@ fn pe(code: u8) -> ! {
         unreachable!("abort returned {returned}");
     }
     std::thread::sleep(Duration::from_secs(60));
-    unreachable!("the job goes on");
+    unreachable!("the job was not aborted");
 }
 
 fn this_program() -> std::path::PathBuf {
@@ -44,19 +44,20 @@ fn run_returns_the_code_of_an_abort() {
         let output = command.env(CODE, code.to_string()).env_remove("PEERWEAVE_PE").stdin(Stdio::null()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{n_pes} PEs: {text}");
-        // A PE alone needs no rendezvous, by which the launcher learns of an abort.
+        // The launcher is notified of an abort through the rendezvous, which a single PE does not
+        // use.
         if n_pes > 1 {
             let due = format!("PE {} aborted the job with status {code}", n_pes - 1);
             assert_eq!(text.matches(&due).count(), usize::from(code != 0), "{n_pes} PEs: {text}");
             assert!(!text.contains("exited with status"), "{n_pes} PEs: {text}");
         }
-        // No PE was killed, and none went on.
+        // No PE was killed, and no PE continued.
         assert!(!text.contains("signal") && !text.contains("panicked"), "{n_pes} PEs: {text}");
         assert!(started.elapsed() < SOON, "{n_pes} PEs: {:?}", started.elapsed());
     }
 }
 
-/// The processes as torchrun starts them: PE 0 runs the rendezvous.
+/// Starts the processes as torchrun does: PE 0 runs the rendezvous.
 fn torchrun_processes_exit_with_the_code() {
     for (n_pes, code) in [(2, 0), (3, 7)] {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

@@ -49,7 +49,7 @@ fn every_operation(options: &[&str]) {
             continue;
         }
         if options.contains(&"private") && *op == BenchOp::Moe {
-            continue; // takes symmetric memory only
+            continue; // `moe` takes only symmetric memory
         }
         let lines = figures(&[&[op.name(), "-n", "2", "-b", "8", "-e", "2K", "-f", "16", "--iters", "3"], options].concat());
         assert_eq!(lines.len(), if op.has_size() { 3 } else { 1 }, "{op:?}: {lines:?}");
@@ -107,7 +107,7 @@ fn all_roots_are_measured_on_request() {
 }
 
 #[test]
-fn scans_and_parts_have_right_results_with_three_pes() {
+fn portable_operations_have_right_results_with_three_pes() {
     for op in ["scan", "exclusive-scan"] {
         let lines = figures(&[op, "-n", "3", "-d", "all", "-o", "all", "-b", "5K", "-e", "5K", "--iters", "2"]);
         assert_eq!(lines.len(), 4 * 5 + 8 * 8, "all reductions but avg");
@@ -192,7 +192,7 @@ fn invalid_command_line_is_an_error() {
 }
 
 #[test]
-fn options_that_the_backend_for_gpus_lacks_are_refused() {
+fn options_that_the_cuda_backend_lacks_are_refused() {
     for option in ["--dirty", "--threads", "--graph=4"] {
         let output = bench(&["all-reduce", "-n", "2", "--backend", "cuda", option]);
         assert_eq!(output.status.code(), Some(2), "{option}");
@@ -206,7 +206,7 @@ fn options_that_the_backend_for_gpus_lacks_are_refused() {
 }
 
 #[test]
-fn explain_is_refused_where_there_is_nothing_to_explain() {
+fn explain_is_refused_if_there_is_no_route() {
     for (op, backend, text) in [
         ("all-reduce", "host", "--explain is supported only with --backend cuda"),
         ("send-recv", "cuda", "--explain is not supported by send-recv, which has only one method"),
@@ -324,8 +324,8 @@ fn wrong_on_noop(op: BenchOp, rank: u32, placement: Placement) -> u64 {
 
 #[test]
 fn backend_that_moves_no_data_is_detected() {
-    // A ping-pong would wait for an answer. Barrier and sync move no data; their check needs PEs
-    // that arrive late. The memory of special operations is not that of `Buffers`.
+    // A ping-pong would wait for an answer. Barrier and sync move no data, and their check needs
+    // PEs that arrive late. Special operations do not use the memory of `Buffers`.
     let exempt = [BenchOp::PingPong, BenchOp::Barrier, BenchOp::Sync, BenchOp::RmsNorm, BenchOp::Moe, BenchOp::Lock];
     for op in BenchOp::value_variants().iter().filter(|op| !exempt.contains(op)) {
         for placement in [Placement::OutOfPlace, Placement::InPlace] {

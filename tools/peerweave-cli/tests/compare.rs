@@ -1,8 +1,8 @@
 //! `peerweave bench --compare` over fakes of the driver, NCCL and NVSHMEM: real processes, checked
 //! results, libraries that are missing.
 //!
-//! A copy of this program is the command, and a PE of it, because the fake driver runs kernels that
-//! the process has registered.
+//! Copies of this program are the command and its PEs, because the fake driver runs only kernels
+//! that the process has registered.
 #![cfg(target_os = "linux")]
 
 #[path = "../../../crates/peerweave-cuda/tests/common/mod.rs"]
@@ -167,7 +167,7 @@ fn missing_libraries_are_reported_and_the_rest_is_measured() {
         assert!(out.contains(&format!("# {name} is not measured: PE 0: ")), "{out}");
     }
     assert_eq!(document["results"][0]["own_to_best"], Value::Null);
-    // A library that fails on one PE is not measured on any.
+    // A library that fails on one PE is not measured on any PE.
     let fails = [("PEERWEAVE_FAKE_NCCL_FAIL", "ncclGetUniqueId=3")];
     let (document, out) = Machine::with_all().document("broadcast", "nccl", &[], &fails);
     assert_eq!(measured(&document), ["own"], "{out}");
@@ -219,7 +219,7 @@ fn tune_writes_a_table_that_bench_uses() {
     assert!(["all-reduce", "all-to-all", "reduce"].iter().all(|op| out.contains(&format!("compares {op},"))), "{out}");
     let written = std::fs::read_to_string(&path).unwrap();
     let table = RouteTable::read(&path, "sm_90").unwrap_or_else(|error| panic!("{error}\n{written}"));
-    // Rows of two PEs, and those of other numbers as they were.
+    // The file has new rows of 2 PEs. Rows of other numbers of PEs are unchanged.
     let rows: Vec<&str> = written.lines().filter(|line| line.starts_with("own all_reduce 2 ")).collect();
     assert!(rows.last().is_some_and(|row| row.contains(" rest chunked ")), "{written}");
     assert!(written.contains("own all_reduce 1 8K one_shot 4x128\n") && written.contains("own all_reduce 3-4 8K"), "{written}");
@@ -296,5 +296,5 @@ done
     assert_eq!(measured(&document), ["own"], "{out}");
     assert!(out.contains("# torch is not measured: its processes failed: PE ") && out.contains("no module named torch"), "{out}");
     let (_, out) = compare("int32");
-    assert!(out.contains("# torch is not measured: its symmetric memory reduces half, bfloat16 and float"), "{out}");
+    assert!(out.contains("# torch is not measured: its symmetric memory reduces only half, bfloat16 and float"), "{out}");
 }

@@ -155,7 +155,7 @@ fn buffers_are_registered_as_windows_on_request() {
         assert_eq!((lines.len(), lines[0][8].as_str(), lines[0][12].as_str()), (1, "0", "0"), "{op}");
         assert!(text(&output.stdout).contains("buffers: NCCL's allocator, registered as windows"), "{op}");
     }
-    // Buffers that cannot be registered are an error, not measured without windows.
+    // If buffers cannot be registered, the command fails instead of measuring without windows.
     let options = ["bench", "all-reduce", "--backend", "nccl", "--window", "-n", "2", "-e", "8"];
     for (variable, value, expected) in [
         ("PEERWEAVE_FAKE_NCCL_VERSION", "22602", "ncclCommWindowRegister"),
@@ -181,12 +181,12 @@ fn more_pes_than_devices_are_refused() {
     let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_CUDA_DEVICES", "2")]);
     assert_eq!(output.status.code(), Some(2));
     let err = text(&output.stderr);
-    assert!(err.contains("-n is 3, but this machine has 2 CUDA devices"), "{err}");
+    assert!(err.contains("-n is 3, expected at most 2 (the number of CUDA devices)"), "{err}");
 }
 
 #[test]
 fn pes_that_share_the_only_device_are_announced() {
-    // The fake driver runs no kernels in this process: only the beginning matters.
+    // The fake driver runs no kernels in this process, so only the start of the output is checked.
     let options = ["bench", "all-reduce", "--backend", "cuda", "-n", "2", "-e", "8", "--timeout", "60"];
     let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_CUDA_DEVICES", "1"), ("PEERWEAVE_DEADLINE", "5")]);
     let err = text(&output.stderr);

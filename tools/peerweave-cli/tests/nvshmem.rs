@@ -128,7 +128,7 @@ fn header_describes_the_measurement() {
     };
     assert!(calls(&["put"]).contains("buffers: symmetric calls: stream-ordered, timed by events"));
     assert!(calls(&["put", "--nbi", "--clock", "wall"]).contains("calls: stream-ordered, nbi inputs"));
-    assert!(calls(&["all-reduce", "-G", "3", "--each"]).contains("calls: graphs of 3, each by itself, timed by events"));
+    assert!(calls(&["all-reduce", "-G", "3", "--each"]).contains("calls: graphs of 3, each timed separately, timed by events"));
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn missing_elements_are_counted() {
 
 #[test]
 fn wrong_elements_of_a_lost_last_call_are_counted() {
-    // The last call is lost; its result is checked again after timing.
+    // The last call moves no data. The check after timing detects this.
     let arguments = ["put", "-n", "2", "-b", "1K", "-e", "1K", "--iters", "2", "-w", "1"];
     let lost = [("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_putmem_on_stream:1=0")];
     let output = Machine::with_gpus().run(&arguments, &lost);
@@ -226,5 +226,5 @@ fn more_pes_than_devices_are_refused() {
     let output = Machine::with_gpus().run(&["put", "-n", "3", "-e", "8"], &[("PEERWEAVE_FAKE_CUDA_DEVICES", "2")]);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{err}");
-    assert!(err.contains("-n is 3, but this machine has 2 CUDA devices"), "{err}");
+    assert!(err.contains("-n is 3, expected at most 2 (the number of CUDA devices)"), "{err}");
 }

@@ -31,7 +31,7 @@ fn single_gpu_is_refused() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").run(|| {
         let output = peerweave(&["bench", "p2p"]);
         assert_eq!(output.status.code(), Some(3));
-        assert_eq!(text(&output.stderr), "peerweave bench p2p: this machine has 1 GPUs, expected at least 2\n");
+        assert_eq!(text(&output.stderr), "peerweave bench p2p: the number of GPUs of this machine is 1, expected at least 2\n");
     });
 }
 

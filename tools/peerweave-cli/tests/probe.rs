@@ -1,5 +1,5 @@
-//! The measurements of `bench p2p` one by one, over the fake driver. Here, host functions replace
-//! the probe's kernels.
+//! The measurements of `bench p2p` one by one, over the fake driver. Host functions replace the
+//! probe's kernels.
 #![cfg(target_os = "linux")]
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -93,7 +93,7 @@ fn stores_and_loads_by_kernels_move_every_word() {
 }
 
 #[test]
-fn missing_kernels_are_reported_and_copy_engines_measured() {
+fn missing_kernels_are_reported_and_copy_engines_are_used() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
         let free = || contexts.iter().map(|context| context.mem_get_info().expect("a live context").0).collect::<Vec<_>>();

@@ -54,7 +54,7 @@ fn processes_with(text: &str) -> Vec<i32> {
 /// the PEs sleep.
 const SOON: Duration = Duration::from_secs(15);
 
-/// Reads until the PEs have printed `ready` `times` times; returns their output.
+/// Reads until the PEs have printed `ready` `times` times. Returns their output.
 fn read_until_ready(stdout: &mut impl Read, times: usize) -> String {
     let mut said = String::new();
     while said.matches("ready").count() < times {
@@ -139,7 +139,7 @@ fn invalid_token_on_one_machine_is_an_error() {
 }
 
 #[test]
-fn too_few_open_files_name_the_limit_and_the_number() {
+fn open_file_limit_error_names_the_limit_and_the_need() {
     let peerweave = env!("CARGO_BIN_EXE_peerweave");
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("ulimit -n 20; exec {peerweave} run -n 2 -- true")]).env_remove("PEERWEAVE_PE");
@@ -237,7 +237,7 @@ fn closed_reader_ends_the_job() {
 }
 
 #[test]
-fn standard_input_goes_only_to_pe_0() {
+fn standard_input_reaches_only_pe_0() {
     let mut child = job(2, &[], "wc -c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"12345").unwrap();
     let output = child.wait_with_output().unwrap();
@@ -280,7 +280,7 @@ fn pes_that_ignore_sigterm_are_killed_soon() {
 }
 
 #[test]
-fn other_pes_continue_after_a_failure_if_asked_to() {
+fn other_pes_continue_with_on_failure_continue() {
     let script = r#"case $PEERWEAVE_PE in 1) kill -KILL $$;; 2) exit 5;; *) sleep 3.5; echo done;; esac"#;
     let output = run(4, &["--on-failure=continue"], script);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -288,7 +288,7 @@ fn other_pes_continue_after_a_failure_if_asked_to() {
     let text = stderr(&output);
     assert!(text.contains("PE 1 (process ") && text.contains("was killed by signal 9 (SIGKILL)"), "{text}");
     assert!(text.contains("PE 2 (process ") && text.contains("exited with status 5"), "{text}");
-    // The action is the default, and may be given.
+    // `abort` is the default, and can also be given explicitly.
     for options in [&[][..], &["--on-failure=abort"]] {
         assert_eq!(run(2, options, r#"[ $PEERWEAVE_PE = 0 ] || exit 4; exec sleep 100"#).status.code(), Some(4));
     }
@@ -368,7 +368,7 @@ fn second_interrupt_kills_the_pes() {
 #[test]
 fn killed_launcher_leaves_no_process() {
     let mark = unique("orphan");
-    // A PE that has a child, and one that has a grandchild in the background.
+    // Each PE has a child in the background and a child in the foreground.
     let script = format!(": {mark}; sh -c 'sleep 60; : {mark}' & sh -c 'sleep 60; : {mark}'");
     let mut child = job(3, &[], &script).stdout(Stdio::null()).process_group(0).spawn().unwrap();
     wait_until("all processes started", SOON, || processes_with(&mark).len() >= 10);
@@ -400,8 +400,8 @@ fn stop_at_fork(launcher: &Child) {
         status >> 8
     };
     let trace = |request, pid: i32, data: libc::c_long| {
-        // SAFETY: the requests below read registers and memory of no process; `data` is a number,
-        // or the address of a `c_ulong` that lives during the call.
+        // SAFETY: the requests below access no registers and no memory of the tracee. `data` is a
+        // number, or the address of a `c_ulong` that lives during the call.
         assert_eq!(unsafe { libc::ptrace(request, pid, 0, data) }, 0, "{}", std::io::Error::last_os_error());
     };
     let mut stop = wait_for(pid);
@@ -416,7 +416,7 @@ fn stop_at_fork(launcher: &Child) {
             trace(libc::PTRACE_DETACH, child as i32, 0);
         }
         if event == libc::PTRACE_EVENT_FORK {
-            return; // The guard is started without a copy of the launcher: by `vfork`.
+            return; // This is a PE: the launcher starts the guard by `vfork`.
         }
         let signal = if event == 0 && stop != libc::SIGTRAP { stop } else { 0 };
         trace(libc::PTRACE_CONT, pid, signal.into());

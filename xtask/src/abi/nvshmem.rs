@@ -1,7 +1,8 @@
 //! Compares the bindings of `peerweave-nvshmem` for one version of NVSHMEM with that version's
 //! headers and host library.
 //!
-//! Downloads nothing (`.ci/abi-nvshmem` does) and calls no function of the library.
+//! Downloads nothing, because `.ci/abi-nvshmem` downloads the library. Calls no function of the
+//! library.
 //!
 //! Invariant: as for NCCL, a fact that cannot be checked is a fault.
 
@@ -22,7 +23,7 @@ const NOT_BOUND: &[&str] = &[
     "nvshmemx_collective_launch",
 ];
 
-/// Compares the bindings with the NVSHMEM in `directory`, which has `include` and `lib`.
+/// Compares the bindings with the NVSHMEM in `directory`, which contains `include` and `lib`.
 pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiError> {
     let include = directory.join("include");
     let library = directory.join("lib/libnvshmem_host.so.3");
@@ -67,7 +68,7 @@ fn header_version(include: &Path) -> Result<Version, AbiError> {
     }
 }
 
-/// Returns the facts of the crate, which its example prints.
+/// Returns the facts of the crate, as printed by the crate's example.
 fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -75,7 +76,7 @@ fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     parse_table(&output_of("cargo run", command.args(["--example", "nvshmem_abi_table", "--"]).arg(version.to_string()))?)
 }
 
-/// Returns the same facts of the header, computed by the C compiler.
+/// Returns the same facts of the header, as computed by the C compiler.
 fn header_facts(root: &Path, include: &Path, asked: &Facts, scratch: &Path) -> Result<Facts, AbiError> {
     let abi = root.join("crates/peerweave-nvshmem/abi");
     let questions = scratch.join("facts.inc");
@@ -83,8 +84,8 @@ fn header_facts(root: &Path, include: &Path, asked: &Facts, scratch: &Path) -> R
     let program = scratch.join("probe");
     let mut compiler = Command::new("cc");
     compiler.args(["-x", "c++", "-std=c++17", "-w", "-I"]).arg(scratch).arg("-I").arg(abi.join("include")).arg("-I").arg(include);
-    // Inline functions of the headers call functions that only NVSHMEM's device library has; the
-    // linker drops uncalled ones.
+    // Inline functions of the headers call functions that only NVSHMEM's device library has. The
+    // linker drops inline functions that are not called.
     output_of("cc", compiler.arg(abi.join("probe.cc")).arg("-o").arg(&program))?;
     parse_table(&output_of("probe", &mut Command::new(&program))?).map(|table| table.facts)
 }

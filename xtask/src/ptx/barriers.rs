@@ -6,7 +6,7 @@
 use super::text;
 
 /// For each kernel, the number of barriers in its source that return a value, and the number of
-/// additional ones if bulk copies are available.
+/// additional such barriers if bulk copies are available.
 const EXPECTED: [(&str, usize, usize); 2] = [
     // One barrier passes the outcome of a synchronisation from one warp to all
     // (`Context::meet_as`).
@@ -32,8 +32,9 @@ pub(super) fn check(ptx: &str) -> Vec<String> {
 pub(super) fn fault(ptx: &str, kernel: &str, expected: usize) -> Option<String> {
     let Some(body) = text::body(ptx, kernel) else { return Some(format!("the PTX lacks {kernel}")) };
     let found = text::instructions(body).filter(|found| text::operation(found) == BARRIER).count();
-    (found != expected)
-        .then(|| format!("{kernel} has {found} `{BARRIER}`, expected {expected}: the compiler has duplicated or removed one"))
+    (found != expected).then(|| {
+        format!("{kernel} has {found} `{BARRIER}`, expected {expected}: the compiler has duplicated or removed a barrier")
+    })
 }
 
 #[cfg(test)]

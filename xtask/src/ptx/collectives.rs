@@ -1,6 +1,6 @@
-//! Checks the collective kernels: a wait reads a line of every rank of a group, by one access of 16
-//! bytes each, before it examines any of them; pushes and copies move 16 bytes at a time. The check
-//! counts instructions between two branches.
+//! Checks the collective kernels. A wait reads the lines of all ranks of a group, each line by one
+//! access of 16 bytes, before it examines a line. Pushes and copies move 16 bytes at a time. The
+//! check counts instructions between two branches.
 
 use super::{Outcome, text};
 use peerweave_build::Variant;
@@ -14,19 +14,20 @@ const WRITE: &str = "st.global.v2.b64";
 /// Reads 16 bytes of a chunk that has arrived.
 const ARRIVED: &str = "ld.relaxed.sys.global.v2.b64";
 
-/// The flag of a barrier, whose order makes fences unnecessary.
+/// Sets the flag of a barrier. The release order makes fences unnecessary.
 const RELEASE: &str = "st.release.sys.global.b64";
 const ACQUIRE: &str = "ld.acquire.sys.global.b64";
 
-/// Barriers that return a value. The source of a chunked kernel has two and that of a kernel of
-/// rings three. The compiler must not copy one into the paths of a branch.
+/// Barriers that return a value. The source of a chunked kernel has two such barriers, and the
+/// source of a ring kernel has three. The compiler must not copy a barrier into the paths of a
+/// branch.
 const BARRIER: &str = "bar.red.or.pred";
 
-/// Reads thread-local memory: a vector that the compiler has not kept in registers. Only reductions
-/// of 8-bit elements, whose vectors have 16 elements, have such reads.
+/// Reads thread-local memory: the compiler has not kept a vector in registers. Only reductions of
+/// 8-bit elements, whose vectors have 16 elements, may have such reads.
 const LOCAL: &str = "ld.local.";
 
-/// The most ranks whose lines a thread awaits at the same time.
+/// Maximum number of ranks whose lines a thread awaits at the same time.
 const GROUP: usize = 4;
 
 /// Returns the instructions that at least one basic block of a kernel must contain, with their

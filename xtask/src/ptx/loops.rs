@@ -1,6 +1,6 @@
 //! Checks inner loops of kernels that copy: vectors of 16 bytes, eight loads before eight stores.
 //!
-//! Every shipped kernel is in one of two lists: kernels that copy arrays, and others.
+//! Every shipped kernel is in one of two lists: kernels that copy arrays, and other kernels.
 
 use super::{Outcome, text};
 use peerweave_build::Variant;
@@ -94,8 +94,10 @@ pub(super) fn check(ptx: &str, variant: Variant) -> Outcome {
     }
     for kernel in peerweave_build::entries(ptx) {
         if !WITHOUT_COPIES.contains(&kernel) && !COPIES.iter().any(|copies| copies.kernel == kernel) {
-            let fault =
-                format!("{kernel} is in neither list: add it in {} to the kernels that copy arrays or to the others", file!());
+            let fault = format!(
+                "{kernel} is in neither list: add it in {} to the kernels that copy arrays or to the other kernels",
+                file!()
+            );
             outcome.faults.push(fault);
         }
     }

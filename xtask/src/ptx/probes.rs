@@ -26,7 +26,8 @@ const PARAMETERS: &str = "p32: *mut u32, p64: *mut u64, i32_: *mut i32, i64_: *m
 const REACHES: [(&str, &str); 3] = [("Cta", "cta"), ("Gpu", "gpu"), ("Sys", "sys")];
 const ORDERS: [(&str, &str); 4] = [("Relaxed", "relaxed"), ("Acquire", "acquire"), ("Release", "release"), ("AcqRel", "acq_rel")];
 
-/// Rust type, pointer, value, and PTX's types for bits, additions and comparisons.
+/// For each type: the Rust type, a pointer, a value, and PTX's types for bits, additions and
+/// comparisons.
 const INTEGERS: [(&str, &str, &str, &str, &str, &str); 4] = [
     ("u32", "p32", "a", "b32", "u32", "u32"),
     ("i32", "i32_", "a as i32", "b32", "s32", "s32"),
@@ -75,8 +76,8 @@ fn probes(sm: u32) -> Vec<Probe> {
                     format!("atom.{semantics}.{scope}.global.add.{t}"),
                 );
             }
-            // Before sm_90 there is no atomic addition to bf16: a loop of compare-and-swap replaces
-            // it.
+            // Before sm_90 there is no atomic addition to bf16, so a loop of compare-and-swap
+            // replaces the addition.
             for t in ["f16", "bf16"].into_iter().filter(|t| *t == "f16" || sm >= 90) {
                 let value = format!("peerweave_device::types::{t}");
                 let call = format!(
@@ -184,7 +185,8 @@ fn newer(add: &mut impl FnMut(String, String)) {
     }
 }
 
-/// Compiles the probes for each architecture and compares them. Also returns the PTX, as a file.
+/// Compiles the probes for each architecture and compares their instructions with the expected
+/// instructions. Also returns the path of the PTX.
 pub(super) fn check(root: &Path, toolchain: &Toolchain, target_dir: &Path) -> Result<Vec<(Variant, PathBuf, Outcome)>, PtxError> {
     let mut outcomes = Vec::new();
     for sm in [70, 90] {
@@ -208,8 +210,8 @@ pub(super) fn check(root: &Path, toolchain: &Toolchain, target_dir: &Path) -> Re
     Ok(outcomes)
 }
 
-/// A barrier that returns a value, between branches on that value: a compiler that may duplicate
-/// barriers does so here.
+/// A kernel with a barrier that returns a value, between branches on that value. A compiler that
+/// may duplicate barriers does so in this kernel.
 const BARRIER: &str = "
 #[unsafe(no_mangle)]
 pub unsafe extern \"ptx-kernel\" fn probe_barrier(word: *mut u64, value: u64, out: *mut u64) {
@@ -253,7 +255,8 @@ fn write(home: &Path, crates: &Path, probes: &[Probe]) -> Result<(), PtxError> {
     Ok(())
 }
 
-/// Checks that each entry has the expected instruction and no other that accesses or orders memory.
+/// Checks that each entry has the expected instruction and no other instruction that accesses or
+/// orders memory.
 fn compare(ptx: &str, probes: &[Probe]) -> Outcome {
     let mut outcome = Outcome::default();
     for (index, Probe { call, expected }) in probes.iter().enumerate() {

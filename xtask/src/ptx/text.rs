@@ -1,7 +1,7 @@
 //! Parses PTX text: entries, basic blocks, instructions.
 
-/// Removes the hashes `Cs…_` from function names; they depend on flags and paths and differ from
-/// build to build.
+/// Removes the hashes `Cs…_` from function names. The hashes depend on flags and paths and differ
+/// from build to build.
 pub(super) fn without_hashes(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

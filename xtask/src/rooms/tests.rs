@@ -85,7 +85,7 @@ fn crate_with_folders_needs_a_table() {
     assert_eq!(faults("# c\n", &[ROOT, ("ops.rs", ""), ("heap.rs", "")]), [""; 0]);
 }
 
-/// A room `ops` with the rooms `call` and `queue`, of which `call` is the upper one.
+/// A table for the room `ops`, which contains the rooms `call` and, below it, `queue`.
 const NESTED: &str =
     "\n### Rooms of ops\n\n| room | what | uses |\n|---|---|---|\n| `call` | calls | `queue` |\n| `queue` | memory | nothing |\n";
 

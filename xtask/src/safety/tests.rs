@@ -107,7 +107,7 @@ fn send_and_sync_arguments_name_sharing_lock_and_test() {
 }
 
 #[test]
-fn as_above_refers_to_the_same_type_only() {
+fn as_above_refers_only_to_the_same_type() {
     let source = "// SAFETY: shared: the mapping, synchronised by its lock; test `two_threads_write`.
 unsafe impl Send for X {}
 // SAFETY: as for Send.

@@ -9,8 +9,8 @@ use super::Outcome;
 use super::rows::Rows;
 
 pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
-    // A first launch loads its kernel, which may wait for a kernel that runs: on a GPU that PEs
-    // share, for one that waits for this PE.
+    // Loads all kernels before a kernel runs. Loading may wait for a running kernel, and on a GPU
+    // that PEs share, that kernel may wait for this PE.
     table.check("load all kernels of the basics", || {
         gpu.load_crate(ring::KERNEL.ptx())?;
         Ok(gpu.barrier("basics loaded")?)
@@ -121,7 +121,7 @@ fn replayed(gpu: &Gpu) -> Outcome {
         stream.launch(&barriers::KERNEL, 1, 32, (3,)).and_then(|()| stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), 9)));
     let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
     captured?;
-    let graph = graph.ok_or("the capture gave no graph")?;
+    let graph = graph.ok_or("the capture returned no graph")?;
     for _ in 0..10 {
         graph.launch()?;
     }

@@ -1,5 +1,5 @@
-//! Measurements inside kernels: PE 0 communicates with PE 1, the other PEs wait. The rows are the
-//! same as in the table of the machine's limits.
+//! Measurements inside kernels: PE 0 communicates with PE 1, and the other PEs wait. The CUDA
+//! program `tools/peer-bench/one_sided.cu` prints the same rows without Peerweave.
 
 use peerweave_cuda::{Gpu, LaunchConfig, Local, Stream};
 use peerweave_device::launch::Kernel;

@@ -12,8 +12,8 @@ use super::rows::Rows;
 /// Number of threads: two full warps and a part of a third.
 const THREADS: u32 = 72;
 
-/// Runs a kernel on all PEs and compares the values that it wrote. A failure on one PE is an error
-/// on all PEs, so that all PEs free or keep the same memory.
+/// Runs a kernel on all PEs and compares the values that the kernel wrote. A failure on one PE is
+/// an error on all PEs, so that all PEs free or keep the same memory.
 fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symmetric<u64>, args: A) -> Outcome {
     let loaded = gpu.load(kernel).map(drop);
     gpu.barrier("loaded")?;

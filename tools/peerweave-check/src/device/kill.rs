@@ -1,5 +1,5 @@
-//! A PE ends itself while kernels of the other PEs wait for it. Each other PE must get an error
-//! that names the dead PE, and its GPU must stay usable.
+//! A PE kills itself while kernels of the other PEs wait for it. Each other PE must get an error
+//! that names the dead PE, and the GPUs of the other PEs must stay usable.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::rows::Rows;
 pub(crate) fn run(gpu: &Gpu, table: &mut Rows, victim: u32) {
     table.check("a PE dies while kernels wait for it", || {
         let (signal, own, stream) = (gpu.alloc::<u64>(1)?, gpu.alloc::<u64>(64)?, gpu.stream()?);
-        // All kernels are loaded before a kernel waits.
+        // Loads all kernels before a kernel waits.
         gpu.load(&wait_for_ever::KERNEL)?;
         gpu.load(&wait_for_ever_block::KERNEL)?;
         stream.launch(&count_up::KERNEL, 1, 64, (own.slice(), 0))?;
@@ -30,8 +30,8 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows, victim: u32) {
         let error = stream.wait().err().ok_or("the wait for a dead PE succeeded")?;
         println!("{}: after {:.0} ms: {error}", gpu.pe(), start.elapsed().as_secs_f64() * 1e3);
         same("the PE that the error names", error.pe().map(|pe| pe.get()), Some(victim))?;
-        same("it ended within the deadline", start.elapsed() <= 2 * gpu.deadline(), true)?;
-        same("it is an error of a lost PE", matches!(error, CudaError::PeLost { .. }), true)?;
+        same("the wait ended within the deadline", start.elapsed() <= 2 * gpu.deadline(), true)?;
+        same("the error is that of a lost PE", matches!(error, CudaError::PeLost { .. }), true)?;
         let again = stream.launch(&wait_for_ever::KERNEL, 1, 32, (signal.slice(), victim)).err();
         same("a later launch is refused", matches!(again, Some(CudaError::Failed { .. })), true)
     });

@@ -1,13 +1,13 @@
 //! Checks on GPUs that kernels communicate: `check device [--transport T] [--part P] [--kill PE]
 //! [--threads]`.
 //!
-//! There is one process for each GPU, or, with `--threads`, one thread for each PE, all of them on
-//! the first GPU: their kernels run side by side, so that one GPU is enough. Without options, the
-//! command tests launches, heap, context and waits by direct access. `--transport nvshmem` and
-//! `--transport network` use NVSHMEM's heap; `network` never uses direct access. `--part checks`
-//! tests every function that kernels call; its kernels are compiled only if
+//! There is one process for each GPU. With `--threads` there is one thread for each PE, and all
+//! threads use the first GPU: their kernels run at the same time, so that one GPU is enough.
+//! Without options, the command tests launches, heap, context and waits by direct access.
+//! `--transport nvshmem` and `--transport network` use NVSHMEM's heap; `network` never uses direct
+//! access. `--part checks` tests every function that kernels call. Its kernels are compiled only if
 //! `PEERWEAVE_PTX=require` was set for the build, because that takes minutes. With `--kill PE`,
-//! this PE ends itself while kernels of the other PEs wait for it. Every wait has a deadline. Each
+//! this PE kills itself while kernels of the other PEs wait for it. Every wait has a deadline. Each
 //! check prints a row.
 
 mod basics;
@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     /// Part to run
     #[arg(long, value_enum, default_value_t = Part::Basics)]
     part: Part,
-    /// PE that ends itself while kernels of the other PEs wait for it
+    /// PE that kills itself while kernels of the other PEs wait for it
     #[arg(long, value_name = "PE")]
     kill: Option<u32>,
     /// Run only the checks whose names contain this text
@@ -90,7 +90,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         return parent(arguments);
     }
     let (passed, failed) = pe(arguments, &job, job.local_pe as usize)?;
-    if failed > 0 { Err(format!("{}: {failed} checks", job.pe).into()) } else { Ok(format!("{}: OK {passed} checks", job.pe)) }
+    if failed > 0 {
+        Err(format!("{}: failed checks: {failed}", job.pe).into())
+    } else {
+        Ok(format!("{}: OK {passed} checks", job.pe))
+    }
 }
 
 /// Starts the PEs and waits for them.
@@ -118,13 +122,13 @@ fn threads(arguments: &Arguments, n_pes: u32) -> Result<String, Failure> {
     let (_server, jobs) = Server::on_this_machine(n_pes)?;
     let outcomes: Vec<Result<(usize, usize), Failure>> = std::thread::scope(|scope| {
         let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(move || pe(arguments, job, 0))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a panic".into()))).collect()
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("the thread panicked".into()))).collect()
     });
     let failed: Vec<_> = (0..)
         .zip(outcomes)
         .filter_map(|(pe, outcome): (u32, _)| match outcome {
             Ok((_, 0)) => None,
-            Ok((_, failed)) => Some(format!("PE {pe}: {failed} checks")),
+            Ok((_, failed)) => Some(format!("PE {pe}: failed checks: {failed}")),
             Err(error) => Some(format!("PE {pe}: {error}")),
         })
         .collect();

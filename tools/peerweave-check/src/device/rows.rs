@@ -1,5 +1,5 @@
-//! The checks of a PE and their results. Rows are printed when the check has ended, so that an
-//! aborted run has printed all completed rows.
+//! The checks of a PE and their results. A row is printed when its check has ended, so that an
+//! aborted run has printed the rows of all completed checks.
 
 use std::io::Write as _;
 use std::time::Instant;
@@ -41,7 +41,7 @@ impl Rows {
         *if outcome.is_ok() { &mut self.passed } else { &mut self.failed } += 1;
     }
 
-    /// Prints and returns the number of passed checks and the number of failed checks.
+    /// Prints the number of passed checks and the number of failed checks. Returns both numbers.
     pub(crate) fn print(&self) -> (usize, usize) {
         let Self { title, pe, passed, failed, start, .. } = self;
         println!("{pe}: {title}: {passed} passed, {failed} failed, {:.1} s", start.elapsed().as_secs_f64());

@@ -1,8 +1,8 @@
 //! Checks operations that must end although other ranks do not take part: a stuck collective that
 //! reaches its deadline or is aborted, and the creation of a communicator without one of its ranks.
 //!
-//! One process drives all ranks. Every step has a deadline; the check compares its error and its
-//! duration with the expected ones.
+//! One process drives all ranks. Every step has a deadline. The check compares the error and the
+//! duration of each step with the expected ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,8 +33,8 @@ struct Row {
     took: Duration,
 }
 
-/// Runs every step with blocking communicators (NCCL's default) and with non-blocking ones; then
-/// prints a table.
+/// Runs every step with blocking communicators (NCCL's default) and with non-blocking
+/// communicators. Then prints a table.
 pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, String> {
     let (mut rows, mut first_error): (Vec<Row>, Option<String>) = (Vec::new(), None);
     for blocking in [Switch::On, Switch::Off] {
@@ -49,7 +49,7 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
                 first_error.get_or_insert(format!("{what} ({mode}): {error}"));
             }
         };
-        step("several ranks of one thread, joined by an id", by_id);
+        step("several ranks of one thread, connected by an id", by_id);
         step("a missing rank", missing_rank);
         if contexts.len() > 1 {
             step("a first call that other ranks do not join", unconnected);
@@ -90,7 +90,7 @@ fn expect(
     let took = began.elapsed();
     match outcome {
         Ok(()) => Err(format!("{what} succeeded")),
-        Err(error) if !is(&error) => Err(format!("{what}: another error than expected: {error}")),
+        Err(error) if !is(&error) => Err(format!("{what}: unexpected error: {error}")),
         Err(_) if took < least || took > least + LATE => Err(format!("{what}: the error was returned after {took:?}")),
         Err(error) => {
             println!("  after {took:?}: {error}");
@@ -113,7 +113,7 @@ fn by_id(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(
     Communicator::finalize_all(members.into_iter().map(|member| member.comm).collect(), DEADLINE).map_err(text)
 }
 
-/// Creates a communicator of one rank more than there are devices; the last rank never joins.
+/// Creates a communicator with one rank more than there are devices. The last rank never joins.
 fn missing_rank(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let id = nccl.unique_id().map_err(text)?;
     let began = Instant::now();
@@ -126,8 +126,8 @@ fn missing_rank(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> R
     expect("init_rank", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))
 }
 
-/// Calls the first collective on one rank only. NCCL connects the ranks in it, so the call itself
-/// waits for the others until the communicator's deadline.
+/// Calls the first collective on one rank only. NCCL connects the ranks in this call, so the call
+/// itself waits for the other ranks until the communicator's deadline.
 fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     let first = &members[0];
@@ -136,8 +136,8 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     let began = Instant::now();
     let call = first.comm.all_reduce_in_place(&first.stream, &mut buffer, ReduceOp::Sum);
     let outcome = call.and_then(|()| first.comm.wait(&first.stream, SHORT));
-    // One thread has all ranks, so it must have omitted the others. The error is returned before
-    // the deadline.
+    // One thread has all ranks, so the communicator detects that the thread has omitted the other
+    // ranks. The error is returned before the deadline.
     expect("a first all_reduce", began, Duration::ZERO, outcome, |error| {
         matches!(error, NcclError::Timeout(_)) || matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. }))
     })?;
@@ -147,8 +147,8 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     works(nccl, contexts, config)
 }
 
-/// Runs one all-reduce on all ranks, so that they are connected and only work on the device can be
-/// stuck later.
+/// Runs one all-reduce on all ranks. The ranks are then connected, so that only work on the device
+/// can be stuck later.
 fn together(members: &[Member]) -> Result<(), String> {
     let ones = |member: &Member| DeviceMemory::from_slice(&member.stream, &vec![1.0f32; LENGTH]).map_err(text);
     let mut buffers = members.iter().map(ones).collect::<Result<Vec<_>, _>>()?;
@@ -180,7 +180,7 @@ fn is_late(error: &NcclError) -> bool {
 }
 
 /// Checks that a wait that reaches its deadline ends its own communicator, with all ranks of this
-/// process, and no other.
+/// process, and no other communicator.
 fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let (members, others) = (make(nccl, contexts, config)?, make(nccl, contexts, config)?);
     together(&members)?;
@@ -222,8 +222,8 @@ fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -
     works(nccl, contexts, config)
 }
 
-/// Checks that the watchdog ends late work although no thread waits for it, and that the stream
-/// continues.
+/// Checks that the watchdog ends late work although no thread waits for the work, and that the
+/// stream continues.
 fn late_work(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     together(&members)?;
@@ -294,7 +294,7 @@ fn after_the_end(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> 
     expect("a call after finalize", Instant::now(), Duration::ZERO, dead, |error| matches!(error, NcclError::Dead { .. }))
 }
 
-/// Checks that no work is left on the stream after an abort.
+/// Checks that no work is pending on the stream after an abort.
 fn idle(member: &Member) -> Result<(), String> {
     match peerweave_driver::wait(&member.stream, Instant::now() + DEADLINE).map_err(text)? {
         true => Ok(()),

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! check nccl [--non-blocking]                               all GPUs in one process
-//! check nccl --lifecycle                                    the same: blocked calls that expire or are aborted, a missing rank
-//! check nccl --newer [PART,...] [--processes N]             what NCCL has had since 2.27: a thread or a process for each GPU
-//! check nccl --processes N [--kill K [--early]]             one process for each GPU, which meet by a rendezvous
-//! check nccl --rank R --ranks N --id-file PATH [--kill K]   one process for each GPU: start N of them
+//! check nccl --lifecycle                                    all GPUs in one process: blocked calls that expire or are aborted, a missing rank
+//! check nccl --newer [PART,...] [--processes N]             functions that NCCL has had since 2.27: a thread or a process for each GPU
+//! check nccl --processes N [--kill K [--early]]             one process for each GPU, connected through a rendezvous
+//! check nccl --rank R --ranks N --id-file PATH [--kill K]   one process for each GPU: start this command N times
 //! ```
 //! Communicators are blocking (NCCL's default), or non-blocking with `--non-blocking`. Every wait
 //! has a deadline of 20 s, and the whole run one of 300 s.
@@ -40,21 +40,22 @@ pub(crate) struct Arguments {
     /// Start N processes, one for each rank, which connect through a rendezvous
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "rank")]
     processes: Option<usize>,
-    /// Run as this rank of --ranks; rank 0 writes an id to --id-file, and the others read it
+    /// Run as this rank of --ranks; rank 0 writes an id to --id-file, and the other ranks read the
+    /// id
     #[arg(long, value_name = "R", requires_all = ["ranks", "id_file"])]
     rank: Option<usize>,
     /// Number of processes that are started with --rank
     #[arg(long, value_name = "N", value_parser = at_least_one, requires = "rank")]
     ranks: Option<usize>,
-    /// File for the id; it must not exist yet, and all processes must be able to read it
+    /// File for the id; the file must not exist yet, and all processes must be able to read it
     #[arg(long, value_name = "PATH", requires = "rank")]
     id_file: Option<PathBuf>,
     /// Rank that kills itself after a first all-reduce; the other ranks detect its death, shrink
-    /// and continue. With --processes, their errors must name the killed rank
+    /// the communicator and continue. With --processes, their errors must name the killed rank
     #[arg(long, value_name = "RANK")]
     kill: Option<usize>,
     /// With --kill: kill the rank before the ranks have connected, so that the first call of the
-    /// others waits until the watchdog ends the call
+    /// other ranks waits until the watchdog ends the call
     #[arg(long, requires = "kill")]
     early: bool,
     /// Use non-blocking communicators
@@ -65,7 +66,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "yes|no", num_args = 0..=1, default_missing_value = "yes", default_value = "no",
         value_parser = |word: &str| yes_or_no(word), conflicts_with_all = ["processes", "rank", "kill"])]
     lifecycle: bool,
-    /// Check functions that NCCL has had since 2.27, or these parts of them; requires
+    /// Check functions that NCCL has had since 2.27, or only these parts; requires
     /// NCCL_NVLS_ENABLE=0
     #[arg(long, value_name = "PART,...", num_args = 0..=1, default_missing_value = "all", value_parser = newer::parts,
         conflicts_with_all = ["rank", "kill", "lifecycle"])]
@@ -84,7 +85,7 @@ fn yes_or_no(word: &str) -> Result<bool, String> {
     }
 }
 
-/// Ends the process with a message if the options contradict each other.
+/// Exits the process with a message if the options contradict each other.
 fn check_ranks(arguments: &Arguments) {
     let ranks = arguments.processes.or(arguments.ranks);
     for (option, rank) in [("--rank", arguments.rank), ("--kill", arguments.kill)] {
@@ -100,7 +101,7 @@ fn check_ranks(arguments: &Arguments) {
 impl Arguments {
     /// Returns a builder with the settings that the options select.
     fn builder(&self, nccl: Nccl) -> CommunicatorBuilder {
-        // Blocking is the default, which most programs use.
+        // Blocking communicators are the default, and most programs use them.
         let config = if self.non_blocking { Config::new().blocking(Switch::Off) } else { Config::new() };
         Communicator::builder().nccl(nccl).config(config).deadline(DEADLINE)
     }
@@ -171,8 +172,8 @@ fn summary(check: &Check<'_>) -> Result<usize, String> {
     }
 }
 
-/// Splits the communicator into halves, and shrinks it to all but the last rank; in each result the
-/// members sum their ranks.
+/// Splits the communicator into halves, and shrinks the communicator to all ranks but the last. In
+/// each resulting communicator, the members sum their ranks.
 fn split_and_shrink(members: &[Member]) -> Result<(), NcclError> {
     let n = members.len();
     let colors: Vec<_> = members.iter().map(|member| (&member.comm, Some((member.comm.rank().index() % 2) as u32), 0)).collect();
@@ -219,7 +220,7 @@ fn sum_of_ranks(members: &[Member]) -> Result<(), NcclError> {
 /// Deadline of the whole run.
 const WHOLE_RUN: Duration = Duration::from_secs(300);
 
-/// Starts one process for each rank, and prints which of them succeeded.
+/// Starts one process for each rank, and prints which processes succeeded.
 fn start(arguments: &Arguments, processes: usize) -> Result<usize, String> {
     let n = u32::try_from(processes).map_err(|error| error.to_string())?;
     let ended = launch::processes(n, WHOLE_RUN, |_| false).map_err(|error| error.to_string())?;
@@ -258,8 +259,8 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];
     if let Some(killed) = arguments.kill {
-        // This rank does not leave the rendezvous: ranks that still wait would see it as another
-        // lost rank.
+        // This rank does not leave the rendezvous, because ranks that still wait would treat it as
+        // another lost rank.
         return after_a_death(&members[0], killed, arguments.early, true).map_err(text);
     }
     let checks = everything(nccl, members, arguments.count)?;
@@ -284,7 +285,7 @@ fn one_of_many(arguments: &Arguments, id_file: &Path, rank: usize, ranks: usize)
     everything(nccl, members, arguments.count)
 }
 
-/// Runs all checks of a rank that has its own process, and ends its communicator.
+/// Runs all checks of a rank that has its own process, and finalizes the communicator.
 fn everything(nccl: Nccl, members: [Member; 1], count: usize) -> Result<usize, String> {
     let text = |error: NcclError| error.to_string();
     let mut check = Check::new(nccl, &members, true);
@@ -297,7 +298,7 @@ fn everything(nccl: Nccl, members: [Member; 1], count: usize) -> Result<usize, S
     Ok(checks)
 }
 
-/// Returns the id: rank 0 creates it, the others read it from the file.
+/// Returns the id: rank 0 creates the id and writes it to the file, and the other ranks read it.
 fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
     if rank == 0 {
         let id = nccl.unique_id().map_err(|error| error.to_string())?;
@@ -319,11 +320,11 @@ fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
     }
 }
 
-/// Checks that after the death of one rank the next all-reduce of the others does not complete, and
-/// that they continue without it.
+/// Checks that after the death of one rank the next all-reduce of the other ranks does not
+/// complete, and that the other ranks continue without the dead rank.
 ///
-/// `early`: the rank dies before the first call, in which the others wait for it. `named`: the
-/// error must name the rank that died.
+/// If `early`, the rank dies before the first call, in which the other ranks wait for it. If
+/// `named`, the error must name the rank that died.
 fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Result<usize, NcclError> {
     let (comm, stream) = (&member.comm, &member.stream);
     if !early {
@@ -347,7 +348,7 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
             println!("{}: after {:?}: {error}", comm.rank(), began.elapsed());
             assert!(
                 began.elapsed() < Duration::from_secs(8),
-                "{}: the error was returned after {:?}",
+                "{}: the error was returned after {:?}, expected less than 8s",
                 comm.rank(),
                 began.elapsed()
             );

@@ -2,11 +2,11 @@
 //! process for each rank: windows, one-sided calls, pointers, configured calls, device
 //! communicators; growing, shrinking, revoking and suspending communicators; and misuse.
 //!
-//! The parts are in `newer/`; this module runs them and connects the ranks. The check runs with any
-//! version of NCCL: parts whose functions the library lacks are listed as not run.
+//! The parts are in `newer/`. This module runs the parts and connects the ranks. The check runs
+//! with any version of NCCL: parts whose functions the library lacks are listed as not run.
 //!
-//! Invariant: each part has its own communicators, and all ranks leave it before the next one
-//! begins, so that a failed part does not affect others.
+//! Invariant: each part has its own communicators, and all ranks leave a part before the next part
+//! begins, so that a failed part does not affect the others.
 
 mod configured;
 mod device;
@@ -35,12 +35,13 @@ use crate::nccl::matrix::Sample;
 
 /// Deadline of each wait.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Deadline for the creation of a communicator: the first one loads NCCL's kernels.
+/// Deadline for the creation of a communicator. Longer than [`DEADLINE`], because the first
+/// communicator loads NCCL's kernels.
 const FIRST: Duration = Duration::from_secs(30);
-/// Time that a rank waits for the others at the end of a part: they may reach several deadlines
-/// there.
+/// Time that a rank waits for the other ranks at the end of a part. The other ranks may reach
+/// several deadlines in a part.
 const END_OF_PART: Duration = Duration::from_secs(40);
-/// Time after which the process is ended: some of NCCL's waits have no deadline.
+/// Time after which the process is ended, because some of NCCL's waits have no deadline.
 const WHOLE_RUN: Duration = Duration::from_secs(200);
 
 /// The error that ended a part, as text.
@@ -79,19 +80,19 @@ fn is_all(which: &str) -> bool {
     matches!(which, "yes" | "all")
 }
 
-/// Parses the names of parts; `yes` or `all` means all of them.
+/// Parses the names of parts; `yes` or `all` means all parts.
 pub(crate) fn parts(which: &str) -> Result<String, String> {
     let is_known = |name: &str| PARTS.iter().any(|(known, ..)| *known == name);
     match which.split(',').find(|name| !is_known(name)) {
         Some(unknown) if !is_all(which) => {
             let known: Vec<_> = PARTS.iter().map(|(name, ..)| *name).collect();
-            Err(format!("{unknown:?} is not one of {}", known.join(", ")))
+            Err(format!("{unknown:?} is not a part, expected all or some of {}", known.join(", ")))
         }
         _ => Ok(which.to_owned()),
     }
 }
 
-/// Storage through which ranks exchange messages, each under its own key.
+/// Storage through which ranks exchange messages. Each message has its own key.
 enum Board {
     Threads(Arc<Mutex<HashMap<String, Vec<u8>>>>),
     Processes(Arc<Rendezvous>),
@@ -231,7 +232,7 @@ impl Member {
         match (failed.is_empty(), ended) {
             (true, true) => Ok(checks),
             (true, false) => Err("dropped communicators did not end".to_owned()),
-            (false, _) => Err(format!("in {}; {checks} checks passed", failed.join(", "))),
+            (false, _) => Err(format!("parts with failures: {}; checks passed: {checks}", failed.join(", "))),
         }
     }
 
@@ -290,7 +291,7 @@ impl Member {
 
 /// Returns the message that a part was not run because the library lacks a function.
 fn not_run(name: &str, function: &str) -> String {
-    let since = Nccl::FUNCTIONS.iter().find(|known| known.name == function).map_or("a later version", |known| known.since);
+    let since = Nccl::FUNCTIONS.iter().find(|known| known.name == function).map_or("of a later version", |known| known.since);
     format!("not run: {name} needs NCCL {since}")
 }
 
@@ -312,12 +313,12 @@ impl Part<'_> {
         *self.all.step.lock().unwrap_or_else(PoisonError::into_inner) = format!("{}, {what}", self.name);
     }
 
-    /// Prints a line under the name of the part, on rank 0.
+    /// Adds a line that rank 0 prints under the name of the part.
     fn note(&self, what: impl Into<String>) {
         self.notes.borrow_mut().push(what.into());
     }
 
-    /// Returns whether the library has the function; if not, prints that the check was not run.
+    /// Returns whether the library has the function. If not, notes that the check was not run.
     fn has(&self, name: &str, function: &str) -> bool {
         let has = self.nccl().has(function);
         if !has {
@@ -326,7 +327,7 @@ impl Part<'_> {
         has
     }
 
-    /// Returns whether the library has at least this version; if not, prints that the check was not
+    /// Returns whether the library has at least this version. If not, notes that the check was not
     /// run.
     fn is_since(&self, name: &str, version: Version) -> bool {
         let is = self.nccl().version().at_least(version);
@@ -336,7 +337,7 @@ impl Part<'_> {
         is
     }
 
-    /// Counts a check, and prints it if it failed.
+    /// Counts a check. Records the description of a failed check.
     fn check(&self, is_right: bool, what: impl FnOnce() -> String) {
         match is_right {
             true => self.passed.set(self.passed.get() + 1),
@@ -358,12 +359,12 @@ impl Part<'_> {
     fn refused<T: Debug>(&self, what: &str, outcome: Result<T, NcclError>, is: impl FnOnce(&NcclError) -> bool) {
         match outcome {
             Ok(value) => self.check(false, || format!("{what} succeeded: {value:?}")),
-            Err(error) => self.check(is(&error), || format!("{what}: another error than expected: {error}")),
+            Err(error) => self.check(is(&error), || format!("{what}: unexpected error: {error}")),
         }
     }
 
-    /// Returns the bytes of every rank. Collective: all ranks must make these calls in the same
-    /// order.
+    /// Returns the bytes that every rank passed. Collective: all ranks must make these calls in the
+    /// same order.
     fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failed> {
         let number = self.meetings.replace(self.meetings.get() + 1);
         let key = |rank: usize| format!("{} {number} {rank}", self.name);
@@ -371,7 +372,7 @@ impl Part<'_> {
         (0..self.ranks()).map(|rank| self.all.board.get(&key(rank), FIRST)).collect()
     }
 
-    /// Waits until every rank has called this.
+    /// Waits until every rank has called this method.
     fn meet(&self) -> Outcome {
         self.exchange(&[]).map(drop)
     }
@@ -382,7 +383,8 @@ impl Part<'_> {
             .ok_or_else(|| Failed("a communicator of all ranks does not contain this rank".to_owned()))
     }
 
-    /// Creates a communicator of the first ranks. Every rank must call this.
+    /// Creates a communicator of the first `ranks` ranks. Collective: every rank must call this
+    /// method.
     fn communicator_of(&self, ranks: usize, config: &Config) -> Result<Option<Communicator>, Failed> {
         let mine = if self.rank() == 0 { self.nccl().unique_id()?.to_hex() } else { String::new() };
         let id = String::from_utf8_lossy(&self.exchange(mine.as_bytes())?[0]).parse()?;
@@ -403,7 +405,7 @@ impl Part<'_> {
         Ok(comm.wait(&self.stream, DEADLINE)?)
     }
 
-    /// Checks that a communicator works, with a short call and with one that uses all its channels.
+    /// Checks that a communicator works, with a short call and with a call that uses all channels.
     fn computes(&self, comm: &Communicator, what: &str) -> Outcome {
         let n = comm.n_ranks();
         for len in [3, 1 << 20] {
@@ -426,11 +428,11 @@ impl Part<'_> {
     }
 }
 
-/// Number of elements after which values repeat: a prime, so that exchanged parts, whose lengths
-/// are powers of two, are detected.
+/// Number of elements after which values repeat. A prime, so that swapped parts, whose lengths are
+/// powers of two, are detected.
 const PERIOD: usize = 101;
 
-/// Returns the input of a rank to a reduction at an element. Sums over sixteen ranks are exact in
+/// Returns an element of the input of a rank to a reduction. Sums over sixteen ranks are exact in
 /// every type that is reduced here.
 fn given(rank: usize, index: usize) -> i64 {
     let index = index % PERIOD;

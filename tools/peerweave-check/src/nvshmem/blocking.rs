@@ -11,7 +11,7 @@ use crate::Failure;
 use crate::nvshmem::oracle::{Reduce, Sample};
 use crate::nvshmem::scenarios::Checks;
 
-/// The number of elements, odd so that nothing relies on round numbers.
+/// Number of elements. Odd, so that no code relies on round numbers.
 const COUNT: usize = 301;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
@@ -60,7 +60,7 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     checks.same("put_value_blocking", &found, |index| if index == 7 { T::sample(previous, 11) } else { T::default() });
     let value = context.get_value(&source.slice(13..14)?, next, &stream)?;
     checks.same("get_value", &[value], |_| T::sample(next.get(), 13));
-    // After each barrier for which the host waits, puts of the host and of streams are complete.
+    // After a barrier that blocks the host, puts of the host and of streams are complete.
     type Barrier = fn(&Context) -> Result<(), NvshmemError>;
     let barriers: [(&'static str, Barrier); 2] = [
         ("barrier_blocking after put_blocking", |context| context.world().barrier_blocking()),
@@ -77,8 +77,8 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     target.copy_from(&stream, &blank)?;
     checks.world.barrier_blocking()?;
     context.put_nbi(&target, &source, next, &stream)?;
-    // The barrier completes pending transfers, but only transfers that the stream has already
-    // started, so this waits for the stream.
+    // The barrier completes only transfers that the stream has already started, so this waits for
+    // the stream first.
     stream.synchronize()?;
     context.barrier_all_blocking()?;
     checks.same("barrier_all_blocking after put_nbi", &target.to_vec(&stream)?, |index| T::sample(previous, index));

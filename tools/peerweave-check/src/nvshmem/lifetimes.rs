@@ -22,7 +22,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     counted(&mut checks, rendezvous, &start)?;
     let mut count = checks.finish()?;
 
-    // The context is dropped while a buffer lives: NVSHMEM keeps running, and no memory is lost.
+    // Drops the context while a buffer lives: NVSHMEM keeps running, and no memory is lost.
     let (pe, n) = (context.pe().get(), context.n_pes());
     let old_team = context.world();
     drop(context);
@@ -37,8 +37,8 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     let (found, previous) = (orphan.to_vec(&stream)?, checks.previous());
     checks.same("an orphan", &found[8..], |_| previous);
     count += checks.finish()?;
-    // The last PE still has a handle of the buffer: NVSHMEM is not finalised, and every PE gets an
-    // error.
+    // The last PE still has a handle of the buffer, so NVSHMEM is not finalised, and every PE gets
+    // an error.
     let kept = (pe + 1 == n).then(|| orphan.clone());
     drop(orphan);
     let refused = context.finalize();
@@ -61,7 +61,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
         return Err(format!("finalize reported {report:?}, expected {LEFT:?} bytes in this order").into());
     }
 
-    // Handles of the first context are dead, and do not refer to the second one.
+    // Handles of the first context are dead, and do not refer to the second context.
     let second = start()?;
     let mut checks = Checks::new(&second, rendezvous)?;
     let dead = old_team.barrier(second.stream());
@@ -84,8 +84,8 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
 /// Bytes of the allocations that are never freed, in the order of allocation.
 const LEFT: [usize; 6] = [100, 200, 300, 400, 64, 64];
 
-/// Drops buffers and teams in a different order on each PE, with pending work on them. Returns a
-/// buffer that outlives the handle of the context.
+/// Drops buffers and teams in a different order on each PE, with pending work on the buffers and
+/// teams. Returns a buffer that outlives the handle of the context.
 fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvshmem::SymmetricBuffer<u32>, Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let mut parked = Vec::new();
@@ -96,7 +96,9 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     let apart = context.alloc::<u8>(64)?;
     let mut teams = Vec::new();
     for _ in 0..2 {
-        teams.push(context.world().split_strided(0, 1, checks.n(), TeamConfig::default())?.ok_or("all are in it")?);
+        teams.push(
+            context.world().split_strided(0, 1, checks.n(), TeamConfig::default())?.ok_or("every PE is a member of the team")?,
+        );
     }
     checks.barrier()?;
     for buffer in &parked {
@@ -114,8 +116,8 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     let last = if checks.pe().is_multiple_of(2) { teams.remove(0) } else { teams.remove(1) };
     drop(last);
     drop(teams);
-    // Freeing requires the same memory on every PE. Here the memory differs, so no PE frees it, and
-    // both allocations are leaked until finalize.
+    // All PEs must free the same memory. Here the PEs pass different memory, so no PE frees any,
+    // and both allocations are leaked until finalize.
     let error = if checks.pe() == 0 { context.free(apart).err() } else { context.free(orphan.clone()).err() };
     if checks.n() > 1 {
         let told = matches!(&error, Some(NvshmemError::Disagree(_) | NvshmemError::Misuse(_)));

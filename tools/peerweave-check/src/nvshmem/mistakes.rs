@@ -250,12 +250,12 @@ fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let large = context.alloc::<u64>(usize::MAX / 4);
     checks.check("too large", matches!(large, Err(NvshmemError::Cuda(DriverError::TooLarge { .. }))), || format!("{large:?}"));
     if checks.n() > 1 {
-        // NVSHMEM is not called if the PEs differ, so its heaps stay equal.
+        // If the sizes differ, NVSHMEM is not called, so the heaps of all PEs stay equal.
         let differ = context.alloc::<u8>(100 + checks.pe() as usize);
         checks.check("disagree", matches!(differ, Err(NvshmemError::Disagree(_))), || format!("{differ:?}"));
     }
-    // One PE has another handle: no PE frees the memory, and every PE gets an error. The memory is
-    // freed at the end.
+    // One PE has another handle of the memory, so no PE frees it, and every PE gets an error. The
+    // memory is freed at the end.
     let shared = context.alloc::<u8>(64)?;
     let second = (checks.pe() == 0).then(|| shared.clone());
     let refused = context.free(shared);
@@ -325,7 +325,7 @@ fn starts(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks that functions that the library lacks return an error.
+/// Checks that calls of functions that the library lacks return an error.
 fn absent(checks: &mut Checks<'_>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let context = checks.context;
     let flushed = [context.flush(&checks.stream), context.flush_blocking()];

@@ -9,10 +9,10 @@
 //! restart). Without `--only` all parts run.
 //!
 //! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (a PE that
-//! is killed), `no-library` and `no-plugins` (only on the last PE). With a fault the check is that
-//! every other PE gets an error that describes the fault before the deadline. The last line of one
-//! PE is `PE 0: OK n checks` or `FAILED PE 0: ...`. No wait is longer than 20 seconds. Multicast is
-//! always disabled, whatever the environment requests.
+//! is killed), `no-library` and `no-plugins` (only on the last PE). With a fault, the command
+//! checks that every other PE gets an error that describes the fault before the deadline. The last
+//! line of one PE is `PE 0: OK n checks` or `FAILED PE 0: ...`. No wait is longer than 20 seconds.
+//! Multicast is always disabled, even if the environment enables it.
 //!
 //! Before the last line the command prints a table of the parts: the number of PEs that passed, the
 //! number of checks, and the duration of the slowest PE. The whole run ends after 400 seconds.
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
     /// Run only this part
     #[arg(long, value_name = "PART", value_parser = PARTS)]
     only: Option<String>,
-    /// Cause this fault on the last PE, and check the errors of the others
+    /// Cause this fault on the last PE, and check the errors of the other PEs
     #[arg(long, value_name = "FAULT", value_parser = FAULTS, conflicts_with = "only")]
     fault: Option<String>,
     /// Print the path of the library; used by a PE that must not load it
@@ -84,7 +84,7 @@ impl Passed {
         Some(Self { part: part.to_owned(), checks: checks.parse().ok()?, seconds: seconds.parse().ok()? })
     }
 
-    /// Prints the parts in order, each with the number of PEs that passed it.
+    /// Prints the parts in order, each with the number of PEs that passed the part.
     fn print(all: &[Self]) {
         let mut table = Table::new(&["part", "PEs", "checks", "seconds"]);
         for part in PARTS {
@@ -123,7 +123,7 @@ fn done(job: &Job, checks: usize) -> String {
 fn parent(asked: &Arguments) -> Result<usize, Failure> {
     let driver = Driver::get()?;
     let n_pes = asked.pes.unwrap_or(driver.device_count()? as u32);
-    println!("driver for CUDA {}, {} devices, {n_pes} PEs", driver.version()?, driver.device_count()?);
+    println!("driver for CUDA {}, devices: {}, PEs: {n_pes}", driver.version()?, driver.device_count()?);
     let ended = launch::processes(n_pes, WHOLE_RUN, |line| Passed::read(line).is_some() || checks_of(line).is_some())?;
     let lines: Vec<&String> = ended.iter().flat_map(|ended| &ended.kept).collect();
     Passed::print(&lines.iter().filter_map(|line| Passed::read(line)).collect::<Vec<_>>());
@@ -153,8 +153,8 @@ fn as_pe(asked: &Arguments, job: &Job) -> Result<usize, Failure> {
     let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline: WAIT, ..Options::default() })?);
     if let Some(fault) = &asked.fault {
         faulty(fault, job, &rendezvous).map_err(with_pe)?;
-        // Ends the process without clean-up, because the GPU and NVSHMEM's own clean-up may wait
-        // for the lost PE.
+        // Exits without cleanup, because the GPU and NVSHMEM's own cleanup may wait for the lost
+        // PE.
         println!("{}", done(job, 1));
         // SAFETY: the call only ends the process.
         unsafe { libc::_exit(0) }
@@ -234,7 +234,7 @@ fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
         }
         _ => return Ok(None),
     };
-    // SAFETY: no thread of this process reads the environment through C now.
+    // SAFETY: no other thread of this process reads the environment through C at this time.
     unsafe { std::env::set_var("PEERWEAVE_NVSHMEM_PATH", &place) };
     Ok(Some(place))
 }
@@ -248,7 +248,7 @@ fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Fa
     let made = if last { spoil(fault, job)? } else { None };
     match fault {
         "missing" if last => {
-            // This PE joins the job, but never starts NVSHMEM. The others must not wait forever.
+            // This PE joins the job, but never starts NVSHMEM. The other PEs must not wait forever.
             std::thread::sleep(WAIT + Duration::from_secs(5));
             // SAFETY: the call only ends the process.
             unsafe { libc::_exit(0) }

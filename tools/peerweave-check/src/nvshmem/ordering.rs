@@ -1,5 +1,5 @@
-//! Checks collectives of one team on several streams and from several threads: NVSHMEM must run
-//! them one after the other.
+//! Checks collectives of one team on several streams and from several threads: NVSHMEM must run the
+//! collectives one after the other.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     // A setup call waits for the work of the streams.
     for round in 0..4 {
         world.barrier(&streams[round % 2])?;
-        let made = world.split_strided(0, 1, n, Default::default())?.ok_or("all are in it")?;
+        let made = world.split_strided(0, 1, n, Default::default())?.ok_or("every PE is a member of the team")?;
         made.barrier(&streams[(round + 1) % 2])?;
         checks.check("two streams", made.members().len() == n as usize, || format!("{made:?}"));
         let memory = context.alloc::<u8>(1 << round)?;
@@ -59,7 +59,8 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs threads with one stream each. Their order differs among the PEs, so all make the same call.
+/// Runs threads with one stream each. The order of the threads differs among the PEs, so all
+/// threads make the same call.
 fn threads(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let context = checks.context;
     let next = Pe::new((checks.pe() + 1) % checks.n());

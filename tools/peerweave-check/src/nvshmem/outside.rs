@@ -19,8 +19,8 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     local(checks)
 }
 
-/// Maps virtual memory with a shareable handle, a multiple of the heap's granularity, as NVSHMEM
-/// requires.
+/// Maps virtual memory with a shareable handle. The size is a multiple of the heap's granularity,
+/// as NVSHMEM requires.
 fn shareable(checks: &Checks<'_>) -> Result<MappedMemory<u32>, Failure> {
     let context = checks.context.device();
     let granularity = Granularity::of_device(context.ordinal(), Exportable::FILE_DESCRIPTOR)?;
@@ -71,8 +71,8 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
             checks.check("register_symmetric_near", !can && matches!(error, NvshmemError::Unsupported(_)), || error.to_string())
         }
     }
-    // One PE has memory that can be made symmetric. The others have other memory, or a part of a
-    // mapping. So no PE registers, and NVSHMEM is not called, because it would lose its heap.
+    // PE 0 passes memory that can be made symmetric, and the other PEs pass other memory. So no PE
+    // registers memory, and NVSHMEM is not called, because it would lose its heap.
     let small = DeviceMemory::<u32>::from_slice(&stream, &[0; 256])?;
     if n > 1 && checks.pe() == 0 {
         let differ = context.register_symmetric(&shareable(checks)?).map(drop);
@@ -104,7 +104,7 @@ fn local(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let refused = context.register_local(&borrowed).map(drop);
     checks.refused("registering borrowed memory", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
     context.put(&target, &source, next, &stream)?;
-    // The owner may be dropped: the registration and the stream keep the memory alive.
+    // The owner can be dropped, because the registration and the stream keep the memory alive.
     drop(source);
     checks.barrier()?;
     let found = target.to_vec(&stream)?;

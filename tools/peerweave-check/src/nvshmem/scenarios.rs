@@ -14,7 +14,7 @@ use peerweave_types::{AtomicInteger, Compare, F8E4M3, F8E5M2, Pe, Rank, ReduceOp
 use crate::Failure;
 use crate::nvshmem::oracle::{Reduce, Sample};
 
-/// The number of elements, odd so that nothing relies on round numbers.
+/// Number of elements. Odd, so that no code relies on round numbers.
 const COUNT: usize = 1003;
 
 /// The comparisons made so far, and the failed comparisons.
@@ -110,7 +110,7 @@ impl<'a> Checks<'a> {
             }
         }
         if let Some(first) = self.faults.first() {
-            return Err(format!("{} checks of this PE failed; the first one: {first}", self.faults.len()).into());
+            return Err(format!("failed checks of this PE: {}; the first: {first}", self.faults.len()).into());
         }
         Ok(self.counts.values().map(|(right, _)| right).sum())
     }
@@ -156,7 +156,7 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks every form of put and get, to the next PE.
+/// Checks every form of put to the next PE and of get from the next PE.
 fn moves<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream) = (checks.context, Arc::clone(&checks.stream));
     let (pe, next, previous) = (checks.pe(), checks.next(), checks.previous());
@@ -274,7 +274,7 @@ fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
     context.signal_wait(&word, Compare::Eq, 5, &stream)?;
     let found = context.signal_fetch_blocking(&word)?;
     let fetched = word.to_vec(&stream)?[0];
-    // The first read does not wait for the stream, so it may come before the update.
+    // The first read does not wait for the stream, so it may precede the update.
     checks.check("signal", (found == 5 || found == sum) && fetched == 5, || {
         format!("the word is {found}, then {fetched}, expected 5")
     });
@@ -315,7 +315,7 @@ fn words<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failu
 
 type Named = (&'static str, Option<Team>);
 
-/// Creates every kind of team; `None` for teams that this PE does not belong to.
+/// Creates every kind of team. Returns `None` for teams that this PE does not belong to.
 fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
     let (context, n, pe) = (checks.context, checks.n(), checks.pe());
     let world = context.world();
@@ -326,7 +326,7 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
         ("same index", Some(context.same_index()?)),
     ];
     checks.check("team", teams[1].1.as_ref().is_some_and(|team| team.len() == n as usize), || {
-        "fewer PEs than all share NVLink".to_owned()
+        "the shared team does not have all PEs".to_owned()
     });
     let even = world.split_strided(0, 2, n.div_ceil(2), TeamConfig::default())?;
     checks.check("team", even.is_some() == pe.is_multiple_of(2), || format!("{even:?}"));
@@ -353,7 +353,7 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
         let part = team.split_strided(0, 1, n - 1, TeamConfig::default())?;
         checks.check("team", part.is_some() == (pe != 0), || format!("{part:?}"));
         // All PEs in descending order.
-        let down = world.split_strided(n - 1, -1, n, TeamConfig::default())?.ok_or("all are in it")?;
+        let down = world.split_strided(n - 1, -1, n, TeamConfig::default())?.ok_or("every PE is a member of the team")?;
         checks.check("team", down.members() == backwards && down.rank().get() == n - 1 - pe, || format!("{down:?}"));
         down.barrier_blocking()?;
         down.destroy()?;
@@ -494,8 +494,8 @@ fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
     checks.refused("free of memory with another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
     let second = target.clone();
     drop((target, graph));
-    // A thread of the driver drops the graph's reference, then a thread of this project drops the
-    // memory.
+    // Waits until a thread of the driver has dropped the graph's reference, and a thread of
+    // Peerweave has freed the memory.
     std::thread::sleep(std::time::Duration::from_millis(200));
     peerweave_driver::settle(std::time::Instant::now() + context.deadline());
     context.free(second)?;

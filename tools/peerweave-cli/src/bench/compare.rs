@@ -1,6 +1,6 @@
 //! The result of a comparison: several libraries measured in one run. Prints a line for each size,
-//! with the median and the 99th percentile of each contender and the ratio of Peerweave's kernels
-//! to it. Writes JSON and a plot.
+//! with the median and the 99th percentile of each contender, and the time of Peerweave's kernels
+//! divided by the time of each contender. Writes JSON and a plot.
 //!
 //! Invariant: a line is complete when every PE has reported every contender.
 
@@ -24,7 +24,7 @@ pub struct Cell {
     /// Name of the contender.
     pub contender: String,
     /// Median of the batches, in microseconds per call of the slowest PE; `None` if the contender
-    /// does not have the call.
+    /// does not support the call.
     pub p50_us: Option<f64>,
     /// 99th percentile of the batches.
     pub p99_us: Option<f64>,
@@ -55,8 +55,8 @@ impl Line {
         self.cells.iter().find(|cell| cell.contender == contender)?.p50_us
     }
 
-    /// Returns the ratio of the time of Peerweave's kernels to the least time of the other
-    /// libraries.
+    /// Returns the median time of Peerweave's kernels divided by the shortest median time of the
+    /// other libraries.
     pub fn ratio_to_best(&self) -> Option<f64> {
         let others = self.cells.iter().filter(|cell| !is_own(&cell.contender)).filter_map(|cell| cell.p50_us);
         let best = others.fold(f64::INFINITY, f64::min);
@@ -104,7 +104,7 @@ impl Comparison {
         &self.lines
     }
 
-    /// Adds the times of contenders that another program has measured.
+    /// Adds contenders that another program has measured, with their times.
     pub fn add(&mut self, contenders: Contenders, records: &[Compared]) {
         for (name, _) in &contenders.present {
             let of_row =
@@ -131,7 +131,7 @@ impl Comparison {
         self.lines.iter().flat_map(|line| &line.cells).filter_map(|cell| cell.wrong).sum()
     }
 
-    /// Returns the texts about a line, which belong before it.
+    /// Returns the notes to print before a line.
     pub fn notes(&self, row: usize) -> impl Iterator<Item = &str> {
         self.notes.iter().filter(move |note| note.row == row).map(|note| &*note.text)
     }
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn contender_without_the_call_has_no_time() {
+    fn contender_that_lacks_the_call_has_no_time() {
         let mut comparison = comparison();
         for pe in 0..2 {
             comparison.take(compared(pe, 0, "own", &[2.0], 0));

@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::workload::args::BenchArgs;
 use crate::workload::config::Config;
 
-/// The version of nccl-tests' file format that this follows.
+/// The version of nccl-tests' file format that the document follows.
 const FILE_VERSION: u32 = 3;
 
 /// Prefixes of the variables that are recorded because they can affect a measurement. The token of

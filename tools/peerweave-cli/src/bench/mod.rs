@@ -10,7 +10,7 @@
 //!   json.rs      the result as JSON
 //!   plot.rs      the result as SVG
 //!   compare.rs   the result of a comparison of libraries
-//!   torch.rs     PyTorch as one of them, by torch.py
+//!   torch.rs     PyTorch as one of these libraries, by torch.py
 //! ```
 
 pub mod compare;
@@ -95,7 +95,7 @@ fn config_of(args: &BenchArgs) -> Result<Config, (u8, String)> {
     Ok(config)
 }
 
-/// Runs a comparison and prints its lines. Returns the exit code instead if a PE fails.
+/// Runs a comparison and prints its lines. Returns the exit code in the inner `Err` if a PE fails.
 ///
 /// # Errors
 /// The exit code and a message.
@@ -115,7 +115,7 @@ fn supervised(launch: &Launch, config: &Config, rendezvous: JobRendezvous) -> Re
     let code = ending.exit_code();
     let mut comparison = reporter.comparison;
     if code == exit::OK && has_torch {
-        // Its processes have GPUs of their own, so they cannot alternate with the other contenders.
+        // PyTorch runs in separate processes, so it cannot alternate with the other contenders.
         let (contenders, records) = torch::measure(config, launch.timeout);
         comparison.add(contenders, &records);
         comparison.header().iter().for_each(|line| print_line(line));
@@ -196,19 +196,20 @@ fn compared(
     Ok(if comparison.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
 }
 
-/// Returns an error if there are fewer GPUs than PEs, or a note if the PEs share the only GPU. A
-/// missing driver is reported by the PEs.
+/// Returns an error if there are fewer GPUs than PEs, or a note if the PEs share the only GPU. Does
+/// not report a missing driver: the PEs report it.
 fn enough_devices(config: &Config) -> Result<Option<String>, String> {
     if config.backend == BackendName::Host {
         return Ok(None);
     }
     match cuda::device_count()? {
         Some(1) if config.backend == BackendName::Cuda && config.n_pes > 1 => {
-            Ok(Some(format!("note: {} PEs share 1 CUDA device and take turns on it, which takes most of the time", config.n_pes)))
+            Ok(Some(format!("note: {} PEs share 1 CUDA device; switching between the PEs takes most of the time", config.n_pes)))
         }
-        Some(count) if count < config.n_pes => {
-            Err(format!("-n is {}, but this machine has {count} CUDA devices; each PE needs its own device", config.n_pes))
-        }
+        Some(count) if count < config.n_pes => Err(format!(
+            "-n is {}, expected at most {count} (the number of CUDA devices): each PE needs its own device",
+            config.n_pes
+        )),
         _ => Ok(None),
     }
 }

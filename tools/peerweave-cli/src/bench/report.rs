@@ -65,7 +65,7 @@ pub struct Collector {
     ready: Vec<Ready>,
     pending: Vec<Measured>,
     rows: Vec<Row>,
-    /// Texts about lines, which PE 0 sends before other PEs have measured earlier lines.
+    /// Notes about lines. PE 0 may send a note before other PEs have measured earlier lines.
     notes: Vec<Note>,
     /// Index of the line that was completed last.
     last: usize,
@@ -104,7 +104,7 @@ impl Collector {
         if cells.is_empty() { 0.0 } else { cells.iter().map(|cell| cell.bus_bw).sum::<f64>() / cells.len() as f64 }
     }
 
-    /// Returns the texts about the line that was completed last, which belong before it.
+    /// Returns the notes to print before the line that was completed last.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.notes.iter().filter(|note| note.row == self.last).map(|note| &*note.text)
     }
@@ -116,7 +116,7 @@ impl Collector {
                 self.notes.push(note);
                 News::Nothing
             }
-            // Of a comparison.
+            // These are records of a comparison.
             Record::Contenders(_) | Record::Compared(_) => News::Nothing,
             Record::Ready(ready) => {
                 self.ready.push(ready);

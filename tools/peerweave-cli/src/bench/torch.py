@@ -1,8 +1,8 @@
 """Times the all_reduce of PyTorch's symmetric memory for `peerweave bench --compare torch`.
 
-`peerweave` starts one process for each GPU, with RANK and WORLD_SIZE, and passes the cases as JSON
+`peerweave` starts one process for each PE, with RANK and WORLD_SIZE, and passes the cases as JSON
 in the first argument. Each process prints a JSON object per line, as the PEs of `bench` do. The
-better of the one-shot and the two-shot form counts; multicast is off. Every element of a result is
+faster of the one-shot and the two-shot form counts. Multicast is off. Every element of a result is
 checked before the measurement.
 """
 
@@ -99,7 +99,7 @@ def main():
         shared = symm.empty(count, dtype=dtype, device=device)
         symm.rendezvous(shared, group)
         index = torch.arange(count, device=device) % 7
-        # Small integers, whose sums are exact in every type.
+        # The inputs are small integers, so that sums are exact in every type.
         given = (index + rank).to(dtype)
         expected = (index * size + size * (size - 1) // 2).to(dtype)
         kept = {}
@@ -122,7 +122,7 @@ def main():
             try:
                 found = measured(form, write, result)
             except RuntimeError as error:
-                # The same on all ranks: a form that does not take this size.
+                # This form does not support the size. The error is the same on all ranks.
                 sys.stderr.write(f"torch, {count} elements, {form.__name__}: {error}\n")
                 continue
             median = slowest(statistics.median(found[1]))

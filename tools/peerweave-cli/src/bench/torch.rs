@@ -1,5 +1,6 @@
-//! PyTorch's symmetric memory as a contender of a comparison: processes of its own, which run a
-//! script of this crate after the other contenders and print records in the same form.
+//! PyTorch's symmetric memory as a contender of a comparison. It runs in separate processes, after
+//! the other contenders. These processes run a script of this crate and print records in the same
+//! form as PEs.
 
 use std::time::Duration;
 
@@ -17,14 +18,15 @@ const NAME: &str = "torch";
 /// The interpreter, found by `PATH`.
 const PYTHON: &str = "python3";
 
-/// Measures the cases of a comparison. If that is not possible, the result says why.
+/// Measures the cases of a comparison. If the measurement is not possible, the result has the
+/// reason.
 pub(super) fn measure(config: &Config, timeout: Option<Duration>) -> (Contenders, Vec<Compared>) {
     let absent =
         |why: String| (Contenders { present: Vec::new(), absent: vec![(NAME.to_owned(), why)], arch: String::new() }, Vec::new());
     if let Some(why) = lacks(config) {
         return absent(why.to_owned());
     }
-    // The ranks meet in a file, which must not exist before.
+    // The ranks rendezvous through a file, which must not exist before.
     let store = std::env::temp_dir().join(format!("peerweave-torch-{}", std::process::id()));
     let _ = std::fs::remove_file(&store);
     let cases = config.cases().into_iter().enumerate();
@@ -63,24 +65,24 @@ pub(super) fn measure(config: &Config, timeout: Option<Duration>) -> (Contenders
     }
 }
 
-/// Returns how the processes ended, and their last line that was no record.
+/// Returns how the processes ended, and the last line that was not a record.
 fn why(ending: &Ending, last_complaint: &str) -> String {
     let how = match &ending.failure {
-        _ if ending.timed_out => "the time limit has passed".to_owned(),
+        _ if ending.timed_out => "--timeout expired".to_owned(),
         Some(failure) => format!("PE {} {}", failure.pe, failure.status),
         None => "they wrote no results".to_owned(),
     };
     if last_complaint.is_empty() { how } else { format!("{how}; the last line is {last_complaint}") }
 }
 
-/// Returns what PyTorch's symmetric memory lacks for a configuration.
+/// Returns the reason why PyTorch's symmetric memory cannot run a configuration, if any.
 fn lacks(config: &Config) -> Option<&'static str> {
     let types = config.dtypes.iter().filter_map(|number| DType::from_u8(*number));
     let is_known = |dtype: DType| matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
     if config.op != BenchOp::AllReduce || config.redops != [ReduceOp::Sum as u8] {
-        return Some("of the collectives, its symmetric memory has the sum of all-reduce");
+        return Some("its symmetric memory supports only the sum of all-reduce");
     }
-    if !types.into_iter().all(is_known) { Some("its symmetric memory reduces half, bfloat16 and float") } else { None }
+    if !types.into_iter().all(is_known) { Some("its symmetric memory reduces only half, bfloat16 and float") } else { None }
 }
 
 /// The records of the processes.
@@ -88,7 +90,7 @@ fn lacks(config: &Config) -> Option<&'static str> {
 struct Records {
     contenders: Option<Contenders>,
     compared: Vec<Compared>,
-    /// The last line that was no record.
+    /// The last line that was not a record.
     last_complaint: String,
 }
 
@@ -120,7 +122,7 @@ mod tests {
         let ended = |status| Ending { failure: Some(Failure { pe: 1, status }), ..Ending::default() };
         assert_eq!(why(&ended(Status::Code(3)), ""), "PE 1 exited with status 3");
         assert_eq!(why(&ended(Status::Code(1)), "PE 0: no GPU"), "PE 1 exited with status 1; the last line is PE 0: no GPU");
-        assert_eq!(why(&Ending { timed_out: true, ..Ending::default() }, ""), "the time limit has passed");
+        assert_eq!(why(&Ending { timed_out: true, ..Ending::default() }, ""), "--timeout expired");
         assert_eq!(why(&Ending::default(), ""), "they wrote no results");
     }
 }

@@ -31,7 +31,7 @@ pub(crate) type Failure = Box<dyn std::error::Error>;
 /// Advice for machines without a driver.
 #[cfg(feature = "cuda")]
 pub(crate) const NO_DRIVER: &str =
-    "install NVIDIA's GPU driver, which contains it (the CUDA toolkit does not); a container needs access to the host's driver";
+    "install NVIDIA's GPU driver, which has libcuda (the CUDA toolkit does not); a container needs access to the host's driver";
 
 /// Message of a command without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
@@ -65,7 +65,7 @@ pub(crate) fn method(op: BenchOp, name: &str) -> Result<peerweave::cuda::Method,
     method.ok_or_else(|| format!("--compare own:{name}: {} has no such method", op.name()))
 }
 
-/// Checks the methods of own contenders.
+/// Checks that the operation has the methods of the contenders `own:METHOD`.
 ///
 /// # Errors
 /// The message names a method that the operation does not have, or the missing feature.

@@ -118,7 +118,8 @@ impl Session<'_> {
         View { op, counts: case.counts, n_pes, rank, root: case.root.unwrap_or(0), placement }
     }
 
-    /// Allocates the buffers of all cases, as windows if `is_window`. Collective.
+    /// Allocates the buffers of all cases. Registers the buffers as windows if `is_window` is true.
+    /// Collective.
     pub(crate) fn memory<T: Sample>(&self, cases: &[(usize, Case)], is_window: bool) -> Result<Memory<T>, Failure> {
         let n_pes = self.site.config.n_pes;
         // Takes the largest length of all PEs, because a window has the same length on every PE.
@@ -137,7 +138,7 @@ impl Session<'_> {
                 Buffers::Private => DeviceMemory::alloc(context, len)?,
             })
         };
-        // Windows must not be empty.
+        // A window has at least one element.
         let (send, recv) = (alloc(most(|(send, _)| send).max(1))?, alloc(most(|(_, recv)| recv) + GUARD)?);
         let windows = if is_window { vec![self.window(&send)?, self.window(&recv)?] } else { Vec::new() };
         Ok(Memory { send, recv, windows })

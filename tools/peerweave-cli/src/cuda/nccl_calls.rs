@@ -16,11 +16,12 @@ pub(crate) enum Operation<T> {
     None,
     /// A built-in reduction.
     Plain(ReduceOp),
-    /// A sum of elements, which are multiplied by each rank's scalar before.
+    /// A sum of elements. Each rank multiplies its elements by its scalar before the sum.
     Scaled(PreMulSum<T>),
 }
 
-/// Returns the reduction of a case. Creates it for this communicator if it is not built in.
+/// Returns the reduction of a case. Creates the reduction for this communicator if NCCL has no
+/// built-in reduction.
 pub(super) fn operation<T: Sample>(
     communicator: &Communicator,
     redop: Option<ReduceOp>,
@@ -29,7 +30,7 @@ pub(super) fn operation<T: Sample>(
     Ok(match redop {
         None => Operation::None,
         Some(ReduceOp::PreMulSum) => Operation::Scaled(PreMulSum::new(communicator, scalar(view.rank))?),
-        // NCCL has this reduction: the configuration has refused all others.
+        // NCCL has this reduction, because the configuration has refused all others.
         Some(op) => Operation::Plain(op),
     })
 }

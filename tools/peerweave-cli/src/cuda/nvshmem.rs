@@ -1,5 +1,5 @@
 //! A PE of `bench --backend nvshmem`: one process with one GPU. Uses the same plan, inputs and
-//! checks as the host backend; The calls are in `nvshmem_calls.rs`.
+//! checks as the host backend. The calls are in `nvshmem_calls.rs`.
 //!
 //! Invariant: every PE makes the same set-up calls in the same order. PEs agree on the number of
 //! calls in a batch through the rendezvous, not through the library under test.
@@ -52,8 +52,8 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let gpu = local_context(job.local_pe as usize)?;
     let nvshmem = Context::from_rendezvous(&rendezvous, &gpu, settings(config))?;
     let stream = gpu.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
-    // The thread is bound after NVSHMEM has started its threads, which spin, so that they do not
-    // inherit the binding.
+    // Binds this thread after NVSHMEM has started its threads, so that NVSHMEM's threads, which
+    // spin, do not inherit the binding.
     if config.bind == Bind::Processor {
         bind(pe, config.n_pes);
     }
@@ -81,7 +81,8 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns NVSHMEM's settings, with a heap that is large enough unless the user set the heap size.
+/// Returns NVSHMEM's settings. Unless the user has set the heap size, the heap is large enough for
+/// the measurement.
 pub(crate) fn settings(config: &Config) -> Settings {
     let settings = Settings::default().deadline(DEADLINE);
     let bytes = |case: &Case| {
@@ -94,7 +95,7 @@ pub(crate) fn settings(config: &Config) -> Settings {
 }
 
 /// Returns the lengths of the input, the result and the target of one-sided operations, in
-/// elements. They are the same on every PE, as symmetric memory requires.
+/// elements. The lengths are the same on every PE, as symmetric memory requires.
 fn lengths(config: &Config, case: &Case) -> (usize, usize, usize) {
     let (send, recv) = (case.counts.send, case.counts.recv);
     let result = if config.has_in_place() { send.max(recv) } else { recv };
@@ -221,8 +222,8 @@ impl Session<'_> {
     /// Frees the buffers. Collective.
     pub(crate) fn free<T: Reduced>(&self, memory: Parts<T>) -> Result<(), Failure> {
         if self.site.config.graph.is_some() {
-            // A thread of the driver, then a thread of `peerweave-driver` release the resources of
-            // dropped graphs.
+            // Waits until the resources of dropped graphs are released: first by a thread of the
+            // driver, then by a thread of `peerweave-driver`.
             std::thread::sleep(Duration::from_millis(200));
             peerweave_driver::settle(Instant::now() + DEADLINE);
         }
@@ -359,8 +360,8 @@ impl<T: Reduced> Trial<T> for Bench<'_, T> {
         Ok(wrong + std::mem::take(&mut self.calls.wrong))
     }
 
-    /// Lets each PE in turn arrive late. Compares times of all PEs, so all PEs must be on one
-    /// machine.
+    /// Lets each PE in turn arrive late at a barrier. Compares times of all PEs, so all PEs must be
+    /// on one machine.
     fn leavers(&mut self) -> Result<u64, Failure> {
         const LATE: Duration = Duration::from_millis(1);
         let view = self.calls.view;

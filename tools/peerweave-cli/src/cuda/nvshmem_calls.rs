@@ -1,7 +1,7 @@
 //! The NVSHMEM call of each operation of `bench`, and the memory that the calls use.
 //!
-//! Invariant: every PE counts the calls of all PEs, also if the PE makes none itself, so that it
-//! knows the word to expect.
+//! Invariant: every PE counts the calls of all PEs, even if the PE makes no calls, so that it knows
+//! the expected word.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -113,11 +113,11 @@ pub(crate) struct Calls<'a, T> {
     pub(super) nbi: bool,
     /// Memory of the input; unused by the in-place form.
     pub(super) send: Memory<T>,
-    /// Memory of the result; in the in-place form also of the input.
+    /// Memory of the result. In the in-place form, also memory of the input.
     pub(super) recv: Memory<T>,
     /// Target of one-sided operations on the other PE.
     pub(super) target: SymmetricBuffer<T>,
-    /// Word that serves as the signal, or that the operation writes.
+    /// Word that is the signal, or that the operation writes.
     pub(super) word: SymmetricBuffer<u64>,
     /// Number of calls made so far by the PE that makes them.
     pub(super) made: u64,

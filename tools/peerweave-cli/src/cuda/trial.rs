@@ -47,7 +47,7 @@ pub(crate) type Outcome = (u64, Vec<f64>, Option<u64>);
 pub(crate) struct Started {
     graph: Option<CudaGraph>,
     launches: u64,
-    /// Calls of a launch.
+    /// Calls per launch.
     per_launch: u64,
     is_timed: bool,
     wrong: u64,
@@ -62,12 +62,13 @@ pub(crate) trait Trial<T: Sample> {
     fn subject(&self) -> Subject;
     /// Enqueues calls, then the operation that completes them, if the library needs one.
     fn enqueue(&mut self, times: u64) -> Result<(), Failure>;
-    /// Adds to the number of calls made: calls of a launched graph; as a negative number, calls
-    /// that were captured but not executed.
+    /// Adds the calls of a launched graph to the number of calls made. A negative number subtracts
+    /// calls that were captured but not executed.
     fn count(&mut self, _calls: i64) {}
     /// Waits for all enqueued work.
     fn finish(&self) -> Result<(), Failure>;
-    /// Returns the seconds that launches take after a barrier.
+    /// Launches the graph, or the calls if there is no graph, after a barrier. Returns the time in
+    /// seconds.
     fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<f64, Failure>;
     /// Writes the memory of the result and of the guard elements behind the result, and the memory
     /// of the input if the input has separate memory.
@@ -82,7 +83,7 @@ pub(crate) trait Trial<T: Sample> {
     fn wrong_words(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }
-    /// Returns how many times a PE left a barrier too early.
+    /// Returns how many times this PE left a barrier too early.
     fn leavers(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }

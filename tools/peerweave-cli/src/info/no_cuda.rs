@@ -1,5 +1,5 @@
-//! The functions of `cuda.rs` for a command that was built without the feature `cuda`. Each one
-//! reports that the feature is missing.
+//! The functions of `cuda.rs` for a command that was built without the feature `cuda`. Each
+//! function reports that the feature is missing.
 
 use std::path::Path;
 
@@ -17,8 +17,8 @@ pub(super) fn multicast() -> Multicast {
     Multicast { allowed: false, why: Some(NOT_BUILT_IN.to_owned()) }
 }
 
-/// Returns no GPUs. The reason tells whether NVIDIA's kernel module is loaded, because such a
-/// machine has GPUs.
+/// Returns no GPUs, with the reason. The reason says whether NVIDIA's kernel module is loaded,
+/// because a machine with this module has GPUs.
 pub(super) fn peers() -> Peers {
     let loaded = Path::new("/proc/driver/nvidia/version").exists();
     let driver = if loaded { "NVIDIA's driver is loaded on this machine, but " } else { "" };

@@ -13,7 +13,7 @@ use crate::machine::{meminfo, read};
 pub(super) struct Finding {
     /// Whether the feature can be used.
     pub available: bool,
-    /// Reason why the feature is available or not.
+    /// Reason why the feature is available or unavailable.
     pub why: String,
 }
 

@@ -1,5 +1,5 @@
-//! Starts two PEs that pass a barrier and exit. This shows whether PEs can connect, which settings
-//! alone do not show.
+//! Starts two PEs that pass a barrier and exit. The trial shows whether PEs can connect, which
+//! cannot be derived from settings.
 
 use std::time::Duration;
 

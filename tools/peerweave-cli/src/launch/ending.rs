@@ -65,7 +65,7 @@ impl Ending {
     pub fn exit_code(&self) -> u8 {
         match &self.failure {
             _ if self.timed_out => exit::TIMED_OUT,
-            // Lost output takes precedence over a failed PE, because the PE failed as a result.
+            // Lost output takes precedence over a failed PE, because the loss made the PE fail.
             _ if self.output_lost => exit::LAUNCHER,
             Some(failure) => failure.status.exit_code(),
             None => exit::OK,

@@ -1,12 +1,13 @@
 //! Guard process: kills the descendants of the PEs if the launcher is killed.
 //!
-//! If the launcher dies, the kernel kills the PEs (`spawn.rs` requests that); the guard kills the
-//! processes that the PEs started. It reads process groups from standard input, one a line: `+N`
-//! adds a group, `-N` removes it. When the input ends, it kills the remaining groups and exits.
+//! If the launcher dies, the kernel kills the PEs, as `spawn.rs` requests. The guard kills the
+//! processes that the PEs started. The guard reads process groups from standard input, one per
+//! line: `+N` adds group N, `-N` removes group N. At the end of the input, the guard kills the
+//! remaining groups and exits.
 //!
-//! Invariant: the process of a PE adds its own group before it executes the program. It holds a
-//! copy of the socket until then, so the input cannot end before the guard knows the group, even if
-//! the launcher is killed in between.
+//! Invariant: the process of a PE adds its own group before it executes the program. Until then,
+//! this process holds a copy of the socket. So the input cannot end before the guard knows the
+//! group, even if the launcher is killed in between.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -21,8 +22,8 @@ use rustix::net::{SendFlags, send};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, waitpid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-/// The launcher's end of the socket. When it closes, for any reason, the guard kills the groups it
-/// watches.
+/// The launcher's end of the socket. When this end closes, for any reason, the guard kills the
+/// groups that it watches.
 #[derive(Debug)]
 pub(super) struct Guard {
     socket: Option<UnixStream>,
@@ -34,33 +35,33 @@ pub(super) struct Guard {
 pub(super) struct Entry(RawFd);
 
 impl Entry {
-    /// Adds the process group of this process, which leads it. Allocates nothing and takes no lock.
-    /// A failure is ignored: the launcher logs it when it removes the group.
+    /// Adds the process group that this process leads. Allocates nothing and takes no lock. Ignores
+    /// a failure: the launcher logs the failure when the launcher removes the group.
     ///
     /// # Safety
     /// The [`Guard`] must not have been stopped before this process was forked.
     pub(super) unsafe fn watch_this_process(self) {
-        // SAFETY: the caller promises that the descriptor was open at the fork, and this process
-        // has closed none since.
+        // SAFETY: the caller guarantees that the descriptor was open at the fork, and this process
+        // has closed no descriptor since the fork.
         let socket = unsafe { BorrowedFd::borrow_raw(self.0) };
         let mut line = [0; 16];
         let mut rest = &mut line[..];
         if writeln!(rest, "+{}", getpid().as_raw_nonzero()).is_ok() {
             let unused = rest.len();
-            // Without `NOSIGNAL` a guard that has ended would end the PE with SIGPIPE.
+            // Without `NOSIGNAL`, SIGPIPE would kill the PE if the guard has exited.
             let _ = send(socket, &line[..line.len() - unused], SendFlags::NOSIGNAL);
         }
     }
 }
 
 impl Guard {
-    /// Starts the guard. A failure is only logged, because the kernel still kills the PEs
-    /// themselves.
+    /// Starts the guard. Only logs a failure, because the kernel kills the PEs themselves even
+    /// without a guard.
     pub(super) fn start() -> Self {
         let started = UnixStream::pair().and_then(|(socket, input)| {
             let this = std::env::current_exe()?;
             // The guard has its own process group, so that a signal to the launcher's group does
-            // not reach it.
+            // not reach the guard.
             let child = Command::new(this)
                 .arg("guard")
                 .stdin(Stdio::from(OwnedFd::from(input)))
@@ -79,7 +80,8 @@ impl Guard {
         }
     }
 
-    /// Returns the socket by which the process of a PE adds its process group, if the guard runs.
+    /// Returns the socket through which the process of a PE adds its process group; `None` if the
+    /// guard does not run.
     pub(super) fn entry(&self) -> Option<Entry> {
         self.socket.as_ref().map(|socket| Entry(socket.as_raw_fd()))
     }
@@ -94,7 +96,7 @@ impl Guard {
         }
     }
 
-    /// Stops the guard. No group is killed.
+    /// Stops the guard without killing a group.
     pub(super) fn stop(&mut self) {
         if let Some(pid) = self.pid.take() {
             let _ = kill_process(pid, Signal::KILL);
@@ -108,8 +110,8 @@ impl Guard {
 pub fn main() {
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-        // The guard ignores these signals: the launcher forwards them to the PEs, and the exit of
-        // the launcher closes the pipe.
+        // The guard ignores these signals. The launcher forwards them to the PEs, and the exit of
+        // the launcher ends the guard's input.
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
     let mut groups = BTreeSet::new();

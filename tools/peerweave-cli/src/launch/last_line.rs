@@ -2,7 +2,7 @@
 //! panic.
 //!
 //! Rust's runtime prints a panic in several lines, followed by a note on backtraces or a backtrace.
-//! The note and the backtrace do not tell the cause and are skipped.
+//! The note and the backtrace do not name the cause and are skipped.
 
 /// Maximum length of the text shown.
 const MAX_BYTES: usize = 500;
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn line_after_a_panic_that_was_caught_replaces_it() {
+    fn line_after_a_caught_panic_replaces_the_panic() {
         let text = "thread 'main' (7) panicked at src/main.rs:2:5:\nno\nnote: run with `RUST_BACKTRACE=1` environment variable\nError: the disk is full";
         assert_eq!(last(text), "Error: the disk is full");
     }

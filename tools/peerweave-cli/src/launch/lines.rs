@@ -3,7 +3,7 @@
 //! Invariant: every byte except line ends is emitted exactly once and in order. A line longer than
 //! [`LONGEST_LINE_BYTES`] is emitted in pieces.
 
-/// Maximum length of a line. Longer lines are split, so that a program that never ends its line
+/// Maximum length of a line. Longer lines are split, so that a program that prints no line ends
 /// cannot fill the launcher's memory.
 pub(super) const LONGEST_LINE_BYTES: usize = 1 << 20;
 
@@ -14,7 +14,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Adds bytes and calls `line` with each line that they complete.
+    /// Adds bytes and calls `line` with each line that the bytes complete.
     pub(super) fn push(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
         while let Some(end) = bytes.iter().position(|&byte| byte == b'\n') {
             let (head, tail) = bytes.split_at(end);
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn line_without_an_end_is_split_and_nothing_is_lost() {
+    fn line_without_an_end_is_split_and_no_byte_is_lost() {
         let (mut lines, mut got) = (Lines::default(), Vec::new());
         for _ in 0..5 {
             lines.push(&vec![b'x'; LONGEST_LINE_BYTES / 2], |line| got.push(line.len()));

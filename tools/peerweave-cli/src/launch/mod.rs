@@ -49,7 +49,7 @@ pub struct Launch {
     pub env: Vec<(OsString, OsString)>,
     /// Time after which the job is stopped.
     pub timeout: Option<Duration>,
-    /// What happens to the other PEs when one has failed.
+    /// What happens to the other PEs when one PE has failed.
     pub on_failure: OnFailure,
     /// Standard input of the first PE.
     pub stdin: Stdin,
@@ -58,17 +58,17 @@ pub struct Launch {
     pub direct_output: bool,
 }
 
-/// What happens to the other PEs when one has failed.
+/// What happens to the other PEs when one PE has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnFailure {
-    /// They are ended: the job has failed
+    /// End the other PEs; the job fails
     #[default]
     Abort,
-    /// They continue: the job succeeds if a PE succeeds
+    /// Let the other PEs continue; the job succeeds if a PE succeeds
     Continue,
 }
 
-/// Standard input of the first PE; the standard input of all others is empty.
+/// Standard input of the first PE. The standard input of all other PEs is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stdin {
     /// The standard input of the launcher.
@@ -91,8 +91,8 @@ pub trait Observer {
     /// Handles a line of `pe`, without its line end. Text to print goes to `output`.
     fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output);
 
-    /// Notifies the peers that `pe` has failed. Called for each PE that fails, when its end is
-    /// detected. Returns the PE that was lost first, if known.
+    /// Notifies the peers that `pe` has failed. Called once for each PE that fails, when the
+    /// launcher detects the exit of the PE. Returns the PE that was lost first, if known.
     fn failed(&mut self, pe: usize, why: &str) -> Option<usize>;
 
     /// Returns the PE that ended the job by `World::abort`, and its code, if known.

@@ -59,7 +59,7 @@ impl Output {
         self.queues[queue].pieces.push_back((target, bytes));
     }
 
-    /// Returns whether the queues are so full that the pipes of the PEs must not be read for now.
+    /// Returns whether the queues are full, so that the pipes of the PEs must not be read for now.
     pub(super) fn is_full(&self) -> bool {
         self.queued_bytes > HIGH_WATER_BYTES
     }
@@ -84,8 +84,8 @@ impl Output {
         self.queues.iter().filter_map(|queue| queue.pieces.front().map(|(target, _)| *target))
     }
 
-    /// Writes queued data to a stream that `poll` has reported as writable, at most as many bytes
-    /// as the stream accepts without blocking.
+    /// Writes queued data to a stream that `poll` has reported as writable. Writes at most as many
+    /// bytes as the stream accepts without blocking.
     pub(super) fn write_some(&mut self, target: Target) {
         let queue = if self.same_file { 0 } else { target as usize };
         let Queue { pieces, written_bytes } = &mut self.queues[queue];
@@ -153,8 +153,8 @@ pub(super) fn fd_of(target: Target) -> BorrowedFd<'static> {
     }
 }
 
-/// Returns whether both streams are the same terminal, file or pipe. There, a line of one stream
-/// could split a line of the other.
+/// Returns whether both streams are the same terminal, file or pipe. If so, a line of one stream
+/// could split a line of the other stream.
 fn same_file() -> bool {
     let identity = |fd: BorrowedFd<'_>| -> io::Result<_> {
         let stat = rustix::fs::fstat(fd)?;

@@ -1,7 +1,7 @@
 //! Finds the program to start.
 //!
 //! A name with a slash is a path. Other names are searched in `PATH`, then in the directory of this
-//! command, then in `examples` beside it, where cargo puts examples.
+//! command, then in its subdirectory `examples`, where cargo puts examples.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -105,7 +105,7 @@ fn judge(path: &Path) -> Verdict {
     }
 }
 
-/// Returns programs beside this command whose name contains `name` or is contained in it, ignoring
+/// Returns programs in `directories` whose name contains `name` or is contained in `name`. Ignores
 /// case and separators.
 fn alike(name: &str, directories: &[PathBuf]) -> Vec<String> {
     let plain = |name: &str| name.to_lowercase().replace(['_', ' '], "-");

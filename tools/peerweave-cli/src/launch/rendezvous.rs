@@ -29,8 +29,8 @@ pub enum Place {
     },
 }
 
-/// Listens at the endpoint's address. If no interface of this machine has that address (address
-/// translation, a service name), listens on all interfaces.
+/// Listens at the endpoint's address. Listens on all interfaces if no interface of this machine has
+/// that address, for example because of address translation or a service name.
 fn bind(endpoint: &Endpoint, token: Token, n_pes: u32) -> Result<Server, BootstrapError> {
     let listen = |bind_address| Server::bind(endpoint, token, n_pes, ServerOptions { bind_address, ..ServerOptions::default() });
     let own = listen(None);
@@ -51,8 +51,9 @@ fn secret(var: &dyn Fn(&str) -> Option<String>) -> Result<Option<Token>, Bootstr
     })
 }
 
-/// Returns the secret of the job: the secret in the environment if set; otherwise a random secret
-/// if this launcher starts all PEs, or a secret that all launchers derive from public values.
+/// Returns the secret of the job: the secret in the environment, if set. Otherwise returns a random
+/// secret if this launcher starts all PEs, or a secret that all launchers derive from public
+/// values.
 fn token_of(
     endpoint: &Endpoint,
     n_pes: usize,
@@ -94,7 +95,8 @@ impl JobRendezvous {
         let var = |name: &str| std::env::var(name).ok();
         match place {
             Place::ThisMachine => {
-                // A random secret is as good as the one in the environment, unless that is wrong.
+                // The job uses a random secret, but an invalid secret in the environment is an
+                // error.
                 secret(&var)?;
                 let (endpoint, token) = (Endpoint::random_unix()?, Token::random()?);
                 let server = Server::bind(&endpoint, token, n_local as u32, ServerOptions::default())?;
@@ -130,8 +132,8 @@ impl JobRendezvous {
     /// Notifies PEs that wait for `pe` that `pe` is lost, with the reason. Returns the PE that was
     /// lost first.
     ///
-    /// Returns `None` if another machine runs the server, which then detects the closed connection
-    /// itself.
+    /// Returns `None` if another machine runs the server. That server detects the closed connection
+    /// on its own.
     pub fn report_lost(&self, pe: usize, why: &str) -> Option<usize> {
         let server = self.server.as_ref()?;
         server.report_lost(Pe::new(pe as u32), why);

@@ -20,16 +20,16 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Installs handlers for the launcher's signals. They are removed when the returned value is
-    /// dropped.
+    /// Installs handlers for the launcher's signals. Dropping the returned value removes the
+    /// handlers.
     pub(super) fn take_over() -> io::Result<Self> {
         let (wake, writer) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         let mut signals = Self { wake, arrived: Vec::new(), registered: Vec::new() };
         for signal in PASSED_ON.into_iter().chain([SIGCHLD]) {
             let flag = Arc::new(AtomicBool::new(false));
-            // The handler that sets the flag is registered first: handlers run in the order of
-            // registration, and the thread that the second one wakes checks the flag.
+            // Registers the handler that sets the flag first. Handlers run in the order of
+            // registration, and the second handler wakes a thread that checks the flag.
             signals.registered.push(signal_hook::flag::register(signal, Arc::clone(&flag))?);
             signals.registered.push(signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?);
             signals.arrived.push((signal, flag));

@@ -1,7 +1,7 @@
 //! Starts the process of one PE; [`super::supervise`] watches it.
 //!
-//! Invariant: a PE leads its own process group, which the guard knows before the program of the PE
-//! runs, and is killed by the kernel when the launcher dies. Of the launcher's files, the PE
+//! Invariant: a PE leads its own process group, and the guard knows this group before the program
+//! of the PE runs. The kernel kills the PE when the launcher dies. Of the launcher's files, the PE
 //! inherits only its three standard streams.
 
 use std::io;
@@ -21,8 +21,8 @@ pub(super) struct Streams {
     pub(super) stderr: Stdio,
 }
 
-/// Starts the PE with the index `local` on this machine. `guard` is the guard of its process group;
-/// without one, the PE stays in the process group of the launcher.
+/// Starts the PE with the index `local` on this machine. `guard` watches the process group of the
+/// PE. Without a guard, the PE stays in the process group of the launcher.
 pub(super) fn spawn(launch: &Launch, local: usize, guard: Option<&Guard>, streams: Streams) -> Result<Child, LaunchError> {
     let mut command = Command::new(&launch.program);
     command.args(&launch.args).envs(launch.env.iter().map(|(name, value)| (name, value)));
@@ -50,12 +50,12 @@ pub(super) fn spawn(launch: &Launch, local: usize, guard: Option<&Guard>, stream
     let launcher = getpid();
     let die_with_launcher = move || {
         if let Some(entry) = entry {
-            // SAFETY: `guard` is borrowed until this process was forked, so it had not been
-            // stopped.
+            // SAFETY: `guard` is borrowed until after the fork, so the guard was not stopped before
+            // the fork.
             unsafe { entry.watch_this_process() };
         }
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The launcher may have died before the line above.
+        // The launcher may have died before the death signal was set.
         if getppid() == Some(launcher) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
     // SAFETY: the closure runs between fork and exec of a process that may have had other threads.
@@ -69,14 +69,14 @@ pub(super) fn spawn(launch: &Launch, local: usize, guard: Option<&Guard>, stream
     })
 }
 
-/// Names the limit, and what a job of `n_local` PEs on this machine needs, if there are too many
-/// open files.
+/// Adds, to an error about too many open files, the limit and the number of files that a job of
+/// `n_local` PEs on this machine needs. Returns other errors unchanged.
 fn explained(error: io::Error, n_local: usize) -> io::Error {
     if Errno::from_io_error(&error) != Some(Errno::MFILE) {
         return error;
     }
     let limit = getrlimit(Resource::Nofile).current.map_or("unknown".to_owned(), |limit| limit.to_string());
-    // Of the launcher itself, and two pipes and a connection of each PE.
+    // The launcher needs 24 files for itself, and two pipes and a connection for each PE.
     let needed = 24 + 3 * n_local;
     let pes = if n_local == 1 { "1 PE needs".to_owned() } else { format!("{n_local} PEs need") };
     io::Error::other(format!("{error}: the limit is {limit}, and {pes} about {needed}: raise it with `ulimit -n`"))

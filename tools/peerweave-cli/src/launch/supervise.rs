@@ -23,8 +23,8 @@ use super::signals::Signals;
 use super::spawn::{Streams, spawn};
 use super::{Launch, LaunchError, Observer, OnFailure, Source, Stdin};
 
-/// Time for the other PEs to end by themselves after one PE has failed. Within 2 s, their calls
-/// return an error that names the failed PE.
+/// Time from the failure of a PE until the other PEs get SIGTERM. Within 2 s of the failure, their
+/// calls return an error that names the failed PE.
 const GRACE: Duration = Duration::from_millis(2500);
 /// Time between SIGTERM and SIGKILL.
 const TERM_TO_KILL: Duration = Duration::from_millis(1500);
@@ -34,11 +34,11 @@ const FIRST_TO_END: Duration = Duration::from_secs(1);
 /// Time within which a repeated signal counts as one, because `timeout` sends a signal both to its
 /// child and to the child's process group.
 const SAME_WISH: Duration = Duration::from_millis(100);
-/// Time to read output of the PEs' descendants after all PEs have ended.
+/// Time for which output of the PEs' descendants is read after all PEs have ended.
 const DRAIN: Duration = Duration::from_millis(250);
-/// Time that the reader of a failed job's output may stall.
+/// Maximum time for which the reader of a failed job's output may stall.
 const FLUSH: Duration = Duration::from_millis(400);
-/// Time after the end of a PE until a message names the PEs for which the launcher still waits.
+/// Time from the end of a PE until a message names the PEs for which the launcher still waits.
 const WAITING: Duration = Duration::from_secs(5);
 /// Maximum time between the first failure and the exit of the launcher.
 const LAST_MOMENT: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ const _: () = assert!(GRACE.as_millis() + TERM_TO_KILL.as_millis() + 2 * DRAIN.a
 /// the launcher fails. A PE that fails is reported in [`Ending`] instead.
 pub fn supervise(launch: &Launch, observer: &mut dyn Observer) -> Result<Ending, LaunchError> {
     let signals = Signals::take_over().map_err(LaunchError::system("cannot install signal handlers"))?;
-    // Orphans of a PE become children of the launcher, which can then kill them.
+    // Orphans of a PE become children of the launcher, so that the launcher can kill the orphans.
     set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|errno| LaunchError::system("cannot become the subreaper of the PEs")(errno.into()))?;
     let mut job = Job::new(launch, signals);
@@ -75,7 +75,8 @@ struct Pe {
     last_stderr: LastLine,
 }
 
-/// A PE has failed, but `first` was lost earlier. The message names `first` if that PE fails too.
+/// A failure that is not reported yet. `first` is the PE that was lost first. The message names
+/// `first` if that PE fails too, and `failed` otherwise.
 #[derive(Clone, Copy)]
 struct Suspicion {
     failed: usize,
@@ -184,7 +185,8 @@ impl Job {
                     if swept {
                         self.close_pipes(observer);
                     } else {
-                        // A descendant of a PE still holds the pipe after `DRAIN`; kill it.
+                        // A descendant of a PE still holds a pipe open after `DRAIN`. Kills the
+                        // descendant.
                         self.sweep();
                         swept = true;
                         drain_until = Some(now + DRAIN);
@@ -257,15 +259,15 @@ impl Job {
         }
         for (stream, target) in [Target::Stdout, Target::Stderr].into_iter().enumerate() {
             if self.output.is_closed(target) {
-                // The launcher's reader closed its stream: close the PEs' pipes, so that they get
-                // SIGPIPE as without a launcher.
+                // The reader of the launcher's stream has closed it. Closes the PEs' pipes, so that
+                // the PEs get SIGPIPE as without a launcher.
                 self.pes.iter_mut().for_each(|pe| pe.pipes[stream] = None);
             }
         }
         Ok(())
     }
 
-    /// Reads a pipe, at most a limited number of bytes, so that other pipes are read too.
+    /// Reads a pipe. The number of bytes is limited, so that other pipes are read too.
     fn read_pipe(&mut self, at: usize, stream: usize, observer: &mut dyn Observer) {
         let pe = &mut self.pes[at];
         let Some(pipe) = &pe.pipes[stream] else { return };
@@ -349,8 +351,8 @@ impl Job {
             self.waiting_at = (!self.waiting_reported).then(|| Instant::now() + WAITING);
             ended.push((at, status));
         }
-        // If several PEs have ended since the last look, a PE that was killed failed before the PEs
-        // that exited because of it.
+        // If several PEs have ended since the last call, a PE that was killed is assumed to have
+        // failed first: the other PEs exited as a result.
         ended.sort_by_key(|(_, status)| !matches!(status, Status::Signal(_)));
         for (at, status) in ended {
             if !status.is_success() {
@@ -370,7 +372,7 @@ impl Job {
         let first = observer.failed(pe.index, &status.to_string());
         if self.on_failure == OnFailure::Continue {
             self.report(at, status, observer);
-            // A PE that succeeds, before or after, takes precedence.
+            // A PE that succeeds, earlier or later, takes precedence over this failure.
             let succeeds = |pe: &Pe| pe.status.is_some_and(Status::is_success);
             if !self.pes.iter().any(succeeds) {
                 self.ending.failure = Some(Failure { pe: self.pes[at].index, status });
@@ -385,19 +387,19 @@ impl Job {
             self.term_at.get_or_insert(now + GRACE);
             self.kill_at.get_or_insert(now + GRACE + TERM_TO_KILL);
         }
-        // A PE that panics drops its world before it exits; other PEs may notice that and exit
-        // earlier.
+        // A PE that panics drops its world before it exits. Other PEs may detect the drop and exit
+        // before the PE that panics.
         let first = first.and_then(|first| self.pes.iter().position(|pe| pe.index == first)).unwrap_or(at);
         self.suspicion = Some(Suspicion { failed: at, first, until: now + FIRST_TO_END });
     }
 
-    /// Prints which PE failed first, when that is known.
+    /// Prints which PE failed first, once that PE is known.
     fn name_failure(&mut self, now: Instant, observer: &mut dyn Observer) {
         let Some(Suspicion { failed, first, until }) = self.suspicion else { return };
         let at = match self.pes[first].status {
             Some(status) if !status.is_success() => first,
             None if now < until => return,
-            // The other PE succeeded or is still running: it did not fail.
+            // The PE `first` succeeded or is still running, so it did not fail.
             _ => failed,
         };
         self.suspicion = None;
@@ -406,8 +408,8 @@ impl Job {
         self.report(at, status, observer);
     }
 
-    /// Prints that a PE has failed, or that one has aborted the job, unless all PEs are being
-    /// stopped. An abort ends every PE, and is reported once.
+    /// Prints that a PE has failed, or that a PE has aborted the job. Prints nothing after
+    /// `--timeout` has expired. An abort ends every PE, and is reported once.
     fn report(&mut self, at: usize, status: Status, observer: &dyn Observer) {
         if self.ending.timed_out {
             return;
@@ -429,10 +431,10 @@ impl Job {
         self.say(observer, &message);
     }
 
-    /// Prints once which PEs still run, if some time has passed since the last PE ended.
+    /// Prints once which PEs still run, if [`WAITING`] has passed since a PE ended.
     ///
-    /// PEs that run together detect each other's failures, so they are named only if one of them is
-    /// stopped. A last PE is named in any case, if PEs continue after a failure.
+    /// The running PEs are named only if one of them is stopped, because PEs that run detect each
+    /// other's failures. A single running PE is also named if PEs continue after a failure.
     fn name_waiting(&mut self, now: Instant, observer: &dyn Observer) {
         if self.waiting_at.is_none_or(|at| now < at) || self.kill_at.is_some() || self.ending.timed_out {
             return;
@@ -515,7 +517,8 @@ impl Job {
     /// Kills descendants of the PEs, inside and outside of the PEs' process groups.
     fn sweep(&mut self) {
         for pe in self.pes.iter().filter(|pe| !pe.running && self.own_group) {
-            // Without a child in the group, the group is empty and its ID may have been reused.
+            // If the group has no child of the launcher, the group is empty and its ID may have
+            // been reused.
             if !matches!(waitpgid(pe.pid, WaitOptions::NOHANG), Err(Errno::CHILD)) {
                 let _ = kill_process_group(pe.pid, Signal::KILL);
             }
@@ -535,10 +538,10 @@ impl Job {
     }
 }
 
-/// Returns whether a process is stopped, by a signal or a debugger, as far as `/proc` shows that.
+/// Returns whether `/proc` shows that a process is stopped, by a signal or a debugger.
 fn is_stopped(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    // The name of the program is in parentheses, and may contain some.
+    // The name of the program is in parentheses, and may itself contain parentheses.
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
 }
 
@@ -561,8 +564,8 @@ fn nonblocking(fd: OwnedFd) -> Result<OwnedFd, LaunchError> {
     Ok(fd)
 }
 
-/// Copies terminal input to PE 0, which cannot read it: PE 0 is not in the process group that owns
-/// the terminal.
+/// Copies terminal input to PE 0. PE 0 cannot read the terminal, because PE 0 is not in the process
+/// group that owns the terminal.
 #[derive(Default)]
 struct Relay {
     to: Option<OwnedFd>,

@@ -21,7 +21,7 @@ pub(super) struct Ping {
     pub(super) theirs: u64,
     /// Address of the word that gets the number of the round in which the flag did not arrive.
     pub(super) failed: u64,
-    /// Whether this side begins.
+    /// Whether this side sends the first flag.
     pub(super) is_first: bool,
     /// Number of round trips.
     pub(super) rounds: u32,
@@ -35,12 +35,12 @@ impl Kernels {
         Ok(Self { copy: module.kernel("peerweave_probe_copy")?, ping: module.kernel("peerweave_probe_ping")? })
     }
 
-    /// Enqueues a copy of `pieces` pieces of 16 bytes; `shape` is the number of blocks and the
+    /// Enqueues a copy of `pieces` pieces of 16 bytes. `shape` is the number of blocks and the
     /// number of threads of a block.
     ///
     /// # Safety
-    /// At both addresses there are `pieces` pieces, which the device may access until the kernel
-    /// has ended. Until then, no other work writes the pieces or reads the target.
+    /// Both addresses point to `pieces` pieces, which the device may access until the kernel has
+    /// ended. Until then, no other work writes the pieces or reads the target.
     pub(super) unsafe fn copy(
         &self,
         stream: &Arc<CudaStream>,

@@ -55,7 +55,7 @@ pub struct P2pArgs {
 const HELP: &str = "\
 Rows are the GPUs that copy, columns the GPUs whose memory they access. Bandwidth is in GB/s (10^9 bytes per second) \
 of one direction, even if both directions run at once. Latency is half the round trip of a flag, in microseconds. \
-The first and last words of the copied data are checked; the exit code is 1 if any is wrong.";
+The first and last words of the copied data are checked; the exit code is 1 if any word is wrong.";
 
 /// Runs the command and returns its exit code.
 pub fn main(args: &P2pArgs) -> u8 {
@@ -93,7 +93,7 @@ fn measure(_: &P2pArgs) -> Result<Report, String> {
     Err(crate::cuda::NOT_BUILT_IN.to_owned())
 }
 
-/// Returns a description of the options of the measurement.
+/// Returns a description of the measurement: its options and versions.
 fn asked(report: &Report) -> String {
     format!("{} x {} each, CUDA {}, peerweave {}", report.iters, format_size(report.bytes), report.cuda, report.version)
 }

@@ -44,7 +44,7 @@ fn map<'a>(root: &Area<'a>, table: &Table, (left, top): (i32, i32)) -> Result<()
     let side = (MAP as i32 - 90) / n;
     let (x0, y0) = (left + 50, top + 54);
     root.draw_text(&format!("{} ({})", table.title, table.unit), &centred(16, &BLACK), (left + MAP as i32 / 2, top + 16))?;
-    root.draw_text("whose memory", &centred(12, &BLACK), (x0 + n * side / 2, top + 33))?;
+    root.draw_text("GPU that owns the memory", &centred(12, &BLACK), (x0 + n * side / 2, top + 33))?;
     // The scale spans at least a factor of two, so that nearly equal values look alike.
     let (low, high) = table.range().map_or((0.0, 0.0), |(low, _, high)| (low.min(high / 2.0), high));
     for (from, row) in table.rows.iter().enumerate() {
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn plot_shows_every_value_and_its_unit() {
         let text = svg(&super::super::report::example()).expect("the plot is drawn");
-        for part in ["350", "300", "stores, one direction (GB/s)", "2 GPUs, a GPU", "whose memory"] {
+        for part in ["350", "300", "stores, one direction (GB/s)", "2 GPUs, a GPU", "GPU that owns the memory"] {
             assert!(text.contains(part), "{part}");
         }
         assert!(text.starts_with("<svg ") && text.trim_end().ends_with("</svg>"));

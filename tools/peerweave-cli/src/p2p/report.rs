@@ -44,7 +44,7 @@ impl Table {
     }
 }
 
-/// Bandwidth of every GPU to the next GPU, with all transfers at the same time.
+/// Bandwidth from every GPU to the next GPU, with all transfers at the same time.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Everybody {
     pub(crate) method: &'static str,

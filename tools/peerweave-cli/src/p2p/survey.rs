@@ -1,7 +1,8 @@
 //! Selects the measurements of `bench p2p` that this machine permits, and makes them.
 //!
-//! Never uses multicast objects. Invariant: measurements that are not possible are listed with the
-//! reason.
+//! Never uses multicast objects.
+//!
+//! Invariant: measurements that are not possible are listed with the reason.
 
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ enum Failure {
     Vmm(#[from] VmmError),
     #[error(transparent)]
     Driver(#[from] DriverError),
-    #[error("this machine has {0} GPUs, expected at least 2")]
+    #[error("the number of GPUs of this machine is {0}, expected at least 2")]
     TooFew(usize),
 }
 

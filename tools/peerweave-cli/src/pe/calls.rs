@@ -27,7 +27,7 @@ pub struct Setting<'a, M> {
     pub world: &'a World,
     /// The stream, if stream-ordered calls are timed.
     pub stream: Option<&'a Stream>,
-    /// Whether stream-ordered calls are followed by a wait; otherwise the caller waits.
+    /// Whether the closure waits for its stream-ordered calls; otherwise the caller waits.
     pub waits: bool,
     /// Whether puts and gets are completed by one quiet at the end of a batch.
     pub nbi: bool,
@@ -35,7 +35,7 @@ pub struct Setting<'a, M> {
     pub view: View,
     /// Memory of the input; unused by the in-place form.
     pub send: M,
-    /// Memory of the result; in the in-place form also of the input.
+    /// Memory of the result. In the in-place form, also memory of the input.
     pub recv: M,
 }
 
@@ -271,7 +271,7 @@ where
                 })
             )
         }
-        (other, _) => unreachable!("{} is not an operation that moves elements", other.name()),
+        (other, _) => unreachable!("{} does not move elements, expected a collective or send-recv", other.name()),
     }
 }
 
@@ -422,7 +422,7 @@ where
     }
 }
 
-/// Returns the strides of a put-strided, and of a strided all-to-all.
+/// Returns the strides of a put-strided and of an all-to-all-strided.
 fn every_other(view: &View) -> Strides {
     Strides { count: view.counts.param, source: 2, dest: 2 }
 }
@@ -451,9 +451,9 @@ fn first_signal(word: &Symmetric<u64>) -> peerweave::Signal<'_> {
     word.signal(0).expect("the buffer of words has one element")
 }
 
-/// Returns the calls of a ping-pong. In each call PE 0 puts with a signal, PE 1 waits and puts back
-/// with a signal, and PE 0 waits for that. Data of at most 8 bytes is sent as the value of the
-/// signal.
+/// Returns the calls of a ping-pong. In each call PE 0 puts with a signal, PE 1 waits for the
+/// signal and puts back with a signal, and PE 0 waits for that signal. Data of at most 8 bytes is
+/// sent as the value of the signal.
 fn ping_pong<'a, T: Element, S>(team: &'a Team, view: &View, send: S, target: &'a Symmetric<T>, words: Words<'a>) -> Calls<'a>
 where
     S: Source<T> + Copy + 'a,

@@ -1,8 +1,9 @@
-//! A PE that measures several libraries in one run: their batches alternate, so that a change of
-//! the machine affects all of them. Each has its own buffers, with the same inputs and checks.
+//! A PE that measures several libraries in one run. The batches of the libraries alternate, so that
+//! a change of the machine's state affects all libraries. Each library has its own buffers, with
+//! the same inputs and checks.
 //!
-//! Invariant: every PE makes the same calls in the same order, and all agree on which contenders
-//! can be measured.
+//! Invariant: every PE makes the same calls in the same order, and all PEs agree on which
+//! contenders can be measured.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +33,8 @@ use crate::workload::types::{with_moved_type, with_type_of};
 /// Deadline of a wait.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Evaluates an expression with the type of elements that every contender can reduce.
+/// Evaluates an expression in which `$T` is the element type of `$dtype`, which must be a type that
+/// every contender can reduce.
 macro_rules! with_compared_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         with_type_of!($dtype, $T => $call;
@@ -48,8 +50,8 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let context = local_context(job.local_pe as usize)?;
     let mut options = World::builder().deadline(DEADLINE).cuda_options()?;
     let needed = config.cases().iter().map(Case::size_bytes).max().unwrap_or(0);
-    // The default, or more for large buffers: collectives of a small heap have little staging
-    // memory.
+    // At least 1 GiB, and more for large buffers: with a small heap, collectives have little
+    // staging memory.
     options.heap_bytes = options.heap_bytes.or(Some((3 * needed + (64 << 20)).max(1 << 30)));
     let forced = options.forced.clone();
     let world = World::builder().backend(Cuda::join_by(&rendezvous, &context, &options)?).build()?;
@@ -59,8 +61,8 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     for contender in &config.compare {
         libraries.set_up(contender, &site, &rendezvous, &context)?;
     }
-    // The thread is bound after the libraries have started theirs, so that those do not inherit the
-    // binding.
+    // Binds this thread after the libraries have started their threads, so that the threads of the
+    // libraries do not inherit the binding.
     if config.bind == Bind::Processor {
         bind(world.my_pe().index(), config.n_pes);
     }
@@ -110,14 +112,14 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
 struct Libraries {
     nccl: Option<Communicator>,
     nvshmem: Option<Context>,
-    /// Names and reasons of contenders that cannot be measured.
+    /// Names of contenders that cannot be measured, with the reasons.
     absent: Vec<(String, String)>,
-    /// Names and versions of the others.
+    /// Names of contenders that can be measured, with their versions.
     present: Vec<(String, String)>,
 }
 
 impl Libraries {
-    /// Sets up the library of a contender, if all PEs can.
+    /// Sets up the library of a contender, if all PEs can set it up.
     fn set_up(
         &mut self,
         contender: &Contender,
@@ -130,7 +132,7 @@ impl Libraries {
             Contender::Own(_) => Ok(format!("peerweave {}", env!("CARGO_PKG_VERSION"))),
             Contender::Nccl | Contender::NcclWindow => self.set_up_nccl(site, rendezvous, context)?,
             Contender::Nvshmem => self.set_up_nvshmem(site, rendezvous, context)?,
-            // The command starts processes for it.
+            // The command starts separate processes for PyTorch.
             Contender::Torch => return Ok(()),
         };
         match made {
@@ -193,7 +195,7 @@ impl Libraries {
         Ok(Ok(format!("NVSHMEM {}", library.version())))
     }
 
-    /// Returns the names in the order of the options.
+    /// Returns the contenders in the order of `--compare`.
     fn contenders(&self, config: &Config, arch: String) -> Contenders {
         let named = |list: &[(String, String)]| -> Vec<(String, String)> {
             let names = config.compare.iter().map(Contender::name);
@@ -220,7 +222,7 @@ struct Run<'a> {
     world: &'a World,
     queue: &'a Stream,
     cuda: &'a Cuda,
-    /// The methods that the environment asks for.
+    /// The methods that environment variables select.
     forced: &'a Forced,
     libraries: &'a Libraries,
 }
@@ -276,7 +278,7 @@ impl Run<'_> {
         Query::new(kind, case.dtype, case.counts.param as u64).reduction(case.redop.unwrap_or(ReduceOp::Sum))
     }
 
-    /// Explains the route of the table.
+    /// Sends the explanation of the route that the table selects.
     fn explain(&self, row: usize, case: &Case) -> Result<(), Failure> {
         if let Some(kind) = cuda::collective_kind(self.config.op).filter(|_| self.config.explain) {
             self.cuda.choose(kind, self.forced.get(kind));
@@ -288,8 +290,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the measurement of Peerweave's kernels; `None` if the call does not permit the
-    /// method.
+    /// Returns the measurement of Peerweave's kernels; `None` if the method does not support the
+    /// call.
     fn own<'b, T: Sample + Scalar, W: Work<T> + 'b>(
         &'b self,
         case: &Case,
@@ -320,14 +322,14 @@ fn bench_of<'b, T: Sample>(
     Ok(Some(Box::new(session.bench(memory, case, Placement::OutOfPlace)?)))
 }
 
-/// A contender in one case; without a trial if it does not have the call.
+/// A contender in one case. `trial` is `None` if the contender does not support the call.
 struct Entry<'a, T> {
     name: String,
     trial: Option<Box<dyn Trial<T> + 'a>>,
 }
 
-/// Measures a case with all contenders, whose batches alternate. The first of a round changes from
-/// round to round.
+/// Measures a case with all contenders, whose batches alternate. Each round starts with a different
+/// contender than the round before.
 fn measure<T: Sample>(config: &Config, pe: usize, row: usize, mut entries: Vec<Entry<'_, T>>) -> Result<(), Failure> {
     let named = |name: &str, error: Failure| -> Failure { format!("{name}: {error}").into() };
     let mut started: Vec<Option<Started>> = Vec::new();

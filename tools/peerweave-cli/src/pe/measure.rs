@@ -184,7 +184,7 @@ impl Bench<'_> {
     fn check(&self, round: u64, turn: Turn) -> Result<u64> {
         let view = self.view();
         let mut wrong = match view.op {
-            // Barriers are checked only before timing, because this check is slow.
+            // Barriers are checked only before timing, because the check of a barrier is slow.
             BenchOp::Barrier | BenchOp::Sync if turn == Turn::BeforeTiming => self.leavers()?,
             BenchOp::Lock if turn == Turn::BeforeTiming => {
                 self.operands.count_wrong(self.result_side(), &geometry::input(view), round)?
@@ -207,8 +207,9 @@ impl Bench<'_> {
         Ok(wrong)
     }
 
-    /// Lets each PE in turn arrive late and counts the PEs that leave before the late one has
-    /// arrived. Compares times of all PEs, so all PEs must be on one machine.
+    /// Lets each PE in turn arrive late at a barrier. Returns how many times this PE left a barrier
+    /// before the late PE had arrived. Compares times of all PEs, so all PEs must be on one
+    /// machine.
     fn leavers(&self) -> Result<u64> {
         const LATE: Duration = Duration::from_micros(500);
         let (world, rank) = (self.world, self.view().rank);

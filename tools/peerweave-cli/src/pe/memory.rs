@@ -104,7 +104,7 @@ fn pieces(part: &Part, period: usize, mut piece: impl FnMut(usize, usize, usize)
     Ok(())
 }
 
-/// Rewrites one byte of every cache line with the value that it has, so that the lines are in the
+/// Rewrites one byte of every cache line without changing its value, so that the lines are in the
 /// state "modified" in the cache of this PE's core.
 pub fn rewrite<T: Element>(memory: &impl Memory<T>) {
     let bytes = memory.count() * size_of::<T>();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_that_a_stride_leaves_out_must_stay_unwritten() {
+    fn write_to_an_element_between_strides_is_detected() {
         let (due, input) = (tile::<f32>(Tile::EveryOther(0), None, 2, 0), moved_tile::<f32>(0, 0));
         let part = Part { at: 0, len: 3 * PERIOD, of: Tile::EveryOther(0), from: 0 };
         let buffer = Buffer::<f32>::zeroed(part.len);

@@ -5,10 +5,10 @@
 //!   measure.rs     one case: check, time, check
 //!   operands.rs    buffers of one case, by their types
 //!   calls.rs       the calls that are timed
-//!   special.rs     operations with memory and values of their own
+//!   special.rs     operations that need other buffers and values
 //!   memory.rs      filling and comparing
 //!   compare.rs     a PE that alternates several libraries
-//!   own.rs         the portable API on GPUs as one of them
+//!   own.rs         the portable API on GPUs as one of these libraries
 //! ```
 //! The PEs that use NCCL or NVSHMEM directly are in `crate::cuda`.
 

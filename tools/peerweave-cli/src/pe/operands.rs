@@ -41,7 +41,7 @@ pub enum Side {
 pub trait Operands {
     /// Returns the operation and its counts.
     fn view(&self) -> &View;
-    /// Returns the calls to be timed. They add to `wrong` the number of received words that
+    /// Returns the calls to be timed. The calls add to `wrong` the number of received words that
     /// differed from the expected words.
     fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a>;
     /// Fills a part with the elements of its tile.
@@ -62,7 +62,7 @@ pub trait Operands {
     fn store_target(&self, bits: u64) -> Result<()>;
     /// Returns whether the first element of the target has these low bits.
     fn target_is(&self, bits: u64) -> Result<bool>;
-    /// Returns the bytes of an element.
+    /// Returns the size of an element in bytes.
     fn element_bytes(&self) -> usize;
 }
 

@@ -1,5 +1,5 @@
-//! The portable API on GPUs as a contender of a comparison: its calls on a stream of CUDA, which a
-//! graph can capture.
+//! The portable API on GPUs as a contender of a comparison. Its calls run on a CUDA stream, so that
+//! they can be captured into a graph.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -16,7 +16,8 @@ use crate::workload::config::{Case, Config};
 use crate::workload::geometry::{self, GUARD, Placement};
 use crate::workload::pattern::Sample;
 
-/// Time limit of a wait: longer than that of the world, whose errors name the PE at fault.
+/// Time limit of a wait. It is longer than the deadline of the world, so that the world's error,
+/// which names the PE at fault, is reported first.
 pub(super) const DEADLINE: Duration = Duration::from_secs(40);
 
 /// One case, with its buffers.
@@ -77,7 +78,7 @@ where
     }
 
     fn finish(&self) -> Result<(), Failure> {
-        // A graph is no operation of the queue.
+        // `queue` does not know of launched graphs, so this waits for the stream first.
         let passed = wait(self.site.stream, deadline_after(DEADLINE))?;
         self.queue.synchronize()?;
         if passed { Ok(()) } else { Err(format!("own: the GPU did not finish within {DEADLINE:?}").into()) }
@@ -87,7 +88,7 @@ where
         self.site.agreement.barrier()?;
         let start = Instant::now();
         self.launch(graph, launches)?;
-        // As for the other contenders: the stream alone is waited for.
+        // The time includes only the wait for the stream, as for the other contenders.
         let passed = wait(self.site.stream, deadline_after(DEADLINE))?;
         let spent = start.elapsed().as_secs_f64();
         self.queue.synchronize()?;

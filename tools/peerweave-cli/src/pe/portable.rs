@@ -70,7 +70,8 @@ fn explained(world: &World, config: &Config, case: &Case) -> Result<String> {
     Ok(cuda.explain(world.team(), &query)?.to_string())
 }
 
-/// Returns that this build has no GPUs: the configuration was refused before.
+/// Returns a message that this build does not support GPUs. Not called in practice, because such a
+/// configuration is refused before a PE starts.
 #[cfg(not(feature = "cuda"))]
 fn explained(_: &World, _: &Config, _: &Case) -> Result<String> {
     Ok(crate::cuda::NOT_BUILT_IN.to_owned())
@@ -95,7 +96,7 @@ impl Plan<'_> {
                     n_pes: self.world.n_pes(),
                     rank: self.world.my_pe().index(),
                     // Symmetric memory has the same length on every PE, so all PEs use the length
-                    // of the root, which needs most.
+                    // of the root, which needs the longest buffers.
                     root: self.world.my_pe().index(),
                     placement,
                 };

@@ -1,5 +1,5 @@
 //! Operations that need more than an input and a result: all-reduce with RMSNorm, mixture of
-//! experts, and locks. Each has memory, values and a check of its own.
+//! experts, and locks. Each operation has its own memory, values and check.
 //!
 //! Invariant: every value is a small integer times a power of two, so results are exact.
 
@@ -47,7 +47,7 @@ pub(super) fn run(world: &World, stream: Option<&Stream>, config: &Config, case:
     }
 }
 
-/// Implements the methods of [`Operands`] that only one-sided operations need.
+/// Implements the methods of [`Operands`] that are trivial for operations that are not one-sided.
 macro_rules! without_target {
     ($element:ty) => {
         fn view(&self) -> &View {
@@ -120,9 +120,9 @@ impl<'a, T: Sample, M: Memory<T>> Norm<'a, T, M> {
         self.word.release()
     }
 
-    /// Returns what a rank adds to an element.
+    /// Returns the value that a rank contributes to an element of the sum.
     fn part(rank: usize, round: u64, index: usize) -> f64 {
-        // So few ranks add something that the residual is exact in every type.
+        // At most 60 ranks contribute a nonzero value, so that the residual is exact in every type.
         if rank < 60 { (hash(rank as u64, round, index as u64) % 7) as f64 - 3.0 } else { 0.0 }
     }
 
@@ -195,7 +195,7 @@ const WEIGHTS: [f32; TOP_K] = [0.5, 0.25];
 
 struct Experts<'a, T> {
     stream: &'a Stream,
-    /// Whether each call is waited for.
+    /// Whether to wait for each call.
     waits: bool,
     view: View,
     hidden: usize,
@@ -296,7 +296,7 @@ impl<T: Sample + Output> Operands for Experts<'_, T> {
 
     fn count_wrong(&self, _: Side, _: &Part, round: u64) -> Result<u64> {
         let (rank, n, hidden, tokens) = (self.view.rank, self.view.n_pes, self.hidden, self.tokens());
-        // Experts return what they are given.
+        // The experts return their inputs unchanged.
         let factor = f64::from(WEIGHTS.iter().sum::<f32>());
         let found = self.guarded.slice(..self.view.counts.param)?.to_vec()?;
         let mut all = wrong(&found, (0..).map(|index| float(factor * Self::value(rank, round, index))));
@@ -323,7 +323,7 @@ impl<T: Sample + Output> Operands for Experts<'_, T> {
 
 // ---- locks ----
 
-/// Number of times that each PE takes the lock for the check.
+/// Number of times that each PE acquires the lock for the check.
 const TURNS: u64 = 50;
 
 struct Locks<'a> {
@@ -358,7 +358,7 @@ impl Operands for Locks<'_> {
 
     fn rewrite(&self, _: Side) {}
 
-    /// Counts the increments of all PEs under the lock that were lost.
+    /// Increments a counter under the lock on every PE. Returns the number of lost increments.
     fn count_wrong(&self, _: Side, _: &Part, _: u64) -> Result<u64> {
         let (team, zero) = (self.world.team(), Rank::new(0));
         for _ in 0..TURNS {

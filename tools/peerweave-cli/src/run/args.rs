@@ -19,7 +19,7 @@ pub struct RunArgs {
     /// Stop the job after this time, such as 30, 500ms or 2m, with exit code 124
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
-    /// What happens to the other PEs when one has failed
+    /// What happens to the other PEs when one PE has failed
     #[arg(long, value_name = "ACTION", value_enum, default_value_t = OnFailure::Abort)]
     pub on_failure: OnFailure,
     /// Put `[PE]` before every line of output; default with two or more PEs
@@ -52,13 +52,13 @@ at least 100 ms later, kills them.
 The launcher sets PEERWEAVE_PE and the other variables of a PE and, for PyTorch and similar programs, RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, \
 MASTER_ADDR and MASTER_PORT.
 
-When a PE fails, the others are notified at once. Those still running after 2.5 s get SIGTERM, then SIGKILL. \
+When a PE fails, the others are notified at once. PEs still running after 2.5 s get SIGTERM, then SIGKILL. \
 The exit code is the status of the PE that failed first.
 
-With --on-failure=continue the others continue: for programs whose PEs call World::shrink after a failure. Each PE \
-that fails is reported when it ends. The exit code is 0 if a PE of this machine succeeds, otherwise the status of \
-the one that ended last.
+With --on-failure=continue the other PEs continue. Use it for programs whose PEs call World::shrink after a failure. \
+Each PE that fails is reported when it ends. The exit code is 0 if a PE of this machine succeeds, otherwise the status \
+of the PE that ended last.
 
 With several machines, PEERWEAVE_TOKEN (64 hexadecimal digits, the same on all) is the secret of the job. If it \
-is unset, the command derives a token from --rendezvous and warns: this prevents accidental connections, but not \
-attacks. PEERWEAVE_REQUIRE_TOKEN=1 makes an unset token an error.";
+is unset, the command derives a token from --rendezvous and prints a warning: a derived token prevents accidental \
+connections, but not attacks. PEERWEAVE_REQUIRE_TOKEN=1 makes an unset token an error.";

@@ -1,7 +1,7 @@
 //! `peerweave run`: starts a program as the PEs of one job and runs their rendezvous.
 //! [`crate::launch`] watches the processes.
 //!
-//! Invariant: no process is started before the command line, the program and the rendezvous have
+//! Invariant: a process is started only after the command line, the program and the rendezvous have
 //! been checked.
 
 pub(crate) mod args;

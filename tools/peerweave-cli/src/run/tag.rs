@@ -1,4 +1,4 @@
-//! Prefixes lines of output with their PE and queues them.
+//! Prefixes each line of output with the PE that printed the line, and queues the line.
 
 use crate::launch::rendezvous::JobRendezvous;
 use crate::launch::{Observer, Output, Source, Target};
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_are_as_wide_as_the_largest_pe() {
+    fn tag_width_is_the_number_of_digits_of_the_largest_pe() {
         assert_eq!([digits(0), digits(9), digits(10), digits(99), digits(100)], [1, 1, 2, 2, 3]);
     }
 }

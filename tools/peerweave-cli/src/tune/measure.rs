@@ -1,4 +1,4 @@
-//! Measures the operations and writes the table.
+//! Measures the operations and writes the route table.
 
 use clap::{Parser, ValueEnum};
 use peerweave::cuda::{Method, RouteTable, Timing};
@@ -12,7 +12,7 @@ use crate::output::{check_writable, print_line, write_file};
 use crate::workload::args::BenchArgs;
 use crate::workload::op::BenchOp;
 
-/// Arguments of `bench`, from words.
+/// Parser for a command line of `bench`.
 #[derive(Parser)]
 struct Words {
     #[command(flatten)]
@@ -31,10 +31,11 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
     }
     let chosen = if args.ops.is_empty() { BenchOp::value_variants() } else { &args.ops };
     if let Some(op) = args.ops.iter().find(|op| !op.has_route()) {
-        return Err(usage(format!("--ops: {} has only one method", op.name())));
+        return Err(usage(format!("--ops: {} has only one method, so there is nothing to measure", op.name())));
     }
     let existed = args.output.exists();
-    // A file that cannot be used is reported before the measurement, and not overwritten.
+    // A file that cannot be read or parsed is reported before the measurement and is not
+    // overwritten.
     let before = existed.then(|| std::fs::read_to_string(&args.output)).transpose();
     let before = before.map_err(|error| (exit::LAUNCHER, format!("cannot read {}: {error}", args.output.display())))?;
     let name = args.output.display().to_string();
@@ -62,7 +63,8 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
     let base = match before {
         Some(table) if table.arch() == arch || table.arch() == "any" => table,
         Some(table) => {
-            let message = format!("{name} is for GPUs of {}, and these are {arch}; choose another file", table.arch());
+            let message =
+                format!("{name} is for GPUs of {}, but this machine has GPUs of {arch}; choose another file", table.arch());
             return Err(usage(message));
         }
         None => RouteTable::builtin(&arch),
@@ -73,7 +75,7 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
     Ok(exit::OK)
 }
 
-/// Removes the empty file that the check for writing has made.
+/// Removes the empty file that [`check_writable`] created.
 fn restore(args: &TuneArgs, existed: bool) {
     if !existed {
         let _ = std::fs::remove_file(&args.output);
@@ -126,7 +128,7 @@ fn timings_of(op: BenchOp, comparison: &Comparison) -> Vec<Timing> {
     comparison.lines().iter().flat_map(of_line).collect()
 }
 
-/// Returns the text of the file: the table behind comments that say where its figures are from.
+/// Returns the text of the file: comments about the measurement, followed by the table.
 fn text(args: &TuneArgs, table: &RouteTable, n_pes: usize, device: &str, timings: &[Timing]) -> String {
     let calls = if args.eager { "eager calls" } else { "CUDA graphs of 20 calls" };
     let table = table.to_string();

@@ -1,9 +1,9 @@
 //! `peerweave tune`: measures the thresholds of the route table on the GPUs of this machine, and
 //! writes a file that the backend reads (`PEERWEAVE_ROUTE_TABLE`).
 //!
-//! Each operation is a comparison of `bench`: Peerweave's kernels by each method, and NCCL, in
-//! turn, with checked results. The table follows from the medians by a pure function of
-//! `peerweave-cuda`.
+//! Each operation is one comparison of `bench`, with checked results: the batches of NCCL and of
+//! each method of Peerweave's kernels alternate. A pure function of `peerweave-cuda` computes the
+//! table from the medians.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,28 +21,28 @@ mod measure;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = HELP)]
 pub struct TuneArgs {
-    /// File to write; if it exists, its rows for other numbers of PEs stay
+    /// File to write; rows of an existing file for other numbers of PEs are kept
     #[arg(short = 'o', long, value_name = "FILE", default_value = "peerweave.routes")]
     pub output: PathBuf,
     /// Number of PEs, each with its own GPU; default: the number of GPUs
     #[arg(short, long, visible_aliases = ["np"], value_name = "N", value_parser = parse_pes)]
     pub n: Option<usize>,
-    /// Operations to measure; default: all that have more than one method
+    /// Operations to measure; default: all operations that have more than one method
     #[arg(long, value_enum, value_delimiter = ',', value_name = "OPS")]
     pub ops: Vec<BenchOp>,
     /// Smallest size in bytes
     #[arg(short = 'b', long, value_name = "MIN", value_parser = parse_size, default_value = "1K")]
     pub min_bytes: usize,
-    /// Largest size
+    /// Largest size in bytes
     #[arg(short = 'e', long, value_name = "MAX", value_parser = parse_size, default_value = "256M")]
     pub max_bytes: usize,
     /// Factor from one size to the next
     #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=1024))]
     pub step_factor: u32,
-    /// Number of batches of each method, whose median counts
+    /// Number of batches of each method; the median of the batches counts
     #[arg(long, value_name = "B", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub batches: u32,
-    /// Calls per batch; default: as many as run in a few milliseconds
+    /// Calls per batch; default: as many as run in 3 milliseconds
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub iters: Option<u64>,
     /// Time calls that are enqueued one by one, instead of CUDA graphs of 20 calls
@@ -54,11 +54,12 @@ pub struct TuneArgs {
 }
 
 const HELP: &str = "\
-Set PEERWEAVE_ROUTE_TABLE to the file, or CudaOptions::route_table. `peerweave bench OP --backend cuda --explain` shows \
+To use the file, set PEERWEAVE_ROUTE_TABLE or CudaOptions::route_table. `peerweave bench OP --backend cuda --explain` shows \
 its effect. The file is for GPUs of this machine's architecture; run the command again with another -n to add rows.
 
-Elements are bfloat16. Measured: which algorithm of all_reduce (and reduce) is the fastest for each size, up to which \
-size all_gather and all_to_all use lines, and the sizes for which NCCL is faster. The rest is that of the built-in table.";
+Elements are bfloat16. The command measures which algorithm of all_reduce (and reduce) is the fastest for each size, \
+up to which size all_gather and all_to_all use lines, and for which sizes NCCL is faster. A new file has the other \
+rows of the built-in table.";
 
 /// Runs the command and returns its exit code.
 pub fn main(args: &TuneArgs) -> u8 {

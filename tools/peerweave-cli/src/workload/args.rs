@@ -40,7 +40,7 @@ pub struct BenchArgs {
     /// Reduction: sum, prod, min, max, avg, mulsum, and, or, xor, or all
     #[arg(short = 'o', long = "redop", value_name = "REDOP", value_parser = parse_redops, default_value = "sum")]
     pub redop: ReduceOps,
-    /// Root of an operation that has one: a rank, or all; default: 0
+    /// Root, for operations that have a root: a rank, or all; default: 0
     #[arg(short = 'r', long, value_name = "R", value_parser = parse_root)]
     pub root: Option<Root>,
     /// Calls per batch; default: as many as run in --batch-ms milliseconds, at least 3
@@ -74,12 +74,12 @@ pub struct BenchArgs {
     #[arg(long)]
     pub threads: bool,
     /// Capture this many calls (default: 20) into a CUDA graph and time its replays; not with
-    /// --backend host
+    /// --backend host; with --backend cuda only together with --compare
     #[arg(short = 'G', long, visible_alias = "graphs", value_name = "CALLS", num_args = 0..=1, require_equals = false,
         default_missing_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub graph: Option<u32>,
-    /// Measure other libraries too, alternated with Peerweave's kernels in one run: nccl,
-    /// nccl-window, nvshmem, torch, or own:METHOD for a method of PEERWEAVE_ROUTE; only with
+    /// Also measure other libraries, alternated with Peerweave's kernels in one run: nccl,
+    /// nccl-window, nvshmem, torch, own, or own:METHOD for a method of PEERWEAVE_ROUTE; only with
     /// --backend cuda
     #[arg(long, value_name = "CONTENDERS", value_delimiter = ',', value_parser = parse_contender, conflicts_with_all = ["window", "nbi", "each", "dirty", "threads"])]
     pub compare: Vec<Contender>,
@@ -90,8 +90,8 @@ pub struct BenchArgs {
     /// --backend nccl
     #[arg(long)]
     pub window: bool,
-    /// Use nonblocking (nbi) puts and gets, completed by a quiet at the end of each batch; p and
-    /// put-strided: one quiet at the end instead of one after each call
+    /// Use nonblocking (nbi) puts and gets, completed by a quiet at the end of each batch; for p
+    /// and put-strided: one quiet at the end of each batch instead of one after each call
     #[arg(long)]
     pub nbi: bool,
     /// Time each call or graph separately and wait for it before the next one; only with --backend
@@ -127,8 +127,8 @@ const BENCH_HELP: &str = "\
 
 The time is that of the slowest PE, per call, as the median over the batches. busbw is algbw times the factor of \
 nccl-tests. \
-In put, get, put-signal, put-strided, p, g and atomics PE 0 works on the memory of PE 1, and each call completes at \
-its target before the next one, or with --nbi at the end of a batch. For ping-pong, the time is half a round trip. N/A marks operations without an \
+In put, get, put-signal, put-strided, p, g and atomics PE 0 accesses the memory of PE 1. Each call completes at \
+its target before the next call, or with --nbi at the end of a batch. For ping-pong, the time is half a round trip. N/A marks operations without an \
 in-place form. \
 Inputs are chosen so that every result is exact. The exit code is 1 if any element is wrong.
 
@@ -142,8 +142,8 @@ are enqueued.
 - all-reduce, all-gather (fcollect), all-to-all, broadcast, reduce-scatter: with --each as in perftest's tests \
 of that name, which wait for each call; with -G as with their --cudagraph.
 
-perftest reports the time of PE 0, this command that of the slowest PE; the JSON has PE 0 as pe0_times_us. Every \
-PE that has results checks them before and after.";
+perftest reports the time of PE 0; this command reports the time of the slowest PE. The JSON has the times of PE 0 as \
+pe0_times_us. Every PE that has results checks them before and after the measurement.";
 
 /// Memory passed to the calls.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
@@ -173,7 +173,7 @@ pub enum BackendName {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contender {
-    /// The portable API on GPUs, with this method or with that of the route table.
+    /// The portable API on GPUs, with this method, or with the method of the route table if `None`.
     Own(Option<String>),
     /// NCCL, with buffers of its allocator.
     Nccl,
@@ -181,7 +181,7 @@ pub enum Contender {
     NcclWindow,
     /// The host API of NVSHMEM.
     Nvshmem,
-    /// Symmetric memory of PyTorch, in processes of its own.
+    /// Symmetric memory of PyTorch, in separate processes.
     Torch,
 }
 

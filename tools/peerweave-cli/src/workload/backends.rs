@@ -45,7 +45,7 @@ fn check_comparison(args: &BenchArgs) -> Result<(), String> {
         (args.buffers == Buffers::Private, "requires --buffers symmetric".to_owned()),
         (
             args.datatype.0.len() == 1 && args.datatype.0.iter().any(lacks),
-            "has no reduction of 8-bit floats and 16-bit integers".to_owned(),
+            "does not support reductions of 8-bit floats and 16-bit integers".to_owned(),
         ),
     ] {
         if given {
@@ -55,13 +55,13 @@ fn check_comparison(args: &BenchArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether a comparison has the operation for elements of a type: not every contender
-/// reduces 8-bit floats and 16-bit integers.
+/// Returns whether a comparison supports the operation for elements of a type: some contenders do
+/// not reduce 8-bit floats and 16-bit integers.
 pub(super) fn is_compared(op: BenchOp, dtype: DType) -> bool {
     !op.reduces() || !matches!(dtype, DType::F8E4M3 | DType::F8E5M2 | DType::I16 | DType::U16)
 }
 
-/// Returns whether a backend has the element type.
+/// Returns whether a backend supports the element type.
 pub(super) fn has_type(backend: BackendName, dtype: DType) -> bool {
     match backend {
         BackendName::Host | BackendName::Cuda => true,

@@ -13,9 +13,9 @@ pub enum Bind {
     None,
 }
 
-/// Binds this thread to one of the processors that it may use, chosen by `index`, if there are
-/// enough processors for all PEs. Other launchers bind PEs too, because the system may otherwise
-/// run two PEs that wait for each other on one processor.
+/// Binds this thread to one of the processors that it may use, chosen by `index`. Does nothing if
+/// there are fewer processors than PEs. Without a binding, the system may run two PEs that wait for
+/// each other on one processor; other launchers bind PEs for the same reason.
 pub(crate) fn bind(index: usize, n_pes: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));

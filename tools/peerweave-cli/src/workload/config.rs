@@ -82,8 +82,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// Returns the printed size in bytes: that of the larger buffer of a PE, or, if a stride leaves
-    /// elements out, that of the elements that are moved.
+    /// Returns the printed size in bytes: the size of the larger buffer of a PE or, if a stride
+    /// skips elements, the size of the elements that are moved.
     pub fn size_bytes(&self) -> usize {
         self.size_count * self.dtype.size_bytes()
     }
@@ -194,7 +194,7 @@ impl Config {
             batches: args.batches.unwrap_or(match (args.iters, args.compare.is_empty()) {
                 (Some(_), true) => 1,
                 (None, true) => 7,
-                // Enough for a percentile.
+                // Enough batches for a percentile.
                 (_, false) => 25,
             }),
             warmup: args.warmup,
@@ -218,7 +218,7 @@ impl Config {
     /// Returns whether the in-place form is measured too.
     pub fn has_in_place(&self) -> bool {
         if !self.compare.is_empty() {
-            // Not every contender has the same forms.
+            // Not every contender has in-place forms.
             return false;
         }
         match self.backend {
@@ -261,7 +261,7 @@ impl Config {
                 (None, false) => "blocking".to_owned(),
             };
         if self.each {
-            name.push_str(", each by itself");
+            name.push_str(", each timed separately");
         }
         if self.clock == Clock::Events {
             name.push_str(", timed by events");

@@ -37,11 +37,11 @@ pub struct Part {
 pub enum Tile {
     /// The input of this rank.
     Input(usize),
-    /// The input of this rank, where every other element was not written.
+    /// The input of this rank, with every other element unwritten.
     EveryOther(usize),
     /// The reduction of all inputs.
     Reduced,
-    /// The reduction of the inputs of this many ranks, from the first.
+    /// The reduction of the inputs of the first N ranks, where N is this number.
     Prefix(usize),
 }
 
@@ -56,7 +56,7 @@ pub struct View {
     pub n_pes: usize,
     /// The rank.
     pub rank: usize,
-    /// The root; 0 for operations without one.
+    /// The root; 0 for operations without a root.
     pub root: usize,
     /// Whether the operation is in place.
     pub placement: Placement,
@@ -86,8 +86,8 @@ pub fn shares_buffer(view: &View) -> bool {
     view.placement == Placement::InPlace && (!at_root || view.rank == view.root)
 }
 
-/// Returns the part with this rank's input. It is in the buffer of the result if input and result
-/// share one buffer, otherwise in the buffer of the input.
+/// Returns the part with this rank's input. The part is in the buffer of the result if input and
+/// result share one buffer, otherwise in the buffer of the input.
 pub fn input(view: &View) -> Part {
     let Counts { param, send, .. } = view.counts;
     if matches!(view.op, BenchOp::AllGatherV | BenchOp::GatherV) {
@@ -152,7 +152,7 @@ pub fn results(view: &View) -> Vec<Part> {
             let range = |from: usize| (from, parts.range(Rank::new(from as u32)));
             (0..n_pes).map(range).map(|(from, at)| Part { at: at.start, len: at.len(), of: Tile::Input(from), from: 0 }).collect()
         }
-        // Their checks compute the values.
+        // `pe/special.rs` computes the expected values of these operations.
         BenchOp::RmsNorm | BenchOp::Moe => whole(Tile::Input(rank)),
         BenchOp::SendRecv => whole(Tile::Input((rank + n_pes - 1) % n_pes)),
         BenchOp::Put | BenchOp::PutSignal if rank == 1 => whole(Tile::Input(0)),

@@ -42,11 +42,11 @@ pub enum BenchOp {
     ScatterV,
     /// All-to-all of every other element
     AllToAllStrided,
-    /// All-reduce, the addition of a residual and RMSNorm, of rows of up to 1024 elements
+    /// All-reduce, addition of a residual, and RMSNorm; rows have up to 1024 elements
     RmsNorm,
-    /// Mixture of experts: dispatch and combine of rows of up to 1024 elements, 2 experts for each
+    /// Mixture of experts: dispatch and combine; rows have up to 1024 elements and 2 experts each
     Moe,
-    /// Every PE takes and frees one lock, for which all contend
+    /// Every PE acquires and releases the same lock
     Lock,
     /// The root gets all inputs
     Gather,
@@ -179,13 +179,13 @@ impl BenchOp {
         !matches!((self, redop), (Self::Scan | Self::ExclusiveScan, ReduceOp::Avg))
     }
 
-    /// Returns whether the operation has calls of several kinds, or memory of its own:
-    /// `pe/special` measures it.
+    /// Returns whether `pe/special.rs` measures the operation, because the operation needs several
+    /// kinds of calls or other buffers than the input and the result.
     pub const fn is_special(self) -> bool {
         matches!(self, Self::RmsNorm | Self::Moe | Self::Lock)
     }
 
-    /// Returns whether only the portable API has the operation.
+    /// Returns whether only the portable API supports the operation.
     pub const fn is_portable_only(self) -> bool {
         self.is_special()
             || matches!(self, Self::Scan | Self::ExclusiveScan | Self::GatherV | Self::ScatterV | Self::AllToAllStrided)
@@ -209,8 +209,8 @@ impl BenchOp {
         )
     }
 
-    /// Returns whether the operation has a nonblocking form, completed by a quiet, or, as `p` and
-    /// `put-strided`, needs a quiet only after the last of several calls.
+    /// Returns whether one quiet can complete several calls: calls of a nonblocking form, or calls
+    /// of `p` and `put-strided`.
     pub const fn has_nbi(self) -> bool {
         matches!(self, Self::Put | Self::Get | Self::PutSignal | Self::PutStrided | Self::P)
     }
@@ -235,7 +235,7 @@ impl BenchOp {
         if self.is_one_sided() { 2 } else { 1 }
     }
 
-    /// Returns the counts for a size in bytes. As in nccl-tests, the size is the one of the larger
+    /// Returns the counts for a size in bytes. As in nccl-tests, the size is that of the larger
     /// buffer of a PE.
     pub fn counts(self, bytes: usize, element_bytes: usize, n_pes: usize) -> Counts {
         let whole = (bytes / element_bytes).max(1);
@@ -278,7 +278,7 @@ impl BenchOp {
     }
 
     /// Returns the number of elements in the printed size: the elements of the larger buffer of a
-    /// PE, or, if a stride leaves some out, the elements that are moved.
+    /// PE or, if a stride skips elements, the elements that are moved.
     pub fn size_count(self, counts: Counts) -> usize {
         match self {
             Self::PutStrided => counts.param,
@@ -310,8 +310,8 @@ impl BenchOp {
     }
 }
 
-/// Returns the number of elements of a row of `rms-norm` and `moe`: up to 1024, whole lines of 16
-/// bytes, as many as the size has.
+/// Returns the number of elements of a row of `rms-norm` and `moe`: `count`, but at most 1024,
+/// rounded down to whole pieces of 16 bytes and at least one piece.
 pub fn row_len(count: usize, element_bytes: usize) -> usize {
     let line = 16 / element_bytes;
     (count.min(1024) / line).max(1) * line
@@ -319,8 +319,8 @@ pub fn row_len(count: usize, element_bytes: usize) -> usize {
 
 /// Returns the number of elements that a rank sends in an all-to-all-v to the rank at this distance
 /// on the ring: `param` for even distances, a third less for odd distances. Any two ranks send each
-/// other the same number, as the in-place form requires, so each rank sends in total as many
-/// elements as it receives.
+/// other the same number of elements, as the in-place form requires. So each rank sends in total as
+/// many elements as it receives.
 pub fn vector_count(param: usize, distance: usize, n_pes: usize) -> usize {
     if distance.min(n_pes - distance).is_multiple_of(2) { param } else { param - param / 3 }
 }
@@ -346,7 +346,7 @@ mod tests {
         assert_eq!(counts(BenchOp::ReduceScatter, 1 << 20, 2, 4), (131_072, 524_288, 131_072));
         assert_eq!(counts(BenchOp::AllToAll, 64, 4, 3), (4, 12, 12), "parts of 5 elements become 16 bytes");
         assert_eq!(counts(BenchOp::Scatter, 1 << 20, 1, 8), (131_072, 1_048_576, 131_072));
-        assert_eq!(counts(BenchOp::Gather, 8, 4, 4), (1, 1, 4), "less than 16 bytes per rank still moves something");
+        assert_eq!(counts(BenchOp::Gather, 8, 4, 4), (1, 1, 4), "less than 16 bytes per rank has a count of 1");
         assert_eq!(counts(BenchOp::Broadcast, 100, 8, 5), (12, 12, 12));
         assert_eq!(counts(BenchOp::Barrier, 100, 8, 5), (0, 0, 0));
         assert_eq!(counts(BenchOp::AllGatherV, 64, 4, 2), (8, 8, 14), "an odd rank sends a third less");
@@ -387,7 +387,7 @@ mod tests {
         assert!((alg - 1.048_576).abs() < 1e-9 && (bus - 0.786_432).abs() < 1e-9);
         let strided = BenchOp::PutStrided.counts(1 << 20, 4, 2);
         let (alg, _) = BenchOp::PutStrided.bandwidth(strided, 4, 1e-3, 2);
-        assert!((alg - 1.048_576).abs() < 1e-9, "what is moved counts, got {alg}");
+        assert!((alg - 1.048_576).abs() < 1e-9, "algbw counts only the moved elements, got {alg}");
         assert_eq!(BenchOp::Barrier.bandwidth(BenchOp::Barrier.counts(0, 4, 4), 4, 1e-6, 4), (0.0, 0.0));
     }
 

@@ -2,8 +2,8 @@
 //!
 //! The value of an element depends on the PE, the round, the type, the reduction, and its index
 //! modulo a prime, [`PERIOD`]. So a tile of `PERIOD` elements defines the whole input, and filling
-//! and comparing cost no more than a copy. Data at a wrong position is detected, because a wrong
-//! position is off by a multiple of a power of two or of a count, not by a multiple of the prime.
+//! and comparing cost no more than a copy. Data at a wrong position is detected: the error in the
+//! position is a multiple of a power of two or of a count, not a multiple of the prime.
 //!
 //! Invariant: a result depends neither on the order of the reduction nor on intermediate rounding.
 //! Inputs of floats are small integers (for products, small factors and powers of two), so that
@@ -63,8 +63,8 @@ pub fn scalar<T: Sample>(rank: usize) -> T {
     T::from_bits64(encode(T::DTYPE, Value::Whole(1 + (rank % 2) as i64)))
 }
 
-/// Returns the elements of a tile in this round, among `n_pes` ranks: [`PERIOD`] of them, or twice
-/// as many if the tile has another period.
+/// Returns the elements of a tile in this round, among `n_pes` ranks: [`PERIOD`] elements, or twice
+/// as many for [`Tile::EveryOther`].
 pub fn tile<T: Sample>(of: Tile, redop: Option<ReduceOp>, n_pes: usize, round: u64) -> Vec<T> {
     match (of, redop) {
         (Tile::Input(rank), None) => moved_tile(rank, round),

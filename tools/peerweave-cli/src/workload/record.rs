@@ -1,7 +1,7 @@
 //! Messages from a PE to the command: one JSON object per line of the PE's standard output.
 //!
 //! Results are not sent through the library under test, so that a library that moves wrong data
-//! cannot hide it.
+//! cannot hide the error.
 
 use std::io::Write;
 
@@ -17,7 +17,7 @@ pub enum Record {
     Ready(Ready),
     /// A PE has measured one placement of one line of the table.
     Measured(Measured),
-    /// A text about a line of the table, which is printed before it.
+    /// A note to print before a line of the table.
     Note(Note),
     /// The contenders of a comparison that can be measured.
     Contenders(Contenders),
@@ -28,9 +28,9 @@ pub enum Record {
 /// The contenders of a comparison.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Contenders {
-    /// Names and versions of those that are measured, in the order of the columns.
+    /// Names and versions of the contenders that are measured, in the order of the columns.
     pub present: Vec<(String, String)>,
-    /// Names of the others, with the reason.
+    /// Names of the contenders that are not measured, with the reasons.
     pub absent: Vec<(String, String)>,
     /// Architecture of the GPUs, such as `sm_90`.
     pub arch: String,
@@ -47,19 +47,19 @@ pub struct Compared {
     pub contender: String,
     /// Calls per batch.
     pub iters: u64,
-    /// Time per call in microseconds, for each batch; empty if the contender does not have the
+    /// Time per call in microseconds, for each batch; empty if the contender does not support the
     /// call.
     pub batch_us: Vec<f64>,
     /// Number of wrong elements; `None` if results were not checked.
     pub wrong: Option<u64>,
 }
 
-/// A text for the table.
+/// A note to print before a line of the table.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Note {
     /// Index of the line of the table.
     pub row: usize,
-    /// One line.
+    /// The note, in one line.
     pub text: String,
 }
 
@@ -104,11 +104,11 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Prints a record as one line with a single write, so that lines of PEs that are threads do not
-/// mix.
+/// Prints a record as one line with a single write, so that the lines of PEs that are threads do
+/// not interleave.
 pub(crate) fn say(record: &Record) {
     let mut line = serde_json::to_string(record).expect("the keys of all maps in a record are text");
     line.push('\n');
-    // If the command has died, this process is killed with it.
+    // Ignores errors: if the command has died, this process is killed too.
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
 }

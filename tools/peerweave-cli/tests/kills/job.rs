@@ -1,5 +1,5 @@
-//! One death: starts a job in which one PE dies, and checks what the other PEs report and whether
-//! anything of the job is left.
+//! One death: starts a job in which one PE dies. Checks what the other PEs report, and that the job
+//! leaves nothing behind.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,11 +14,11 @@ use peerweave_tests::sample::hash;
 pub(crate) const SEED: &str = "PEERWEAVE_KILLS_JOB_SEED";
 /// Variable with the index of the PE that dies.
 pub(crate) const VICTIM: &str = "PEERWEAVE_KILLS_VICTIM";
-/// Variable with the kind of death, and its time in microseconds or its round.
+/// Variable with the kind of death, followed by its time in microseconds or its round.
 pub(crate) const DEATH: &str = "PEERWEAVE_KILLS_DEATH";
 /// Variable with the number of rounds after which all PEs finalise, or 0.
 pub(crate) const ROUNDS: &str = "PEERWEAVE_KILLS_ROUNDS";
-/// Variable that is 1 if the PEs that are left continue in a smaller world.
+/// Variable that is 1 if the surviving PEs continue in a smaller world.
 pub(crate) const GOES_ON: &str = "PEERWEAVE_KILLS_GOES_ON";
 /// Variable with the directory of the PEs' notes.
 pub(crate) const DIRECTORY: &str = "PEERWEAVE_KILLS_DIRECTORY";
@@ -26,13 +26,13 @@ pub(crate) const DIRECTORY: &str = "PEERWEAVE_KILLS_DIRECTORY";
 /// Variable with the command that starts jobs, if not the command that was built with this test.
 const COMMAND: &str = "PEERWEAVE_KILLS_COMMAND";
 
-/// Deadline of every wait of the job. A death ends a wait much earlier; the deadline is long
-/// because on a busy machine a live PE may not run for seconds.
+/// Deadline of every wait of the job. A death ends a wait much earlier. The deadline is long,
+/// because a live PE may not be scheduled for seconds on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
-/// Time after which a job counts as hanging. A PE may wait for the whole deadline twice, while it
-/// joins and later.
+/// Time after which a job counts as hanging. A PE may wait for the whole deadline twice: once while
+/// it joins, and once later.
 const HANGS: Duration = Duration::from_secs(30);
-/// Time within which all PEs must know of a death.
+/// Time within which all PEs must have detected a death.
 pub(crate) const SOON: Duration = Duration::from_secs(2);
 
 /// Time from the start of a PE until it has joined, in microseconds, on an idle machine.
@@ -74,11 +74,11 @@ impl Death {
             "panic" => Self::Panic(at),
             "abort" => Self::Abort(at),
             "return" => Self::Return(at),
-            other => panic!("no death is called {other}"),
+            other => panic!("unknown death {other:?}, expected kill, panic, abort or return"),
         }
     }
 
-    /// Returns the words and the exit code with which the launcher reports this death.
+    /// Returns the text and the exit code with which the launcher reports this death.
     fn status(self) -> (&'static str, i32) {
         match self {
             Self::Kill(_) => ("was killed by signal 9", 137),
@@ -101,7 +101,7 @@ pub(crate) struct Case {
     attach: bool,
     backtrace: bool,
     rounds: u64,
-    /// Whether the PEs that are left continue in a smaller world.
+    /// Whether the surviving PEs continue in a smaller world.
     goes_on: bool,
 }
 
@@ -113,14 +113,14 @@ pub(crate) struct Found {
     pub(crate) hangs: Vec<String>,
     pub(crate) leftovers: Vec<String>,
     pub(crate) wrong_names: Vec<String>,
-    /// Whether the PEs that were left went on in a smaller world.
+    /// Whether the surviving PEs continued in a smaller world.
     pub(crate) went_on: bool,
-    /// Other failures: a PE failed by itself, or the job ended in an unexpected way.
+    /// Other failures: a PE other than the victim failed, or the job ended unexpectedly.
     pub(crate) others: Vec<String>,
-    /// Time from the death until each of the other PEs knew of it.
+    /// Time from the death until each of the other PEs detected the death.
     pub(crate) known_after: Vec<Duration>,
     /// Whether the victim died before it had connected to the rendezvous. Without `peerweave run`
-    /// no other process can know of such a death.
+    /// no other process can detect such a death.
     pub(crate) died_unknown: bool,
 }
 
@@ -142,7 +142,7 @@ impl Only {
                 "torchrun" => only.launcher = Some(Launcher::Torchrun),
                 "joins" => only.joins = true,
                 "shrinks" => only.shrinks = true,
-                other => panic!("a campaign has no cases {other:?}, expected run, torchrun, joins or shrinks"),
+                other => panic!("unknown cases {other:?}, expected run, torchrun, joins or shrinks"),
             }
         }
         only
@@ -258,7 +258,7 @@ impl Case {
             .expect("a PE")
     }
 
-    /// Ends a job that hangs; returns the calls in which its processes waited.
+    /// Ends a job that hangs. Returns the system calls in which its processes waited.
     fn end_all(&self, children: &mut [Child], directory: &Path) -> String {
         let mark = directory.display().to_string();
         let mut text = format!("{self:?}:");
@@ -310,7 +310,8 @@ impl Case {
             }
         }
         if self.goes_on {
-            // A PE that had not joined yet has no world to shrink. The others find each other.
+            // A PE that had not joined yet has no world to shrink. The other PEs form the new
+            // world.
             let went_on: Vec<String> = (0..self.n_pes).filter_map(|pe| line(pe, "went_on")).collect();
             let joined: Vec<usize> = (0..self.n_pes).filter(|&pe| pe != self.victim && line(pe, "shrinks").is_some()).collect();
             found.went_on = !went_on.is_empty();
@@ -335,7 +336,7 @@ impl Case {
             // If no PE succeeds, the code is that of the PE that ended last.
             let expected = if found.went_on { Some(0) } else { Some(code).filter(|_| !self.goes_on) };
             if !names || expected.is_some_and(|code| ended != Some(code)) {
-                found.wrong_names.push(format!("{self:?}: the launcher ended with {ended:?} and printed {reports:?}"));
+                found.wrong_names.push(format!("{self:?}: the launcher exited with {ended:?} and printed {reports:?}"));
             }
         }
     }

@@ -1,6 +1,6 @@
-//! A campaign of random deaths, with `peerweave run` and with torchrun's variables: every PE ends,
-//! names the PE that died within two seconds, and leaves nothing behind. In half of the jobs the
-//! PEs that are left continue in a smaller world, and compute right results.
+//! A campaign of random deaths, with `peerweave run` and with torchrun's variables. Every PE ends,
+//! names the PE that died within two seconds of the death, and leaves nothing behind. In half of
+//! the jobs the surviving PEs continue in a smaller world, and compute correct results.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | `PEERWEAVE_KILLS_SEED` | the seed, which is printed; default: a new seed |
 //! | `PEERWEAVE_KILLS_FIRST` | the number of the first death, default 0; the number and the seed of a failed death repeat it |
 //! | `PEERWEAVE_KILLS_AT_ONCE` | number of jobs at the same time, default 1 |
-//! | `PEERWEAVE_KILLS_TIMES` | how often each death is tried, default 1 |
-//! | `PEERWEAVE_KILLS_ONLY` | words separated by commas: `run` or `torchrun` selects that launcher, `joins` selects kills while the PE joins, `shrinks` deaths after which the others continue in a smaller world; default: all deaths |
+//! | `PEERWEAVE_KILLS_TIMES` | number of times that each death is tried, default 1 |
+//! | `PEERWEAVE_KILLS_ONLY` | words separated by commas: `run` or `torchrun` selects that launcher, `joins` selects kills while the PE joins, `shrinks` selects deaths after which the other PEs continue in a smaller world; default: all deaths |
 //! | `PEERWEAVE_KILLS_COMMAND` | the `peerweave` command to test; default: the command that was built with this test |
 //!
 //! A copy of this program is a PE if [`job::SEED`] is set.
@@ -31,8 +31,8 @@ fn main() -> ExitCode {
     if std::env::var_os(job::SEED).is_some() {
         return pe::main();
     }
-    // A program without the standard harness also gets the argument `--list` and filters for other
-    // tests from `cargo test`.
+    // `cargo test` also passes `--list` and filters for other tests to a program without the
+    // standard harness.
     if std::env::args()
         .skip(1)
         .any(|argument| argument == "--list" || (!argument.starts_with('-') && !"kills".contains(&*argument)))

@@ -55,7 +55,7 @@ pub(crate) fn main() -> ExitCode {
     if let Some(Death::Panic(_)) = death {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            // This PE lives until the backtrace is written, which takes some time.
+            // This PE stays alive until the backtrace is written, which takes some time.
             usual(info);
             note_death();
         }));
@@ -95,7 +95,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Continues with the PEs that are left. Returns their number.
+/// Continues with the surviving PEs. Returns their number.
 fn go_on(world: World, error: &peerweave::Error) -> Result<usize> {
     note("shrinks now");
     let seed: u64 = var(SEED).parse().expect("a number");
@@ -157,8 +157,8 @@ fn other(world: &World, random: u64, round: u64) -> Result<()> {
     let sum = round * 1000 * n as u64 + (n * (n - 1) / 2) as u64;
     let right = Rank::new(((me + 1) % n) as u32);
     match random % 9 {
-        // Messages of pairs. Large ones are read from the sender's memory, and the sender may be
-        // dead by then.
+        // Messages between pairs. The receiver reads large messages from the sender's memory, and
+        // the sender may have died before the receiver reads.
         0 | 1 => {
             let peer = me ^ 1;
             if peer < n {
@@ -175,7 +175,7 @@ fn other(world: &World, random: u64, round: u64) -> Result<()> {
             }
             Ok(())
         }
-        // The sender continues, and may die before the receiver has taken the message.
+        // The sender continues, and may die before the receiver has received the message.
         2 => {
             let stream = world.stream()?;
             let left = Rank::new(((me + n - 1) % n) as u32);

@@ -55,7 +55,7 @@ impl Table {
         }
     }
 
-    /// Returns whether there was no failure, and 99.9 % of PEs knew of the death in time.
+    /// Returns whether there was no failure, and 99.9 % of PEs detected the death in time.
     pub(crate) fn is_good(&self) -> bool {
         self.rows.iter().all(|row| {
             let late = row.known_after.iter().filter(|&&after| after >= SOON).count();
@@ -87,7 +87,7 @@ impl fmt::Display for Table {
             "leftovers",
             "wrong names",
             "other failures",
-            "PEs told",
+            "notified",
             "in 2 s",
             "median",
             "99.9 %",
@@ -117,7 +117,7 @@ impl fmt::Display for Table {
             )?;
             writeln!(
                 f,
-                "{:<21} {} more victims had already ended; {} died before any other process could know them; {} jobs went on",
+                "{:<21} {} more victims had already ended; {} died before any other process could detect them; {} jobs continued",
                 "", row.nobody_died, row.died_unknown, row.went_on
             )?;
         }

@@ -1,8 +1,8 @@
 //! Checks collectives that have a configuration: each form with each option, alone and in groups,
 //! on windows and on other memory.
 //!
-//! The effect of the options inside NCCL cannot be observed here; the check is that the result does
-//! not change.
+//! The effect of the options inside NCCL cannot be observed here. The parts check that the options
+//! do not change the result.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -161,7 +161,8 @@ fn forms(
         moved(rank, len),
         n * len,
         at_root.then(gathered),
-        // The other ranks pass a buffer to give its offset in their windows: see `gather`.
+        // Ranks other than the root pass a buffer only for its offset in their windows: see
+        // `gather`.
         |from, to| &from,
         Some(&mut to as &mut dyn DeviceBufferMut<f32>),
         Rank::new(root as u32)
@@ -195,7 +196,7 @@ fn forms(
     let given = if at_root { mine } else { moved(rank, len) };
     in_place!(gather_in_place, given, 0..n * len, at_root.then(gathered), |both| &mut both, Rank::new(root as u32));
     if what == NO_CTAS && len == WINDOWED {
-        part.note("not run: scatter in place on windows without CTAs: NCCL 2.32.3 refuses it on the root, and the others wait");
+        part.note("not run: scatter in place on windows without CTAs: NCCL 2.32.3 refuses the call on the root, and the other ranks wait");
         return Ok(());
     }
     let (given, place) = if at_root { (row(root), own) } else { (zeros(), 0..len) };
@@ -203,7 +204,7 @@ fn forms(
     Ok(())
 }
 
-/// Runs one group of calls with different options, and some without.
+/// Runs one group with calls that have different options and calls that have no options.
 fn several_in_a_group(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.step("several configurations in a group");
     let (n, rank, stream, len) = (comm.n_ranks(), comm.rank().index(), &part.stream, 10_000);
@@ -257,8 +258,8 @@ fn mistakes(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.computes(comm, "after mistakes")
 }
 
-/// Prints the results of options that only NCCL can validate, each on its own communicator; none is
-/// counted as an error.
+/// Prints the results of options that only NCCL can validate, each on its own communicator. No
+/// result is counted as an error.
 fn tell(part: &Part<'_>) -> Outcome {
     for (what, config) in [
         ("the default policy", CollConfig::new().cta_policy(CtaPolicy::Default)),

@@ -36,7 +36,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     for (layout, version) in layouts {
         part.step(&format!("{layout:?}"));
         let first = make(part, &comm, layout, version, 4)?;
-        // Creates a second one while the first exists, and a third one afterwards.
+        // Creates a second device communicator while the first exists, and a third one afterwards.
         let second = make(part, &comm, layout, version, 1)?;
         // SAFETY: no kernel was started.
         unsafe { first.destroy() }?;

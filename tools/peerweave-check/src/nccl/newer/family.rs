@@ -1,5 +1,5 @@
-//! Checks communicators created from others: by shrink, by split, by growing by one rank, and from
-//! a revoked communicator.
+//! Checks communicators created from other communicators: by shrink, by split, by growing by one
+//! rank, and from a revoked communicator.
 //!
 //! The option `--kill` of `mod.rs` checks the death of a rank.
 
@@ -37,7 +37,7 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
     Ok(comm.abort(super::DEADLINE)?)
 }
 
-/// Splits the ranks into even and odd ones, in descending order.
+/// Splits the ranks into even and odd ranks, each in descending order.
 fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
     part.step(&format!("{what} into two halves"));
     let (n, rank) = (comm.n_ranks(), comm.rank().index());
@@ -63,7 +63,7 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     }
     part.meet()?;
     part.step("the id");
-    // One of the present ranks creates the id, and also passes it to `grow`.
+    // One rank of the smaller communicator creates the id, and also passes the id to `grow`.
     let id = few.as_ref().filter(|few| few.rank() == Rank::new(0)).map(Communicator::grow_id).transpose()?;
     let text = id.as_ref().map_or_else(String::new, |id| id.to_hex());
     let given: UniqueId = String::from_utf8_lossy(&part.exchange(text.as_bytes())?[0]).parse()?;
@@ -133,7 +133,7 @@ fn after(part: &Part<'_>, comm: &Communicator) -> Outcome {
     Ok(comm.abort(super::DEADLINE)?)
 }
 
-/// Issues a call on rank 0 that no other rank joins, and ends it by revoke.
+/// Issues a call on rank 0 that no other rank joins, and ends the call by revoke.
 pub(super) fn revoke_stuck(part: &Part<'_>) -> Outcome {
     if part.ranks() < 2 {
         part.note("not run: a stuck call needs two GPUs");

@@ -1,5 +1,5 @@
 //! Checks misuse: each call returns a typed error, nothing is enqueued, and the communicator works
-//! afterwards. Misuse that NCCL itself refuses comes last, each on its own communicator, because
+//! afterwards. Misuse that only NCCL refuses is checked last, each on its own communicator, because
 //! NCCL keeps such an error in the communicator.
 
 use std::sync::Arc;
@@ -71,9 +71,11 @@ fn puts(part: &Part<'_>, comm: &Communicator, other: &Communicator, memory: &Ncc
     part.refused("a wait for zero signals", comm.wait_signal(stream, &[]), is_misuse);
     let beyond = Signal { index: u32::MAX, context: 0 };
     part.refused("a signal with an invalid number", comm.signal(stream, Rank::new(0), beyond), is_misuse);
-    part.refused("another's window", other.put_signal(stream, &source, Rank::new(0), registered, 0, signal), |error| {
-        matches!(error.misuse_kind(), Some(MisuseKind::WrongCommunicator { .. }))
-    });
+    part.refused(
+        "a window of another communicator",
+        other.put_signal(stream, &source, Rank::new(0), registered, 0, signal),
+        |error| matches!(error.misuse_kind(), Some(MisuseKind::WrongCommunicator { .. })),
+    );
 }
 
 /// Checks calls on a window whose communicator was aborted and whose memory is alive.
@@ -95,8 +97,8 @@ fn dead(part: &Part<'_>, comm: Communicator, other: Communicator, memory: &NcclM
     Ok(other.finalize(super::DEADLINE)?)
 }
 
-/// Checks misuse that only NCCL can detect. NCCL accepts some of it: that is printed, and not
-/// counted as an error.
+/// Checks misuse that only NCCL can detect. If NCCL accepts a call, this is printed and not counted
+/// as an error.
 fn nccls(part: &Part<'_>) -> Outcome {
     let stream = &part.stream;
     if part.nccl().has("ncclPutSignal") {

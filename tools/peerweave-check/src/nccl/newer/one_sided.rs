@@ -1,9 +1,9 @@
 //! Checks put with signal, signal, and wait for signals: in rings, in both directions, in groups,
 //! with several signals and contexts, and in graphs.
 //!
-//! On one machine NCCL implements these calls with copy engines and stream memory operations: a
-//! wait without its signal cannot be aborted. So each rank synchronizes with the others on the host
-//! before it waits for them.
+//! On one machine NCCL implements these calls with copy engines and stream memory operations, so a
+//! wait without its signal cannot be aborted. Therefore each rank synchronizes with the other ranks
+//! on the host before it waits for their signals.
 //!
 //! NCCL before 2.31 has one signal and one context, and creates both in the first call of all
 //! ranks.
@@ -15,12 +15,12 @@ use super::windows::{alloc, window};
 use super::{Outcome, Part, moved};
 use crate::nccl::matrix::Sample;
 
-/// Number of signals and contexts to request where NCCL supports several.
+/// Number of signals and contexts to request if NCCL supports several.
 const SIGNALS: u32 = 4;
 const CONTEXTS: u32 = 2;
 
-/// Creates a communicator with the maximum number of signals and contexts; returns it with both
-/// numbers.
+/// Creates a communicator with the maximum number of signals and contexts. Returns the communicator
+/// and both numbers.
 fn made(part: &Part<'_>) -> Result<(Communicator, u32, u32), super::Failed> {
     if part.is_since("several signals and contexts", Version::new(2, 31, 0)) {
         let config = Config::new().num_rma_sig(SIGNALS).num_rma_ctx(CONTEXTS);
@@ -29,8 +29,8 @@ fn made(part: &Part<'_>) -> Result<(Communicator, u32, u32), super::Failed> {
     Ok((part.communicator(&Config::new())?, 1, 1))
 }
 
-/// Memory of a rank into which all ranks can put: first the elements that the rank sends, then
-/// elements that it receives.
+/// Memory of a rank into which all ranks can put: first the elements that the rank sends, then the
+/// elements that the rank receives.
 struct Room<T> {
     memory: NcclMem<T>,
     window: Window<T>,
@@ -44,8 +44,8 @@ fn room<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Result<
 }
 
 impl<T: Sample> Room<T> {
-    /// Fills the elements to send and clears the received ones; returns when every rank has done
-    /// so.
+    /// Fills the elements to send and clears the received elements. Returns when every rank has
+    /// done so.
     fn fill(&mut self, part: &Part<'_>, seed: usize) -> Outcome {
         let mut values = moved::<T>(seed, self.half);
         values.resize(2 * self.half, T::default());
@@ -53,8 +53,8 @@ impl<T: Sample> Room<T> {
         part.meet()
     }
 
-    /// Compares the received elements with the expected ones after this rank's stream has
-    /// completed; returns when every rank has done so.
+    /// Compares the received elements with the expected elements after this rank's stream has
+    /// completed. Returns when every rank has done so.
     fn verify(&self, part: &Part<'_>, comm: &Communicator, expected: &[T], what: &str) -> Outcome {
         part.wait(comm)?;
         let found = self.memory.slice(self.half..2 * self.half)?.to_vec(&part.stream)?;
@@ -128,7 +128,7 @@ fn next_and_before(comm: &Communicator) -> (usize, usize) {
     ((comm.rank().index() + 1) % n, (comm.rank().index() + n - 1) % n)
 }
 
-/// Puts from each rank to the next one, at several offsets and lengths.
+/// Puts from each rank to the next rank, at several offsets and lengths.
 fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome {
     let (next, before) = next_and_before(comm);
     let mut room = room::<T>(part, comm, half)?;
@@ -182,7 +182,7 @@ fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// Puts from every rank to every other, each to its own offset, and waits once for all of them.
+/// Puts from every rank to every other rank, each to its own offset. Waits once for all puts.
 fn both_ways(part: &Part<'_>, comm: &Communicator, signals: u32, contexts: u32) -> Outcome {
     const LEN: usize = 10_007;
     let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
@@ -206,7 +206,7 @@ fn both_ways(part: &Part<'_>, comm: &Communicator, signals: u32, contexts: u32) 
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// Runs puts in both directions and the wait for them in one group.
+/// Runs puts in both directions and the wait for these puts in one group.
 fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
     const LEN: usize = 5000;
     let ((next, before), stream, signal) = (next_and_before(comm), &part.stream, Signal::default());
@@ -216,7 +216,7 @@ fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
         room.fill(part, comm.rank().index() + round)?;
         let (first, second) = (room.memory.slice(0..LEN)?, room.memory.slice(LEN..2 * LEN)?);
         let waits = |peer| SignalWait { peer, signal, count: 1 };
-        // With two ranks, both neighbours are the same one, which signals twice.
+        // With two ranks, both neighbours are the same rank, which signals twice.
         let waits = if next == before {
             vec![SignalWait { count: 2, ..waits(Rank::new(next as u32)) }]
         } else {
@@ -239,8 +239,8 @@ fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
 /// Captures a put and its wait into a graph and launches it repeatedly, with calls outside of
 /// graphs between the launches.
 ///
-/// There is one put before each wait: inside a graph NCCL does not complete a second put until the
-/// receiver has waited for the first.
+/// There is only one put before each wait, because inside a graph NCCL does not complete a second
+/// put until the receiver has waited for the first.
 pub(super) fn captured(part: &Part<'_>) -> Outcome {
     const LEN: usize = 20_000;
     if !part.is_since("one-sided calls in graphs", Version::new(2, 30, 3)) {

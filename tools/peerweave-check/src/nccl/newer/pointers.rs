@@ -1,7 +1,8 @@
-//! Checks the addresses at which a rank can access the windows of others, with copies of the driver
-//! in both directions.
+//! Checks the addresses at which a rank can access the windows of other ranks, with copies of the
+//! driver in both directions.
 //!
-//! Requests no multicast address: where multicast is disabled, the call must not reach NCCL.
+//! Requests no multicast address. If multicast is disabled, the crate must refuse such a request
+//! before NCCL is called.
 
 use std::sync::Arc;
 
@@ -14,14 +15,14 @@ use super::{Outcome, Part, moved};
 
 const LEN: usize = 100_003;
 
-/// Copies between addresses that this rank's device can access, and waits.
+/// Copies between addresses that this rank's device can access, and waits for the copy.
 ///
 /// # Safety
-/// Both ranges are mapped for the device until the copy is complete; meanwhile no other access
+/// Both ranges are mapped for the device until the copy is complete. Until then, no other access
 /// writes `from` or reads `to`.
 unsafe fn copy(part: &Part<'_>, stream: &Arc<CudaStream>, to: u64, from: u64, len: usize) -> Outcome {
     bind(&part.all.context)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that both ranges are mapped and not accessed otherwise.
     unsafe { result::memcpy_dtod_async(to, from, 4 * len, stream.cu_stream()) }?;
     Ok(stream.synchronize()?)
 }

@@ -1,5 +1,5 @@
-//! Checks the properties of a communicator, and suspension, which frees its memory until it is
-//! resumed.
+//! Checks the properties of a communicator, its options, and suspension, which frees the memory of
+//! a communicator until the communicator is resumed.
 
 use std::time::Duration;
 
@@ -50,13 +50,13 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
 
 const NO_ONE_SIDED: &str = "no one-sided calls";
 
-/// Checks each option of a communicator that is newer than NCCL 2.19, on its own communicator.
+/// Checks each communicator option that is newer than NCCL 2.19, each on its own communicator.
 pub(super) fn options(part: &Part<'_>) -> Outcome {
     let options = [
         ("a name", Config::new().name("newer")),
         ("a traffic class", Config::new().traffic_class(0)),
         ("blocking", Config::new().blocking(Switch::On)),
-        // SAFETY: no children are made of these.
+        // SAFETY: no communicators are created from these.
         ("resources shared with split communicators", unsafe { Config::new().split_share(Switch::On) }),
         // SAFETY: as above.
         ("resources shared with shrunk communicators", unsafe { Config::new().shrink_share(Switch::On) }),

@@ -2,7 +2,7 @@
 //! types and sizes, and in graphs.
 //!
 //! `one_sided.rs` checks puts into windows. Every result is compared with the result that the host
-//! computes, and the element after it must not change.
+//! computes, and the element after the result must not change.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ const MIB: usize = 1 << 20;
 /// an odd offset.
 const STARTS: [usize; 3] = [0, 1024, 3];
 
-/// If one size takes longer than this, larger ones are skipped; no GPU is that slow.
+/// If one size takes longer than this time, larger sizes are skipped. No GPU is that slow.
 const SLOW: Duration = Duration::from_secs(3);
 
 pub(super) fn all(part: &Part<'_>) -> Outcome {
@@ -34,7 +34,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     graphs(part, &comm)?;
     part.step("finalize");
     comm.finalize(super::DEADLINE)?;
-    // Uses copy engines instead of kernels where they can do the work.
+    // Uses copy engines instead of kernels, where copy engines can perform the operation.
     if part.is_since("windows without CTAs", Version::new(2, 28, 0)) {
         let comm = part.communicator(&Config::new().cta_policy(CtaPolicy::Zero))?;
         of_type::<f32>(part, &comm, &[8, 100_000, 8 * MIB])?;
@@ -65,7 +65,7 @@ fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> 
     if part.nccl().has("ncclWinGetUserPtr") {
         part.check(sending.user_address()? == send.address(), || "the address of a window".to_owned());
     }
-    // NCCL 2.28.9 returns wrong elements for other starts.
+    // NCCL 2.28.9 returns wrong elements for starts that are no multiple of 4 bytes.
     let whole_words = |start: usize| (start * size_of::<T>()).is_multiple_of(4);
     let parts_of_words = STARTS.into_iter().all(whole_words)
         || part.is_since("parts of windows that begin at no multiple of 4 bytes", Version::new(2, 30, 7));
@@ -96,8 +96,8 @@ pub(super) fn alloc<T: Sample>(part: &Part<'_>, len: usize) -> Result<NcclMem<T>
     Ok(NcclMem::alloc(part.nccl(), &part.all.context, len)?)
 }
 
-/// Fills `len` elements of `memory` from `start`, and one guard element after them; returns handles
-/// to both.
+/// Fills `len` elements of `memory` from `start`, and one guard element after them. Returns handles
+/// to the elements and to the guard element.
 fn filled<T: Sample>(
     part: &Part<'_>,
     memory: &NcclMem<T>,
@@ -111,8 +111,8 @@ fn filled<T: Sample>(
     Ok((memory.slice(start..start + len)?, with_guard))
 }
 
-/// Checks all-reduce, all-gather and reduce-scatter of this many elements (of the longer side), in
-/// and out of place.
+/// Checks all-reduce, all-gather and reduce-scatter, in and out of place. The longer buffer has
+/// `elements` elements.
 fn sized<T: Sample>(
     part: &Part<'_>,
     comm: &Communicator,
@@ -228,8 +228,8 @@ fn graphs(part: &Part<'_>, comm: &Communicator) -> Outcome {
             part.same(&part_of.to_vec(stream)?, mine, || format!("captured reduce_scatter of {share}, round {round}"));
         }
         drop(graph);
-        // The driver releases the windows of a destroyed graph some time later, so windows that
-        // stay registered are no fault.
+        // The driver releases the windows of a destroyed graph asynchronously, so windows that are
+        // still registered are not an error.
         drop(windows);
     }
     Ok(())
