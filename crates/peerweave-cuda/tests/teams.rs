@@ -136,7 +136,7 @@ fn destroyed_team_is_refused_by_launches() {
             team.destroy().expect("nothing uses it");
             let args = (number, word.slice(), 1);
             let error = stream.launch(&meet_in_team::KERNEL, 1, 1, args).expect_err("it is gone");
-            assert_eq!(error.to_string(), "launch: a team is number 1, expected a team of this GPU that was not destroyed");
+            assert_eq!(error.to_string(), "launch: the team is number 1, expected a team of this GPU that was not destroyed");
         });
     });
 }

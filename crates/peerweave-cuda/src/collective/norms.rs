@@ -74,7 +74,7 @@ impl RmsNormCall {
         }
         let row_bytes = self.row_bytes();
         if self.hidden == 0 || self.hidden > MOST_HIDDEN || !row_bytes.is_multiple_of(LINE) {
-            return Err(misuse(call, "hidden", self.hidden, "a row length that is a multiple of 16 bytes, with 1 to 16777215 elements"));
+            return Err(misuse(call, "hidden", self.hidden, "1 to 16777215 elements in a multiple of 16 bytes"));
         }
         let bytes = self.rows.checked_mul(row_bytes);
         for (what, at, bytes) in [
@@ -211,7 +211,7 @@ impl Collectives {
         let algorithm = if two_shot { Algorithm::TwoShot } else { Algorithm::OneShot };
         let route = route::norm_by(algorithm, call.rows, row_lines, &self.staging.limits);
         if route.rows == 0 {
-            return Err(misuse(CALL, "hidden", call.hidden, &format!("rows that {algorithm:?} supports: {:?}", self.staging.limits)));
+            return Err(misuse(CALL, "hidden", call.hidden, &format!("rows for {algorithm:?}: {:?}", self.staging.limits)));
         }
         // SAFETY: the caller guarantees it.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }

@@ -210,7 +210,7 @@ impl Collectives {
                 return Err(misuse(CALL, what, rank, &format!("a rank below {ranks}")));
             }
             if bytes > 0 && (at == 0 || at.checked_add(bytes).is_none()) {
-                return Err(misuse(CALL, "at", format!("{at:#x}"), "an address other than 0 at which the message fits in the address space"));
+                return Err(misuse(CALL, "at", format!("{at:#x}"), "an address other than 0, without overflow"));
             }
         }
         // The lengths of this rank's messages to itself, as sent or as received.
