@@ -1,4 +1,5 @@
-//! Checks the portable API on the GPUs of one machine. This program starts one process for each GPU.
+//! Checks the portable API on the GPUs of one machine. This program starts one process for each
+//! GPU.
 //!
 //! `--part graphs` replays every collective, put, signal and wait in CUDA graphs, alternating with
 //! the same calls in streams. `--part kills` kills a process at a random moment during random

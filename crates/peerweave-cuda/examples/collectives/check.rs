@@ -79,7 +79,8 @@ impl Checker<'_> {
     /// result.
     fn call<T: Small>(&mut self, count: usize, op: ReduceOp, shift: [usize; 2], in_place: bool, route: Option<Route>) -> Outcome {
         let (rank, ranks) = (self.collectives.rank().get(), self.collectives.members().len() as u32);
-        // A mean of integers is truncated. A mean of floats is compared only if it is exact.
+        // A mean of integers is truncated. A mean of floats is exact only if the number of ranks is
+        // a power of two.
         if op == ReduceOp::Avg && !T::DTYPE.is_integer() && !ranks.is_power_of_two() {
             return Ok(());
         }
@@ -217,7 +218,8 @@ fn repeats(gpu: &Gpu, collectives: &Collectives, rounds: u64) -> Result<u64, Box
         // SAFETY: as above.
         unsafe { collectives.all_reduce_scaled(stream, at, at, count as u64, dtype, u64::from(scalar))? };
     }
-    let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?.ok_or("the capture returned no graph")?;
+    let graph =
+        stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?.ok_or("the capture returned no graph")?;
     let replays = rounds.div_ceil(40);
     for _ in 0..replays {
         graph.launch()?;

@@ -1,6 +1,6 @@
-//! Compares all_reduce with residual and RMSNorm as one kernel with an all_reduce followed by a norm
-//! kernel. Checks that the results have the same bits, and measures both: the time of a call in
-//! graphs of 20 calls, which alternate in one run.
+//! Compares all_reduce with residual and RMSNorm as one kernel with an all_reduce followed by a
+//! norm kernel. Checks that the results have the same bits, and measures both: the time of a call
+//! in graphs of 20 calls, which alternate in one run.
 
 use peerweave_cuda::{Collectives, Gpu, RmsNormCall, RmsNormOutput};
 use peerweave_driver::DeviceMemory;
@@ -73,8 +73,8 @@ impl<'a, T: Element> Operands<'a, T> {
     fn enqueue(&self, form: Form) -> Outcome {
         let Bench { collectives, stream, .. } = self.bench;
         let (call, count) = (&self.call, self.call.rows * self.call.hidden);
-        // SAFETY: the memory is live until the test has waited for the stream, and graphs that use
-        // the memory are dropped before it is freed.
+        // SAFETY: the memory is live until the caller has waited for the stream, and graphs that
+        // use the memory are dropped before it is freed.
         unsafe {
             match form {
                 Form::Fused => collectives.all_reduce_rms_norm(stream, call)?,

@@ -24,7 +24,8 @@ impl Collectives {
         if let Some(kernel) = slot.get() {
             return Ok(kernel);
         }
-        let kernel = find().ok_or_else(|| misuse(call, "dtype", "a type without a kernel", "a type that this call can reduce"))?;
+        let kernel =
+            find().ok_or_else(|| misuse(call, "dtype", "a type without a kernel", "a type that this call can reduce"))?;
         let loaded = self.gpu.0.entry(kernel.ptx(), kernel.name())?;
         Ok(slot.get_or_init(|| loaded))
     }

@@ -115,7 +115,10 @@ impl RouteTable {
                 },
                 ["own", rest @ ..] => own_row(rest).map(|row| own.push(row)),
                 ["nccl", rest @ ..] => library_row(Provider::Nccl, rest).map(|row| libraries.push(row)),
-                _ => Err(format!("{:?} is not a valid line, expected arch ARCHITECTURE (once), threshold, own or nccl", words.join(" "))),
+                _ => Err(format!(
+                    "{:?} is not a valid line, expected arch ARCHITECTURE (once), threshold, own or nccl",
+                    words.join(" ")
+                )),
             };
             outcome.map_err(|what| damaged(at, what))?;
         }

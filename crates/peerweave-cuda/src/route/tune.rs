@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn threshold_minimises_the_total_time_of_two_operations() {
+    fn threshold_is_the_last_size_at_which_lines_are_faster() {
         let mut all = Vec::new();
         for (kind, factor) in [(CollectiveKind::AllGather, 1.0), (CollectiveKind::AllToAll, 0.8)] {
             for (size, lines, messages) in [(MIB, 4.0, 6.0), (4 * MIB, 9.0, 10.0), (16 * MIB, 40.0, 30.0)] {
