@@ -141,7 +141,7 @@ fn costs(world: &World, threads: &Barrier) -> Vec<String> {
     const LEN: usize = 8;
     let (team, stream, other) = (world.team(), world.stream().unwrap(), Rank::new(1 - world.my_pe().get()));
     let context = peerweave_driver::context(world.my_pe().index()).expect("the fake has devices");
-    let memory = DeviceMemory::<f32>::alloc(&context, LEN).expect("there is enough memory");
+    let memory = DeviceMemory::<f32>::alloc(&context, LEN).expect("allocated");
     let on = Operands {
         x: world.alloc_zeroed(LEN).unwrap(),
         y: world.alloc_zeroed(LEN).unwrap(),

@@ -104,7 +104,7 @@ fn back_to_back_calls_of_every_size_are_correct() {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let streams: [Stream; 2] = [gpu.stream().expect("a stream"), gpu.stream().expect("a stream")];
-            let values = gpu.alloc_local::<f32>(9000).expect("there is enough memory");
+            let values = gpu.alloc_local::<f32>(9000).expect("allocated");
             values.write(&streams[0], &[1.0; 9000]).expect("written");
             let at = values.slice().address();
             for call in 0..12_usize {
@@ -131,7 +131,7 @@ fn graph_launches_and_calls_can_alternate() {
         pes(2, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
-            let values = gpu.alloc_local::<f32>(2000).expect("there is enough memory");
+            let values = gpu.alloc_local::<f32>(2000).expect("allocated");
             values.write(&stream, &[1.0; 2000]).expect("written");
             all.load(DType::F32).expect("loaded");
             stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
@@ -140,7 +140,7 @@ fn graph_launches_and_calls_can_alternate() {
             let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
             let graph = graph.expect("the capture ends").expect("a graph");
             for _ in 0..5 {
-                graph.launch().expect("the launch succeeds");
+                graph.launch().expect("launched");
                 add_up(&all, &stream, &values, 5).expect("enqueued");
             }
             let found = values.read(&stream).expect("read");
@@ -156,7 +156,7 @@ fn team_reduces_in_the_order_of_its_members() {
             let members = if gpu.pe() == Pe::new(1) { vec![Pe::new(1)] } else { vec![Pe::new(2), Pe::new(0)] };
             let all = Collectives::new(gpu, &members, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
-            let values = gpu.alloc_local::<f32>(100).expect("there is enough memory");
+            let values = gpu.alloc_local::<f32>(100).expect("allocated");
             values.write(&stream, &[gpu.pe().get() as f32 + 1.0; 100]).expect("written");
             add_up(&all, &stream, &values, 100).expect("enqueued");
             let expected = if members.len() == 1 { 2.0 } else { 4.0 };
@@ -171,7 +171,7 @@ fn missing_pe_is_named_and_calls_succeed_after_recovery() {
         pes(2, options().deadline(Duration::from_millis(300)), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
-            let values = gpu.alloc_local::<f32>(3000).expect("there is enough memory");
+            let values = gpu.alloc_local::<f32>(3000).expect("allocated");
             values.write(&stream, &[1.0; 3000]).expect("written");
             if gpu.pe() == Pe::new(0) {
                 add_up(&all, &stream, &values, 3000).expect("enqueued");
@@ -200,9 +200,8 @@ fn parts_are_gathered_exchanged_and_reduced_by_rank() {
             let me = gpu.pe().get();
             for part in [40_usize, 37, 1] {
                 let bytes = 4 * part as u64;
-                let [send, gathered, exchanged] =
-                    [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("there is enough memory"));
-                let reduced = gpu.alloc_local::<f32>(part).expect("there is enough memory");
+                let [send, gathered, exchanged] = [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("allocated"));
+                let reduced = gpu.alloc_local::<f32>(part).expect("allocated");
                 let given = |rank: u32, index: usize| (100 * rank) as f32 + index as f32;
                 let values: Vec<f32> = (0..3 * part).map(|index| given(me, index)).collect();
                 send.write(&stream, &values).expect("written");
@@ -228,7 +227,7 @@ fn parts_are_gathered_exchanged_and_reduced_by_rank() {
                 assert_eq!(reduced.read(&stream).expect("read"), sums);
                 gpu.barrier("read").expect("all PEs arrive");
             }
-            let at = gpu.alloc_local::<u8>(64).expect("there is enough memory").slice().address();
+            let at = gpu.alloc_local::<u8>(64).expect("allocated").slice().address();
             // SAFETY: the calls are refused.
             let errors = unsafe {
                 [
@@ -248,7 +247,7 @@ fn invalid_calls_are_refused_before_anything_is_enqueued() {
         pes(1, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
-            let values = gpu.alloc_local::<f32>(64).expect("there is enough memory");
+            let values = gpu.alloc_local::<f32>(64).expect("allocated");
             let at = values.slice().address();
             let refused = |send, recv, count, dtype, op| {
                 // SAFETY: the call is refused.
@@ -310,8 +309,8 @@ fn roots_broadcast_gather_and_scatter_parts_of_any_length() {
             for (call, part) in [16_usize, 37, 1024, 20_003, 0].into_iter().enumerate() {
                 let root = Rank::new(call as u32 % 3);
                 let is_root = root.get() == me;
-                let [send, copied, gathered, scattered] = [3 * part, part, 3 * part, part]
-                    .map(|len| gpu.alloc_local::<u8>(len.max(1)).expect("there is enough memory"));
+                let [send, copied, gathered, scattered] =
+                    [3 * part, part, 3 * part, part].map(|len| gpu.alloc_local::<u8>(len.max(1)).expect("allocated"));
                 send.write(&stream, &bytes_of(me, send.len())).expect("written");
                 let [from, to, all_parts, own] = [&send, &copied, &gathered, &scattered].map(|local| local.slice().address());
                 for _ in 0..3 {
@@ -343,7 +342,7 @@ fn messages_between_some_ranks_arrive_in_order() {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             let me = gpu.pe().get();
-            let [send, recv] = [90_000; 2].map(|len| gpu.alloc_local::<u8>(len).expect("there is enough memory"));
+            let [send, recv] = [90_000; 2].map(|len| gpu.alloc_local::<u8>(len).expect("allocated"));
             send.write(&stream, &bytes_of(me, send.len())).expect("written");
             let (from, to) = (send.slice().address(), recv.slice().address());
             let next = Rank::new((me + 1) % 3);
@@ -402,9 +401,8 @@ fn calls_whose_parts_exceed_a_bank_have_correct_results() {
             // multiple of a line, the second length is not.
             for part in [6_004_usize, 6_001] {
                 let bytes = 4 * part as u64;
-                let [send, gathered, exchanged] =
-                    [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("there is enough memory"));
-                let reduced = gpu.alloc_local::<f32>(part).expect("there is enough memory");
+                let [send, gathered, exchanged] = [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("allocated"));
+                let reduced = gpu.alloc_local::<f32>(part).expect("allocated");
                 let given = |rank: u32, index: usize| (100 * rank) as f32 + (index % 1000) as f32;
                 let values: Vec<f32> = (0..3 * part).map(|index| given(me, index)).collect();
                 send.write(&stream, &values).expect("written");
@@ -443,7 +441,7 @@ fn only_the_root_gets_the_result_of_a_reduce() {
             let stream = gpu.stream().expect("a stream");
             let me = gpu.pe().get();
             for (call, count) in [5_usize, 3000, 40_000].into_iter().enumerate() {
-                let [send, recv] = [count; 2].map(|len| gpu.alloc_local::<f32>(len).expect("there is enough memory"));
+                let [send, recv] = [count; 2].map(|len| gpu.alloc_local::<f32>(len).expect("allocated"));
                 send.write(&stream, &vec![me as f32 + 1.0; count]).expect("written");
                 recv.write(&stream, &vec![-1.0; count]).expect("written");
                 let (from, to) = (send.slice().address(), recv.slice().address());
@@ -467,9 +465,9 @@ fn results_on_the_heap_of_some_or_all_ranks_are_correct() {
             let stream = gpu.stream().expect("a stream");
             let me = gpu.pe().get();
             let part = 12_004;
-            let recv = gpu.alloc::<f32>(3 * part).expect("there is enough memory");
-            let private = gpu.alloc_local::<f32>(3 * part).expect("there is enough memory");
-            let send = gpu.alloc_local::<f32>(3 * part).expect("there is enough memory");
+            let recv = gpu.alloc::<f32>(3 * part).expect("allocated");
+            let private = gpu.alloc_local::<f32>(3 * part).expect("allocated");
+            let send = gpu.alloc_local::<f32>(3 * part).expect("allocated");
             let values: Vec<f32> = (0..3 * part).map(|index| (me * 1000) as f32 + (index % 997) as f32).collect();
             send.write(&stream, &values).expect("written");
             let from = send.slice().address();

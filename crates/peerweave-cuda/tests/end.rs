@@ -25,11 +25,10 @@ fn options() -> GpuOptions {
 
 /// Runs work on the GPU, and drops memory that other threads free later.
 fn work(gpu: &Gpu) {
-    let (word, signal) =
-        (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.alloc::<u64>(1).expect("there is enough memory"));
-    let (kept, stream) = (gpu.alloc::<u64>(1000).expect("there is enough memory"), gpu.stream().expect("a stream"));
-    stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("the launch succeeds");
-    stream.launch(&count_up::KERNEL, 2, 64, (kept.slice(), 5)).expect("the launch succeeds");
+    let (word, signal) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
+    let (kept, stream) = (gpu.alloc::<u64>(1000).expect("allocated"), gpu.stream().expect("a stream"));
+    stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("launched");
+    stream.launch(&count_up::KERNEL, 2, 64, (kept.slice(), 5)).expect("launched");
     stream.wait().expect("the kernels complete");
     gpu.barrier("worked").expect("all PEs arrive");
     gpu.free(word).expect("freed");
@@ -82,10 +81,10 @@ fn rendezvous_is_released_by_a_drop_with_work_in_flight() {
         pes_that_may_fail(2, short, |gpu| {
             let gpu = gpu.expect("the GPU is set up");
             let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
-            let (signal, stream) = (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.stream().expect("a stream"));
+            let (signal, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             // The kernel ends at its deadline, after the signal, the stream and the GPU have been
             // dropped.
-            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1 - gpu.pe().get())).expect("the launch succeeds");
+            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1 - gpu.pe().get())).expect("launched");
             drop((signal, stream));
             drop(gpu);
             assert_eq!(Arc::strong_count(&rendezvous), HANDLES);
@@ -98,7 +97,7 @@ fn end_of_a_gpu_with_other_handles_is_misuse() {
     fakes().run(|| {
         pes_that_may_fail(1, options(), |gpu| {
             let gpu = gpu.expect("the GPU is set up");
-            let (memory, stream) = (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.stream().expect("a stream"));
+            let (memory, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             let error = gpu.clone().end().expect_err("there are a stream, memory and a clone");
             let CudaError::Misuse { call: "Gpu::end", value, .. } = &error else { panic!("{error}") };
             assert_eq!(value, "in use by 3 other handles");
@@ -115,9 +114,9 @@ fn end_after_a_failed_kernel_returns_its_error() {
         pes_that_may_fail(2, short, |gpu| {
             let gpu = gpu.expect("the GPU is set up");
             let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
-            let (signal, stream) = (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.stream().expect("a stream"));
+            let (signal, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             let other = 1 - gpu.pe().get();
-            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), other)).expect("the launch succeeds");
+            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), other)).expect("launched");
             stream.wait().expect_err("no PE signals");
             drop((signal, stream));
             let error = gpu.end().expect_err("a kernel failed");

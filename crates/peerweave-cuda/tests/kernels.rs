@@ -23,11 +23,10 @@ fn options() -> GpuOptions {
 fn words_and_signals_reach_the_next_pe() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let (word, signal) =
-                (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.alloc::<u64>(1).expect("there is enough memory"));
+            let (word, signal) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
             let stream = gpu.stream().expect("a stream");
             for round in 1..=5 {
-                stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round)).expect("the launch succeeds");
+                stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round)).expect("launched");
             }
             let before = u64::from((gpu.pe().get() + 2) % 3);
             assert_eq!(word.read(&stream).expect("the kernels complete"), [10 * before + 7]);
@@ -44,7 +43,7 @@ fn block_barriers_synchronize_all_threads_of_a_block() {
         pes(2, options(), |gpu| {
             let stream = gpu.stream().expect("a stream");
             for _ in 0..3 {
-                stream.launch(&barriers::KERNEL, 1, 32, (20,)).expect("the launch succeeds");
+                stream.launch(&barriers::KERNEL, 1, 32, (20,)).expect("launched");
             }
             stream.wait().expect("all PEs reach the barrier");
         });
@@ -56,11 +55,11 @@ fn missing_pe_is_named_and_recovery_resets_barriers() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_millis(300));
         pes(2, short, |gpu| {
-            let signal = gpu.alloc::<u64>(1).expect("there is enough memory");
+            let signal = gpu.alloc::<u64>(1).expect("allocated");
             let stream = gpu.stream().expect("a stream");
             if gpu.pe() == Pe::new(0) {
                 let start = Instant::now();
-                stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("the launch succeeds");
+                stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("launched");
                 let error = stream.wait().expect_err("no PE signals");
                 assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
                 let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
@@ -70,7 +69,7 @@ fn missing_pe_is_named_and_recovery_resets_barriers() {
                 assert!(matches!(error, CudaError::Failed { .. }), "{error}");
             }
             gpu.recover().expect("both PEs arrive");
-            stream.launch(&barriers::KERNEL, 1, 1, (3,)).expect("the launch succeeds");
+            stream.launch(&barriers::KERNEL, 1, 1, (3,)).expect("launched");
             stream.wait().expect("both PEs reach the barrier");
         });
     });
@@ -83,8 +82,7 @@ fn killed_pe_is_named_and_ends_kernels_that_wait_for_it() {
 
 fn one_is_killed(child: &peerweave_fakes::Child) {
     let gpu = common::process(child, options());
-    let (signal, own) =
-        (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.alloc::<u64>(4).expect("there is enough memory"));
+    let (signal, own) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(4).expect("allocated"));
     gpu.barrier("ready").expect("all PEs arrive");
     if gpu.pe() == Pe::new(2) {
         std::thread::sleep(Duration::from_millis(200));
@@ -92,7 +90,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     }
     let stream = gpu.stream().expect("a stream");
     let start = Instant::now();
-    stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 2)).expect("the launch succeeds");
+    stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 2)).expect("launched");
     let error = stream.wait().expect_err("PE 2 is dead");
     assert!(matches!(error, CudaError::PeLost { .. }) && error.pe() == Some(Pe::new(2)), "{error}");
     assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
@@ -106,8 +104,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 fn invalid_launches_are_refused_before_anything_runs() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
-            let (memory, other) =
-                (gpu.alloc::<u64>(16).expect("there is enough memory"), gpu.alloc::<u64>(16).expect("there is enough memory"));
+            let (memory, other) = (gpu.alloc::<u64>(16).expect("allocated"), gpu.alloc::<u64>(16).expect("allocated"));
             let stream = gpu.stream().expect("a stream");
             let error = stream.launch(&count_up::KERNEL, 0, 1, (memory.slice(), 0)).expect_err("no blocks");
             assert!(matches!(error, CudaError::Driver(DriverError::Launch(LaunchError::Shape { .. }))), "{error}");
@@ -115,7 +112,7 @@ fn invalid_launches_are_refused_before_anything_runs() {
             gpu.free(memory).expect("freed");
             let error = stream.launch(&count_up::KERNEL, 1, 1, (freed, 0)).expect_err("the memory was freed");
             assert!(matches!(error, CudaError::Misuse { .. }), "{error}");
-            stream.launch(&count_up::KERNEL, 1, 1, (other.slice(), 3)).expect("the launch succeeds");
+            stream.launch(&count_up::KERNEL, 1, 1, (other.slice(), 3)).expect("launched");
             assert_eq!(other.read(&stream).expect("the work completes"), (3..19).collect::<Vec<u64>>());
         });
     });
@@ -125,21 +122,20 @@ fn invalid_launches_are_refused_before_anything_runs() {
 fn graph_replays_kernels_after_their_memory_was_dropped() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let (memory, copy) =
-                (gpu.alloc::<u64>(8).expect("there is enough memory"), gpu.alloc::<u64>(8).expect("there is enough memory"));
+            let (memory, copy) = (gpu.alloc::<u64>(8).expect("allocated"), gpu.alloc::<u64>(8).expect("allocated"));
             let stream = gpu.stream().expect("a stream");
             stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
-            stream.launch(&barriers::KERNEL, 1, 2, (2,)).expect("the launch is captured");
-            stream.launch(&count_up::KERNEL, 1, 4, (memory.slice(), 1)).expect("the launch is captured");
-            stream.launch(&count_up::KERNEL, 1, 4, (copy.slice(), 2)).expect("the launch is captured");
+            stream.launch(&barriers::KERNEL, 1, 2, (2,)).expect("captured");
+            stream.launch(&count_up::KERNEL, 1, 4, (memory.slice(), 1)).expect("captured");
+            stream.launch(&count_up::KERNEL, 1, 4, (copy.slice(), 2)).expect("captured");
             let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
             let graph = graph.expect("the capture ends").expect("a graph");
             drop(memory);
             for _ in 0..4 {
-                graph.launch().expect("the launch succeeds");
+                graph.launch().expect("launched");
             }
             assert_eq!(copy.read(&stream).expect("the work completes"), (2..10).collect::<Vec<u64>>());
-            stream.launch(&barriers::KERNEL, 1, 2, (1,)).expect("the launch succeeds");
+            stream.launch(&barriers::KERNEL, 1, 2, (1,)).expect("launched");
             stream.wait().expect("the epochs continue after the graph");
         });
     });

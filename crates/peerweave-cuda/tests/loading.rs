@@ -52,11 +52,10 @@ fn kernels_of_a_loaded_crate_load_no_further_module() {
             // modules are equal.
             assert_eq!(entered("cuFuncLoad"), before, "number of loaded functions, expected that of modules");
             gpu.barrier("counted").expect("both PEs arrive");
-            let (word, signal) =
-                (gpu.alloc::<u64>(9).expect("there is enough memory"), gpu.alloc::<u64>(1).expect("there is enough memory"));
+            let (word, signal) = (gpu.alloc::<u64>(9).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
             let stream = gpu.stream().expect("a stream");
-            stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("the launch succeeds");
-            stream.launch(&count_up::KERNEL, 1, 9, (word.slice(), 5)).expect("the launch succeeds");
+            stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("launched");
+            stream.launch(&count_up::KERNEL, 1, 9, (word.slice(), 5)).expect("launched");
             stream.wait().expect("both kernels complete");
             assert_eq!(entered(LOAD), before);
             gpu.barrier("ended").expect("both PEs arrive");

@@ -43,8 +43,8 @@ impl Operands {
     /// Allocates and writes the operands of this PE.
     fn new(gpu: &Gpu, stream: &Stream, rows: usize, hidden: usize) -> Self {
         let len = rows * hidden;
-        let [input, residual, output] = [len; 3].map(|len| gpu.alloc_local::<f32>(len).expect("there is enough memory"));
-        let [weight, scales] = [hidden, rows].map(|len| gpu.alloc_local::<f32>(len).expect("there is enough memory"));
+        let [input, residual, output] = [len; 3].map(|len| gpu.alloc_local::<f32>(len).expect("allocated"));
+        let [weight, scales] = [hidden, rows].map(|len| gpu.alloc_local::<f32>(len).expect("allocated"));
         let me = gpu.pe().get() as usize;
         let values =
             |of: &dyn Fn(usize) -> usize, len: usize| -> Vec<f32> { (0..len).map(|i| of(i) as f32 / 8.0 - 3.0).collect() };
@@ -165,7 +165,7 @@ fn norm_in_a_graph_can_alternate_with_calls() {
             let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
             let graph = graph.expect("the capture ends").expect("a graph");
             for _ in 0..3 {
-                graph.launch().expect("the launch succeeds");
+                graph.launch().expect("launched");
                 // SAFETY: as above.
                 unsafe { all.all_reduce_rms_norm(&stream, &called.call) }.expect("enqueued");
             }
@@ -235,8 +235,8 @@ fn norms_that_differ_among_ranks_are_a_mismatch() {
             let world =
                 peerweave_core::World::new(peerweave_cuda::Cuda::new(gpu.expect("the GPU is set up")).expect("a backend"));
             let world = world.expect("a world");
-            let [x, residual, y] = [(); 3].map(|()| world.alloc_zeroed::<f32>(64).expect("there is enough memory"));
-            let weight = world.alloc_zeroed::<f32>(16).expect("there is enough memory");
+            let [x, residual, y] = [(); 3].map(|()| world.alloc_zeroed::<f32>(64).expect("allocated"));
+            let weight = world.alloc_zeroed::<f32>(16).expect("allocated");
             let epsilon = if world.my_pe().get() == 0 { 1e-5 } else { 1e-6 };
             let norm = RmsNorm::new(&weight).epsilon(epsilon);
             let first = world.team().all_reduce_rms_norm_blocking(&x, &residual, &y, norm);
@@ -260,8 +260,8 @@ fn portable_norm_is_captured_with_its_memory() {
             let cuda = world.backend::<Cuda>().expect("the world runs on GPUs");
             let own = PrivateStream::new(cuda.context()).expect("a stream");
             let stream = world.adopt_stream(cuda.wrap_stream(own.clone()).expect("wrapped")).expect("adopted");
-            let [x, residual, y] = [(); 3].map(|()| world.alloc_zeroed::<f32>(32).expect("there is enough memory"));
-            let weight = DeviceMemory::<f32>::from_slice(&own, &[0.5; 16]).expect("there is enough memory");
+            let [x, residual, y] = [(); 3].map(|()| world.alloc_zeroed::<f32>(32).expect("allocated"));
+            let weight = DeviceMemory::<f32>::from_slice(&own, &[0.5; 16]).expect("allocated");
             x.fill(1.0).expect("filled");
             let call = |weight: &OnDevice<f32>| {
                 world.team().all_reduce_rms_norm(&stream, &x, &residual, &y, RmsNorm::new(weight)).map(drop)
@@ -283,7 +283,7 @@ fn portable_norm_is_captured_with_its_memory() {
             drop((operand, weight));
             for runs in 1..=3 {
                 world.team().barrier_blocking().expect("all PEs arrive");
-                graph.launch().expect("the launch succeeds");
+                graph.launch().expect("launched");
                 let soon = Instant::now() + Duration::from_secs(20);
                 assert!(peerweave_driver::wait(&own, soon).expect("no error"), "the graph has not ended");
                 assert_eq!(residual.to_vec().expect("read"), [2.0 * (1 + CALLS * runs) as f32; 32]);

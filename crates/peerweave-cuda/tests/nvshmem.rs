@@ -33,15 +33,14 @@ fn kernels_access_peers_in_nvshmems_heap() {
     fakes().run_many(3, |child| {
         let gpu = gpu(&child);
         assert!(!gpu.uses_network(), "all memory is mapped");
-        let (word, signal) =
-            (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.alloc::<u64>(1).expect("there is enough memory"));
+        let (word, signal) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
         let stream = gpu.stream().expect("a stream");
         for round in 1..=5 {
-            stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round)).expect("the launch succeeds");
+            stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round)).expect("launched");
         }
         let before = u64::from((gpu.pe().get() + 2) % 3);
         assert_eq!(word.read(&stream).expect("the kernels complete"), [10 * before + 7]);
-        stream.launch(&barriers::KERNEL, 1, 64, (5,)).expect("the launch succeeds");
+        stream.launch(&barriers::KERNEL, 1, 64, (5,)).expect("launched");
         stream.wait().expect("all PEs reach the barrier");
         gpu.barrier("read").expect("all PEs arrive");
         gpu.free(word).expect("freed");
@@ -60,7 +59,7 @@ fn freed_memory_is_reused_and_zeroed() {
             // allocations.
             let memory = gpu.alloc::<u64>(words).expect("the previous allocation was freed");
             assert_eq!(memory.read(&stream).expect("the memory is read"), vec![0; words]);
-            stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), round)).expect("the launch succeeds");
+            stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), round)).expect("launched");
             memory.write(&stream, 5, &[77, 78]).expect("the range is inside the memory");
             let found = memory.read(&stream).expect("the work completes");
             assert_eq!((found[4], found[5], found[6], found[7]), (round + 4, 77, 78, round + 7));
@@ -79,8 +78,8 @@ fn freed_memory_is_reused_and_zeroed() {
 fn frees_of_different_memory_are_refused_on_all_pes() {
     fakes().run_many(2, |child| {
         let gpu = gpu(&child);
-        let first = gpu.alloc::<u32>(100).expect("there is enough memory");
-        let second = gpu.alloc::<u32>(100).expect("there is enough memory");
+        let first = gpu.alloc::<u32>(100).expect("allocated");
+        let second = gpu.alloc::<u32>(100).expect("allocated");
         // The allocations have the same length, and the PEs free them in different orders.
         let (one, other) = if child.rank == 0 { (first, second) } else { (second, first) };
         let error = gpu.free(one).expect_err("PEs free different memory");
@@ -94,9 +93,8 @@ fn teams_in_nvshmems_heap_can_be_split_and_destroyed() {
     fakes().run_many(3, |child| {
         let gpu = gpu(&child);
         let me = gpu.pe().get();
-        let (word, stream) = (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.stream().expect("a stream"));
-        let (to, from) =
-            (gpu.alloc::<u32>(33).expect("there is enough memory"), gpu.alloc::<u32>(33).expect("there is enough memory"));
+        let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+        let (to, from) = (gpu.alloc::<u32>(33).expect("allocated"), gpu.alloc::<u32>(33).expect("allocated"));
         from.write(&stream, 0, &[me + 1; 33]).expect("written");
         gpu.barrier("written").expect("all PEs arrive");
         // There are more rounds than team numbers, and each round has different members.
@@ -105,9 +103,9 @@ fn teams_in_nvshmems_heap_can_be_split_and_destroyed() {
             let color = u64::from((me + round).is_multiple_of(3));
             let team = gpu.split(Some(color), -i64::from(me)).expect("all PEs split").expect("a color was given");
             let sum: u32 = team.members().iter().map(|pe| pe.get() + 1).sum();
-            stream.launch(&meet_in_team::KERNEL, 1, 32, (team.kernel_team(), word.slice(), 3)).expect("the launch succeeds");
+            stream.launch(&meet_in_team::KERNEL, 1, 32, (team.kernel_team(), word.slice(), 3)).expect("launched");
             let args = (team.kernel_team(), to.slice(), from.slice());
-            stream.launch(&sum_in_team::KERNEL, 1, 32, args).expect("the launch succeeds");
+            stream.launch(&sum_in_team::KERNEL, 1, 32, args).expect("launched");
             total += 3 * u64::from(sum);
             assert_eq!(word.read(&stream).expect("the work completes"), [total]);
             assert_eq!(to.read(&stream).expect("the work completes"), [sum; 33]);
@@ -122,15 +120,15 @@ fn missing_pe_is_named_in_nvshmems_heap() {
     fakes().run_many(2, |child| {
         let short = options(Transport::Nvshmem(settings())).deadline(Duration::from_millis(300));
         let gpu = common::process(&child, short);
-        let (signal, stream) = (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.stream().expect("a stream"));
+        let (signal, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
         if gpu.pe() == Pe::new(0) {
-            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("the launch succeeds");
+            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("launched");
             let error = stream.wait().expect_err("no PE signals");
             let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
             assert_eq!((failure.kind, failure.pe), (Some(FailureKind::Deadline), Some(Pe::new(1))), "{error}");
         }
         gpu.recover().expect("both PEs arrive");
-        stream.launch(&barriers::KERNEL, 1, 1, (3,)).expect("the launch succeeds");
+        stream.launch(&barriers::KERNEL, 1, 1, (3,)).expect("launched");
         stream.wait().expect("both PEs reach the barrier");
     });
 }
@@ -140,8 +138,7 @@ fn launch_over_forced_network_needs_the_device_library() {
     fakes().run_many(2, |child| {
         let gpu = common::process(&child, options(Transport::Network(settings())));
         assert!(gpu.uses_network(), "no other PE is reached directly");
-        let (word, signal) =
-            (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.alloc::<u64>(1).expect("there is enough memory"));
+        let (word, signal) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
         let stream = gpu.stream().expect("a stream");
         // The fake NVSHMEM has no device library, so the launch fails before anything runs.
         let error = stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect_err("no device library");

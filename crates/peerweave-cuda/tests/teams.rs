@@ -35,17 +35,14 @@ fn team_members_can_synchronize_and_reduce() {
                     team.rank(),
                     Rank::new(members.iter().position(|pe| pe.get() == me).expect("this PE is a member") as u32)
                 );
-                let (word, stream) = (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.stream().expect("a stream"));
-                let (to, from) = (
-                    gpu.alloc::<u32>(70).expect("there is enough memory"),
-                    gpu.alloc::<u32>(70).expect("there is enough memory"),
-                );
+                let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+                let (to, from) = (gpu.alloc::<u32>(70).expect("allocated"), gpu.alloc::<u32>(70).expect("allocated"));
                 from.write(&stream, 0, &[me + 1; 70]).expect("written");
                 gpu.barrier("written").expect("all PEs arrive");
                 let args = (team.kernel_team(), word.slice(), 5);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("the launch succeeds");
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
                 let args = (team.kernel_team(), to.slice(), from.slice());
-                stream.launch(&sum_in_team::KERNEL, 1, 64, args).expect("the launch succeeds");
+                stream.launch(&sum_in_team::KERNEL, 1, 64, args).expect("launched");
                 let expected: u32 = members.iter().map(|pe| pe.get() + 1).sum();
                 assert_eq!(word.read(&stream).expect("the work completes"), [5 * u64::from(expected)]);
                 assert_eq!(to.read(&stream).expect("the work completes"), [expected; 70]);
@@ -74,7 +71,7 @@ fn split_by_shape_returns_a_team_to_members_only() {
 fn team_numbers_are_reused_with_fresh_epochs() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.stream().expect("a stream"));
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             let mut total = 0;
             // Each round has a team of two PEs and a team of one PE, with different members.
             for round in 0..8 {
@@ -82,7 +79,7 @@ fn team_numbers_are_reused_with_fresh_epochs() {
                 let team = gpu.split(Some(color), 0).expect("a number is free").expect("a color was given");
                 assert_eq!(team.kernel_team(), KernelTeam::new(1));
                 let args = (team.kernel_team(), word.slice(), round + 1);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("the launch succeeds");
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
                 let sum: u64 = team.members().iter().map(|pe| u64::from(pe.get()) + 1).sum();
                 total += sum * u64::from(round + 1);
                 assert_eq!(word.read(&stream).expect("the work completes"), [total], "round {round}");
@@ -138,7 +135,7 @@ fn split_with_different_shapes_fails_on_all_pes() {
 fn destroyed_team_is_refused_by_launches() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.stream().expect("a stream"));
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             let team = parity(gpu);
             let number = team.kernel_team();
             team.destroy().expect("the team is not in use");
@@ -153,21 +150,21 @@ fn destroyed_team_is_refused_by_launches() {
 fn graph_keeps_the_team_that_its_kernels_use() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.stream().expect("a stream"));
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             let team = gpu.split(Some(7), 0).expect("all PEs split").expect("a color was given");
             stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
             let args = (team.kernel_team(), word.slice(), 2);
-            stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("the launch is captured");
+            stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("captured");
             let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
             let graph = graph.expect("the capture ends").expect("a graph");
             for _ in 0..3 {
-                graph.launch().expect("the launch succeeds");
+                graph.launch().expect("launched");
             }
             assert_eq!(word.read(&stream).expect("the work completes"), [3 * 2 * 3]);
             gpu.barrier("read").expect("all PEs arrive");
             let error = team.destroy().expect_err("the graph uses the team");
             assert!(error.to_string().contains("no graph that uses it"), "{error}");
-            graph.launch().expect("the launch succeeds");
+            graph.launch().expect("launched");
             assert_eq!(word.read(&stream).expect("the work completes"), [4 * 2 * 3]);
         });
     });
@@ -177,11 +174,11 @@ fn graph_keeps_the_team_that_its_kernels_use() {
 fn missing_member_is_named_with_its_team() {
     fakes().run(|| {
         pes(3, options().deadline(Duration::from_millis(300)), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("there is enough memory"), gpu.stream().expect("a stream"));
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             let team = gpu.split((gpu.pe().get() > 0).then_some(0), 0).expect("all PEs split");
             if gpu.pe() == Pe::new(2) {
                 let args = (team.as_ref().expect("a color was given").kernel_team(), word.slice(), 1);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("the launch succeeds");
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
                 let error = stream.wait().expect_err("PE 1 does not arrive");
                 let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
                 let found = (failure.kind, failure.pe, failure.team);
@@ -190,7 +187,7 @@ fn missing_member_is_named_with_its_team() {
             gpu.recover().expect("all PEs arrive");
             if let Some(team) = &team {
                 let args = (team.kernel_team(), word.slice(), 2);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("the launch succeeds");
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
                 stream.wait().expect("both members reach the barrier");
             }
         });

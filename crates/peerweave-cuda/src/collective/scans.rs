@@ -80,7 +80,7 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let Operands { send, recv, count, dtype, op, scalar, .. } = *operands;
         if op == ReduceOp::Avg {
-            return Err(misuse(name, "op", op, "another reduction; for averages, divide the result of a scan by sum"));
+            return Err(misuse(name, "op", op, "another reduction; for averages, use a scan with sum and divide its result"));
         }
         operands.check(name)?;
         if count == 0 {
