@@ -87,7 +87,7 @@ impl Heap {
     }
 
     /// Returns the table entry by which kernels of this device access the heap of `pe`. With
-    /// `network`, kernels access the heap of every other PE through NVSHMEM's device library.
+    /// `network`, kernels access NVSHMEM's heap of every other PE through NVSHMEM's device library.
     pub(crate) fn entry(&self, me: Pe, pe: Pe, node_pe: u32, network: bool) -> Result<PeerEntry, CudaError> {
         let base = match self {
             Self::Vmm(heap, _) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
@@ -277,7 +277,7 @@ struct Ranges {
 }
 
 /// An allocated range of an arena. The range of a lease that is dropped without being freed stays
-/// allocated, because the other PEs still use it.
+/// allocated, because the same range is still allocated on the other PEs.
 pub(crate) struct Lease {
     buffer: SymmetricBuffer<u8>,
     offset: u64,
