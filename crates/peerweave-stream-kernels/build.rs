@@ -1,4 +1,4 @@
-//! Embeds the PTX that is committed in `ptx`: users of this crate need no compiler for GPUs.
+//! Embeds the PTX that is committed in `ptx`, so users of this crate need no compiler for GPUs.
 
 fn main() {
     peerweave_build::committed("ptx");

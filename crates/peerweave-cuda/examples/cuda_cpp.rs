@@ -1,8 +1,8 @@
-//! A kernel in CUDA C++ that includes `peerweave.cuh`, compiled by NVRTC when the program runs:
-//! each PE puts its number into the memory of the next PE, signals it, and waits for the signal of
-//! the previous one.
+//! Runs a kernel in CUDA C++ that includes `peerweave.cuh`. NVRTC compiles the kernel when the
+//! program runs. Each PE puts a number that depends on its PE into the memory of the next PE,
+//! signals the next PE, and waits for the signal of the previous PE.
 //!
-//! With `peerweave run -n 2 cuda_cpp`, PE 1 prints "PE 1 received 7", and PE 0 "PE 0 received 17".
+//! With `peerweave run -n 2 cuda_cpp`, the PEs print "PE 0 received 17" and "PE 1 received 7".
 
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ use crate::route::RoutesError;
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// A PE died while kernels, or this call, waited for it.
+    /// A PE was lost while this call waited, or while kernels waited for the PE.
     #[error("{call}: {pe} is lost: {cause}{}", reported(.report))]
     PeLost {
         /// The call that waited.
@@ -38,15 +38,17 @@ pub enum CudaError {
         /// The report of the kernel.
         failure: KernelFailure,
     },
-    /// The work of a stream did not complete in time, even after its kernels were requested to end.
-    #[error("{call}: the stream was still busy after {waited:.1?}")]
+    /// The work of a stream did not complete in time, even after its kernels were requested to end;
+    /// or, for [`Gpu::end`](crate::Gpu::end), threads of this process did not release the
+    /// rendezvous in time.
+    #[error("{call}: timed out after {waited:.1?}: work or memory of the GPU is still in use")]
     Stuck {
         /// The call that waited.
         call: &'static str,
         /// The time waited.
         waited: Duration,
     },
-    /// An earlier failure left the synchronisation words of teams in an unknown state.
+    /// An earlier kernel failed and left the synchronisation words of teams in an unknown state.
     #[error("{call}: a kernel failed earlier, so teams cannot synchronise; call Gpu::recover on all PEs first ({failure})")]
     Failed {
         /// The call that was refused.
@@ -66,7 +68,7 @@ pub enum CudaError {
         /// Description of valid values.
         expected: String,
     },
-    /// A collective call failed on another PE, so it failed on this one too.
+    /// A collective call failed on another PE, and therefore on this PE too.
     #[error("{call}: the call failed on {pe}: {message}")]
     PeFailed {
         /// The call.
@@ -81,7 +83,7 @@ pub enum CudaError {
     NoPtx {
         /// The kernel.
         kernel: &'static str,
-        /// The variants found, and the packages to install.
+        /// The requested variant, and the reason why the build has no PTX, if known.
         reason: NoVariant,
     },
     /// The route table cannot be used.
@@ -145,11 +147,11 @@ pub struct KernelFailure {
     pub kind: Option<FailureKind>,
     /// The operation; `None` for a number unknown to this version.
     pub operation: Option<KernelOp>,
-    /// The PE that is missing or unreachable.
+    /// The PE that did not arrive or is unreachable; `None` if the failure concerns no PE.
     pub pe: Option<Pe>,
-    /// The number of the team.
+    /// The number of the team; `None` if the operation has no team.
     pub team: Option<u32>,
-    /// The expected value: of a signal, an epoch, or a number of bytes.
+    /// The expected value: a value of a signal, an epoch, or a number of bytes.
     pub expected: u64,
     /// The value found.
     pub found: u64,

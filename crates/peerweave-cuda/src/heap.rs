@@ -1,7 +1,7 @@
 //! The symmetric heap for kernels: mapped virtual memory, or one allocation of NVSHMEM's heap.
 //!
-//! Invariant: an offset belongs to the same allocation on every PE, because all PEs have made the
-//! same calls and compared the results.
+//! Invariant: an offset belongs to the same allocation on every PE, because all PEs make the same
+//! calls and compare the results.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,11 +21,12 @@ use crate::error::{CudaError, misuse};
 /// Alignment of every allocation, in bytes: sufficient for bulk copies and cache lines.
 const ALIGNMENT_BYTES: u64 = 256;
 
-/// Returns whether a part that threads may hold for a short time is released.
+/// A function that returns whether a part of a GPU is released. Other threads may hold such a part
+/// for a short time.
 pub(crate) type Question = Box<dyn Fn() -> bool + Send + Sync>;
 
 pub(crate) enum Heap {
-    /// A heap of virtual memory, with the multicast mapping of the whole heap, if there is one.
+    /// A heap of virtual memory, and the optional multicast mapping of the whole heap.
     Vmm(SymmetricHeap, Option<HeapMulticast>),
     Nvshmem(Arena),
 }
@@ -67,8 +68,8 @@ impl Heap {
         })
     }
 
-    /// Records that work that may use the multicast address is about to be enqueued. Adds the
-    /// owners that a graph must keep.
+    /// Records that work that may use the multicast address is about to be enqueued on `stream`.
+    /// Adds the owners that a graph must keep alive to `keep`.
     pub(crate) fn note_multicast(&self, stream: &Arc<CudaStream>, keep: Option<&mut Vec<Keep>>) {
         let Self::Vmm(_, Some(mapping)) = self else { return };
         mapping.mappings().iter().for_each(|part| drop(part.access(stream)));
@@ -85,8 +86,8 @@ impl Heap {
         }
     }
 
-    /// Returns the entry by which kernels of this device access the heap of a PE. With `network`
-    /// they use NVSHMEM's device library, except for this PE's own heap.
+    /// Returns the table entry by which kernels of this device access the heap of `pe`. With
+    /// `network`, kernels access NVSHMEM's heap of every other PE through NVSHMEM's device library.
     pub(crate) fn entry(&self, me: Pe, pe: Pe, node_pe: u32, network: bool) -> Result<PeerEntry, CudaError> {
         let base = match self {
             Self::Vmm(heap, _) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
@@ -115,7 +116,7 @@ impl Heap {
         self.alloc_aligned(stream, bytes, ALIGNMENT_BYTES as usize)
     }
 
-    /// Allocates like [`alloc`](Self::alloc), at a multiple of `alignment_bytes`, at most
+    /// Like [`alloc`](Self::alloc), at a multiple of `alignment_bytes`, which is at most
     /// [`max_alignment_bytes`](Self::max_alignment_bytes).
     pub(crate) fn alloc_aligned(
         &self,
@@ -146,8 +147,9 @@ impl Heap {
         }
     }
 
-    /// Returns functions that check whether threads still hold parts of the heap after it is
-    /// dropped. NVSHMEM's own part stays until NVSHMEM is finalised: [`Self::end`] waits for that.
+    /// Returns functions that check whether the parts of a dropped heap are released by all
+    /// threads. Returns none for NVSHMEM's heap, whose memory stays until [`Self::end`] finalises
+    /// NVSHMEM.
     pub(crate) fn gone(&self) -> Vec<Question> {
         match self {
             Self::Vmm(heap, _) => vec![Box::new(heap.gone())],
@@ -155,14 +157,14 @@ impl Heap {
         }
     }
 
-    /// Ends the heap, with any remaining allocations. Collective. Returns a further function that
-    /// checks whether threads still hold parts of the heap.
+    /// Ends the heap and its remaining allocations. Collective. If this call finalised NVSHMEM,
+    /// returns a function that checks whether all threads have released NVSHMEM's context.
     pub(crate) fn end(self) -> Result<Option<Question>, CudaError> {
         match self {
             Self::Vmm(heap, mapping) => {
                 drop(mapping);
                 let report = heap.finalize()?;
-                tracing::debug!(leaks = report.leaks.len(), "the heap of a GPU has ended");
+                tracing::debug!(leaks = report.leaks.len(), "finalized the heap of a GPU");
                 Ok(None)
             }
             Self::Nvshmem(Arena { context, whole, .. }) => {
@@ -174,7 +176,7 @@ impl Heap {
         }
     }
 
-    /// Returns the NVSHMEM context of the heap.
+    /// Returns the NVSHMEM context of the heap; `None` for a heap of mapped virtual memory.
     pub(crate) fn nvshmem(&self) -> Option<&peerweave_nvshmem::Context> {
         match self {
             Self::Vmm(..) => None,
@@ -184,7 +186,7 @@ impl Heap {
 }
 
 impl Block {
-    /// Records that work that uses the memory is about to be enqueued.
+    /// Records that work that uses the memory is about to be enqueued on `stream`.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         match &self.memory {
             Memory::Vmm(memory) => drop(memory.read(stream)),
@@ -192,7 +194,8 @@ impl Block {
         }
     }
 
-    /// Returns whether no graph and nothing else has a handle of the memory.
+    /// Returns whether this is the only handle of the memory. Always `true` on NVSHMEM's heap,
+    /// whose handles are not counted.
     pub(crate) fn is_only_handle(&self) -> bool {
         match &self.memory {
             Memory::Vmm(memory) => memory.handles() == 1,
@@ -207,7 +210,8 @@ impl Block {
         }
     }
 
-    /// Copies bytes of the host to this PE's memory, and waits for completion.
+    /// Copies bytes of the host to this PE's memory, and waits for completion for at most
+    /// `longest`.
     pub(crate) fn write(
         &self,
         stream: &Arc<CudaStream>,
@@ -224,7 +228,7 @@ impl Block {
     }
 
     /// Copies this PE's memory to the host after the earlier work of the stream, and waits for
-    /// completion.
+    /// completion for at most `longest`.
     pub(crate) fn read(
         &self,
         stream: &Arc<CudaStream>,
@@ -254,8 +258,8 @@ impl Block {
     }
 }
 
-/// One allocation of NVSHMEM's heap, from which blocks are allocated, so that an offset is the same
-/// on every PE.
+/// One allocation of NVSHMEM's heap, in which this crate allocates blocks. Therefore a block has
+/// the same offset on every PE.
 pub(crate) struct Arena {
     context: peerweave_nvshmem::Context,
     whole: SymmetricBuffer<u8>,
@@ -265,15 +269,15 @@ pub(crate) struct Arena {
     ranges: Arc<Mutex<Ranges>>,
 }
 
-/// Allocated ranges (start and length in bytes), and the number of collective calls.
+/// Allocated ranges (start and length in bytes), and the number of exchanges for [`Arena::agree`].
 #[derive(Default)]
 struct Ranges {
     taken: BTreeMap<u64, u64>,
     calls: u64,
 }
 
-/// A range of an arena. A lease that is dropped without being freed stays allocated, because it is
-/// still allocated on the other PEs.
+/// An allocated range of an arena. The range of a lease that is dropped without being freed stays
+/// allocated, because the same range is still allocated on the other PEs.
 pub(crate) struct Lease {
     buffer: SymmetricBuffer<u8>,
     offset: u64,
@@ -295,7 +299,8 @@ impl Arena {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compares the results of all PEs. Holds the lock meanwhile, so calls are serialised.
+    /// Compares `found` with the values of all PEs; a different value is an error. The caller holds
+    /// the lock of `ranges` meanwhile, so calls are serialised.
     fn agree(&self, ranges: &mut Ranges, call: &'static str, found: u64) -> Result<(), CudaError> {
         let label = format!("peerweave-cuda/arena/{}", ranges.calls);
         ranges.calls += 1;
@@ -341,7 +346,8 @@ impl Arena {
 }
 
 impl Ranges {
-    /// Returns the first gap of at least that many bytes.
+    /// Returns the start of the first gap of at least `bytes` bytes; `None` if there is no such
+    /// gap.
     fn find(&self, bytes: u64, len: u64) -> Option<u64> {
         let mut start = 0;
         for (at, taken) in &self.taken {

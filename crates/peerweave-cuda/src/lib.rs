@@ -1,16 +1,16 @@
-//! The GPUs of a job for kernels that communicate: one GPU for each PE, a symmetric heap, the
-//! context of kernels, checked launches, waits with a deadline.
+//! The GPUs of a job for kernels that communicate. Each PE has one GPU with a symmetric heap and a
+//! context for kernels. Launches are checked, and waits have a deadline.
 //!
-//! `peerweave-device` has the functions that kernels call, `peerweave-driver` loads and launches
-//! modules, and `peerweave-link` links them.
+//! `peerweave-device` has the functions that kernels call. `peerweave-driver` loads and launches
+//! modules, and `peerweave-link` links modules.
 //!
 //! ```text
 //!  Gpu        heap + context + modules of one PE's GPU
 //!   ├─ Symmetric   memory at the same offset on every PE
-//!   ├─ Collectives all_reduce by kernels, of a team whose memory is mapped
-//!   ├─ Team        PEs whose kernels synchronise and make collectives together
+//!   ├─ Collectives collectives by kernels, for a team whose memory is mapped
+//!   ├─ Team        PEs whose kernels synchronise and call collectives together
 //!   └─ Stream      launches of `Kernel`s, waits
-//!  CudaError  names the PE that is lost or did not do its part
+//!  CudaError  names the PE that is lost or that did not arrive
 //! ```
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "errors are rare, so their size does not matter")]

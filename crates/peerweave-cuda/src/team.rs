@@ -1,8 +1,9 @@
-//! Teams of GPUs for kernels. All PEs create them together, each with a number in the tables that
-//! kernels read.
+//! Teams of GPUs for kernels. All PEs of a split create the teams together. Each team has a number,
+//! which is its index in the tables that kernels read.
 //!
 //! Invariant: a new team gets a number that is free on every PE. So no kernel of an older team uses
-//! its lines and epochs, which the members set to zero before the call returns on any PE.
+//! the lines and epochs of this number. The members set them to zero before the call returns on any
+//! PE.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -73,7 +74,7 @@ pub(crate) struct Parent<'a> {
 
 impl Gpu {
     /// Splits all PEs into teams. PEs that pass the same color form a team, ordered by key, then by
-    /// PE. A PE that passes `None` gets `None`.
+    /// PE. Returns `None` if this PE passes no color.
     ///
     /// ```no_run
     /// # fn f(gpu: &peerweave_cuda::Gpu) -> Result<(), peerweave_cuda::CudaError> {
@@ -184,7 +185,7 @@ impl Gpu {
         }))
     }
 
-    /// Sets up this PE's lines and tables of a team.
+    /// Sets up the lines and tables of a new team on this PE.
     fn make(&self, number: u32, color: u64, parents: &[Pe], parts: &[Part]) -> Result<Arc<Members>, CudaError> {
         let inner = &*self.0;
         let mut ranks: Vec<usize> = (0..parts.len()).filter(|rank| parts[*rank].color == Some(color)).collect();
@@ -202,8 +203,8 @@ impl Gpu {
         let handle = nvshmem.as_ref().map_or(TeamEntry::NO_HANDLE, peerweave_nvshmem::Team::raw);
         let mut tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
         inner.sync.zero_range(&inner.stream, tables.lines_of(number))?;
-        // This call waits for the following copies, which are on the same stream, so the zeros are
-        // complete too.
+        // `write_team` waits for its copies. The zeros precede these copies on the same stream, so
+        // they are complete too.
         tables.write_team(&inner.stream, number, &pes, handle)?;
         Ok(Arc::new(Members {
             pes: members,
@@ -236,14 +237,15 @@ impl Team {
     }
 
     /// Destroys the team, after the streams of this PE have completed the kernels that were
-    /// launched with it. A new team can get its number when all members have destroyed it.
+    /// launched with the team. A new team can get the number of this team once all members have
+    /// destroyed it.
     ///
     /// # Collective
     /// All members.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] if a graph uses the team, and [`CudaError::Stuck`] if kernels do not
-    /// end by the deadline; the number stays in use in both cases. Errors of NVSHMEM if the heap is
+    /// [`CudaError::Misuse`] if a graph uses the team. [`CudaError::Stuck`] if kernels do not end
+    /// by the deadline. The number stays in use in both cases. Errors of NVSHMEM if the heap is
     /// NVSHMEM's.
     pub fn destroy(self) -> Result<(), CudaError> {
         const CALL: &str = "Team::destroy";

@@ -1,5 +1,5 @@
-//! The portable API on GPUs of the fake driver: every operation of the backend, both in streams and
-//! as blocking calls.
+//! Tests of the portable API on GPUs of the fake driver: every operation of the backend, in streams
+//! and as blocking calls.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -35,7 +35,8 @@ fn put_with_signal_delivers_data_before_the_signal() {
             let (stream, arrived) = (world.stream().unwrap(), words.signal(0).unwrap());
             let mine: Vec<u32> = (0..1000).map(|i| 1000 * world.my_pe().get() + i).collect();
             let theirs: Vec<u32> = (0..1000).map(|i| 1000 * left.get() + i).collect();
-            // Puts by a blocking call, from a buffer in a stream, and from symmetric memory.
+            // There are three puts: a blocking call, a put from a buffer in a stream, and a put
+            // from symmetric memory.
             team.put_signal_blocking(&mine, &data, arrived.add(1), right).unwrap();
             assert_eq!(team.wait_until_blocking(&arrived, Compare::Ge, 1).unwrap(), 1);
             assert_eq!(data.to_vec().unwrap(), theirs);
@@ -233,7 +234,7 @@ fn split_team_communicates_until_it_is_destroyed() {
 }
 
 #[test]
-fn reduction_is_right_on_every_rank() {
+fn reduction_is_correct_on_every_rank() {
     fakes().run(|| {
         worlds(3, options(), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), world.my_pe().get());
@@ -276,7 +277,8 @@ fn reduction_is_right_on_every_rank() {
 #[test]
 fn sends_and_receives_match_in_the_order_of_their_calls() {
     fakes().run(|| {
-        // Messages that fit in a mailbox, messages that need several chunks, and empty messages.
+        // The lengths include messages that are sent by lines, messages that need rings, and empty
+        // messages.
         worlds(3, options(), |world| {
             let (team, stream, (right, left)) = (world.team(), world.stream().unwrap(), neighbors(world));
             let message = |from: Rank, len: usize| (0..len as u32).map(|i| from.get() << 24 | i).collect::<Vec<_>>();
@@ -343,7 +345,7 @@ fn all_to_all_v_moves_parts_of_any_length() {
 #[test]
 fn collective_that_moves_data_delivers_each_ranks_part() {
     fakes().run(|| {
-        // The heap is so small that a part takes several rounds.
+        // A part is so long that its transfer takes several rounds.
         worlds(3, options(), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), world.my_pe().get());
             const COUNT: usize = 40_000;
@@ -353,14 +355,14 @@ fn collective_that_moves_data_delivers_each_ranks_part() {
             let firsts = (0..3).flat_map(|from| part(from, 0)).collect::<Vec<u32>>();
             let first: Vec<u32> = part(me, 0).collect();
             let x = world.alloc_zeroed::<u32>(3 * COUNT).unwrap();
-            // Operands are memory of the host, by a blocking call and in a stream.
+            // These operands are memory of the host, in a blocking call and in a stream.
             let mut all = vec![0; 3 * COUNT];
             team.all_gather_blocking(&first, &mut all).unwrap();
             assert_eq!(all, firsts);
             let (from, to) = (Buffer::from(row(me)), Buffer::zeroed(3 * COUNT));
             team.all_to_all(&stream, &from, &to).unwrap().wait().unwrap();
             assert_eq!(to.to_vec(), column(me));
-            // Operands are symmetric memory, in place.
+            // These operands are symmetric memory, in place.
             x.copy_from(&row(me)).unwrap();
             team.all_to_all_in_place(&stream, &x).unwrap().wait().unwrap();
             assert_eq!(x.to_vec().unwrap(), column(me));
@@ -464,7 +466,7 @@ fn tickets_can_be_waited_for_on_another_thread() {
 }
 
 #[test]
-fn job_without_a_launcher_takes_one_gpu() {
+fn job_without_a_launcher_uses_one_gpu() {
     fakes().run(|| {
         common::register();
         assert_eq!(peerweave_cuda::visible_gpus().unwrap(), 8);
@@ -476,7 +478,7 @@ fn job_without_a_launcher_takes_one_gpu() {
         let x = world.alloc::<f64>(3).unwrap();
         x.fill(2.5).unwrap();
         assert_eq!(x.to_vec().unwrap(), [2.5; 3]);
-        let geometry = world.geometry().expect("one PE");
+        let geometry = world.geometry().expect("the world has one PE");
         assert_eq!(geometry.locate(x.device_address().unwrap().0), Some((world.my_pe(), x.offset())));
         x.release().unwrap();
         assert!(world.finalize().unwrap().is_clean());

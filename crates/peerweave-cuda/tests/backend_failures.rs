@@ -1,5 +1,5 @@
-//! Errors of the portable API on GPUs when a kernel fails or a PE is lost, and the state after
-//! these errors.
+//! Tests of the errors of the portable API on GPUs when a kernel fails or a PE is lost, and of the
+//! state after these errors.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -34,13 +34,13 @@ fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
                 ("wait_until", Some(FailureKind::Deadline), Some(KernelOp::SignalWaitUntil))
             );
             assert!(matches!(team.failure(), Some(Error::Kernel(_))));
-            // Later kernels are refused with the reason.
+            // Later calls that need kernels are refused as poisoned.
             for error in [team.barrier(&stream).unwrap_err(), team.barrier_blocking().unwrap_err()] {
                 assert!(matches!(error, Error::Poisoned { call: "barrier", .. }), "{error}");
             }
             let refused = team.signal_blocking(words.signal(0).unwrap().set(1), me).unwrap_err();
             assert!(matches!(refused, Error::Poisoned { call: "signal", .. }), "{refused}");
-            // Copies need no kernel, so the stream continues.
+            // Copies need no kernel, so the stream still runs them.
             team.put(&stream, &x.slice(..1).unwrap(), &x.slice(1..).unwrap(), me).unwrap().wait().unwrap();
             assert!(matches!(stream.synchronize(), Err(Error::Kernel(_))), "the failure is reported once");
             stream.synchronize().unwrap();
@@ -123,7 +123,7 @@ fn abort_ends_every_process_with_its_code() {
     let outputs = Fakes::new().cuda().run_with_victims(4, &[0, 1, 2, 3], |child| one_aborts(&child));
     for (pe, output) in outputs.iter().enumerate() {
         assert_eq!(output.status.code(), Some(6), "PE {pe}: {output}");
-        assert!(!output.stderr.contains("went on"), "PE {pe}: {output}");
+        assert!(!output.stderr.contains("continued after the abort"), "PE {pe}: {output}");
     }
 }
 
@@ -140,12 +140,12 @@ fn one_aborts(child: &peerweave_fakes::Child) {
             Err(world.abort(6))
         }
         _ => {
-            // Makes no call.
+            // PE 3 makes no call.
             std::thread::sleep(Duration::from_secs(15));
             Ok(())
         }
     };
-    panic!("{} went on: {outcome:?}", world.my_pe());
+    panic!("{} continued after the abort: {outcome:?}", world.my_pe());
 }
 
 /// The calls during which a PE is killed.
@@ -153,7 +153,7 @@ const KILLED_IN: [&str; 7] =
     ["scan", "exclusive_scan", "all_gather_v", "scatter_v", "all_to_all_strided", "all_reduce_with", "group"];
 
 #[test]
-fn pe_killed_in_scans_parts_strides_and_functions_is_named() {
+fn pe_killed_during_a_collective_or_group_is_named() {
     for call in KILLED_IN {
         let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed_in_a_call(&child, call));
     }

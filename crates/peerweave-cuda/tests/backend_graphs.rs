@@ -1,4 +1,4 @@
-//! Collectives of the portable API in CUDA graphs of the fake driver.
+//! Tests of collectives of the portable API in CUDA graphs of the fake driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -20,8 +20,8 @@ struct Operands {
     device: OnDevice<u32>,
 }
 
-/// A collective, and a function that returns the expected result of a rank. The input is
-/// `given(rank, index)`.
+/// A collective, and a function that returns the expected result of a rank. The input of a rank is
+/// [`given`].
 type Case = (fn(&Team, &Stream, &Operands) -> Result<()>, fn(usize) -> Vec<u32>);
 
 fn given(rank: usize, index: usize) -> u32 {
@@ -81,7 +81,8 @@ const CASES: &[Case] = &[
             (0..2 * LEN - 1).map(|index| if index % 2 == 0 { sent(index / 2) } else { 7 }).collect()
         },
     ),
-    // Through memory of the device, from a place on the heap to another one.
+    // The result is stored in memory of the device that is not on the heap, then copied to the
+    // heap.
     (
         |team, stream, on| {
             team.all_reduce(stream, &on.x.slice(..LEN)?, &on.device, ReduceOp::Sum)?;
@@ -93,11 +94,11 @@ const CASES: &[Case] = &[
 ];
 
 #[test]
-fn collectives_in_graphs_alternate_with_queued_ones() {
+fn collectives_in_graphs_can_alternate_with_queued_calls() {
     Fakes::new().cuda().limit(Duration::from_secs(120)).run(|| {
         let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4);
         common::worlds(N as u32, options, |world| {
-            let (cuda, me) = (world.backend::<Cuda>().expect("it runs on GPUs"), world.my_pe().index());
+            let (cuda, me) = (world.backend::<Cuda>().expect("the world runs on GPUs"), world.my_pe().index());
             let own = PrivateStream::new(cuda.context()).unwrap();
             let queue = world.adopt_stream(cuda.wrap_stream(own.clone()).unwrap()).unwrap();
             let memory = DeviceMemory::<u32>::alloc(cuda.context(), LEN).unwrap();
@@ -105,7 +106,7 @@ fn collectives_in_graphs_alternate_with_queued_ones() {
             let on = Operands { x: world.alloc(N * LEN).unwrap(), y: world.alloc_zeroed(N * LEN).unwrap(), device };
             on.x.copy_from(&(0..N * LEN).map(|index| given(me, index)).collect::<Vec<u32>>()).unwrap();
             for (call, expected) in CASES {
-                // Kernels are loaded before a capture.
+                // Kernels cannot be loaded during a capture, so this call loads them.
                 call(world.team(), &queue, &on).unwrap();
                 queue.synchronize().unwrap();
                 own.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -132,11 +133,11 @@ fn collectives_in_graphs_alternate_with_queued_ones() {
 }
 
 #[test]
-fn function_of_the_host_is_refused_in_a_capture() {
+fn reduction_by_a_host_function_is_refused_in_a_capture() {
     Fakes::new().cuda().run(|| {
         let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4);
         common::worlds(2, options, |world| {
-            let cuda = world.backend::<Cuda>().expect("it runs on GPUs");
+            let cuda = world.backend::<Cuda>().expect("the world runs on GPUs");
             let own = PrivateStream::new(cuda.context()).unwrap();
             let queue = world.adopt_stream(cuda.wrap_stream(own.clone()).unwrap()).unwrap();
             let (team, x, y) = (world.team(), world.alloc_zeroed::<u32>(5).unwrap(), world.alloc_zeroed::<u32>(5).unwrap());
@@ -154,7 +155,7 @@ fn function_of_the_host_is_refused_in_a_capture() {
                 assert!(error.to_string().contains("captured"), "{error}");
             }
             drop(graph);
-            // The stream and the team can be used afterwards.
+            // The stream and the team are usable after the capture.
             team.all_reduce_with(&queue, &x, &y, &function).unwrap().wait().unwrap();
             drop((queue, own));
             x.release().unwrap();

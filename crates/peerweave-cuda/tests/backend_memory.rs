@@ -1,5 +1,5 @@
-//! Memory of other libraries as operands, graphs, streams of the application, and launches through
-//! the portable API.
+//! Tests of the portable API on GPUs: memory of other libraries as operands, graphs, streams of the
+//! application, and launches.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -24,7 +24,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// A stream of the application on the device of the world.
+/// Creates a stream of the application on the device of the world.
 fn own_stream(world: &World) -> PrivateStream {
     let ordinal = world.caps().device.expect("the world runs on GPUs") as usize;
     PrivateStream::new(&peerweave_driver::context(ordinal).unwrap()).unwrap()
@@ -69,7 +69,7 @@ fn slice_of_cudarc_is_ordered_with_its_own_stream() {
             team.wait_until(&stream, &go, Compare::Eq, 1).unwrap();
             let put = team.put(&stream, &operand, &x, me).unwrap();
             drop((operand, slice));
-            // The slice's own stream, which frees the slice, waits for the put.
+            // The stream of the slice frees the slice, so it waits for the put.
             assert!(!peerweave_driver::wait(&own, Instant::now() + Duration::from_millis(20)).unwrap());
             team.signal_blocking(go.set(1), me).unwrap();
             put.wait().unwrap();

@@ -1,4 +1,4 @@
-//! PEs with GPUs that continue after others have died: `World::shrink`.
+//! Tests of `World::shrink` on GPUs: PEs continue after other PEs have died.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -11,7 +11,7 @@ use peerweave_fakes::{Child, Fakes};
 
 use common::pes;
 
-/// Time within which the PEs that are left must continue; less than the deadline.
+/// Maximum time until the surviving PEs continue; less than the deadline.
 const SOON: Duration = Duration::from_secs(15);
 
 fn options() -> CudaOptions {
@@ -20,7 +20,8 @@ fn options() -> CudaOptions {
     options
 }
 
-/// Runs collectives on the PEs that are left, and compares the results.
+/// Runs collectives on the PEs of a shrunk world, and checks the results. `first` has the numbers
+/// of these PEs in the first world.
 fn check(world: &World, first: &[u32]) {
     let (me, n) = (world.my_pe().get(), world.n_pes() as u32);
     let (team, stream) = (world.team(), world.stream().unwrap());
@@ -40,7 +41,7 @@ fn check(world: &World, first: &[u32]) {
     words.release().unwrap();
 }
 
-/// Runs `body` as each of `n` PEs that are threads. It ends the world.
+/// Runs `body` as each of `n` PEs, which are threads. `body` must end the world.
 fn on_threads(n: u32, deadline_s: u64, body: impl Fn(World) + Sync) {
     let options = GpuOptions::new(1 << 20).slots(4).deadline(Duration::from_secs(deadline_s));
     pes(n, options, |gpu| body(World::new(Cuda::new(gpu.clone()).unwrap()).unwrap()));
@@ -50,8 +51,9 @@ fn numbers(pes: &[Pe]) -> Vec<u32> {
     pes.iter().map(|pe| pe.get()).collect()
 }
 
-/// Joins, and dies if this PE is one of `victims`: at once, or these milliseconds later, while it
-/// shrinks the world. The others carry their data over.
+/// Runs a PE. A PE in `victims` dies before the shrink; the PE in `in_shrink` dies that many
+/// milliseconds later, while it shrinks the world. The other PEs shrink the world and copy their
+/// data to the new world.
 fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>) {
     let world = World::new(Cuda::join(&common::job_of(child), &options()).unwrap()).unwrap();
     let me = world.my_pe().get();
@@ -71,7 +73,7 @@ fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>
     assert!(error.blamed().iter().all(|pe| victims.contains(&pe.index())), "{error}");
     let mut smaller = world.shrink().unwrap();
     let mut first = numbers(smaller.former_pes());
-    // A victim may have died after the others had agreed.
+    // A victim may have died after the others had agreed on the members of the new world.
     while smaller.n_pes() > child.count - victims.len() {
         smaller.team().barrier_blocking().unwrap_err();
         smaller = smaller.shrink().unwrap();
@@ -81,7 +83,7 @@ fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>
     let expected: Vec<u32> = (0..child.count).filter(|pe| !victims.contains(pe)).map(|pe| pe as u32).collect();
     assert_eq!(first, expected);
     check(&smaller, &first);
-    // The old memory is readable, and no operand of the new world.
+    // Memory of the old world is still readable, but cannot be an operand in the new world.
     assert!(matches!(world.team().barrier_blocking().unwrap_err().misuse(), Some(MisuseKind::Shrunk)));
     let foreign = smaller.team().all_reduce_in_place_blocking(&kept, ReduceOp::Sum).unwrap_err();
     assert!(matches!(foreign.misuse(), Some(MisuseKind::ForeignBuffer { .. })), "{foreign}");
@@ -95,37 +97,37 @@ fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>
 }
 
 #[test]
-fn killed_pe_is_left_out() {
+fn shrunk_world_excludes_a_killed_pe() {
     let _ = common::fakes().run_with_victims(3, &[2], |child| one_goes_on(&child, &[2], None));
 }
 
 #[test]
-fn killed_pe_0_with_the_server_is_left_out() {
+fn shrunk_world_excludes_killed_pe_0_with_the_server() {
     let _ = common::fakes().run_with_victims(3, &[0], |child| one_goes_on(&child, &[0], None));
 }
 
 #[test]
-fn two_killed_pes_are_left_out() {
+fn shrunk_world_excludes_two_killed_pes() {
     let _ = common::fakes().run_with_victims(4, &[0, 2], |child| one_goes_on(&child, &[0, 2], None));
 }
 
 #[test]
-fn pe_killed_while_it_agrees_is_left_out() {
+fn shrunk_world_excludes_a_pe_killed_during_agreement() {
     let _ = common::fakes().run_with_victims(3, &[0, 1], |child| one_goes_on(&child, &[0, 1], Some((1, 15))));
 }
 
 #[test]
-fn pe_killed_while_it_sets_up_its_gpu_is_left_out() {
+fn shrunk_world_excludes_a_pe_killed_during_gpu_setup() {
     let _ = common::fakes().run_with_victims(4, &[3, 0], |child| one_goes_on(&child, &[3, 0], Some((0, 250))));
 }
 
 #[test]
-fn last_living_pe_continues_alone() {
+fn last_surviving_pe_continues_alone() {
     let _ = common::fakes().run_with_victims(2, &[0], |child| one_goes_on(&child, &[0], None));
 }
 
 #[test]
-fn world_without_a_failure_keeps_its_pes() {
+fn shrink_without_a_failure_keeps_all_pes() {
     common::fakes().run(|| {
         on_threads(3, 20, |world| {
             let smaller = world.shrink().unwrap();

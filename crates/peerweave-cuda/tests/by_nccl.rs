@@ -1,5 +1,5 @@
-//! Collectives that NCCL carries out, over fakes of the driver and NCCL: results, choices that all
-//! PEs make alike, and PEs that die or do not make a call while NCCL runs.
+//! Tests of collectives that NCCL carries out, over fakes of the driver and NCCL: results, choices
+//! that are the same on all PEs, and PEs that die or make no call while NCCL runs.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -21,7 +21,7 @@ fn fakes() -> Fakes {
     Fakes::new().cuda().nccl().env("NCCL_NVLS_ENABLE", "0").limit(Duration::from_secs(120))
 }
 
-/// Returns options by which NCCL carries out every collective that it may.
+/// Returns options with which NCCL carries out every collective that the routes permit.
 fn options() -> CudaOptions {
     let mut options = CudaOptions::default();
     options.nccl = true;
@@ -29,10 +29,10 @@ fn options() -> CudaOptions {
     options
 }
 
-/// Runs the body as each of `n` PEs, and ends the world.
+/// Runs `body` as each of `n` PEs, then ends the world.
 fn worlds(n: u32, options: impl Fn() -> CudaOptions + Sync, body: impl Fn(&World) + Sync) {
     common::pes_that_may_fail(n, gpu(), |gpu| {
-        let world = World::new(Cuda::with(gpu.expect("it is set up"), &options()).expect("a backend")).expect("a world");
+        let world = World::new(Cuda::with(gpu.expect("the GPU is set up"), &options()).expect("a backend")).expect("a world");
         body(&world);
         let report = world.finalize().expect("every PE ends the job");
         assert!(report.is_clean(), "{report}");
@@ -40,10 +40,10 @@ fn worlds(n: u32, options: impl Fn() -> CudaOptions + Sync, body: impl Fn(&World
 }
 
 fn cuda(world: &World) -> &Cuda {
-    world.backend::<Cuda>().expect("it runs on GPUs")
+    world.backend::<Cuda>().expect("the world runs on GPUs")
 }
 
-/// Returns who carries out a call of 100 elements, and the explanation.
+/// Returns the provider that carries out a call of 100 elements, and the explanation.
 fn provider(world: &World, kind: CollectiveKind, dtype: DType) -> (Provider, String) {
     let explained = cuda(world).explain(world.team(), &Query::new(kind, dtype, 100)).unwrap();
     (explained.provider, explained.to_string())
@@ -52,7 +52,7 @@ fn provider(world: &World, kind: CollectiveKind, dtype: DType) -> (Provider, Str
 const LEN: usize = 100;
 const N: usize = 3;
 
-/// The input of a rank.
+/// Returns the element of a rank's input at `index`.
 fn given(rank: usize, index: usize) -> u32 {
     (1000 * rank + index) as u32
 }
@@ -65,7 +65,8 @@ fn sums(first: usize) -> Vec<u32> {
     (first..first + LEN).map(|index| (0..N).map(|rank| given(rank, index)).sum()).collect()
 }
 
-/// A collective from `x` to `y`, and the expected result of a rank.
+/// A collective with input `x` and result `y`, and a function that returns the expected result of a
+/// rank.
 type Case = (CollectiveKind, fn(&World, &Stream, &Symmetric<u32>, &Symmetric<u32>) -> Result<()>, fn(usize) -> Vec<u32>);
 
 const CASES: &[Case] = &[
@@ -112,7 +113,7 @@ const CASES: &[Case] = &[
 ];
 
 #[test]
-fn every_collective_by_nccl_has_right_results() {
+fn every_collective_by_nccl_has_correct_results() {
     let log = std::env::temp_dir().join(format!("peerweave-by-nccl-{}", std::process::id()));
     fakes().env("PEERWEAVE_FAKE_NCCL_LOG", &log).run(|| {
         worlds(N as u32, options, |world| {
@@ -134,7 +135,8 @@ fn every_collective_by_nccl_has_right_results() {
             y.release().unwrap();
         });
     });
-    // The scenario ran in a process of its own, which does not know the log's name here.
+    // The scenario ran in a child process, whose environment has the path of the log. Only the
+    // parent process checks the log.
     let is_scenario = std::env::var_os("PEERWEAVE_FAKE_NCCL_LOG").is_some();
     let calls = std::fs::read_to_string(&log).unwrap_or_default();
     let _ = std::fs::remove_file(&log);
@@ -146,7 +148,7 @@ fn every_collective_by_nccl_has_right_results() {
 }
 
 #[test]
-fn calls_in_place_and_from_memory_of_the_host_are_right() {
+fn nccl_calls_in_place_and_on_host_memory_are_correct() {
     fakes().run(|| {
         worlds(2, options, |world| {
             let (team, me) = (world.team(), world.my_pe().get());
@@ -160,7 +162,7 @@ fn calls_in_place_and_from_memory_of_the_host_are_right() {
             assert_eq!(x.to_vec().unwrap(), if me == 0 { [1, 2, 11, 12] } else { [3, 4, 13, 14] });
             fill();
             team.reduce_scatter_in_place_blocking(&x, ReduceOp::Sum).unwrap();
-            // The other part is as it was.
+            // The part of the other rank is unchanged.
             assert_eq!(x.to_vec().unwrap(), if me == 0 { [12, 14, 3, 4] } else { [11, 12, 16, 18] });
             fill();
             team.all_gather_in_place_blocking(&x).unwrap();
@@ -181,7 +183,7 @@ fn calls_in_place_and_from_memory_of_the_host_are_right() {
 }
 
 #[test]
-fn nccl_serves_the_team_of_all_pes_where_bits_are_the_same() {
+fn nccl_serves_only_world_calls_with_the_same_bits() {
     fakes().run(|| {
         worlds(3, options, |world| {
             let (provider_of_floats, text) = provider(world, CollectiveKind::AllReduce, DType::F32);
@@ -200,7 +202,7 @@ fn nccl_serves_the_team_of_all_pes_where_bits_are_the_same() {
                 assert_eq!(y.to_vec().unwrap(), [3.0; 3]);
                 pair.destroy().unwrap();
             }
-            // The choice can change between calls, on all PEs.
+            // The choice may change between calls, if all PEs change it.
             cuda(world).choose(CollectiveKind::AllGather, Some(Method::Own));
             assert_eq!(provider(world, CollectiveKind::AllGather, DType::U8).0, Provider::Own);
             cuda(world).choose(CollectiveKind::AllGather, Some(Method::Nccl));
@@ -212,7 +214,7 @@ fn nccl_serves_the_team_of_all_pes_where_bits_are_the_same() {
     });
 }
 
-/// Checks a sum, by NCCL or by Peerweave's kernels.
+/// Checks the result of an all_reduce, which NCCL or Peerweave's kernels carry out.
 fn sum_is_right(world: &World) {
     let (x, y) = (world.alloc::<u32>(9).unwrap(), world.alloc_zeroed::<u32>(9).unwrap());
     x.fill(world.my_pe().get() + 1).unwrap();
@@ -225,7 +227,7 @@ fn sum_is_right(world: &World) {
 }
 
 #[test]
-fn collectives_are_right_if_nccl_is_missing_or_fails() {
+fn collectives_are_correct_if_nccl_is_missing_or_fails() {
     let without = Fakes::new().cuda().env("PEERWEAVE_NCCL_PATH", "/nowhere");
     without.run(|| {
         worlds(2, options, |world| {
@@ -306,13 +308,14 @@ fn graphs_of_nccl_alternate_with_queued_calls_and_kernels() {
 fn rank_that_does_not_call_is_named_at_the_deadline() {
     fakes().run(|| {
         let gpu = gpu().deadline(Duration::from_secs(2));
-        // A PE that ends its world before another one has timed out would be named instead.
+        // If a PE ended its world before another PE had timed out, the other PE's error would name
+        // this PE.
         let all_have_failed = std::sync::Barrier::new(3);
         common::pes_that_may_fail(3, gpu, |gpu| {
-            let world = World::new(Cuda::with(gpu.expect("it is set up"), &options()).unwrap()).unwrap();
+            let world = World::new(Cuda::with(gpu.expect("the GPU is set up"), &options()).unwrap()).unwrap();
             let (team, stream) = (world.team(), world.stream().unwrap());
             let (x, y) = (world.alloc::<u32>(4).unwrap(), world.alloc::<u32>(4).unwrap());
-            // NCCL connects the ranks in the first call.
+            // NCCL connects the ranks in this first call.
             team.all_reduce_blocking(&x, &y, ReduceOp::Sum).unwrap();
             if world.my_pe() != Pe::new(1) {
                 let start = Instant::now();
@@ -323,7 +326,7 @@ fn rank_that_does_not_call_is_named_at_the_deadline() {
                 assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
                 let Error::Timeout(timeout) = &error else { panic!("{error}") };
                 assert_eq!((timeout.call, &timeout.missing[..]), ("all_reduce", &[Pe::new(1)][..]), "{error}");
-                // The team has failed, and the reason stays known.
+                // The team is poisoned, and later calls are refused.
                 let refused = team.barrier_blocking().unwrap_err();
                 assert!(matches!(refused, Error::Poisoned { .. }), "{refused}");
                 // Copies need no other PE.
@@ -343,13 +346,13 @@ fn ranks_with_different_calls_of_nccl_get_a_mismatch() {
         let gpu = gpu().deadline(Duration::from_secs(10));
         let all_have_failed = std::sync::Barrier::new(2);
         common::pes_that_may_fail(2, gpu, |gpu| {
-            let world = World::new(Cuda::with(gpu.expect("it is set up"), &options()).unwrap()).unwrap();
+            let world = World::new(Cuda::with(gpu.expect("the GPU is set up"), &options()).unwrap()).unwrap();
             let (team, x) = (world.team(), world.alloc_zeroed::<u32>(8).unwrap());
             team.all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap();
             let error = match world.my_pe().get() {
                 0 => team.all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap_err(),
-                // The fake ends the process for collectives that do not match, so the second call
-                // is by Peerweave's kernels.
+                // The fake NCCL ends the process if collectives do not match, so PE 1 makes a call
+                // that Peerweave's kernels carry out.
                 _ => team.barrier_blocking().unwrap_err(),
             };
             all_have_failed.wait();
@@ -375,7 +378,7 @@ fn graph_that_waits_for_a_killed_pe_ends() {
     let _ = fakes().run_with_victims(2, &[1], |child| graph_of_a_killed_pe(&child));
 }
 
-/// PE 1 dies, and PE 0 waits for a graph by the driver alone.
+/// Kills PE 1 while PE 0 waits through the driver for a graph that contains a call of NCCL.
 fn graph_of_a_killed_pe(child: &peerweave_fakes::Child) {
     let gpu = common::process(child, gpu());
     let world = World::new(Cuda::with(gpu.clone(), &options()).unwrap()).unwrap();
@@ -408,7 +411,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     let world = World::new(Cuda::with(gpu.clone(), &options()).unwrap()).unwrap();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let (x, y) = (world.alloc_zeroed::<u32>(64).unwrap(), world.alloc_zeroed::<u32>(64).unwrap());
-    // NCCL connects the ranks in the first call, and waits for them on the host.
+    // NCCL connects the ranks in the first call, and waits for the ranks on the host.
     match std::env::var("PEERWEAVE_FAKE_NCCL_CONNECT") {
         Ok(_) => team.barrier_blocking().unwrap(),
         Err(_) => team.all_reduce_blocking(&x, &y, ReduceOp::Sum).unwrap(),

@@ -1,5 +1,5 @@
-//! Costs of a call of the portable API on GPUs for the host, after an earlier call of the same
-//! shape: allocations on the calling thread, and calls of the driver.
+//! Tests of the cost for the host of a call of the portable API on GPUs, after earlier calls of the
+//! same shape. The cost consists of allocations on the calling thread, and of driver calls.
 #![cfg(target_os = "linux")]
 
 #[path = "../../../tests/src/allocations.rs"]
@@ -19,7 +19,7 @@ use peerweave_fakes::Fakes;
 
 use allocations::allocations;
 
-/// Returns how often this process has called each function of the fake driver.
+/// Returns the number of calls of each function of the fake driver by this process.
 fn driver_calls() -> BTreeMap<String, usize> {
     let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness started this process");
     let (log, prefix) = (std::fs::read_to_string(log).unwrap_or_default(), format!("{} ", std::process::id()));
@@ -121,8 +121,8 @@ const CALLS: &[(&str, usize, usize, Call)] = &[
 ];
 
 const ROUNDS: usize = 64;
-/// Number of calls that are enqueued before a wait, so that a slow stream does not need more
-/// tickets than the queue keeps.
+/// Number of calls that are enqueued before a wait. It is small, so that a slow stream does not
+/// need more tickets than the queue keeps.
 const FEW: usize = 16;
 
 #[test]
@@ -136,12 +136,12 @@ fn call_of_a_known_shape_allocates_nothing() {
     });
 }
 
-/// Measures every call and returns the calls that cost too much.
+/// Measures every call, and returns a message for each call that exceeds its limits.
 fn costs(world: &World, threads: &Barrier) -> Vec<String> {
     const LEN: usize = 8;
     let (team, stream, other) = (world.team(), world.stream().unwrap(), Rank::new(1 - world.my_pe().get()));
     let context = peerweave_driver::context(world.my_pe().index()).expect("the fake has devices");
-    let memory = DeviceMemory::<f32>::alloc(&context, LEN).expect("room");
+    let memory = DeviceMemory::<f32>::alloc(&context, LEN).expect("allocated");
     let on = Operands {
         x: world.alloc_zeroed(LEN).unwrap(),
         y: world.alloc_zeroed(LEN).unwrap(),
@@ -157,7 +157,7 @@ fn costs(world: &World, threads: &Barrier) -> Vec<String> {
     };
     let mut faults = Vec::new();
     for (name, most_allocations, most_calls, call) in CALLS {
-        // More calls than a queue holds before it drops completed operations.
+        // These are more calls than a queue holds before it drops completed operations.
         for _ in 0..4 * ROUNDS {
             call(team, &stream, &on, other);
         }
@@ -174,20 +174,20 @@ fn costs(world: &World, threads: &Barrier) -> Vec<String> {
         threads.wait();
         (0..ROUNDS).for_each(|_| call(team, &stream, &on, other));
         threads.wait();
-        // The calls of both PEs are counted together.
+        // The log counts the driver calls of both PEs together.
         let mut calls = driver_calls();
         calls.retain(|function, count| {
             *count -= before.get(function).copied().unwrap_or(0);
             *count >= ROUNDS
         });
-        // A few calls are of the thread that frees memory.
+        // The thread that frees memory makes a few of these calls, so the quotient is rounded.
         let total: usize = calls.values().sum();
         let each = (total + ROUNDS) / (2 * ROUNDS);
         if world.my_pe().get() == 0 {
-            eprintln!("{name}: {allocated} allocations in {ROUNDS} calls, {each} calls of the driver: {calls:?}");
+            eprintln!("{name}: {allocated} allocations in {ROUNDS} calls, {each} driver calls for each call: {calls:?}");
         }
         if allocated > *most_allocations || each > *most_calls {
-            faults.push(format!("{name}: {allocated} allocations in {ROUNDS} calls, {each} calls of the driver ({calls:?})"));
+            faults.push(format!("{name}: {allocated} allocations in {ROUNDS} calls, expected at most {most_allocations}; {each} driver calls, expected at most {most_calls} ({calls:?})"));
         }
         stream.synchronize().unwrap();
         threads.wait();

@@ -1,5 +1,5 @@
-//! Collectives over the fake driver. Kernels run on the CPU, from the same source as on GPUs;
-//! kernels of several PEs run at the same time.
+//! Tests of collectives over the fake driver. Kernels run on the CPU, from the same source as on
+//! GPUs. The kernels of several PEs run at the same time.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -91,7 +91,7 @@ fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T + Sync) ->
     })
 }
 
-/// Reduces `values` among the ranks by a sum, in place.
+/// Enqueues an all_reduce of `values` by the sum, in place.
 fn add_up(all: &Collectives, stream: &Arc<CudaStream>, values: &Local<f32>, count: usize) -> Result<(), CudaError> {
     let at = values.slice().address();
     // SAFETY: the elements are live until the test has waited for the stream.
@@ -99,12 +99,12 @@ fn add_up(all: &Collectives, stream: &Arc<CudaStream>, values: &Local<f32>, coun
 }
 
 #[test]
-fn calls_of_every_size_follow_each_other_without_a_wait() {
+fn back_to_back_calls_of_every_size_are_correct() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let streams: [Stream; 2] = [gpu.stream().expect("a stream"), gpu.stream().expect("a stream")];
-            let values = gpu.alloc_local::<f32>(9000).expect("room");
+            let values = gpu.alloc_local::<f32>(9000).expect("allocated");
             values.write(&streams[0], &[1.0; 9000]).expect("written");
             let at = values.slice().address();
             for call in 0..12_usize {
@@ -114,7 +114,7 @@ fn calls_of_every_size_follow_each_other_without_a_wait() {
                 unsafe { all.all_reduce_by(route, &streams[call / 5 % 2], at, at, count, DType::F32, ReduceOp::Sum) }
                     .expect("enqueued");
             }
-            streams.iter().for_each(|stream| stream.wait().expect("all ends"));
+            streams.iter().for_each(|stream| stream.wait().expect("the work completes"));
             let found = values.read(&streams[0]).expect("read");
             let expected = |calls: i32| 3_f32.powi(calls);
             assert_eq!((found[0], found[9]), (expected(12), expected(12)));
@@ -129,16 +129,16 @@ fn calls_of_every_size_follow_each_other_without_a_wait() {
 fn graph_launches_and_calls_can_alternate() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
-            let values = gpu.alloc_local::<f32>(2000).expect("room");
+            let values = gpu.alloc_local::<f32>(2000).expect("allocated");
             values.write(&stream, &[1.0; 2000]).expect("written");
             all.load(DType::F32).expect("loaded");
-            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it begins");
+            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
             add_up(&all, &stream, &values, 2000).expect("captured");
             add_up(&all, &stream, &values, 5).expect("captured");
             let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
-            let graph = graph.expect("it ends").expect("a graph");
+            let graph = graph.expect("the capture ends").expect("a graph");
             for _ in 0..5 {
                 graph.launch().expect("launched");
                 add_up(&all, &stream, &values, 5).expect("enqueued");
@@ -154,9 +154,9 @@ fn team_reduces_in_the_order_of_its_members() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let members = if gpu.pe() == Pe::new(1) { vec![Pe::new(1)] } else { vec![Pe::new(2), Pe::new(0)] };
-            let all = Collectives::new(gpu, &members, small()).expect("they are set up");
+            let all = Collectives::new(gpu, &members, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
-            let values = gpu.alloc_local::<f32>(100).expect("room");
+            let values = gpu.alloc_local::<f32>(100).expect("allocated");
             values.write(&stream, &[gpu.pe().get() as f32 + 1.0; 100]).expect("written");
             add_up(&all, &stream, &values, 100).expect("enqueued");
             let expected = if members.len() == 1 { 2.0 } else { 4.0 };
@@ -169,9 +169,9 @@ fn team_reduces_in_the_order_of_its_members() {
 fn missing_pe_is_named_and_calls_succeed_after_recovery() {
     fakes().run(|| {
         pes(2, options().deadline(Duration::from_millis(300)), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
-            let values = gpu.alloc_local::<f32>(3000).expect("room");
+            let values = gpu.alloc_local::<f32>(3000).expect("allocated");
             values.write(&stream, &[1.0; 3000]).expect("written");
             if gpu.pe() == Pe::new(0) {
                 add_up(&all, &stream, &values, 3000).expect("enqueued");
@@ -182,8 +182,8 @@ fn missing_pe_is_named_and_calls_succeed_after_recovery() {
                 let error = add_up(&all, &stream, &values, 1).expect_err("a kernel failed");
                 assert!(matches!(error, CudaError::Failed { .. }), "{error}");
             }
-            gpu.recover().expect("both are here");
-            all.recover().expect("both are here");
+            gpu.recover().expect("both PEs arrive");
+            all.recover().expect("both PEs arrive");
             values.write(&stream, &[1.0; 3000]).expect("written");
             add_up(&all, &stream, &values, 3000).expect("enqueued");
             assert_eq!(values.read(&stream).expect("read"), [2.0; 3000]);
@@ -195,13 +195,13 @@ fn missing_pe_is_named_and_calls_succeed_after_recovery() {
 fn parts_are_gathered_exchanged_and_reduced_by_rank() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             let me = gpu.pe().get();
             for part in [40_usize, 37, 1] {
                 let bytes = 4 * part as u64;
-                let [send, gathered, exchanged] = [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
-                let reduced = gpu.alloc_local::<f32>(part).expect("room");
+                let [send, gathered, exchanged] = [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("allocated"));
+                let reduced = gpu.alloc_local::<f32>(part).expect("allocated");
                 let given = |rank: u32, index: usize| (100 * rank) as f32 + index as f32;
                 let values: Vec<f32> = (0..3 * part).map(|index| given(me, index)).collect();
                 send.write(&stream, &values).expect("written");
@@ -225,14 +225,14 @@ fn parts_are_gathered_exchanged_and_reduced_by_rank() {
                 assert_eq!(exchanged.read(&stream).expect("read"), each(&|rank, index| given(rank, mine + index)));
                 let sums: Vec<f32> = (mine..mine + part).map(|index| (0..3).map(|rank| given(rank, index)).sum()).collect();
                 assert_eq!(reduced.read(&stream).expect("read"), sums);
-                gpu.barrier("read").expect("all come");
+                gpu.barrier("read").expect("all PEs arrive");
             }
-            let at = gpu.alloc_local::<u8>(64).expect("room").slice().address();
+            let at = gpu.alloc_local::<u8>(64).expect("allocated").slice().address();
             // SAFETY: the calls are refused.
             let errors = unsafe {
                 [
-                    all.all_to_all(&stream, at, at + 8, 4).expect_err("they overlap"),
-                    all.all_gather(&stream, at, at + 3, 4).expect_err("they overlap"),
+                    all.all_to_all(&stream, at, at + 8, 4).expect_err("the operands overlap"),
+                    all.all_gather(&stream, at, at + 3, 4).expect_err("the operands overlap"),
                     all.reduce_scatter(&stream, at + 2, at + 60, 1, DType::F32, ReduceOp::Sum).expect_err("not aligned"),
                 ]
             };
@@ -242,16 +242,16 @@ fn parts_are_gathered_exchanged_and_reduced_by_rank() {
 }
 
 #[test]
-fn wrong_calls_are_refused_before_anything_is_enqueued() {
+fn invalid_calls_are_refused_before_anything_is_enqueued() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
-            let values = gpu.alloc_local::<f32>(64).expect("room");
+            let values = gpu.alloc_local::<f32>(64).expect("allocated");
             let at = values.slice().address();
             let refused = |send, recv, count, dtype, op| {
                 // SAFETY: the call is refused.
-                let error = unsafe { all.all_reduce(&stream, send, recv, count, dtype, op) }.expect_err("it is refused");
+                let error = unsafe { all.all_reduce(&stream, send, recv, count, dtype, op) }.expect_err("the call is refused");
                 assert!(matches!(error, CudaError::Misuse { .. }), "{error}");
                 error.to_string()
             };
@@ -265,8 +265,8 @@ fn wrong_calls_are_refused_before_anything_is_enqueued() {
                 // SAFETY: the call is refused.
                 let errors = unsafe {
                     [
-                        all.scan(&stream, send, recv, 4, DType::F32, op, 0).expect_err("it is refused"),
-                        all.exclusive_scan(&stream, send, recv, 4, DType::F32, op, 0).expect_err("it is refused"),
+                        all.scan(&stream, send, recv, 4, DType::F32, op, 0).expect_err("the call is refused"),
+                        all.exclusive_scan(&stream, send, recv, 4, DType::F32, op, 0).expect_err("the call is refused"),
                     ]
                 };
                 errors.map(|error| error.to_string())
@@ -276,12 +276,12 @@ fn wrong_calls_are_refused_before_anything_is_enqueued() {
             assert!(scan(at, at, ReduceOp::And).iter().all(|error| error.contains("a reduction of f32")));
             // SAFETY: the call is refused.
             let error = unsafe { all.reduce_scatter(&stream, at, at, 1, DType::F32, ReduceOp::PreMulSum) };
-            assert!(error.expect_err("it has no scalar").to_string().contains("ends in _scaled"));
+            assert!(error.expect_err("the call has no scalar").to_string().contains("ends in _scaled"));
             let route = Route::new(Algorithm::OneShot, 5, 32);
             // SAFETY: the call is refused.
             let error = unsafe { all.all_reduce_by(route, &stream, at, at, 8, DType::F32, ReduceOp::Sum) };
-            assert!(error.expect_err("5 blocks of 4").to_string().contains("route"));
-            let error = Collectives::new(gpu, &[Pe::new(0), Pe::new(0)], small()).expect_err("twice");
+            assert!(error.expect_err("at most 4 blocks are allowed").to_string().contains("route"));
+            let error = Collectives::new(gpu, &[Pe::new(0), Pe::new(0)], small()).expect_err("a PE occurs twice");
             assert!(error.to_string().contains("twice"), "{error}");
             let error = Collectives::new(gpu, &[], small()).expect_err("no PE");
             assert!(error.to_string().contains("1 to 8 PEs"), "{error}");
@@ -289,7 +289,7 @@ fn wrong_calls_are_refused_before_anything_is_enqueued() {
     });
 }
 
-/// Returns the byte of a rank at `index`.
+/// Returns the byte of a rank's input at `index`.
 fn byte(rank: u32, index: usize) -> u8 {
     (index * 13 + rank as usize * 71 + (index >> 8)) as u8
 }
@@ -302,7 +302,7 @@ fn bytes_of(rank: u32, len: usize) -> Vec<u8> {
 fn roots_broadcast_gather_and_scatter_parts_of_any_length() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             let me = gpu.pe().get();
             // The lengths include messages by lines and messages through rings with slots of 1 KiB.
@@ -310,7 +310,7 @@ fn roots_broadcast_gather_and_scatter_parts_of_any_length() {
                 let root = Rank::new(call as u32 % 3);
                 let is_root = root.get() == me;
                 let [send, copied, gathered, scattered] =
-                    [3 * part, part, 3 * part, part].map(|len| gpu.alloc_local::<u8>(len.max(1)).expect("room"));
+                    [3 * part, part, 3 * part, part].map(|len| gpu.alloc_local::<u8>(len.max(1)).expect("allocated"));
                 send.write(&stream, &bytes_of(me, send.len())).expect("written");
                 let [from, to, all_parts, own] = [&send, &copied, &gathered, &scattered].map(|local| local.slice().address());
                 for _ in 0..3 {
@@ -329,7 +329,7 @@ fn roots_broadcast_gather_and_scatter_parts_of_any_length() {
                 let found = gathered.read(&stream).expect("read");
                 let wanted: Vec<u8> = (0..3).flat_map(|rank| bytes_of(rank, part)).collect();
                 assert!(!is_root || found[..3 * part] == wanted, "{part} bytes");
-                gpu.barrier("read").expect("all come");
+                gpu.barrier("read").expect("all PEs arrive");
             }
         });
     });
@@ -339,16 +339,16 @@ fn roots_broadcast_gather_and_scatter_parts_of_any_length() {
 fn messages_between_some_ranks_arrive_in_order() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             let me = gpu.pe().get();
-            let [send, recv] = [90_000; 2].map(|len| gpu.alloc_local::<u8>(len).expect("room"));
+            let [send, recv] = [90_000; 2].map(|len| gpu.alloc_local::<u8>(len).expect("allocated"));
             send.write(&stream, &bytes_of(me, send.len())).expect("written");
             let (from, to) = (send.slice().address(), recv.slice().address());
             let next = Rank::new((me + 1) % 3);
             let previous = Rank::new((me + 2) % 3);
             for _ in 0..4 {
-                // One short and one long message to the next rank, and one message to this rank
+                // There are a short and a long message to the next rank, and a message to this rank
                 // itself.
                 let messages = [
                     Message::Send { to: next, at: from, bytes: 100 },
@@ -380,9 +380,9 @@ fn messages_between_some_ranks_arrive_in_order() {
             let errors = unsafe {
                 [
                     all.send(&stream, from, 1, Rank::new(3)).expect_err("no such rank"),
-                    all.send(&stream, from, 1, Rank::new(me)).expect_err("nobody receives it"),
+                    all.send(&stream, from, 1, Rank::new(me)).expect_err("no rank receives the message"),
                     all.receive(&stream, 0, 1, next).expect_err("no address"),
-                    all.broadcast(&stream, from, from + 1, 2, Rank::new(me)).expect_err("they overlap"),
+                    all.broadcast(&stream, from, from + 1, 2, Rank::new(me)).expect_err("the operands overlap"),
                 ]
             };
             assert!(errors.iter().all(|error| matches!(error, CudaError::Misuse { .. })), "{errors:?}");
@@ -391,18 +391,18 @@ fn messages_between_some_ranks_arrive_in_order() {
 }
 
 #[test]
-fn calls_whose_parts_exceed_a_bank_have_right_results() {
+fn calls_whose_parts_exceed_a_bank_have_correct_results() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             let me = gpu.pe().get();
-            // Banks have 64 KiB, and the parts of all ranks exceed that. The first length is a
-            // multiple of a line, the second is not.
+            // Banks have 64 KiB, and the parts of all ranks exceed a bank. The first length is a
+            // multiple of a line, the second length is not.
             for part in [6_004_usize, 6_001] {
                 let bytes = 4 * part as u64;
-                let [send, gathered, exchanged] = [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
-                let reduced = gpu.alloc_local::<f32>(part).expect("room");
+                let [send, gathered, exchanged] = [3 * part; 3].map(|len| gpu.alloc_local::<f32>(len).expect("allocated"));
+                let reduced = gpu.alloc_local::<f32>(part).expect("allocated");
                 let given = |rank: u32, index: usize| (100 * rank) as f32 + (index % 1000) as f32;
                 let values: Vec<f32> = (0..3 * part).map(|index| given(me, index)).collect();
                 send.write(&stream, &values).expect("written");
@@ -423,11 +423,11 @@ fn calls_whose_parts_exceed_a_bank_have_right_results() {
                 assert!(exchanged.read(&stream).expect("read") == all_of(&|rank, index| given(rank, mine + index)), "all_to_all");
                 let sums: Vec<f32> = (mine..mine + part).map(|index| (0..3).map(|rank| given(rank, index)).sum()).collect();
                 assert!(reduced.read(&stream).expect("read") == sums, "reduce_scatter");
-                // In place.
+                // The result replaces the input.
                 // SAFETY: as above.
                 unsafe { all.all_to_all(&stream, from, from, bytes).expect("enqueued") };
                 assert!(send.read(&stream).expect("read") == all_of(&|rank, index| given(rank, mine + index)), "in place");
-                gpu.barrier("read").expect("all come");
+                gpu.barrier("read").expect("all PEs arrive");
             }
         });
     });
@@ -437,11 +437,11 @@ fn calls_whose_parts_exceed_a_bank_have_right_results() {
 fn only_the_root_gets_the_result_of_a_reduce() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             let me = gpu.pe().get();
             for (call, count) in [5_usize, 3000, 40_000].into_iter().enumerate() {
-                let [send, recv] = [count; 2].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
+                let [send, recv] = [count; 2].map(|len| gpu.alloc_local::<f32>(len).expect("allocated"));
                 send.write(&stream, &vec![me as f32 + 1.0; count]).expect("written");
                 recv.write(&stream, &vec![-1.0; count]).expect("written");
                 let (from, to) = (send.slice().address(), recv.slice().address());
@@ -458,29 +458,30 @@ fn only_the_root_gets_the_result_of_a_reduce() {
 }
 
 #[test]
-fn results_are_right_on_the_heap_of_some_or_all_ranks() {
+fn results_on_the_heap_of_some_or_all_ranks_are_correct() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             let me = gpu.pe().get();
             let part = 12_004;
-            let recv = gpu.alloc::<f32>(3 * part).expect("room");
-            let private = gpu.alloc_local::<f32>(3 * part).expect("room");
-            let send = gpu.alloc_local::<f32>(3 * part).expect("room");
+            let recv = gpu.alloc::<f32>(3 * part).expect("allocated");
+            let private = gpu.alloc_local::<f32>(3 * part).expect("allocated");
+            let send = gpu.alloc_local::<f32>(3 * part).expect("allocated");
             let values: Vec<f32> = (0..3 * part).map(|index| (me * 1000) as f32 + (index % 997) as f32).collect();
             send.write(&stream, &values).expect("written");
             let from = send.slice().address();
             let given = |rank: u32, index: usize| (rank * 1000) as f32 + (index % 997) as f32;
-            // The ranks whose results are on the heap: all, some, none, others.
+            // Bit masks of the ranks whose results are on the heap: all ranks, some, none, and
+            // other ranks.
             for on_heap in [0b111, 0b101, 0b000, 0b010] {
                 let is_on_heap = on_heap >> me & 1 != 0;
-                let to = if is_on_heap { recv.address().expect("it is mapped") } else { private.slice().address() };
+                let to = if is_on_heap { recv.address().expect("the heap is mapped") } else { private.slice().address() };
                 let check = |what: &str, of: &dyn Fn(usize) -> f32, len: usize| {
                     let found = if is_on_heap { recv.read(&stream) } else { private.read(&stream) }.expect("read");
                     let wrong = (0..len).find(|index| found[*index] != of(*index));
                     assert_eq!(wrong, None, "{what}, results on the heap: {on_heap:03b}");
-                    gpu.barrier(what).expect("all come");
+                    gpu.barrier(what).expect("all PEs arrive");
                 };
                 let (bytes, count) = (4 * part as u64, 3 * part as u64);
                 // SAFETY: the memory is live until the test has waited for the stream.

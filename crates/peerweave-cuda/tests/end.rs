@@ -1,5 +1,5 @@
-//! Tests of the end of a GPU: afterwards no handle of the rendezvous remains, so the PE can leave
-//! the job.
+//! Tests of the end of a GPU. Afterwards the GPU holds no handle of the rendezvous, so the PE can
+//! leave the job.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -15,30 +15,31 @@ use peerweave_types::FailureKind;
 
 use common::{fakes, pes_that_may_fail};
 
-/// Number of handles of the rendezvous without a GPU: the harness's and the test's.
+/// Number of handles of the rendezvous without a GPU: the handle of the harness and the handle of
+/// the test.
 const HANDLES: usize = 2;
 
 fn options() -> GpuOptions {
     GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
 }
 
-/// Enqueues work on the GPU, and drops memory that threads free later.
+/// Runs work on the GPU, and drops memory that other threads free later.
 fn work(gpu: &Gpu) {
-    let (word, signal) = (gpu.alloc::<u64>(1).expect("room"), gpu.alloc::<u64>(1).expect("room"));
-    let (kept, stream) = (gpu.alloc::<u64>(1000).expect("room"), gpu.stream().expect("a stream"));
-    stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("it is launched");
-    stream.launch(&count_up::KERNEL, 2, 64, (kept.slice(), 5)).expect("it is launched");
-    stream.wait().expect("the kernels end");
-    gpu.barrier("worked").expect("everybody comes");
+    let (word, signal) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
+    let (kept, stream) = (gpu.alloc::<u64>(1000).expect("allocated"), gpu.stream().expect("a stream"));
+    stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("launched");
+    stream.launch(&count_up::KERNEL, 2, 64, (kept.slice(), 5)).expect("launched");
+    stream.wait().expect("the kernels complete");
+    gpu.barrier("worked").expect("all PEs arrive");
     gpu.free(word).expect("freed");
-    // The other allocations are dropped, and stay allocated.
+    // The other allocations are dropped without being freed, so they stay allocated.
 }
 
-/// Checks that no handle of the rendezvous remains when `end` has ended a GPU that had work.
+/// Checks that `end` leaves no further handle of the rendezvous after a GPU has run work.
 fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
     for _ in 0..10 {
         pes_that_may_fail(2, options(), move |gpu| {
-            let gpu = gpu.expect("it is set up");
+            let gpu = gpu.expect("the GPU is set up");
             let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
             work(&gpu);
             end(gpu);
@@ -57,7 +58,7 @@ fn modules_are_unloaded_when_end_returns() {
     fakes().run(|| {
         for _ in 0..20 {
             pes_that_may_fail(1, options(), |gpu| {
-                let gpu = gpu.expect("it is set up");
+                let gpu = gpu.expect("the GPU is set up");
                 let (loads, unloads) = (entered("cuModuleLoadDataEx"), entered("cuModuleUnload"));
                 gpu.load_crate(ring::KERNEL.ptx()).expect("all kernels are registered");
                 let loaded = entered("cuModuleLoadDataEx") - loads;
@@ -78,11 +79,12 @@ fn rendezvous_is_released_by_a_drop_with_work_in_flight() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_millis(300));
         pes_that_may_fail(2, short, |gpu| {
-            let gpu = gpu.expect("it is set up");
+            let gpu = gpu.expect("the GPU is set up");
             let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
-            let (signal, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
-            // The kernel ends at its deadline, after all of these values have been dropped.
-            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1 - gpu.pe().get())).expect("it is launched");
+            let (signal, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+            // The kernel ends at its deadline, after the signal, the stream and the GPU have been
+            // dropped.
+            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1 - gpu.pe().get())).expect("launched");
             drop((signal, stream));
             drop(gpu);
             assert_eq!(Arc::strong_count(&rendezvous), HANDLES);
@@ -94,8 +96,8 @@ fn rendezvous_is_released_by_a_drop_with_work_in_flight() {
 fn end_of_a_gpu_with_other_handles_is_misuse() {
     fakes().run(|| {
         pes_that_may_fail(1, options(), |gpu| {
-            let gpu = gpu.expect("it is set up");
-            let (memory, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+            let gpu = gpu.expect("the GPU is set up");
+            let (memory, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             let error = gpu.clone().end().expect_err("there are a stream, memory and a clone");
             let CudaError::Misuse { call: "Gpu::end", value, .. } = &error else { panic!("{error}") };
             assert_eq!(value, "in use by 3 other handles");
@@ -106,16 +108,16 @@ fn end_of_a_gpu_with_other_handles_is_misuse() {
 }
 
 #[test]
-fn finalize_after_a_failed_kernel_returns_its_error() {
+fn end_after_a_failed_kernel_returns_its_error() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_millis(300));
         pes_that_may_fail(2, short, |gpu| {
-            let gpu = gpu.expect("it is set up");
+            let gpu = gpu.expect("the GPU is set up");
             let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
-            let (signal, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+            let (signal, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             let other = 1 - gpu.pe().get();
-            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), other)).expect("it is launched");
-            stream.wait().expect_err("nobody signals");
+            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), other)).expect("launched");
+            stream.wait().expect_err("no PE signals");
             drop((signal, stream));
             let error = gpu.end().expect_err("a kernel failed");
             let CudaError::Kernel { call: "Gpu::end", failure } = &error else { panic!("{error}") };

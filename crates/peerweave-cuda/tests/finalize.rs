@@ -1,4 +1,4 @@
-//! Finalizes a world of GPUs that several threads share, while they use it.
+//! Tests that a world on GPUs can be finalized while several threads use it.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -12,7 +12,7 @@ use peerweave_fakes::Fakes;
 
 use common::pes_that_may_fail;
 
-/// Runs calls until one fails, and returns its error.
+/// Repeats a call until the call fails, and returns the error.
 fn until_it_fails(mut call: impl FnMut() -> Result<()>) -> Error {
     loop {
         if let Err(error) = call() {
@@ -26,7 +26,7 @@ fn finalize_waits_for_the_calls_of_other_threads() {
     Fakes::new().cuda().run(|| {
         let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4);
         pes_that_may_fail(2, options, |gpu| {
-            let world = World::new(Cuda::new(gpu.expect("it is set up")).expect("a backend")).expect("a world");
+            let world = World::new(Cuda::new(gpu.expect("the GPU is set up")).expect("a backend")).expect("a world");
             let (x, stream) = (world.alloc_zeroed::<u64>(8).unwrap(), world.stream().unwrap());
             let right = Rank::new((world.my_pe().get() + 1) % 2);
             let ready = Barrier::new(4);

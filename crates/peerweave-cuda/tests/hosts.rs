@@ -1,5 +1,6 @@
-//! The portable API on GPUs of several simulated hosts, over fakes of the driver and NCCL: results
-//! of every collective, calls that need the memory of another host, and PEs that die there.
+//! Tests of the portable API on GPUs of several simulated hosts, over fakes of the driver and NCCL:
+//! results of every collective, calls that need the memory of another host, and PEs of another host
+//! that die.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -23,25 +24,25 @@ fn fakes() -> Fakes {
     common::fakes().nccl().env("NCCL_NVLS_ENABLE", "0").limit(Duration::from_secs(120))
 }
 
-/// The host of each PE, in the shapes of jobs that are tested.
+/// The tested jobs: for each job, the host of each PE.
 const SHAPES: [&[&str]; 5] = [&["a", "b"], &["a", "a", "b", "b"], &["a", "a", "b"], &["a", "b", "c"], &["b", "a", "b", "a"]];
 
-/// Runs the body as each PE of a world on these hosts, and ends the world.
+/// Runs `body` as each PE of a world on these hosts, then ends the world.
 fn worlds(hosts: &[&str], body: impl Fn(&World) + Sync) {
     common::pes_on(hosts, options(), |gpu| {
-        let world = World::new(Cuda::new(gpu.expect("it is set up")).expect("a backend")).expect("a world");
+        let world = World::new(Cuda::new(gpu.expect("the GPU is set up")).expect("a backend")).expect("a world");
         body(&world);
         let report = world.finalize().expect("every PE ends the job");
         assert!(report.is_clean(), "{report}");
     });
 }
 
-/// The input of a rank.
+/// Returns the element of a rank's input at `index`.
 fn given(rank: usize, index: usize) -> i32 {
     (1000 * rank + 7 * index + 1) as i32
 }
 
-/// Checks every collective of a team with parts of `len` elements, from memory on the heap.
+/// Checks every collective of a team, with parts of `len` elements on the heap.
 fn check_collectives(world: &World, team: &Team, len: usize) {
     let (n, me, stream) = (team.size(), team.my_rank().index(), world.stream().unwrap());
     let input: Vec<i32> = (0..n * len).map(|index| given(me, index)).collect();
@@ -93,7 +94,7 @@ fn check_collectives(world: &World, team: &Team, len: usize) {
     team.scatter(&stream, &whole, &to, root).unwrap();
     assert_eq!(result(len), part(n - 1, me * len).collect::<Vec<_>>(), "scatter");
     team.barrier(&stream).unwrap().wait().unwrap();
-    // In place.
+    // The following calls are in place.
     reset();
     team.all_reduce_in_place_blocking(&one, ReduceOp::Sum).unwrap();
     assert_eq!(one.to_vec().unwrap(), sums(0..n, 0), "all_reduce in place");
@@ -112,7 +113,7 @@ fn check_collectives(world: &World, team: &Team, len: usize) {
 }
 
 #[test]
-fn every_collective_is_right_on_hosts_of_every_shape() {
+fn every_collective_is_correct_on_hosts_of_every_shape() {
     fakes().run(|| {
         for hosts in SHAPES {
             worlds(hosts, |world| {
@@ -123,12 +124,12 @@ fn every_collective_is_right_on_hosts_of_every_shape() {
     });
 }
 
-/// Returns a PE that is a process on a simulated host, on this device.
+/// Like [`common::process_on`], with the name of the simulated host.
 fn process_on(child: &peerweave_fakes::Child, host: &str, device: usize, options: GpuOptions) -> common::ProcessGpu {
     common::process_on(child, Some(Host::named(host)), device, options)
 }
 
-/// A call and its name in errors.
+/// A call, and the name of the call in errors.
 type Call<'a> = (&'static str, &'a dyn Fn() -> Result<(), Error>);
 
 #[test]
@@ -164,14 +165,14 @@ fn call_that_needs_memory_of_another_host_is_refused() {
             }
             team.barrier_blocking().unwrap();
             assert_eq!(y.to_vec().unwrap(), [0; 8]);
-            // Within a host they work.
+            // Within a host, these calls succeed.
             if me == 0 {
                 team.put(&stream, &x, &y, Rank::new(1)).unwrap();
                 team.signal(&stream, word.set(9), Rank::new(1)).unwrap().wait().unwrap();
             }
             team.barrier_blocking().unwrap();
             assert_eq!(words.load(0).unwrap(), if me == 1 { 9 } else { 0 });
-            // The state of the world is as before.
+            // The refused calls have not changed the state of the world.
             let here = if me < 2 { vec![Pe::new(0), Pe::new(1)] } else { vec![Pe::new(2)] };
             assert_eq!(world.local_pes(), here);
             assert!(world.geometry().is_none());
@@ -183,7 +184,7 @@ fn call_that_needs_memory_of_another_host_is_refused() {
 }
 
 #[test]
-fn messages_parts_and_strides_cross_hosts() {
+fn messages_vector_calls_and_functions_cross_hosts() {
     fakes().run(|| {
         for hosts in [&["a", "a", "b"][..], &["b", "a", "b", "a"], &["a", "b", "c"]] {
             worlds(hosts, |world| {
@@ -191,7 +192,7 @@ fn messages_parts_and_strides_cross_hosts() {
                 let rank = |rank: usize| Rank::new((rank % n) as u32);
                 let (x, y) = (world.alloc::<u16>(100).unwrap(), world.alloc_zeroed::<u16>(100).unwrap());
                 x.copy_from(&(0..100).map(|index| (1000 * me + index) as u16).collect::<Vec<_>>()).unwrap();
-                // A ring in a group, from memory of the heap and of the host.
+                // Each rank sends to the next rank and receives from the previous rank, in a group.
                 let before = (me + n - 1) % n;
                 let ring = |group: &mut peerweave_core::Group| {
                     group.send(&x, rank(me + 1))?;
@@ -199,7 +200,8 @@ fn messages_parts_and_strides_cross_hosts() {
                 };
                 team.group(&stream, ring).unwrap().wait().unwrap();
                 assert_eq!(y.load(7).unwrap(), (1000 * before + 7) as u16);
-                // From rank to rank, each after it has received.
+                // A token moves from rank to rank. Each rank sends the token after it has received
+                // it.
                 let mut token = [0u32; 3];
                 if me > 0 {
                     team.recv_blocking(&mut token, rank(me - 1)).unwrap();
@@ -225,13 +227,14 @@ fn messages_parts_and_strides_cross_hosts() {
                 team.all_to_all_v(&stream, &x, &y, Arc::clone(&counts)).unwrap().wait().unwrap();
                 let found = y.to_vec().unwrap();
                 for from in 0..n {
-                    // Where the elements for this rank begin at the sender.
+                    // Index of the sender's first element for this rank.
                     let first: usize = (0..me).map(|to| from + to).sum();
                     let at = counts.recv_offsets[from];
                     let expected: Vec<u16> = (0..receives[from]).map(|index| (1000 * from + first + index) as u16).collect();
                     assert_eq!(found[at..at + receives[from]], expected, "from {from} to {me}");
                 }
-                // Functions of the caller, in the order of ranks.
+                // A reduction by a function of the caller combines the inputs in the order of
+                // ranks.
                 let function = ReduceFn::new(|a: u32, b: u32| a.wrapping_mul(31).wrapping_add(b));
                 let (mine, mut all) = ([me as u32 + 1; 40], [0u32; 40]);
                 team.all_reduce_with_blocking(&mine, &mut all, &function).unwrap();
@@ -249,7 +252,7 @@ fn messages_of_a_group_do_not_wait_for_each_other() {
     fakes().run(|| {
         worlds(&["a", "a", "b"], |world| {
             let (team, stream) = (world.team(), world.stream().unwrap());
-            // Too long to be sent before the receiver calls.
+            // The messages are so long that a send waits for the call of the receiver.
             let (x, y) = (world.alloc::<u64>(100_000).unwrap(), world.alloc_zeroed::<u64>(100_000).unwrap());
             x.fill(world.my_pe().get().into()).unwrap();
             let rank = Rank::new;
@@ -258,7 +261,7 @@ fn messages_of_a_group_do_not_wait_for_each_other() {
                     group.send(&x, rank(1))?;
                     group.send(&x, rank(2))
                 }),
-                // Receives from rank 2 first, which waits for rank 0.
+                // Rank 1 first receives from rank 2, which waits for rank 0.
                 1 => team.recv(&stream, &y, rank(2)).and_then(|_| team.recv(&stream, &y, rank(0))),
                 _ => team.recv(&stream, &y, rank(0)).and_then(|_| team.send(&stream, &y, rank(1))),
             }
@@ -274,7 +277,7 @@ fn messages_of_a_group_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn teams_within_a_host_use_own_kernels_alone() {
+fn team_within_a_host_uses_only_own_kernels() {
     fakes().run(|| {
         worlds(&["a", "a", "b", "b"], |world| {
             let (me, cuda) = (world.my_pe().get(), world.backend::<Cuda>().unwrap());
@@ -289,7 +292,7 @@ fn teams_within_a_host_use_own_kernels_alone() {
             let across = world.team().split(Some(u64::from(me % 2)), -i64::from(me)).unwrap().expect("a color was given");
             assert_eq!(cuda.explain(&across, &query).unwrap().provider, Provider::Hosts);
             check_collectives(world, &across, 33);
-            // Made by the members alone.
+            // Only the members create this team.
             if me != 1 {
                 let members = [3, 0, 2].map(Pe::new);
                 let team = world.team_of(&members).unwrap();
@@ -305,7 +308,7 @@ fn teams_within_a_host_use_own_kernels_alone() {
 }
 
 #[test]
-fn calls_between_hosts_are_captured() {
+fn captured_calls_between_hosts_are_replayed() {
     fakes().run(|| {
         worlds(&["a", "a", "b"], |world| {
             let (cuda, me) = (world.backend::<Cuda>().unwrap(), world.my_pe().get());
@@ -361,7 +364,7 @@ fn hosts_without_nccl_have_a_world_and_give_the_reason() {
 }
 
 #[test]
-fn pes_that_share_a_gpu_have_communicators_of_pairs() {
+fn pes_that_share_a_gpu_use_communicators_of_pairs() {
     fakes().run_many(4, |child| {
         let gpu = process_on(&child, if child.rank < 2 { "a" } else { "b" }, 0, options());
         let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
@@ -380,7 +383,7 @@ fn pe_that_dies_on_another_host_is_named() {
     let _ = fakes().run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 
-/// PE 2, which is alone on its host, dies while the others wait for it.
+/// Runs a PE of a job in which PE 2, the only PE of its host, dies while the other PEs wait for it.
 fn one_is_killed(child: &peerweave_fakes::Child) {
     let gpu = process_on(child, if child.rank < 2 { "a" } else { "b" }, child.rank, options());
     let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
@@ -411,7 +414,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn rank_of_another_host_that_does_not_call_ends_the_wait() {
+fn wait_for_a_silent_rank_of_another_host_times_out() {
     fakes().run(|| {
         let all_have_failed = std::sync::Barrier::new(3);
         common::pes_on(&["a", "a", "b"], options().deadline(Duration::from_secs(3)), |gpu| {

@@ -1,5 +1,5 @@
-//! Tests of a job's GPUs over the fake driver: heap, context, launches, waits. Kernels run on the
-//! CPU, from the same source as on GPUs.
+//! Tests of the GPUs of a job over the fake driver: heap, context, launches, waits. Kernels run on
+//! the CPU, from the same source as on GPUs.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -23,14 +23,14 @@ fn options() -> GpuOptions {
 fn words_and_signals_reach_the_next_pe() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let (word, signal) = (gpu.alloc::<u64>(1).expect("room"), gpu.alloc::<u64>(1).expect("room"));
+            let (word, signal) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
             let stream = gpu.stream().expect("a stream");
             for round in 1..=5 {
-                stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round)).expect("it is launched");
+                stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round)).expect("launched");
             }
             let before = u64::from((gpu.pe().get() + 2) % 3);
-            assert_eq!(word.read(&stream).expect("the kernels end"), [10 * before + 7]);
-            gpu.barrier("read").expect("everybody comes");
+            assert_eq!(word.read(&stream).expect("the kernels complete"), [10 * before + 7]);
+            gpu.barrier("read").expect("all PEs arrive");
             gpu.free(word).expect("freed");
             gpu.free(signal).expect("freed");
         });
@@ -43,9 +43,9 @@ fn block_barriers_synchronize_all_threads_of_a_block() {
         pes(2, options(), |gpu| {
             let stream = gpu.stream().expect("a stream");
             for _ in 0..3 {
-                stream.launch(&barriers::KERNEL, 1, 32, (20,)).expect("it is launched");
+                stream.launch(&barriers::KERNEL, 1, 32, (20,)).expect("launched");
             }
-            stream.wait().expect("all meet");
+            stream.wait().expect("all PEs reach the barrier");
         });
     });
 }
@@ -55,12 +55,12 @@ fn missing_pe_is_named_and_recovery_resets_barriers() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_millis(300));
         pes(2, short, |gpu| {
-            let signal = gpu.alloc::<u64>(1).expect("room");
+            let signal = gpu.alloc::<u64>(1).expect("allocated");
             let stream = gpu.stream().expect("a stream");
             if gpu.pe() == Pe::new(0) {
                 let start = Instant::now();
-                stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("it is launched");
-                let error = stream.wait().expect_err("nobody signals");
+                stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("launched");
+                let error = stream.wait().expect_err("no PE signals");
                 assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
                 let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
                 assert_eq!((failure.kind, failure.pe), (Some(FailureKind::Deadline), Some(Pe::new(1))), "{error}");
@@ -68,9 +68,9 @@ fn missing_pe_is_named_and_recovery_resets_barriers() {
                 let error = stream.launch(&barriers::KERNEL, 1, 1, (1,)).expect_err("a kernel failed");
                 assert!(matches!(error, CudaError::Failed { .. }), "{error}");
             }
-            gpu.recover().expect("both are here");
-            stream.launch(&barriers::KERNEL, 1, 1, (3,)).expect("it is launched");
-            stream.wait().expect("both meet");
+            gpu.recover().expect("both PEs arrive");
+            stream.launch(&barriers::KERNEL, 1, 1, (3,)).expect("launched");
+            stream.wait().expect("both PEs reach the barrier");
         });
     });
 }
@@ -82,15 +82,15 @@ fn killed_pe_is_named_and_ends_kernels_that_wait_for_it() {
 
 fn one_is_killed(child: &peerweave_fakes::Child) {
     let gpu = common::process(child, options());
-    let (signal, own) = (gpu.alloc::<u64>(1).expect("room"), gpu.alloc::<u64>(4).expect("room"));
-    gpu.barrier("ready").expect("everybody comes");
+    let (signal, own) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(4).expect("allocated"));
+    gpu.barrier("ready").expect("all PEs arrive");
     if gpu.pe() == Pe::new(2) {
         std::thread::sleep(Duration::from_millis(200));
         std::process::abort();
     }
     let stream = gpu.stream().expect("a stream");
     let start = Instant::now();
-    stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 2)).expect("it is launched");
+    stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 2)).expect("launched");
     let error = stream.wait().expect_err("PE 2 is dead");
     assert!(matches!(error, CudaError::PeLost { .. }) && error.pe() == Some(Pe::new(2)), "{error}");
     assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
@@ -104,16 +104,16 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 fn invalid_launches_are_refused_before_anything_runs() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
-            let (memory, other) = (gpu.alloc::<u64>(16).expect("room"), gpu.alloc::<u64>(16).expect("room"));
+            let (memory, other) = (gpu.alloc::<u64>(16).expect("allocated"), gpu.alloc::<u64>(16).expect("allocated"));
             let stream = gpu.stream().expect("a stream");
             let error = stream.launch(&count_up::KERNEL, 0, 1, (memory.slice(), 0)).expect_err("no blocks");
             assert!(matches!(error, CudaError::Driver(DriverError::Launch(LaunchError::Shape { .. }))), "{error}");
             let freed = memory.slice();
             gpu.free(memory).expect("freed");
-            let error = stream.launch(&count_up::KERNEL, 1, 1, (freed, 0)).expect_err("it was freed");
+            let error = stream.launch(&count_up::KERNEL, 1, 1, (freed, 0)).expect_err("the memory was freed");
             assert!(matches!(error, CudaError::Misuse { .. }), "{error}");
-            stream.launch(&count_up::KERNEL, 1, 1, (other.slice(), 3)).expect("it is launched");
-            assert_eq!(other.read(&stream).expect("it ends"), (3..19).collect::<Vec<u64>>());
+            stream.launch(&count_up::KERNEL, 1, 1, (other.slice(), 3)).expect("launched");
+            assert_eq!(other.read(&stream).expect("the work completes"), (3..19).collect::<Vec<u64>>());
         });
     });
 }
@@ -122,21 +122,21 @@ fn invalid_launches_are_refused_before_anything_runs() {
 fn graph_replays_kernels_after_their_memory_was_dropped() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let (memory, copy) = (gpu.alloc::<u64>(8).expect("room"), gpu.alloc::<u64>(8).expect("room"));
+            let (memory, copy) = (gpu.alloc::<u64>(8).expect("allocated"), gpu.alloc::<u64>(8).expect("allocated"));
             let stream = gpu.stream().expect("a stream");
-            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it begins");
-            stream.launch(&barriers::KERNEL, 1, 2, (2,)).expect("it is captured");
-            stream.launch(&count_up::KERNEL, 1, 4, (memory.slice(), 1)).expect("it is captured");
-            stream.launch(&count_up::KERNEL, 1, 4, (copy.slice(), 2)).expect("it is captured");
+            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
+            stream.launch(&barriers::KERNEL, 1, 2, (2,)).expect("captured");
+            stream.launch(&count_up::KERNEL, 1, 4, (memory.slice(), 1)).expect("captured");
+            stream.launch(&count_up::KERNEL, 1, 4, (copy.slice(), 2)).expect("captured");
             let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
-            let graph = graph.expect("it ends").expect("a graph");
+            let graph = graph.expect("the capture ends").expect("a graph");
             drop(memory);
             for _ in 0..4 {
-                graph.launch().expect("it is launched");
+                graph.launch().expect("launched");
             }
-            assert_eq!(copy.read(&stream).expect("it ends"), (2..10).collect::<Vec<u64>>());
-            stream.launch(&barriers::KERNEL, 1, 2, (1,)).expect("it is launched");
-            stream.wait().expect("the epochs went on");
+            assert_eq!(copy.read(&stream).expect("the work completes"), (2..10).collect::<Vec<u64>>());
+            stream.launch(&barriers::KERNEL, 1, 2, (1,)).expect("launched");
+            stream.wait().expect("the epochs continue after the graph");
         });
     });
 }

@@ -1,5 +1,5 @@
-//! Tests of loading kernels over the fake driver, which loads an image only if all kernels in it
-//! are registered.
+//! Tests of loading kernels over the fake driver. The fake driver loads an image only if all
+//! kernels in the image are registered.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -31,33 +31,34 @@ fn kernel_is_loaded_without_other_kernels_of_its_crate() {
         pes(1, options(), |gpu| {
             driver::register_kernel("bench_p", never);
             let before = entered(LOAD);
-            gpu.load(&bench_p::KERNEL).expect("its own module has no other kernel");
-            let error = gpu.load(&bench_g::KERNEL).expect_err("it is not registered");
+            gpu.load(&bench_p::KERNEL).expect("the module has no other kernel");
+            let error = gpu.load(&bench_g::KERNEL).expect_err("the kernel is not registered");
             assert!(matches!(error, CudaError::Driver(_)), "{error}");
             assert_eq!(entered(LOAD) - before, 2);
-            gpu.load(&bench_p::KERNEL).expect("it is loaded");
+            gpu.load(&bench_p::KERNEL).expect("the kernel is loaded");
             assert_eq!(entered(LOAD) - before, 2, "a loaded kernel is not loaded again");
         });
     });
 }
 
 #[test]
-fn kernels_of_a_loaded_crate_need_no_separate_module() {
+fn kernels_of_a_loaded_crate_load_no_further_module() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             gpu.load_crate(ring::KERNEL.ptx()).expect("all kernels are registered");
-            gpu.barrier("loaded").expect("both are here");
+            gpu.barrier("loaded").expect("both PEs arrive");
             let before = entered(LOAD);
-            // Each kernel of this crate is in a module of its own.
-            assert_eq!(entered("cuFuncLoad"), before, "functions that were loaded, as many as modules");
-            gpu.barrier("counted").expect("both are here");
-            let (word, signal) = (gpu.alloc::<u64>(9).expect("room"), gpu.alloc::<u64>(1).expect("room"));
+            // Each kernel of this crate has its own module, so the numbers of loaded functions and
+            // modules are equal.
+            assert_eq!(entered("cuFuncLoad"), before, "number of loaded functions, expected that of modules");
+            gpu.barrier("counted").expect("both PEs arrive");
+            let (word, signal) = (gpu.alloc::<u64>(9).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
             let stream = gpu.stream().expect("a stream");
-            stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("it is launched");
-            stream.launch(&count_up::KERNEL, 1, 9, (word.slice(), 5)).expect("it is launched");
-            stream.wait().expect("both end");
+            stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("launched");
+            stream.launch(&count_up::KERNEL, 1, 9, (word.slice(), 5)).expect("launched");
+            stream.wait().expect("both kernels complete");
             assert_eq!(entered(LOAD), before);
-            gpu.barrier("ended").expect("both are here");
+            gpu.barrier("ended").expect("both PEs arrive");
         });
     });
 }
@@ -67,9 +68,9 @@ fn failure_to_load_one_kernel_of_a_crate_is_an_error() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
             driver::register_kernel("bench_p", never);
-            let error = gpu.load_crate(bench_p::KERNEL.ptx()).expect_err("the others are not registered");
+            let error = gpu.load_crate(bench_p::KERNEL.ptx()).expect_err("the other kernels are not registered");
             assert!(matches!(error, CudaError::Driver(_)), "{error}");
-            gpu.load(&bench_p::KERNEL).expect("the others do not matter");
+            gpu.load(&bench_p::KERNEL).expect("other kernels are not needed");
         });
     });
 }

@@ -1,5 +1,5 @@
-//! Teams of GPUs that their members make alone, over the fake driver: other PEs make no call;
-//! members that are missing, and lists that differ, are named.
+//! Tests of `World::team_of` on GPUs, over the fake driver. Only the members of a team call it.
+//! Errors name missing members, and members that pass a different list.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -20,7 +20,7 @@ fn list(members: impl IntoIterator<Item = u32>) -> Vec<Pe> {
     members.into_iter().map(Pe::new).collect()
 }
 
-/// Asserts that the team has these members, and that they can communicate.
+/// Asserts that the team has these members, and that the members can communicate.
 fn works(team: &Team, members: &[Pe]) {
     assert_eq!(team.members(), members);
     let mut sum = [team.members()[team.my_rank().index()].get()];
@@ -29,7 +29,7 @@ fn works(team: &Team, members: &[Pe]) {
 }
 
 #[test]
-fn members_alone_make_a_team_in_the_order_of_their_list() {
+fn team_of_members_alone_has_the_order_of_their_list() {
     Fakes::new().cuda().run(|| {
         worlds(4, options(), |world| {
             let lists = [list([3, 1]), list([0, 1, 2]), list([2]), list([1, 3]), list([3, 2, 1, 0])];
@@ -49,9 +49,9 @@ fn members_alone_make_a_team_in_the_order_of_their_list() {
 }
 
 #[test]
-fn member_without_a_number_is_an_error_on_all_members() {
+fn team_of_without_a_free_number_fails_on_all_members() {
     Fakes::new().cuda().run(|| {
-        // Few numbers, because the fake driver takes long to make a team.
+        // The number of teams is small, because the fake driver takes long to create a team.
         worlds(3, options().teams(4), |world| {
             let (me, max_teams) = (world.my_pe(), world.caps().max_teams);
             let too_many = |error: Error| assert!(matches!(error, Error::TooManyTeams { call: "team_of", .. }), "{error}");
@@ -72,7 +72,8 @@ fn member_without_a_number_is_an_error_on_all_members() {
     });
 }
 
-/// Asserts that the calls mismatched, at once, and returns the PE that is named with its call.
+/// Asserts that the call fails early with a mismatch. Returns the PE that the error names, and the
+/// call of that PE.
 fn mismatch(world: &World, members: &[Pe]) -> (u32, String) {
     let start = Instant::now();
     let Err(Error::Mismatch(mismatch)) = world.team_of(members) else { panic!("{members:?}: not a mismatch") };
@@ -86,7 +87,8 @@ fn different_lists_are_a_mismatch_on_all_waiting_members() {
         worlds(3, options(), |world| {
             let all = list(0..3);
             for round in 0..4 {
-                // Of an even round, PE 1 has another order; of an odd one, PE 2 is not in its list.
+                // In even rounds, PE 1 passes another order. In odd rounds, the list of PE 1 lacks
+                // PE 2.
                 let odd = if round % 2 == 0 { list([0, 2, 1]) } else { list([1, 0]) };
                 let me = world.my_pe().get();
                 world.team().barrier_blocking().unwrap();

@@ -1,5 +1,6 @@
-//! Calls on GPUs with arguments that differ among the PEs: every PE gets an error with the same
-//! text as on the host backend. After a failed call of the host the world stays usable.
+//! Tests of calls on GPUs whose arguments differ among the PEs. Every PE gets an error with the
+//! same text as on the host backend. After a failed call that agrees on the host, the world stays
+//! usable.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -14,8 +15,8 @@ fn options() -> GpuOptions {
     GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4)
 }
 
-/// Makes `call` on three PEs, of which PE 1 passes other arguments. Checks that the error of each
-/// PE contains the calls of PE 1 and of another PE.
+/// Makes `call` on three PEs, with other arguments on PE 1. Checks that the error of each PE
+/// contains the calls of PE 1 and of another PE.
 fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + Sync) {
     common::worlds(3, options(), |world| {
         let is_odd = world.my_pe().get() == 1;
@@ -35,7 +36,7 @@ fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + S
 }
 
 #[test]
-fn strided_splits_into_other_shapes_mismatch() {
+fn strided_splits_into_different_shapes_mismatch() {
     let split = |world: &World, start, stride, size| world.team().split_strided(TeamShape { start, stride, size }).map(drop);
     Fakes::new().cuda().run(|| {
         differ(
@@ -49,7 +50,7 @@ fn strided_splits_into_other_shapes_mismatch() {
 }
 
 #[test]
-fn splits_by_other_calls_or_row_lengths_mismatch() {
+fn splits_by_different_calls_or_row_lengths_mismatch() {
     Fakes::new().cuda().run(|| {
         differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
             world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
@@ -62,7 +63,7 @@ fn splits_by_other_calls_or_row_lengths_mismatch() {
 }
 
 #[test]
-fn allocations_of_other_types_or_lengths_mismatch() {
+fn allocations_of_different_types_or_lengths_mismatch() {
     Fakes::new().cuda().run(|| {
         let (eight, sixteen) =
             ("alloc of 8 elements of f64 aligned to 64, not zeroed", "alloc of 16 elements of i32 aligned to 64, not zeroed");
@@ -85,7 +86,7 @@ fn splits_of_a_team_compare_only_calls_of_its_members() {
             let half = world.team().split(Some(u64::from(me / 2)), 0).unwrap().expect("a color was given");
             if me / 2 == 0 {
                 let shape = TeamShape { start: 0, stride: 1, size: 1 + me };
-                let Err(Error::Mismatch(mismatch)) = half.split_strided(shape) else { panic!("{shape:?} is that of one rank") };
+                let Err(Error::Mismatch(mismatch)) = half.split_strided(shape) else { panic!("{shape:?}: not a mismatch") };
                 assert_eq!(mismatch.pe.get(), 1 - me);
             }
             let all = half.split(Some(7), -i64::from(me)).unwrap().expect("a color was given");
@@ -99,9 +100,8 @@ fn splits_of_a_team_compare_only_calls_of_its_members() {
     });
 }
 
-/// Makes a collective call on three PEs, of which PE 1 passes other arguments, after some equal
-/// calls. Checks that each PE gets an error with the calls of PE 1 and of another PE long before
-/// the deadline.
+/// Makes equal calls on three PEs, then the collective `call` with other arguments on PE 1. Checks
+/// that each PE gets an error long before the deadline, with the calls of PE 1 and of another PE.
 fn collectives_differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + Sync) {
     let ends = common::pes_that_may_fail(3, options(), |gpu| {
         let world = World::new(Cuda::new(gpu.unwrap()).unwrap()).unwrap();
@@ -109,8 +109,8 @@ fn collectives_differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Re
             world.team().barrier_blocking().unwrap();
         }
         let (is_odd, start) = (world.my_pe().get() == 1, Instant::now());
-        // A rank whose kernel has ended before the others have begun detects the difference at its
-        // next call.
+        // If the kernel of a rank has ended before the other ranks begin, this rank detects the
+        // difference only in its next call.
         let error = call(&world, is_odd).and_then(|()| world.team().barrier_blocking()).unwrap_err();
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         let Error::Mismatch(mismatch) = &error else { panic!("{}: {error}", world.my_pe()) };
@@ -125,7 +125,7 @@ fn collectives_differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Re
 }
 
 #[test]
-fn collectives_of_other_kinds_or_lengths_mismatch() {
+fn collectives_of_different_kinds_or_lengths_mismatch() {
     let sum = |world: &World, len| world.team().all_reduce_in_place_blocking(&mut vec![1.0f32; len], ReduceOp::Sum);
     Fakes::new().cuda().run(|| {
         collectives_differ(
@@ -154,7 +154,7 @@ fn collectives_of_other_kinds_or_lengths_mismatch() {
 }
 
 #[test]
-fn collectives_of_other_types_or_roots_mismatch_in_streams() {
+fn streamed_collectives_of_different_types_or_roots_mismatch() {
     Fakes::new().cuda().run(|| {
         collectives_differ(
             "broadcast of 4 elements of u8 with root 1",

@@ -1,5 +1,5 @@
-//! Tests of the multicast address in the context of kernels, over the fake driver, whose stores
-//! replicate.
+//! Tests of the multicast address in the context of kernels, over the fake driver. The fake driver
+//! replicates stores to multicast addresses.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -16,11 +16,11 @@ fn options() -> GpuOptions {
     GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
 }
 
-/// Returns the multicast address in the context.
+/// Returns the multicast address that a kernel finds in its context.
 fn base(gpu: &Gpu) -> u64 {
-    let (found, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
-    stream.launch(&multicast_base::KERNEL, 1, 1, (found.slice(),)).expect("it is launched");
-    found.read(&stream).expect("it ends")[0]
+    let (found, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+    stream.launch(&multicast_base::KERNEL, 1, 1, (found.slice(),)).expect("launched");
+    found.read(&stream).expect("the work completes")[0]
 }
 
 #[test]
@@ -29,15 +29,15 @@ fn context_has_a_multicast_address_that_reaches_every_pe() {
         pes(3, options().multicast(true), |gpu| {
             let base = base(gpu);
             assert_ne!(base, 0);
-            let (memory, stream) = (gpu.alloc::<u64>(4).expect("room"), gpu.stream().expect("a stream"));
+            let (memory, stream) = (gpu.alloc::<u64>(4).expect("allocated"), gpu.stream().expect("a stream"));
             if gpu.pe().get() == 1 {
                 let place = memory.slice().at(2).offset();
                 common::store_by_multicast(base + place.0, &(0x1234_u64).to_ne_bytes());
             }
-            gpu.barrier("stored").expect("all are here");
-            assert_eq!(memory.read(&stream).expect("it is read"), [0, 0, 0x1234, 0]);
-            stream.launch(&barriers::KERNEL, 1, 32, (3,)).expect("it is launched");
-            stream.wait().expect("all meet");
+            gpu.barrier("stored").expect("all PEs arrive");
+            assert_eq!(memory.read(&stream).expect("the memory is read"), [0, 0, 0x1234, 0]);
+            stream.launch(&barriers::KERNEL, 1, 32, (3,)).expect("launched");
+            stream.wait().expect("all PEs reach the barrier");
         });
     });
 }
@@ -50,10 +50,10 @@ fn context_has_no_multicast_address_by_default() {
 }
 
 #[test]
-fn disabled_multicast_is_an_error_of_the_setup() {
+fn setup_with_disabled_multicast_fails() {
     fakes().env("PEERWEAVE_MULTICAST", "off").run(|| {
         common::pes_that_may_fail(2, options().multicast(true), |gpu| {
-            let error = gpu.expect_err("it is forbidden");
+            let error = gpu.expect_err("multicast is disabled");
             assert!(matches!(error, CudaError::Vmm(VmmError::MulticastDisabled(_))), "{error}");
         });
     });

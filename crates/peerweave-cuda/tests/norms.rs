@@ -1,5 +1,6 @@
-//! all_reduce with residual and RMSNorm over the fake driver: the bits of separate steps by each
-//! algorithm, rows that exceed the staging memory, graphs, a missing PE, calls that differ.
+//! Tests of all_reduce with residual and RMSNorm, over the fake driver. The result of each
+//! algorithm has the bits of separate steps. The tests also cover rows that exceed the staging
+//! memory, graphs, a missing PE, and calls that differ.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -27,7 +28,7 @@ fn options() -> GpuOptions {
     GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4)
 }
 
-/// Memory of one call of `f32`.
+/// Operands of one call with elements of type `f32`.
 struct Operands {
     input: Local<f32>,
     residual: Local<f32>,
@@ -42,8 +43,8 @@ impl Operands {
     /// Allocates and writes the operands of this PE.
     fn new(gpu: &Gpu, stream: &Stream, rows: usize, hidden: usize) -> Self {
         let len = rows * hidden;
-        let [input, residual, output] = [len; 3].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
-        let [weight, scales] = [hidden, rows].map(|len| gpu.alloc_local::<f32>(len).expect("room"));
+        let [input, residual, output] = [len; 3].map(|len| gpu.alloc_local::<f32>(len).expect("allocated"));
+        let [weight, scales] = [hidden, rows].map(|len| gpu.alloc_local::<f32>(len).expect("allocated"));
         let me = gpu.pe().get() as usize;
         let values =
             |of: &dyn Fn(usize) -> usize, len: usize| -> Vec<f32> { (0..len).map(|i| of(i) as f32 / 8.0 - 3.0).collect() };
@@ -73,12 +74,12 @@ impl Operands {
 }
 
 #[test]
-fn one_kernel_has_the_bits_of_all_reduce_and_a_norm() {
+fn fused_norm_has_the_bits_of_all_reduce_and_norm() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
-            // The last rows exceed the staging memory, and take several launches.
+            // The last rows exceed the staging memory, so the call takes several launches.
             for (rows, hidden) in [(1, 64), (5, 260), (40, 64)] {
                 let separate = Operands::new(gpu, &stream, rows, hidden);
                 let at = separate.call.input;
@@ -103,14 +104,14 @@ fn one_kernel_has_the_bits_of_all_reduce_and_a_norm() {
                 for (index, operands) in fused.iter().enumerate() {
                     assert!(operands.bits(&stream) == wanted, "{rows} rows of {hidden}, form {index}");
                 }
-                // In place.
+                // The output replaces the input.
                 let mut operands = Operands::new(gpu, &stream, rows, hidden);
                 operands.call.output = operands.call.input;
                 // SAFETY: as above.
                 unsafe { all.all_reduce_rms_norm(&stream, &operands.call) }.expect("enqueued");
                 let found: Vec<u32> = operands.input.read(&stream).expect("read").into_iter().map(f32::to_bits).collect();
                 assert!(found == wanted[1], "{rows} rows of {hidden} in place");
-                gpu.barrier("read").expect("all come");
+                gpu.barrier("read").expect("all PEs arrive");
             }
             all.end().expect("freed");
         });
@@ -121,7 +122,7 @@ fn one_kernel_has_the_bits_of_all_reduce_and_a_norm() {
 fn rows_of_several_launches_have_their_own_scales() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             let (rows, hidden) = (70, 64);
             let plain = Operands::new(gpu, &stream, rows, hidden);
@@ -150,19 +151,19 @@ fn rows_of_several_launches_have_their_own_scales() {
 }
 
 #[test]
-fn norms_in_graphs_alternate_with_calls() {
+fn norm_in_a_graph_can_alternate_with_calls() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             all.load_rms_norm(DType::F32).expect("loaded");
-            // Each run adds the same sum to the residual.
+            // Each call adds the same sum to the residual.
             let (captured, called) = (Operands::new(gpu, &stream, 2, 128), Operands::new(gpu, &stream, 2, 128));
-            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it begins");
+            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
             // SAFETY: the memory is live until the test has waited for the stream.
             unsafe { all.all_reduce_rms_norm(&stream, &captured.call) }.expect("captured");
             let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
-            let graph = graph.expect("it ends").expect("a graph");
+            let graph = graph.expect("the capture ends").expect("a graph");
             for _ in 0..3 {
                 graph.launch().expect("launched");
                 // SAFETY: as above.
@@ -170,7 +171,7 @@ fn norms_in_graphs_alternate_with_calls() {
             }
             assert!(captured.bits(&stream) == called.bits(&stream));
             drop(graph);
-            gpu.barrier("read").expect("all come");
+            gpu.barrier("read").expect("all PEs arrive");
         });
     });
 }
@@ -179,7 +180,7 @@ fn norms_in_graphs_alternate_with_calls() {
 fn missing_pe_is_named_by_the_norm() {
     fakes().run(|| {
         pes(2, options().deadline(Duration::from_millis(300)), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             if gpu.pe() == Pe::new(0) {
                 let operands = Operands::new(gpu, &stream, 3, 256);
@@ -190,16 +191,16 @@ fn missing_pe_is_named_by_the_norm() {
                 assert_eq!((failure.kind, failure.pe), (Some(FailureKind::Deadline), Some(Pe::new(1))), "{error}");
                 assert_eq!(failure.operation, Some(KernelOp::AllReduce), "{error}");
             }
-            gpu.barrier("seen").expect("all come");
+            gpu.barrier("seen").expect("all PEs arrive");
         });
     });
 }
 
 #[test]
-fn wrong_norms_are_refused_before_anything_is_enqueued() {
+fn invalid_norm_is_refused_before_anything_is_enqueued() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
-            let all = Collectives::world(gpu, small()).expect("they are set up");
+            let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             let operands = Operands::new(gpu, &stream, 2, 64);
             let right = operands.call;
@@ -231,14 +232,16 @@ fn wrong_norms_are_refused_before_anything_is_enqueued() {
 fn norms_that_differ_among_ranks_are_a_mismatch() {
     fakes().run(|| {
         common::pes_that_may_fail(2, options().deadline(Duration::from_millis(500)), |gpu| {
-            let world = peerweave_core::World::new(peerweave_cuda::Cuda::new(gpu.expect("it is set up")).expect("a backend"));
+            let world =
+                peerweave_core::World::new(peerweave_cuda::Cuda::new(gpu.expect("the GPU is set up")).expect("a backend"));
             let world = world.expect("a world");
-            let [x, residual, y] = [(); 3].map(|()| world.alloc_zeroed::<f32>(64).expect("room"));
-            let weight = world.alloc_zeroed::<f32>(16).expect("room");
+            let [x, residual, y] = [(); 3].map(|()| world.alloc_zeroed::<f32>(64).expect("allocated"));
+            let weight = world.alloc_zeroed::<f32>(16).expect("allocated");
             let epsilon = if world.my_pe().get() == 0 { 1e-5 } else { 1e-6 };
             let norm = RmsNorm::new(&weight).epsilon(epsilon);
             let first = world.team().all_reduce_rms_norm_blocking(&x, &residual, &y, norm);
-            // The kernels exchange as many lines, so that the call itself may end.
+            // The kernels of both calls exchange the same number of lines. So the call itself may
+            // succeed, and a later call detects the mismatch.
             let error = first.and_then(|()| world.team().barrier_blocking()).and_then(|()| world.team().barrier_blocking());
             let error = error.expect_err("the epsilons differ");
             assert!(matches!(error, Error::Mismatch(_)), "{error}");
@@ -254,20 +257,20 @@ fn portable_norm_is_captured_with_its_memory() {
     const CALLS: i32 = 2;
     fakes().run(|| {
         worlds(2, options(), |world| {
-            let cuda = world.backend::<Cuda>().expect("it runs on GPUs");
+            let cuda = world.backend::<Cuda>().expect("the world runs on GPUs");
             let own = PrivateStream::new(cuda.context()).expect("a stream");
             let stream = world.adopt_stream(cuda.wrap_stream(own.clone()).expect("wrapped")).expect("adopted");
-            let [x, residual, y] = [(); 3].map(|()| world.alloc_zeroed::<f32>(32).expect("room"));
-            let weight = DeviceMemory::<f32>::from_slice(&own, &[0.5; 16]).expect("room");
+            let [x, residual, y] = [(); 3].map(|()| world.alloc_zeroed::<f32>(32).expect("allocated"));
+            let weight = DeviceMemory::<f32>::from_slice(&own, &[0.5; 16]).expect("allocated");
             x.fill(1.0).expect("filled");
             let call = |weight: &OnDevice<f32>| {
                 world.team().all_reduce_rms_norm(&stream, &x, &residual, &y, RmsNorm::new(weight)).map(drop)
             };
             let operand = peerweave_cuda::on_device(&weight).expect("memory of this device");
-            // Kernels are loaded before a capture.
+            // Kernels cannot be loaded during a capture, so this call loads them.
             call(&operand).expect("enqueued");
-            stream.synchronize().expect("it ends");
-            own.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it begins");
+            stream.synchronize().expect("the work completes");
+            own.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
             let captured = [(); CALLS as usize].map(|()| call(&operand));
             // Memory of the host cannot be captured.
             let refused =
@@ -275,20 +278,20 @@ fn portable_norm_is_captured_with_its_memory() {
             assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
             let graph = own.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
             captured.into_iter().for_each(|captured| captured.expect("captured"));
-            let graph = graph.expect("it ends").expect("a graph");
-            // The graph keeps the weight.
+            let graph = graph.expect("the capture ends").expect("a graph");
+            // The graph keeps the memory of the weight alive.
             drop((operand, weight));
             for runs in 1..=3 {
-                world.team().barrier_blocking().expect("all come");
+                world.team().barrier_blocking().expect("all PEs arrive");
                 graph.launch().expect("launched");
                 let soon = Instant::now() + Duration::from_secs(20);
                 assert!(peerweave_driver::wait(&own, soon).expect("no error"), "the graph has not ended");
                 assert_eq!(residual.to_vec().expect("read"), [2.0 * (1 + CALLS * runs) as f32; 32]);
                 assert!(y.to_vec().expect("read").iter().all(|y| (y - 0.5).abs() < 1e-6));
             }
-            world.team().barrier_blocking().expect("all come");
+            world.team().barrier_blocking().expect("all PEs arrive");
             drop((graph, stream, own));
-            [x, residual, y].into_iter().for_each(|buffer| buffer.release().expect("all release"));
+            [x, residual, y].into_iter().for_each(|buffer| buffer.release().expect("all PEs release the buffer"));
         });
     });
 }

@@ -1,5 +1,5 @@
-//! Routes of collectives on GPUs of the fake driver: explanations, choices of the caller, tables in
-//! files, and PEs whose routes differ.
+//! Tests of the routes of collectives on GPUs of the fake driver: explanations, choices of the
+//! caller, tables in files, and PEs whose routes differ.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -16,24 +16,24 @@ fn gpu() -> GpuOptions {
     GpuOptions::new(8 << 20).deadline(Duration::from_secs(20)).slots(4)
 }
 
-/// Runs the body as each of `n` PEs with the options that `options` returns for it.
+/// Runs `body` as each of `n` PEs, with the options that `options` returns for this PE.
 fn pes<T: Send>(
     n: u32,
     options: impl Fn(u32) -> CudaOptions + Sync,
     body: impl Fn(u32, Result<World, Error>) -> T + Sync,
 ) -> Vec<T> {
     common::pes_that_may_fail(n, gpu(), |gpu| {
-        let gpu = gpu.expect("it is set up");
+        let gpu = gpu.expect("the GPU is set up");
         let pe = gpu.pe().get();
         body(pe, Cuda::with(gpu, &options(pe)).and_then(|cuda| World::new(cuda)))
     })
 }
 
 fn cuda(world: &World) -> &Cuda {
-    world.backend::<Cuda>().expect("it runs on GPUs")
+    world.backend::<Cuda>().expect("the world runs on GPUs")
 }
 
-/// Checks an all_reduce of `len` elements against its sum.
+/// Checks the result of an all_reduce of `len` elements.
 fn sums_are_right(world: &World, len: usize) {
     let (send, recv) = (world.alloc::<u32>(len).unwrap(), world.alloc_zeroed::<u32>(len).unwrap());
     let me = world.my_pe().get();
@@ -85,7 +85,7 @@ fn chosen_algorithm_is_explained_and_gives_the_same_sums() {
 }
 
 #[test]
-fn messages_replace_lines_with_the_same_results() {
+fn forced_messages_and_rings_give_the_same_results() {
     Fakes::new().cuda().run(|| {
         let forced: Forced = "all_gather=messages,all_to_all=messages,reduce_scatter=chunked".parse().unwrap();
         let options = |_| {
@@ -137,7 +137,7 @@ fn maximum_number_of_blocks_limits_launches() {
     });
 }
 
-/// A file in a directory of its own, which is removed at the end.
+/// A file in its own directory. Dropping this value removes the directory.
 struct File(PathBuf);
 
 impl File {
@@ -163,7 +163,7 @@ impl Drop for File {
 }
 
 #[test]
-fn table_of_a_file_replaces_the_built_in_one() {
+fn route_table_of_a_file_replaces_the_built_in_table() {
     Fakes::new().cuda().run(|| {
         let text = RouteTable::builtin("any").to_string().replace("1-2 8K one_shot 4x128", "1-2 8K two_shot 2x64");
         let file = File::new("used", &text);
@@ -193,7 +193,7 @@ fn damaged_or_foreign_table_is_an_error_that_names_the_file() {
             ("foreign", text.replace("arch any", "arch sm_10"), "is for GPUs of sm_10, expected sm_"),
         ] {
             let file = File::new(name, &text);
-            // PE 1 has a usable table, and learns that PE 0 has none.
+            // PE 1 has a usable table. Its error names PE 0, whose table is not usable.
             let options = |pe| if pe == 0 { file.options() } else { CudaOptions::default() };
             let errors = pes(2, options, |_, world| world.map(drop).unwrap_err().to_string());
             assert!(errors[0].contains("my.routes") && errors[0].contains(what), "{}", errors[0]);
@@ -203,7 +203,7 @@ fn damaged_or_foreign_table_is_an_error_that_names_the_file() {
 }
 
 #[test]
-fn different_choices_or_tables_are_an_error_on_all_pes() {
+fn different_choices_or_tables_fail_on_all_pes() {
     Fakes::new().cuda().run(|| {
         let choose = |pe| {
             let mut options = CudaOptions::default();

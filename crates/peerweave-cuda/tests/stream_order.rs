@@ -1,4 +1,4 @@
-//! The order of collectives, sends and receives of a team on several streams.
+//! Tests of the order of collectives, sends and receives of a team on several streams.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -19,13 +19,14 @@ fn messages_and_collectives_run_in_the_order_of_calls() {
         common::worlds(2, options(), |world| {
             let (team, me, other) = (world.team(), world.my_pe().get(), Rank::new(1 - world.my_pe().get()));
             let streams = [0; 3].map(|_| world.stream().unwrap());
-            // Messages by lines, and messages through rings.
+            // The short messages are sent by lines, the long messages through rings.
             for len in [40, 20_000] {
                 let [x, sum] = [0; 2].map(|_| world.alloc_zeroed::<u32>(len).unwrap());
                 let host = Buffer::<u32>::zeroed(len);
                 for round in 1..6 {
                     x.fill(if me == 1 { round } else { 0 }).unwrap();
-                    // Each call needs the result of the call before it, on another stream.
+                    // Each call needs the result of the previous call, which runs on another
+                    // stream.
                     if me == 1 {
                         team.send(&streams[0], &x, other).unwrap();
                     } else {
@@ -58,7 +59,8 @@ fn receive_ordered_before_the_send_times_out() {
             let (first, second) = (world.stream().unwrap(), world.stream().unwrap());
             let x = world.alloc_zeroed::<u32>(4).unwrap();
             let start = Instant::now();
-            // Rank 0 receives before the barrier what rank 1 sends after it.
+            // Rank 0 calls the receive before the barrier, and rank 1 calls the send after the
+            // barrier.
             let outcome = if me == 0 {
                 let ticket = team.recv(&first, &x, other).unwrap();
                 let _ = team.barrier(&second);
@@ -73,7 +75,7 @@ fn receive_ordered_before_the_send_times_out() {
             x.release().unwrap();
             outcome
         });
-        // The first wait that ends lets the other rank continue.
+        // When the first wait ends, the other rank may continue without an error.
         let errors: Vec<_> =
             outcomes.iter().enumerate().filter_map(|(pe, outcome)| Some((pe, outcome.as_ref().err()?))).collect();
         assert!(!errors.is_empty(), "no wait ended at the deadline");

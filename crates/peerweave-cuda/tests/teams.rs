@@ -1,5 +1,5 @@
-//! Tests of teams that do not contain all PEs, over the fake driver: created by splits, passed to
-//! launches, destroyed.
+//! Tests of teams that do not contain all PEs, over the fake driver: splits, launches with teams,
+//! and destruction.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -17,10 +17,10 @@ fn options() -> GpuOptions {
     GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4).teams(3)
 }
 
-/// Returns the team of the PEs with the same parity, the highest first.
+/// Returns the team of the PEs with the same parity as this PE, in descending order.
 fn parity(gpu: &Gpu) -> Team {
     let me = gpu.pe().get();
-    gpu.split(Some((me % 2).into()), -i64::from(me)).expect("all split").expect("a color was given")
+    gpu.split(Some((me % 2).into()), -i64::from(me)).expect("all PEs split").expect("a color was given")
 }
 
 #[test]
@@ -31,19 +31,22 @@ fn team_members_can_synchronize_and_reduce() {
                 let (me, team) = (gpu.pe().get(), parity(gpu));
                 let members: Vec<Pe> = (0..n).rev().filter(|pe| pe % 2 == me % 2).map(Pe::new).collect();
                 assert_eq!(team.members(), members);
-                assert_eq!(team.rank(), Rank::new(members.iter().position(|pe| pe.get() == me).expect("it is one") as u32));
-                let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
-                let (to, from) = (gpu.alloc::<u32>(70).expect("room"), gpu.alloc::<u32>(70).expect("room"));
+                assert_eq!(
+                    team.rank(),
+                    Rank::new(members.iter().position(|pe| pe.get() == me).expect("this PE is a member") as u32)
+                );
+                let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+                let (to, from) = (gpu.alloc::<u32>(70).expect("allocated"), gpu.alloc::<u32>(70).expect("allocated"));
                 from.write(&stream, 0, &[me + 1; 70]).expect("written");
-                gpu.barrier("written").expect("all are here");
+                gpu.barrier("written").expect("all PEs arrive");
                 let args = (team.kernel_team(), word.slice(), 5);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("it is launched");
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
                 let args = (team.kernel_team(), to.slice(), from.slice());
-                stream.launch(&sum_in_team::KERNEL, 1, 64, args).expect("it is launched");
+                stream.launch(&sum_in_team::KERNEL, 1, 64, args).expect("launched");
                 let expected: u32 = members.iter().map(|pe| pe.get() + 1).sum();
-                assert_eq!(word.read(&stream).expect("it ends"), [5 * u64::from(expected)]);
-                assert_eq!(to.read(&stream).expect("it ends"), [expected; 70]);
-                team.destroy().expect("nothing uses it");
+                assert_eq!(word.read(&stream).expect("the work completes"), [5 * u64::from(expected)]);
+                assert_eq!(to.read(&stream).expect("the work completes"), [expected; 70]);
+                team.destroy().expect("the team is not in use");
             });
         });
     }
@@ -54,11 +57,11 @@ fn split_by_shape_returns_a_team_to_members_only() {
     fakes().run(|| {
         pes(4, options(), |gpu| {
             let back = TeamShape { start: 3, stride: -2, size: 2 };
-            let team = gpu.split_strided(back).expect("all split");
+            let team = gpu.split_strided(back).expect("all PEs split");
             let members = team.as_ref().map(|team| team.members().to_vec());
             assert_eq!(members, (gpu.pe().get() % 2 == 1).then(|| vec![Pe::new(3), Pe::new(1)]));
             let beyond = TeamShape { start: 0, stride: 1, size: 5 };
-            let error = gpu.split_strided(beyond).expect_err("there are four");
+            let error = gpu.split_strided(beyond).expect_err("there are four PEs");
             assert!(matches!(error, CudaError::Misuse { call: "Gpu::split_strided", .. }), "{error}");
         });
     });
@@ -68,19 +71,19 @@ fn split_by_shape_returns_a_team_to_members_only() {
 fn team_numbers_are_reused_with_fresh_epochs() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             let mut total = 0;
-            // Teams of two PEs and of one, with other members in each round.
+            // Each round has a team of two PEs and a team of one PE, with different members.
             for round in 0..8 {
                 let color = u64::from((gpu.pe().get() + round).is_multiple_of(3));
                 let team = gpu.split(Some(color), 0).expect("a number is free").expect("a color was given");
                 assert_eq!(team.kernel_team(), KernelTeam::new(1));
                 let args = (team.kernel_team(), word.slice(), round + 1);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("it is launched");
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
                 let sum: u64 = team.members().iter().map(|pe| u64::from(pe.get()) + 1).sum();
                 total += sum * u64::from(round + 1);
-                assert_eq!(word.read(&stream).expect("it ends"), [total], "round {round}");
-                team.destroy().expect("nothing uses it");
+                assert_eq!(word.read(&stream).expect("the work completes"), [total], "round {round}");
+                team.destroy().expect("the team is not in use");
             }
         });
     });
@@ -93,35 +96,37 @@ fn split_without_a_free_number_fails_on_all_pes() {
             let teams: Vec<Team> = (0..3).map(|_| parity(gpu)).collect();
             let numbers: Vec<u32> = teams.iter().map(|team| team.kernel_team().index()).collect();
             assert_eq!(numbers, [1, 2, 3]);
-            let error = gpu.split(Some(0), 0).expect_err("three are taken");
+            let error = gpu.split(Some(0), 0).expect_err("three numbers are in use");
             assert_eq!(
                 error.to_string(),
                 "Gpu::split: the number of teams is 4, expected at most 3 on any PE (GpuOptions::teams); destroy a team first \
                  (Team::destroy)"
             );
-            // Only one PE destroys a team: its number is still in use on the other PE.
+            // After only PE 0 has destroyed a team, the number of the team is still in use on PE 1.
             let mut teams = teams;
             if gpu.pe() == Pe::new(0) {
-                teams.remove(1).destroy().expect("nothing uses it");
+                teams.remove(1).destroy().expect("the team is not in use");
             }
             assert!(gpu.split(Some(0), 0).is_err());
             if gpu.pe() == Pe::new(1) {
-                teams.remove(1).destroy().expect("nothing uses it");
+                teams.remove(1).destroy().expect("the team is not in use");
             }
-            let team = gpu.split(Some(0), 0).expect("all have given it back").expect("a color was given");
+            let team = gpu.split(Some(0), 0).expect("the number is free on all PEs").expect("a color was given");
             assert_eq!((team.kernel_team(), team.size()), (KernelTeam::new(2), 2));
         });
     });
 }
 
 #[test]
-fn different_calls_are_errors_on_all_pes() {
+fn split_with_different_shapes_fails_on_all_pes() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let shape = TeamShape { start: 0, stride: 1, size: 1 + gpu.pe().get() };
-            let error = gpu.split_strided(shape).expect_err("other shapes");
+            let error = gpu.split_strided(shape).expect_err("the shapes differ");
             assert!(error.to_string().contains("the call of this PE is Gpu::split_strided"), "{error}");
-            gpu.split_strided(TeamShape { start: 0, stride: 1, size: 2 }).expect("the same").expect("all are in it");
+            gpu.split_strided(TeamShape { start: 0, stride: 1, size: 2 })
+                .expect("the shapes are equal")
+                .expect("all PEs are members");
         });
     });
 }
@@ -130,13 +135,13 @@ fn different_calls_are_errors_on_all_pes() {
 fn destroyed_team_is_refused_by_launches() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             let team = parity(gpu);
             let number = team.kernel_team();
-            team.destroy().expect("nothing uses it");
+            team.destroy().expect("the team is not in use");
             let args = (number, word.slice(), 1);
-            let error = stream.launch(&meet_in_team::KERNEL, 1, 1, args).expect_err("it is gone");
-            assert_eq!(error.to_string(), "launch: a team is number 1, expected a team of this GPU that was not destroyed");
+            let error = stream.launch(&meet_in_team::KERNEL, 1, 1, args).expect_err("the team was destroyed");
+            assert_eq!(error.to_string(), "launch: the team is number 1, expected a team of this GPU that was not destroyed");
         });
     });
 }
@@ -145,22 +150,22 @@ fn destroyed_team_is_refused_by_launches() {
 fn graph_keeps_the_team_that_its_kernels_use() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
-            let team = gpu.split(Some(7), 0).expect("all split").expect("a color was given");
-            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it begins");
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+            let team = gpu.split(Some(7), 0).expect("all PEs split").expect("a color was given");
+            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
             let args = (team.kernel_team(), word.slice(), 2);
-            stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("it is captured");
+            stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("captured");
             let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
-            let graph = graph.expect("it ends").expect("a graph");
+            let graph = graph.expect("the capture ends").expect("a graph");
             for _ in 0..3 {
-                graph.launch().expect("it is launched");
+                graph.launch().expect("launched");
             }
-            assert_eq!(word.read(&stream).expect("it ends"), [3 * 2 * 3]);
-            gpu.barrier("read").expect("all have looked");
-            let error = team.destroy().expect_err("the graph has it");
+            assert_eq!(word.read(&stream).expect("the work completes"), [3 * 2 * 3]);
+            gpu.barrier("read").expect("all PEs arrive");
+            let error = team.destroy().expect_err("the graph uses the team");
             assert!(error.to_string().contains("no graph that uses it"), "{error}");
-            graph.launch().expect("it is launched");
-            assert_eq!(word.read(&stream).expect("it ends"), [4 * 2 * 3]);
+            graph.launch().expect("launched");
+            assert_eq!(word.read(&stream).expect("the work completes"), [4 * 2 * 3]);
         });
     });
 }
@@ -169,21 +174,21 @@ fn graph_keeps_the_team_that_its_kernels_use() {
 fn missing_member_is_named_with_its_team() {
     fakes().run(|| {
         pes(3, options().deadline(Duration::from_millis(300)), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
-            let team = gpu.split((gpu.pe().get() > 0).then_some(0), 0).expect("all split");
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+            let team = gpu.split((gpu.pe().get() > 0).then_some(0), 0).expect("all PEs split");
             if gpu.pe() == Pe::new(2) {
                 let args = (team.as_ref().expect("a color was given").kernel_team(), word.slice(), 1);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("it is launched");
-                let error = stream.wait().expect_err("PE 1 does not come");
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
+                let error = stream.wait().expect_err("PE 1 does not arrive");
                 let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
                 let found = (failure.kind, failure.pe, failure.team);
                 assert_eq!(found, (Some(FailureKind::Deadline), Some(Pe::new(1)), Some(1)), "{error}");
             }
-            gpu.recover().expect("all are here");
+            gpu.recover().expect("all PEs arrive");
             if let Some(team) = &team {
                 let args = (team.kernel_team(), word.slice(), 2);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("it is launched");
-                stream.wait().expect("both members meet");
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
+                stream.wait().expect("both members reach the barrier");
             }
         });
     });

@@ -1,9 +1,9 @@
 //! The kernels of stream-ordered operations: signals, waits, atomics, barriers, elements.
 //!
-//! Each is launched with one thread, except for [`stream_barrier()`] and [`stream_fill()`]. A
-//! kernel writes its result to `outcome`, a few words that the host reads after the kernel has
-//! ended: word 0 is [`OUTCOME_DONE`] if the operation succeeded. Invariant: word 0 is written last,
-//! and only after success.
+//! Each kernel is launched with one thread, except for [`stream_barrier()`] and [`stream_fill()`].
+//! A kernel with a result writes it to `outcome`, an array of words that the host reads after the
+//! kernel has ended. Word 0 is [`OUTCOME_DONE`] if the operation succeeded. Invariant: a kernel
+//! writes word 0 last, and only after it has completed without a failure.
 #![no_std]
 #![allow(clippy::too_many_arguments, reason = "a parameter of a kernel is a register; a struct would be memory")]
 
@@ -20,43 +20,43 @@ use peerweave_device::types::KernelOp;
 pub const OUTCOME_DONE: u64 = 1;
 /// Word 0 of the outcome of a test whose condition does not hold.
 pub const OUTCOME_NOT_YET: u64 = 2;
-/// Index of the first word of the bits that a wait for several words writes: bit `i` is set if word
-/// `i` satisfied the comparison.
+/// Index of the first outcome word with the bits that a wait for [`until::SOME`] writes. Bit `i` is
+/// set if word `i` satisfied the comparison.
 pub const OUTCOME_BITS: usize = 2;
 
 /// The conditions of [`stream_wait()`].
 pub mod until {
-    /// All words satisfy the comparison. Word 1 of the outcome is the value of the last one.
+    /// All words satisfy the comparison. Word 1 of the outcome is the value of the last word.
     pub const ALL: u32 = 0;
     /// Any one word satisfies the comparison. Word 1 of the outcome is the index of that word plus
-    /// one; 0 if all are excluded.
+    /// one; 0 if all words are excluded.
     pub const ANY: u32 = 1;
-    /// At least one word satisfies the comparison. The outcome has a bit for each word that does.
+    /// At least one word satisfies the comparison. The outcome has one bit for each word.
     pub const SOME: u32 = 2;
 }
 
-/// The operations of [`stream_atomic()`]. Operations that fetch write the old value to word 1 of
-/// the outcome.
+/// The operations of [`stream_atomic()`]. An operation that fetches writes the old value of the
+/// element to word 1 of the outcome.
 pub mod atomic {
-    /// Reads.
+    /// Fetches the value.
     pub const FETCH: u32 = 0;
-    /// Writes.
+    /// Writes the operand.
     pub const SET: u32 = 1;
-    /// Writes, and fetches.
+    /// Writes the operand, and fetches.
     pub const SWAP: u32 = 2;
-    /// Writes if the element has the expected value, and fetches.
+    /// Writes the operand if the element has the expected value, and fetches.
     pub const COMPARE_SWAP: u32 = 3;
-    /// Adds, and fetches.
+    /// Adds the operand, and fetches.
     pub const ADD: u32 = 4;
-    /// Combines by bitwise and, and fetches.
+    /// Combines with the operand by bitwise and, and fetches.
     pub const AND: u32 = 5;
-    /// Combines by bitwise or, and fetches.
+    /// Combines with the operand by bitwise or, and fetches.
     pub const OR: u32 = 6;
-    /// Combines by bitwise exclusive or, and fetches.
+    /// Combines with the operand by bitwise exclusive or, and fetches.
     pub const XOR: u32 = 7;
 }
 
-/// Returns the comparison with this number: `Compare as u32`.
+/// Returns the comparison `c` for which `c as u32` is `number`.
 #[inline(always)]
 fn comparison(number: u32) -> Compare {
     match number {
@@ -69,21 +69,21 @@ fn comparison(number: u32) -> Compare {
     }
 }
 
-/// Changes a signal word of a PE, after all earlier work of the stream. If `add` is 0, sets the
-/// word; if 1, adds to it.
+/// Changes a signal word of a PE, after all earlier work of the stream. Sets the word to `value` if
+/// `add` is 0, and adds `value` if `add` is 1.
 #[kernel]
 pub fn stream_signal(ctx: &Context, word: SymSlice<u64>, value: u64, add: u32, pe: u32) {
     ctx.signal_op(word, value, if add == 0 { SignalOp::Set } else { SignalOp::Add }, pe);
 }
 
-/// Returns whether word `index` is ignored: bit `index` of `exclude`, which may be empty.
+/// Returns whether word `index` is excluded: bit `index` of `exclude` is set, if it has this bit.
 #[inline(always)]
 fn is_excluded(exclude: DeviceSlice<u64>, index: usize) -> bool {
     index / 64 < exclude.len() && exclude.read(index / 64) >> (index % 64) & 1 != 0
 }
 
-/// Writes the bit of each word that is not excluded and satisfies the comparison. Returns whether
-/// there is one.
+/// Writes the bits of all words to the outcome: 1 for a word that is not excluded and satisfies the
+/// comparison. Returns whether there is such a word.
 #[inline(always)]
 fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize) -> bool>, outcome: DeviceSlice<u64>) -> bool {
     let (mut place, mut bits) = (0, 0);
@@ -94,7 +94,7 @@ fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize
         }
         bits |= 1 << (index % 64);
     });
-    // A graph that is replayed writes to the same outcome again.
+    // Writes zeros too, because each replay of a graph writes to the same outcome.
     while place < words.count().div_ceil(64) {
         outcome.write(OUTCOME_BITS + place, bits);
         (place, bits) = (place + 1, 0);
@@ -102,13 +102,13 @@ fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize
     count > 0
 }
 
-/// Waits for words of this PE, or with `once` tests them: `words` are the bytes of integers of
-/// `size` bytes with the sign bit `sign`. `compare` is `Compare as u32`, `condition` one of
-/// [`until`], `exclude` a bit for each word that is ignored, or empty. Words are compared with
-/// `value`, or, if `values` is not empty, each with the element of `values` at its index.
-/// [`until::ANY`] looks at the word at `start` first.
+/// Waits for words of this PE, or tests the words if `once` is not 0. A word has `size` bytes, and
+/// `sign` is its sign bit. `compare` is `Compare as u32`, and `condition` is a constant of
+/// [`until`]. `exclude` has a bit for each word, which is set for ignored words, or is empty. The
+/// words are compared with `value` or, if `values` is not empty, with the elements of `values` at
+/// their indices. [`until::ANY`] begins with the word at index `start`.
 ///
-/// The outcome of [`until::SOME`] has room for a bit for each word.
+/// For [`until::SOME`], `outcome` must have room for one bit for each word.
 #[kernel]
 pub fn stream_wait(
     ctx: &Context,
@@ -147,7 +147,7 @@ pub fn stream_wait(
         holds = found.is_some() || !any_is_left;
         outcome.write(1, found.map_or(0, |index| index as u64 + 1));
         if condition == until::SOME && holds {
-            // A word that satisfied the comparison may not do so any more.
+            // Word `found` may no longer satisfy the comparison. Then `mark` may set no bit.
             if !mark(ctx, words, outcome)
                 && let Some(index) = found
             {
@@ -159,7 +159,7 @@ pub fn stream_wait(
     Ok(())
 }
 
-/// Runs an atomic operation of [`atomic`] on one element of a PE, of 4 or 8 `bytes`.
+/// Runs an atomic operation of [`atomic`] on one element of a PE. The element has 4 or 8 `bytes`.
 #[kernel]
 pub fn stream_atomic(
     ctx: &Context,
@@ -208,8 +208,8 @@ pub fn stream_atomic(
     outcome.write(0, OUTCOME_DONE);
 }
 
-/// Synchronises the members of a team, by the threads of one block. Earlier work of every member's
-/// stream is visible afterwards.
+/// Synchronises the members of a team, with all threads of one block. Afterwards, the earlier work
+/// of every member's stream is visible.
 #[kernel]
 pub fn stream_barrier(ctx: &Context, team: KernelTeam, outcome: DeviceSlice<u64>) -> Result<(), Failed> {
     ctx.barrier_block(team)?;
@@ -219,7 +219,7 @@ pub fn stream_barrier(ctx: &Context, team: KernelTeam, outcome: DeviceSlice<u64>
     Ok(())
 }
 
-/// Writes one element of `bytes` bytes to a PE: the first bytes of `bits`.
+/// Writes one element to a PE: the first `bytes` bytes of `bits`.
 #[kernel]
 pub fn stream_put_element(ctx: &Context, element: SymSlice<u8>, bits: u64, bytes: u32, pe: u32) {
     // SAFETY: the launch gives the offset of an aligned element of that many bytes.
@@ -233,8 +233,8 @@ pub fn stream_put_element(ctx: &Context, element: SymSlice<u8>, bits: u64, bytes
     }
 }
 
-/// Sets elements of 2, 4 or 8 `bytes` to the first bytes of `bits`. `first` is the first element;
-/// the grid shares the `count` elements.
+/// Sets `count` elements from `first` on to the first `bytes` bytes of `bits`: 2, 4 or 8. The
+/// threads of the grid share the elements.
 #[kernel]
 pub fn stream_fill(first: DeviceSlice<u8>, bits: u64, bytes: u32, count: u64) {
     let threads = u64::from(gpu::grid_dim().x) * u64::from(gpu::block_dim().x);

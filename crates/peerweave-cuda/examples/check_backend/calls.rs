@@ -15,8 +15,8 @@ pub(crate) struct Operands {
 /// Number of elements of a part in the longest call.
 pub(crate) const MOST: usize = 1 << 16;
 
-/// Number of kinds of calls that graphs contain. There is one more kind: a reduction by a function
-/// of the host.
+/// Number of kinds of calls that graphs can contain. [`Operands::enqueue`] has one more kind: a
+/// reduction by a function of the host.
 pub(crate) const KINDS: u64 = 14;
 
 impl Operands {
@@ -42,7 +42,7 @@ impl Operands {
         (rank + 1) as f32 + (index % 7) as f32
     }
 
-    /// Enqueues a call of the kind `kind`, with parts of `len` elements.
+    /// Enqueues a call of kind `kind`, with parts of `len` elements.
     pub(crate) fn enqueue(&self, team: &Team, stream: &Stream, kind: u64, len: usize) -> Result<()> {
         let (n, root) = (self.n, Rank::new((len % self.n) as u32));
         let part = |buffer: &Symmetric<f32>| buffer.slice(..len);
@@ -96,7 +96,7 @@ impl Operands {
         self.compare(&format!("call {kind} of {len}"), &expected)
     }
 
-    /// Compares what the previous PE has put with its input.
+    /// Compares the elements that the previous PE has put with the input of that PE.
     pub(crate) fn check_put(&self, len: usize) -> std::result::Result<(), Box<dyn std::error::Error>> {
         let left = (self.me + self.n - 1) % self.n;
         let expected: Vec<f32> = (0..len).map(|i| Self::given(left, i)).collect();
@@ -115,7 +115,7 @@ impl Operands {
     }
 }
 
-/// Returns a number that depends on all of these numbers.
+/// Returns a pseudorandom number that depends on all numbers in `of`.
 pub(crate) fn random(of: &[u64]) -> u64 {
     of.iter().fold(0x9e37_79b9_7f4a_7c15, |state: u64, word| {
         let mixed = (state ^ word).wrapping_mul(0xd6e8_feb8_6659_fd93);

@@ -12,7 +12,7 @@ use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, C
 use crate::Outcome;
 use crate::calls::{KINDS, Operands};
 
-/// Replays a graph of each call 20 times, alternating with the same call in the stream.
+/// Replays a graph of each call 20 times, alternating with the same call in a stream.
 pub(crate) fn run(job: &Job, deadline: Duration) -> Outcome {
     let mut options = CudaOptions::default();
     (options.deadline, options.heap_bytes) = (deadline, Some(64 << 20));
@@ -48,7 +48,9 @@ pub(crate) fn run(job: &Job, deadline: Duration) -> Outcome {
             for _ in 0..3 {
                 call()?;
             }
-            let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?.ok_or("no graph")?;
+            let graph = stream
+                .end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?
+                .ok_or("the capture returned no graph")?;
             for _ in 0..20 {
                 on.y.fill(-1.0)?;
                 team.barrier_blocking()?;
@@ -68,6 +70,10 @@ pub(crate) fn run(job: &Job, deadline: Duration) -> Outcome {
     halves.release()?;
     words.release()?;
     let _ = world.finalize()?;
-    println!("PE {}: {} calls, 3 lengths each, 20 replays of graphs of 3: right", job.pe.get(), lines.len());
+    println!(
+        "PE {}: results of {} kinds of calls, 3 lengths each, 20 replays of graphs of 3 calls, are correct",
+        job.pe.get(),
+        lines.len()
+    );
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Kills a process while all processes run collectives. The others continue in a smaller world.
+//! Kills a process while all processes run collectives. The other processes continue in a smaller
+//! world.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +10,11 @@ use peerweave_cuda::{Cuda, CudaOptions};
 use crate::calls::{KINDS, MOST, Operands, random};
 use crate::{Arguments, Outcome, ended, lines, start};
 
-/// Rounds of all collectives in the smaller world.
+/// Number of rounds of all collectives in the smaller world.
 const ROUNDS: u64 = 3;
 
 /// Runs random collectives until one fails. Then prints the PE that the error names, continues with
-/// the PEs that are left, and compares the results of all collectives.
+/// the surviving PEs, and checks the results of all collectives.
 pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
     let mut options = CudaOptions::default();
     (options.deadline, options.heap_bytes) = (deadline, Some(64 << 20));
@@ -33,14 +34,14 @@ pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
     println!("blamed {:?}: {portable}", portable.blamed().iter().map(|pe| pe.get()).collect::<Vec<_>>());
     on.x.slice(..8)?.copy_from(&[5.0; 8])?;
     if on.x.load(7)? != 5.0 {
-        return Err("memory of the GPU is wrong after the failure".into());
+        return Err("memory of the GPU has a wrong value after the failure".into());
     }
     let start = Instant::now();
     let smaller = world.shrink()?;
     let former: Vec<u32> = smaller.former_pes().iter().map(|pe| pe.get()).collect();
     println!("shrunk to {former:?} after {:.0?}", start.elapsed());
     if on.x.load(7)? != 5.0 {
-        return Err("memory of the old world is wrong".into());
+        return Err("memory of the old world has a wrong value".into());
     }
     drop((on, stream, world));
     let (on, stream) = (Operands::new(&smaller)?, smaller.stream()?);
@@ -49,7 +50,7 @@ pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
         on.enqueue(smaller.team(), &stream, call % KINDS, len)?;
         stream.synchronize()?;
         on.check(call % KINDS, len)?;
-        // Another PE may still write the result of this one.
+        // Another PE may still write the result of this PE.
         smaller.team().barrier_blocking()?;
     }
     drop((on, stream));
@@ -67,7 +68,7 @@ fn one(world: &World, on: &Operands, stream: &peerweave_core::Stream, random: u6
     Ok(())
 }
 
-/// Kills a process of each job at a random moment.
+/// Kills a process of each job at a random moment, and checks the output of the other processes.
 pub(crate) fn supervise(arguments: &Arguments) -> Outcome {
     let (mut slowest, mut went_on, mut after) = (Duration::ZERO, Duration::ZERO, Vec::new());
     for round in 0..arguments.kills {
@@ -78,7 +79,7 @@ pub(crate) fn supervise(arguments: &Arguments) -> Outcome {
         for (pe, output) in outputs.iter_mut().enumerate() {
             let line = output.next();
             if line.as_deref() != Some("ready") {
-                return Err(format!("round {round}: PE {pe} began with {line:?}").into());
+                return Err(format!("round {round}: PE {pe} printed {line:?}, expected \"ready\"").into());
             }
         }
         std::thread::sleep(Duration::from_micros(chance >> 8 & 0x3ffff));
@@ -88,16 +89,16 @@ pub(crate) fn supervise(arguments: &Arguments) -> Outcome {
             let line = outputs[pe].next().unwrap_or_default();
             let took = killed.elapsed();
             if !line.starts_with(&format!("blamed [{victim}]")) {
-                return Err(format!("round {round}: PE {pe} said {line:?} after {took:?}, the victim is {victim}").into());
+                return Err(format!("round {round}: PE {pe} printed {line:?} after {took:?}, but PE {victim} was killed").into());
             }
             let left: Vec<usize> = (0..started.children.len()).filter(|pe| *pe != victim).collect();
             let line = outputs[pe].next().unwrap_or_default();
             if !line.starts_with(&format!("shrunk to {left:?}")) {
-                return Err(format!("round {round}: PE {pe} said {line:?}, expected a world of {left:?}").into());
+                return Err(format!("round {round}: PE {pe} printed {line:?}, expected a world of PEs {left:?}").into());
             }
             went_on = went_on.max(killed.elapsed());
             if !ended(&mut started.children[pe], killed + Duration::from_secs(arguments.deadline + 60))? {
-                return Err(format!("round {round}: PE {pe} had a wrong result in the smaller world").into());
+                return Err(format!("round {round}: PE {pe} failed in the smaller world").into());
             }
             slowest = slowest.max(took);
             after.push(took);
@@ -106,7 +107,7 @@ pub(crate) fn supervise(arguments: &Arguments) -> Outcome {
     after.sort();
     let median = after.get(after.len() / 2).copied().unwrap_or_default();
     let kills = arguments.kills;
-    println!("{kills} kills: every survivor names the PE, after {median:.0?} (median), {slowest:.0?} at most");
-    println!("the survivors had a smaller world, with right results, after {went_on:.1?} at most");
+    println!("{kills} kills: every survivor named the killed PE after {median:.0?} (median), at most {slowest:.0?}");
+    println!("every survivor had a smaller world after at most {went_on:.1?}, and its results were correct");
     Ok(())
 }

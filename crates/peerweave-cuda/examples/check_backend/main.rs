@@ -1,10 +1,10 @@
-//! Checks the portable API on the GPUs of one machine: one process for each GPU, which this program
-//! starts itself.
+//! Checks the portable API on the GPUs of one machine. This program starts one process for each
+//! GPU.
 //!
 //! `--part graphs` replays every collective, put, signal and wait in CUDA graphs, alternating with
 //! the same calls in streams. `--part kills` kills a process at a random moment during random
-//! collectives; the error of each other process must name the killed PE, and these processes must
-//! continue by `World::shrink`, with right results. Every wait has a time limit.
+//! collectives. The error of each other process must name the killed PE. These processes must then
+//! continue by `World::shrink`, with correct results. Every wait has a time limit.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -20,16 +20,16 @@ mod kills;
 #[derive(Parser)]
 #[command(about = "Checks the portable API on GPUs; starts one process for each GPU")]
 struct Arguments {
-    /// The part to run.
+    /// The part of the checks to run.
     #[arg(long, value_enum, default_value_t = Part::Graphs)]
     part: Part,
-    /// Number of GPUs.
+    /// Number of GPUs, and thus of processes.
     #[arg(short, long, default_value_t = 2)]
     n: u32,
-    /// Number of kills.
+    /// Number of jobs in which a process is killed.
     #[arg(long, default_value_t = 30)]
     kills: u64,
-    /// Seed of the random moments and of the random calls.
+    /// Seed of the random kill times and of the random calls.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Time limit of a wait, in seconds.
@@ -44,7 +44,7 @@ struct Arguments {
 enum Part {
     /// Checks collectives in graphs.
     Graphs,
-    /// Checks kills of processes.
+    /// Kills processes, and checks that the others continue.
     Kills,
 }
 
@@ -72,11 +72,11 @@ fn main() -> ExitCode {
 }
 
 fn job(pe: &[String], n: u32) -> Outcome<Job> {
-    let [pe, endpoint, token] = pe else { return Err("a PE is its number, its endpoint and its token".into()) };
+    let [pe, endpoint, token] = pe else { return Err("--pe needs three values: the PE, the endpoint and the token".into()) };
     Ok(Job::on_one_machine(pe.parse()?, n, endpoint.parse()?, token.parse()?))
 }
 
-/// The processes and the server of a job.
+/// The processes and the server of a job. Dropping this value kills the processes.
 struct Started {
     _server: Server,
     children: Vec<Child>,
@@ -91,7 +91,8 @@ impl Drop for Started {
     }
 }
 
-/// Starts one process for each PE. If `piped`, their output is piped to this process.
+/// Starts one process for each PE. If `piped`, the output of the processes is piped to this
+/// process.
 fn start(arguments: &Arguments, seed: u64, piped: bool) -> Outcome<Started> {
     let token = Token::random()?;
     let server = Server::bind(&Endpoint::random_unix()?, token, arguments.n, ServerOptions::default())?;
@@ -108,7 +109,7 @@ fn start(arguments: &Arguments, seed: u64, piped: bool) -> Outcome<Started> {
     Ok(started)
 }
 
-/// Waits for a process, at most until `end`. Returns whether the process has succeeded.
+/// Waits for the end of a process, at most until `end`. Returns whether the process has succeeded.
 fn ended(child: &mut Child, end: Instant) -> Outcome<bool> {
     while Instant::now() < end {
         if let Some(status) = child.try_wait()? {
@@ -116,7 +117,7 @@ fn ended(child: &mut Child, end: Instant) -> Outcome<bool> {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    Err("a process does not end".into())
+    Err("a process did not end before its time limit".into())
 }
 
 fn all_pass(arguments: &Arguments) -> Outcome {
@@ -130,7 +131,7 @@ fn all_pass(arguments: &Arguments) -> Outcome {
     Ok(())
 }
 
-/// Returns the lines that a process prints.
+/// Returns the lines that a process prints, as an iterator that waits for each line.
 fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {
     child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines().map_while(Result::ok))
 }

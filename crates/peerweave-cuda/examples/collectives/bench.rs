@@ -1,5 +1,5 @@
-//! Measures calls in CUDA graphs of 20 calls and many shapes of launches. Times are times of the
-//! slowest PE.
+//! Measures calls in CUDA graphs of 20 calls, with many shapes of launches. All times are those of
+//! the slowest PE.
 
 use std::time::Instant;
 
@@ -24,13 +24,13 @@ pub(crate) struct Bench<'a> {
     pub(crate) recv: DeviceMemory<bf16>,
 }
 
-/// Returns an element; sums of these elements are exact.
+/// Returns the element of a rank at an index. Sums of these elements are exact.
 pub(crate) fn given(rank: u32, index: usize) -> f32 {
     ((index * 7 + rank as usize * 3) % 5) as f32 - 2.0
 }
 
 impl<'a> Bench<'a> {
-    /// Creates the operands of a measurement. `alloc` allocates a number of elements.
+    /// Creates the operands of a measurement. `alloc` allocates memory for a number of elements.
     pub(crate) fn new(
         gpu: &'a Gpu,
         collectives: &'a Collectives,
@@ -53,7 +53,7 @@ impl<'a> Bench<'a> {
         let outcome = (0..CALLS).try_for_each(|_| call());
         let graph = self.stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
         outcome?;
-        Ok(graph?.ok_or("the capture gave no graph")?)
+        Ok(graph?.ok_or("the capture returned no graph")?)
     }
 
     fn routed(&self, count: usize, route: Route) -> Result<CudaGraph> {
@@ -67,7 +67,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Compares every element of the result.
+    /// Compares every element of the result with the expected value.
     fn check(&self, count: usize, what: &str) -> Outcome {
         let ranks = self.collectives.members().len() as u32;
         let pattern: Vec<bf16> = (0..5).map(|index| bf16::from_f32((0..ranks).map(|rank| given(rank, index)).sum())).collect();
@@ -85,7 +85,7 @@ impl<'a> Bench<'a> {
         Ok(self.recv.slice(0..count)?.copy_from(&self.stream, &marks)?)
     }
 
-    /// Returns the microseconds of one call of a graph, on the slowest PE.
+    /// Returns the time of one call of a graph on the slowest PE, in microseconds.
     pub(crate) fn time(&self, graph: &CudaGraph, repeats: usize) -> Result<f64> {
         self.gpu.barrier("round")?;
         let event = || self.stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
@@ -124,7 +124,7 @@ pub(crate) fn sizes(arguments: &Arguments) -> Vec<usize> {
     all.filter(|bytes| (arguments.min_bytes..=arguments.max_bytes).contains(bytes)).collect()
 }
 
-/// Returns the microseconds that the host spends in one call.
+/// Returns the time that the host spends in one call, in microseconds.
 pub(crate) fn host_time(bench: &Bench<'_>, mut call: impl FnMut() -> Outcome) -> Result<f64> {
     const MANY: u32 = 200;
     bench.gpu.barrier("host time")?;

@@ -1,4 +1,5 @@
-//! Checks results on GPUs: compares each element, with small numbers whose reductions are exact.
+//! Checks results on GPUs: compares every element. The elements are small numbers whose reductions
+//! are exact.
 
 use std::time::Instant;
 
@@ -53,7 +54,7 @@ fn expected(op: ReduceOp, ranks: u32, index: usize) -> i64 {
         ReduceOp::And => each.fold(-1, |a, b| a & b),
         ReduceOp::Or => each.fold(0, |a, b| a | b),
         ReduceOp::Xor => each.fold(0, |a, b| a ^ b),
-        other => panic!("{other} has a scalar"),
+        other => panic!("{other} needs a scalar, which this check does not pass"),
     }
 }
 
@@ -74,10 +75,12 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// Makes one call by `route`, or by the automatically chosen route, and checks the result.
+    /// Makes one call by `route`, or by the chosen route if `route` is `None`, and checks the
+    /// result.
     fn call<T: Small>(&mut self, count: usize, op: ReduceOp, shift: [usize; 2], in_place: bool, route: Option<Route>) -> Outcome {
         let (rank, ranks) = (self.collectives.rank().get(), self.collectives.members().len() as u32);
-        // The mean of integers is truncated; the mean of floats must be exact.
+        // A mean of integers is truncated. A mean of floats is exact only if the number of ranks is
+        // a power of two.
         if op == ReduceOp::Avg && !T::DTYPE.is_integer() && !ranks.is_power_of_two() {
             return Ok(());
         }
@@ -98,7 +101,8 @@ impl Checker<'_> {
         for (index, value) in found.iter().take(count).enumerate() {
             let wanted = match op {
                 ReduceOp::Avg if !T::DTYPE.is_integer() => {
-                    // The mean has halves and quarters, so it is compared as a sum.
+                    // The expected mean is computed from the sum. Means that are not integers are
+                    // not compared.
                     let sum = expected(ReduceOp::Sum, ranks, index);
                     if sum % i64::from(ranks) != 0 {
                         continue;
@@ -145,7 +149,7 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
     checker.every::<f64>()?;
     let says = |what: &str, n: u64| {
         if gpu.pe().get() == 0 {
-            println!("{what}: {n} right, {:.1} s", start.elapsed().as_secs_f64());
+            println!("{what}: {n} correct, {:.1} s", start.elapsed().as_secs_f64());
         }
     };
     says("every type, reduction and algorithm", checker.checked);
@@ -163,14 +167,13 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
         }
     }
     says("random lengths and alignments", checker.checked);
-    says("bytes that are moved, random calls", crate::moves::run(gpu, collectives, arguments.calls)?);
+    says("collectives that move bytes, random calls", crate::moves::run(gpu, collectives, arguments.calls)?);
     says("repeats, graphs and streams", repeats(gpu, collectives, arguments.repeats)?);
     Ok(())
 }
 
-/// Makes many small calls without a wait between them, on two streams and in a graph, each in
-/// place. Each call doubles or divides the element, so that a lost or mixed call shows in all later
-/// results.
+/// Makes many small calls in place without a wait between them, on two streams and in a graph. The
+/// calls multiply and divide the elements, so a lost or mixed-up call changes all later results.
 fn repeats(gpu: &Gpu, collectives: &Collectives, rounds: u64) -> Result<u64, Box<dyn std::error::Error>> {
     const COUNT: usize = 3000;
     let ranks = collectives.members().len() as f32;
@@ -186,8 +189,8 @@ fn repeats(gpu: &Gpu, collectives: &Collectives, rounds: u64) -> Result<u64, Box
     };
     for round in 0..rounds {
         let stream = &streams[(round / 7 % 2) as usize];
-        // A sum of equal elements, then a mean, returns the original elements, but from another
-        // rank's data.
+        // The sum multiplies the elements by the number of ranks, and the mean keeps them. The
+        // scaled sum below restores the original elements.
         let count = [4, COUNT, 700][(round % 3) as usize];
         call(stream, count, ReduceOp::Sum)?;
         call(stream, count, ReduceOp::Avg)?;
@@ -215,7 +218,8 @@ fn repeats(gpu: &Gpu, collectives: &Collectives, rounds: u64) -> Result<u64, Box
         // SAFETY: as above.
         unsafe { collectives.all_reduce_scaled(stream, at, at, count as u64, dtype, u64::from(scalar))? };
     }
-    let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?.ok_or("no graph")?;
+    let graph =
+        stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?.ok_or("the capture returned no graph")?;
     let replays = rounds.div_ceil(40);
     for _ in 0..replays {
         graph.launch()?;

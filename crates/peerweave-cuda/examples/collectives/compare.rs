@@ -1,6 +1,6 @@
-//! Compares the collectives of `peerweave-cuda` with NCCL's: without windows, with windows, and
-//! with windows by copy engines. Calls run in graphs, which alternate in one run. Results are
-//! medians over the times of the slowest PE.
+//! Compares the collectives of `peerweave-cuda` with those of NCCL without windows, with windows,
+//! and with windows and copy engines. Calls run in graphs, which alternate in one run. The printed
+//! times are medians of the times of the slowest PE.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::kinds::Operation;
 use crate::{Arguments, Outcome};
 use clap::ValueEnum;
 
-/// One of the compared forms of a call, with its times.
+/// One of the compared implementations of a call, with its times.
 struct Contender {
     name: &'static str,
     graph: CudaGraph,
@@ -28,7 +28,7 @@ impl Contender {
     }
 }
 
-/// NCCL's communicator with the buffers of the measurement in windows.
+/// A communicator of NCCL, with the buffers of the measurement registered as windows.
 struct Windowed {
     communicator: Communicator,
     _windows: Vec<Window<bf16>>,
@@ -56,7 +56,8 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
     let windows = windowed(&bench, Config::new())?;
     let engines = windowed(&bench, Config::new().cta_policy(CtaPolicy::Zero))?;
     let heap = gpu.alloc::<bf16>(arguments.max_bytes / 2)?;
-    // SAFETY: the memory of the heap lives until it is freed below, when no graph uses it any more.
+    // SAFETY: the memory on the heap lives until it is freed below. At that time no graph uses the
+    // memory.
     let symmetric = unsafe { DeviceMemory::<bf16>::adopt(&context, heap.address()?, heap.len(), Box::new(|| ())) };
     if bench.is_first() {
         println!(
@@ -80,12 +81,12 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
                 all.push(Contender::new(name, bench.graph(|| bench.ours(operation, part, recv))?));
             }
             let window = |made: &'_ Option<Windowed>| made.as_ref().map(|made| made.communicator.clone());
-            // A gather by copy engines did not end with NCCL 2.28.9.
+            // With NCCL 2.28.9, a gather by copy engines did not end.
             let by_engines = window(&engines).filter(|_| operation != Operation::Gather);
             let others = [("NCCL", Some(plain.clone())), ("windows", window(&windows)), ("engines", by_engines)];
             for (name, nccl) in others.into_iter().filter_map(|(name, nccl)| Some((name, nccl?))) {
-                // NCCL's set-up at the first call cannot be captured, so this call precedes the
-                // capture.
+                // The first call of NCCL sets up resources, which cannot be captured. So this call
+                // precedes the capture.
                 let named = |error: &dyn std::fmt::Display| format!("{operation:?} {bytes}, {name}: {error}");
                 bench.theirs(operation, part, &nccl).map_err(|error| named(&error))?;
                 gpu.wait(&bench.stream).map_err(|error| named(&error))?;
@@ -116,7 +117,7 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
     Ok(plain.finalize(gpu.deadline())?)
 }
 
-/// Alternates the compared forms. Checks the results of Peerweave's forms before and after.
+/// Measures the compared implementations alternately. Checks Peerweave's results before and after.
 fn measure(bench: &Bench<'_>, all: &mut [Contender], bytes: usize, rounds: usize, check: impl Fn(&str) -> Outcome) -> Outcome {
     for contender in all.iter() {
         bench.time(&contender.graph, 1).map_err(|error| format!("{bytes} bytes, {}: {error}", contender.name))?;
@@ -151,7 +152,7 @@ fn print_row(operation: Operation, bytes: usize, all: &mut [Contender]) {
     );
 }
 
-/// Returns the host's time of a call that is launched directly, without a graph.
+/// Measures and prints the time that the host spends in a call that is launched without a graph.
 fn host_times(bench: &Bench<'_>, nccl: &Communicator) -> Outcome {
     const COUNT: usize = 512;
     let (send, mut recv) = (bench.send.slice(0..COUNT)?, bench.recv.slice(0..COUNT)?);

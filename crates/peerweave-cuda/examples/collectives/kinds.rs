@@ -1,4 +1,4 @@
-//! The compared operations: one call of each operation by this library and by NCCL, and the
+//! The compared operations: each can be called through this library and through NCCL, and has an
 //! expected result.
 
 use clap::ValueEnum;
@@ -29,7 +29,8 @@ use Operation::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, Reduc
 const ROOT: Rank = Rank::new(0);
 
 impl Operation {
-    /// Operations in which each rank has a part. Their size is the size of all parts together.
+    /// Returns whether each rank has a part. The size of such an operation is the size of all parts
+    /// together.
     fn has_parts(self) -> bool {
         matches!(self, AllGather | AllToAll | ReduceScatter | Gather | Scatter)
     }
@@ -39,7 +40,7 @@ impl Operation {
         bytes / 2 / if self.has_parts() { ranks } else { 1 }
     }
 
-    /// Returns the number of elements of the input and of the result, if a rank has them.
+    /// Returns the number of elements of the input and of the result, for a rank that has both.
     fn lens(self, part: usize, ranks: usize) -> (usize, usize) {
         match self {
             AllGather | Gather => (part, part * ranks),
@@ -54,7 +55,7 @@ impl Operation {
         if matches!(self, Reduce | Gather) && me != ROOT.get() { 0 } else { self.lens(part, ranks).1 }
     }
 
-    /// Returns the expected element of the result.
+    /// Returns the expected element of this rank's result at `index`.
     fn expected(self, part: usize, ranks: usize, me: u32, index: usize) -> f32 {
         let (from, own) = ((index / part) as u32, me as usize * part + index % part);
         let sum = |index| (0..ranks as u32).map(|rank| given(rank, index)).sum();
@@ -128,7 +129,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Compares the first and the last elements of a result.
+    /// Compares the first and the last elements of a result with the expected elements.
     pub(crate) fn compare(&self, operation: Operation, part: usize, result: &DeviceMemory<bf16>, what: &str) -> Outcome {
         const MOST: usize = 1 << 20;
         let (me, ranks) = (self.collectives.rank().get(), self.collectives.members().len());

@@ -1,11 +1,14 @@
-//! Checks and measures the collectives of `peerweave-cuda` on GPUs: one process for each GPU,
-//! started by `peerweave run`.
+//! Checks and measures the collectives of `peerweave-cuda` on GPUs. Start it with `peerweave run`,
+//! one process for each GPU.
 //!
-//! `--part check`: results of random calls, every type and reduction, graphs, several streams.
-//! `--part bench`: microseconds beside NCCL's, plain, with windows, and by copy engines, in CUDA
-//! graphs of 20 calls, alternated in one run.
-//! `--part norm`: all_reduce with RMSNorm as one kernel and as two.
-//! `--part sweep`: the best shapes of launches. Every wait is bounded; PE 0 prints tables.
+//! - `--part check` checks the results of random calls, of every type and reduction, of graphs, and
+//!   of calls on several streams.
+//! - `--part bench` compares the times of calls with those of NCCL without windows, with windows,
+//!   and with copy engines. It alternates CUDA graphs of 20 calls in one run.
+//! - `--part norm` measures all_reduce with RMSNorm as one kernel and as two kernels.
+//! - `--part sweep` finds the best shapes of launches.
+//!
+//! Every wait has a deadline. PE 0 prints the results.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,7 +28,7 @@ mod norms;
 #[derive(Parser)]
 #[command(about = "Checks and measures collectives on GPUs; one process for each GPU")]
 struct Arguments {
-    /// The part to run.
+    /// The part to run: a check or a measurement.
     #[arg(long, value_enum, default_value_t = Part::Check)]
     part: Part,
     /// Time limit of each wait, in seconds.
@@ -40,7 +43,7 @@ struct Arguments {
     /// Number of random calls.
     #[arg(long, default_value_t = 300)]
     calls: u64,
-    /// Number of rounds of three calls without a wait. GPUs that several PEs share need few.
+    /// Number of rounds of three calls without a wait. Choose a small number if PEs share a GPU.
     #[arg(long, default_value_t = 20_000)]
     repeats: u64,
     /// Maximum number of blocks of a kernel.
@@ -49,13 +52,13 @@ struct Arguments {
     /// Size of a slot of a ring, in bytes.
     #[arg(long, default_value_t = 32 << 10)]
     slot_bytes: u64,
-    /// Operations to compare; default: all.
+    /// Operations to compare. Default: all.
     #[arg(long, value_enum, value_delimiter = ',')]
     operations: Vec<kinds::Operation>,
-    /// Number of measurements of each compared form.
+    /// Number of measurements of each compared implementation.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Kernels begin after the previous kernel in the stream has ended.
+    /// Disable programmatic start: kernels begin after the previous kernel in the stream has ended.
     #[arg(long)]
     plain_start: bool,
 }
@@ -64,9 +67,9 @@ struct Arguments {
 enum Part {
     /// Checks results.
     Check,
-    /// Compares times with NCCL's.
+    /// Compares times with those of NCCL.
     Bench,
-    /// Checks and measures all_reduce with residual and RMSNorm, beside two kernels.
+    /// Checks and measures all_reduce with residual and RMSNorm, as one kernel and as two kernels.
     Norm,
     /// Measures many shapes of launches.
     Sweep,
@@ -91,7 +94,7 @@ fn run(arguments: &Arguments) -> Outcome {
     let mut options = CollectivesOptions::default();
     (options.max_blocks, options.slot_bytes) = (arguments.max_blocks, arguments.slot_bytes);
     options.programmatic = !arguments.plain_start;
-    // Checks the results of calls with symmetric memory.
+    // The heap also has room for the results that `compare` stores in symmetric memory.
     let heap_bytes = options.heap_bytes() as usize + arguments.max_bytes + (16 << 20);
     let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(heap_bytes).deadline(Duration::from_secs(arguments.deadline)))?;
     let collectives = Collectives::world(&gpu, options)?;
@@ -101,11 +104,12 @@ fn run(arguments: &Arguments) -> Outcome {
         Part::Norm => norms::run(&gpu, &collectives, arguments)?,
         Part::Sweep => bench::sweep(&gpu, &collectives, arguments)?,
     }
-    // The driver drops the resources of graphs on a separate thread.
+    // The driver releases the resources of graphs on a separate thread. This sleep gives the thread
+    // time.
     std::thread::sleep(Duration::from_millis(300));
     gpu.barrier("done")?;
     collectives.end()?;
     gpu.end()?;
-    Arc::into_inner(rendezvous).ok_or("the GPU has ended and something holds the rendezvous")?.leave()?;
+    Arc::into_inner(rendezvous).ok_or("the rendezvous still has another owner after the end of the GPU")?.leave()?;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Checks results of collectives that move bytes: random operations, lengths, alignments and roots,
-//! without a wait between the calls of a round, and in graphs.
+//! Checks the results of collectives that move bytes, with random operations, lengths, alignments
+//! and roots. The calls of a round run without a wait between them; some rounds run in graphs.
 
 use peerweave_cuda::{Collectives, Gpu, Message, Stream};
 use peerweave_driver::DeviceMemory;
@@ -16,7 +16,8 @@ fn byte(rank: usize, index: usize) -> u8 {
     (index.wrapping_mul(31) + (index >> 9) + rank * 89) as u8
 }
 
-/// One call: number of the operation, length of a part, shifts of input and result, and root.
+/// One call: the number of the operation, the length of a part in bytes, the shifts of input and
+/// result in bytes, and the root.
 #[derive(Clone, Copy, Debug)]
 struct Given {
     operation: u64,
@@ -42,7 +43,8 @@ impl Mover<'_> {
         let messages: Vec<Message> = (0..ranks)
             .flat_map(|rank| {
                 let at = |operand: u64| operand + (rank * part) as u64;
-                // Each pair has its own length, which the receiver computes like the sender.
+                // Each pair of ranks has its own message length. Sender and receiver compute the
+                // same length.
                 let len = |from: usize, to: usize| (bytes * (1 + (from + 2 * to) as u64 % 3)).div_ceil(3);
                 let other = Rank::new(rank as u32);
                 [
@@ -89,8 +91,8 @@ impl Mover<'_> {
         result
     }
 
-    /// Makes several calls without a wait between them, each with a separate result; then twice in
-    /// a graph.
+    /// Makes several calls without a wait between them, each with a separate result, and checks the
+    /// results. If `in_graph`, captures the calls in a graph and launches the graph twice.
     fn round(&self, calls: &[Given], in_graph: bool) -> Outcome {
         let results: Vec<DeviceMemory<u8>> = calls
             .iter()
@@ -103,7 +105,7 @@ impl Mover<'_> {
             let outcome = enqueue();
             let graph = self.stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
             outcome?;
-            let graph = graph?.ok_or("no graph")?;
+            let graph = graph?.ok_or("the capture returned no graph")?;
             graph.launch()?;
             graph.launch()?;
             self.gpu.wait(&self.stream)?;
@@ -121,7 +123,7 @@ impl Mover<'_> {
     }
 }
 
-/// Runs rounds of random calls. Returns the number of calls.
+/// Runs rounds of random calls, at least `calls` calls. Returns the number of calls.
 pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, calls: u64) -> Result<u64, Box<dyn std::error::Error>> {
     const CALLS: u64 = 8;
     let ranks = collectives.members().len();

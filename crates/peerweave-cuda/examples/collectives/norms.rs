@@ -1,6 +1,6 @@
-//! Checks all_reduce with residual and RMSNorm as one kernel against all_reduce followed by a norm
-//! kernel, bit by bit, and measures both: microseconds of a call in graphs of 20 calls, alternated
-//! in one run.
+//! Compares all_reduce with residual and RMSNorm as one kernel with an all_reduce followed by a
+//! norm kernel. Checks that the results have the same bits, and measures both: the time of a call
+//! in graphs of 20 calls, which alternate in one run.
 
 use peerweave_cuda::{Collectives, Gpu, RmsNormCall, RmsNormOutput};
 use peerweave_driver::DeviceMemory;
@@ -9,26 +9,27 @@ use peerweave_types::{DType, Element, ReduceOp, bf16, f16};
 use crate::bench::{Bench, CALLS, Result, median};
 use crate::{Arguments, Outcome};
 
-/// Elements of a row of the measurement.
+/// Number of elements of a row in the measurement.
 const HIDDEN: usize = 6144;
-/// Numbers of rows of the measurement.
+/// Numbers of rows in the measurement.
 const ROWS: [usize; 12] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 138];
-/// Rows and their lengths that are checked: in one step, in two steps, and in several launches.
+/// Numbers of rows and row lengths that are checked. They cover one step, two steps, and several
+/// launches.
 const CHECKED: [(usize, usize); 8] =
     [(1, 8), (3, 136), (1, HIDDEN), (8, 4096), (64, 8192), (138, HIDDEN), (700, HIDDEN), (2, 1 << 17)];
 
-/// A form of a call.
+/// A form of the call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Form {
     /// One kernel, by the algorithm of the route.
     Fused,
     OneShot,
     TwoShot,
-    /// all_reduce, then the norm.
+    /// The all_reduce, then the norm kernel.
     Separate,
     /// Only the all_reduce.
     AllReduce,
-    /// Only the norm.
+    /// Only the norm kernel.
     Norm,
 }
 
@@ -72,8 +73,8 @@ impl<'a, T: Element> Operands<'a, T> {
     fn enqueue(&self, form: Form) -> Outcome {
         let Bench { collectives, stream, .. } = self.bench;
         let (call, count) = (&self.call, self.call.rows * self.call.hidden);
-        // SAFETY: the memory is live until the stream has been waited for, and graphs that use it
-        // are dropped before.
+        // SAFETY: the memory is live until the caller has waited for the stream, and graphs that
+        // use the memory are dropped before it is freed.
         unsafe {
             match form {
                 Form::Fused => collectives.all_reduce_rms_norm(stream, call)?,
@@ -91,7 +92,7 @@ impl<'a, T: Element> Operands<'a, T> {
         Ok(())
     }
 
-    /// Runs `run` on the first residual. Returns the new residual and the output.
+    /// Resets the residual, then calls `run`. Returns the new residual and the output.
     fn results(&mut self, run: impl Fn(&Self) -> Outcome) -> Result<[Vec<T>; 2]> {
         self.residual.copy_from(&self.bench.stream, &self.before)?;
         run(self)?;
@@ -103,7 +104,7 @@ impl<'a, T: Element> Operands<'a, T> {
     fn compare(&mut self, what: &str, wanted: &[Vec<T>; 2], run: impl Fn(&Self) -> Outcome) -> Outcome {
         let found = self.results(run)?;
         for (name, (found, wanted)) in ["residual", "output"].into_iter().zip(found.iter().zip(wanted)) {
-            // A NaN is unequal to itself, so wrong results of that kind are found too.
+            // A NaN is not equal to itself, so this check also detects results that are NaN.
             if let Some(at) = found.iter().zip(wanted).position(|(found, wanted)| found != wanted) {
                 return Err(format!("{what}: {name} {at} is {:?}, expected {:?}", found[at], wanted[at]).into());
             }
@@ -121,32 +122,32 @@ fn check<T: Element>(bench: &Bench<'_>, number: impl Fn(f32) -> T + Copy) -> Res
             let what = format!("{rows} rows of {hidden} {}, {form:?}", T::DTYPE);
             let ranks = bench.collectives.members().len();
             let is_long = hidden * size_of::<T>() / 16 >= ranks * ranks;
-            // A row of the longest ones has no room in a bank with the rows of other ranks.
+            // In one step, a bank has no room for one of the longest rows of every rank.
             if form == Form::TwoShot && !is_long || form == Form::OneShot && hidden > 1 << 16 {
                 continue;
             }
             on.compare(&what, &wanted, |on| on.enqueue(form))?;
-            // In place.
+            // The output replaces the input.
             let (output, copy) = (on.call.output, on.input.to_vec(&bench.stream)?);
             on.call.output = on.call.input;
             on.results(|on| on.enqueue(form))?;
             let found = on.input.to_vec(&bench.stream)?;
             if found != wanted[1] {
-                return Err(format!("{what}: another result in place").into());
+                return Err(format!("{what}: the result in place differs").into());
             }
             on.call.output = output;
             on.input.copy_from(&bench.stream, &copy)?;
             bench.gpu.wait(&bench.stream)?;
             checked += 2;
         }
-        // The calls of a graph add to the residual one after the other.
+        // Each call of a graph adds to the residual.
         let mut results = Vec::new();
         for form in [Form::Separate, Form::Fused] {
             let graph = bench.graph(|| on.enqueue(form))?;
             results.push(on.results(|_| (0..3).try_for_each(|_| Ok(graph.launch()?)))?);
         }
         if results[0] != results[1] {
-            return Err(format!("{rows} rows of {hidden} {}: another result in graphs", T::DTYPE).into());
+            return Err(format!("{rows} rows of {hidden} {}: the results in graphs differ", T::DTYPE).into());
         }
         checked += 3 * CALLS as u64;
     }
@@ -162,8 +163,8 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
     gpu.barrier("norms are loaded")?;
     let checked = check(&bench, bf16::from_f32)? + check(&bench, f16::from_f32)? + check(&bench, |value| value)?;
     if bench.is_first() {
-        println!("all_reduce with RMSNorm: {checked} calls right");
-        println!("{} PEs, rows of {HIDDEN} bf16, graphs of {CALLS} calls, us of a call", gpu.n_pes());
+        println!("all_reduce with RMSNorm: {checked} calls correct");
+        println!("{} PEs, rows of {HIDDEN} bf16, graphs of {CALLS} calls, us for each call", gpu.n_pes());
         println!("rows | fused | one-shot | two-shot | all_reduce, norm | ratio | all_reduce alone | norm alone");
     }
     for rows in ROWS {

@@ -1,4 +1,4 @@
-//! Collectives that move parts: all-gather and all-to-all.
+//! Collectives that move parts: all_gather and all_to_all.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::error::CudaError;
 use crate::route::OwnPath;
 
 impl Collectives {
-    /// Enqueues an all-gather: every rank gets one part of `bytes` bytes of every rank, in the
+    /// Enqueues an all_gather: every rank gets one part of `bytes` bytes of every rank, in the
     /// order of ranks. `send` may be this rank's part of `recv`.
     ///
     /// # Collective
@@ -33,7 +33,7 @@ impl Collectives {
     }
 
     /// Checks the operands of a rank that gets the parts of all ranks in `recv`. Returns whether
-    /// `send` is its own part of `recv`.
+    /// `send` is this rank's part of `recv`.
     pub(super) fn check_gather(&self, call: &'static str, send: u64, recv: u64, bytes: u64) -> Result<bool, CudaError> {
         let ranks = u64::from(self.staging.limits.ranks);
         let is_own = recv.checked_add(bytes.saturating_mul(u64::from(self.rank.get()))) == Some(send);
@@ -42,8 +42,8 @@ impl Collectives {
         Ok(is_own)
     }
 
-    /// Enqueues an all-to-all: part `r` of `send`, `bytes` bytes long, becomes this rank's part of
-    /// `recv` on rank `r`. `send` may be `recv`.
+    /// Enqueues an all_to_all: part `r` of `send` becomes part `s` of `recv` on rank `r`, where `s`
+    /// is this rank. A part has `bytes` bytes. `send` may be `recv`.
     ///
     /// # Collective
     /// All ranks, with the same length.
@@ -56,7 +56,7 @@ impl Collectives {
     pub unsafe fn all_to_all(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64) -> Result<(), CudaError> {
         const CALL: &str = "all_to_all";
         let ranks = u64::from(self.staging.limits.ranks);
-        // In place, a thread sends its lines of all parts before it writes them.
+        // In place, a thread sends its lines of all parts before it writes these lines.
         let operands = if send == recv { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, ranks)] };
         check_parts(CALL, operands, bytes, 1)?;
         // SAFETY: the caller guarantees it.
@@ -82,7 +82,7 @@ impl Collectives {
         let (OwnPath::Lines { route, .. }, _, _) = self.routes.exchange(kind, bytes, limits) else {
             let sent = |rank: u64| send + rank * stride;
             // SAFETY: the caller guarantees it. In place, a block sends its chunk of a part before
-            // it writes the chunk that it received.
+            // it overwrites this chunk by the received chunk.
             return unsafe { self.exchange_messages(name, operation, stream, sent, recv, bytes) };
         };
         if bytes == 0 {

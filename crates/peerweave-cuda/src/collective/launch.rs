@@ -14,7 +14,7 @@ use crate::error::{CudaError, misuse};
 use crate::route::{self, Route};
 
 impl Collectives {
-    /// Returns a kernel, and loads it at the first call.
+    /// Returns the kernel of a slot. The first call loads the kernel that `find` returns.
     pub(super) fn loaded<'a, A: KernelArgs + 'static>(
         &self,
         slot: &'a OnceLock<LoadedKernel>,
@@ -24,7 +24,8 @@ impl Collectives {
         if let Some(kernel) = slot.get() {
             return Ok(kernel);
         }
-        let kernel = find().ok_or_else(|| misuse(call, "dtype", "an 8-bit float", "a type that can be reduced"))?;
+        let kernel =
+            find().ok_or_else(|| misuse(call, "dtype", "a type without a kernel", "a type that this call can reduce"))?;
         let loaded = self.gpu.0.entry(kernel.ptx(), kernel.name())?;
         Ok(slot.get_or_init(|| loaded))
     }
@@ -44,8 +45,8 @@ impl Collectives {
         unsafe { self.enqueue_with(name, stream, kernel, route, &call, None::<&Transfers>, bytes) }
     }
 
-    /// Enqueues a call in pieces for which the banks have room on every rank. The count of the call
-    /// is that of a part, in elements of `size` bytes.
+    /// Enqueues a call in pieces that fit the banks of every rank. The count of the call is the
+    /// number of elements of a part; an element has `size` bytes.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for the operands of the call.
@@ -70,8 +71,8 @@ impl Collectives {
     }
 
     /// # Safety
-    /// As for [`all_reduce`](Self::all_reduce), for the operands of the call; the kernel takes the
-    /// call, and the second argument if there is one.
+    /// As for [`all_reduce`](Self::all_reduce), for the operands of the call. The kernel takes the
+    /// call as its argument, then the second argument if it is not `None`.
     #[expect(clippy::too_many_arguments, reason = "the parts of a launch")]
     pub(super) unsafe fn enqueue_with<A: KernelArg>(
         &self,
@@ -88,8 +89,8 @@ impl Collectives {
             return Err(CudaError::Failed { call: name, failure: failure.clone() });
         }
         let capturing = is_capturing(stream)?;
-        // The lock is held until the launch, so that two threads order and launch their calls in
-        // the same order.
+        // The lock is held until the launch. So if two threads make calls, the calls are launched
+        // in the order in which their streams are ordered here.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = last.as_ref().is_some_and(|last| last.cu_stream() == stream.cu_stream());
         let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,9 +119,9 @@ impl Collectives {
             Some(second) => arguments.with(second),
             None => arguments,
         };
-        // SAFETY: the kernel takes the context and a call; the areas are live memory of every
-        // member, recorded with the stream or kept by the graph; the caller guarantees the
-        // operands.
+        // SAFETY: the kernel takes the context, the call and the second argument. The areas are
+        // live memory of every member, recorded with the stream or kept by the graph. The caller
+        // guarantees the operands.
         unsafe { kernel.launch_into(stream, &config, &arguments, capturing.then_some(keep)) }?;
         Ok(())
     }

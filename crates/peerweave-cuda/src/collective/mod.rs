@@ -6,7 +6,7 @@
 //!  scans.rs        scan, exclusive_scan
 //!  exchanges.rs    all_gather, all_to_all
 //!  norms.rs        all_reduce with residual and RMSNorm
-//!  transfers.rs    messages, and the collectives that are made of them
+//!  transfers.rs    messages, and the collectives that consist of messages
 //!   operands.rs    operands of a call, and their checks
 //!   launch.rs      loads and enqueues kernels
 //!    staging.rs    areas on the symmetric heap, counters of launches
@@ -52,9 +52,9 @@ pub use transfers::Message;
 /// result has the same bits on every rank.
 ///
 /// # Streams
-/// Calls of one team run one after the other: a call on another stream than the last call waits for
-/// the last call, on the device. During a capture the caller must order the streams. A graph and
-/// calls outside of it may alternate, in the same order on all ranks.
+/// Calls of one team run one after the other. If a call uses another stream than the last call, it
+/// waits on the device for the last call. During a capture the caller must order the streams.
+/// Launches of a graph may alternate with other calls, in the same order on all ranks.
 ///
 /// # Failures
 /// If a peer does not make the call, the kernel ends at the deadline of the GPU.
@@ -74,8 +74,8 @@ pub use transfers::Message;
 /// let collectives = Collectives::world(&gpu, options)?;
 /// let (stream, values) = (gpu.stream()?, gpu.alloc_local::<f32>(1024)?);
 /// let at = values.slice().address();
-/// // SAFETY: the elements are initialised memory of this GPU, which lives until the stream has
-/// // passed, and nothing else accesses it meanwhile.
+/// // SAFETY: the elements are initialised memory of this GPU. The memory lives until the stream
+/// // has completed the call, and nothing else accesses the memory meanwhile.
 /// unsafe { collectives.all_reduce(&stream, at, at, 1024, DType::F32, ReduceOp::Sum)? };
 /// stream.wait()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -87,7 +87,8 @@ pub struct Collectives {
     staging: Staging,
     options: CollectivesOptions,
     routes: Arc<Routes>,
-    /// Loaded kernels of all_reduce, by algorithm, type, and whether the call is plain.
+    /// Loaded kernels of all_reduce, by algorithm, type, and whether the call is plain (a sum of
+    /// whole lines).
     kernels: [[[OnceLock<LoadedKernel>; 2]; DType::ALL.len()]; Algorithm::ALL.len()],
     /// Loaded kernels of reduce_scatter, by type and whether the call is plain.
     scatters: [[OnceLock<LoadedKernel>; 2]; DType::ALL.len()],
@@ -117,8 +118,8 @@ impl Collectives {
         Self::new(gpu, &members, options)
     }
 
-    /// Sets up the collectives of the PEs on the host of this PE, with routes that are the same on
-    /// all PEs. On a host with more PEs than kernels support, the only member is this PE.
+    /// Sets up the collectives of the PEs on the host of this PE. `routes` are the same on all PEs.
+    /// If the host has more PEs than the kernels support, the only member is this PE.
     ///
     /// # Collective
     /// All PEs of the GPU.
@@ -132,12 +133,13 @@ impl Collectives {
         Self::new_by(gpu, members, options, Some(routes))
     }
 
-    /// Sets up the collectives of this PE's team. `members` are its PEs in the order of ranks,
-    /// including this PE. Allocates [`CollectivesOptions::heap_bytes`] bytes of every PE's heap.
+    /// Sets up the collectives of this PE's team. `members` are the PEs of the team in the order of
+    /// ranks, including this PE. Allocates [`CollectivesOptions::heap_bytes`] bytes of every PE's
+    /// heap.
     ///
     /// # Collective
-    /// All PEs of the GPU, each with the members of its own team, and the same options. A PE that
-    /// is in no team passes itself as the only member.
+    /// All PEs of the GPU. Each PE passes the members of its own team, and all PEs pass the same
+    /// options. A PE that is in no team passes itself as the only member.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] for invalid options or members, and for a member whose memory is not
@@ -146,14 +148,15 @@ impl Collectives {
         Self::new_by(gpu, members, options, None)
     }
 
-    /// Like [`new`](Self::new); without routes, with the table of the GPUs' architecture.
+    /// Like [`new`](Self::new), with `routes`, or with the built-in table of the GPUs' architecture
+    /// if `routes` is `None`.
     fn new_by(gpu: &Gpu, members: &[Pe], options: CollectivesOptions, routes: Option<&Arc<Routes>>) -> Result<Self, CudaError> {
         const CALL: &str = "Collectives::new";
         options.check(CALL)?;
         let rank = rank_of(CALL, gpu, members)?;
         let inner = &*gpu.0;
-        // The team uses the sentinel of its first member, which is random, so that no data is equal
-        // to it.
+        // The team uses the sentinel of its first member. The sentinel is random, so data is not
+        // equal to it.
         let made = inner.next_collectives();
         let (mine, arch) = (format!("{options:?}"), gpu.arch().to_string());
         let mut blob = random()?.to_vec();
@@ -166,7 +169,7 @@ impl Collectives {
                 return Err(misuse(CALL, "options", mine, &format!("the options of PE {pe}: {}", theirs.1)));
             }
         }
-        // GPUs of different architectures need one table.
+        // GPUs of different architectures must use the same table.
         let is_one = parts().flatten().all(|theirs| theirs.0 == arch);
         let builtin = || Arc::new(Routes::new(RouteTable::builtin(if is_one { &arch } else { "any" })));
         let routes = routes.map_or_else(builtin, Arc::clone);
@@ -174,15 +177,14 @@ impl Collectives {
         let word = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("eight bytes"));
         let room = Room { memory: Arc::new(gpu.alloc(options.heap_bytes() as usize)?), start: 0 };
         let made_here = Self::with(gpu, members, rank, options, [word(0), word(8)], room, routes)?;
-        // No PE writes into an area before all areas are filled.
+        // No PE may write into an area before all areas are filled.
         inner.rendezvous.barrier(&format!("peerweave-cuda/collectives/{made}/ready"))?;
         Ok(made_here)
     }
 
     /// Sets up the collectives of a team in memory that all PEs have allocated before, so that only
-    /// members take part. Exchanges nothing: `options` and `sentinel` must be the same on all
-    /// members, and no member may call a collective before this function has returned on all
-    /// members.
+    /// members take part. Exchanges nothing, so `options` and `sentinel` must be the same on all
+    /// members. No member may call a collective before this function has returned on all members.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -243,19 +245,20 @@ impl Collectives {
         self.explain_with(query, &Libraries { nccl: Err(Unfit::Off) }, "")
     }
 
-    /// Like [`explain`](Self::explain), with the libraries that the team can use, and the reason
-    /// why NCCL cannot be used.
+    /// Like [`explain`](Self::explain), with the libraries that the team can use. `unavailable` is
+    /// the reason why NCCL cannot be used.
     pub(crate) fn explain_with(&self, query: &Query, libraries: &Libraries, unavailable: &str) -> Explanation {
         self.routes.explain(query, &self.staging.limits, libraries, unavailable)
     }
 
-    /// Returns who carries out a call.
+    /// Returns the provider that carries out a call.
     pub(crate) fn provider(&self, query: &Query, libraries: &Libraries) -> Provider {
         self.routes.decide(query, &self.staging.limits, libraries).provider
     }
 
-    /// Loads the kernels for elements of a type. Otherwise the first call of each kernel loads it,
-    /// and kernels of other PEs wait some tenths of a second while it is compiled.
+    /// Loads the kernels of all_reduce and reduce_scatter for elements of a type. Otherwise the
+    /// first call of each kernel loads the kernel. Kernels of other PEs then wait for some tenths
+    /// of a second while the driver compiles the kernel.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] for a type that cannot be reduced; errors of loading.
@@ -273,7 +276,7 @@ impl Collectives {
     /// All PEs of the GPU. No kernel of this GPU may run.
     ///
     /// # Errors
-    /// [`CudaError::Bootstrap`] names a PE that does not arrive; errors of the driver.
+    /// [`CudaError::Bootstrap`] names a PE that did not arrive; errors of the driver.
     pub fn recover(&self) -> Result<(), CudaError> {
         let inner = &*self.gpu.0;
         let made = inner.next_collectives();
@@ -283,14 +286,14 @@ impl Collectives {
         Ok(barrier("ready")?)
     }
 
-    /// Ends the collectives and frees their memory when the streams of this PE have passed the work
-    /// that uses it.
+    /// Ends the collectives, and frees their memory after the streams of this PE have completed the
+    /// work that uses the memory.
     ///
     /// # Collective
     /// All PEs of the GPU.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] while a graph uses the collectives; errors of the heap.
+    /// Errors of the heap, in particular [`CudaError::Vmm`] while a graph uses the collectives.
     pub fn end(self) -> Result<(), CudaError> {
         let Self { gpu, staging, .. } = self;
         staging.free(&gpu)

@@ -14,17 +14,18 @@ use crate::route::{self, NormRoute, Route};
 
 /// The operands of an all_reduce with residual and RMSNorm: rows of elements.
 ///
-/// All addresses are multiples of 16, except that of the scales, and rows consist of a multiple of
-/// 16 bytes. No two ranges overlap, but the result may be the input.
+/// The length of a row in bytes and all addresses are multiples of 16, except the address of the
+/// scales. No two ranges overlap, but the result may be the input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNormCall {
     /// Address of the input.
     pub input: u64,
-    /// Address of the residual, which gets `x`, the sum of the ranks and the residual.
+    /// Address of the residual. The call replaces the residual by `x`, the sum of all inputs and
+    /// the residual.
     pub residual: u64,
     /// Address of the result.
     pub output: u64,
-    /// Address of the weight, as long as a row.
+    /// Address of the weight, which has as many elements as a row.
     pub weight: u64,
     /// Number of rows.
     pub rows: u64,
@@ -55,7 +56,7 @@ pub enum RmsNormOutput {
     RowScaled {
         /// The type.
         dtype: DType,
-        /// Address of one `f32` for each row, which gets the scale.
+        /// Address of one `f32` for each row. The call writes the scales there.
         scales: u64,
     },
 }
@@ -65,7 +66,7 @@ impl RmsNormCall {
         self.hidden.saturating_mul(self.dtype.size_bytes() as u64)
     }
 
-    /// Checks the operands. Returns the number of lines of a row.
+    /// Checks the operands. Returns the number of lines (of 16 bytes) of a row.
     fn check(&self, call: &'static str) -> Result<u64, CudaError> {
         const LINE: u64 = LINE_BYTES as u64;
         if !matches!(self.dtype, DType::F16 | DType::BF16 | DType::F32) {
@@ -73,7 +74,7 @@ impl RmsNormCall {
         }
         let row_bytes = self.row_bytes();
         if self.hidden == 0 || self.hidden > MOST_HIDDEN || !row_bytes.is_multiple_of(LINE) {
-            return Err(misuse(call, "hidden", self.hidden, "rows of a multiple of 16 bytes, at most 16777215 elements"));
+            return Err(misuse(call, "hidden", self.hidden, "1 to 16777215 elements in a multiple of 16 bytes"));
         }
         let bytes = self.rows.checked_mul(row_bytes);
         for (what, at, bytes) in [
@@ -141,7 +142,7 @@ impl RmsNormCall {
     }
 }
 
-/// Maximum number of elements of a row: `f32` represents each number up to it.
+/// Maximum number of elements of a row: `f32` represents each integer up to this number.
 const MOST_HIDDEN: u64 = (1 << 24) - 1;
 
 fn quantized(call: &'static str, dtype: DType) -> Result<(), CudaError> {
@@ -155,9 +156,9 @@ fn output_of(dtype: DType) -> Output {
 
 impl Collectives {
     /// Enqueues an all_reduce by the sum, the addition of a residual, and RMSNorm of each row, as
-    /// one kernel: `x = all_reduce(input) + residual` replaces the residual, and the output is
-    /// `x · weight / √(mean(x²) + epsilon)`. Input and output that exceed the staging memory take
-    /// several kernels.
+    /// one kernel. `x = all_reduce(input) + residual` replaces the residual. The output is
+    /// `x · weight / √(mean(x²) + epsilon)`. If the rows exceed the staging memory, the call
+    /// enqueues several kernels.
     ///
     /// The result has the same bits as that of [`all_reduce`](Self::all_reduce) followed by
     /// [`add_rms_norm`](Self::add_rms_norm).
@@ -172,7 +173,7 @@ impl Collectives {
     /// other types; [`CudaError::Failed`] after a kernel has failed; errors of the launch.
     ///
     /// # Safety
-    /// As for [`all_reduce`](Self::all_reduce), for all ranges of the call; no two of them overlap,
+    /// As for [`all_reduce`](Self::all_reduce), for all ranges of the call. No two ranges overlap,
     /// but the output may be the input.
     pub unsafe fn all_reduce_rms_norm(&self, stream: &Arc<CudaStream>, call: &RmsNormCall) -> Result<(), CudaError> {
         const CALL: &str = "all_reduce_rms_norm";
@@ -180,15 +181,15 @@ impl Collectives {
         let limits = &self.staging.limits;
         let route = route::norm(call.rows, row_lines, limits);
         if route.rows == 0 {
-            let expected = format!("rows that fit the staging memory: {limits:?}");
+            let expected = format!("rows that fit a bank of {} bytes with {} ranks", limits.bank_bytes, limits.ranks);
             return Err(misuse(CALL, "hidden", call.hidden, &expected));
         }
         // SAFETY: the caller guarantees it.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
     }
 
-    /// Like [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), by an algorithm that the caller
-    /// chooses, for measurements and tests.
+    /// Like [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), with an algorithm that the caller
+    /// chooses: two steps if `two_shot`, otherwise one step. For measurements and tests.
     ///
     /// # Collective
     /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), and with the same algorithm.
@@ -216,9 +217,8 @@ impl Collectives {
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
     }
 
-    /// Enqueues the addition of a residual and RMSNorm, without communication: the input is the sum
-    /// of all ranks. This is the second half of
-    /// [`all_reduce_rms_norm`](Self::all_reduce_rms_norm).
+    /// Enqueues the addition of a residual and RMSNorm, without communication: the second half of
+    /// [`all_reduce_rms_norm`](Self::all_reduce_rms_norm). The input is the sum of all ranks.
     ///
     /// # Errors
     /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm).
@@ -233,8 +233,8 @@ impl Collectives {
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
     }
 
-    /// Loads the kernels of [`all_reduce_rms_norm`](Self::all_reduce_rms_norm) for a type, as
-    /// [`load`](Self::load) does for others.
+    /// Loads the kernels of [`all_reduce_rms_norm`](Self::all_reduce_rms_norm) for a type.
+    /// [`load`](Self::load) does not load these kernels.
     ///
     /// # Errors
     /// As for [`load`](Self::load).
@@ -260,7 +260,8 @@ impl Collectives {
         while first < call.rows {
             let rows = route.rows.min(call.rows - first);
             let (arguments, norm) = call.part(&self.staging.banks, first, rows, row_lines);
-            // The norm has no algorithm of the other collectives; only the shape is used.
+            // The launch uses only the shape of this route. Its algorithm has no meaning for the
+            // norm.
             let blocks = rows.min(u64::from(route.blocks)) as u32;
             let shape = Route::new(peerweave_collectives::Algorithm::OneShot, blocks, route.threads);
             let bytes = rows * call.row_bytes();

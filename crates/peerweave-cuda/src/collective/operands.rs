@@ -21,8 +21,8 @@ impl Operands {
         Self { send, recv, count, dtype, op, scalar }
     }
 
-    /// Returns the operands of a call that has no scalar, or an error for a reduction that needs
-    /// one.
+    /// Returns the operands of a call that has no scalar. Fails for a reduction that needs a
+    /// scalar.
     pub(super) fn without_scalar(
         call: &'static str,
         send: u64,
@@ -37,7 +37,7 @@ impl Operands {
         Ok(Self::new(send, recv, count, dtype, op, 0))
     }
 
-    /// Returns whether the kernels for sums of whole lines can run the call.
+    /// Returns whether the call is plain: the kernels for sums of whole lines can run it.
     pub(super) fn are_plain(&self) -> bool {
         let bytes = self.count * self.dtype.size_bytes() as u64;
         self.op == ReduceOp::Sum && (self.send | self.recv | bytes).is_multiple_of(LINE_BYTES as u64)
@@ -79,7 +79,7 @@ pub(super) fn check_parts(call: &'static str, operands: [(u64, u64); 2], count: 
             return Err(misuse(call, what, format!("{at:#x}"), &format!("an address that is a multiple of {size}")));
         }
     }
-    // An operand without parts, which a form in place has, overlaps nothing.
+    // A call in place passes one operand without parts. Such an operand overlaps nothing.
     let are_both = operands.iter().all(|(_, parts)| *parts > 0);
     if are_both && operands[0].0 < second && operands[1].0 < first {
         return Err(misuse(call, "recv", format!("{:#x}", operands[1].0), "memory that does not overlap send"));

@@ -18,22 +18,22 @@ const CALL: &str = "all_reduce";
 impl Collectives {
     /// Enqueues the reduction of `count` elements of every rank. Every rank gets the result.
     ///
-    /// `send` and `recv` are addresses of this device's memory, on the heap or not, aligned to the
-    /// elements; `recv` is `send`, or does not overlap it. Inputs are combined in the order of
-    /// ranks. 16-bit floats are combined in `f32` and rounded once.
+    /// `send` and `recv` are addresses of this device's memory, which need not be on the heap. They
+    /// are aligned to the elements. `recv` is equal to `send`, or the ranges do not overlap. Inputs
+    /// are combined in the order of ranks. 16-bit floats are combined in `f32` and rounded once.
     ///
     /// # Collective
     /// All ranks, with the same count, type and reduction.
     ///
     /// # Errors
     /// Before anything is enqueued: [`CudaError::Misuse`] for a reduction that the type does not
-    /// have, `PreMulSum` (which has a scalar: [`all_reduce_scaled`](Self::all_reduce_scaled)),
-    /// addresses that are not aligned or overlap; [`CudaError::Failed`] after a kernel has failed;
+    /// support, for `PreMulSum` (use [`all_reduce_scaled`](Self::all_reduce_scaled)), and for
+    /// ranges that are not aligned or overlap; [`CudaError::Failed`] after a kernel has failed;
     /// errors of the launch.
     ///
     /// # Safety
     /// Both ranges are memory that this device can access. They stay allocated until the stream has
-    /// passed the call, or while a graph that captured the call lives. Until then, nothing else
+    /// completed the call, and while a graph that captured the call lives. Until then, nothing else
     /// writes the input or accesses the result.
     pub unsafe fn all_reduce(
         &self,
@@ -49,9 +49,9 @@ impl Collectives {
         unsafe { self.all_reduce_by(route, stream, send, recv, count, dtype, op) }
     }
 
-    /// Like [`all_reduce`](Self::all_reduce), with the sum of products: each rank multiplies its
-    /// elements by its own scalar. `scalar` has the bits of a value of type `dtype`, zero-extended.
-    /// Each product is rounded to the type.
+    /// Like [`all_reduce`](Self::all_reduce), with the reduction `PreMulSum`: each rank multiplies
+    /// its elements by its own scalar before the sum. `scalar` has the bits of a value of type
+    /// `dtype`, zero-extended. Each product is rounded to the type.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
@@ -73,14 +73,14 @@ impl Collectives {
         unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
     }
 
-    /// Enqueues the reduction of `count` elements of every rank. The root gets the result; `recv`
-    /// of other ranks is not used.
+    /// Enqueues the reduction of `count` elements of every rank. Only the root gets the result;
+    /// `recv` of other ranks is not used.
     ///
     /// # Collective
     /// All ranks, with the same count, type, reduction and root.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and for an invalid root.
+    /// As for [`all_reduce`](Self::all_reduce), and [`CudaError::Misuse`] for an invalid root.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
@@ -101,7 +101,7 @@ impl Collectives {
         unsafe { self.reduce_to(CALL, stream, root, operands) }
     }
 
-    /// Like [`reduce`](Self::reduce), with the sum of products as in
+    /// Like [`reduce`](Self::reduce), with the reduction `PreMulSum` as in
     /// [`all_reduce_scaled`](Self::all_reduce_scaled).
     ///
     /// # Errors
@@ -152,14 +152,15 @@ impl Collectives {
         self.routes.reduction(kind, bytes, &self.staging.limits).0
     }
 
-    /// Like [`all_reduce`](Self::all_reduce), by a route that the caller chooses, for measurements.
+    /// Like [`all_reduce`](Self::all_reduce), by a route that the caller chooses. For measurements.
     ///
     /// # Collective
     /// As for [`all_reduce`](Self::all_reduce), and with the same route on all ranks.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and [`CudaError::Misuse`] if the staging memory has
-    /// no room for the route.
+    /// As for [`all_reduce`](Self::all_reduce), and [`CudaError::Misuse`] for a route that does not
+    /// fit the staging memory, has too many blocks, or has a number of threads that is not a
+    /// multiple of 32.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
@@ -195,7 +196,7 @@ impl Collectives {
         let lines = (count * dtype.size_bytes() as u64).div_ceil(LINE_BYTES as u64);
         let fits = route::holds(route.algorithm, lines, limits);
         if !fits || route.blocks == 0 || route.blocks > limits.max_blocks || !route.threads.is_multiple_of(32) {
-            let expected = format!("a route for {lines} lines that fits the staging memory: {limits:?}");
+            let expected = format!("a route for {lines} lines that fits these limits, with whole warps: {limits:?}");
             return Err(misuse(name, "route", format!("{route:?}"), &expected));
         }
         if count == 0 {
@@ -203,7 +204,7 @@ impl Collectives {
         }
         let common = if route.algorithm == Algorithm::Chunked { &self.staging.rings } else { &self.staging.banks };
         let bytes = count * dtype.size_bytes() as u64;
-        // This rank offers its result to the others, if there is one.
+        // A rank that gets a whole result offers the memory of its result to the other ranks.
         let can_offer = route.algorithm == Algorithm::Chunked && results != Results::OwnPart;
         let is_symmetric = u32::from(can_offer && self.can_offer(recv, bytes)?);
         let results = results.code();
@@ -213,8 +214,8 @@ impl Collectives {
         unsafe { self.enqueue(name, stream, kernel, route, call, bytes) }
     }
 
-    /// Enqueues a reduce-scatter: rank `r` gets the reduction of part `r` of all inputs. A part has
-    /// `count` elements; `send` has one part for each rank. `recv` may be this rank's part of
+    /// Enqueues a reduce_scatter: rank `r` gets the reduction of part `r` of all inputs. A part has
+    /// `count` elements. `send` has one part for each rank. `recv` may be this rank's part of
     /// `send`.
     ///
     /// # Collective
@@ -240,7 +241,7 @@ impl Collectives {
         unsafe { self.reduce_scatter_by(CALL, stream, &operands) }
     }
 
-    /// Like [`reduce_scatter`](Self::reduce_scatter), with the sum of products as in
+    /// Like [`reduce_scatter`](Self::reduce_scatter), with the reduction `PreMulSum` as in
     /// [`all_reduce_scaled`](Self::all_reduce_scaled).
     ///
     /// # Errors
@@ -275,7 +276,7 @@ impl Collectives {
             return Err(misuse(name, "op", op, &format!("a reduction of {}", dtype.rust_name())));
         }
         let (ranks, size) = (u64::from(self.staging.limits.ranks), dtype.size_bytes() as u64);
-        // In place, a thread reads its lines of this rank's part before it writes them.
+        // In place, a thread reads its lines of this rank's part before it writes these lines.
         let own = send.checked_add(count.saturating_mul(size).saturating_mul(u64::from(self.rank.get())));
         let operands = if own == Some(recv) { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, 1)] };
         let bytes = check_parts(name, operands, count, size)?;
@@ -285,8 +286,8 @@ impl Collectives {
         }
         let limits = &self.staging.limits;
         if let (OwnPath::Reduction(route), _, _) = self.routes.reduce_scatter(dtype, bytes, limits) {
-            // The ring has the same parts as this call. It writes this rank's part at its place in
-            // a whole result.
+            // The kernel with rings divides the input into the same parts as this call. It writes
+            // this rank's part at the offset of that part in a whole result.
             let back = u64::from(self.rank.get()) * bytes;
             let (recv, results) = (recv.wrapping_sub(back), Results::OwnPart.code());
             let call = Call { send, recv, count: count * ranks, op: op as u32, scalar, results, ..self.staging.rings };

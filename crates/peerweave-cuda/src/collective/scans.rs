@@ -1,4 +1,4 @@
-//! Scans: every rank gets the reduction of the ranks before it.
+//! Scans: every rank gets the reduction of the inputs of the lower ranks.
 
 use std::sync::Arc;
 
@@ -11,19 +11,21 @@ use super::operands::Operands;
 use crate::error::{CudaError, misuse};
 
 impl Collectives {
-    /// Enqueues a scan of `count` elements of every rank: rank `r` gets the reduction of the inputs
-    /// of ranks 0 to `r`.
+    /// Enqueues an inclusive scan of `count` elements of every rank: rank `r` gets the reduction of
+    /// the inputs of ranks 0 to `r`.
     ///
-    /// Operands are those of [`all_reduce`](Self::all_reduce). Every rank sends its elements to all
-    /// ranks above it, so a call of `n` bytes by `r` ranks moves up to `(r - 1) * n` bytes from a
-    /// GPU. Calls that are too long for a bank enqueue several kernels. `scalar` has the bits of
-    /// this rank's factor for [`ReduceOp::PreMulSum`]; other reductions do not use it.
+    /// The operands have the requirements of [`all_reduce`](Self::all_reduce). Every rank sends its
+    /// elements to all higher ranks, so in a call of `n` bytes by `r` ranks a GPU sends up to
+    /// `(r - 1) * n` bytes. A call that is too long for a bank enqueues several kernels. `scalar`
+    /// has the bits of this rank's factor for [`ReduceOp::PreMulSum`]; other reductions do not use
+    /// it.
     ///
     /// # Collective
     /// All ranks, with the same count, type and reduction.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and for [`ReduceOp::Avg`].
+    /// As for [`all_reduce`](Self::all_reduce), except that `PreMulSum` is valid, and
+    /// [`CudaError::Misuse`] for [`ReduceOp::Avg`].
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
@@ -43,8 +45,8 @@ impl Collectives {
         unsafe { self.scan_by("scan", stream, &operands, false) }
     }
 
-    /// Like [`scan`](Self::scan), without the input of the rank itself: rank `r` gets the reduction
-    /// of the inputs of ranks 0 to `r - 1`. `recv` of rank 0 is not written.
+    /// Like [`scan`](Self::scan), without the rank's own input: rank `r` gets the reduction of the
+    /// inputs of ranks 0 to `r - 1`. The call does not write `recv` of rank 0.
     ///
     /// # Errors
     /// As for [`scan`](Self::scan).
@@ -78,7 +80,7 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let Operands { send, recv, count, dtype, op, scalar, .. } = *operands;
         if op == ReduceOp::Avg {
-            return Err(misuse(name, "op", op, "another reduction; for averages, divide the result of a scan with sum"));
+            return Err(misuse(name, "op", op, "another reduction; for averages, use a scan with sum and divide its result"));
         }
         operands.check(name)?;
         if count == 0 {

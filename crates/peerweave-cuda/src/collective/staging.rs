@@ -1,8 +1,8 @@
 //! The memory of a team's collectives: staging areas on the symmetric heap, and counters of this
 //! device.
 //!
-//! An area has two banks of lines and the channels of pairs of ranks, which initially hold the
-//! sentinel, then flags and rings, which are initially zero.
+//! An area begins with two banks of lines and the channels of pairs of ranks, whose lines initially
+//! hold the sentinel. Flags and rings follow, which are initially zero.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::gpu::Gpu;
 use crate::memory::{Local, Symmetric};
 use crate::route::{Limits, ring_pairs};
 
-/// Symmetric memory for the area of one team: a part of an allocation, which other teams may share.
+/// Symmetric memory for the area of one team: a part of an allocation that other teams may share.
 #[derive(Clone)]
 pub(crate) struct Room {
     pub(crate) memory: Arc<Symmetric<u8>>,
@@ -28,16 +28,18 @@ pub(crate) struct Room {
 /// The staging memory of one team.
 pub(super) struct Staging {
     room: Room,
-    /// Counter of launches, one counter for each block that uses rings, then the counters of
+    /// One counter of launches, one counter for each block that uses rings, then the counters of
     /// channels and of the rings of messages.
     counters: Local<u64>,
     /// Argument of kernels that use banks, with the values that are the same in all calls.
     pub(super) banks: Call,
     /// Argument of kernels that use rings, with the values that are the same in all calls.
     pub(super) rings: Call,
-    /// Arguments of kernels for messages, by lines and through rings, with the values that are the
-    /// same in all launches.
+    /// Argument of kernels for messages by lines, with the values that are the same in all
+    /// launches.
     pub(super) channels: Call,
+    /// Argument of kernels for messages through rings, with the values that are the same in all
+    /// launches.
     pub(super) transfer_rings: Call,
     pub(super) limits: Limits,
     bytes: usize,
@@ -53,7 +55,7 @@ pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
 }
 
 /// Returns the maximum length in bytes of a message by lines in a team of `ranks` ranks. The
-/// channels of all ranks together take half a bank.
+/// channels of all ranks together take half as many bytes as a bank.
 fn channel_bytes(options: &CollectivesOptions, ranks: usize) -> u64 {
     let of_most = (options.bank_bytes / 32).next_multiple_of(128);
     of_most * (MAX_RANKS / ranks.next_power_of_two().clamp(2, MAX_RANKS)) as u64
@@ -85,8 +87,8 @@ impl Offsets {
 }
 
 impl Staging {
-    /// Creates and fills the memory of a team of `members`, which include this PE. Every member's
-    /// room is at the same place and has [`area_bytes`] bytes.
+    /// Creates and fills the memory of a team of `members`, which include this PE. `room` is at the
+    /// same offset on every member and has [`area_bytes`] bytes.
     pub(super) fn new(
         gpu: &Gpu,
         members: &[Pe],
@@ -160,7 +162,7 @@ impl Staging {
         gpu.wait(stream)
     }
 
-    /// Records that work that uses the memory is about to be enqueued.
+    /// Records that work that uses the memory is about to be enqueued on `stream`.
     pub(super) fn note(&self, stream: &Arc<CudaStream>) {
         self.room.memory.note(stream);
         self.counters.note(stream);
@@ -177,8 +179,8 @@ impl Staging {
     }
 }
 
-/// Returns the argument of kernels that use the part of the areas at `offset` behind the banks, and
-/// the counters from index `counter`.
+/// Returns the argument of kernels that use the part of each area at `offset`, and the counters
+/// from index `counter`.
 fn part_of(banks: &Call, offset: u64, counter: usize, bank_bytes: u64) -> Call {
     let areas = banks.areas.map(|area| area + offset);
     Call { areas, counter: banks.counter + 8 * counter as u64, bank_bytes, ..*banks }

@@ -14,7 +14,8 @@ use super::operands::check_parts;
 use crate::error::{CudaError, misuse};
 use crate::route::{self, Route};
 
-/// A message between this rank and another, or this rank itself; see [`Collectives::messages`].
+/// A message between this rank and another rank, or from this rank to itself; see
+/// [`Collectives::messages`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// A message to a rank.
@@ -53,7 +54,7 @@ impl Message {
         self.parts().1
     }
 
-    /// Returns the message with another number of the other rank.
+    /// Returns this message with `peer` as the other rank.
     pub(crate) fn with_peer(self, peer: Rank) -> Self {
         match self {
             Self::Send { at, bytes, .. } => Self::Send { to: peer, at, bytes },
@@ -61,7 +62,8 @@ impl Message {
         }
     }
 
-    /// Returns the name and the value of the other rank, the address, and the length in bytes.
+    /// Returns the name of the field with the other rank, the other rank, the address, and the
+    /// length in bytes.
     fn parts(&self) -> (&'static str, Rank, u64, u64) {
         match *self {
             Self::Send { to, at, bytes } => ("to", to, at, bytes),
@@ -74,16 +76,16 @@ impl Message {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wave {
     transfers: Transfers,
-    /// Whether a result overwrites a message.
+    /// Whether the result of a message overwrites a message that this rank sends.
     in_place: bool,
-    /// Whether ranks offer their results to the senders; the same on all ranks. Messages of which
-    /// only one rank is the sender or the receiver go faster through the rings:
+    /// Whether ranks offer the memory of their results to the senders; the same on all ranks.
+    /// Messages that all have the same sender or the same receiver are faster through the rings:
     /// bench-results/2026-11-26-h100.
     has_offers: bool,
 }
 
 impl Collectives {
-    /// Returns the number of places by which a rank is behind this rank.
+    /// Returns the distance from this rank to `rank`, modulo the number of ranks.
     fn behind(&self, rank: usize) -> usize {
         let ranks = self.members.len();
         (rank + ranks - self.rank.get() as usize) % ranks
@@ -101,10 +103,11 @@ impl Collectives {
         (peer.recv, peer.recv_bytes) = (at, bytes);
     }
 
-    /// Makes the receivers of messages of whole lines decide whether these are stored directly in
-    /// the results. This rank offers a result to which that applies, unless it replaces a message.
+    /// Sets the fields by which messages of whole lines can be stored directly in the results. The
+    /// receiver of such a message decides whether it offers its result. This rank offers its result
+    /// if other ranks can access the result, unless the result replaces a message.
     fn offer(&self, peer: &mut Transfer, in_place: bool) -> Result<(), CudaError> {
-        // Both ranks know the length.
+        // Sender and receiver know the length, so they set the same fields.
         let is_whole = |bytes: u64| u64::from(bytes > 0 && bytes.is_multiple_of(LINE_BYTES as u64));
         (peer.send_is_offered, peer.recv_is_offered) = (is_whole(peer.send_bytes), is_whole(peer.recv_bytes));
         let offers = peer.recv_is_offered != 0 && !in_place && self.can_offer(peer.recv, peer.recv_bytes)?;
@@ -112,11 +115,11 @@ impl Collectives {
         Ok(())
     }
 
-    /// Enqueues the messages of a wave: messages that fit into a channel by lines, then longer
-    /// messages through rings.
+    /// Enqueues the messages of a wave: first by lines the messages that fit into a channel, then
+    /// longer messages through rings.
     ///
     /// # Safety
-    /// The ranges are memory that this device can access until the stream has passed the call.
+    /// The ranges are memory that this device can access until the stream has completed the call.
     pub(super) unsafe fn enqueue_wave(
         &self,
         name: &'static str,
@@ -129,7 +132,8 @@ impl Collectives {
             let mut transfers = wave.transfers;
             let (mut most, mut sum, mut addresses) = (0, 0, 0);
             for (k, peer) in transfers.peers.iter_mut().enumerate() {
-                // Sender and receiver both choose the form by the length of the message.
+                // Sender and receiver choose the same form, because the choice depends only on the
+                // length of the message.
                 let is_here = |bytes: u64| bytes > 0 && (route::by_lines(bytes, limits) == (form == Form::Lines));
                 if !is_here(peer.send_bytes) {
                     peer.send_bytes = 0;
@@ -153,8 +157,9 @@ impl Collectives {
                     self.offer(peer, wave.in_place)?;
                 }
             }
-            // A block that copies no arriving chunks copies this rank's own message at once: its
-            // next round begins when the messages of the other ranks have arrived.
+            // If all arriving messages are stored directly, the blocks that copy have no arriving
+            // chunks. They then copy this rank's message to itself at once, because their next
+            // round begins only when the messages of the other ranks have arrived.
             let [own, others @ ..] = &mut transfers.peers;
             own.is_direct = u64::from(others.iter().all(|peer| peer.recv_bytes == 0 || peer.is_direct != 0));
             if sum == 0 {
@@ -179,12 +184,13 @@ impl Collectives {
     /// may send to itself.
     ///
     /// Messages between two ranks arrive in the order in which they are enqueued. Several messages
-    /// to or from the same rank run one after the other. A call may wait on the device until all
-    /// ranks that it names have begun their calls for these messages and for earlier ones.
+    /// to or from the same rank run one after the other. A call may wait on the device until the
+    /// other ranks of its messages have begun their calls for these messages and for earlier
+    /// messages.
     ///
     /// # Collective
-    /// The ranks that have messages. For each message, sender and receiver make a call with the
-    /// same length.
+    /// The senders and receivers of the messages. For each message, sender and receiver make a call
+    /// with the same length.
     ///
     /// # Errors
     /// Before anything is enqueued: [`CudaError::Misuse`] for an invalid rank, an address of 0, or
@@ -193,8 +199,8 @@ impl Collectives {
     ///
     /// # Safety
     /// All ranges are memory that this device can access. They stay allocated until the stream has
-    /// passed the call, or while a graph that captured the call lives. Until then, nothing else
-    /// writes messages or accesses results, and results overlap no other range.
+    /// completed the call, and while a graph that captured the call lives. Until then, nothing else
+    /// writes messages or accesses results. Results overlap no other range.
     pub unsafe fn messages(&self, stream: &Arc<CudaStream>, messages: &[Message]) -> Result<(), CudaError> {
         const CALL: &str = "messages";
         let ranks = self.members.len();
@@ -204,7 +210,7 @@ impl Collectives {
                 return Err(misuse(CALL, what, rank, &format!("a rank below {ranks}")));
             }
             if bytes > 0 && (at == 0 || at.checked_add(bytes).is_none()) {
-                return Err(misuse(CALL, "at", format!("{at:#x}"), "the address of a message"));
+                return Err(misuse(CALL, "at", format!("{at:#x}"), "an address other than 0, without overflow"));
             }
         }
         // The lengths of this rank's messages to itself, as sent or as received.
@@ -217,7 +223,7 @@ impl Collectives {
             let value = format!("messages of {sent:?} bytes, received as {received:?}");
             return Err(misuse(CALL, "messages of this rank to itself", value, "the same lengths"));
         }
-        // Wave `n` has message `n` to each rank and from each rank.
+        // Wave `n` contains the message number `n` to each rank and from each rank.
         for number in 0.. {
             let mut wave = Wave { has_offers: true, ..Wave::default() };
             let mut counts = [[0; MAX_RANKS]; 2];
@@ -244,7 +250,8 @@ impl Collectives {
 
     /// Enqueues a message of `bytes` bytes at `at` to a rank, which must call
     /// [`receive`](Self::receive). The stream may wait until the receiver has begun its previous
-    /// receive or, for a long message, until it receives this message.
+    /// receive. For a long message, the stream may wait until the receiver has begun the receive of
+    /// this message.
     ///
     /// # Errors
     /// As for [`messages`](Self::messages).
@@ -269,14 +276,14 @@ impl Collectives {
         unsafe { self.messages(stream, &[Message::Receive { from, at, bytes }]) }
     }
 
-    /// Enqueues the copy of `bytes` bytes of the root's `send` to `recv` of every rank. On the
-    /// root, `recv` may be `send`; `send` of other ranks is not used.
+    /// Enqueues a broadcast: copies `bytes` bytes of the root's `send` to `recv` of every rank. On
+    /// the root, `recv` may be `send`; `send` of other ranks is not used.
     ///
     /// # Collective
     /// All ranks, with the same length and root.
     ///
     /// # Errors
-    /// As for [`messages`](Self::messages), and for operands that overlap.
+    /// As for [`messages`](Self::messages), and [`CudaError::Misuse`] for operands that overlap.
     ///
     /// # Safety
     /// As for [`messages`](Self::messages).
@@ -308,7 +315,7 @@ impl Collectives {
             // SAFETY: the caller guarantees it.
             return unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) };
         }
-        // Every rank gets one part from the root and passes it on to the other ranks.
+        // Every rank gets one part from the root and sends this part to the other ranks.
         let part = (bytes / ranks as u64).next_multiple_of(LINE_BYTES as u64);
         let start = |rank: usize| (rank as u64 * part).min(bytes);
         let len = |rank: usize| start(rank + 1) - start(rank);
@@ -335,8 +342,8 @@ impl Collectives {
     }
 
     /// Enqueues a gather: the root's `recv` gets one part of `bytes` bytes of every rank, in the
-    /// order of ranks. The root's `send` may be its part of `recv`; `recv` of other ranks is not
-    /// used.
+    /// order of ranks. On the root, `send` may be the root's part of `recv`. `recv` of other ranks
+    /// is not used.
     ///
     /// # Collective
     /// All ranks, with the same length and root.
@@ -367,8 +374,8 @@ impl Collectives {
     }
 
     /// Enqueues a scatter: `recv` of rank `r` gets part `r` of the root's `send`. A part has
-    /// `bytes` bytes. The root's `recv` may be its part of `send`; `send` of other ranks is not
-    /// used.
+    /// `bytes` bytes. On the root, `recv` may be the root's part of `send`. `send` of other ranks
+    /// is not used.
     ///
     /// # Collective
     /// All ranks, with the same length and root.
@@ -408,7 +415,7 @@ impl Collectives {
     }
 
     /// Enqueues a barrier: the stream continues when the streams of all ranks have reached the
-    /// barrier. Later work sees the accesses that any rank's stream made before the barrier.
+    /// barrier. The accesses of all ranks' streams before the barrier are visible to later work.
     ///
     /// # Collective
     /// All ranks.
@@ -426,8 +433,8 @@ impl Collectives {
         unsafe { self.enqueue_with(CALL, stream, kernel, route, &call, None::<&Transfers>, 0) }
     }
 
-    /// Exchanges parts as messages. This rank's part for a rank is at `sent(rank)`. The part from
-    /// rank `r` becomes part `r` of `recv`.
+    /// Enqueues an exchange of parts as messages. The part that this rank sends to rank `r` is at
+    /// address `sent(r)`. The part from rank `r` becomes part `r` of `recv`.
     ///
     /// # Safety
     /// As for [`messages`](Self::messages).
@@ -455,7 +462,7 @@ impl Collectives {
         unsafe { self.enqueue_wave(name, operation, stream, &wave) }
     }
 
-    /// Returns the index of the root; an error for an invalid root.
+    /// Returns the index of the root. Fails for an invalid root.
     pub(super) fn root(&self, call: &'static str, root: Rank) -> Result<usize, CudaError> {
         let ranks = self.members.len();
         if root.get() as usize >= ranks {
@@ -464,8 +471,8 @@ impl Collectives {
         Ok(root.get() as usize)
     }
 
-    /// Returns whether other ranks can store whole lines directly in a result: it is on this PE's
-    /// heap.
+    /// Returns whether other ranks can store whole lines directly in a result: the result is on
+    /// this PE's heap and consists of whole lines.
     pub(super) fn can_offer(&self, recv: u64, bytes: u64) -> Result<bool, CudaError> {
         let inner = &*self.gpu.0;
         let base = inner.base_of(self.gpu.pe())?;

@@ -1,8 +1,8 @@
-//! The status block and the abort word: a failed kernel reports through the one, and the host ends
-//! waiting kernels through the other.
+//! The status block and the abort word. A failed kernel writes its report to the status block. The
+//! host sets the abort word to end waiting kernels.
 //!
-//! Both are in pinned memory, so that host and kernel can access them independently of each other's
-//! progress. Invariant: the layout of the words is that of `KernelStatus`.
+//! The words are in pinned memory, so the host can access them while kernels run. Invariant: the
+//! words of the status block have the layout of `KernelStatus`.
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use peerweave_types::{FailureKind, KernelOp, KernelStatus, Pe};
 use crate::error::KernelFailure;
 
 const STATUS_WORDS: usize = size_of::<KernelStatus>() / 4;
-/// Index of the abort word. It has its own cache line, because waits read it often.
+/// Index of the abort word. The word has its own cache line, because waits read it often.
 const ABORT: usize = 32;
 const WORDS: usize = 64;
 
@@ -35,22 +35,23 @@ impl Report {
         Ok(Self(MappedWords::new(context, WORDS)?))
     }
 
-    /// Returns the address of the status block.
+    /// Returns the device address of the status block.
     pub(crate) fn status_address(&self) -> u64 {
         self.0.device_address(0)
     }
 
-    /// Returns the address of the abort word.
+    /// Returns the device address of the abort word.
     pub(crate) fn abort_address(&self) -> u64 {
         self.0.device_address(ABORT)
     }
 
-    /// Makes all present and later waits of kernels fail, until [`clear`](Self::clear).
+    /// Makes all current and later waits of kernels fail, until [`clear`](Self::clear) is called.
     pub(crate) fn abort(&self) {
         self.0.word(ABORT).store(1, Ordering::SeqCst);
     }
 
-    /// Returns the report of the first kernel that failed, if it is complete.
+    /// Returns the report of the first kernel that failed; `None` if no kernel has failed or the
+    /// report is not complete.
     pub(crate) fn failure(&self) -> Option<KernelFailure> {
         // The kernel writes this word last, with release ordering.
         let kind = self.0.word(word_of!(kind)).load(Ordering::Acquire);

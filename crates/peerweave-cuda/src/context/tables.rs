@@ -1,8 +1,8 @@
 //! The kernel context in device memory, and its tables.
 //!
-//! The tables are created once, with space for the maximum number of teams; an entry of a team is
-//! later written in place. Invariant: all memory that a kernel accesses through the context lives
-//! as long as this value, which graphs keep alive.
+//! The tables are created once, with space for the maximum number of teams. A new team later
+//! overwrites its entry. Invariant: the memory of the context and its tables lives as long as
+//! [`Tables`]. Graphs own this memory too.
 
 use std::sync::Arc;
 
@@ -47,15 +47,15 @@ pub(crate) struct Contents {
     pub(crate) multicast: u64,
 }
 
-/// Returns a struct as words. Its size is a multiple of 8, and it has no padding.
+/// Returns the words of a struct, whose size and alignment are multiples of 8.
 ///
 /// # Safety
 /// `T` is `repr(C)` and has no padding.
 unsafe fn words<T: Copy>(value: &T) -> Vec<u64> {
     const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>().is_multiple_of(8)) };
     let first = std::ptr::from_ref(value).cast::<u64>();
-    // SAFETY: the struct has that many whole words, all initialised because there is no padding,
-    // and is aligned for them.
+    // SAFETY: the struct consists of that many words and is aligned for them. All bytes are
+    // initialised, because there is no padding.
     unsafe { std::slice::from_raw_parts(first, size_of::<T>() / 8) }.to_vec()
 }
 
@@ -63,7 +63,7 @@ impl Tables {
     /// Creates the tables in the context of `stream`, and waits until they are written.
     pub(crate) fn new(stream: &Arc<CudaStream>, contents: Contents) -> Result<Self, DriverError> {
         let (n_pes, n_teams) = (contents.peers.len() as u32, contents.n_teams as usize);
-        // SAFETY: entries are `repr(C)` of fields that fill them.
+        // SAFETY: entries are `repr(C)`, and their fields leave no padding.
         let peers: Vec<u64> = contents.peers.iter().flat_map(|entry| unsafe { words(entry) }).collect();
         let peers = DeviceMemory::from_slice(stream, &peers)?;
         let members = DeviceMemory::from_slice(stream, &vec![0; n_teams * n_pes as usize])?;
@@ -98,21 +98,21 @@ impl Tables {
         Ok(tables)
     }
 
-    /// Returns the distance in bytes between the lines of two teams: sufficient for a team of all
-    /// PEs.
+    /// Returns the distance in bytes between the synchronisation lines of two teams. It is
+    /// sufficient for a team of all PEs.
     pub(crate) fn sync_stride(n_pes: u32, slots: u32) -> u64 {
         TeamEntry::sync_bytes(n_pes, slots)
     }
 
-    /// Returns the range of a team's lines within the lines of all teams.
+    /// Returns the range in bytes of a team's synchronisation lines within the lines of all teams.
     pub(crate) fn lines_of(&self, number: u32) -> std::ops::Range<usize> {
         let stride = Self::sync_stride(self.contents.peers.len() as u32, self.contents.slots) as usize;
         let start = number as usize * stride;
         start..start + stride
     }
 
-    /// Writes the entry of a team of which this PE is a member, with zero epochs, and waits until
-    /// it is written. No kernel may use the team's number meanwhile.
+    /// Writes the entry of a team of which this PE is a member, with zero epochs. Waits until the
+    /// writes are complete. No kernel may use the team's number meanwhile.
     pub(crate) fn write_team(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -139,7 +139,7 @@ impl Tables {
         };
         own_members.copy_from(stream, members)?;
         epochs.copy_from(stream, &vec![0; slots])?;
-        // SAFETY: the entry is `repr(C)` of fields that fill it.
+        // SAFETY: the entry is `repr(C)`, and its fields leave no padding.
         let words = unsafe { words(&entry) };
         self.teams.slice(at * TEAM_WORDS..(at + 1) * TEAM_WORDS)?.copy_from(stream, &words)
     }
@@ -150,7 +150,8 @@ impl Tables {
         self.epochs.copy_from(stream, &zeros)
     }
 
-    /// Returns the address of the heap of a PE; `None` if the PE does not exist or is not mapped.
+    /// Returns the address at which this device maps the heap of a PE; `None` if the PE does not
+    /// exist or its heap is not mapped.
     pub(crate) fn base_of(&self, pe: Pe) -> Option<u64> {
         let entry = self.contents.peers.get(pe.get() as usize)?;
         (entry.transport == PeerEntry::MAPPED).then_some(entry.base)
@@ -161,7 +162,7 @@ impl Tables {
         self.context.address()
     }
 
-    /// Records that a kernel that reads the tables is about to be enqueued.
+    /// Records that a kernel that reads the tables is about to be enqueued on `stream`.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         for memory in [&self.context, &self.peers, &self.teams, &self.epochs] {
             drop(memory.read(stream));
@@ -177,15 +178,15 @@ impl Tables {
 
 /// Returns elements as bytes.
 pub(crate) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
-    // SAFETY: a plain type has no padding, so that all bytes of the slice are initialised.
+    // SAFETY: a plain type has no padding, so all bytes of the slice are initialised.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 /// Returns bytes as elements. Drops an incomplete element at the end.
 pub(crate) fn elements_of<T: Plain>(bytes: &[u8]) -> Vec<T> {
     let element = |bytes: &[u8]| {
-        // SAFETY: there are as many bytes as an element has, and every pattern of them is a valid
-        // value of a plain type.
+        // SAFETY: the slice has as many bytes as an element, and every bit pattern is a valid value
+        // of a plain type.
         unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
     };
     match size_of::<T>() {
@@ -206,9 +207,9 @@ mod tests {
     }
 
     #[test]
-    fn entry_is_encoded_in_its_words() {
+    fn peer_entry_is_converted_to_its_words() {
         let entry = PeerEntry { base: 0x1234, node_pe: 5, transport: 1 };
-        // SAFETY: the entry is `repr(C)` of fields that fill it.
+        // SAFETY: the entry is `repr(C)`, and its fields leave no padding.
         assert_eq!(unsafe { words(&entry) }, [0x1234, 5 | 1 << 32]);
         assert!(SymOffset(0) < SymOffset(1));
     }

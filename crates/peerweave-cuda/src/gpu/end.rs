@@ -1,8 +1,8 @@
-//! The end of a GPU: its parts are released, and no thread holds the rendezvous any more.
+//! The end of a GPU: releases its parts, and waits until no thread holds the rendezvous any more.
 //!
-//! Threads of other crates free memory after the streams that used it have completed, and such
-//! memory holds the rendezvous. Invariant: [`Gone`] is the last field of the struct whose parts it
-//! waits for, so the parts have been dropped before it waits.
+//! Memory of the GPU holds the rendezvous. Threads of other crates free such memory after the
+//! streams that used it have completed. Invariant: [`Gone`] is the last field of the struct whose
+//! parts it waits for. So the other fields have been dropped when `Gone` begins to wait.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,11 +16,12 @@ use crate::heap::Question;
 
 /// Interval at which the parts are checked.
 const LOOK: Duration = Duration::from_micros(200);
-/// Time for which dropping a GPU waits for its parts, and ending a GPU for its modules.
+/// Maximum time for which dropping a GPU waits for its parts, and for which ending a GPU waits
+/// until its modules are unloaded.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Parts that threads may hold for a short time after the GPU is dropped. Dropping this value waits
-/// for them.
+/// until these parts are released.
 pub(crate) struct Gone(Vec<Question>);
 
 impl Gone {
@@ -44,7 +45,7 @@ impl Gone {
 impl Drop for Gone {
     fn drop(&mut self) {
         if !std::thread::panicking() && !self.wait(PATIENCE) {
-            tracing::debug!("memory of a GPU that was dropped is still in use after {PATIENCE:?}");
+            tracing::debug!("memory of a dropped GPU is still in use after {PATIENCE:?}");
         }
     }
 }
@@ -56,24 +57,25 @@ impl fmt::Debug for Gone {
 }
 
 impl Gpu {
-    /// Ends the GPU. Waits for its work and for all PEs, releases heap, modules and context, and
-    /// waits until no thread of this process holds the rendezvous for it. Each wait has the
-    /// deadline of the GPU. [`Rendezvous::leave`](peerweave_bootstrap::Rendezvous::leave) can be
-    /// called afterwards. On NVSHMEM's heap this also finalises NVSHMEM, unless the process has
-    /// other handles of it.
+    /// Ends the GPU. Waits for the work of the GPU and for all PEs. Then releases heap, modules and
+    /// context, and waits until no thread of this process holds the rendezvous for the GPU. Each
+    /// wait has the deadline of the GPU.
+    /// [`Rendezvous::leave`](peerweave_bootstrap::Rendezvous::leave) can be called afterwards. On
+    /// NVSHMEM's heap this call also finalises NVSHMEM, unless the process has other handles of
+    /// NVSHMEM.
     ///
-    /// Dropping the last handle releases the same parts without the other PEs. It waits for threads
-    /// for at most 2 s, reports no errors, and does not finalise NVSHMEM.
+    /// Dropping the last handle instead releases the same parts without the other PEs. The drop
+    /// waits for threads for at most 2 s, reports no errors, and does not finalise NVSHMEM.
     ///
     /// # Collective
     /// All PEs, each with its last handle.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] while there are other handles (clones, streams, memory, teams);
-    /// nothing has ended then. All other errors are returned after this PE has released everything
+    /// [`CudaError::Misuse`] while there are other handles (clones, streams, memory, teams); the
+    /// GPU is then unchanged. All other errors are returned after this PE has released everything
     /// that it can. [`CudaError::PeLost`] and [`CudaError::Kernel`] for a failure of a kernel.
-    /// [`CudaError::Bootstrap`] names a PE that did not arrive. [`CudaError::Stuck`] if work or
-    /// threads do not end. Errors of the heap.
+    /// [`CudaError::Bootstrap`] names a PE that did not arrive. [`CudaError::Stuck`] if work does
+    /// not complete, or if threads do not release the rendezvous. Errors of the heap.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -83,7 +85,7 @@ impl Gpu {
     /// let rendezvous = Arc::new(Rendezvous::join(&job, Options::default())?);
     /// let context = peerweave_driver::context(job.local_pe as usize)?;
     /// let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(64 << 20))?;
-    /// // … streams, memory and teams come and go …
+    /// // … create and drop streams, memory and teams …
     /// gpu.end()?;
     /// Arc::into_inner(rendezvous).expect("the last handle").leave()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -112,8 +114,8 @@ impl Inner {
         drop((modules, tables, report));
         let ended = match &met {
             Ok(()) => heap.free(sync).and_then(|()| heap.end()),
-            // Without the other PEs no collective call is possible, so this PE ends its part alone.
-            // It does so before the wait below, which also waits for this part.
+            // Without the other PEs no collective call is possible, so this PE releases its own
+            // part alone. The wait below also covers this part, so the release precedes that wait.
             Err(_) => {
                 drop((sync, heap));
                 Ok(None)
@@ -126,10 +128,10 @@ impl Inner {
             true => Ok(()),
             false => Err(CudaError::Stuck { call, waited: start.elapsed() }),
         };
-        // Another thread unloads the modules. If the process ends next, the driver shuts down, and
-        // no thread may be in a call of it.
+        // Another thread unloads the modules. The process may end next and shut down the driver. No
+        // thread may call the driver then.
         if !settle(deadline_after(PATIENCE)) {
-            tracing::debug!("memory or modules of a GPU that ended are still in use after {PATIENCE:?}");
+            tracing::debug!("memory or modules of an ended GPU are still in use after {PATIENCE:?}");
         }
         worked.and(met).and(ended).and(let_go)
     }

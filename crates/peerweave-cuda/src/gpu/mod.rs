@@ -1,5 +1,5 @@
-//! A GPU of a job: heap, context, modules. `launch/` has launches and waits, `memory/` has
-//! allocation.
+//! A GPU of a job: its heap, context and modules. Launches and waits are in `launch/`, and
+//! allocations are in `memory/`.
 
 mod end;
 mod modules;
@@ -37,7 +37,7 @@ pub use options::{GpuOptions, Transport};
 /// [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free), [`split`](Self::split),
 /// [`barrier`](Self::barrier), [`recover`](Self::recover) and [`end`](Self::end) are called by all
 /// PEs in the same order with the same arguments. Each call returns by the deadline of the
-/// rendezvous, and its error names the PEs that did not arrive.
+/// rendezvous. Its error names the PEs that did not arrive.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -64,7 +64,7 @@ pub(crate) struct Inner {
     pub(crate) arch: Arch,
     /// The host of each PE.
     pub(crate) hosts: Hosts,
-    /// Whether the variant of kernels that calls NVSHMEM is used.
+    /// Whether kernels are loaded in the variant that calls NVSHMEM's device library.
     pub(crate) network: bool,
     pub(crate) report: Report,
     pub(crate) tables: Mutex<Tables>,
@@ -82,9 +82,11 @@ pub(crate) struct Inner {
     /// The first failure since the start or the last recovery.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
-    /// Number of collective steps of `collective` so far, for the labels of their exchanges.
+    /// Number of steps so far in which all PEs set up or recover collectives, for the labels of
+    /// their exchanges.
     collectives: AtomicU64,
-    /// The last field: waits for threads that hold parts of the fields above.
+    /// Waits, when it is dropped, for threads that hold parts of the fields above. Must be the last
+    /// field.
     pub(crate) gone: Gone,
 }
 
@@ -114,7 +116,7 @@ impl Gpu {
         }
         let (me, n_pes, n_teams) = (rendezvous.pe(), rendezvous.n_pes(), options.teams + 1);
         let hosts = rendezvous.hosts()?;
-        // The index of each PE on its host.
+        // Returns the index of a PE among the PEs of its host.
         let place = |pe: Pe| hosts.pes(hosts.of(pe)).take_while(|other| *other < pe).count() as u32;
         let stream = PrivateStream::new(context)?;
         let sync_bytes = u64::from(n_teams) * Tables::sync_stride(n_pes, slots);
@@ -148,7 +150,7 @@ impl Gpu {
                 multicast: heap.multicast_address()?,
             },
         )?;
-        // No kernel of any PE may run before the words of all PEs are zero.
+        // No kernel of any PE may run before the synchronisation lines of all PEs are zero.
         rendezvous.barrier("peerweave-cuda/ready")?;
         let gone = Gone::new(heap.gone());
         Ok(Self(Arc::new(Inner {
@@ -200,7 +202,8 @@ impl Gpu {
         self.0.arch
     }
 
-    /// Returns whether kernels are linked with NVSHMEM's device library.
+    /// Returns whether kernels are linked with NVSHMEM's device library. This is the case if
+    /// kernels access at least one PE through that library.
     pub fn uses_network(&self) -> bool {
         self.0.network
     }
@@ -220,7 +223,7 @@ impl Gpu {
 
     /// Makes the GPU usable for communication after a kernel failed: resets the words by which
     /// teams synchronise. Symmetric memory keeps its content. Recovery is not possible after a PE
-    /// is lost; create a job without it instead.
+    /// is lost; create a job without that PE instead.
     ///
     /// # Collective
     /// All PEs. No kernel of this GPU may run.
@@ -256,8 +259,8 @@ impl Inner {
         locals
     }
 
-    /// Returns this GPU's own allocation that contains an address; `None` for memory of another
-    /// allocator.
+    /// Returns the allocation of [`Gpu::alloc_local`] that contains an address; `None` for memory
+    /// of another allocator.
     pub(crate) fn local(&self, address: u64) -> Option<Arc<DeviceMemory<u8>>> {
         let (_, memory) = self.locals().range(..=address).next_back().map(|(at, memory)| (*at, memory.clone()))?;
         let memory = memory.upgrade()?;
@@ -271,7 +274,8 @@ impl Inner {
         base.ok_or_else(|| misuse("Collectives::new", "members", format!("a list with {pe}"), "PEs whose memory is mapped here"))
     }
 
-    /// Returns the number of the next collective step of `collective`, the same on all PEs.
+    /// Returns the number of the next step in which all PEs set up or recover collectives. The
+    /// number is the same on all PEs.
     pub(crate) fn next_collectives(&self) -> u64 {
         self.collectives.fetch_add(1, Ordering::Relaxed)
     }
@@ -280,7 +284,8 @@ impl Inner {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the allocation that contains a range.
+    /// Returns the allocation of the heap that contains a range; `None` if no live allocation
+    /// contains it.
     pub(crate) fn allocation(&self, offset: SymOffset, bytes: u64) -> Option<Arc<Block>> {
         let (_, block) = self.allocations().range(..=offset.0).next_back().map(|(at, block)| (*at, block.clone()))?;
         let block = block.upgrade()?;

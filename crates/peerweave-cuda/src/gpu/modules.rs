@@ -1,7 +1,7 @@
 //! Loading kernels on this GPU.
 //!
-//! A crate of kernels is loaded in parts, each at the first use of one of its kernels, so that a
-//! job waits only for the compilation of the kernels that it launches.
+//! A crate of kernels is loaded in parts. A part is loaded when one of its kernels is used first,
+//! so a job waits only for the compilation of the kernels that it launches.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,11 +19,11 @@ use crate::error::CudaError;
 /// The kernels that were loaded, and the crates that contain them.
 #[derive(Default)]
 pub(crate) struct Modules {
-    /// Loaded kernels, by the address of the image, the name, and whether the variant for the
-    /// network is used.
+    /// Loaded kernels. The key is the address of the image, the name, and whether the kernel is of
+    /// the variant for the network.
     kernels: Mutex<HashMap<(usize, &'static str, bool), LoadedKernel>>,
-    /// Crates, each PTX text once. Several images can have the same text, because each kernel has
-    /// an image.
+    /// Crates, one for each different PTX text. The images of several kernels can have the same
+    /// text, because each kernel has its own image.
     crates: Mutex<Vec<Arc<Crate>>>,
 }
 
@@ -33,7 +33,8 @@ struct Crate {
     parts: Parts<'static>,
     /// Module of each part; `None` if the part is not loaded.
     modules: Vec<Mutex<Option<Loaded>>>,
-    /// The wrappers of NVSHMEM's functions that the crate calls, if it is linked with NVSHMEM.
+    /// The wrappers of NVSHMEM's functions that the crate calls; `None` if the crate is not linked
+    /// with NVSHMEM.
     wrappers: Option<Vec<&'static Function>>,
 }
 
@@ -60,13 +61,13 @@ impl Modules {
 }
 
 impl Inner {
-    /// Returns a kernel of a crate. The first call for a kernel loads it, without the other kernels
-    /// of its crate, and links it if it calls NVSHMEM.
+    /// Returns a kernel of a crate. The first call for a kernel loads the part of the crate that
+    /// contains this kernel, and links the part if it calls NVSHMEM.
     pub(crate) fn kernel(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
         self.find(image, name, self.network)
     }
 
-    /// Like [`kernel`](Self::kernel), for a kernel that calls no network.
+    /// Like [`kernel`](Self::kernel), for a kernel that never calls NVSHMEM.
     pub(crate) fn entry(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
         self.find(image, name, false)
     }
@@ -83,18 +84,18 @@ impl Inner {
         Ok(kernels().entry(key).or_insert(kernel).clone())
     }
 
-    /// Loads all kernels of a crate, one after the other: the driver compiles one at a time in a
-    /// process, also if several threads ask for it.
+    /// Loads all kernels of a crate, one after the other. Several threads would not be faster,
+    /// because the driver compiles one kernel at a time in a process.
     pub(crate) fn load_all(&self, image: &'static PtxImage) -> Result<(), CudaError> {
         let all = self.modules.find(self.variant(image, "the kernels of a crate", self.network)?)?;
         let mut kernels: Vec<(usize, &'static str)> = all.parts.kernels().map(|(name, part)| (part, name)).collect();
         kernels.sort_unstable();
-        // PEs of one machine begin at different parts, so that each PE finds parts in the caches on
-        // disk that other PEs have compiled.
+        // PEs of one machine begin at different parts. So each PE finds parts that other PEs have
+        // compiled in the caches on disk.
         let first = self.rendezvous.pe().index() * kernels.len() / self.rendezvous.n_pes() as usize;
         kernels.rotate_left(first);
-        // The driver loads a module without its functions. Each function would be loaded by its
-        // first launch, which waits for kernels that run.
+        // The driver loads a module without its functions. The first launch of a function would
+        // load the function, which waits for running kernels. So this call loads all functions.
         kernels.into_iter().try_for_each(|(_, name)| self.find(image, name, self.network).map(drop))
     }
 
@@ -102,7 +103,7 @@ impl Inner {
         image.select(self.arch.number(), network).map_err(|reason| CudaError::NoPtx { kernel: name, reason })
     }
 
-    /// Returns the module of a part. The first call loads it.
+    /// Returns the module of a part. The first call loads the module.
     fn part(&self, of: &Crate, part: usize) -> Result<Module, CudaError> {
         let mut loaded = of.modules[part].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = &*loaded {

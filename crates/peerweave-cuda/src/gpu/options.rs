@@ -9,11 +9,11 @@ pub enum Transport {
     /// Virtual memory, mapped on all PEs of a machine. PEs of other machines are unreachable.
     #[default]
     Mapped,
-    /// NVSHMEM's heap. PEs whose memory NVSHMEM maps are accessed directly, all others through its
-    /// device library.
+    /// NVSHMEM's heap. Kernels access PEs directly if NVSHMEM maps their memory, and all other PEs
+    /// through NVSHMEM's device library.
     Nvshmem(peerweave_nvshmem::Settings),
-    /// NVSHMEM's heap. All other PEs are accessed through NVSHMEM's device library, even if their
-    /// memory is mapped. For tests.
+    /// NVSHMEM's heap. Kernels access all other PEs through NVSHMEM's device library, even if the
+    /// memory of those PEs is mapped. For tests.
     Network(peerweave_nvshmem::Settings),
 }
 
@@ -25,7 +25,8 @@ pub struct GpuOptions {
     pub heap_bytes: usize,
     /// The transport by which kernels access other PEs.
     pub transport: Transport,
-    /// Time limit of a wait of a kernel, and of a wait of the host for a stream.
+    /// Time limit of a kernel's wait for another PE. It also limits waits of the host;
+    /// [`Gpu::wait`](crate::Gpu::wait) waits for at most twice this time.
     pub deadline: Duration,
     /// Number of blocks of a kernel that may synchronise with other PEs at a time; `None` for one
     /// per SM.
@@ -33,14 +34,14 @@ pub struct GpuOptions {
     /// Maximum number of teams besides the team of all PEs: at most 63.
     pub teams: u32,
     /// Whether kernels get a multicast address of the heap, by which one access reaches all GPUs of
-    /// the machine. Needs multicast objects of CUDA or NVSHMEM. `PEERWEAVE_MULTICAST=off` disables
-    /// them.
+    /// the machine. Requires multicast objects of CUDA or NVSHMEM. `PEERWEAVE_MULTICAST=off`
+    /// disables multicast.
     pub multicast: bool,
 }
 
 impl GpuOptions {
-    /// Returns options for a heap of `heap_bytes` on each PE, with mapped memory, a deadline of 60
-    /// s, 15 teams and no multicast address.
+    /// Returns options for a heap of `heap_bytes` on each PE, with mapped memory, a deadline of
+    /// 60 s, 15 teams and no multicast address.
     pub fn new(heap_bytes: usize) -> Self {
         let deadline = Duration::from_secs(60);
         Self { heap_bytes, transport: Transport::default(), deadline, slots: None, teams: 15, multicast: false }

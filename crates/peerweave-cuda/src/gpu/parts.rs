@@ -1,10 +1,11 @@
 //! Splits the PTX of a crate of kernels into parts that are compiled separately.
 //!
 //! The driver compiles about half a megabyte of PTX per second, and a program uses few kernels of a
-//! large crate. So a part has one kernel, with the functions and variables that it reaches.
+//! large crate. So each part has one kernel, with the functions and variables that this kernel
+//! reaches.
 //!
-//! Invariant: each module has its own copy of variables, so kernels that use the same variable are
-//! in the same part. Constants of the compiler are copied into each part instead.
+//! Each module has its own copy of its variables. Invariant: kernels that use the same variable are
+//! in the same part. Constants that the compiler generated are copied into each part instead.
 
 use std::collections::HashMap;
 
@@ -13,9 +14,11 @@ use std::collections::HashMap;
 pub(crate) struct Parts<'a> {
     /// The text in pieces: lines that apply to the whole text, functions, variables.
     pieces: Vec<Piece<'a>>,
-    /// The pieces with a name. A function has several if it is also declared.
+    /// Indices of the pieces with a name. A name has several pieces if a function is declared and
+    /// defined.
     named: HashMap<&'a str, Vec<usize>>,
-    /// The kernels of each part, as indices of pieces. Empty if they were joined to another part.
+    /// The kernels of each part, as indices of pieces. Empty for a part that was joined to another
+    /// part.
     parts: Vec<Vec<usize>>,
     /// The part of each kernel.
     kernels: HashMap<&'a str, usize>,
@@ -42,8 +45,8 @@ enum Kind {
     Constant,
 }
 
-/// Start of the names that compilers give to constants without a name: rustc's allocations, and
-/// tables made by LLVM.
+/// Prefixes of the names that compilers generate for constants: rustc's allocations, and tables of
+/// LLVM.
 const CONSTANTS: [&str; 4] = ["anon_$_", "alloc_", "__unnamed_", "switch_$_table"];
 
 impl<'a> Parts<'a> {
@@ -80,7 +83,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns for each piece whether it is in a part with these kernels.
+    /// Returns for each piece whether a part with these kernels contains the piece.
     fn reached(&self, entries: &[usize]) -> Vec<bool> {
         let mut reached: Vec<bool> = self.pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
         let mut open = entries.to_vec();
@@ -93,7 +96,8 @@ impl<'a> Parts<'a> {
         reached
     }
 
-    /// Returns the number of parts. Parts that were joined to others are empty.
+    /// Returns the number of parts, including parts that are empty because they were joined to
+    /// others.
     pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }
@@ -115,7 +119,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Splits a text into pieces. Comments between pieces are left out.
+/// Splits a text into pieces. Omits comments between pieces.
 fn pieces(text: &str) -> Vec<Piece<'_>> {
     let (mut pieces, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {
@@ -145,10 +149,10 @@ fn end_of_line(text: &str, at: usize) -> usize {
     text[at..].find('\n').map_or(text.len(), |end| at + end + 1)
 }
 
-/// Returns the offset of the brace that closes the one at an offset.
+/// Returns the offset of the brace that closes the brace at `open`.
 fn end_of_block(text: &str, open: usize) -> usize {
     let (mut at, mut depth) = (open, 0);
-    // Searching for one character is fast in builds without optimisation too.
+    // A search for one character is fast even in builds without optimisation.
     while let Some(closing) = text[at..].find('}') {
         depth += text[at..at + closing].matches('{').count();
         at += closing;
@@ -219,7 +223,7 @@ mod tests {
         let comment = "\n//\n\t// .globl\tf\n";
         let text = [HEAD, EXTERN, comment, DECLARED, TABLE, COUNT, F, G, A, A_B, C].concat();
         let parts = Parts::new(&text);
-        assert_eq!(parts.text(parts.of("a").expect("it is there")), [HEAD, EXTERN, DECLARED, TABLE, F, G, A].concat());
+        assert_eq!(parts.text(parts.of("a").expect("the kernel has a part")), [HEAD, EXTERN, DECLARED, TABLE, F, G, A].concat());
         assert_eq!(parts.of("b"), None);
     }
 
@@ -228,8 +232,8 @@ mod tests {
         let text = [HEAD, TABLE, COUNT, A_B, F, A, G, C].concat();
         let parts = Parts::new(&text);
         assert_eq!(parts.of("a_b"), parts.of("c"));
-        assert_eq!(parts.text(parts.of("c").expect("it is there")), [HEAD, TABLE, COUNT, A_B, C].concat());
-        assert_eq!(parts.text(parts.of("a").expect("it is there")), [HEAD, TABLE, F, A, G].concat());
+        assert_eq!(parts.text(parts.of("c").expect("the kernel has a part")), [HEAD, TABLE, COUNT, A_B, C].concat());
+        assert_eq!(parts.text(parts.of("a").expect("the kernel has a part")), [HEAD, TABLE, F, A, G].concat());
         let mut kernels: Vec<_> = parts.kernels().map(|(name, _)| name).collect();
         kernels.sort_unstable();
         assert_eq!(kernels, ["a", "a_b", "c"]);
@@ -240,6 +244,6 @@ mod tests {
         let (first, second) = (".visible .entry x() { ret; }\n", ".entry y() { ret; }\n");
         let text = [HEAD, first, second].concat();
         let parts = Parts::new(&text);
-        assert_eq!(parts.text(parts.of("y").expect("it is there")), [HEAD, second].concat());
+        assert_eq!(parts.text(parts.of("y").expect("the kernel has a part")), [HEAD, second].concat());
     }
 }

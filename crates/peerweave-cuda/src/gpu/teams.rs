@@ -30,8 +30,8 @@ pub(crate) struct Teams {
 }
 
 impl Teams {
-    /// Maximum number of teams besides the team of all PEs, because a split exchanges one bit for
-    /// each.
+    /// Maximum number of teams besides the team of all PEs. A split exchanges one bit for each
+    /// number, as a `u64`.
     pub(crate) const MOST: u32 = 63;
 
     pub(crate) fn new(n_teams: u32) -> Self {
@@ -57,11 +57,11 @@ impl Teams {
         }
     }
 
-    /// Removes a team, so that no launch finds it. Returns `false` if the team has other users than
-    /// the caller's handle.
+    /// Removes a team, so that no launch finds it. Returns `false` and keeps the team if there are
+    /// users other than the caller's handle.
     pub(crate) fn end(&self, number: u32, members: &Arc<Members>) -> bool {
         let mut numbers = self.numbers();
-        // There are two handles without other users: the caller's handle and the table's handle.
+        // Without other users there are two handles: the caller's handle and the table's handle.
         let alone = Arc::strong_count(members) == 2;
         if alone {
             numbers[number as usize] = Number::Ended;
@@ -75,7 +75,7 @@ impl Teams {
 }
 
 impl Members {
-    /// Records that work that uses the team is about to be enqueued.
+    /// Records that work that uses the team is about to be enqueued on `stream`.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.iter().any(|known| known.cu_stream() == stream.cu_stream()) {

@@ -1,5 +1,5 @@
-//! Launches of typed kernels: arguments are checked, and the memory that they refer to is kept
-//! alive until the kernel has ended.
+//! Launches of typed kernels. A launch checks the arguments, and keeps the memory to which they
+//! refer alive until the kernel has ended.
 
 mod wait;
 
@@ -17,7 +17,7 @@ use crate::gpu::teams::Members;
 use crate::gpu::{Gpu, Inner};
 use crate::heap::Block;
 
-/// A stream of a GPU of a job. Dereferences to cudarc's stream, for all other operations on it.
+/// A stream of a GPU of a job. Dereferences to cudarc's stream for all other operations.
 pub struct Stream {
     gpu: Gpu,
     stream: PrivateStream,
@@ -38,8 +38,8 @@ impl Stream {
         self.launch_with(kernel, LaunchConfig::new(grid, block), args)
     }
 
-    /// Like [`launch`](Self::launch), with shared memory, as a cooperative launch, or with an early
-    /// start.
+    /// Like [`launch`](Self::launch), with a configuration, for example for dynamic shared memory,
+    /// a cooperative launch, or programmatic start.
     ///
     /// # Errors
     /// As for [`Gpu::launch`].
@@ -70,7 +70,7 @@ impl std::ops::Deref for Stream {
 }
 
 impl Inner {
-    /// Returns the address of the context, which does not change while the GPU lives.
+    /// Returns the address of the kernel context. The address does not change while the GPU lives.
     fn context_address(&self) -> u64 {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner).address()
     }
@@ -82,7 +82,7 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// Looks up the memory and the teams of arguments.
+/// A visitor that looks up the memory and the teams to which arguments refer.
 struct Lookup<'a> {
     inner: &'a Inner,
     blocks: Vec<Arc<Block>>,
@@ -101,13 +101,13 @@ impl ArgVisitor for Lookup<'_> {
             None => {
                 let value = format!("{bytes} bytes at offset {:#x}", offset.0);
                 let expected = "a range inside one live allocation of this GPU's heap";
-                self.refused.get_or_insert_with(|| misuse(CALL, "a symmetric slice", value, expected));
+                self.refused.get_or_insert_with(|| misuse(CALL, "the symmetric slice", value, expected));
             }
         }
     }
 
-    /// Ignores memory of other allocators: the creator of the view guarantees that it stays
-    /// allocated.
+    /// Records memory of [`Gpu::alloc_local`]. Ignores memory of other allocators: the creator of
+    /// the view guarantees that such memory stays allocated.
     fn device(&mut self, address: u64, _: u64) {
         self.locals.extend(self.inner.local(address));
     }
@@ -118,14 +118,14 @@ impl ArgVisitor for Lookup<'_> {
             Some(members) => self.teams.push(members),
             None => {
                 let expected = "a team of this GPU that was not destroyed";
-                self.refused.get_or_insert_with(|| misuse(CALL, "a team", format!("number {}", team.index()), expected));
+                self.refused.get_or_insert_with(|| misuse(CALL, "the team", format!("number {}", team.index()), expected));
             }
         }
     }
 }
 
 impl Gpu {
-    /// Creates a stream in the GPU's context that is not ordered with other streams.
+    /// Creates a stream in the GPU's context. The stream is not ordered with other streams.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -133,11 +133,11 @@ impl Gpu {
         Ok(Stream { gpu: self.clone(), stream: PrivateStream::new(self.context())? })
     }
 
-    /// Loads a kernel, so that its first launch does not have to. Compiles the kernel, and those
-    /// kernels of its crate that use the same `static`.
+    /// Loads a kernel, so that its first launch does not need to load it. Compiles the kernel
+    /// together with the kernels of its crate that use the same `static`.
     ///
     /// The first compilation of a kernel's PTX can take seconds. If a launch compiles the kernel,
-    /// kernels of other PEs that wait for it are delayed by that time. Loading may also wait for
+    /// it delays the kernels of other PEs that wait for this kernel. Loading may also wait for
     /// kernels that run on this device. So call `load` on all PEs, then call
     /// [`barrier`](Self::barrier), then launch.
     ///
@@ -148,12 +148,12 @@ impl Gpu {
     }
 
     /// Loads all kernels of a crate. `image` is
-    /// [`Kernel::ptx`](peerweave_device::launch::Kernel::ptx) of any of them. PEs of one machine
-    /// that call it at the same time share the compilation through the caches on disk of the driver
-    /// and of `peerweave-link`.
+    /// [`Kernel::ptx`](peerweave_device::launch::Kernel::ptx) of any kernel of the crate. If PEs of
+    /// one machine make this call at the same time, they share the compilation through the caches
+    /// on disk of the driver and of `peerweave-link`.
     ///
     /// # Errors
-    /// [`CudaError::NoPtx`]; the errors of loading and linking for the first kernel that failed.
+    /// [`CudaError::NoPtx`]; errors of loading and linking the first kernel that failed.
     pub fn load_crate(&self, image: &'static PtxImage) -> Result<(), CudaError> {
         self.0.load_all(image)
     }
@@ -161,16 +161,16 @@ impl Gpu {
     /// Enqueues a kernel on a stream of this GPU's device. The first launch of a kernel loads it.
     ///
     /// Symmetric memory among the arguments stays allocated until the kernel has ended. If the
-    /// stream is being captured, the graph keeps the memory, the module and the context. A failure
-    /// of the kernel is an error of [`wait`](Self::wait).
+    /// stream is being captured, the graph keeps the memory, the module and the context alive.
+    /// [`wait`](Self::wait) returns an error if the kernel fails.
     ///
     /// Blocks that wait for each other need a cooperative launch. Two kernels on one device must
     /// not wait for each other, because one may start only after the other has ended.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice outside of all
-    /// allocations, or a team that does not exist or was destroyed; [`CudaError::Failed`] after a
-    /// kernel has failed; [`CudaError::NoPtx`]; errors of `LoadedKernel::launch`.
+    /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice that is not inside
+    /// a live allocation, or a team that does not exist or was destroyed; [`CudaError::Failed`]
+    /// after a kernel has failed; [`CudaError::NoPtx`]; errors of `LoadedKernel::launch`.
     pub fn launch<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,
@@ -183,12 +183,12 @@ impl Gpu {
         let loaded = inner.kernel(kernel.ptx(), kernel.name())?;
         let context = inner.context_address();
         let arguments = Arguments::new().with(&context).with_all(&args);
-        // SAFETY: the entry takes the context and these arguments, which `Kernel::new` promised;
-        // races are among accesses of single words, whose values are then unspecified.
+        // SAFETY: the kernel takes the context and these arguments, as the caller of `Kernel::new`
+        // guaranteed. Data races only affect single words, whose values are then unspecified.
         unsafe { self.enqueue(stream, &loaded, config, &arguments, lookup) }
     }
 
-    /// Launches like [`launch`](Self::launch), for a kernel whose types are erased.
+    /// Like [`launch`](Self::launch), for a kernel with type-erased arguments.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).
@@ -204,8 +204,8 @@ impl Gpu {
         let context = inner.context_address();
         let mut arguments = Some(Arguments::new().with(&context));
         kernel.arguments(&mut |address, bytes, alignment| {
-            // SAFETY: the arguments are values of the kernel's parameters, in `kernel`, which is
-            // borrowed until the launch returns.
+            // SAFETY: the arguments are values of the kernel's parameters. They are stored in
+            // `kernel`, which is borrowed until the launch returns.
             arguments = arguments.take().map(|list| unsafe { list.with_raw(address, bytes, alignment) });
         });
         let arguments = arguments.unwrap_or_default();
@@ -213,7 +213,7 @@ impl Gpu {
         unsafe { self.enqueue(stream, &loaded, config, &arguments, lookup) }
     }
 
-    /// Like [`launch`](Self::launch), for a kernel that was loaded by other means, for example one
+    /// Like [`launch`](Self::launch), for a kernel that the caller has loaded, for example a kernel
     /// in CUDA C++ that includes `peerweave.cuh`.
     ///
     /// # Errors
@@ -237,8 +237,8 @@ impl Gpu {
         unsafe { self.enqueue(stream, kernel, config, &arguments, lookup) }
     }
 
-    /// Looks up the memory and the teams of arguments. Fails if one of them is not live, or if a
-    /// kernel has failed.
+    /// Looks up the memory and the teams to which arguments refer. Fails if memory or a team is not
+    /// live, or if a kernel has failed.
     fn look_up(&self, visit: impl FnOnce(&mut Lookup<'_>)) -> Result<Lookup<'_>, CudaError> {
         let inner = &*self.0;
         if let Some(failure) = &*inner.failed() {
@@ -250,8 +250,8 @@ impl Gpu {
     }
 
     /// # Safety
-    /// As for [`launch_loaded`](Self::launch_loaded). `lookup` has the memory that the arguments
-    /// refer to.
+    /// As for [`launch_loaded`](Self::launch_loaded). `lookup` contains the memory and the teams to
+    /// which the arguments refer.
     unsafe fn enqueue(
         &self,
         stream: &Arc<CudaStream>,
@@ -277,8 +277,8 @@ impl Gpu {
         inner.report.note(stream);
         lookup.blocks.iter().for_each(|block| block.note(stream));
         lookup.locals.iter().for_each(|memory| drop(memory.read(stream)));
-        // SAFETY: the caller guarantees the kernel; the memory of the arguments is recorded with
-        // the stream, or kept by the graph.
+        // SAFETY: the caller guarantees that the kernel takes these arguments. Their memory is
+        // recorded with the stream, or kept by the graph.
         unsafe { loaded.launch_into(stream, &config, arguments, capturing.then_some(keep)) }?;
         Ok(())
     }

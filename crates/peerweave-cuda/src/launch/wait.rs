@@ -1,4 +1,5 @@
-//! Waits for kernels that wait for other PEs. Each wait has a deadline, and its error names the PE.
+//! Waits of the host for kernels that wait for other PEs. Each wait has a deadline, and its error
+//! names the PE.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,22 +13,24 @@ use crate::gpu::{Gpu, Inner};
 
 /// Interval at which a wait for a stream checks for lost PEs.
 const LOOK: Duration = Duration::from_millis(5);
-/// Time within which kernels must end after the request to end.
+/// Maximum time until kernels end after the host has requested their end.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time after a kernel's failure within which the notice of a PE's death may arrive.
+/// Maximum time after a kernel's failure until the notice of a PE's death arrives.
 const NOTICE: Duration = Duration::from_millis(1500);
 
 impl Gpu {
-    /// Waits until all work of the stream is complete, for at most twice the deadline. Kernels fail
-    /// by themselves if one of their waits exceeds the deadline.
+    /// Waits until all work of the stream is complete, for at most twice the deadline of the GPU.
+    /// Kernels that still run then are requested to end, which takes up to 5 s more. Normally this
+    /// is not needed, because a kernel fails when one of its waits exceeds the deadline.
     ///
-    /// If a PE dies meanwhile, kernels that wait are ended immediately. After an error the GPU can
-    /// be used for everything except communication; [`recover`](Self::recover) restores that.
+    /// If a PE is lost meanwhile, waiting kernels are requested to end immediately. After an error,
+    /// the GPU can be used for everything except communication. [`recover`](Self::recover) makes
+    /// communication possible again, unless a PE is lost.
     ///
     /// # Errors
-    /// [`CudaError::PeLost`] names the PE that died. [`CudaError::Kernel`] has the report of a
-    /// kernel, with the PE that it waited for. [`CudaError::Stuck`] if kernels do not end. Errors
-    /// of the driver.
+    /// [`CudaError::PeLost`] names the PE that was lost. [`CudaError::Kernel`] has the report of a
+    /// kernel, with the PE for which the kernel waited. [`CudaError::Stuck`] if kernels do not end.
+    /// Errors of the driver.
     pub fn wait(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.wait_within(stream, self.0.deadline.saturating_mul(2))
     }
@@ -67,7 +70,7 @@ impl Inner {
         self.rendezvous.losses().into_iter().next()
     }
 
-    /// Returns the outcome of completed work.
+    /// Returns the outcome of completed work: an error if a kernel reported a failure.
     pub(crate) fn ended(&self, call: &'static str) -> Result<(), CudaError> {
         let Some(failure) = self.report.failure() else { return Ok(()) };
         let error = match self.death_behind(&failure) {
@@ -78,8 +81,8 @@ impl Inner {
         Err(error)
     }
 
-    /// Returns the loss of a PE that may have caused a failure. Waits for the notice of the loss,
-    /// which may arrive late.
+    /// Returns the loss of a PE that may have caused a failure; `None` if there is none. Waits for
+    /// a short time, because the notice of a loss may arrive after the failure.
     fn death_behind(&self, failure: &KernelFailure) -> Option<(Pe, Loss)> {
         if !matches!(failure.kind, Some(FailureKind::Deadline | FailureKind::Aborted)) {
             return None;

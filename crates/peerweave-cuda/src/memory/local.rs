@@ -1,4 +1,4 @@
-//! Memory of one GPU that kernels write and the host reads, for results and tables.
+//! Memory of one GPU, for results that kernels write and the host reads, and for tables.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,8 +11,9 @@ use crate::context::tables::{bytes_of, elements_of};
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 
-/// `len` elements in memory of this GPU, not symmetric. Clones are handles of the same memory. The
-/// memory is freed when the last handle is dropped and the streams that used it have completed.
+/// An array of elements in memory of one GPU, which is not symmetric. Clones are handles of the
+/// same memory. The memory is freed when the last handle is dropped and the streams that used the
+/// memory have completed their work.
 ///
 /// A launch with its [`slice`](Self::slice) among the arguments keeps the memory alive until the
 /// kernel has ended.
@@ -34,7 +35,8 @@ impl Gpu {
         let bytes =
             bytes.ok_or_else(|| misuse("Gpu::alloc_local", "len", len, "a number of elements that fits the address space"))?;
         let memory = Arc::new(DeviceMemory::zeroed(&self.0.stream, bytes)?);
-        // Waits, because other streams may use the memory immediately.
+        // Waits until the memory is filled with zeros, because other streams may use it
+        // immediately.
         self.wait(&self.0.stream)?;
         self.0.locals().insert(memory.address(), Arc::downgrade(&memory));
         Ok(Local { memory, gpu: self.clone(), len, _elements: PhantomData })
@@ -54,12 +56,12 @@ impl<T: Plain> Local<T> {
 
     /// Returns the view to pass to kernels.
     pub fn slice(&self) -> DeviceSlice<T> {
-        // SAFETY: the elements are those of a live allocation of this GPU; a launch looks it up
-        // again, and keeps it until the kernel has ended.
+        // SAFETY: the elements are those of a live allocation of this GPU. A launch looks up the
+        // allocation again, and keeps it alive until the kernel has ended.
         unsafe { DeviceSlice::from_raw(self.memory.address(), self.len) }
     }
 
-    /// Notes that work which uses the memory is about to be enqueued.
+    /// Records that work that uses the memory is about to be enqueued on `stream`.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         drop(self.memory.read(stream));
     }
@@ -69,7 +71,7 @@ impl<T: Plain> Local<T> {
         self.memory.keep().map(|(_, keep)| keep)
     }
 
-    /// Copies `values` to the first elements after the earlier work of the stream, and waits for
+    /// Copies `values` to the first elements, after the earlier work of the stream. Waits for
     /// completion.
     ///
     /// # Errors

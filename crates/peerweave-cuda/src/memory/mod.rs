@@ -1,4 +1,4 @@
-//! Typed memory: symmetric memory of the heap, and memory of one GPU.
+//! Typed memory: symmetric memory on the heap, and memory of one GPU.
 
 mod local;
 
@@ -16,10 +16,10 @@ use crate::heap::Block;
 
 pub use local::Local;
 
-/// `len` elements at the same offset of every PE's heap. Pass its [`slice`](Self::slice) to
-/// kernels; the host reads and writes this PE's part.
+/// Symmetric memory: an array of elements at the same offset of every PE's heap. Pass its
+/// [`slice`](Self::slice) to kernels. The host can read and write the elements of this PE.
 ///
-/// [`Gpu::free`] frees it collectively.
+/// [`Gpu::free`] frees the memory collectively. Memory that is dropped instead stays allocated.
 pub struct Symmetric<T> {
     block: Arc<Block>,
     gpu: Gpu,
@@ -28,7 +28,8 @@ pub struct Symmetric<T> {
 }
 
 impl Gpu {
-    /// Allocates `len` elements on every PE, filled with zeros, at a multiple of 256 bytes.
+    /// Allocates `len` elements on every PE, filled with zeros. The offset is a multiple of 256
+    /// bytes.
     ///
     /// # Collective
     /// All PEs, with the same type and length.
@@ -41,7 +42,7 @@ impl Gpu {
         self.allocated(self.0.heap.alloc(&self.0.stream, bytes)?, len)
     }
 
-    /// Allocates like [`alloc`](Self::alloc), for bytes at a multiple of `alignment_bytes`.
+    /// Like [`alloc`](Self::alloc), for bytes at a multiple of `alignment_bytes`.
     pub(crate) fn alloc_aligned(&self, bytes: usize, alignment_bytes: usize) -> Result<Symmetric<u8>, CudaError> {
         self.allocated(self.0.heap.alloc_aligned(&self.0.stream, bytes, alignment_bytes)?, bytes)
     }
@@ -52,14 +53,16 @@ impl Gpu {
         Ok(Symmetric { block, gpu: self.clone(), len, _elements: PhantomData })
     }
 
-    /// Frees memory on every PE, after the streams of this PE have completed the work that uses it.
+    /// Frees memory on every PE, after the streams of this PE have completed the work that uses the
+    /// memory.
     ///
     /// # Collective
     /// All PEs, with a handle of the same allocation.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for memory of another GPU, or memory that a graph still uses; errors
-    /// of the heap.
+    /// [`CudaError::Misuse`] for memory of another GPU, or memory that another thread uses in a
+    /// launch. Errors of the heap, in particular [`CudaError::Vmm`] for memory that a graph still
+    /// uses.
     pub fn free<T: Plain>(&self, memory: Symmetric<T>) -> Result<(), CudaError> {
         const CALL: &str = "Gpu::free";
         if !Arc::ptr_eq(&memory.gpu.0, &self.0) {
@@ -86,8 +89,8 @@ impl<T: Plain> Symmetric<T> {
 
     /// Returns the view to pass to kernels. A launch checks that the memory is still allocated.
     pub fn slice(&self) -> SymSlice<T> {
-        // SAFETY: the elements are those of a live allocation, aligned to 256 bytes; a launch looks
-        // up the allocation again, and keeps it until the kernel has ended.
+        // SAFETY: the elements are those of a live allocation, aligned to 256 bytes. A launch looks
+        // up the allocation again, and keeps it alive until the kernel has ended.
         unsafe { SymSlice::from_raw(SymOffset(self.block.offset), self.len) }
     }
 
@@ -99,8 +102,8 @@ impl<T: Plain> Symmetric<T> {
         Ok(self.gpu.0.base_of(self.gpu.pe())? + self.block.offset)
     }
 
-    /// Copies `values` to this PE's elements from index `first` on, after the earlier work of the
-    /// stream, and waits for completion.
+    /// Copies `values` to this PE's elements that begin at index `first`, after the earlier work of
+    /// the stream. Waits for completion.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] for a range beyond the memory; errors of the driver.
@@ -110,7 +113,7 @@ impl<T: Plain> Symmetric<T> {
     }
 
     /// Copies this PE's elements to the host after the earlier work of the stream. Waits for the
-    /// stream like [`Gpu::wait`], so the failure of an earlier kernel is an error here too.
+    /// stream like [`Gpu::wait`], so this call also returns the failure of an earlier kernel.
     ///
     /// # Errors
     /// As for [`Gpu::wait`].
@@ -120,7 +123,7 @@ impl<T: Plain> Symmetric<T> {
         Ok(elements_of(&bytes))
     }
 
-    /// Notes that work which uses the memory is about to be enqueued.
+    /// Records that work that uses the memory is about to be enqueued on `stream`.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.block.note(stream);
     }
@@ -143,7 +146,7 @@ impl<T: Plain> Symmetric<T> {
         self.block.zero_range(stream, bytes)
     }
 
-    /// Returns whether nothing else has a handle of the memory.
+    /// Returns whether this is the only handle of the memory.
     pub(crate) fn is_only_handle(&self) -> bool {
         Arc::strong_count(&self.block) == 1 && self.block.is_only_handle()
     }

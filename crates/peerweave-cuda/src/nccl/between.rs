@@ -1,11 +1,11 @@
 //! Messages between PEs of different hosts, by NCCL's sends and receives.
 //!
-//! A job on several hosts has one communicator of all PEs. NCCL refuses two ranks of one host on
-//! one GPU; where PEs of a host share a GPU, each two PEs of different hosts have a communicator of
-//! their own instead. That is for tests on machines with few GPUs.
+//! A job on several hosts has one communicator of all PEs. But NCCL refuses two ranks of one host
+//! on one GPU. If PEs of a host share a GPU, each pair of PEs of different hosts has a communicator
+//! of its own instead. This is for tests on machines with few GPUs.
 //!
-//! Invariant: every PE enqueues the parts of a call in ascending order of the pairs of PEs, so that
-//! the communicators of pairs cannot wait for each other in a circle.
+//! Invariant: every PE enqueues the messages of a call in ascending order of the pairs of PEs, so
+//! that the communicators of pairs cannot deadlock.
 
 use std::sync::Arc;
 
@@ -28,15 +28,15 @@ pub(crate) struct Remote {
     pub(crate) bytes: u64,
 }
 
-/// A communicator, and the PEs that it reaches.
+/// A communicator between this PE and PEs of other hosts.
 struct Link {
     communicator: Communicator,
-    /// The other PE of a pair; `None` if the ranks are all PEs.
+    /// The other PE of a communicator of a pair; `None` for the communicator of all PEs.
     other: Option<Pe>,
 }
 
-/// The communicators of one PE of a job on several hosts, or the reason why there are none. The
-/// same choice on all PEs.
+/// The communicators of one PE of a job on several hosts, or the reason why there are none. All PEs
+/// make the same choice.
 #[derive(Default)]
 pub(crate) struct Between {
     links: Box<[Link]>,
@@ -44,18 +44,17 @@ pub(crate) struct Between {
     watched: Vec<Watched>,
 }
 
-/// Bytes of the first message between two PEs, which connects them.
+/// Number of bytes of the first message between two PEs, which connects these PEs.
 const GREETING: u64 = 16;
 
 impl Between {
-    /// Connects the PEs of several hosts. A library that is missing or fails on any PE is not used
-    /// by any.
+    /// Connects the PEs of several hosts. If NCCL is missing or fails on any PE, no PE uses it.
     ///
     /// # Collective
     /// All PEs of the GPU.
     ///
     /// # Errors
-    /// [`CudaError::Bootstrap`] names a PE that is lost or does not arrive; errors of the driver.
+    /// [`CudaError::Bootstrap`] names a PE that is lost or did not arrive; errors of the driver.
     pub(crate) fn set_up(gpu: &Gpu) -> Result<Self, CudaError> {
         let rendezvous = gpu.rendezvous();
         if gpu.0.hosts.len() < 2 {
@@ -90,7 +89,7 @@ impl Between {
         Ok(between)
     }
 
-    /// Returns whether messages may be enqueued.
+    /// Returns whether there are communicators, so that messages may be enqueued.
     pub(crate) fn is_ready(&self) -> bool {
         !self.links.is_empty()
     }
@@ -105,18 +104,19 @@ impl Between {
         self.links.iter().map(|link| &link.communicator)
     }
 
-    /// Ends the threads that look for lost PEs.
+    /// Ends the threads that check for lost PEs.
     pub(super) fn end_watches(&self) {
         self.watched.iter().for_each(Watched::end);
     }
 
     fn abort(&self) {
-        // A communicator that was aborted before stays as it is.
+        // An error is ignored, because the failure that led to the abort is reported.
         self.communicators().for_each(|communicator| drop(communicator.abort(std::time::Duration::ZERO)));
     }
 
-    /// Sends a message to each PE of another host, and waits for theirs. Later calls then do not
-    /// wait on the host until a peer makes its first call.
+    /// Sends a message to each PE of another host, and waits for a message from each of them. NCCL
+    /// connects two PEs at their first message. Without this exchange, a later call could wait on
+    /// the host until a peer makes its first call.
     fn greet(&self, gpu: &Gpu) -> Result<(), NcclError> {
         let (others, stream): (Vec<Pe>, _) = (pes_elsewhere(gpu).collect(), &gpu.0.stream);
         let memory = DeviceMemory::<u8>::alloc(gpu.context(), others.len() * 2 * GREETING as usize)?;
@@ -126,25 +126,27 @@ impl Between {
         let messages: Vec<Remote> =
             sends.chain(receives).map(|(pe, is_send, at)| Remote { pe, is_send, at, bytes: GREETING }).collect();
         drop(memory.read(stream)?);
-        // SAFETY: the memory is freed when the stream has passed the messages, because it knows the
-        // stream.
+        // SAFETY: the read access above recorded the stream with the memory, so the memory is freed
+        // only after the stream has completed the messages.
         unsafe { self.enqueue(stream, false, &messages) }?;
         self.communicators().try_for_each(|communicator| communicator.wait(stream, gpu.deadline()))
     }
 
-    /// Enqueues messages. Those between two PEs arrive in the order of the list.
+    /// Enqueues messages. The messages between two PEs arrive in the order of the list.
     ///
     /// # Errors
-    /// Those of NCCL. A part of the messages may be enqueued, so the caller must fail the team.
+    /// Errors of NCCL. Some of the messages may have been enqueued, so the caller must then poison
+    /// the team.
     ///
     /// # Panics
-    /// If there are no communicators, or a PE is on the host of this PE.
+    /// If there are no communicators, or if a PE is on the host of this PE.
     ///
     /// # Safety
-    /// The ranges are memory of this device, which stays allocated until the stream has passed the
-    /// call; with `capturing`, while the graph lives.
+    /// The ranges are memory of this device. The memory stays allocated until the stream has
+    /// completed the call; with `capturing`, while the graph lives.
     pub(crate) unsafe fn enqueue(&self, stream: &Arc<CudaStream>, capturing: bool, messages: &[Remote]) -> Result<(), NcclError> {
-        // The graph holds the memory by itself.
+        // The caller guarantees that the memory outlives the graph, so the graph needs no real
+        // owner.
         let keep: Option<Keep> = if capturing { Some(Arc::new(())) } else { None };
         for Link { communicator, other } in &self.links {
             let is_here = |message: &&Remote| message.bytes > 0 && other.is_none_or(|other| other == message.pe);
@@ -181,11 +183,11 @@ fn pes_elsewhere(gpu: &Gpu) -> impl Iterator<Item = Pe> + '_ {
     (0..gpu.n_pes()).map(Pe::new).filter(move |pe| hosts.of(*pe) != here)
 }
 
-/// Creates a communicator with each PE of another host, in ascending order of the pairs.
+/// Creates one communicator with each PE of another host, in ascending order of the pairs.
 fn pairs(gpu: &Gpu, library: Nccl, label: &str) -> Result<Vec<Link>, NcclError> {
     let (me, rendezvous) = (gpu.pe(), gpu.rendezvous());
-    // The pair of PEs `a < b` comes before all pairs with a larger first PE, so no PE waits for one
-    // that waits for it.
+    // All PEs create communicators in the same order of pairs: the order of the first PE `a` of a
+    // pair `a < b`, then of `b`. So two PEs cannot wait for each other.
     let made = pes_elsewhere(gpu).map(|other| {
         let (first, second) = (me.min(other), me.max(other));
         let key = format!("{label}/{}-{}", first.get(), second.get());
@@ -197,7 +199,7 @@ fn pairs(gpu: &Gpu, library: Nccl, label: &str) -> Result<Vec<Link>, NcclError> 
     made.collect()
 }
 
-/// Returns the id of a pair's communicator, which the first PE makes.
+/// Returns the unique id of the communicator of a pair. The first PE creates the id.
 fn id_of_pair(rendezvous: &Rendezvous, library: Nccl, key: &str, is_first: bool) -> Result<UniqueId, NcclError> {
     let failed = |source| NcclError::Bootstrap { call: "Cuda::new", source: Arc::new(source) };
     if is_first {

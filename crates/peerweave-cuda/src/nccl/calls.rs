@@ -1,4 +1,4 @@
-//! The call of NCCL for each collective, by addresses and types of run time.
+//! NCCL's call for each collective, with addresses and element types that are known at run time.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use peerweave_driver::{CudaStream, Keep, Raw};
 use peerweave_nccl::{Communicator, NcclError};
 use peerweave_types::{DType, Element, Rank, ReduceOp, bf16, f16};
 
-/// A collective of all ranks of a communicator. `send` and `recv` are addresses of this device, or
-/// 0 for an operand that this rank does not have.
+/// A collective of all ranks of a communicator. `send` and `recv` are addresses of this device's
+/// memory, or 0 if this rank does not have the operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) kind: CollectiveKind,
@@ -17,26 +17,27 @@ pub(crate) struct Call {
     pub(crate) root: Rank,
     pub(crate) send: u64,
     pub(crate) recv: u64,
-    /// Elements of the call: of one part, for collectives with parts.
+    /// Number of elements. For collectives with parts, the number of elements of one part.
     pub(crate) count: usize,
 }
 
 impl Call {
-    /// Issues the call.
+    /// Issues the call to NCCL.
     ///
     /// # Safety
-    /// The operands have the length that the collective needs, and stay allocated until the stream
-    /// has passed the call; with `capturing`, while the graph lives. All-to-all and reduce-scatter
-    /// are not in place.
+    /// The operands have the length that the collective needs. They stay allocated until the stream
+    /// has completed the call; with `capturing`, while the graph lives. An all_to_all or a
+    /// reduce_scatter is not in place.
     pub(super) unsafe fn issue(
         &self,
         communicator: &Communicator,
         stream: &Arc<CudaStream>,
         capturing: bool,
     ) -> Result<(), NcclError> {
-        // The graph holds the memory by itself.
+        // The caller guarantees that the memory outlives the graph, so the graph needs no real
+        // owner.
         let keep: Option<Keep> = if capturing { Some(Arc::new(())) } else { None };
-        // SAFETY: the caller guarantees it, for each type.
+        // SAFETY: the caller guarantees it for every type.
         unsafe {
             if !self.kind.reduces() {
                 let bytes = self.count * self.dtype.size_bytes();
@@ -76,7 +77,7 @@ impl Call {
         }
     }
 
-    /// Moves parts of `bytes` bytes.
+    /// Issues a collective that moves parts of `bytes` bytes.
     ///
     /// # Safety
     /// As for [`issue`](Self::issue).

@@ -1,14 +1,16 @@
-//! NCCL: as an entry of the route table, for the team of all PEs of one host, and between hosts.
+//! NCCL: as an entry of the route table, for the team of all PEs of a job on one host, and for
+//! messages between hosts.
 //!
 //! ```text
-//!  mod.rs      set-up that all PEs agree on, ends
-//!   calls.rs    the call of each collective, by addresses
+//!  mod.rs      set-up that all PEs agree on, abort, end
+//!   calls.rs    NCCL's call for each collective
 //!   between.rs  messages between PEs of different hosts
 //! ```
 //!
-//! NCCL's kernels have no deadline, and over NVLink they do not notice that a PE has died. So a
-//! communicator is aborted, which ends them, when a PE is lost, when a wait reaches its deadline,
-//! and when work is older than the deadline although no thread waits for it.
+//! NCCL's kernels have no deadline, and over NVLink they do not detect that a PE has died. So this
+//! module aborts a communicator, which ends its kernels. It does so when a PE is lost, when a wait
+//! reaches its deadline, and when work is older than the deadline although no thread waits for the
+//! work.
 
 mod between;
 mod calls;
@@ -27,16 +29,17 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::route::{Libraries, Unfit};
 
-/// Interval at which a thread looks for lost PEs, for work that no thread waits for.
+/// Interval at which a thread checks for lost PEs, for work that no thread waits for.
 const LOOK: Duration = Duration::from_millis(100);
-/// Additional time for waits to reach their deadline and name the missing PEs, before late work is
-/// aborted without a wait.
+/// Time between the deadline and the abort of late work that no thread waits for. In this time,
+/// waits can reach their deadline and name the missing PEs.
 const LATE: Duration = Duration::from_secs(1);
-/// Time from the deadline of a communicator's creation until its error is returned: the rendezvous
-/// is asked for lost PEs, and a communicator that was created late is ended.
+/// Maximum time from the deadline of a communicator's creation until the creation returns its
+/// error. In this time, the creation asks the rendezvous for lost PEs, and ends a communicator that
+/// was created late.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
-/// NCCL of one PE, or the reason why it is not used. The same choice on all PEs.
+/// The use of NCCL by one PE, or the reason why NCCL is not used. All PEs make the same choice.
 pub(crate) struct Entry {
     communicator: Option<Communicator>,
     is_enabled: bool,
@@ -47,14 +50,14 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Sets up NCCL if `is_enabled`, the same on all PEs. A library that is missing or fails on any
-    /// PE is not used by any.
+    /// Sets up NCCL if `is_enabled`, which is the same on all PEs. If the library is missing or
+    /// fails on any PE, no PE uses it.
     ///
     /// # Collective
     /// All PEs of the GPU.
     ///
     /// # Errors
-    /// [`CudaError::Bootstrap`] names a PE that is lost or does not arrive.
+    /// [`CudaError::Bootstrap`] names a PE that is lost or did not arrive.
     pub(crate) fn set_up(gpu: &Gpu, is_enabled: bool) -> Result<Self, CudaError> {
         let between = Between::set_up(gpu)?;
         let without = |between, why: String| {
@@ -71,7 +74,7 @@ impl Entry {
         }
         let rendezvous = gpu.rendezvous();
         let label = format!("peerweave-cuda/nccl/{}", gpu.0.next_collectives());
-        // Every PE takes part in each exchange, also one that has failed.
+        // Every PE takes part in each exchange, even after a failure on this PE.
         let agreed = |step: &str, failed: Option<String>| agreed(rendezvous, &format!("{label}/{step}"), failed, limit(gpu));
         let library = Nccl::load();
         let why = agreed("load", library.as_ref().err().map(ToString::to_string))?;
@@ -99,12 +102,13 @@ impl Entry {
         self.communicator.iter().chain(self.between.communicators())
     }
 
-    /// Returns whether calls may be issued.
+    /// Returns whether this PE has a communicator for the team of all PEs, so that calls may be
+    /// issued.
     pub(crate) fn is_ready(&self) -> bool {
         self.communicator.is_some()
     }
 
-    /// Returns what a team can use.
+    /// Returns the libraries that a team can use. `is_world` is `true` for the team of all PEs.
     pub(crate) fn libraries(&self, is_world: bool) -> Libraries {
         let nccl = match &self.communicator {
             None if !self.is_enabled => Err(Unfit::Off),
@@ -120,62 +124,64 @@ impl Entry {
         &self.unavailable
     }
 
-    /// Enqueues a call.
+    /// Enqueues a call of NCCL.
     ///
     /// # Errors
-    /// Those of NCCL. Other ranks may have enqueued their calls, so the caller must fail the team.
+    /// Errors of NCCL. Other ranks may have enqueued their calls, so the caller must then poison
+    /// the team.
     ///
     /// # Safety
-    /// The operands are memory of this device, which stays allocated until the stream has passed
-    /// the call; with `capturing`, while the graph lives.
+    /// The operands are memory of this device. The memory stays allocated until the stream has
+    /// completed the call; with `capturing`, while the graph lives.
     pub(crate) unsafe fn enqueue(&self, stream: &Arc<CudaStream>, capturing: bool, call: &Call) -> Result<(), NcclError> {
         let communicator = self.communicator.as_ref().unwrap_or_else(|| panic!("peerweave-cuda bug: NCCL has no communicator"));
         // SAFETY: the caller guarantees it.
         unsafe { call.issue(communicator, stream, capturing) }
     }
 
-    /// Returns whether a communicator has failed or was aborted: results of its work are then
+    /// Returns whether a communicator has failed or was aborted. The results of its work are then
     /// unspecified.
     pub(crate) fn has_failed(&self) -> bool {
         let is_well = |of: &Communicator| matches!(of.async_error(), Ok(None | Some(ResultCode::IN_PROGRESS)));
         !self.communicators().all(is_well)
     }
 
-    /// Ends NCCL's running work, with unspecified results. Does not wait.
+    /// Aborts all communicators, which ends NCCL's running work with unspecified results. Does not
+    /// wait.
     pub(crate) fn abort(&self) {
         for communicator in self.communicators() {
-            // The thread that aborts logs its errors. An error here says that it continues, or that
-            // the communicator was ended before.
+            // The thread that aborts logs its errors. An error here means that the abort is still
+            // in progress, or that the communicator was ended before.
             let _ = communicator.abort(Duration::ZERO);
         }
     }
 
-    /// Ends the communicators: in order, or by force after a failure.
+    /// Ends the communicators: finalizes them, or aborts them after a failure.
     ///
     /// # Collective
-    /// All PEs, unless `has_failed`.
+    /// All PEs, unless `has_failed` is `true`.
     ///
     /// # Errors
-    /// Those of [`Communicator::finalize`].
+    /// Errors of [`Communicator::finalize`].
     pub(crate) fn end(&self, has_failed: bool, deadline: Duration) -> Result<(), NcclError> {
         self.watched.iter().for_each(Watched::end);
         self.between.end_watches();
         if has_failed || self.has_failed() {
             self.abort();
-            // A communicator that was aborted before is reported by the failure.
+            // An error of this abort is ignored, because the failure is reported elsewhere.
             self.communicators().for_each(|communicator| drop(communicator.abort(ABORT)));
             return Ok(());
         }
-        // PEs end the communicators of pairs in the same order as they created them.
+        // PEs finalize the communicators of pairs in the order in which they created them.
         self.communicators().try_for_each(|communicator| communicator.clone().finalize(deadline))
     }
 }
 
-/// Time for which the end of a world waits for an abort.
+/// Maximum time for which the end of a world waits for the abort of a communicator.
 const ABORT: Duration = Duration::from_secs(5);
 
-/// Returns whether two PEs of a host use the same GPU, where NCCL refuses them as ranks of one
-/// communicator. The same on all PEs.
+/// Returns whether two PEs of a host use the same GPU. NCCL refuses such PEs as ranks of one
+/// communicator. The result is the same on all PEs.
 fn pes_share_a_gpu(gpu: &Gpu, label: &str) -> Result<bool, CudaError> {
     let uuid = gpu.context().uuid().map_err(DeviceError::of("cuDeviceGetUuid")).map_err(DriverError::from)?;
     let mut place = gpu.0.hosts.of(gpu.pe()).to_le_bytes().to_vec();
@@ -189,25 +195,27 @@ fn communicator_of_all(gpu: &Gpu, library: Nccl) -> Result<Communicator, NcclErr
     Communicator::builder().nccl(library).deadline(gpu.deadline()).from_rendezvous(gpu.context(), gpu.rendezvous())
 }
 
-/// Exchanges whether this PE has failed. Returns the first failure, the same on all PEs.
+/// Exchanges the failures of all PEs. Returns the failure of the first PE that has failed. The
+/// result is the same on all PEs.
 fn agreed(rendezvous: &Rendezvous, label: &str, failed: Option<String>, within: Duration) -> Result<Option<String>, CudaError> {
     let all = rendezvous.exchange_within(label, failed.unwrap_or_default().as_bytes(), within)?;
     let first = all.iter().enumerate().find(|(_, text)| !text.is_empty());
     Ok(first.map(|(pe, text)| format!("PE {pe}: {}", String::from_utf8_lossy(text))))
 }
 
-/// Returns the time limit of an agreement on NCCL. A PE that fails at once arrives long before a PE
-/// that waits for it inside NCCL until the deadline.
+/// Returns the time limit of [`agreed`]. The limit exceeds the deadline, because a PE that fails at
+/// once arrives long before a PE that waits inside NCCL until the deadline.
 fn limit(gpu: &Gpu) -> Duration {
     gpu.rendezvous().deadline().max(gpu.deadline()) + GIVEN_UP
 }
 
-/// A thread that aborts a communicator when a PE is lost. Graphs replay calls for which neither a
-/// ticket nor the watchdog of `peerweave-nccl` waits.
+/// A thread that aborts a communicator when a PE is lost. It is needed for graphs: neither a ticket
+/// nor the watchdog of `peerweave-nccl` waits for the calls that a graph replays.
 struct Watched(Mutex<Option<Arc<()>>>);
 
 impl Watched {
-    /// Watches a communicator, whose late work is aborted too.
+    /// Starts a thread that watches a communicator. Also sets the deadline after which late work of
+    /// the communicator is aborted.
     fn new(communicator: &Communicator, gpu: &Gpu) -> Self {
         communicator.set_work_deadline(gpu.deadline().saturating_add(LATE));
         let token = Arc::new(());
@@ -216,7 +224,8 @@ impl Watched {
         let look = move || {
             while weak.strong_count() > 0 {
                 let Some(losses) = rendezvous.upgrade().map(|rendezvous| rendezvous.losses()) else { return };
-                // A PE that gave up in a wait still takes part.
+                // A PE with one of these losses has not died: it left in order, or because of
+                // another PE.
                 if losses.iter().any(|(_, loss)| !matches!(loss, Loss::GaveUp { .. } | Loss::Left)) {
                     let _ = communicator.abort(Duration::ZERO);
                     return;

@@ -1,9 +1,9 @@
 //! The choice for a call: Peerweave's kernels by an algorithm, or a library.
 //!
-//! A choice depends only on what all ranks know to be the same: operation, type, reduction, number
-//! of elements, members of the team, the memory of its collectives, the table, and choices of the
-//! caller. It does not depend on the memory of the operands, nor on whether a call is captured,
-//! because ranks may differ in both.
+//! A choice depends only on values that are the same on all ranks: operation, type, reduction,
+//! number of elements, members of the team, staging memory of the team, the table, and choices of
+//! the caller. Ranks may differ in the memory of their operands, and in whether a call is captured.
+//! So a choice does not depend on these properties.
 
 use peerweave_core::backend::CollectiveKind;
 use peerweave_types::{DType, ReduceOp};
@@ -24,7 +24,7 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// Returns the name in settings.
+    /// Returns the name that settings and tables use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
@@ -34,7 +34,7 @@ impl Provider {
     }
 }
 
-/// The operations for which the table has more than one method.
+/// The operations that have more than one method.
 pub(super) const ROUTED: [CollectiveKind; 8] = [
     CollectiveKind::AllReduce,
     CollectiveKind::Reduce,
@@ -46,7 +46,7 @@ pub(super) const ROUTED: [CollectiveKind; 8] = [
     CollectiveKind::Scatter,
 ];
 
-/// Returns the operation of this name that a library can carry out.
+/// Returns the operation of this name; `None` if no library can carry it out.
 pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
     ROUTED.into_iter().find(|kind| kind.name() == name)
 }
@@ -61,13 +61,13 @@ pub struct Query {
     pub dtype: DType,
     /// The reduction; `Sum` for operations that do not reduce.
     pub op: ReduceOp,
-    /// The number of elements; for all_gather, all_to_all, reduce_scatter, gather and scatter that
-    /// of one part.
+    /// The number of elements. For all_gather, all_to_all, reduce_scatter, gather and scatter, the
+    /// number of elements of one part.
     pub count: u64,
 }
 
 impl Query {
-    /// Describes a call with the reduction `Sum`.
+    /// Creates the description of a call with the reduction `Sum`.
     pub const fn new(kind: CollectiveKind, dtype: DType, count: u64) -> Self {
         Self { kind, dtype, op: ReduceOp::Sum, count }
     }
@@ -78,12 +78,13 @@ impl Query {
         Self { op, ..self }
     }
 
-    /// Returns the bytes of the elements that the call takes.
+    /// Returns the size of `count` elements in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.count.saturating_mul(self.dtype.size_bytes() as u64)
     }
 
-    /// Returns the bytes of the larger buffer of a rank, the size that `bench` and the table use.
+    /// Returns the size in bytes of the larger buffer of a rank. `bench` and the table use this
+    /// size.
     pub(super) fn size_bytes(&self, ranks: u32) -> u64 {
         use CollectiveKind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         let parts = if matches!(self.kind, AllGather | AllToAll | Gather | ReduceScatter | Scatter) { ranks } else { 1 };
@@ -91,26 +92,27 @@ impl Query {
     }
 }
 
-/// What Peerweave's kernels do for a call.
+/// A method by which Peerweave's kernels carry out a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnPath {
-    /// The call has no elements.
+    /// No work, because the call has no elements.
     Nothing,
-    /// A team of one rank copies its operand.
+    /// A copy of the operand, in a team of one rank.
     Copy,
     /// The kernel of a barrier.
     Barrier,
     /// A reduction, by the algorithm of the route.
     Reduction(Route),
-    /// Parts are pushed as lines, in this number of launches.
+    /// A push of parts as lines, in a number of launches.
     Lines { route: Route, launches: u64 },
     /// Messages between pairs of ranks.
     Messages(Route),
-    /// A broadcast whose root sends a different part to each rank, which then passes it on.
+    /// A broadcast in which the root sends a different part to each rank, and each rank sends its
+    /// part to the other ranks.
     Scattered(Route),
     /// The kernel of an all_reduce with RMSNorm, whose route depends on the rows.
     Norm,
-    /// There are no kernels.
+    /// Peerweave has no kernels for the call.
     Unsupported,
 }
 
@@ -119,24 +121,25 @@ pub(crate) enum OwnPath {
 pub(crate) enum Because {
     /// There is no other method.
     Only,
-    /// A row for Peerweave's kernels.
+    /// A row of the table for Peerweave's kernels.
     Row(OwnRow),
-    /// A threshold, by its index in the names, and its value.
+    /// A threshold of the table: its index in
+    /// [`Thresholds::NAMES`](super::table::Thresholds::NAMES), and its value.
     Threshold(usize, u64),
-    /// The size of the staging memory.
+    /// The size of the staging memory of the team.
     Staging,
-    /// A row for a library, by its index.
+    /// A row of the table for a library, by its index.
     Library(usize),
     /// The choice of the caller.
     Forced(Method),
 }
 
-/// Reason why a library, or a method that the caller asked for, was not taken.
+/// Reason why a library, or a method that the caller requested, was not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
     /// Libraries are not enabled.
     Off,
-    /// The library was enabled and cannot be used; the backend knows why.
+    /// The library was enabled but cannot be used. The backend has the reason.
     Unavailable,
     /// The library has no communicator for the team.
     Team,
@@ -146,7 +149,7 @@ pub(crate) enum Unfit {
     NoRoom,
 }
 
-/// The libraries that a team can use, or why it cannot.
+/// For each library, `Ok` if a team can use it, or the reason why it cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Libraries {
     pub(crate) nccl: Result<(), Unfit>,
@@ -156,10 +159,10 @@ pub(crate) struct Libraries {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) provider: Provider,
-    /// What Peerweave's kernels do, also if a library was chosen.
+    /// The method of Peerweave's kernels, even if a library was chosen.
     pub(crate) own: OwnPath,
     pub(crate) because: Because,
-    /// What was asked for, by a row or by the caller, and could not be taken.
+    /// The choice that a row or the caller requested and that cannot be used, with the reason.
     pub(crate) refused: Option<(Because, Unfit)>,
 }
 
@@ -187,7 +190,8 @@ impl Routes {
         }
     }
 
-    /// Returns what Peerweave's kernels do, and why.
+    /// Returns the method of Peerweave's kernels, the reason, and a requested method that cannot be
+    /// used.
     fn own(&self, query: &Query, limits: &Limits) -> (OwnPath, Because, Option<(Because, Unfit)>) {
         use CollectiveKind::{
             AllGather, AllGatherV, AllReduce, AllReduceRmsNorm, AllToAll, AllToAllV, Barrier, Broadcast, Gather, GatherV, Reduce,
@@ -240,7 +244,7 @@ impl Routes {
         (RouteTable::route(row, bytes, limits), Because::Row(*row), refused)
     }
 
-    /// Returns how a reduce_scatter of parts of `bytes` bytes is carried out.
+    /// Returns the method for a reduce_scatter of parts of `bytes` bytes.
     pub(crate) fn reduce_scatter(
         &self,
         dtype: DType,
@@ -248,7 +252,8 @@ impl Routes {
         limits: &Limits,
     ) -> (OwnPath, Because, Option<(Because, Unfit)>) {
         use peerweave_collectives::{Algorithm, LINE_BYTES};
-        // The ring has the same parts as the call if they are whole lines.
+        // The kernel with rings divides its input into the same parts as the call only if parts are
+        // whole lines.
         let is_whole = bytes.is_multiple_of(LINE_BYTES as u64);
         let is_short = banks_hold_parts(bytes, limits);
         let size = dtype.size_bytes() as u64;
@@ -269,7 +274,7 @@ impl Routes {
         (OwnPath::Lines { route: parts(bytes.min(most_part_bytes(limits)), limits), launches }, because, refused)
     }
 
-    /// Returns how an all_gather or an all_to_all of parts of `bytes` bytes is carried out.
+    /// Returns the method for an all_gather or an all_to_all of parts of `bytes` bytes.
     pub(crate) fn exchange(
         &self,
         kind: CollectiveKind,
@@ -294,21 +299,21 @@ impl Routes {
         (path, because, refused)
     }
 
-    /// Returns whether the root of a broadcast of `bytes` bytes sends different parts, and the
-    /// threshold.
+    /// Returns whether the root of a broadcast of `bytes` bytes sends a different part to each
+    /// rank. Also returns the threshold.
     pub(crate) fn is_scattered(&self, bytes: u64, limits: &Limits) -> (bool, u64) {
         let from = self.table.thresholds.broadcast_scattered_from;
         (limits.ranks > 2 && bytes >= from, from)
     }
 
-    /// Returns whether the kernel of a call of `bytes` bytes may begin before the previous one has
-    /// ended.
+    /// Returns whether the kernel of a call of `bytes` bytes may begin before the previous kernel
+    /// in the stream has ended.
     pub(crate) fn is_programmatic(&self, bytes: u64) -> bool {
         bytes <= self.table.thresholds.programmatic_up_to
     }
 }
 
-/// Returns the maximum length of a part for which the banks have room, in bytes.
+/// Returns the maximum length in bytes of a part that fits the banks.
 pub(crate) fn most_part_bytes(limits: &Limits) -> u64 {
     use peerweave_collectives::LINE_BYTES;
     limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64
@@ -322,11 +327,12 @@ fn message(bytes: u64, limits: &Limits) -> Route {
 /// Fails if NCCL could give other bits than Peerweave's kernels, which combine elements in the
 /// order of ranks and round 16-bit floats once.
 ///
-/// Sums, products, minima and maxima of integers do not depend on the order. Of two floats there is
-/// one sum and one product, because both are commutative and every float addition rounds correctly;
-/// a 16-bit result that is computed in `f32` and rounded again is the same, because 24 bits of
-/// precision are at least 2p + 2. Minima and maxima of floats differ for NaN and for zeros of both
-/// signs; averages depend on where the division happens.
+/// Sums, products, minima and maxima of integers do not depend on the order. Two floats have one
+/// sum and one product, because both operations are commutative and correctly rounded. This is also
+/// true for a 16-bit result that is computed in `f32` and then rounded: the 24 bits of precision of
+/// `f32` are at least 2p + 2, where p is the precision of the 16-bit type. Minima and maxima of
+/// floats can differ for NaN and for zeros of both signs. Averages depend on the step in which the
+/// division happens.
 fn same_bits(query: &Query, ranks: u32) -> Result<(), Unfit> {
     let is_float = matches!(query.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
     let is_integer = matches!(query.dtype, DType::I8 | DType::U8 | DType::I32 | DType::U32 | DType::I64 | DType::U64);
@@ -415,14 +421,15 @@ mod tests {
                     else {
                         panic!("{decision:?}")
                     };
-                    // A pair of blocks is the least for messages through rings.
+                    // Messages through rings need at least one pair of blocks.
                     assert!(route.blocks <= max_blocks.max(2), "{kind:?} of {bytes}: {route:?}");
                 }
             }
         }
     }
 
-    /// The cells in which Peerweave's kernels take more than 1.03 of NCCL's time on 2 H200.
+    /// Tests the sizes at which Peerweave's kernels take more than 1.03 times as long as NCCL on 2
+    /// H200.
     #[test]
     fn enabled_nccl_serves_the_sizes_of_its_table_rows() {
         use CollectiveKind::{AllReduce, AllToAll, Reduce};
@@ -446,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_is_refused_where_its_bits_could_differ() {
+    fn nccl_is_refused_if_its_result_bits_could_differ() {
         let routes = routes();
         routes.forced.set(CollectiveKind::AllReduce, Some(Method::Nccl));
         let decide = |dtype, op, ranks, libraries| {
@@ -470,15 +477,15 @@ mod tests {
             assert_eq!(decide(dtype, op, ranks, &BOTH), expected, "{op} of {dtype} by {ranks} ranks");
         }
         let off = decide(DType::BF16, ReduceOp::Sum, 2, &NONE);
-        assert_eq!(off, (Provider::Own, Some(Unfit::Off)), "the caller's choice is not followed, and the reason is known");
-        // Data that is only moved has the same bits.
+        assert_eq!(off, (Provider::Own, Some(Unfit::Off)), "the caller's choice is ignored, with the reason");
+        // A call that only moves data gives the same bits with NCCL.
         routes.forced.set(CollectiveKind::Broadcast, Some(Method::Nccl));
         let moved = routes.decide(&Query::new(CollectiveKind::Broadcast, DType::F8E4M3, 100), &limits(8), &BOTH);
         assert_eq!(moved.provider, Provider::Nccl);
     }
 
     #[test]
-    fn forced_algorithm_is_taken_where_it_has_room() {
+    fn forced_method_is_used_if_the_staging_memory_has_room() {
         let routes = routes();
         let kind = CollectiveKind::AllReduce;
         let decide = |bytes| routes.decide(&Query::new(kind, DType::U8, bytes), &limits(4), &BOTH);
@@ -489,7 +496,7 @@ mod tests {
             let OwnPath::Reduction(route) = decide(4 * MIB).own else { panic!() };
             assert_eq!((route.algorithm, decide(4 * MIB).because), (algorithm, Because::Forced(method)));
         }
-        // One step needs the bytes of all ranks in a bank.
+        // One step needs a bank with room for the inputs of all ranks.
         routes.forced.set(kind, Some(Method::OneShot));
         let large = decide(64 * MIB);
         let OwnPath::Reduction(route) = large.own else { panic!() };

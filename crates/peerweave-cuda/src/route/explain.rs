@@ -1,4 +1,4 @@
-//! The choice for a call as text.
+//! Descriptions of the choice for a call, as text.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use super::decide::{Because, Decision};
 use super::table::{Bytes, Thresholds, name_of};
 use super::{Libraries, Limits, OwnPath, Provider, Query, Route, Routes, Unfit};
 
-/// The method by which a call would be carried out, and the reason. `Display` prints it in one
-/// line.
+/// The method by which a call would be carried out, and the reason. `Display` prints the
+/// explanation in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -17,24 +17,27 @@ pub struct Explanation {
     pub query: Query,
     /// The number of ranks of the team.
     pub ranks: u32,
-    /// Bytes of the larger buffer of a rank.
+    /// Size in bytes of the larger buffer of a rank.
     pub size_bytes: u64,
-    /// The provider of the kernels.
+    /// The provider that carries out the call.
     pub provider: Provider,
     /// The algorithm and the shape of the launch, such as `two_shot, 128 blocks of 512 threads`.
     pub how: String,
-    /// The route of Peerweave's kernels; `None` for a library and for calls without a kernel.
+    /// The route of Peerweave's kernels; `None` if a library carries out the call, and for calls
+    /// without a kernel.
     pub route: Option<Route>,
-    /// Reason for the choice, with the threshold that decided.
+    /// The reason for the choice, with the row or threshold that determined it.
     pub why: String,
-    /// A method that the table or the caller asked for and that was not taken, with the reason.
+    /// The method that the table or the caller requested, and the reason why it was not used;
+    /// `None` if the requested method was used.
     pub refused: Option<String>,
-    /// The table: a file, or the name of a built-in table.
+    /// The table: the path of a file, or the name of a built-in table.
     pub table: String,
 }
 
 impl Explanation {
-    /// Explains a call of a team of `ranks` ranks on several hosts, which has one method.
+    /// Explains a call of a team of `ranks` ranks on several hosts. For such a call there is only
+    /// one method.
     pub(crate) fn between_hosts(query: &Query, ranks: u32, how: &str, hosts: usize, table: &str) -> Self {
         Self {
             query: *query,
@@ -64,7 +67,8 @@ impl fmt::Display for Explanation {
 }
 
 impl Routes {
-    /// Returns the choice for a call as text. `unavailable` is the reason why NCCL cannot be used.
+    /// Returns the explanation of the choice for a call. `unavailable` is the reason why NCCL
+    /// cannot be used.
     pub(crate) fn explain(&self, query: &Query, limits: &Limits, libraries: &Libraries, unavailable: &str) -> Explanation {
         let Decision { provider, own, because, refused } = self.decide(query, limits, libraries);
         let (path, route) = path(own);
@@ -107,7 +111,7 @@ impl Routes {
             Unfit::Unavailable => format!("NCCL cannot be used: {unavailable}"),
             Unfit::Team => "NCCL has a communicator for the team of all PEs only".to_owned(),
             Unfit::Bits => "NCCL could give other bits for this type and reduction with this number of ranks".to_owned(),
-            Unfit::NoRoom => "the staging memory has no room for it, or the call is too short for it".to_owned(),
+            Unfit::NoRoom => "the staging memory has no room for this method, or the call is too short for it".to_owned(),
         }
     }
 }

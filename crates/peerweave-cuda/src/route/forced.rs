@@ -1,4 +1,4 @@
-//! Choices of the caller, which replace those of the table.
+//! Choices of the caller, which replace the choices of the table.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,10 +30,10 @@ pub enum Method {
 }
 
 impl Method {
-    /// Every method.
+    /// All methods.
     pub const ALL: [Self; 7] = [Self::Own, Self::OneShot, Self::TwoShot, Self::Chunked, Self::Lines, Self::Messages, Self::Nccl];
 
-    /// Returns the name in settings.
+    /// Returns the name that settings use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
@@ -46,7 +46,7 @@ impl Method {
         }
     }
 
-    /// Returns whether an operation can be carried out by this method.
+    /// Returns whether this method can carry out an operation.
     pub fn serves(self, kind: CollectiveKind) -> bool {
         use CollectiveKind::{AllGather, AllReduce, AllToAll, Reduce, ReduceScatter};
         match self {
@@ -58,7 +58,7 @@ impl Method {
         }
     }
 
-    /// Returns the algorithm that the method asks for, if it is one of a reduction.
+    /// Returns the algorithm of the method, if the method has an algorithm of all_reduce.
     pub(super) fn algorithm(self) -> Option<Algorithm> {
         match self {
             Self::OneShot => Some(Algorithm::OneShot),
@@ -75,21 +75,23 @@ impl fmt::Display for Method {
     }
 }
 
-/// The error for a text that does not describe choices.
+/// The error of parsing a text that does not describe choices.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{found:?} is not a choice of routes (PEERWEAVE_ROUTE): {expected}")]
 pub struct ForcedError {
     /// The text.
     pub found: String,
-    /// What was expected.
+    /// The reason, with the expected text.
     pub expected: String,
 }
 
-/// Choices of the caller: a method for each operation, or none. Their text has the form
-/// `all_reduce=two_shot,all_to_all=nccl`; `all=own` is for every operation.
+/// Choices of the caller: for each operation a method or `None`. As text, choices have the form
+/// `all_reduce=two_shot,all_to_all=nccl`. `all=own` chooses a method for every operation that has
+/// it.
 ///
-/// A choice that a call does not permit, such as an algorithm that has no room in the staging
-/// memory, is ignored: the call takes the route of the table, and its explanation has the reason.
+/// A choice that is not possible for a call is ignored, for example an algorithm for which the
+/// staging memory has no room. The call then takes the route of the table, and its explanation has
+/// the reason.
 ///
 /// ```
 /// use peerweave_core::backend::CollectiveKind;
@@ -111,8 +113,8 @@ impl Forced {
         Method::ALL.get(usize::from(code).wrapping_sub(1)).copied()
     }
 
-    /// Sets the choice for an operation. Returns `false`, and changes nothing, if the operation
-    /// cannot be carried out by this method.
+    /// Sets the choice for an operation. Returns `false` and changes nothing if this method cannot
+    /// carry out the operation.
     pub fn set(&self, kind: CollectiveKind, method: Option<Method>) -> bool {
         if method.is_some_and(|method| !method.serves(kind)) {
             return false;
@@ -183,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices_are_parsed_and_printed() {
+    fn printed_choices_parse_to_the_same_choices() {
         let forced: Forced = " all=own, all_reduce=chunked,".parse().unwrap();
         assert_eq!(forced.get(CollectiveKind::AllReduce), Some(Method::Chunked));
         assert_eq!(forced.get(CollectiveKind::Scatter), Some(Method::Own));
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_choices_are_refused_with_the_valid_ones() {
+    fn error_of_an_invalid_choice_has_the_valid_choices() {
         for (text, expected) in [
             ("all_reduce", "has no ="),
             ("all_reduce=fast", "expected one of own, one_shot"),

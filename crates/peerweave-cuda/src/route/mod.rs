@@ -1,13 +1,14 @@
-//! Chooses who carries out a call, by which algorithm, and the shape of the launch. The functions
-//! depend only on values that are the same on all ranks; thresholds are data.
+//! Chooses the provider that carries out a call, the algorithm, and the shape of the launch. The
+//! functions depend only on values that are the same on all ranks. The thresholds are data in
+//! tables.
 //!
 //! ```text
 //!  decide.rs    the choice for a call, and its reason
 //!  explain.rs   the choice as text
 //!  norm.rs      the choice for an all_reduce with RMSNorm
-//!  forced.rs    choices of the caller, which replace those of the table
+//!  forced.rs    choices of the caller, which replace the choices of the table
 //!  table.rs     the table: rows and thresholds     parse.rs   its file format
-//!  tune.rs      a table from measured times
+//!  tune.rs      makes a table from measured times
 //! ```
 
 mod decide;
@@ -48,8 +49,8 @@ impl Route {
     }
 }
 
-/// The table and the choices of the caller, which the collectives of all teams of a PE share. They
-/// are the same on all PEs.
+/// The table and the choices of the caller. The collectives of all teams of a PE share this value,
+/// which is the same on all PEs.
 #[derive(Debug)]
 pub(crate) struct Routes {
     pub(crate) table: RouteTable,
@@ -62,7 +63,7 @@ impl Routes {
     }
 }
 
-/// Limits of a team's memory and devices. They are the same on all ranks.
+/// Limits of a team's memory and devices, the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     pub(crate) ranks: u32,
@@ -72,7 +73,7 @@ pub(crate) struct Limits {
     pub(crate) max_blocks: u32,
 }
 
-/// Returns the route of a collective that pushes lines to the rank that needs them, for parts of
+/// Returns the route of a collective that pushes lines to the ranks that need them, for parts of
 /// `bytes` bytes.
 pub(crate) fn parts(bytes: u64, limits: &Limits) -> Route {
     let lines = lines_of(bytes);
@@ -91,21 +92,21 @@ pub(super) fn lines_of(bytes: u64) -> u64 {
     bytes.div_ceil(LINE_BYTES as u64)
 }
 
-/// Returns whether a message of `bytes` bytes is sent by lines. Its sender and its receiver both
-/// call this function and know only the length of each other's message, so the result depends on
-/// nothing else.
+/// Returns whether a message of `bytes` bytes is sent by lines. Sender and receiver both call this
+/// function and must get the same result. Apart from limits of the team, they both know only the
+/// length of the message, so the result depends on nothing else.
 pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
     bytes <= limits.channel_bytes
 }
 
 /// Returns the number of pairs of blocks (with `is_combined`, of blocks) that share a message
-/// through rings. It is the same for all messages, so that sender and receiver divide a message in
-/// the same way.
+/// through rings. The number is the same for all messages, so that sender and receiver divide a
+/// message into the same parts.
 pub(crate) fn ring_pairs(max_blocks: u32) -> u32 {
     (max_blocks / 2).clamp(1, 128)
 }
 
-/// Returns the shape of launches whose messages go through rings.
+/// Returns the shape of launches that send messages through rings.
 pub(crate) fn ring(limits: &Limits, is_combined: bool) -> Route {
     let pairs = ring_pairs(limits.max_blocks);
     if is_combined { Route::new(Algorithm::Chunked, pairs, 512) } else { Route::new(Algorithm::Chunked, 2 * pairs, 256) }
@@ -116,8 +117,8 @@ pub(crate) fn chunk_lines(bytes: u64, slot_lines: u64, limits: &Limits) -> u64 {
     lines_of(bytes).div_ceil(u64::from(ring_pairs(limits.max_blocks))).clamp(1, slot_lines)
 }
 
-/// Returns whether the staging memory has room for a call of `lines` lines by an algorithm, and the
-/// algorithm supports this number of lines.
+/// Returns whether the staging memory has room for a call of `lines` lines by an algorithm, and
+/// whether the algorithm supports this number of lines.
 pub(crate) fn holds(algorithm: Algorithm, lines: u64, limits: &Limits) -> bool {
     match algorithm {
         Algorithm::OneShot => all_reduce::one_shot_bank_bytes(lines, limits.ranks) <= limits.bank_bytes,

@@ -7,23 +7,24 @@ use super::Limits;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// The algorithm of an all_reduce with RMSNorm, the shape of its launches, and the rows of each.
+/// The algorithm of an all_reduce with RMSNorm, the shape of its launches, and the number of rows
+/// of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NormRoute {
     pub(crate) algorithm: rms_norm::Algorithm,
     /// Maximum number of blocks, each of which handles whole rows.
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
-    /// Maximum number of rows of a launch; 0 if the banks have no room for a row, or rows are too
-    /// short for the algorithm.
+    /// Maximum number of rows of a launch; 0 if the banks have no room for a row, or if rows are
+    /// too short for the algorithm.
     pub(crate) rows: u64,
 }
 
-/// Size in bytes up to which an all_reduce with RMSNorm takes one step, for up to 2, 4 and 8 ranks.
-/// The built-in table of all_reduce has the same sizes.
+/// Sizes in bytes up to which an all_reduce with RMSNorm takes one step, for up to 2, 4 and 8
+/// ranks. The built-in tables have the same sizes for all_reduce.
 const NORM_IN_ONE_STEP: [u64; 3] = [2 * MIB, 128 * KIB, 64 * KIB];
 
-/// Returns the route of an all_reduce with RMSNorm of rows of `row_lines` lines.
+/// Returns the route of an all_reduce with RMSNorm of `rows` rows of `row_lines` lines.
 pub(crate) fn norm(rows: u64, row_lines: u64, limits: &Limits) -> NormRoute {
     if limits.ranks == 1 {
         return norm_by(rms_norm::Algorithm::None, rows, row_lines, limits);
@@ -39,13 +40,13 @@ pub(crate) fn norm(rows: u64, row_lines: u64, limits: &Limits) -> NormRoute {
     if bytes <= up_to && one.rows >= rows || two.rows == 0 { one } else { two }
 }
 
-/// Returns the route of an all_reduce with RMSNorm by an algorithm.
+/// Like [`norm`], by the given algorithm.
 pub(crate) fn norm_by(algorithm: rms_norm::Algorithm, rows: u64, row_lines: u64, limits: &Limits) -> NormRoute {
     const MOST_THREADS: u64 = 512;
     let too_short = algorithm == rms_norm::Algorithm::TwoShot && row_lines < rms_norm::two_shot_min_lines(limits.ranks);
     let row_bytes = rms_norm::bank_bytes(algorithm, 1, row_lines, limits.ranks);
     let rows = if too_short { 0 } else { limits.bank_bytes.checked_div(row_bytes).unwrap_or(rows) };
-    // All threads of a block have the same number of lines, if possible.
+    // If possible, all threads of a block handle the same number of lines.
     let threads = row_lines.div_ceil(row_lines.div_ceil(MOST_THREADS).max(1)).next_multiple_of(32);
     NormRoute { algorithm, blocks: limits.max_blocks, threads: threads.clamp(32, MOST_THREADS) as u32, rows }
 }

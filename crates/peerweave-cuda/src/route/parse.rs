@@ -1,12 +1,13 @@
-//! The file format of route tables: lines of words. `#` begins a comment. Sizes are in bytes, with
-//! a suffix K, M or G for powers of 1024, or `rest` for all larger sizes.
+//! The file format of route tables: each line consists of words. `#` begins a comment. Sizes are in
+//! bytes, with an optional suffix K, M or G for powers of 1024. `rest` stands for all larger sizes.
+//! The rows `own` of a number of ranks are in the order of their sizes.
 //!
 //! ```text
 //! peerweave-routes 1                                  the format and its version: the first line
 //! arch sm_90                                          the architecture, or `any`
 //! threshold NAME SIZE                                 each threshold once
-//! own all_reduce RANKS UP-TO ALGORITHM BLOCKSxTHREADS also for reduce; ascending, the last `rest chunked`
-//! nccl OPERATION RANKS FROM UP-TO                     NCCL is faster, for these sizes
+//! own all_reduce RANKS UP-TO ALGORITHM BLOCKSxTHREADS also for reduce; last: `rest chunked`
+//! nccl OPERATION RANKS FROM UP-TO                     sizes for which NCCL is faster
 //! ```
 
 use std::path::Path;
@@ -47,9 +48,9 @@ pub enum RoutesError {
     Damaged {
         /// The file.
         file: String,
-        /// Number of the line; the last line for something that is missing.
+        /// Number of the invalid line; the number of the last line if a line is missing.
         line: usize,
-        /// What was found, and what was expected.
+        /// Description of the value found and of the expected value.
         what: String,
     },
     /// The file was measured on other GPUs.
@@ -65,10 +66,10 @@ pub enum RoutesError {
 }
 
 impl RouteTable {
-    /// Reads a table from a file, for GPUs of architecture `arch`.
+    /// Reads a table from a file. The table must be for GPUs of architecture `arch`, or for `any`.
     ///
     /// # Errors
-    /// [`RoutesError`], which names the file.
+    /// [`RoutesError`], with the path of the file.
     pub fn read(path: &Path, arch: &str) -> Result<Self, RoutesError> {
         let file = path.display().to_string();
         let text = std::fs::read_to_string(path)
@@ -114,7 +115,10 @@ impl RouteTable {
                 },
                 ["own", rest @ ..] => own_row(rest).map(|row| own.push(row)),
                 ["nccl", rest @ ..] => library_row(Provider::Nccl, rest).map(|row| libraries.push(row)),
-                _ => Err(format!("{:?} is not the start of a line, expected arch, threshold, own or nccl", words.join(" "))),
+                _ => Err(format!(
+                    "{:?} is not a valid line, expected arch ARCHITECTURE (once), threshold, own or nccl",
+                    words.join(" ")
+                )),
             };
             outcome.map_err(|what| damaged(at, what))?;
         }
@@ -153,7 +157,7 @@ fn ranks(word: &str) -> Result<(u32, u32), String> {
     let (first, last) = word.split_once('-').unwrap_or((word, word));
     match (first.parse(), last.parse()) {
         (Ok(first), Ok(last)) if (1..=last).contains(&first) && last <= MAX_RANKS as u32 => Ok((first, last)),
-        _ => Err(format!("{word:?} is not a number of ranks, expected 1 to {MAX_RANKS}, such as 2 or 3-4")),
+        _ => Err(format!("{word:?} is not a range of ranks, expected numbers from 1 to {MAX_RANKS}, such as 2 or 3-4")),
     }
 }
 
@@ -184,7 +188,7 @@ fn library_row(library: Provider, words: &[&str]) -> Result<LibraryRow, String> 
     let kind = library_kind(operation).ok_or_else(|| format!("{operation:?} is not an operation that NCCL carries out here"))?;
     let bytes = (bytes(from)?, bytes(up_to)?);
     if bytes.0 > bytes.1 {
-        return Err(format!("the sizes {from} to {up_to} are reversed, expected the smaller one first"));
+        return Err(format!("the sizes {from} to {up_to} are reversed, expected the smaller size first"));
     }
     Ok(LibraryRow { library, kind, ranks: ranks(of)?, bytes })
 }
@@ -210,16 +214,16 @@ mod tests {
     }
 
     #[test]
-    fn damaged_route_table_is_named_with_the_line() {
+    fn error_of_a_damaged_route_table_has_file_and_line() {
         for (from, to, line, what) in [
             ("peerweave-routes 1", "something else", 1, "found \"something else\", expected \"peerweave-routes 1\""),
-            ("arch sm_90", "arch H200", 2, "is not the start of a line"),
+            ("arch sm_90", "arch H200", 2, "is not a valid line"),
             ("arch sm_90", "# arch", 24, "no line \"arch\""),
             ("16M", "16Q", 4, "\"16Q\" is not a size"),
             ("threshold parts_by_lines_up_to", "threshold parts", 4, "\"parts\" is not a threshold"),
             ("threshold parts_by_lines_up_to 16M\n", "", 23, "threshold parts_by_lines_up_to is missing"),
             ("threshold parts_by_lines_up_to", "threshold programmatic_up_to", 4, "occurs twice"),
-            ("1-2 8K one_shot", "1-9 8K one_shot", 6, "\"1-9\" is not a number of ranks"),
+            ("1-2 8K one_shot", "1-9 8K one_shot", 6, "\"1-9\" is not a range of ranks"),
             ("1-2 8K one_shot", "1-2 8K three_shot", 6, "\"three_shot\" is not an algorithm"),
             ("4x128", "4x100", 6, "\"4x100\" is not a shape"),
             ("4x128", "4x1024", 6, "\"4x1024\" is not a shape"),
@@ -238,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn file_of_another_version_or_gpu_is_refused() {
+    fn route_table_of_another_version_or_gpu_is_refused() {
         let error = RouteTable::parse("my.routes", &text("routes 1", "routes 2")).unwrap_err();
         assert_eq!(error, RoutesError::Version { file: "my.routes".into(), found: "2".into() });
         let directory = std::env::temp_dir().join(format!("peerweave-routes-{}", std::process::id()));

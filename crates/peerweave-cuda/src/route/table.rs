@@ -1,4 +1,4 @@
-//! The route table: rows and thresholds, which are data.
+//! The route table: data that consists of rows and thresholds.
 
 use std::fmt;
 
@@ -10,8 +10,9 @@ use super::{Limits, Provider, Route, holds, lines_of};
 /// A row for Peerweave's kernels: the algorithm for calls up to a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OwnRow {
-    /// The smallest and the largest number of ranks.
+    /// The smallest and the largest number of ranks for which the row is valid.
     pub(super) ranks: (u32, u32),
+    /// The largest size in bytes.
     pub(super) up_to: u64,
     pub(super) algorithm: Algorithm,
     pub(super) blocks: u32,
@@ -28,22 +29,23 @@ pub(super) struct LibraryRow {
     pub(super) bytes: (u64, u64),
 }
 
-/// Thresholds in bytes.
+/// The thresholds of a table, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Thresholds {
-    /// Size of a call up to which its kernel may begin before the previous kernel has ended. Blocks
-    /// of a larger call would take multiprocessors from blocks that still work.
+    /// Size of a call up to which its kernel may begin before the previous kernel has ended. The
+    /// blocks of a larger call would occupy multiprocessors while blocks of the previous kernel
+    /// still need them.
     pub(super) programmatic_up_to: u64,
-    /// Size of all parts up to which all_gather and all_to_all use lines, if the banks have room.
-    /// Longer parts are sent as messages.
+    /// Total size of all parts up to which all_gather and all_to_all use lines, if the banks have
+    /// room. Longer parts are sent as messages.
     pub(super) parts_by_lines_up_to: u64,
     /// Size from which the root of a broadcast to more than one rank sends a different part to each
-    /// rank, which then passes it on.
+    /// rank. Each rank then sends its part to the other ranks.
     pub(super) broadcast_scattered_from: u64,
 }
 
 impl Thresholds {
-    /// Names in files.
+    /// The names of the thresholds in files.
     pub(super) const NAMES: [&str; 3] = ["programmatic_up_to", "parts_by_lines_up_to", "broadcast_scattered_from"];
 
     pub(super) fn values(&self) -> [u64; 3] {
@@ -58,9 +60,9 @@ impl Thresholds {
 /// The table of routes for GPUs of one architecture: the fastest algorithm or library for each
 /// call.
 ///
-/// [`builtin`](Self::builtin) returns the tables of this crate, which lie in its folder `routes`.
-/// `peerweave tune` measures a table on the GPUs of a machine and writes it to a file, which
-/// [`read`](Self::read) reads. `Display` writes the text of a file.
+/// [`builtin`](Self::builtin) returns the tables of this crate, which are in its folder `routes`.
+/// `peerweave tune` measures a table on the GPUs of a machine and writes the table to a file.
+/// [`read`](Self::read) reads such a file, and `Display` writes its text.
 ///
 /// ```
 /// use peerweave_cuda::RouteTable;
@@ -73,7 +75,7 @@ impl Thresholds {
 /// ```
 #[derive(Clone, Debug)]
 pub struct RouteTable {
-    /// The file, or the name of a built-in table.
+    /// The path of the file, or the name of a built-in table.
     pub(super) name: String,
     pub(super) arch: String,
     pub(super) thresholds: Thresholds,
@@ -81,13 +83,13 @@ pub struct RouteTable {
     pub(super) libraries: Vec<LibraryRow>,
 }
 
-/// The table for GPUs whose architecture has no table of its own.
+/// The table for architectures without a table of their own.
 const ANY: &str = include_str!("../../routes/any.routes");
 const SM_90: &str = include_str!("../../routes/sm_90.routes");
 
 impl RouteTable {
-    /// Returns the table of this crate for an architecture, such as `sm_90`; the table `any` if
-    /// there is none for it.
+    /// Returns the table of this crate for an architecture, such as `sm_90`. If there is no such
+    /// table, returns the table `any`.
     pub fn builtin(arch: &str) -> Self {
         let (name, text) = match arch {
             "sm_90" => ("the built-in table sm_90", SM_90),
@@ -96,12 +98,12 @@ impl RouteTable {
         Self::parse(name, text).unwrap_or_else(|error| panic!("peerweave-cuda bug: {error}"))
     }
 
-    /// Returns the file, or the name of a built-in table.
+    /// Returns the path of the file, or the name of a built-in table.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the architecture whose GPUs the table describes, such as `sm_90`, or `any`.
+    /// Returns the architecture of the GPUs for which the table is, such as `sm_90`, or `any`.
     pub fn arch(&self) -> &str {
         &self.arch
     }
@@ -111,9 +113,9 @@ impl RouteTable {
         self.to_string()
     }
 
-    /// Returns the first row of Peerweave's kernels for calls of `bytes` bytes that fits the
-    /// staging memory. With `algorithm`, only rows with this algorithm: the first that is long
-    /// enough, or the last.
+    /// Returns the first row of Peerweave's kernels that is for calls of `bytes` bytes and fits the
+    /// staging memory. If there is no such row, returns the last row if it fits. With `algorithm`,
+    /// considers only rows with this algorithm.
     pub(super) fn own_row(&self, bytes: u64, limits: &Limits, algorithm: Option<Algorithm>) -> Option<&OwnRow> {
         let is_in = |row: &OwnRow| (row.ranks.0..=row.ranks.1).contains(&limits.ranks);
         let fits = |row: &OwnRow| holds(row.algorithm, lines_of(bytes), limits);
@@ -128,29 +130,31 @@ impl RouteTable {
             Algorithm::OneShot => lines,
             Algorithm::TwoShot | Algorithm::Chunked => lines.div_ceil(u64::from(limits.ranks)),
         };
-        // A block has no more threads than lines, rounded up to whole warps.
+        // A block has at most as many threads as there are lines, rounded up to whole warps.
         let threads = row.threads.min(u32::try_from(busy.next_multiple_of(32)).unwrap_or(u32::MAX)).max(32);
         let blocks = busy.div_ceil(u64::from(threads)).clamp(1, u64::from(row.blocks.min(limits.max_blocks)));
         Route::new(row.algorithm, blocks as u32, threads)
     }
 
-    /// Returns the index of the first row of a library for a call.
+    /// Returns the index of the first row of a library that is for a call of this operation and
+    /// size.
     pub(super) fn library_row(&self, kind: CollectiveKind, ranks: u32, bytes: u64) -> Option<usize> {
         self.libraries.iter().position(|row| {
             row.kind == kind && (row.ranks.0..=row.ranks.1).contains(&ranks) && (row.bytes.0..=row.bytes.1).contains(&bytes)
         })
     }
 
-    /// Returns an error text if a number of ranks has no row that fits every call.
+    /// Checks that the rows for each number of ranks are in the order of their sizes, and that the
+    /// last row is for every larger call. Returns a description of the first fault.
     pub(super) fn check(&self) -> Result<(), String> {
         for ranks in 1..=MAX_RANKS as u32 {
             let rows: Vec<&OwnRow> = self.own.iter().filter(|row| (row.ranks.0..=row.ranks.1).contains(&ranks)).collect();
-            let Some(last) = rows.last() else { return Err(format!("no row of all_reduce for {ranks} ranks")) };
+            let Some(last) = rows.last() else { return Err(format!("there is no row of all_reduce for a team of size {ranks}")) };
             if last.up_to != u64::MAX || last.algorithm != Algorithm::Chunked {
-                return Err(format!("the last row of all_reduce for {ranks} ranks is not \"rest chunked\""));
+                return Err(format!("the last row of all_reduce for teams of size {ranks} is not \"rest chunked\""));
             }
             if !rows.is_sorted_by_key(|row| row.up_to) {
-                return Err(format!("the rows of all_reduce for {ranks} ranks are not in the order of their sizes"));
+                return Err(format!("the rows of all_reduce for teams of size {ranks} are not in the order of their sizes"));
             }
         }
         Ok(())
@@ -165,7 +169,8 @@ pub(super) fn name_of(algorithm: Algorithm) -> &'static str {
     ALGORITHMS.iter().find(|(one, _)| *one == algorithm).map_or("?", |(_, name)| name)
 }
 
-/// A number of bytes as files and messages have it: `64K`, `16M`, `100`, `rest` for the largest.
+/// A number of bytes in the format of files and messages: `64K`, `16M`, `100`, or `rest` for the
+/// largest number.
 #[derive(Clone, Copy)]
 pub(super) struct Bytes(pub(super) u64);
 
@@ -180,7 +185,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// A range of numbers of ranks as files have it: `2`, `3-4`.
+/// A range of numbers of ranks in the format of files: `2` or `3-4`.
 pub(super) struct Ranks(pub(super) (u32, u32));
 
 impl fmt::Display for Ranks {

@@ -1,4 +1,4 @@
-//! Makes a table from measured times.
+//! Makes a route table from measured times.
 
 use peerweave_collectives::Algorithm;
 use peerweave_core::backend::CollectiveKind;
@@ -6,31 +6,32 @@ use peerweave_core::backend::CollectiveKind;
 use super::table::{LibraryRow, OwnRow, RouteTable, Thresholds};
 use super::{Method, Provider};
 
-/// The time of a call of one size by one method.
+/// The measured time of a call of one size by one method.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     /// The operation.
     pub kind: CollectiveKind,
     /// The method by which the call was carried out.
     pub method: Method,
-    /// Bytes of the larger buffer of a rank.
+    /// Size in bytes of the larger buffer of a rank.
     pub size_bytes: u64,
-    /// Microseconds of a call.
+    /// Time of a call, in microseconds.
     pub us: f64,
 }
 
-/// A library must take at most this part of the time of Peerweave's kernels, because of noise and
-/// because it costs more on the host.
+/// NCCL is chosen if it takes at most this fraction of the time of Peerweave's kernels. The
+/// fraction is below 1 because measurements have noise, and because calls of NCCL cost more time on
+/// the host.
 const FASTER: f64 = 0.97;
 
 impl RouteTable {
-    /// Returns this table with rows for teams of `ranks` ranks that follow from measured times, for
-    /// GPUs of architecture `arch`. Rows for other numbers of ranks stay, and so do thresholds and
-    /// operations that were not measured.
+    /// Returns a copy of this table for GPUs of architecture `arch`, in which the rows for teams of
+    /// `ranks` ranks follow from measured times. Rows for other numbers of ranks are unchanged, and
+    /// so are thresholds and operations that were not measured.
     ///
-    /// An algorithm of all_reduce gets the sizes at which it was the fastest, with the launch
-    /// shapes of this table. NCCL gets the sizes at which it takes at most 0.97 of the least time
-    /// of Peerweave's kernels.
+    /// For each size of an all_reduce, the new table has the fastest algorithm, with the launch
+    /// shape of this table. For each measured operation, it has NCCL for the sizes at which NCCL
+    /// takes at most 0.97 of the shortest time of Peerweave's kernels.
     ///
     /// ```
     /// use peerweave_cuda::{CollectiveKind, Method, RouteTable, Timing};
@@ -65,7 +66,7 @@ impl RouteTable {
         table
     }
 
-    /// Returns the rows of all_reduce; `None` if it was not measured.
+    /// Returns the rows of all_reduce; `None` if all_reduce was not measured.
     fn own_rows(&self, ranks: u32, timings: &[Timing]) -> Option<Vec<OwnRow>> {
         let algorithm_of = |timing: &Timing| timing.method.algorithm().filter(|_| timing.kind == CollectiveKind::AllReduce);
         let mut rows: Vec<OwnRow> = Vec::new();
@@ -84,18 +85,19 @@ impl RouteTable {
         if last.algorithm == Algorithm::Chunked {
             rows.last_mut()?.up_to = u64::MAX;
         } else {
-            // The ring is the algorithm that holds every size.
+            // The last row has rings, the only algorithm that supports every size.
             let shape = self.shape(ranks, u64::MAX, Algorithm::Chunked)?;
             rows.push(OwnRow { ranks: (ranks, ranks), up_to: u64::MAX, ..shape });
         }
         Some(rows)
     }
 
-    /// Returns the row of this table with the shape for an algorithm and a size.
+    /// Returns the row of this table that has the launch shape for an algorithm and a size.
     fn shape(&self, ranks: u32, size: u64, algorithm: Algorithm) -> Option<OwnRow> {
         let is_in = |row: &&OwnRow| row.algorithm == algorithm && (row.ranks.0..=row.ranks.1).contains(&ranks);
         let rows = || self.own.iter().filter(is_in);
-        // An algorithm that this table does not use with so many ranks has the shape of others.
+        // If this table does not use the algorithm with this number of ranks, the shape is that for
+        // other numbers.
         let of_others = || self.own.iter().filter(|row| row.algorithm == algorithm);
         let first = |row: &&OwnRow| size <= row.up_to;
         rows()
@@ -107,7 +109,7 @@ impl RouteTable {
     }
 }
 
-/// Returns the parts of a range without a number.
+/// Returns the parts of a range that remain after a number is removed.
 fn without((first, last): (u32, u32), number: u32) -> impl Iterator<Item = (u32, u32)> {
     let is_in = (first..=last).contains(&number);
     let below = is_in.then(|| (first, number - 1));
@@ -116,7 +118,7 @@ fn without((first, last): (u32, u32), number: u32) -> impl Iterator<Item = (u32,
     [below, above, whole].into_iter().flatten().filter(|(first, last)| first <= last)
 }
 
-/// Returns the sizes of timings, ascending.
+/// Returns the sizes of timings in ascending order, without duplicates.
 fn sizes<'a>(timings: impl Iterator<Item = &'a Timing>) -> Vec<u64> {
     let mut sizes: Vec<u64> = timings.map(|timing| timing.size_bytes).collect();
     sizes.sort_unstable();
@@ -124,13 +126,14 @@ fn sizes<'a>(timings: impl Iterator<Item = &'a Timing>) -> Vec<u64> {
     sizes
 }
 
-/// Returns the least time of a size among the methods that `of` accepts.
+/// Returns the shortest time of an operation and a size among the methods that `of` accepts.
 fn least(kind: CollectiveKind, size: u64, timings: &[Timing], of: impl Fn(Method) -> bool) -> Option<f64> {
     let times = timings.iter().filter(|timing| timing.kind == kind && timing.size_bytes == size && of(timing.method));
     times.map(|timing| timing.us).min_by(f64::total_cmp)
 }
 
-/// Returns the rows of NCCL for an operation: a row for each run of sizes at which it is faster.
+/// Returns the rows of NCCL for an operation: one row for each run of consecutive sizes at which
+/// NCCL is faster.
 fn library_rows(kind: CollectiveKind, ranks: u32, timings: &[Timing]) -> Vec<LibraryRow> {
     let all = sizes(timings.iter().filter(|timing| timing.kind == kind));
     let is_faster = |size: &u64| {
@@ -148,8 +151,8 @@ fn library_rows(kind: CollectiveKind, ranks: u32, timings: &[Timing]) -> Vec<Lib
     runs.map(row).collect()
 }
 
-/// Returns the size of all parts up to which lines are faster than messages, in all_gather and
-/// all_to_all together; `None` if they were not measured.
+/// Returns the total size of all parts up to which lines are faster than messages, for all_gather
+/// and all_to_all together; `None` if these operations were not measured.
 fn lines_up_to(timings: &[Timing]) -> Option<u64> {
     let kinds = [CollectiveKind::AllGather, CollectiveKind::AllToAll];
     let both = |kind, size| {
@@ -158,7 +161,7 @@ fn lines_up_to(timings: &[Timing]) -> Option<u64> {
     };
     let measured =
         sizes(timings.iter().filter(|timing| kinds.contains(&timing.kind) && both(timing.kind, timing.size_bytes).is_some()));
-    // The ratio of both operations: each has the same weight.
+    // The logarithms of the time ratios of both operations are added, so both have the same weight.
     let ratio = |size: u64| -> f64 {
         kinds.iter().filter_map(|kind| both(*kind, size)).map(|(lines, messages)| (lines / messages).ln()).sum()
     };
@@ -180,7 +183,8 @@ mod tests {
         Timing { kind, method, size_bytes, us }
     }
 
-    /// Two-shot is best at 64 KiB, one-shot below, the ring above; NCCL is best at 256 KiB alone.
+    /// Returns timings of all_reduce in which two-shot is the fastest of Peerweave's algorithms at
+    /// 64 KiB, one-shot below, and the ring above. NCCL is clearly faster only at 256 KiB.
     fn timings() -> Vec<Timing> {
         let kind = CollectiveKind::AllReduce;
         let mut all = Vec::new();
@@ -232,7 +236,8 @@ mod tests {
     fn nccl_gets_the_sizes_at_which_it_is_clearly_faster() {
         let table = RouteTable::builtin("sm_90").tuned("sm_90", 2, &timings());
         let rows: Vec<String> = table.libraries.iter().map(ToString::to_string).collect();
-        // The rows of other operations stay. At 1 MiB NCCL takes more than 0.97.
+        // The rows of other operations are unchanged. At 1 MiB NCCL takes more than 0.97 of the
+        // shortest time.
         assert_eq!(rows, ["nccl all_to_all 2 48M rest", "nccl reduce 2 128M rest", "nccl all_reduce 2 256K 256K"]);
         let kind = CollectiveKind::AllToAll;
         let own = |size, us| timing(kind, Method::Own, size, us);
@@ -246,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn threshold_minimises_the_total_time_of_two_operations() {
+    fn threshold_is_the_last_size_at_which_lines_are_faster() {
         let mut all = Vec::new();
         for (kind, factor) in [(CollectiveKind::AllGather, 1.0), (CollectiveKind::AllToAll, 0.8)] {
             for (size, lines, messages) in [(MIB, 4.0, 6.0), (4 * MIB, 9.0, 10.0), (16 * MIB, 40.0, 30.0)] {

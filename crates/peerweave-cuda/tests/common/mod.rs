@@ -1,6 +1,6 @@
-//! Code shared by the tests: PEs as threads, each with a device of the fake driver, and kernels
-//! that the fake driver runs on the CPU.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+//! Code shared by the tests: PEs that are threads or processes, each with a device of the fake
+//! driver, and kernels that the fake driver runs on the CPU.
+#![allow(dead_code, reason = "each test binary uses only a part of this module")]
 
 use std::ffi::c_uint;
 use std::sync::Arc;
@@ -30,9 +30,9 @@ pub(crate) fn fakes() -> Fakes {
     Fakes::new().cuda().needs(found)
 }
 
-/// Runs `body` as each of `n` PEs. Returns the results.
+/// Runs `body` as each of `n` PEs, which are threads. Returns the results.
 pub(crate) fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T + Sync) -> Vec<T> {
-    pes_that_may_fail(n, options, |gpu| body(&gpu.expect("it is set up")))
+    pes_that_may_fail(n, options, |gpu| body(&gpu.expect("the GPU is set up")))
 }
 
 /// Like [`pes`], but passes `body` the result of setting up the GPU.
@@ -44,8 +44,8 @@ pub(crate) fn pes_that_may_fail<T: Send>(
     pes_on(&vec!["one"; n as usize], options, body)
 }
 
-/// Like [`pes_that_may_fail`], with one PE on each of these simulated hosts, which may be named
-/// several times.
+/// Like [`pes_that_may_fail`], with PE `i` on the simulated host `hosts[i]`. Several PEs may be on
+/// the same host.
 pub(crate) fn pes_on<T: Send>(hosts: &[&str], options: GpuOptions, body: impl Fn(Result<Gpu, CudaError>) -> T + Sync) -> Vec<T> {
     register();
     let (_server, jobs) = Server::on_this_machine(hosts.len() as u32).expect("a server");
@@ -57,7 +57,7 @@ pub(crate) fn pes_on<T: Send>(hosts: &[&str], options: GpuOptions, body: impl Fn
                 scope.spawn(move || {
                     let host = Some(Host::named(hosts[job.pe.index()]));
                     let rendezvous = Rendezvous::join(job, Options { deadline: LONG, host, ..Options::default() });
-                    let rendezvous = Arc::new(rendezvous.expect("everybody joins"));
+                    let rendezvous = Arc::new(rendezvous.expect("all PEs join"));
                     let context = peerweave_driver::context(job.pe.index()).expect("the fake has devices");
                     let result = body(Gpu::new(&rendezvous, &context, options));
                     // Leaves the job, unless the body has lost its peers.
@@ -72,8 +72,7 @@ pub(crate) fn pes_on<T: Send>(hosts: &[&str], options: GpuOptions, body: impl Fn
     })
 }
 
-/// A GPU of a PE that is a process. Leaves the job when it is dropped. PE 0 runs the server, so it
-/// leaves last.
+/// A GPU of a PE that is a process. Dropping this value ends the GPU and leaves the job.
 pub(crate) struct ProcessGpu {
     gpu: Option<Gpu>,
     rendezvous: Option<Arc<Rendezvous>>,
@@ -83,7 +82,7 @@ impl ProcessGpu {
     /// Ends the GPU, then leaves the job. Returns the outcome and the duration of the end.
     pub(crate) fn end(mut self) -> (Result<(), CudaError>, Duration) {
         let start = std::time::Instant::now();
-        let ended = self.gpu.take().expect("it was not ended").end();
+        let ended = self.gpu.take().expect("the GPU was not ended").end();
         let took = start.elapsed();
         if let Some(rendezvous) = self.rendezvous.take().and_then(Arc::into_inner) {
             let _ = rendezvous.leave();
@@ -96,7 +95,7 @@ impl std::ops::Deref for ProcessGpu {
     type Target = Gpu;
 
     fn deref(&self) -> &Gpu {
-        self.gpu.as_ref().expect("it is dropped with this")
+        self.gpu.as_ref().expect("the GPU lives as long as this value")
     }
 }
 
@@ -118,34 +117,33 @@ impl Drop for ProcessGpu {
     }
 }
 
-/// Returns the job of this child process, whose PEs are the children. The first PE runs the server.
+/// Returns the job whose PEs are the child processes of the test. PE 0 runs the server.
 pub(crate) fn job_of(child: &peerweave_fakes::Child) -> Job {
     register();
     child.job()
 }
 
-/// Returns this child process as a PE of a job whose PEs are processes. The first PE runs the
-/// server.
+/// Joins the job of the child processes, and sets up the GPU of this process. PE 0 runs the server.
 pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> ProcessGpu {
     process_on(child, None, child.rank, options)
 }
 
-/// Like [`process`], on a simulated host and a device.
+/// Like [`process`], with a simulated host and a device.
 pub(crate) fn process_on(child: &peerweave_fakes::Child, host: Option<Host>, device: usize, options: GpuOptions) -> ProcessGpu {
     let job = job_of(child);
-    let rendezvous = Rendezvous::join(&job, Options { deadline: LONG, host, ..Options::default() }).expect("everybody joins");
+    let rendezvous = Rendezvous::join(&job, Options { deadline: LONG, host, ..Options::default() }).expect("all PEs join");
     let context = peerweave_driver::context(device).expect("the fake has devices");
     let rendezvous = Arc::new(rendezvous);
-    let gpu = Gpu::new(&rendezvous, &context, options).expect("it is set up");
+    let gpu = Gpu::new(&rendezvous, &context, options).expect("the GPU is set up");
     ProcessGpu { gpu: Some(gpu), rendezvous: Some(rendezvous) }
 }
 
-/// Runs the host form of a kernel. Each thread of the grid is a coroutine.
+/// Runs the host version of a kernel. Each thread of the grid is a coroutine.
 ///
 /// # Safety
 /// `launch` is a launch of that kernel.
 pub(crate) unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const driver::Launch, args: A) {
-    // SAFETY: the fake driver passes a live launch, whose first parameter is the address of the
+    // SAFETY: the fake driver passes a live launch. Its first argument is the address of the
     // context.
     let (launch, context) = unsafe { (&*launch, (*launch).argument::<u64>(0)) };
     let context = std::ptr::with_exposed_provenance::<KernelContext>(context as usize);
@@ -464,11 +462,11 @@ pub(crate) fn register() {
     register_norms();
 }
 
-/// Runs the body as each of `n` PEs of a world on GPUs, and ends the world. Returns the bodies'
-/// results.
+/// Runs `body` as each of `n` PEs of a world on GPUs, then ends the world. Returns the results of
+/// `body`.
 pub(crate) fn worlds<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&World) -> T + Sync) -> Vec<T> {
     pes_that_may_fail(n, options, |gpu| {
-        let world = World::new(Cuda::new(gpu.expect("it is set up")).expect("a backend")).expect("a world");
+        let world = World::new(Cuda::new(gpu.expect("the GPU is set up")).expect("a backend")).expect("a world");
         let result = body(&world);
         let report = world.finalize().expect("every PE ends the job");
         assert!(report.is_clean(), "{report}");
