@@ -70,10 +70,10 @@ type Wrong = fn(&Scene) -> Result<()>;
 const TABLE: &[(&str, Wrong)] = &[
     // ---- views ----
     ("range: `range` has 6 elements, but the call uses 4..7", |s| s.x.range(4..7).map(drop)),
-    ("cast: `self` is 20 bytes for elements of 8, expected a multiple of the size of the new elements", |s| {
+    ("cast: `self` is 20 bytes for elements of 8 bytes, expected a multiple of the size of the new elements", |s| {
         s.x.slice(..5)?.cast::<u64>().map(drop)
     }),
-    ("cast: `self` is at offset 4 for elements aligned to 8, expected a multiple of the alignment of the new elements", |s| {
+    ("cast: `self` is at offset 4 for elements aligned to 8 bytes, expected a multiple of the alignment of the new elements", |s| {
         s.x.slice(1..5)?.cast::<u64>().map(drop)
     }),
     (
