@@ -356,8 +356,8 @@ impl World {
     pub fn shrink(&self) -> Result<Self> {
         const CALL: &str = "shrink";
         self.shared.usable(CALL)?;
-        // If another thread is shrinking this world, waits until it has finished, which the
-        // deadline bounds. If that thread has succeeded, this world has ended.
+        // The lock waits for a thread that is shrinking this world; the deadline bounds the wait. If
+        // that thread has succeeded, this world has ended.
         let _shrinking = self.shared.shrinking.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.usable(CALL)?;
         let Shrunk { backend, former } = self.shared.backend.shrink()?;
@@ -389,8 +389,8 @@ impl World {
     /// handle of this world fail with [`MisuseKind::Finalized`](crate::MisuseKind::Finalized).
     ///
     /// The method takes `&self`, so threads can share the world, or a `static` can hold it, without
-    /// a lock. One thread finalizes the world. The next call of each other thread fails with that
-    /// error.
+    /// a lock. One thread finalizes the world. The next call of each other thread then fails with
+    /// [`MisuseKind::Finalized`](crate::MisuseKind::Finalized).
     ///
     /// # Collective
     /// All PEs must call, after their other collective calls. Waits for pending operations of
