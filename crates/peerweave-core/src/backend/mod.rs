@@ -220,7 +220,7 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// [`Error::Timeout`] names the PEs that have neither called nor ended. The call can be made
     /// again.
     fn shrink(&self) -> Result<Shrunk, Error> {
-        let why = "it has no shared memory in which the PEs that are left could agree";
+        let why = "the PEs that remain share no memory in which they could agree";
         Err(Error::Unsupported { call: "shrink", backend: self.name(), why })
     }
 

@@ -1,5 +1,5 @@
 //! A backend without communication: it simulates a job of any size in one process, records its
-//! calls, and completes operations at once.
+//! calls, and completes operations immediately.
 //!
 //! This backend is for unit tests, examples and measurements of the API. One-sided operations,
 //! signals and atomics work on the segments of the simulated PEs. Collectives work if the team has

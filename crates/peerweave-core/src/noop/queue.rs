@@ -209,8 +209,8 @@ impl NoopStream {
         result.map(Submitted::Complete)
     }
 
-    /// Adds an operation to the queue, or an event if `mark` is set. Returns `None` if the operation
-    /// can run, or the event can complete, immediately.
+    /// Adds an operation to the queue, or an event if `mark` is set. Returns `None` if the
+    /// operation can run, or the event can complete, immediately.
     fn enter(&self, work: impl FnOnce() -> Option<(Op, Keep)>, mark: bool) -> Option<Arc<Done>> {
         let queue = &self.backend.queue;
         let hold = queue.hold.load(Ordering::Relaxed) && !mark;

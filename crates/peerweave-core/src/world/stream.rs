@@ -52,7 +52,7 @@ impl Stream {
     }
 
     /// Makes later operations of this stream wait until another stream has passed `event`. Returns
-    /// at once.
+    /// immediately.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) for an event of another world; errors of the backend.

@@ -356,8 +356,8 @@ impl World {
     pub fn shrink(&self) -> Result<Self> {
         const CALL: &str = "shrink";
         self.shared.usable(CALL)?;
-        // The lock waits for a thread that is shrinking this world; the deadline bounds the wait. If
-        // that thread has succeeded, this world has ended.
+        // The lock waits for a thread that is shrinking this world; the deadline bounds the wait.
+        // If that thread has succeeded, this world has ended.
         let _shrinking = self.shared.shrinking.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.usable(CALL)?;
         let Shrunk { backend, former } = self.shared.backend.shrink()?;

@@ -120,8 +120,8 @@ impl CollectiveKind {
 ///
 /// In a call in place, `send` and `recv` share bytes as follows. In all other calls, they do not
 /// overlap.
-/// - all-reduce (also with a norm), reduce, broadcast, scans, all-to-all, all-to-all-v: both name
-///   the same buffer;
+/// - all-reduce (also with a norm), reduce, broadcast, scans, all-to-all, all-to-all-v: `send` and
+///   `recv` name the same buffer;
 /// - all-gather: `send` is part `rank` of `recv`;
 /// - reduce-scatter: `recv` is part `rank` of `send`;
 /// - gather, at the root: `send` is part `rank` of `recv`;

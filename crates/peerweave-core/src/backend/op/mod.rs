@@ -33,7 +33,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Returns the place `bytes` bytes after this one.
+    /// Returns the place `bytes` bytes after this place.
     #[must_use]
     pub fn plus(self, bytes: usize) -> Self {
         match self {
