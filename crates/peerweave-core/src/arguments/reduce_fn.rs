@@ -100,7 +100,7 @@ impl<T: Element, F: Fn(T, T) -> T + Send + Sync> Combine for Function<T, F> {
     fn combine(&self, accumulator: &mut [u8], operand: &[u8]) {
         let size = size_of::<T>();
         for (a, b) in accumulator.chunks_exact_mut(size).zip(operand.chunks_exact(size)) {
-            // SAFETY: `a` and `b` have the size of a `T`, and every bit pattern of an element is valid.
+            // SAFETY: `a` and `b` have the size of a `T`; every bit pattern of an element is valid.
             let (left, right) = unsafe { (a.as_ptr().cast::<T>().read_unaligned(), b.as_ptr().cast::<T>().read_unaligned()) };
             let combined = (self.function)(left, right);
             // SAFETY: `a` has the size of a `T`; elements have no padding.
