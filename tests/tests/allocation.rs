@@ -270,7 +270,7 @@ fn forgotten(seat: &Seat) {
     let [first, second] = &report.leaked[..] else { panic!("{report}") };
     assert_eq!((first.elements, first.bytes, first.dropped, first.allocated_at.line()), (10, 40, false, line));
     assert_eq!((second.elements, second.dropped, second.allocated_at.file()), (3, true, file!()));
-    assert!(report.to_string().contains("2 symmetric buffers were not released"));
+    assert!(report.to_string().contains("symmetric buffers not released: 2"));
     // Handles of the finalized world refuse every call.
     let over = |result: peerweave::Result<()>| assert!(matches!(result.unwrap_err().misuse(), Some(MisuseKind::Finalized)));
     over(kept.fill(1.0));

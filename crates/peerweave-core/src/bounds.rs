@@ -1,5 +1,5 @@
-//! Checks of single values: lengths, indices, ranges, sizes of allocations. Each names the call and
-//! the argument in its error.
+//! Checks of single values: lengths, indices, ranges, sizes of allocations. Each error names the
+//! call and the argument.
 
 use crate::Result;
 use crate::backend::error::{Error, MisuseKind, misuse};
@@ -39,7 +39,7 @@ pub(crate) fn index(call: &'static str, argument: &'static str, index: usize, le
     if index < len { Ok(()) } else { Err(wrong_index(call, argument, index, len)) }
 }
 
-/// Returns the start and length of `range`, a range of `len` elements.
+/// Returns the start and length of `range`, which must lie within `len` elements.
 pub(crate) fn range(call: &'static str, len: usize, range: &impl RangeBounds<usize>) -> Result<(usize, usize)> {
     let start = match range.start_bound() {
         Bound::Included(&start) => Some(start),
@@ -62,7 +62,7 @@ pub(crate) fn positive(call: &'static str, argument: &'static str, value: usize)
     if value > 0 { Ok(()) } else { Err(wrong_value(call, argument, value, "at least 1")) }
 }
 
-/// Returns the size of an allocation in bytes.
+/// Returns the size of an allocation in bytes. Fails if the size or the alignment is invalid.
 pub(crate) fn allocation(
     call: &'static str,
     elements: usize,

@@ -1,8 +1,8 @@
-//! Passes operations to the backend; no other file does. This file checks only that the stream and
-//! the team belong to the same world.
+//! The only file that passes operations to the backend. It checks only that the stream and the team
+//! belong to the same world.
 //!
-//! Invariant: only operations that `check/` prepared pass through here. The safety arguments rest
-//! on it (\[C1\]).
+//! Invariant: except for launches of kernels, only operations that `check/` has prepared pass
+//! through this file. The safety arguments depend on that (\[C1\]).
 #![allow(unsafe_code)]
 
 use crate::backend::{Keep, Op, Outcome, Submitted};
@@ -16,18 +16,18 @@ use crate::{Error, Result};
 /// Runs an operation to its end on this thread.
 #[inline(always)]
 pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
-    // SAFETY: [C1]: the memory belongs to the borrows and owners that `prepared` names, and these
-    // outlive this call, which returns when the operation is complete; `keep` gives clones of the
-    // owners for an operation that fails before its end. Slices that are written are
-    // borrowed exclusively; symmetric memory ([B4]) and buffers ([P2]) stay defined when others
+    // SAFETY: [C1]: the memory belongs to the borrows and owners that `prepared` names. They
+    // outlive this call, which returns when the operation is complete. If the operation fails
+    // before its work has ended, `keep` returns clones of the owners. Slices that are written are
+    // borrowed exclusively. Symmetric memory ([B4]) and buffers ([P2]) stay defined when others
     // access them.
     unsafe { shared.backend.run(prepared.op(), &|| prepared.keep()) }
 }
 
-/// Like [`run`], for operations without a result whose memory is held by another value than the
-/// owners of `prepared`.
+/// Like [`run`], for operations without a result. The owners of the memory come from `keep`, not
+/// from `prepared`.
 pub(crate) fn run_kept(shared: &Shared, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<()> {
-    // SAFETY: [C1]: as in `run`; `keep` gives clones of the owners that the caller has.
+    // SAFETY: [C1]: as in `run`; `keep` returns clones of the owners that the caller has.
     unsafe { shared.backend.run(prepared.op(), keep) }.map(drop)
 }
 
@@ -61,23 +61,24 @@ pub(crate) fn submit<R>(
     submit_on(stream, &prepared, decode)
 }
 
-/// Enqueues an operation of a stream of the same world.
+/// Enqueues an operation on a stream, which must belong to the same world as the operation.
 #[inline(always)]
 pub(crate) fn submit_on<R>(stream: &Stream, prepared: &Prepared<'_>, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
     let submitted = enqueue(stream, prepared, &|| prepared.keep())?;
     Ok(Ticket::new(submitted, &stream.shared, decode))
 }
 
-/// Like [`submit`], for memory that is held by another value than the owners of `prepared`.
+/// Like [`submit_on`], but returns no ticket. The owners of the memory come from `keep`, not from
+/// `prepared`.
 #[inline(always)]
 pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
-    // SAFETY: [C1]: the memory belongs to owners that the caller has; `keep` gives clones of them,
-    // which the queue holds until the operation has completed or failed ([B6]). If the operation is
-    // complete on return, the owners themselves have lived until then.
+    // SAFETY: [C1]: the memory belongs to owners that the caller has. `keep` returns clones of
+    // them, which the queue holds until the operation has completed or failed ([B6]). If the
+    // operation is complete on return, the owners themselves have lived until then.
     unsafe { stream.inner.submit(prepared.op(), keep) }
 }
 
-/// Enqueues the launch of a kernel, whose arguments no `Prepared` holds.
+/// Enqueues the launch of a kernel. No `Prepared` holds the memory of its arguments.
 ///
 /// # Safety
 /// The memory to which the arguments of `op` refer is valid while the value that `keep` returned

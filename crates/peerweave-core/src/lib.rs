@@ -6,13 +6,13 @@
 //!
 //! ```text
 //!   ops/         all_reduce, put, wait_until, …: methods of teams, worlds and streams, typed
-//!    │  call.rs   the only place that hands operations over to the backend
+//!    │  call.rs   the only file that passes operations to the backend
 //!   check/       turns every wrong call into a `Misuse`, before anything is enqueued
 //!    │
 //!   world/       the handles: world, team, stream, ticket
-//!   arguments/   what calls take: symmetric memory, buffers, signal words, reductions
+//!   arguments/   arguments of calls: symmetric memory, buffers, signal words, reductions
 //!    │
-//!   shared.rs    what all handles of a world share
+//!   shared.rs    the state that all handles of a world share
 //!   backend/     the contract of a backend; operations as plain data
 //! ```
 //!
@@ -22,7 +22,7 @@
 //!
 //! Operations take four kinds of memory, through [`Source`] and [`Dest`]:
 //! - [`Symmetric`]: allocated by all PEs together, the target of one-sided operations, and the
-//!   fastest for all;
+//!   fastest memory for all operations;
 //! - [`Buffer`]: ordinary memory with reference counting, which pending operations may use;
 //! - [`OnDevice`]: memory of a device with its owner, for backends that work on that device;
 //! - slices, arrays and vectors of the caller, in the blocking forms only, because a queue cannot
@@ -85,5 +85,5 @@ pub use peerweave_types::{
 pub use shared::{FinalizeReport, LeakedBuffer};
 pub use world::{Event, Stream, Team, Ticket, World};
 
-/// A result of Peerweave.
+/// The result of a call of Peerweave.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,6 +1,8 @@
-//! Values of calls that later calls reuse, so that a repeated call allocates nothing.
+//! Pools of values that calls create and later calls reuse, so that a repeated call allocates
+//! nothing.
 //!
-//! A value in a pool is free while the pool alone has a handle of it: operations hold the others.
+//! A value in a pool is free while only the pool has a handle to it. Operations hold handles to
+//! values in use.
 
 use crate::backend::{Kept, KeptPool, Op, Special, VectorCounts};
 use std::cell::Cell;
@@ -14,7 +16,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Shared values. A free one is filled again.
+/// A pool of shared values. A free value is filled again and reused.
 #[derive(Debug)]
 pub(crate) struct Pool<T>(Mutex<Vec<Arc<T>>>);
 
@@ -25,10 +27,10 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T> Pool<T> {
-    /// Returns a value that nothing else uses: a free one that `fill` has changed, or a new one.
+    /// Returns a value with no other user: a free value that `fill` has changed, or a new one.
     fn take_or(&self, fill: impl FnOnce(&mut T), new: impl FnOnce() -> T) -> Arc<T> {
         let mut all = lock(&self.0);
-        // Values are ordered by the time of their last use, and the oldest is most likely free.
+        // Values are ordered by the time of their last use. The oldest value is most likely free.
         if let Some(at) = all.iter_mut().position(|value| Arc::get_mut(value).is_some()) {
             let mut value = all.remove(at);
             fill(Arc::get_mut(&mut value).expect("a free value has no other handle"));
@@ -42,7 +44,7 @@ impl<T> Pool<T> {
         value
     }
 
-    /// Returns `value`, shared.
+    /// Returns `value` in an `Arc`, which may be one that the pool reuses.
     pub(crate) fn share(&self, value: T) -> Arc<T> {
         let value = Cell::new(Some(value));
         let take = || value.take().expect("a value is stored once");
@@ -51,8 +53,8 @@ impl<T> Pool<T> {
 }
 
 impl<T: Default> Pool<T> {
-    /// Returns a value that nothing else uses, after `fill` has changed it. It contains what an
-    /// earlier call left in it.
+    /// Returns a value with no other user, after `fill` has changed it. `fill` gets the default
+    /// value, or the content that an earlier call stored.
     pub(crate) fn take(&self, fill: impl Fn(&mut T)) -> Arc<T> {
         let new = || {
             let mut value = T::default();
@@ -63,8 +65,8 @@ impl<T: Default> Pool<T> {
     }
 }
 
-/// The memory that a receive writes and that other members of a group use: kind, start, end, and
-/// whether it is written.
+/// The memory of a send or receive in a group: kind of memory, start, end, and whether the
+/// operation writes it.
 pub(crate) type Range = (u8, u64, u64, bool);
 
 /// The pools of a world.
@@ -100,7 +102,7 @@ impl Pools {
         KeptPool::take(&self.kept)
     }
 
-    /// Calls `with` with an empty list.
+    /// Calls `with` with an empty list, whose memory is reused.
     pub(crate) fn with_ranges<R>(&self, with: impl FnOnce(&mut Vec<Range>) -> R) -> R {
         let mut ranges = lock(&self.ranges);
         ranges.clear();

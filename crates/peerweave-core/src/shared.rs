@@ -59,12 +59,13 @@ struct Allocations {
 struct Placed {
     end: u64,
     number: u64,
-    /// What the handles to the allocation share; gone when the last of them was dropped.
+    /// The value that the handles to the allocation share. It is dead after the last handle was
+    /// dropped.
     handles: Weak<dyn Any + Send + Sync>,
 }
 
 impl Allocations {
-    /// Returns the start and the allocation that contains these bytes.
+    /// Returns the allocation that contains these bytes, and its start.
     fn containing(&mut self, at: SymOffset, bytes: u64) -> Option<(u64, &mut Placed)> {
         let end = at.0.checked_add(bytes)?;
         let (&start, placed) = self.places.range_mut(..=at.0).next_back()?;
@@ -91,7 +92,7 @@ impl Shared {
         }
     }
 
-    /// Checks that the world has neither ended nor was aborted, and that this process made it.
+    /// Checks that the world has neither ended nor been aborted, and that this process created it.
     #[inline]
     pub(crate) fn usable(&self, call: &'static str) -> Result<()> {
         if self.end.load(Ordering::Acquire) != end::NONE || self.aborted.is_set() || self.is_forked() {
@@ -100,8 +101,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Checks like [`Shared::usable`] that this PE may access its own memory, also after the world
-    /// was replaced by a smaller one.
+    /// Checks that this PE may access its own memory. Like [`Shared::usable`], but also succeeds
+    /// after the world was replaced by a smaller one.
     #[inline]
     pub(crate) fn usable_locally(&self, call: &'static str) -> Result<()> {
         if self.end.load(Ordering::Acquire) == end::FINALIZED || self.aborted.is_set() || self.is_forked() {
@@ -110,8 +111,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns whether this process was forked from the one that made the world. A forked process
-    /// does not have the mappings of the backend.
+    /// Returns whether this process was forked from the process that created the world. A forked
+    /// process does not have the mappings of the backend.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.guard.is_forked()
@@ -134,20 +135,19 @@ impl Shared {
         }
     }
 
-    /// Fails if `what`, which belongs to the world `theirs`, is used with a team, buffer or stream
-    /// of this world.
+    /// Checks that `what` belongs to this world. `theirs` is the world to which it belongs.
     #[inline(always)]
     pub(crate) fn same_world(self: &Arc<Self>, call: &'static str, theirs: &Arc<Self>, what: &'static str) -> Result<()> {
         if Arc::ptr_eq(self, theirs) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignQueue { what })) }
     }
 
-    /// Makes every later call fail. Fails if the world has ended before.
+    /// Makes every later call fail. Fails if the world had ended already.
     pub(crate) fn finalize(&self, call: &'static str) -> Result<()> {
         self.replace_end(call, end::FINALIZED)
     }
 
-    /// Makes every later call fail, except those that access this PE's own memory. Fails if the
-    /// world has ended before.
+    /// Makes every later call fail, except calls that access this PE's own memory. Fails if the
+    /// world had ended already.
     pub(crate) fn shrink(&self, call: &'static str) -> Result<()> {
         self.replace_end(call, end::SHRUNK)
     }
@@ -169,16 +169,16 @@ impl Shared {
         number
     }
 
-    /// Makes the allocation at `at` known to [`Shared::region_at`].
+    /// Stores the value that handles to the allocation at `at` share, for [`Shared::region_at`].
     pub(crate) fn share(&self, at: SymOffset, handles: Weak<dyn Any + Send + Sync>) {
         if let Some(placed) = self.allocations().places.get_mut(&at.0) {
             placed.handles = handles;
         }
     }
 
-    /// Returns what the handles to the allocation that contains these bytes share. If all of them
-    /// were dropped, `make` creates it anew from the number, the place and the size of the
-    /// allocation. Returns `None` if the bytes do not lie in one allocation.
+    /// Returns the value that the handles to the allocation share, if these bytes lie in one
+    /// allocation. If all handles were dropped, `make` recreates the value from the number, the
+    /// start and the size of the allocation.
     pub(crate) fn region_at<R: Any + Send + Sync>(
         &self,
         at: SymOffset,
@@ -187,7 +187,7 @@ impl Shared {
     ) -> Option<Arc<R>> {
         let mut allocations = self.allocations();
         let (start, placed) = allocations.containing(at, bytes)?;
-        // Nothing may be dropped here: the destructor of the last handle locks the table.
+        // This code must not drop a handle: the destructor of the last handle locks the table.
         if let Some(handles) = placed.handles.upgrade() {
             return handles.downcast().ok();
         }
@@ -203,7 +203,7 @@ impl Shared {
     /// Notes that the last handle to an allocation was dropped.
     pub(crate) fn note_dropped(&self, number: u64, at: SymOffset) {
         let mut allocations = self.allocations();
-        // `region_at` may have made a new handle since the count of the last one became zero.
+        // `region_at` may have made a new handle after the reference count became zero.
         let found = allocations.places.get(&at.0);
         let in_use = found.is_some_and(|placed| placed.number == number && placed.handles.strong_count() > 0);
         if let Some(buffer) = allocations.live.get_mut(&number) {
@@ -214,13 +214,13 @@ impl Shared {
     pub(crate) fn remove(&self, number: u64, at: SymOffset) {
         let mut allocations = self.allocations();
         allocations.live.remove(&number);
-        // Another thread may have got the same place already.
+        // Another thread may have allocated memory at the same offset already.
         if allocations.places.get(&at.0).is_some_and(|placed| placed.number == number) {
             allocations.places.remove(&at.0);
         }
     }
 
-    /// Returns where an allocation that has bytes begins, if there is one.
+    /// Returns the start of an allocation that is not empty; `None` if there is none.
     pub(crate) fn any_allocation(&self) -> Option<SymOffset> {
         self.allocations().places.keys().next().copied().map(SymOffset)
     }
@@ -235,14 +235,14 @@ impl Shared {
     }
 
     fn allocations(&self) -> MutexGuard<'_, Allocations> {
-        // A panic leaves the table as it was before or after a whole change.
+        // A change of the table is made completely or not at all, even if a thread panics.
         self.allocations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The result of [`World::finalize`](crate::World::finalize).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[must_use = "it lists the symmetric buffers that were not released: check `is_clean`"]
+#[must_use = "the report lists the symmetric buffers that were not released: check `is_clean`"]
 #[non_exhaustive]
 pub struct FinalizeReport {
     /// The symmetric buffers that were never released, in the order in which they were allocated.
@@ -261,7 +261,7 @@ impl fmt::Display for FinalizeReport {
         if self.is_clean() {
             return f.write_str("every symmetric buffer was released");
         }
-        write!(f, "{} symmetric buffers were not released:", self.leaked.len())?;
+        write!(f, "symmetric buffers not released: {}", self.leaked.len())?;
         self.leaked.iter().try_for_each(|buffer| write!(f, "\n  {buffer}"))
     }
 }
@@ -276,9 +276,9 @@ pub struct LeakedBuffer {
     pub type_name: &'static str,
     /// The number of bytes.
     pub bytes: usize,
-    /// The call that allocated it.
+    /// The source location of the call that allocated the buffer.
     pub allocated_at: &'static Location<'static>,
-    /// Whether all handles to it were dropped.
+    /// Whether all handles to the buffer were dropped.
     pub dropped: bool,
 }
 

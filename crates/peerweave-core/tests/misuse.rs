@@ -70,12 +70,13 @@ type Wrong = fn(&Scene) -> Result<()>;
 const TABLE: &[(&str, Wrong)] = &[
     // ---- views ----
     ("range: `range` has 6 elements, but the call uses 4..7", |s| s.x.range(4..7).map(drop)),
-    ("cast: `self` is 20 bytes for elements of 8, expected a multiple of the size of the new elements", |s| {
+    ("cast: `self` is 20 bytes for elements of 8 bytes, expected a multiple of the size of the new elements", |s| {
         s.x.slice(..5)?.cast::<u64>().map(drop)
     }),
-    ("cast: `self` is at offset 4 for elements aligned to 8, expected a multiple of the alignment of the new elements", |s| {
-        s.x.slice(1..5)?.cast::<u64>().map(drop)
-    }),
+    (
+        "cast: `self` is at offset 4 for elements aligned to 8 bytes, expected a multiple of the alignment of the new elements",
+        |s| s.x.slice(1..5)?.cast::<u64>().map(drop),
+    ),
     (
         "symmetric_at: `offset` is 7 elements of 4 bytes at offset 0, expected elements within one allocation that was not released",
         |s| s.world.symmetric_at::<f32>(SymOffset(0), 7).map(drop),

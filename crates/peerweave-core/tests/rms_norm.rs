@@ -68,10 +68,10 @@ const TABLE: &[(&str, Wrong)] = &[
         let team = s.world.team();
         team.all_reduce_rms_norm_quantized(&s.stream, &s.x, &s.residual, &s.small, norm, RowScales(&scales)).map(drop)
     }),
-    ("`epsilon` is 0, expected a positive, finite number", |s| s.with(0.0)),
-    ("`epsilon` is -1, expected a positive, finite number", |s| s.with(-1.0)),
-    ("`epsilon` is NaN, expected a positive, finite number", |s| s.with(f32::NAN)),
-    ("`epsilon` is inf, expected a positive, finite number", |s| s.with(f32::INFINITY)),
+    ("`epsilon` is 0, expected a positive, finite number that is not subnormal", |s| s.with(0.0)),
+    ("`epsilon` is -1, expected a positive, finite number that is not subnormal", |s| s.with(-1.0)),
+    ("`epsilon` is NaN, expected a positive, finite number that is not subnormal", |s| s.with(f32::NAN)),
+    ("`epsilon` is inf, expected a positive, finite number that is not subnormal", |s| s.with(f32::INFINITY)),
     ("`scale` is 0, expected a positive, finite number whose inverse is finite", |s| s.by(0.0)),
     ("`scale` is -2, expected a positive, finite number whose inverse is finite", |s| s.by(-2.0)),
     ("`scale` is inf, expected a positive, finite number whose inverse is finite", |s| s.by(f32::INFINITY)),

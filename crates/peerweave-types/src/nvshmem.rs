@@ -2,7 +2,7 @@
 
 use crate::{Compare, SignalOp};
 
-/// Returns NVSHMEM's constant of a signal operation (`NVSHMEM_SIGNAL_SET`, `NVSHMEM_SIGNAL_ADD`).
+/// Returns NVSHMEM's constant for a signal operation (`NVSHMEM_SIGNAL_SET`, `NVSHMEM_SIGNAL_ADD`).
 #[inline]
 pub const fn signal_op(op: SignalOp) -> i32 {
     match op {
@@ -11,8 +11,8 @@ pub const fn signal_op(op: SignalOp) -> i32 {
     }
 }
 
-/// Returns NVSHMEM's constant of a comparison (`NVSHMEM_CMP_EQ` and so on; not in the order of
-/// [`Compare`]).
+/// Returns NVSHMEM's constant for a comparison (`NVSHMEM_CMP_EQ` and so on). The constants do not
+/// have the order of [`Compare`].
 #[inline]
 pub const fn compare(compare: Compare) -> i32 {
     match compare {

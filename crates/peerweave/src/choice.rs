@@ -30,8 +30,8 @@ impl fmt::Display for BackendKind {
 pub struct BackendChoice {
     /// The backend.
     pub backend: BackendKind,
-    /// The reason, as half a sentence: "PEERWEAVE_BACKEND=host", "this process sees 4 GPUs for 4
-    /// PEs of the machine".
+    /// The reason, as a clause: "PEERWEAVE_BACKEND=host", "this process sees 4 GPUs for 4 PEs of
+    /// the machine".
     pub why: String,
 }
 
@@ -42,11 +42,12 @@ impl fmt::Display for BackendChoice {
 }
 
 impl BackendChoice {
-    /// Returns the backend that a job gets from the environment and this machine, without joining
-    /// the job.
+    /// Returns the backend that the environment and this machine determine for a job, without
+    /// joining the job.
     ///
     /// All PEs of a machine see the same GPUs and choose the same backend, unless their
-    /// environments differ. If PEs disagree, all of them get an error when they join.
+    /// environments differ. If PEs choose different backends, all of them get an error when they
+    /// join.
     ///
     /// # Errors
     /// [`Error::Misuse`] for an invalid value of a variable of Peerweave, and for

@@ -11,14 +11,14 @@ use std::time::Duration;
 pub mod names {
     use peerweave_bootstrap::env::names as job;
 
-    /// The backend: `host`, `cuda`, or `auto`, the default, which uses GPUs if the build has the
-    /// feature `cuda` and each PE of the machine gets a GPU. See
+    /// The backend: `host`, `cuda` or `auto`. The default is `auto`, which uses GPUs if the build
+    /// has the feature `cuda` and each PE of the machine gets a GPU. See
     /// [`BackendChoice`](crate::BackendChoice).
     pub const BACKEND: &str = "PEERWEAVE_BACKEND";
     /// Default deadline of waits, in seconds; fractions are allowed.
     pub const DEADLINE: &str = "PEERWEAVE_DEADLINE";
     /// `1` makes PEs compare the full descriptions of calls before running them. The host backend
-    /// always compares signatures.
+    /// always compares the signatures of calls, which are hashes.
     pub const CHECK_CALLS: &str = "PEERWEAVE_CHECK_CALLS";
     /// Size of the symmetric heap of each PE in bytes, with suffix K, M, G or T for powers of 1024.
     /// Default: the machine's memory.
@@ -26,17 +26,18 @@ pub mod names {
     /// `off` copies private buffers through shared memory, instead of reading them directly from
     /// other processes.
     pub const CROSS_MEMORY_ATTACH: &str = "PEERWEAVE_CROSS_MEMORY_ATTACH";
-    /// Number that selects the order in which the threads of kernels run on the host backend. 0,
-    /// the default, runs them in order. Any other number varies the order from launch to launch,
-    /// and repeats the same orders in the next run. Errors of kernels report it.
+    /// The number that selects the order in which the threads of kernels run on the host backend.
+    /// 0, the default, runs them in order. Any other number varies the order from launch to launch.
+    /// Another run with the same number repeats the same orders. Errors of kernels report the
+    /// number.
     pub const KERNEL_SEED: &str = "PEERWEAVE_KERNEL_SEED";
     /// File with the table of routes of collectives on GPUs, which `peerweave tune` writes.
     pub const ROUTE_TABLE: &str = "PEERWEAVE_ROUTE_TABLE";
-    /// Methods by which collectives on GPUs are carried out instead of those of the table:
-    /// `OPERATION=METHOD`, separated by commas. `peerweave_cuda::Forced` lists them.
+    /// Methods for collectives on GPUs that replace those of the route table: `OPERATION=METHOD`,
+    /// separated by commas. `peerweave_cuda::Forced` lists the methods.
     pub const ROUTE: &str = "PEERWEAVE_ROUTE";
-    /// Whether NCCL may carry out collectives on GPUs: `off`, the default, or `auto`, where the
-    /// route table says that it is faster and it can be used.
+    /// Whether NCCL may run collectives on GPUs: `off`, the default, or `auto`. With `auto`, NCCL
+    /// is used where the route table says that it is faster, if it is available.
     pub const NCCL: &str = "PEERWEAVE_NCCL";
     /// Log filter of the `peerweave` command, in the syntax of `tracing-subscriber`, such as
     /// `debug`.
@@ -68,8 +69,8 @@ pub mod names {
         ("PEERWEAVE_MULTICAST", "off disables multicast objects"),
     ];
 
-    /// Name and expected value of each variable that describes the position of a PE, and that a
-    /// launcher sets.
+    /// Name and expected value of each variable that a launcher sets to describe the position of a
+    /// PE.
     pub const OF_LAUNCHERS: [(&str, &str); 10] = [
         (job::PE, "PE of this process"),
         (job::N_PES, "number of PEs"),

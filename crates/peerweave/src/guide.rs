@@ -1,5 +1,6 @@
-//! Pages that belong to no single item: which operation to choose, which calls several threads may
-//! make, what to do after a failure, and the names of other libraries' operations here.
+//! Pages on topics that concern several items: which operation to choose, which calls several
+//! threads may make, what to do after a failure, and the equivalents of operations of other
+//! libraries.
 //!
 //! | page | for |
 //! |---|---|
@@ -23,7 +24,7 @@ use crate::{Context, Lock};
 /// # Memory
 /// | data | memory |
 /// |---|---|
-/// | is communicated often, or accessed by other PEs | [`Symmetric`], by [`World::alloc`](peerweave_core::World::alloc): nothing is copied on the way |
+/// | is communicated often, or accessed by other PEs | [`Symmetric`], by [`World::alloc`](peerweave_core::World::alloc): operations need no intermediate copy |
 /// | is communicated once, by a blocking call | a slice, array, vector or single element (`&mut x`) of your own |
 /// | is symmetric, but known by its address or offset alone | [`World::symmetric_of`](peerweave_core::World::symmetric_of), [`World::symmetric_at`](peerweave_core::World::symmetric_at) |
 /// | belongs to this PE and is used by stream-ordered calls | [`Buffer`]: a queue cannot hold a borrow of a slice |
@@ -33,14 +34,14 @@ use crate::{Context, Lock};
 /// | data | element |
 /// |---|---|
 /// | numbers | integers of 8 to 128 bits, floats of 8 to 64 bits |
-/// | truth values | [`Bool`](crate::Bool), since not every byte is a `bool` |
-/// | complex numbers | `num_complex::Complex`, with the feature `num-complex`; they have [`ReduceOp::Sum`] and [`ReduceOp::Avg`] only: a product is a [`ReduceFn`] |
-/// | words that several PEs change | integers of 32 and 64 bits, which have all atomic operations; `f32` and `f64` can be fetched, set and swapped; smaller ones have none |
+/// | truth values | [`Bool`](crate::Bool), because some bytes are not a valid `bool` |
+/// | complex numbers | `num_complex::Complex`, with the feature `num-complex`; the only reductions are [`ReduceOp::Sum`] and [`ReduceOp::Avg`]: for a product, use a [`ReduceFn`] |
+/// | words that several PEs change | integers of 32 and 64 bits, which have all atomic operations; `f32` and `f64` can be fetched, set and swapped; smaller types have no atomic operations |
 /// | words that a PE waits for | integers of 16, 32 and 64 bits |
 /// | several numbers that belong together | an array `[T; N]`, or a struct with [`#[derive(Element)]`](trait@crate::Element#structs) |
 ///
 /// # Operation
-/// | what is to happen | operation |
+/// | what the program needs | operation |
 /// |---|---|
 /// | every rank contributes, every rank needs the whole result | [`Team::all_reduce`], [`Team::all_gather`], [`Team::all_gather_v`] for unequal parts |
 /// | the sum of all ranks is added to a residual and normalised, as between layers of a transformer | [`Team::all_reduce_rms_norm`], one kernel on GPUs |
@@ -53,8 +54,8 @@ use crate::{Context, Lock};
 /// | only the reader knows what it needs | [`Team::get`] |
 /// | many small elements to many places | [`Team::p`], [`Team::put_nbi`], then one [`quiet`](peerweave_core::World::quiet) or barrier |
 /// | a counter or a lock-free structure that all PEs share | [`Team::atomic_fetch_add`], [`Team::atomic_compare_swap`] |
-/// | a change of several elements that no other PE may see half done | [`Lock`], by [`World::alloc_lock`](peerweave_core::World::alloc_lock) |
-/// | several independent sets of puts and gets, each completed by itself | a [`Context`] for each |
+/// | a change of several elements that other PEs see completely or not at all | [`Lock`], by [`World::alloc_lock`](peerweave_core::World::alloc_lock) |
+/// | several independent sets of puts and gets, each completed separately | a [`Context`] for each |
 /// | no PE may continue before all have arrived | [`Team::barrier`], which also completes earlier puts; [`Team::sync`] only waits |
 ///
 /// A collective completes on each rank separately: after an `all_reduce` returns on this PE,
@@ -62,14 +63,13 @@ use crate::{Context, Lock};
 /// collective of another PE uses.
 ///
 /// # Form
-/// The form with the short name takes a [`Stream`] and returns a
-/// [`Ticket`] at once: choose it where the program has something to do meanwhile,
-/// or has several operations in sequence. The form with `_blocking` takes less time for a single
-/// small operation.
+/// The form with the short name takes a [`Stream`] and returns a [`Ticket`] immediately. Choose
+/// this form if the program has other work to do meanwhile, or enqueues several operations in
+/// sequence. The form with `_blocking` takes less time for a single small operation.
 ///
-/// There are no persistent forms, which are planned once and started many times, as those of
-/// `MPI_Allreduce_init` are: they were measured to save 5 ns of the 93 ns of a small collective. To
-/// save the cost of many calls on GPUs, capture them into a graph.
+/// There are no persistent operations, such as those of `MPI_Allreduce_init`, which are planned
+/// once and started many times. In a measurement, they saved 5 ns of the 93 ns of a small
+/// collective. To save the cost of many calls on GPUs, capture them into a graph.
 ///
 /// A halo exchange with two neighbours, by puts with signals:
 /// ```
@@ -100,53 +100,55 @@ pub mod choosing {}
 
 /// Which calls several threads of a PE may make.
 ///
-/// All handles can be sent to other threads and used by several at once. This is what the program
-/// must order itself:
+/// All handles can be sent to other threads and used by several threads at the same time. The
+/// program must order the following calls itself:
 ///
 /// | calls | rule |
 /// |---|---|
 /// | collectives of one team, [`alloc`](peerweave_core::World::alloc), [`Symmetric::release`], splits, [`Team::destroy`] | all PEs must issue them in one order: issue those of a team from one thread, or give each thread a team of its own |
 /// | one-sided operations, atomics, signals, waits | any thread at any time |
-/// | [`Team::send`] and [`Team::recv`] between two ranks | match in the order in which they are issued: from one thread for each direction |
-/// | operations of one stream | run in the order in which they were enqueued; a stream for each thread keeps them apart |
+/// | [`Team::send`] and [`Team::recv`] between two ranks | match in the order in which they are issued: issue them from one thread for each direction |
+/// | operations of one stream | run in the order in which they were enqueued; use one stream for each thread to separate the threads |
 /// | [`fence`](peerweave_core::World::fence), [`quiet`](peerweave_core::World::quiet) | concern the operations of the stream, or of the calling thread in the blocking form |
-/// | operations of a [`Context`], and its fence and quiet | any thread at any time; a context for each thread keeps their quiets apart |
+/// | operations of a [`Context`], and its fence and quiet | any thread at any time; use one context for each thread to separate their quiets |
 /// | [`Lock::lock`] | any thread at any time; a thread that holds a lock cannot lock it again |
 /// | [`Ticket::wait`] | any thread, more than once |
-/// | [`World::finalize`](peerweave_core::World::finalize) | once, by one thread, after the last collective call of the others; their next call is an error. It takes `&World`, so threads share the world without a lock |
+/// | [`World::finalize`](peerweave_core::World::finalize) | once, by one thread, after the last collective call of the others; the next call of another thread is an error. The method takes `&self`, so threads share the world without a lock |
 ///
-/// Accesses to this PE's symmetric memory ([`Symmetric::load`],
-/// [`Symmetric::store`], [`Symmetric::copy_from`], ...) are safe
-/// while other PEs access it. They order nothing: use a signal, an atomic operation or a barrier to
-/// know that data has arrived.
+/// Accesses to this PE's symmetric memory ([`Symmetric::load`], [`Symmetric::store`],
+/// [`Symmetric::copy_from`], ...) are safe while other PEs access it. These accesses order no other
+/// accesses: use a signal, an atomic operation or a barrier to know that data has arrived.
 pub mod threads {}
 
 /// What to do after a failure.
 ///
-/// When a PE dies, the calls of the others that need it fail within milliseconds, and
-/// [`Error::blamed`] names it. Then a program has three choices:
+/// When a PE dies, the calls of other PEs that need it fail within milliseconds, and
+/// [`Error::blamed`] names the dead PE. The program then has three choices:
 ///
 /// | choice | call | when |
 /// |---|---|---|
 /// | end | return the error | the launcher, or a scheduler, starts the job again from its last checkpoint |
-/// | end at once, everywhere | [`World::abort`](peerweave_core::World::abort) | PEs may be busy for long, and what they compute is lost anyway |
-/// | continue | [`World::shrink`] | the work can be divided anew among the PEs that are left |
+/// | end immediately, on all PEs | [`World::abort`](peerweave_core::World::abort) | PEs may compute for a long time, and their results are lost anyway |
+/// | continue | [`World::shrink`] | the work can be divided anew among the remaining PEs |
 ///
-/// To continue, all PEs that are left call [`World::shrink`] on the world that has failed. They
-/// agree which PEs are left and get a new world: PEs are numbered from 0 again, in the old order,
-/// and [`World::former_pes`](peerweave_core::World::former_pes) has the old numbers. This works
-/// whichever PE has died, PE 0 too. If another PE dies meanwhile, it is left out, or the first
-/// operation of the new world names it; then the new world is shrunk.
+/// To continue, all remaining PEs call [`World::shrink`] on the world that has failed. They agree
+/// on the set of remaining PEs and get a new world. In the new world, PEs are numbered from 0
+/// again, in the old order, and [`World::former_pes`](peerweave_core::World::former_pes) returns
+/// the old numbers. This works whichever PE has died, including PE 0.
 ///
-/// The ranks of its [`team`](peerweave_core::World::team) are these new numbers. Teams of the old
-/// world are not carried over: split the new one again.
+/// If another PE dies during the call, there are two cases. Either the new world does not contain
+/// that PE, or the first operation of the new world fails and names it. In the second case, shrink
+/// the new world.
 ///
-/// The new world has memory, teams and streams of its own. The old handles serve only to carry data
+/// The ranks of the [`team`](peerweave_core::World::team) of the new world are the new numbers.
+/// Teams of the old world are not carried over: split the new team again.
+///
+/// The new world has its own memory, teams and streams. The old handles serve only to carry data
 /// over: [`Symmetric::to_vec`] and the other methods that access a PE's own memory still work until
-/// the last old handle is dropped. What an operation was writing when it failed has unspecified
-/// values, so carry over data that no failed operation wrote, such as the parameters of the last
-/// complete step, or agree on a step that all PEs have. Data that only the dead PE had is lost:
-/// keep a copy on a neighbour if it matters.
+/// the last old handle is dropped. Memory that an operation was writing when it failed has
+/// unspecified values. Carry over data that no failed operation wrote, such as the parameters of
+/// the last complete step, or agree on a step that all PEs have completed. Data that only the dead
+/// PE had is lost: keep a copy on a neighbour if it matters.
 ///
 /// ```
 /// use peerweave::{ReduceOp, Result, World, on_threads};
@@ -154,11 +156,11 @@ pub mod threads {}
 /// /// Computes the mean of a value of each PE, five times. PE 2 is lost after the second time.
 /// fn program(mut world: World) -> Result<Vec<f64>> {
 ///     let (first_number, mut means) = (world.my_pe().get(), Vec::new());
-///     let mut kept = world.alloc::<f64>(1)?; // what a PE carries over
+///     let mut kept = world.alloc::<f64>(1)?; // the data that a PE carries over
 ///     kept.fill(f64::from(first_number))?;
 ///     while means.len() < 5 {
 ///         if first_number == 2 && means.len() == 2 {
-///             return Ok(means); // it leaves; a killed process is found in the same way
+///             return Ok(means); // leaves; the death of a process is detected likewise
 ///         }
 ///         let mut sum = [kept.load(0)?];
 ///         match world.team().all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum) {
@@ -181,22 +183,22 @@ pub mod threads {}
 /// # Ok::<(), peerweave::Error>(())
 /// ```
 ///
-/// PEs must agree on the step from which they continue. After a failed collective some PEs may have
-/// its result and others the error: above, `means` could have three elements on one PE and two on
-/// another. A program in which that matters agrees after each shrink, by an all-reduce with
+/// PEs must agree on the step from which they continue. After a failed collective, some PEs may
+/// have its result and others the error: above, `means` could have three elements on one PE and two
+/// on another. If that matters, let the PEs agree after each shrink, by an all-reduce with
 /// [`ReduceOp::Min`] of the last step that each PE has completed.
 ///
-/// A launcher must not end the other PEs when one has died. `peerweave run --on-failure=continue`
-/// reports the death and lets them continue; its exit status is 0 if a PE succeeds. `torchrun`,
-/// `mpirun` and `mpiexec` end them unless configured otherwise; `srun` has `--no-kill` and
-/// `--kill-on-bad-exit=0`.
+/// A launcher must not end the other PEs when one PE has died.
+/// `peerweave run --on-failure=continue` reports the death and lets the other PEs continue; its
+/// exit status is 0 if a PE succeeds. `torchrun`, `mpirun` and `mpiexec` end the other PEs unless
+/// configured otherwise. `srun` has `--no-kill` and `--kill-on-bad-exit=0`.
 ///
-/// If the launcher itself is killed (`SIGKILL`), the PEs of `peerweave run` end too. Those that the
-/// `mpirun` of Open MPI has started continue without it, because they need no launcher after the
-/// start: end them by hand, or with the job of a scheduler.
+/// If the launcher itself is killed (`SIGKILL`), the PEs of `peerweave run` end too. PEs that the
+/// `mpirun` of Open MPI has started continue, because they need no launcher after the start. End
+/// them manually, or by ending the job of the scheduler.
 pub mod after_a_failure {}
 
-/// The names of MPI's functions, and what takes their place.
+/// MPI's functions, and their equivalents in this crate.
 ///
 /// | MPI | here |
 /// |---|---|
@@ -230,14 +232,14 @@ pub mod after_a_failure {}
 /// | `MPI_Win_allocate`, `MPI_Put`, `MPI_Get`, `MPI_Win_flush_all` | [`World::alloc`](peerweave_core::World::alloc), [`Team::put_nbi`], [`Team::get_nbi`], [`World::quiet`](peerweave_core::World::quiet) |
 /// | `MPI_Fetch_and_op`, `MPI_Compare_and_swap` | [`Team::atomic_fetch_add`], [`Team::atomic_compare_swap`] |
 /// | error codes | [`Error`]: the PE at fault is named, and every wait has a deadline |
-/// | `MPIX_Comm_shrink`, `MPIX_Comm_agree` (ULFM) | [`World::shrink`]: the PEs that are left agree on a smaller world |
-/// | `MPIX_Comm_revoke` (ULFM) | not needed: waits for a PE that has called [`World::shrink`] end with an error |
+/// | `MPIX_Comm_shrink`, `MPIX_Comm_agree` (ULFM) | [`World::shrink`]: the remaining PEs agree on a smaller world |
+/// | `MPIX_Comm_revoke` (ULFM) | not needed: a wait for a PE that has called [`World::shrink`] ends with an error |
 ///
 /// There are no tags, no wildcards for the source, no derived datatypes and no intercommunicators.
 pub mod from_mpi {}
 
-/// The names of OpenSHMEM's functions, and what takes their place. NVSHMEM's host functions have
-/// the same names with `nvshmem_`.
+/// OpenSHMEM's functions, and their equivalents in this crate. NVSHMEM's host functions have the
+/// same names, with the prefix `nvshmem_`.
 ///
 /// | OpenSHMEM | here |
 /// |---|---|
@@ -252,31 +254,31 @@ pub mod from_mpi {}
 /// | `shmem_put_signal` | [`Team::put_signal_blocking`] with `word.set(value)` or `word.add(value)` |
 /// | `shmem_signal_fetch`, `shmem_signal_wait_until` | [`Team::signal_fetch`], [`Team::wait_until_blocking`] |
 /// | `shmem_wait_until`, `shmem_test` | [`Team::wait_until_blocking`], [`Team::test`], of `(&symmetric, index)` |
-/// | `shmem_wait_until_all`, `_any`, `_some`, `shmem_test_all`, ... | [`Team::wait_until_all`], [`Team::wait_until_any`], [`Team::wait_until_some`], [`Team::test_all`], ...: no index has to be excluded after it was returned |
+/// | `shmem_wait_until_all`, `_any`, `_some`, `shmem_test_all`, ... | [`Team::wait_until_all`], [`Team::wait_until_any`], [`Team::wait_until_some`], [`Team::test_all`], ...: an index need not be excluded after it was returned |
 /// | `shmem_wait_until_all_vector`, ... | [`Team::wait_until_all_vector`], [`Team::test_any_vector`], ... |
 /// | `shmem_fence`, `shmem_quiet` | [`World::fence_blocking`](peerweave_core::World::fence_blocking), [`World::quiet_blocking`](peerweave_core::World::quiet_blocking) |
 /// | `shmem_team_create_ctx`, `shmem_ctx_create` | [`Team::context`]; the options `SHMEM_CTX_PRIVATE`, `SERIALIZED` and `NOSTORE` would change nothing |
-/// | `shmem_ctx_put`, `shmem_ctx_get_nbi`, `shmem_ctx_atomic_*`, ... | [`Context::put`], [`Context::get`], [`Context::atomic_add`], ...: they return when issued, as the `nbi` forms do |
+/// | `shmem_ctx_put`, `shmem_ctx_get_nbi`, `shmem_ctx_atomic_*`, ... | [`Context::put`], [`Context::get`], [`Context::atomic_add`], ...: like the `nbi` forms, these return when the operation is issued |
 /// | `shmem_ctx_fence`, `shmem_ctx_quiet`, `shmem_ctx_get_team` | [`Context::fence`], [`Context::quiet`], [`Context::team`] |
-/// | `shmem_ctx_destroy` | [`Context::quiet`], then drop it: a drop waits for nothing |
+/// | `shmem_ctx_destroy` | [`Context::quiet`], then drop the context; the drop does not wait |
 /// | `SHMEM_CTX_DEFAULT` | the methods of [`Team`] |
 /// | `shmem_set_lock`, `shmem_test_lock`, `shmem_clear_lock` | [`Lock::lock`], [`Lock::try_lock`], and the drop of the guard; [`World::alloc_lock`](peerweave_core::World::alloc_lock) makes a lock |
 /// | `shmem_barrier_all`, `shmem_team_sync` | [`Team::barrier_blocking`], [`Team::sync_blocking`] |
 /// | `shmem_broadcast`, `shmem_fcollect`, `shmem_alltoall` | [`Team::broadcast`], [`Team::all_gather`], [`Team::all_to_all`] |
 /// | `shmem_alltoalls` | [`Team::all_to_all_strided`] |
-/// | `shmem_collect` | [`Team::all_gather_v`], with the length that each rank contributes in a [`Parts`], which [`Team::exchange_parts`] gets from all ranks |
+/// | `shmem_collect` | [`Team::all_gather_v`] with [`Parts`] that contain the length of each rank's contribution; [`Team::exchange_parts`] collects them from all ranks |
 /// | `shmem_sum_reduce`, `shmem_max_reduce`, ... | [`Team::all_reduce`] with a [`ReduceOp`] |
 /// | `shmem_atomic_*` | `Team::atomic_*`, such as [`Team::atomic_fetch_add`] |
 /// | `shmem_team_split_strided`, `shmem_team_split_2d` | [`Team::split_strided`], [`Team::split_2d`](crate::Team::split_2d) |
 /// | `shmem_team_translate_pe` | [`Team::translate`] |
 ///
-/// Ranks of one-sided operations are those of the team on which they are called:
-/// [`World::team`](peerweave_core::World::team) has all PEs, and there rank and PE are the same
+/// One-sided operations take ranks of the team on which they are called. In
+/// [`World::team`](peerweave_core::World::team), which has all PEs, a PE and its rank have the same
 /// number.
 pub mod from_openshmem {}
 
-/// The names of NCCL's functions, and what takes their place in the portable API. To call NCCL
-/// itself, use `peerweave-nccl`.
+/// NCCL's functions, and their equivalents in the portable API. To call NCCL itself, use
+/// `peerweave-nccl`.
 ///
 /// | NCCL | here |
 /// |---|---|
@@ -289,16 +291,16 @@ pub mod from_openshmem {}
 /// | `ncclGroupStart`, `ncclGroupEnd` | [`Team::group`], with a closure between them |
 /// | `cudaStream_t` | [`Stream`], by [`World::stream`](peerweave_core::World::stream) |
 /// | `cudaStreamSynchronize` | [`Stream::synchronize`], or [`Ticket::wait`] for one operation |
-/// | `ncclMemAlloc`, `ncclCommWindowRegister` | [`Symmetric`] memory: allocated on all PEs, registered with all |
+/// | `ncclMemAlloc`, `ncclCommWindowRegister` | [`Symmetric`] memory, which is allocated on all PEs and registered with all of them |
 /// | `ncclRedOpCreatePreMulSum` | [`Reduction::pre_mul_sum`] |
-/// | `ncclCommGetAsyncError`, `ncclCommAbort` | errors of tickets and calls; a team that failed returns [`Error::Poisoned`] |
-/// | `ncclCommShrink` | [`World::shrink`], which finds out by itself which PEs are left |
+/// | `ncclCommGetAsyncError`, `ncclCommAbort` | errors of tickets and calls; calls on a team that has failed return [`Error::Poisoned`] |
+/// | `ncclCommShrink` | [`World::shrink`], which determines the remaining PEs itself |
 ///
 /// Counts are the lengths of buffers, in elements. A wrong length is an error before anything is
 /// enqueued.
 pub mod from_nccl {}
 
-/// The names of `torch.distributed`, and what takes their place.
+/// Functions of `torch.distributed`, and their equivalents in this crate.
 ///
 /// | `torch.distributed` | here |
 /// |---|---|
@@ -314,6 +316,6 @@ pub mod from_nccl {}
 /// | `send`, `recv`, `batch_isend_irecv` | [`Team::send_blocking`], [`Team::recv_blocking`], [`Team::group`] |
 /// | `async_op=True`, `work.wait()` | the stream-ordered form, [`Ticket::wait`] |
 /// | `barrier` | [`Team::barrier_blocking`] |
-/// | `timeout=` | `PEERWEAVE_DEADLINE`, or [`WorldBuilder`]; every operation has it |
+/// | `timeout=` | `PEERWEAVE_DEADLINE`, or [`WorldBuilder`]; the deadline applies to every operation |
 /// | `_symmetric_memory.empty`, `rendezvous` | [`World::alloc`](peerweave_core::World::alloc) |
 pub mod from_torch {}

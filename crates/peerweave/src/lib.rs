@@ -29,7 +29,7 @@
 //! team.barrier_blocking()?; // a neighbour's all-reduce may still be writing its `sum`
 //! let right = Rank::new((world.my_pe().get() + 1) % world.n_pes() as u32);
 //! team.put_blocking(&[2.0f32], &sum.slice(0..1)?, right)?; // one-sided
-//! team.barrier_blocking()?; // every put is complete, the one to this PE included
+//! team.barrier_blocking()?; // every put is complete, including the put to this PE
 //! assert_eq!(sum.load(0)?, 2.0);
 //!
 //! mine.release()?; // collective, like the allocation
@@ -39,8 +39,8 @@
 //! # }
 //! ```
 //!
-//! The [`guide`] helps to choose an operation, and lists the names of MPI, OpenSHMEM, NCCL and
-//! `torch.distributed`.
+//! The [`guide`] helps to choose an operation, and lists the equivalents of functions of MPI,
+//! OpenSHMEM, NCCL and `torch.distributed`.
 //!
 //! Start several PEs with `peerweave run -n 4 -- PROGRAM`, `torchrun`, `mpirun` or `srun`. In a
 //! test, run them as threads with [`on_threads`].
@@ -67,11 +67,12 @@ pub use peerweave_core::*;
 #[cfg(feature = "cuda")]
 pub use peerweave_cuda as cuda;
 pub use peerweave_host as host;
-/// Implements the trait [`Element`](trait@Element), which describes it, for a struct.
+/// Implements the trait [`Element`](trait@Element) for a struct. The trait documents the
+/// requirements.
 ///
 /// # Structs
 /// The derive needs `#[repr(C)]` or `#[repr(transparent)]`, fields that are elements, and no
-/// padding. A struct with padding does not compile: add a field in its place.
+/// padding. A struct with padding does not compile: add an explicit field instead of the padding.
 /// ```
 /// use peerweave::{Element, Rank, ReduceOp, World};
 ///
@@ -115,7 +116,7 @@ pub use peerweave_host as host;
 ///     narrow: u32, // four bytes of padding follow
 /// }
 /// ```
-/// So is a field that is no element:
+/// A field that is not an element is refused too:
 /// ```compile_fail,E0277
 /// # use peerweave::Element;
 /// #[derive(Clone, Copy, PartialEq, Debug, Element)]
@@ -126,7 +127,7 @@ pub use peerweave_host as host;
 /// ```
 ///
 /// # `bool`
-/// `bool` is no element, since a peer could write a byte that is neither 0 nor 1: use
+/// `bool` is not an element, because a peer could write a byte that is neither 0 nor 1: use
 /// [`Bool`].
 /// ```compile_fail,E0277
 /// # let world = peerweave::World::from_env().unwrap();
@@ -135,19 +136,22 @@ pub use peerweave_host as host;
 pub use peerweave_macros::Element;
 pub use world::{World, WorldBuilder};
 
-/// Runs `program` on `n_pes` PEs of the host backend, each on its own thread. For tests and for
+/// Runs `program` on `n_pes` PEs of the host backend, each on its own thread, for tests and for
 /// learning.
 ///
 /// Reads settings from the variables of [`environment::names`], as [`World::from_env`] does;
 /// [`WorldBuilder::on_threads`] takes them as arguments.
 ///
-/// Returns the results in the order of PEs. If a PE panics it leaves the job, and the others get an
-/// error that names it. The panic resumes on the calling thread when all PEs have ended.
+/// Returns the results in the order of PEs. If a PE panics, it leaves the job, and the other PEs
+/// get an error that names it. The panic resumes on the calling thread when all PEs have ended.
 ///
 /// # Errors
-/// [`Error::Aborted`] if a PE has called [`World::abort`](peerweave_core::World::abort), instead of
-/// the results. [`Error::Setup`] if the shared memory cannot be created. [`Error::Misuse`] if a
-/// variable of Peerweave has an invalid value. Errors inside `program` are part of its results.
+/// - [`Error::Aborted`], instead of the results, if a PE has called
+///   [`World::abort`](peerweave_core::World::abort).
+/// - [`Error::Setup`] if the shared memory cannot be created.
+/// - [`Error::Misuse`] if a variable of Peerweave has an invalid value.
+///
+/// Errors inside `program` are part of its results.
 ///
 /// ```
 /// use peerweave::{ReduceOp, on_threads};

@@ -10,7 +10,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Adds constructors to [`peerweave_core::World`], to which it dereferences.
+/// A [`peerweave_core::World`] with additional constructors. It dereferences to that type.
 ///
 /// ```
 /// use peerweave::{ReduceOp, World};
@@ -28,9 +28,9 @@ use std::time::Duration;
 pub struct World(peerweave_core::World);
 
 impl World {
-    /// Joins the job started by `peerweave run`, `torchrun`, Open MPI, MPICH or Slurm, as found in
-    /// the environment. Without a launcher, creates a job of one PE. Reads settings from the
-    /// variables of [`environment::names`], and uses the backend of
+    /// Joins the job started by `peerweave run`, `torchrun`, Open MPI, MPICH or Slurm, as the
+    /// environment describes it. Without a launcher, creates a job of one PE. Reads settings from
+    /// the variables of [`environment::names`], and uses the backend of
     /// [`BackendChoice`](crate::BackendChoice).
     ///
     /// # Collective
@@ -51,11 +51,11 @@ impl World {
         WorldBuilder::default()
     }
 
-    /// Makes a world of the PEs that are left after a failure, and ends this one: see
-    /// [`peerweave_core::World::shrink`], which this calls.
+    /// Creates a world of the PEs that remain after a failure, and ends this world. Calls
+    /// [`peerweave_core::World::shrink`], which documents the details.
     ///
     /// # Collective
-    /// All PEs that have neither died nor left.
+    /// All PEs that have neither died nor left must call.
     ///
     /// # Errors
     /// Those of [`peerweave_core::World::shrink`].
@@ -99,8 +99,8 @@ impl Deref for World {
     }
 }
 
-/// Builds a [`World`]. A setting that is not given is read from the environment; if it is not set
-/// there, it has its default.
+/// Builds a [`World`]. A setting that is not given here is read from the environment. A setting
+/// that is not set there either has its default.
 #[derive(Debug, Default)]
 pub struct WorldBuilder {
     backend: Option<Arc<dyn Backend>>,
@@ -137,7 +137,7 @@ impl WorldBuilder {
     }
 
     /// Sets the size of the symmetric heap of each PE, in bytes (`PEERWEAVE_HEAP_BYTES`). Default:
-    /// the machine's memory; a page is allocated at its first use.
+    /// the size of the machine's memory. The system allocates a page when it is first used.
     #[must_use]
     pub fn heap_bytes(mut self, bytes: usize) -> Self {
         self.heap_bytes = Some(bytes);
@@ -152,7 +152,7 @@ impl WorldBuilder {
         self
     }
 
-    /// Sets whether private buffers may be read out of other processes
+    /// Sets whether private buffers may be read directly from the memory of other processes
     /// (`PEERWEAVE_CROSS_MEMORY_ATTACH`; default yes, if the system permits).
     #[must_use]
     pub fn cross_memory_attach(mut self, allowed: bool) -> Self {
@@ -162,7 +162,7 @@ impl WorldBuilder {
 
     /// Sets the order in which the threads of kernels run on the host backend
     /// (`PEERWEAVE_KERNEL_SEED`; default 0, in order). Any other number varies the order from
-    /// launch to launch, so that races are found, and repeats the same orders in the next run.
+    /// launch to launch, to expose races. Another run with the same number repeats the same orders.
     #[must_use]
     pub fn kernel_seed(mut self, seed: u64) -> Self {
         self.kernel_seed = Some(seed);
@@ -170,8 +170,8 @@ impl WorldBuilder {
     }
 
     /// Sets the device of this PE, by its ordinal in this process. Default: PE `i` of a machine
-    /// uses device `i` of the devices that its process sees, or the only one. Ignored by the host
-    /// backend.
+    /// uses device `i` of the devices that its process sees, or the only visible device. Ignored by
+    /// the host backend.
     #[must_use]
     pub fn device(mut self, ordinal: usize) -> Self {
         self.device = Some(ordinal);
@@ -224,8 +224,8 @@ impl WorldBuilder {
         peerweave_host::on_threads(n_pes, &self.host_options(&Settings::from_env()?), |world| program(World::from(world)))
     }
 
-    /// Returns the settings of the builder. A missing one is taken from the environment, or else
-    /// has its default.
+    /// Returns the options for the host backend. A setting that the builder lacks is taken from the
+    /// environment, or else has its default.
     fn host_options(&self, settings: &Settings) -> HostOptions {
         let mut options = HostOptions::default();
         options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);
@@ -237,17 +237,17 @@ impl WorldBuilder {
         options
     }
 
-    /// Joins with the GPU of this PE.
+    /// Joins the job with the GPU of this PE.
     #[cfg(feature = "cuda")]
     fn cuda(&self, job: &Job, settings: &Settings) -> Result<Arc<dyn Backend>, Error> {
         Ok(peerweave_cuda::Cuda::join(job, &self.cuda_options_with(settings)?)?)
     }
 
     /// Returns the options that [`build`](Self::build) passes to the backend for GPUs, for programs
-    /// that make the backend themselves.
+    /// that create the backend themselves.
     ///
     /// # Errors
-    /// As for [`build`](Self::build), for settings of the environment.
+    /// As for [`build`](Self::build), for invalid settings in the environment.
     #[cfg(feature = "cuda")]
     pub fn cuda_options(&self) -> Result<peerweave_cuda::CudaOptions, Error> {
         self.cuda_options_with(&Settings::from_env()?)
@@ -262,13 +262,13 @@ impl WorldBuilder {
         options.nccl = settings.nccl.unwrap_or(options.nccl);
         options.route_table = settings.route_table.as_ref().map(std::path::PathBuf::from);
         if let Some(text) = &settings.route {
-            // The error names the text and what was expected.
+            // The error names the invalid text and the expected form.
             options.forced = text.parse::<peerweave_cuda::Forced>().map_err(|error| Error::setup("World::from_env", error))?;
         }
         Ok(options)
     }
 
-    /// Fails: this build cannot use GPUs.
+    /// Returns an error, because this build cannot use GPUs.
     #[cfg(not(feature = "cuda"))]
     fn cuda(&self, _: &Job, _: &Settings) -> Result<Arc<dyn Backend>, Error> {
         let why = "this build of `peerweave` has no feature `cuda`";

@@ -1,5 +1,5 @@
-//! Complex numbers as elements: they move by every kind of operation, sums and averages are those
-//! of their parts, functions multiply them, and what has no meaning is refused.
+//! Complex numbers as elements: every kind of operation moves them, sums and averages are computed
+//! for each part, functions multiply them, and undefined reductions are refused.
 
 use num_complex::Complex;
 use peerweave::{
@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::ops::Mul;
 use std::sync::Arc;
 
-/// A float in which the values of this test are exact.
+/// A float type that represents the values of this test exactly.
 trait Float: Copy + Send + Sync + PartialEq + Debug + 'static {
     fn of(value: i32) -> Self;
 }
@@ -31,7 +31,7 @@ fn given<F: Float>(rank: usize, index: usize) -> Complex<F> {
     Complex::new(F::of((7 * rank + index) as i32 % 50), F::of(-((rank * index) as i32 % 31)))
 }
 
-/// Returns the sum of the elements of the ranks below `ranks`, by the parts.
+/// Returns the sum of the elements of the ranks below `ranks`, computed for each part.
 fn sum<F: Float>(ranks: usize, index: usize) -> Complex<F> {
     let all = || (0..ranks).map(|rank| (((7 * rank + index) as i32) % 50, -((rank * index) as i32 % 31)));
     Complex::new(F::of(all().map(|(re, _)| re).sum()), F::of(all().map(|(_, im)| im).sum()))

@@ -1,12 +1,12 @@
 //! Ordinary memory that pending operations may use. Memory that peers can access is in
 //! `symmetric.rs`.
 //!
-//! Invariants: **\[P1\]** a [`Memory`] owns the allocation of a `Vec`. It is freed when the last
-//! handle is dropped and the last operation that uses it has ended. **\[P2\]** While several
-//! handles or operations may share the allocation, it is accessed only through raw pointers and
-//! atomically, because an operation on another thread may access it at any time. Only
-//! [`Buffer::get_mut`] returns a reference to it, and only if no other handle or operation shares
-//! it.
+//! Invariants: **\[P1\]** A [`Memory`] owns the allocation of a `Vec`. The allocation is freed when
+//! the last handle is dropped and the last operation that uses it has ended. **\[P2\]** While
+//! several handles or operations may share the allocation, it is accessed only through raw pointers
+//! and atomically, because an operation on another thread may access it at any time. Only
+//! [`Buffer::get_mut`] returns a reference to the elements, and only if no other handle or
+//! operation shares them.
 #![allow(unsafe_code)]
 
 use crate::arguments::shared_bytes;
@@ -34,11 +34,11 @@ pub(crate) struct Memory {
     free: unsafe fn(NonNull<u8>, usize),
 }
 
-// SAFETY: shared: the bytes behind `at`. Synchronised: by [P2], every access while it is shared is
-// atomic, and by the `Arc` around it, whose count orders the last access before the free or before
-// the `Vec` is given back. Elements are not bound to a thread ([E4]: `Copy`, no pointers). Would be
-// caught by: `queued_operations_keep_their_buffers_until_they_end` in tests/streams.rs, under
-// ThreadSanitizer.
+// SAFETY: shared: the bytes behind `at`. Synchronised: by [P2], every access while the memory is
+// shared is atomic. The count of the `Arc` around the memory orders the last access before the
+// free, and before `into_vec` returns the `Vec`. Elements are not bound to a thread ([E4]: `Copy`,
+// no pointers). Would be caught by: `queued_operations_keep_their_buffers_until_they_end` in
+// tests/streams.rs, under ThreadSanitizer.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
@@ -75,12 +75,13 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// A handle to ordinary memory of this process that operations can share, or to a range of it.
+/// A handle to ordinary memory of this process that operations can share, or to a range of such
+/// memory.
 ///
 /// A clone refers to the same memory. A stream with a pending operation on the memory holds it too,
-/// so a buffer can be dropped while it is in use. Reading it while an operation writes it is
-/// allowed and returns a mixture of old and new values: wait for the [`Ticket`](crate::Ticket) of
-/// the operation first.
+/// so a buffer can be dropped while it is in use. A read of memory that an operation is writing is
+/// allowed, and returns a mixture of old and new values. To avoid that, wait for the
+/// [`Ticket`](crate::Ticket) of the operation first.
 ///
 /// ```
 /// use peerweave::{Buffer, ReduceOp, World};
@@ -121,7 +122,7 @@ impl<T: Element> Buffer<T> {
         self.len == 0
     }
 
-    /// Returns a handle to a range of this one's elements.
+    /// Returns a handle to a range of the elements of this handle.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
@@ -153,8 +154,8 @@ impl<T: Element> Buffer<T> {
     /// [`Misuse`](crate::Misuse) if the lengths differ.
     pub fn copy_from(&self, from: &[T]) -> Result<()> {
         bounds::length("copy_from", "from", from.len(), self.len)?;
-        // SAFETY: [P2]: an atomic write of as many bytes as both have, within the memory; `from` is
-        // borrowed, so nobody writes it.
+        // SAFETY: [P2]: an atomic write within the memory; `from` has as many bytes as this buffer.
+        // `from` is borrowed, so no thread writes it.
         unsafe { shared_bytes::write(from.as_ptr().cast(), self.at(), size_of_val(from)) };
         Ok(())
     }
@@ -163,7 +164,7 @@ impl<T: Element> Buffer<T> {
     /// them.
     ///
     /// # Errors
-    /// The buffer itself, if it is still shared, or is a handle to a range.
+    /// Returns the buffer itself if it is still shared, or if it is a handle to a range.
     pub fn into_vec(self) -> Result<Vec<T>, Self> {
         if self.len != self.memory.len {
             return Err(self);
@@ -172,9 +173,10 @@ impl<T: Element> Buffer<T> {
         match Arc::try_unwrap(memory) {
             Ok(memory) => {
                 let memory = ManuallyDrop::new(memory);
-                // SAFETY: [P1]: the parts of a `Vec<T>`, by the type of this handle; nobody else
-                // has them any more, and the drop is forgotten. All elements are initialised: they
-                // were in the `Vec`, and operations write values only.
+                // SAFETY: [P1]: these are the parts of a `Vec<T>`, by the type of this handle. This
+                // was the last owner, and `ManuallyDrop` prevents the drop of `memory`. All
+                // elements are initialised: they were in the `Vec`, and operations write values
+                // only.
                 Ok(unsafe { Vec::from_raw_parts(memory.at.cast().as_ptr(), memory.len, memory.capacity) })
             }
             Err(memory) => Err(Self { memory, start, len, element }),
@@ -185,14 +187,14 @@ impl<T: Element> Buffer<T> {
     pub fn get_mut(&mut self) -> Option<&mut [T]> {
         let (start, len) = (self.start, self.len);
         let memory = Arc::get_mut(&mut self.memory)?;
-        // SAFETY: the range lies in the memory, which holds values of `T`; this is the only handle
-        // and stays borrowed, so that none can be cloned from it and no operation be made with it
-        // while the slice lives.
+        // SAFETY: the range lies in the memory, which holds values of `T`. This is the only handle,
+        // and it stays borrowed while the slice lives, so it can neither be cloned nor passed to an
+        // operation.
         Some(unsafe { std::slice::from_raw_parts_mut(memory.at.cast::<T>().as_ptr().add(start), len) })
     }
 
-    /// Returns the address of the first element. Accesses through it must be atomic, or exclude
-    /// operations and other handles.
+    /// Returns the address of the first element. Accesses through the address must be atomic, or
+    /// must exclude concurrent operations and accesses through other handles.
     pub fn as_ptr(&self) -> *mut T {
         self.at().cast()
     }
@@ -202,18 +204,19 @@ impl<T: Element> Buffer<T> {
         self.memory.at.as_ptr().wrapping_add(self.start * size_of::<T>())
     }
 
-    /// Returns the first element. The buffer has one.
+    /// Returns the first element. The buffer must not be empty.
     pub(crate) fn first(&self) -> T {
         let mut value = T::zeroed();
         assert!(self.len > 0, "peerweave-core bug: the buffer has no element");
-        // SAFETY: [P2]: an atomic read of one element, which lies in the memory; `value` is one.
+        // SAFETY: [P2]: an atomic read of one element, which lies in the memory; `value` has its
+        // size.
         unsafe { shared_bytes::read(self.at(), (&raw mut value).cast(), size_of::<T>()) };
         value
     }
 
     fn read(&self, into: &mut [T]) {
-        // SAFETY: [P2]: an atomic read of `len` elements, which lie in the memory; `into` has as
-        // many and is borrowed exclusively. Every byte is a value ([E1]).
+        // SAFETY: [P2]: an atomic read of `len` elements, which lie in the memory. `into` has as
+        // many elements, and is borrowed exclusively. Every byte is valid ([E1]).
         unsafe { shared_bytes::read(self.at(), into.as_mut_ptr().cast(), size_of_val(into)) };
     }
 
@@ -256,25 +259,26 @@ impl<T> fmt::Debug for Buffer<T> {
     }
 }
 
-/// Returns whether an operation can carry an element as the bits of a word: [`element_bits`].
+/// Returns whether [`element_bits`] can convert a `T` to the bits of a word.
 #[inline(always)]
 pub(crate) const fn is_word<T>() -> bool {
     matches!(size_of::<T>(), 1 | 2 | 4 | 8) && align_of::<T>() == size_of::<T>()
 }
 
-/// Returns the value whose bytes are the first bytes of `bytes`, of a type that [`is_word`].
+/// Returns the value whose bytes are the first bytes of `bytes`. The type must satisfy [`is_word`].
 #[inline(always)]
 pub(crate) fn element_from_bytes<T: Element>(bytes: [u8; 8]) -> T {
     assert!(size_of::<T>() <= 8);
-    // SAFETY: `bytes` has at least as many bytes as `T`, and every bit pattern is a value of it
+    // SAFETY: `bytes` has at least as many bytes as `T`, and every bit pattern is a value of `T`
     // ([E1]).
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
 
-/// Returns the bytes of a value, followed by zeros, of a type that [`is_word`].
+/// Returns the bytes of a value, followed by zeros. The type must satisfy [`is_word`].
 #[inline(always)]
 pub(crate) fn element_bits<T: Element>(value: T) -> u64 {
-    // Known when the function is compiled. It is no constant, since callers choose by `is_word`.
+    // The compiler evaluates this assertion. It cannot be a `const` assertion, because callers
+    // check `is_word` at run time, so this function is instantiated for larger types too.
     assert!(size_of::<T>() <= 8);
     let mut word = 0u64;
     // SAFETY: the word has at least as many bytes as the value, whose bytes are all initialised
@@ -302,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn vec_or_slice_needs_the_only_handle_to_the_whole_buffer() {
+    fn get_mut_needs_the_only_handle_and_into_vec_all_elements() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();
@@ -313,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_of_another_length_is_refused() {
+    fn copy_of_a_different_length_is_a_misuse() {
         let buffer = Buffer::<u8>::zeroed(3);
         assert!(matches!(
             buffer.copy_from(&[1, 2]).unwrap_err().misuse(),

@@ -18,7 +18,7 @@ fn running_sums(counts: &[usize]) -> Vec<usize> {
 
 /// Constructors for the counts of an all-to-all-v.
 ///
-/// To get them from the send counts alone, use
+/// To derive the receive counts from the send counts, use
 /// [`Team::exchange_counts`](crate::Team::exchange_counts).
 impl VectorCounts {
     /// Returns counts for parts that lie without gaps, in rank order, in both buffers: the offsets
@@ -38,8 +38,8 @@ impl VectorCounts {
         Self { send_counts, send_offsets, recv_counts, recv_offsets }
     }
 
-    /// Returns counts for parts of `count` elements between any two of `ranks` ranks, which lie
-    /// without gaps, in rank order, as in [`Team::all_to_all`](crate::Team::all_to_all).
+    /// Returns counts for `ranks` ranks, with parts of `count` elements between any two ranks. The
+    /// parts lie in rank order without gaps, as in [`Team::all_to_all`](crate::Team::all_to_all).
     ///
     /// ```
     /// use peerweave::VectorCounts;
@@ -61,7 +61,7 @@ impl VectorCounts {
     }
 }
 
-/// Returns the end of the last part that is not empty.
+/// Returns the largest end of the parts that are not empty; 0 if all parts are empty.
 fn end(offsets: &[usize], counts: &[usize]) -> usize {
     let parts = std::iter::zip(offsets, counts).filter(|&(_, &count)| count > 0);
     parts.map(|(offset, &count)| offset.saturating_add(count)).max().unwrap_or(0)
@@ -71,7 +71,7 @@ fn end(offsets: &[usize], counts: &[usize]) -> usize {
 /// [`gather_v`](crate::Team::gather_v) or [`scatter_v`](crate::Team::scatter_v), in elements: its
 /// length and its offset. Each list has one entry per rank of the team.
 ///
-/// The default has no parts: ranks that need none, because they are not the root, pass it.
+/// The default has no parts. Ranks other than the root pass it, because they need no parts.
 ///
 /// ```
 /// use peerweave::{Parts, Rank};
@@ -108,10 +108,10 @@ impl Parts {
         Self::packed(vec![count; ranks])
     }
 
-    /// Returns the elements of the part of a rank.
+    /// Returns the index range of the part of a rank.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If there is no entry for `rank`.
     pub fn range(&self, rank: Rank) -> Range<usize> {
         let (offset, count) = (self.offsets[rank.index()], self.counts[rank.index()]);
         offset..offset.saturating_add(count)

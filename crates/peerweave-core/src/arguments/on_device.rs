@@ -1,7 +1,8 @@
 //! Device memory that is not symmetric: allocated by other libraries or by the application.
 //!
 //! This module does not access the memory. Invariant: **\[D1\]** the elements of a handle stay
-//! allocated while its owner lives; the caller of [`OnDevice::from_raw`] promised that.
+//! allocated while the owner of the memory lives. The caller of [`OnDevice::from_raw`] guarantees
+//! that.
 #![allow(unsafe_code)]
 
 use crate::arguments::span::{Owner, Span};
@@ -13,10 +14,11 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-/// A handle to memory of a device that operations can use, or to a range of it, with its owner.
+/// A handle to device memory that operations can use, or to a range of such memory. The handle
+/// holds the owner of the memory.
 ///
-/// A clone refers to the same memory. A stream with a pending operation on the memory holds its
-/// owner, so a handle can be dropped while it is in use. If the backend uses another device
+/// A clone refers to the same memory. A stream with a pending operation on the memory holds the
+/// owner, so a handle can be dropped while the memory is in use. If the backend uses another device
 /// ([`Caps::device`](crate::Caps::device)), calls return an error before anything is enqueued.
 ///
 /// ```
@@ -24,7 +26,7 @@ use std::sync::Arc;
 /// use peerweave::{Error, OnDevice, ReduceOp, World};
 /// use std::sync::Arc;
 ///
-/// /// What frees the memory when it is dropped.
+/// /// Frees the memory when it is dropped.
 /// #[derive(Debug)]
 /// struct Allocation;
 /// impl DeviceOwner for Allocation {}
@@ -55,9 +57,9 @@ impl<T: Element> OnDevice<T> {
     /// allocated.
     ///
     /// # Safety
-    /// `address` points to `len` elements on that device, aligned to an element, which stay
-    /// allocated while `owner` or a clone of it lives. Work of the device may read and write them
-    /// at any time between [`DeviceOwner::before`] and the end of the operation.
+    /// `address` points to `len` elements on that device, and is aligned for `T`. The elements stay
+    /// allocated while `owner` or a clone of it lives. Between [`DeviceOwner::before`] and the end
+    /// of an operation, work of the device may read and write the elements at any time.
     pub unsafe fn from_raw(address: u64, len: usize, ordinal: u32, owner: Arc<dyn DeviceOwner>) -> Self {
         Self { owner, address, len, ordinal, element: PhantomData }
     }
@@ -73,7 +75,7 @@ impl<T: Element> OnDevice<T> {
         self.len == 0
     }
 
-    /// Returns the address of the first element, for work of the device.
+    /// Returns the device address of the first element.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -83,7 +85,7 @@ impl<T: Element> OnDevice<T> {
         self.ordinal
     }
 
-    /// Returns a handle to a range of this one's elements.
+    /// Returns a handle to a range of the elements of this handle.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the range exceeds this handle.

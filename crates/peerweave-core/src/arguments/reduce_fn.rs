@@ -11,22 +11,26 @@ use std::sync::Arc;
 /// [`reduce_with`](crate::Team::reduce_with) and [`scan_with`](crate::Team::scan_with).
 ///
 /// The function must be associative. It need not be commutative: the element of a lower rank is
-/// always its first argument. It may be called on any thread, and for each element more than once.
-/// A clone refers to the same function.
+/// always the first argument. The function may be called on any thread, and more than once for each
+/// element. A clone refers to the same function.
 ///
 /// # On GPUs
-/// The function is code of the host. The GPU backend gathers the elements of all ranks in pinned
-/// memory of each PE, calls the function on a thread of the driver, in the order of the stream, and
-/// copies the result to its place. A call of `n` bytes by `r` ranks moves `r * n` bytes to the host
-/// and `n` bytes back, on every rank, and each PE combines all of them on one thread. So it is
-/// slower than a reduction by a [`ReduceOp`](crate::ReduceOp), the more so for large operands. The
-/// function must not call CUDA or wait for other PEs: all streams of the GPU may share its thread.
-/// If it panics, the call fails on this PE, and the team can be used further. In a stream that is
-/// being captured the call is [`Error::Unsupported`](crate::Error::Unsupported).
+/// The function runs on the host. The GPU backend gathers the elements of all ranks in pinned
+/// memory of each PE, calls the function on a thread of the driver in stream order, and copies the
+/// result to its destination.
 ///
-/// Where that is too slow, or must be in a graph, combine on the GPU: gather the elements with
-/// [`all_gather`](crate::Team::all_gather), and launch a kernel of your own in the same stream that
-/// combines them ([`Stream::launch`](crate::Stream::launch)).
+/// The call is slower than a reduction by a [`ReduceOp`](crate::ReduceOp), above all for large
+/// operands. If operands of `r` ranks have `n` bytes each, every rank moves `r * n` bytes to the
+/// host and `n` bytes back. Each PE combines all operands on one thread.
+///
+/// The function must not call CUDA or wait for other PEs, because all streams of the GPU may share
+/// the thread that runs it. If the function panics, the call fails on this PE, and the team stays
+/// usable. In a stream that is being captured, the call fails with
+/// [`Error::Unsupported`](crate::Error::Unsupported).
+///
+/// If a function on the host is too slow, or if the reduction must be part of a graph, combine the
+/// elements on the GPU: gather them with [`all_gather`](crate::Team::all_gather), then launch a
+/// kernel in the same stream that combines them ([`Stream::launch`](crate::Stream::launch)).
 ///
 /// ```
 /// use peerweave::{ReduceFn, World};
@@ -54,7 +58,7 @@ pub struct ReduceFn<T> {
 }
 
 impl<T: Element> ReduceFn<T> {
-    /// Makes a reduction by `function`.
+    /// Creates a reduction by `function`.
     pub fn new(function: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
         let function = Box::new(Function { function, _element: PhantomData });
         Self { function: Arc::new(Special::Function(function)), _element: PhantomData }
@@ -96,7 +100,7 @@ impl<T: Element, F: Fn(T, T) -> T + Send + Sync> Combine for Function<T, F> {
     fn combine(&self, accumulator: &mut [u8], operand: &[u8]) {
         let size = size_of::<T>();
         for (a, b) in accumulator.chunks_exact_mut(size).zip(operand.chunks_exact(size)) {
-            // SAFETY: both have the size of a `T`, and every bit pattern of an element is valid.
+            // SAFETY: `a` and `b` have the size of a `T`; every bit pattern of an element is valid.
             let (left, right) = unsafe { (a.as_ptr().cast::<T>().read_unaligned(), b.as_ptr().cast::<T>().read_unaligned()) };
             let combined = (self.function)(left, right);
             // SAFETY: `a` has the size of a `T`; elements have no padding.

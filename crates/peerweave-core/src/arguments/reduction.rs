@@ -1,11 +1,11 @@
-//! Reductions; `PreMulSum` carries its scalar. `check/` checks which reductions an element type
+//! Reductions. A `PreMulSum` contains its scalar. `check/` checks which reductions an element type
 //! supports.
 
 use peerweave_types::{Number, ReduceOp, Scalar};
 use std::marker::PhantomData;
 
-/// A reduction for elements of type `T`: a [`ReduceOp`], or a sum of elements multiplied by a
-/// scalar of each PE.
+/// A reduction for elements of type `T`: a [`ReduceOp`], or a sum in which each PE multiplies its
+/// elements by a scalar.
 ///
 /// Calls take `impl Into<Reduction<T>>`, so `ReduceOp::Sum` is accepted.
 ///
@@ -24,7 +24,7 @@ use std::marker::PhantomData;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reduction<T> {
     op: ReduceOp,
-    /// The bits of the scalar.
+    /// The bits of the scalar; `None` for a reduction without a scalar.
     scalar: Option<u64>,
     element: PhantomData<fn() -> T>,
 }
@@ -58,7 +58,7 @@ impl<T> From<ReduceOp> for Reduction<T> {
 pub(crate) struct ErasedReduction {
     pub(crate) op: ReduceOp,
     pub(crate) scalar: Option<u64>,
-    /// Whether the element type has the reduction.
+    /// Whether the reduction is defined for the element type.
     pub(crate) accepted: bool,
     /// The name of the element type, for errors.
     pub(crate) element: &'static str,

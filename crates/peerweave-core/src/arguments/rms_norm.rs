@@ -67,23 +67,24 @@ impl QuantizedElement for i8 {}
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug)]
-#[must_use = "it only describes a norm"]
+#[must_use = "this value only describes a norm: pass it to `Team::all_reduce_rms_norm`"]
 pub struct RmsNorm<W> {
     pub(crate) weight: W,
     pub(crate) epsilon: f32,
 }
 
 impl<W> RmsNorm<W> {
-    /// The epsilon of a norm that sets none.
+    /// The default epsilon.
     pub const DEFAULT_EPSILON: f32 = 1e-6;
 
-    /// Describes a norm with this weight, whose length is that of a row.
+    /// Creates the parameters of a norm with this weight. The length of the weight is the length of
+    /// a row.
     pub const fn new(weight: W) -> Self {
         Self { weight, epsilon: Self::DEFAULT_EPSILON }
     }
 
-    /// Sets the number that is added to the mean of the squares: positive and finite. The same on
-    /// all ranks.
+    /// Sets the number that is added to the mean of the squares. The number must be positive,
+    /// finite and not subnormal, and the same on all ranks.
     pub fn epsilon(mut self, epsilon: f32) -> Self {
         self.epsilon = epsilon;
         self
@@ -105,10 +106,11 @@ pub trait OutputScale: sealed::Scale {}
 )]
 pub trait StreamOutputScale: OutputScale {}
 
-/// Memory that gets a scale for each row: the largest absolute value of the row, divided by the
-/// largest value of the quantised type. It is an [`OutputScale`].
+/// Memory to which the operation writes a scale for each row: the largest absolute value of the
+/// row, divided by the largest value of the quantised type. `RowScales` is an [`OutputScale`].
 ///
-/// A row whose values are all below 1/512 is scaled as if its largest value was 1/512.
+/// A row whose absolute values are all below 1/512 is scaled as if its largest absolute value were
+/// 1/512.
 #[derive(Clone, Copy, Debug)]
 pub struct RowScales<S>(pub S);
 

@@ -2,8 +2,8 @@
 //! order no other accesses; signals, barriers and tickets do.
 //!
 //! Invariant: the shared side is accessed only by relaxed atomic operations, in aligned words with
-//! single bytes at both ends. So a concurrent access gives a mixture of old and new bytes, not
-//! undefined behavior, and an `Element` is valid for all bytes.
+//! single bytes at both ends. The result of a concurrent access is therefore a mixture of old and
+//! new bytes, not undefined behavior. Every mixture of bytes is a valid `Element`.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -27,8 +27,8 @@ fn split(at: *const u8, bytes: usize) -> (usize, usize) {
 pub(crate) unsafe fn read(from: *mut u8, into: *mut u8, bytes: usize) {
     let (head, words) = split(from, bytes);
     let byte = |i: usize| {
-        // SAFETY: `i < bytes`; `from` is valid for atomic reads and `into` for writes there, says
-        // the caller.
+        // SAFETY: `i < bytes`; the caller guarantees that `from` is valid for atomic reads and
+        // `into` for writes there.
         unsafe { into.add(i).write(AtomicU8::from_ptr(from.add(i)).load(Relaxed)) }
     };
     (0..head).for_each(byte);
@@ -44,14 +44,14 @@ pub(crate) unsafe fn read(from: *mut u8, into: *mut u8, bytes: usize) {
 /// Copies from memory of the caller to shared memory.
 ///
 /// # Safety
-/// `from` is valid for reads of `bytes` and no thread writes there; `to` is valid for atomic writes
-/// of `bytes`.
+/// `from` is valid for reads of `bytes` bytes, and no thread writes there. `to` is valid for atomic
+/// writes of `bytes` bytes.
 #[inline]
 pub(crate) unsafe fn write(from: *const u8, to: *mut u8, bytes: usize) {
     let (head, words) = split(to, bytes);
     let byte = |i: usize| {
-        // SAFETY: `i < bytes`; `from` is valid for reads and `to` for atomic writes there, says the
-        // caller.
+        // SAFETY: `i < bytes`; the caller guarantees that `from` is valid for reads and `to` for
+        // atomic writes there.
         unsafe { AtomicU8::from_ptr(to.add(i)).store(from.add(i).read(), Relaxed) }
     };
     (0..head).for_each(byte);
@@ -69,23 +69,24 @@ pub(crate) unsafe fn write(from: *const u8, to: *mut u8, bytes: usize) {
 pub(crate) enum Reading {
     /// Shared memory, read atomically.
     Shared(*mut u8),
-    /// Memory that the caller passed to an operation. It may be borrowed as `&[T]`, which must not
-    /// be accessed through an atomic, so it is read by volatile accesses. If another thread changes
-    /// the memory meanwhile, they read a mixture of bytes.
+    /// Memory that the caller passed to an operation. The memory may be borrowed as `&[T]`, which
+    /// must not be accessed through an atomic, so the copy uses volatile reads. If another thread
+    /// changes the memory meanwhile, these reads return a mixture of old and new bytes.
     Named(*const u8),
 }
 
 /// Copies to shared memory. If the ranges overlap, the result is unspecified.
 ///
 /// # Safety
-/// `from` is valid for reads of its kind and `to` for atomic writes of `bytes`.
+/// `from` is valid for reads of `bytes` bytes by the accesses of its variant. `to` is valid for
+/// atomic writes of `bytes` bytes.
 pub(crate) unsafe fn copy(from: Reading, to: *mut u8, bytes: usize) {
     let mut stage = [0u8; 1024];
     let mut done = 0;
     while done < bytes {
         let now = stage.len().min(bytes - done);
-        // SAFETY: `done + now <= bytes`, so both ranges are valid; `stage` is of this function and
-        // has room for `now` bytes.
+        // SAFETY: `done + now <= bytes`, so both ranges are valid; `stage` is local to this
+        // function and has room for `now` bytes.
         unsafe {
             match from {
                 Reading::Shared(from) => read(from.add(done), stage.as_mut_ptr(), now),
@@ -110,7 +111,7 @@ mod tests {
                 let source: Vec<u8> = (0..bytes as u8).map(|i| i + 1).collect();
                 let mut shared = [0u8; 64];
                 let mut back = vec![0u8; bytes];
-                // SAFETY: `start + bytes < 64`; all three are of this test alone.
+                // SAFETY: `start + bytes < 64`; only this test accesses the three buffers.
                 unsafe {
                     write(source.as_ptr(), shared.as_mut_ptr().add(start), bytes);
                     read(shared.as_mut_ptr().add(start), back.as_mut_ptr(), bytes);

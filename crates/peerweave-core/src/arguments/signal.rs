@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 /// One word of symmetric memory by which PEs notify each other.
 ///
-/// [`Symmetric::<u64>::signal`](crate::Symmetric::signal) borrows it from a handle, at no cost. A
-/// struct or thread that outlives the handle keeps a [`Symmetric<u64>`](crate::Symmetric) of its
-/// own, and asks it for the signal.
+/// [`Symmetric::<u64>::signal`](crate::Symmetric::signal) borrows a signal from a handle, at no
+/// cost. A struct or thread that outlives the handle stores a clone of the handle, a
+/// [`Symmetric<u64>`](crate::Symmetric), and borrows the signal from the clone.
 ///
-/// If another PE waits for a word, change the word only by signals and atomics: puts and local
-/// stores to it are not ordered after data.
+/// If another PE waits for a word, change the word only by signals and atomics. A put or a local
+/// store to the word is not ordered after the data that it announces.
 ///
 /// ```
 /// use peerweave::{Compare, World};
@@ -63,7 +63,7 @@ impl<'a> Signal<'a> {
         self.update(value, SignalOp::Add)
     }
 
-    /// Returns the update that applies `op` with `value`.
+    /// Returns the update that applies `op` with `value` to the word.
     #[inline]
     pub fn update(&self, value: u64, op: SignalOp) -> SignalUpdate<'a> {
         SignalUpdate { signal: *self, value, op }
@@ -85,9 +85,9 @@ impl<'a> Signal<'a> {
     }
 }
 
-/// An update of a signal word. [`Signal::set`] and [`Signal::add`] create it.
+/// An update of a signal word. [`Signal::set`], [`Signal::add`] and [`Signal::update`] create it.
 #[derive(Clone, Copy, Debug)]
-#[must_use = "an update takes effect only by `Team::signal` or `Team::put_signal`"]
+#[must_use = "an update has no effect until it is passed to `Team::signal` or `Team::put_signal`"]
 pub struct SignalUpdate<'a> {
     pub(crate) signal: Signal<'a>,
     pub(crate) value: u64,

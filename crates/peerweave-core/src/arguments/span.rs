@@ -1,9 +1,9 @@
 //! The memory arguments of operations: traits for memory that is read and for memory that is
 //! written, and their stream-ordered forms.
 //!
-//! Nothing is checked here. Invariant: a [`Span`] names memory that is valid for the accesses of
+//! This module checks nothing. Invariant: a [`Span`] names memory that is valid for the accesses of
 //! its trait while the argument lives. The traits are sealed, so only types of this crate can break
-//! that.
+//! this invariant.
 #![allow(private_interfaces, reason = "only this crate uses spans; the traits that name them are sealed")]
 
 use crate::arguments::buffer::{Buffer, Memory};
@@ -21,13 +21,13 @@ pub(crate) struct Span<'a> {
     /// Length, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
-    /// The number of values of `dtype` of which one element consists.
+    /// The number of values of `dtype` in one element.
     pub(crate) parts: usize,
     pub(crate) owner: Owner<'a>,
 }
 
 impl Span<'_> {
-    /// Returns the size of an element.
+    /// Returns the size of an element, in bytes.
     #[inline(always)]
     pub(crate) fn element_bytes(&self) -> usize {
         self.parts * self.dtype.size_bytes()
@@ -38,14 +38,14 @@ impl Span<'_> {
         self.len * self.element_bytes()
     }
 
-    /// Returns the `count` elements from `start`, which lie in the span.
+    /// Returns the span of the `count` elements from `start`, which must lie within this span.
     pub(crate) fn range(self, start: usize, count: usize) -> Self {
-        // The start of an empty part may be any number.
+        // The start of an empty part may be any number, even one outside the span.
         let start = if count == 0 { 0 } else { start };
         Self { place: self.place.plus(start * self.element_bytes()), len: count, ..self }
     }
 
-    /// Returns part `index` of parts of `count` elements each.
+    /// Returns part `index` of this span, divided into parts of `count` elements.
     #[inline(always)]
     pub(crate) fn part(self, index: usize, count: usize) -> Self {
         Self { place: self.place.plus(index * count * self.element_bytes()), len: count, ..self }
@@ -70,7 +70,7 @@ impl Span<'_> {
 /// The owner that keeps the memory of an argument alive.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// The caller, by a borrow; in blocking forms only.
+    /// The caller, which lends the memory for the call. Only in blocking forms.
     Caller,
     Region(&'a Arc<Region>),
     Memory(&'a Arc<Memory>),
@@ -88,7 +88,7 @@ impl Owner<'_> {
     }
 }
 
-/// Clones `owners`, for a queue that holds their memory.
+/// Returns clones of `owners`, with which a queue keeps their memory alive.
 #[inline]
 pub(crate) fn keep(owners: [Owner<'_>; 3]) -> Keep {
     Keep::few(owners.map(Owner::hold))
@@ -107,23 +107,23 @@ mod sealed {
 
 pub(crate) use sealed::Argument;
 
-/// Memory that an operation reads: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`; and in the
-/// blocking forms `&[T]`, `&Vec<T>`, `&[T; N]`, and `&x`, one element.
+/// Memory that an operation reads: `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`. Blocking forms
+/// also take `&[T]`, `&Vec<T>`, `&[T; N]`, and `&x` for one element.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be read by an operation on elements of type `{T}`",
     note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]`, `&Vec<T>`, `&[T; N]` or `&T`"
 )]
 pub trait Source<T: Element>: sealed::Argument<T> {}
 
-/// Memory that an operation writes: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`; and in the
-/// blocking forms `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`, and `&mut x`, one element.
+/// Memory that an operation writes: `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`. Blocking forms
+/// also take `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`, and `&mut x` for one element.
 ///
-/// Memory that can be written can also be read: in-place forms take it too.
+/// In-place forms, which read and write the same memory, take a `Dest`.
 ///
 /// # Variables that are references
-/// A generic parameter takes a `&mut [T]` by value: Rust reborrows a reference by itself only where
-/// the parameter has a reference type. A variable that holds a reference, and is needed again, is
-/// passed as `&mut *buffer`, or as `&mut buffer`, which is accepted too:
+/// A generic parameter takes a `&mut [T]` by value, which moves the reference: Rust reborrows
+/// automatically only if the type of the parameter is a reference. To use a variable that holds a
+/// reference again after the call, pass `&mut *buffer` or `&mut buffer`:
 /// ```
 /// use peerweave::{Rank, Team, World};
 ///
@@ -151,8 +151,8 @@ pub trait Source<T: Element>: sealed::Argument<T> {}
 )]
 pub trait Dest<T: Element>: sealed::Argument<T> {}
 
-/// Memory that a queued operation may read: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`. The
-/// queue holds it while it uses it.
+/// Memory that a queued operation may read: `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`. The
+/// queue holds the memory until the operation has ended.
 ///
 /// Slices are not accepted, because the queue could outlive the borrow:
 /// ```compile_fail,E0277
@@ -167,8 +167,8 @@ pub trait Dest<T: Element>: sealed::Argument<T> {}
 )]
 pub trait StreamSource<T: Element>: Source<T> {}
 
-/// Memory that a queued operation may write: `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`. The
-/// queue holds it while it uses it.
+/// Memory that a queued operation may write: `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`. The
+/// queue holds the memory until the operation has ended.
 ///
 /// Slices are not accepted, because the queue could outlive the borrow:
 /// ```compile_fail,E0277
@@ -212,7 +212,7 @@ pub trait MaybeDest<T: Element>: sealed::Maybe<T> {
     fn into_option(self) -> Option<Self::Argument>;
 }
 
-/// Stands for a missing argument on ranks other than the root: `None`, with a type.
+/// Returns a typed `None`, for an argument that only the root needs.
 ///
 /// ```
 /// use peerweave::{Rank, ReduceOp, World, none};
@@ -265,7 +265,7 @@ source! {
 
 #[inline(always)]
 pub(crate) fn borrowed<T: Element>(slice: &[T]) -> Span<'_> {
-    // The pointer is no longer `const`, but it is only read: operations never write to a source.
+    // [`Place::Private`] holds a `*mut` pointer, but operations only read a source.
     let place = Place::Private(slice.as_ptr().cast_mut().cast());
     Span { place, len: slice.len(), dtype: T::DTYPE, parts: T::PARTS, owner: Owner::Caller }
 }

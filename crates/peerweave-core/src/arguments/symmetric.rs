@@ -1,13 +1,14 @@
 //! Handles to symmetric memory. Operations between PEs are in `ops/`.
 //!
-//! Invariants: **\[S1\]** a handle names elements within one allocation; only
+//! Invariants: **\[S1\]** A handle names aligned elements within one allocation. Only
 //! `Symmetric::allocate`, `Symmetric::find`, the slicing below and `view.rs` make handles.
-//! **\[S2\]** The memory is accessed only through the backend, in ways that stay defined while a
-//! peer accesses it (\[B4\]); safe code gets no reference to it. **\[S3\]** It stays mapped while a
-//! handle, or an operation that uses it, lives: both hold the backend.
+//! **\[S2\]** The memory is accessed only through the backend, by accesses that stay defined while
+//! a peer accesses the same bytes (\[B4\]). Safe code gets no reference to the memory. **\[S3\]**
+//! The memory stays mapped while a handle, or an operation that uses the memory, lives: each of
+//! these holds the backend.
 //!
-//! If one thread releases a buffer while another uses it, the caller has a bug: the use may access
-//! bytes of a new allocation. These bytes lie in the heap, so \[S2\] still holds.
+//! If one thread releases a buffer while another thread uses it, the caller has a bug: the second
+//! thread may access bytes of a new allocation. These bytes lie in the heap, so \[S2\] still holds.
 #![allow(unsafe_code)]
 
 use crate::arguments::buffer::{element_bits, is_word};
@@ -78,20 +79,22 @@ impl Drop for Region {
 /// A handle to symmetric memory: a buffer that every PE has at the same offset of its heap, or a
 /// range of such a buffer.
 ///
-/// [`World::alloc`](crate::World::alloc), which all PEs call together, allocates it. The methods
-/// here access the copy of this PE; operations of a [`Team`](crate::Team) access those of other
-/// PEs. A clone refers to the same memory.
+/// [`World::alloc`](crate::World::alloc), which all PEs call together, allocates the buffer. The
+/// methods of this type access the copy of this PE. Operations of a [`Team`](crate::Team) access
+/// the copies of other PEs. A clone refers to the same memory.
 ///
-/// A peer may write to it at any time, so there is no `&[T]` of it: elements are copied. A copy
-/// that is made during a write is a mixture of old and new elements; a wait for a signal, a barrier
-/// or a ticket orders the copy after the write.
+/// A peer may write to the memory at any time, so the memory cannot be borrowed as a `&[T]`: the
+/// methods copy elements. A copy made during a write is a mixture of old and new bytes. A wait for
+/// a signal, a barrier or a ticket orders the copy after the write.
 ///
-/// **Releasing** is collective and explicit ([`Symmetric::release`]). A buffer that is only dropped
-/// stays allocated until [`World::finalize`](crate::World::finalize), which reports it.
+/// **Releasing** is collective and explicit ([`Symmetric::release`]). A buffer that is dropped
+/// without a release stays allocated until [`World::finalize`](crate::World::finalize), which
+/// reports it.
 ///
-/// **After [`World::shrink`](crate::World::shrink)** the methods here still work, so that this PE
-/// can copy what it needs into the new world. Operations and [`Symmetric::release`] fail; the
-/// memory is freed when the last handle of the old world is dropped.
+/// **After [`World::shrink`](crate::World::shrink)** the methods that access the copy of this PE
+/// still work, so that this PE can copy data to the new world. Operations and
+/// [`Symmetric::release`] fail. The memory is freed when the last handle of the old world is
+/// dropped.
 pub struct Symmetric<T> {
     region: Arc<Region>,
     at: SymOffset,
@@ -112,11 +115,12 @@ impl<T: Element> Symmetric<T> {
         location: &'static Location<'static>,
     ) -> Result<Self> {
         shared.usable(call)?;
-        // An alignment that is refused is reported as it was given.
+        // An invalid alignment is passed on unchanged, so that the error reports the value that the
+        // caller gave.
         let align = if align.is_power_of_two() { align.max(align_of::<T>()) } else { align };
         let bytes = bounds::allocation(call, elements, size_of::<T>(), align, shared.backend.caps().max_align_bytes)?;
         let at = shared.backend.allocate(&backend::Allocation { bytes, dtype: T::DTYPE, align, zeroed });
-        // The backend does not know which call allocates.
+        // The backend does not know the name of the call that allocates.
         let at = at.map_err(|error| match error {
             Error::OutOfMemory { requested_bytes, available_bytes, what, .. } => {
                 Error::OutOfMemory { call, requested_bytes, available_bytes, what }
@@ -131,7 +135,8 @@ impl<T: Element> Symmetric<T> {
         Ok(Self { region, at, len: elements, element: PhantomData })
     }
 
-    /// Returns a handle to `len` elements at `at`, which lie in one allocation.
+    /// Returns a handle to `len` elements at `at`. Fails unless the elements lie within one
+    /// allocation.
     pub(crate) fn find(call: &'static str, shared: &Arc<Shared>, at: SymOffset, len: usize) -> Result<Self> {
         shared.usable(call)?;
         let found = || format!("{len} elements of {} bytes at offset {}", size_of::<T>(), at.0);
@@ -163,16 +168,16 @@ impl<T: Element> Symmetric<T> {
         self.at
     }
 
-    /// Returns a view of the elements for kernels. The view names the same place in the heap of
+    /// Returns a view of the elements for kernels. The view names the same offset in the heap of
     /// every PE.
     ///
-    /// A launch accepts `&Symmetric<T>` directly; use a view as a field of an argument that is a
-    /// struct. The view does not keep the memory alive: a launch checks that it lies in an
-    /// allocation that was not released.
+    /// A launch accepts `&Symmetric<T>` directly. Use a view as a field of an argument that is a
+    /// struct. The view does not keep the memory alive: a launch checks that the view lies within
+    /// an allocation that was not released.
     #[inline]
     pub fn view(&self) -> SymSlice<T> {
-        // SAFETY: [S1]: the elements lie in one allocation, aligned; launches check that it is
-        // live, and a release waits for the kernels that were enqueued before it.
+        // SAFETY: [S1]: the elements lie in one allocation and are aligned. Launches check that the
+        // allocation is live, and a release waits for the kernels that were enqueued before it.
         unsafe { SymSlice::from_raw(self.at, self.len) }
     }
 
@@ -181,7 +186,7 @@ impl<T: Element> Symmetric<T> {
         self.region.is_released()
     }
 
-    /// Returns a handle to a range of this one's elements.
+    /// Returns a handle to a range of the elements of this handle.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
@@ -199,7 +204,7 @@ impl<T: Element> Symmetric<T> {
         Ok((self.part(0, middle), self.part(middle, self.len - middle)))
     }
 
-    /// Returns handles to parts of `len` elements, in order; the last may have fewer.
+    /// Returns handles to parts of `len` elements, in order. The last part may be shorter.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if `len` is 0.
@@ -214,15 +219,16 @@ impl<T: Element> Symmetric<T> {
         Self { region: self.region.clone(), at, len, element: PhantomData }
     }
 
-    /// Restricts this handle to `len` of its elements, from `start`. The handle must have these
-    /// elements.
+    /// Restricts this handle to the `len` elements from `start`. These elements must lie within the
+    /// handle.
     #[inline(always)]
     pub(super) fn narrow(&mut self, start: usize, len: usize) {
         debug_assert!(start + len <= self.len);
         (self.at, self.len) = (self.element(start), len);
     }
 
-    /// Returns a handle to the same bytes, which are `len` elements of `U`, aligned.
+    /// Returns a handle to the same bytes as elements of `U`. The bytes must be exactly `len`
+    /// elements, and aligned for `U`.
     pub(super) fn retyped<U>(&self, len: usize) -> Symmetric<U> {
         Symmetric { region: self.region.clone(), at: self.at, len, element: PhantomData }
     }
@@ -230,8 +236,8 @@ impl<T: Element> Symmetric<T> {
     /// Returns the address of this PE's copy, for use by the host.
     ///
     /// The address is valid until the allocation is released or the last handle of the world is
-    /// dropped. Peers may write there at any time: accesses through it must be atomic, or be
-    /// ordered by signals or barriers.
+    /// dropped. Peers may write to the memory at any time. Accesses through the address must be
+    /// atomic, or be ordered by signals or barriers.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) if only a device can access the memory:
@@ -240,8 +246,9 @@ impl<T: Element> Symmetric<T> {
         self.host("as_ptr")
     }
 
-    /// Returns the address of this PE's copy for kernels and copies of its device, and the number
-    /// of that device; `None` for host memory. Valid as long as [`Symmetric::as_ptr`].
+    /// Returns the device address of this PE's copy, for kernels and copies of the device, and the
+    /// number of the device. Returns `None` for host memory. The address is valid as long as that
+    /// of [`Symmetric::as_ptr`].
     pub fn device_address(&self) -> Option<(u64, usize)> {
         match self.region.shared.backend.local(self.at) {
             LocalAddress::Device { address, ordinal } => Some((address, ordinal)),
@@ -281,12 +288,13 @@ impl<T: Element> Symmetric<T> {
     /// Copies the elements of this PE to a slice of the same length.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the lengths differ; as for [`Symmetric::to_vec`].
+    /// [`Misuse`](crate::Misuse) if the lengths differ; otherwise as for [`Symmetric::to_vec`].
     pub fn copy_to(&self, into: &mut [T]) -> Result<()> {
         self.region.usable("copy_to")?;
         bounds::length("copy_to", "into", into.len(), self.len)?;
-        // SAFETY: [S1] and not released; `into` has as many bytes. It is not symmetric memory: safe
-        // code has no reference to any ([S2]), and the contract of `as_slice` forbids it.
+        // SAFETY: [S1] and not released; `into` has as many bytes as this handle. `into` is not
+        // symmetric memory: safe code has no reference to symmetric memory ([S2]), and the contract
+        // of `as_slice` forbids passing its slice to this call.
         unsafe { self.region.shared.backend.read_local(self.at, into.as_mut_ptr().cast(), size_of_val(into)) }
     }
 
@@ -301,9 +309,8 @@ impl<T: Element> Symmetric<T> {
         unsafe { self.region.shared.backend.write_local(self.at, from.as_ptr().cast(), size_of_val(from)) }
     }
 
-    /// Sets all elements of this PE to `value`. A device sets the elements of its own memory. The
-    /// call is not ordered with the operations of streams; [`Stream::fill`](crate::Stream::fill)
-    /// is.
+    /// Sets all elements of this PE to `value`. Device memory is set by its device. The call is not
+    /// ordered with the operations of streams; [`Stream::fill`](crate::Stream::fill) is.
     ///
     /// # Errors
     /// As for [`Symmetric::to_vec`].
@@ -317,7 +324,8 @@ impl<T: Element> Symmetric<T> {
         let chunk = vec![value; self.len.min(CHUNK_BYTES / size_of::<T>() + 1)];
         for start in (0..self.len).step_by(chunk.len().max(1)) {
             let bytes = size_of_val(&chunk[..chunk.len().min(self.len - start)]);
-            // SAFETY: [S1] and not released; the elements from `start` are in the chunk's number.
+            // SAFETY: [S1] and not released; the chunk has at least `bytes` bytes, and so has this
+            // handle from element `start`.
             unsafe { self.region.shared.backend.write_local(self.element(start), chunk.as_ptr().cast(), bytes) }?;
         }
         Ok(())
@@ -326,7 +334,8 @@ impl<T: Element> Symmetric<T> {
     /// Reads one element of this PE.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if there is no such element; as for [`Symmetric::to_vec`].
+    /// [`Misuse`](crate::Misuse) if there is no such element; otherwise as for
+    /// [`Symmetric::to_vec`].
     #[inline]
     pub fn load(&self, index: usize) -> Result<T> {
         self.region.usable("load")?;
@@ -357,11 +366,14 @@ impl<T: Element> Symmetric<T> {
     /// Borrows the elements of this PE as a slice.
     ///
     /// # Safety
-    /// While the slice lives: no PE, including this one, writes these elements by any operation or
-    /// kernel (`store`, `copy_from`, `fill`, a collective, a pending operation); the allocation is
-    /// not released; a handle of its world lives; and the slice is not passed to any call of
-    /// Peerweave, which would treat it as ordinary memory. Earlier writes of peers must be ordered
-    /// before this call, by a barrier or a wait.
+    /// While the slice lives:
+    /// - No PE, including this one, writes these elements by an operation or kernel (`store`,
+    ///   `copy_from`, `fill`, a collective, a pending operation).
+    /// - The allocation is not released, and a handle of its world lives.
+    /// - The slice is not passed to a call of Peerweave, because the call would treat it as
+    ///   ordinary memory.
+    ///
+    /// Earlier writes of peers must be ordered before this call, by a barrier or a wait.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after release or finalize;
@@ -370,14 +382,15 @@ impl<T: Element> Symmetric<T> {
         self.region.usable("as_slice")?;
         let first = self.host("as_slice")?;
         // SAFETY: [S1]: `len` elements of one live allocation, mapped and aligned; every bit
-        // pattern is a value ([E1]); the caller guarantees that no PE writes them meanwhile.
+        // pattern is a value ([E1]); the caller guarantees that no PE writes the elements
+        // meanwhile.
         Ok(unsafe { std::slice::from_raw_parts(first, self.len) })
     }
 
     /// Borrows the elements of this PE as a mutable slice.
     ///
     /// # Safety
-    /// As for [`Symmetric::as_slice`]. In addition no PE reads these elements, and no other slice
+    /// As for [`Symmetric::as_slice`]. In addition, no PE reads these elements, and no other slice
     /// of them lives.
     ///
     /// # Errors
@@ -386,7 +399,7 @@ impl<T: Element> Symmetric<T> {
     pub unsafe fn as_mut_slice(&self) -> Result<&mut [T]> {
         self.region.usable("as_mut_slice")?;
         let first = self.host("as_mut_slice")?;
-        // SAFETY: as in `as_slice`; the caller guarantees that no PE reads or writes them
+        // SAFETY: as in `as_slice`; the caller guarantees that no PE reads or writes the elements
         // meanwhile.
         Ok(unsafe { std::slice::from_raw_parts_mut(first, self.len) })
     }
@@ -397,13 +410,14 @@ impl<T: Element> Symmetric<T> {
     /// All PEs must call, in the same order as other allocations and releases. Returns when the
     /// pending operations of this PE that use the heap are complete, and every PE has called.
     ///
-    /// Only stream-ordered operations are waited for. A blocking call that another thread makes
-    /// with this buffer, on any PE, must have returned before that PE calls `release`: a put that
-    /// still runs may write into memory that the next allocation gets.
+    /// This call waits only for stream-ordered operations. A blocking call that another thread
+    /// makes with this buffer, on any PE, must have returned before that PE calls `release`.
+    /// Otherwise a put that is still running may write into memory of a later allocation.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) for a handle to a range, for an allocation that was released
-    /// before, and after finalize; the allocation does not change. Errors of the backend.
+    /// before, and after finalize. In these cases the allocation does not change. Otherwise errors
+    /// of the backend.
     pub fn release(self) -> Result<()> {
         const CALL: &str = "release";
         let region = &*self.region;
@@ -444,7 +458,7 @@ impl Symmetric<u64> {
     /// Borrows the word at `index` as a signal.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if there is no such element.
+    /// [`Misuse`](crate::Misuse) if the handle has no element at `index`.
     #[inline]
     pub fn signal(&self, index: usize) -> Result<Signal<'_>> {
         bounds::index("signal", "index", index, self.len)?;
@@ -459,13 +473,13 @@ pub(crate) struct Remote<'a> {
     /// Length, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
-    /// The number of values of `dtype` of which one element consists.
+    /// The number of values of `dtype` in one element.
     pub(crate) parts: usize,
     pub(crate) region: &'a Arc<Region>,
 }
 
 impl<'a> Remote<'a> {
-    /// Returns the size of an element.
+    /// Returns the size of an element, in bytes.
     #[inline(always)]
     pub(crate) fn element_bytes(&self) -> usize {
         self.parts * self.dtype.size_bytes()

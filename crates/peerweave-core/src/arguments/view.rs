@@ -1,7 +1,8 @@
-//! Other views of symmetric memory: ranges that borrow a handle, and other element types.
+//! Views derived from a handle to symmetric memory: ranges that borrow the handle, and casts to
+//! other element types.
 //!
-//! Invariant: a view names elements within the allocation of its handle, aligned, as \[S1\] of
-//! `symmetric.rs` requires of all handles.
+//! Invariant: a view names aligned elements within the allocation of its handle. \[S1\] in
+//! `symmetric.rs` requires that of all handles.
 #![allow(unsafe_code)]
 
 use crate::arguments::symmetric::Symmetric;
@@ -14,9 +15,9 @@ use std::ops::{Deref, RangeBounds};
 
 /// A range of symmetric memory that borrows a handle: see [`Symmetric::range`].
 ///
-/// `&view` is accepted wherever a `&Symmetric<T>` is, if `view` is a variable. For a view that is
-/// made within the call, write `&*x.range(0..2)?`: with `?`, the compiler does not convert
-/// `&x.range(0..2)?` to a `&Symmetric<T>`.
+/// If `view` is a variable, `&view` is accepted wherever a `&Symmetric<T>` is. For a view that is
+/// created in the argument list, write `&*x.range(0..2)?`: because of the `?`, the compiler does
+/// not convert `&x.range(0..2)?` to a `&Symmetric<T>`.
 ///
 /// ```
 /// use peerweave::{Rank, World};
@@ -35,7 +36,8 @@ use std::ops::{Deref, RangeBounds};
 /// # }
 /// ```
 pub struct SymmetricRange<'a, T> {
-    /// Shares the reference of the borrowed handle to its allocation, so it is never dropped.
+    /// A copy of the borrowed handle. The copy is never dropped, because it does not own a
+    /// reference to the allocation.
     handle: ManuallyDrop<Symmetric<T>>,
     borrowed: PhantomData<&'a Symmetric<T>>,
 }
@@ -58,8 +60,9 @@ impl<T> fmt::Debug for SymmetricRange<'_, T> {
 impl<T: Element> Symmetric<T> {
     /// Borrows a range of this handle's elements, for an operation.
     ///
-    /// Unlike [`Symmetric::slice`], this call changes no reference count, so a loop over small
-    /// ranges in many threads is faster. To keep a handle to a range, use `slice`.
+    /// Unlike [`Symmetric::slice`], this call does not change the reference count of the
+    /// allocation. Loops over small ranges are therefore faster, above all in several threads. To
+    /// keep a handle to a range, use `slice`.
     ///
     /// ```
     /// use peerweave::World;
@@ -84,9 +87,9 @@ impl<T: Element> Symmetric<T> {
     #[inline]
     pub fn range(&self, range: impl RangeBounds<usize>) -> Result<SymmetricRange<'_, T>> {
         let (start, len) = bounds::range("range", self.len(), &range)?;
-        // SAFETY: the copy of this handle is never dropped, and no method moves it out of the view.
-        // So the reference to the allocation that it shares is that of `self`, which outlives the
-        // view by its borrow.
+        // SAFETY: the copy of this handle is never dropped, and no method moves the copy out of the
+        // view. The copy shares the reference to the allocation that `self` owns, and `self`
+        // outlives the view, which borrows it.
         let mut handle = ManuallyDrop::new(unsafe { std::ptr::read(self) });
         handle.narrow(start, len);
         Ok(SymmetricRange { handle, borrowed: PhantomData })
@@ -116,17 +119,17 @@ impl<T: Element> Symmetric<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the bytes are not a whole number of the new elements, or do not
-    /// begin at a multiple of their alignment.
+    /// [`Misuse`](crate::Misuse) if the size in bytes is not a multiple of the size of the new
+    /// elements, or if the offset is not a multiple of their alignment.
     pub fn cast<U: Element>(&self) -> Result<Symmetric<U>> {
         const CALL: &str = "cast";
         let bytes = self.len() * size_of::<T>();
         if !bytes.is_multiple_of(size_of::<U>()) {
-            let found = format!("{bytes} bytes for elements of {}", size_of::<U>());
+            let found = format!("{bytes} bytes for elements of {} bytes", size_of::<U>());
             return Err(bounds::wrong_value(CALL, "self", found, "a multiple of the size of the new elements"));
         }
         if !self.offset().0.is_multiple_of(align_of::<U>() as u64) {
-            let found = format!("at offset {} for elements aligned to {}", self.offset().0, align_of::<U>());
+            let found = format!("at offset {} for elements aligned to {} bytes", self.offset().0, align_of::<U>());
             return Err(bounds::wrong_value(CALL, "self", found, "a multiple of the alignment of the new elements"));
         }
         Ok(self.retyped(bytes / size_of::<U>()))

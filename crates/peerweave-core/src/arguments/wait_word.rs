@@ -9,7 +9,8 @@ mod sealed {
     use super::Remote;
 
     pub trait Word {
-        /// Returns the parameter's name in errors, the memory, and the index of the word in it.
+        /// Returns the name of the parameter for errors, the memory, and the index of the word in
+        /// the memory.
         #[doc(hidden)]
         fn word(&self) -> (&'static str, Remote<'_>, usize);
     }

@@ -1,4 +1,4 @@
-//! The word by which PEs that are threads of one process agree that their job has ended.
+//! The word that records the abort of a job whose PEs are threads of one process.
 
 use super::error::Error;
 use peerweave_types::Pe;
@@ -13,17 +13,20 @@ pub struct AbortWord(Arc<AtomicU64>);
 const ABORTED: u64 = 1 << 63;
 
 impl AbortWord {
-    /// Returns the word of `by` and `code`, for memory that several processes share.
+    /// Encodes an abort by the PE `by` with the exit code `code`, for memory that several processes
+    /// share.
     pub fn encode(by: Pe, code: u8) -> u64 {
         ABORTED | u64::from(by.get()) << 8 | u64::from(code)
     }
 
-    /// Returns the PE and the exit code of a word; `None` for 0.
+    /// Returns the PE and the exit code of an encoded abort; `None` if `word` does not record an
+    /// abort.
     pub fn decode(word: u64) -> Option<(Pe, u8)> {
         (word & ABORTED != 0).then(|| (Pe::new((word >> 8) as u32), word as u8))
     }
 
-    /// Aborts the job, unless it was aborted before. Returns the first abort.
+    /// Aborts the job, unless it was aborted before. Returns the PE and the exit code of the first
+    /// abort.
     pub fn abort(&self, by: Pe, code: u8) -> (Pe, u8) {
         match self.0.compare_exchange(0, Self::encode(by, code), Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => (by, code),
@@ -37,7 +40,7 @@ impl AbortWord {
         self.0.load(Ordering::Acquire) != 0
     }
 
-    /// Returns the error of calls after the abort; `None` before.
+    /// Returns the error of calls after an abort; `None` if the job was not aborted.
     pub fn error(&self) -> Option<Error> {
         Self::decode(self.0.load(Ordering::Acquire)).map(|(by, code)| Error::Aborted { by, code })
     }
@@ -48,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_abort_is_kept_with_every_code() {
+    fn later_abort_does_not_replace_the_first() {
         for (pe, code) in [(0, 0), (7, 255), (4095, 1)] {
             let word = AbortWord::default();
             assert!(!word.is_set() && word.error().is_none());

@@ -33,9 +33,10 @@ pub struct Caps {
 }
 
 impl Caps {
-    /// Returns the capabilities that every backend has: staged private buffers, no call checking,
-    /// allocations aligned to at most a page, no memory of devices, streams that skip operations
-    /// after a failure, and no guarantees about reductions.
+    /// Returns minimal capabilities, which a backend can extend: staged private buffers, no call
+    /// checking, allocations aligned to at most 4096 bytes, no device memory, no reductions by
+    /// functions of the caller, streams that skip operations after a failure, and no guarantees
+    /// about reductions.
     pub fn new(heap_bytes: usize, max_teams: usize, compute: impl Into<String>) -> Self {
         Self {
             heap_bytes,
@@ -51,9 +52,9 @@ impl Caps {
         }
     }
 
-    /// Returns the entries of [`Caps::reductions`], each changed by `describe`. Before the change,
-    /// an entry promises nothing: unspecified order and NaN, bits that may differ, accumulation in
-    /// the element type.
+    /// Returns the entries of [`Caps::reductions`], after `describe` has changed each of them.
+    /// Before the change, an entry guarantees nothing: its order and its NaN rule are unspecified,
+    /// bits may differ among ranks, and elements are accumulated in the element type.
     pub fn reductions_with(mut describe: impl FnMut(&mut ReductionCaps)) -> Vec<ReductionCaps> {
         let mut all = Vec::new();
         for kind in CollectiveKind::ALL.into_iter().filter(|kind| kind.reduces()) {
@@ -70,8 +71,8 @@ impl Caps {
         all
     }
 
-    /// Returns how the backend computes a reduction; `None` if it is not defined, the backend does
-    /// not have it, or `kind` does not reduce.
+    /// Returns how the backend computes a reduction. Returns `None` if the reduction is not defined
+    /// for the type, if the backend does not support it, or if `kind` does not reduce.
     ///
     /// ```
     /// use peerweave::backend::CollectiveKind;
@@ -116,7 +117,7 @@ pub struct ReductionCaps {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReductionOrder {
-    /// From rank 0 upward, for every element: the result does not depend on the size or place of
+    /// From rank 0 upward, for every element. The result does not depend on the size or location of
     /// the buffers.
     Rank,
     /// The order may differ among elements, sizes and calls.

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The owner of device memory. The memory stays allocated while the owner lives.
 ///
-/// A library that orders the uses of its memory by itself, such as cudarc for its slices, is
-/// notified of each operation that uses the memory.
+/// A library that orders the uses of its own memory, such as cudarc for its slices, implements the
+/// methods. They are called for each operation that uses the memory.
 pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
     /// Prepares the memory for an operation that is about to be enqueued on `stream`, for example
-    /// by making the stream wait for earlier work on the memory. For an operation without a stream,
-    /// which runs on the calling thread, `stream` is `None`: earlier work must then have ended when
-    /// this returns.
+    /// by making the stream wait for earlier work on the memory. For an operation that runs on the
+    /// calling thread, `stream` is `None`. Earlier work must then have ended when this method
+    /// returns.
     ///
     /// # Errors
     /// The reason why the operation cannot use the memory. The operation is then not enqueued.
@@ -23,17 +23,17 @@ pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Called after the operation was enqueued on `stream`, or could not be enqueued. Later work of
-    /// the owner on the memory must wait for the operation.
+    /// Notifies the owner that the operation was enqueued on `stream`, or could not be enqueued.
+    /// Later work of the owner on the memory must wait for the operation.
     fn after(&self, stream: &dyn StreamBackend) {
         let _ = stream;
     }
 }
 
-/// Keeps memory alive while an operation uses it. Dropping the value is local and does not block.
-/// The drop may release the last handle of the world, and with it the backend, on any thread.
-/// Creating and dropping the value allocates no memory; a drop frees only memory of which this
-/// value was the last owner.
+/// A value that keeps memory alive while an operation uses it. Dropping the value is local and does
+/// not block. The drop may release the last handle of the world, and with it the backend, on any
+/// thread. Creating and dropping the value allocates no memory. A drop frees only memory of which
+/// this value was the last owner.
 #[derive(Debug)]
 pub struct Keep(Owners);
 
@@ -43,7 +43,7 @@ enum Owners {
     Many(Kept),
 }
 
-/// One owner of memory. It is held only to be dropped later.
+/// One owner of memory, which is held until it is dropped.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "held for its drop")]
 pub(crate) enum Held {
@@ -52,7 +52,7 @@ pub(crate) enum Held {
     Device(Arc<dyn DeviceOwner>),
 }
 
-/// An owner of memory of the host, or of symmetric memory.
+/// An owner of host memory or of symmetric memory.
 pub(crate) trait Owner: Send + Sync + fmt::Debug {}
 
 impl Keep {
@@ -84,8 +84,8 @@ impl Keep {
     }
 }
 
-/// Owners of the memory of a group. A clone is a handle of the same list. When the last handle is
-/// dropped, so are the owners, and the empty list returns to its pool.
+/// Owners of the memory of a group or norm. A clone refers to the same list. Dropping the last
+/// handle drops the owners, and returns the empty list to its pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept(Option<Arc<KeptList>>);
 
@@ -112,13 +112,13 @@ impl KeptPool {
 
 impl Default for KeptPool {
     fn default() -> Self {
-        // With all its room, so that the return of a list allocates nothing.
+        // Allocates the full capacity, so that returning a list allocates nothing.
         Self(Mutex::new(Vec::with_capacity(Self::MOST)))
     }
 }
 
 impl Kept {
-    /// Adds owners, before the list has another handle.
+    /// Adds owners. The list must have no other handle.
     pub(crate) fn extend(&mut self, owners: impl IntoIterator<Item = Held>) {
         let list = self.0.as_mut().and_then(Arc::get_mut).expect("the list has one handle");
         list.held.extend(owners.into_iter().filter(|held| !matches!(held, Held::Nothing)));

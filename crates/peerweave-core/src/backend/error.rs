@@ -23,23 +23,24 @@ pub enum Error {
     /// anything, and the team stays usable.
     #[error(transparent)]
     Mismatch(Box<Mismatch>),
-    /// A peer is gone or has failed. Teams that it belongs to can run no further collectives.
+    /// A peer has died, left the job, failed, or cannot be accessed. Teams that contain the peer
+    /// can run no further collectives.
     #[error("{call} on {team}: {pe} {cause}")]
     Peer {
         /// The call.
         call: &'static str,
         /// The team.
         team: TeamName,
-        /// The PE that is gone or has failed.
+        /// The peer.
         pe: Pe,
-        /// The event that affected the PE.
+        /// The event that affected the peer.
         cause: PeerCause,
     },
     /// A deadline expired.
     #[error(transparent)]
     Timeout(Box<Timeout>),
-    /// The operation did not run, because an earlier one in its stream had failed other than by a
-    /// [`Mismatch`].
+    /// The operation did not run, because an earlier operation in its stream had failed with an
+    /// error other than [`Mismatch`].
     #[error("{call} was skipped: an earlier operation of the stream failed: {because}")]
     Skipped {
         /// The call.
@@ -47,7 +48,7 @@ pub enum Error {
         /// The earlier failure.
         because: Arc<Error>,
     },
-    /// The operation did not run, because its team failed earlier, and its ranks may be at
+    /// The operation did not run, because its team failed earlier. The ranks of the team may be at
     /// different operations.
     #[error("{call}: {team} is poisoned by an earlier failure: {because}")]
     Poisoned {
@@ -62,15 +63,15 @@ pub enum Error {
     /// fail with this error.
     #[error("{by} has aborted the job with exit code {code}")]
     Aborted {
-        /// The PE that was first to abort the job.
+        /// The PE that aborted the job first.
         by: Pe,
-        /// The exit code that it gave.
+        /// The exit code that this PE passed.
         code: u8,
     },
     /// A kernel failed, in one of its operations or threads.
     #[error(transparent)]
     Kernel(Box<KernelFailure>),
-    /// The symmetric heap or the machine has not enough memory.
+    /// The symmetric heap or the machine does not have enough memory.
     #[error("{call}: out of memory: {requested_bytes} bytes requested, {available_bytes} available ({what})")]
     OutOfMemory {
         /// The call.
@@ -114,7 +115,7 @@ pub enum Error {
     System {
         /// The call.
         call: &'static str,
-        /// The error that it returned.
+        /// The error that the failed call returned.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
 }
@@ -141,8 +142,8 @@ impl Error {
         }
     }
 
-    /// Returns an error of setting up a new job as an error of `call` on `team` of the old job, for
-    /// backends. `old` returns the numbers that PEs of the new job have in the old one.
+    /// Converts an error of the setup of a new job to an error of `call` on `team` of the old job.
+    /// `old` converts PE numbers of the new job to those of the old job. For backends.
     pub fn renumbered(self, call: &'static str, team: TeamName, old: impl Fn(&[Pe]) -> Vec<Pe>) -> Self {
         let one = |pe: Pe| old(&[pe]).first().copied().unwrap_or(pe);
         match self {
@@ -197,7 +198,7 @@ impl fmt::Display for TeamName {
     }
 }
 
-/// Formats a number of things with their name, which gets an "s" unless the number is 1.
+/// Formats a count with a noun, which gets an "s" unless the count is 1.
 pub(crate) struct Count(pub(crate) usize, pub(crate) &'static str);
 
 impl fmt::Display for Count {
@@ -250,8 +251,8 @@ pub struct Timeout {
     /// The call that a stream of this PE is still running, if the wait was for the streams of this
     /// PE.
     pub running: Option<&'static str>,
-    /// The PE that holds the lock, if the wait was for a lock; it is in `missing` too, unless it is
-    /// this PE.
+    /// The PE that holds the lock, if the wait was for a lock. The holder is in `missing` too,
+    /// unless it is this PE.
     pub holder: Option<Pe>,
     /// The word for which the call waited, if it waited for words and the backend knows their
     /// values.
@@ -272,13 +273,13 @@ impl From<Timeout> for Error {
     }
 }
 
-/// A word that did not satisfy the comparison of a wait at the deadline: the first one, if there
-/// are several.
+/// A word that did not satisfy the comparison of a wait when the deadline passed: the first such
+/// word, if there are several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AwaitedWord {
     /// The index among the words of the wait; `None` if the wait is for one word.
     pub index: Option<usize>,
-    /// The place in the symmetric heap.
+    /// The offset in the symmetric heap.
     pub offset: SymOffset,
     /// The type of the word: an integer.
     pub dtype: DType,
@@ -302,7 +303,7 @@ impl fmt::Display for AwaitedWord {
     }
 }
 
-/// Formats the call, the word or the PEs that a wait waited for.
+/// Formats what a wait waited for: a call, a word or PEs.
 struct Awaited<'a> {
     running: Option<&'static str>,
     missing: &'a [Pe],
@@ -328,7 +329,7 @@ impl fmt::Display for Awaited<'_> {
     }
 }
 
-/// A kernel that failed on this PE.
+/// The failure of a kernel on this PE.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kernel}: {message}")]
 pub struct KernelFailure {
@@ -342,7 +343,7 @@ pub struct KernelFailure {
     /// The PE that did not arrive or cannot be reached; for [`FailureKind::NoSuchPeer`] the PE that
     /// the job does not have.
     pub missing: Option<Pe>,
-    /// The code that the kernel has passed to `Context::exit`.
+    /// The code that the kernel passed to `Context::exit`, if it called it.
     pub exit_code: Option<u64>,
     /// A description: the operation with the value expected and found, or the block and thread.
     pub message: String,
@@ -376,7 +377,7 @@ pub struct Mismatch {
     pub theirs: String,
 }
 
-/// A wrong call.
+/// An incorrect call: a bug in the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {kind}")]
 pub struct Misuse {
@@ -473,7 +474,7 @@ pub enum MisuseKind {
         start: usize,
         /// One past the last element.
         end: usize,
-        /// Elements of the allocation.
+        /// The length of the allocation, in elements.
         len: usize,
     },
     /// Two buffers share bytes.
@@ -483,7 +484,7 @@ pub enum MisuseKind {
         first: &'static str,
         /// The other.
         second: &'static str,
-        /// What to pass instead.
+        /// The buffers or the form to use instead.
         advice: &'static str,
     },
     /// Parts that one call writes share bytes.
@@ -515,9 +516,9 @@ pub enum MisuseKind {
         expected: u32,
     },
     /// The operation was captured into a graph, so that its ticket never completes.
-    #[error("the operation was captured into a graph: launch the graph, and wait for the stream that it is launched on")]
+    #[error("the operation was captured into a graph: launch the graph, and wait for the stream of that launch")]
     Captured,
-    /// The closure of a group was passed the group of another team.
+    /// The closure of a group replaced its group by the group of another team.
     #[error("the group belongs to another team")]
     ForeignGroup,
     /// The stream or event belongs to another world.
@@ -541,9 +542,9 @@ pub enum MisuseKind {
     /// The world was replaced by [`World::shrink`](crate::World::shrink).
     #[error("the world was replaced by World::shrink: use the world that it returned")]
     Shrunk,
-    /// The process is a child that was forked after the world was made, and does not belong to the
-    /// job.
-    #[error("this process is a forked child: only the process that made the world can use it")]
+    /// The process is a child that was forked after the world was created, and does not belong to
+    /// the job.
+    #[error("this process is a forked child: only the process that created the world can use it")]
     Forked,
     /// The reduction is not defined for the element type.
     #[error("{op} is not defined for {}", dtype.rust_name())]

@@ -1,8 +1,8 @@
 //! The contract between the portable API and a backend, which moves the data.
 //!
 //! Design choices:
-//! - **Operations have no generics.** They arrive as plain data ([`Op`]): element types, places and
-//!   counts. An operation takes one indirect call.
+//! - **Operations have no generics.** An operation is plain data ([`Op`]): element types, locations
+//!   of memory and counts. It takes one indirect call.
 //! - **Backends check nothing.** The core checks lengths, ranks, roots, membership, lifetimes and
 //!   aliasing once, in `check/`. A backend that finds a violation panics with "peerweave-core bug":
 //!   an error would suggest that callers may rely on the check.
@@ -41,20 +41,25 @@ use std::time::Duration;
 /// A backend: it moves data through shared memory or between GPUs, or only records the calls.
 ///
 /// # Safety
-/// An implementation promises: **\[B1\]** a memory range of an [`Op`] is accessed only inside its
-/// bounds, and only from `submit`/`run` until the operation has completed or failed; after a
-/// failure no thread or process accesses private memory of the caller; **\[B2\]** the memory that
-/// [`Backend::local`] points into stays mapped until the backend is dropped; **\[B3\]** a completed
-/// wait (signal, barrier, ticket) makes every put that was ordered before it visible; **\[B4\]**
-/// symmetric memory, and private memory that an [`Op`] names, is accessed only in ways that stay
-/// defined when others access the same bytes at the same time: private memory may be a buffer that
-/// another thread reads or another stream writes, or a plain slice; **\[B5\]** a call after
-/// [`Backend::finalize`], or one that races with it or with [`Backend::release`], returns an error
-/// or an unspecified value, and has no other effect; **\[B7\]** if [`Backend::run`] fails while
-/// work that it has started may still access symmetric or device memory, it has called `keep`, and
-/// holds or leaks the returned value until the work has ended; **\[B8\]** a backend whose
-/// [`Caps::device`] names a device calls `keep` first, and notifies the [`DeviceOwner`]s in it
-/// before and after it enqueues the operation ([`Keep::device_owners`]).
+/// An implementation promises:
+/// - **\[B1\]** A memory range of an [`Op`] is accessed only inside its bounds, and only from the
+///   call of `submit` or `run` until the operation has completed or failed. After a failure, no
+///   thread or process accesses private memory of the caller.
+/// - **\[B2\]** The memory that [`Backend::local`] points into stays mapped until the backend is
+///   dropped.
+/// - **\[B3\]** A completed wait (signal, barrier, ticket) makes every put visible that was ordered
+///   before it.
+/// - **\[B4\]** Accesses to symmetric memory, and to private memory that an [`Op`] names, stay
+///   defined when others access the same bytes at the same time. Private memory may be a plain
+///   slice, or a buffer that another thread reads or another stream writes.
+/// - **\[B5\]** A call after [`Backend::finalize`], or one that races with it or with
+///   [`Backend::release`], returns an error or an unspecified value, and has no other effect.
+/// - **\[B7\]** If [`Backend::run`] fails while work that it has started may still access symmetric
+///   or device memory, it has called `keep`. It holds or leaks the returned value until the work
+///   has ended.
+/// - **\[B8\]** A backend whose [`Caps::device`] names a device calls `keep` first. It notifies the
+///   [`DeviceOwner`]s in the returned value before and after it enqueues the operation
+///   ([`Keep::device_owners`]).
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Returns the short name of the backend: `host`, `cuda`, `noop`.
     fn name(&self) -> &'static str;
@@ -69,11 +74,11 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// equal distances, or if some PEs cannot be accessed by address.
     fn geometry(&self) -> Option<HeapGeometry>;
 
-    /// Returns the deadline of waits for which the caller gives none.
+    /// Returns the default deadline of waits.
     fn deadline(&self) -> Duration;
 
     /// Allocates symmetric memory. Collective over all PEs: all must make the same request;
-    /// otherwise each gets an error.
+    /// otherwise each PE gets an error.
     fn allocate(&self, request: &Allocation) -> Result<SymOffset, Error>;
 
     /// Releases symmetric memory, unless the calls mismatch. Collective over all PEs. Waits for the
@@ -87,9 +92,9 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// memory of that PE is not mapped. The address has the kind that [`Backend::local`] returns.
     fn address_of(&self, pe: Pe, at: SymOffset) -> Option<LocalAddress>;
 
-    /// Copies from the symmetric memory of this PE, and returns when the copy is done. The result
-    /// is defined even while a peer writes there. The copy is not ordered with the operations of
-    /// any stream.
+    /// Copies from the symmetric memory of this PE, and returns when the copy is complete. The
+    /// result is defined even if a peer writes the memory meanwhile. The copy is not ordered with
+    /// the operations of any stream.
     ///
     /// # Errors
     /// [`Error::Timeout`] at the deadline; errors of the system. After an error no thread may still
@@ -111,7 +116,7 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) -> Result<(), Error>;
 
     /// Sets `count` elements of the symmetric memory of this PE, like [`Backend::write_local`]. The
-    /// element is the first `element_bytes` bytes of `bits` in memory, at most 8.
+    /// new value of each element is the first `element_bytes` bytes of `bits` in memory, at most 8.
     ///
     /// # Errors
     /// As for [`Backend::read_local`].
@@ -136,16 +141,16 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
 
     /// Splits a team. Collective over the parent. Ranks with the same color form a team, ordered by
     /// key, then by rank in the parent. A rank that passes no `part` gets no team. `call` must be
-    /// the same on all ranks; otherwise each gets an error.
+    /// the same on all ranks; otherwise each rank gets an error.
     fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error>;
 
-    /// Makes a team of these PEs, in this order. Collective over them: other PEs take no part. The
-    /// list contains this PE, and no PE twice. Members that wait for each other with different
-    /// lists get [`Error::Mismatch`].
+    /// Creates a team of these PEs, in this order. Collective over `members`: other PEs do not
+    /// call. The list contains this PE, and no PE twice. If members wait for each other with
+    /// different lists, they get [`Error::Mismatch`].
     fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error>;
 
-    /// Destroys a team. Collective over it, after its earlier operations. Never called for the
-    /// world. A mismatch leaves the team usable.
+    /// Destroys a team, after its earlier operations. Collective over the team. Never called for
+    /// the world. A mismatch leaves the team usable.
     fn team_destroy(&self, team: TeamId) -> Result<(), Error>;
 
     /// Returns the number of a live team in the contexts of kernels
@@ -159,64 +164,68 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// ranks at different operations.
     fn team_failure(&self, team: TeamId) -> Option<Error>;
 
-    /// Returns the error of a call that waits for `pe` and for no other PE, if that PE is known to
-    /// have died or left: [`Error::Peer`], which names it, or the PE whose failure ended it.
-    /// Returns `None` while it may take part, or if the backend does not know.
+    /// Returns the error of a call that waits only for `pe`, if `pe` is known to have died or left.
+    /// The error is an [`Error::Peer`] that names `pe`, or the PE whose failure ended `pe`. Returns
+    /// `None` while `pe` may still participate, or if the backend does not know.
     fn lost(&self, call: &'static str, pe: Pe) -> Option<Error> {
         let _ = (call, pe);
         None
     }
 
-    /// Records that a call of this PE fails by the error that [`Backend::lost`] returned, and
-    /// returns that error. Other PEs that later find this one gone can then name the first failure.
+    /// Records that a call of this PE fails with an error that [`Backend::lost`] returned, and
+    /// returns that error. Other PEs that later find that this PE has ended can then name the first
+    /// failure.
     fn record_loss(&self, error: Error) -> Error {
         error
     }
 
-    /// Makes an ordered queue.
+    /// Creates an ordered queue.
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error>;
 
-    /// Returns whether a queue belongs to this backend: [`Backend::stream`] made it, or a function
-    /// of the backend that wraps a device stream.
+    /// Returns whether this backend created the queue, by [`Backend::stream`] or by a function of
+    /// the backend that wraps a device stream.
     fn owns(&self, stream: &dyn StreamBackend) -> bool;
 
     /// Runs an operation on the calling thread and returns when it is complete. If the operation
     /// fails before its work has ended, for example at the deadline, the backend keeps the memory
     /// of that work alive with `keep` (\[B7\]). Private memory is the exception, because no work
-    /// accesses it then (\[B1\]).
+    /// accesses it after a failure (\[B1\]).
     ///
     /// # Safety
     /// The memory that `op` names is valid for the operation until this call returns. Symmetric and
     /// device memory is also valid while the value that `keep` returned lives.
     unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error>;
 
-    /// Ends the job on all PEs, whatever they do, with the exit code `code`; the first abort of the
-    /// job counts. If PEs are processes, every process ends with that code as its status, this one
-    /// too, and the call does not return. If PEs are threads, the calls of every PE fail within
-    /// milliseconds, and this returns [`Error::Aborted`] with the first abort.
+    /// Ends the job on all PEs with the exit code `code`, whatever they are doing. If several PEs
+    /// abort, the first abort determines the code.
+    ///
+    /// If PEs are processes, every process exits with that status, including this one, and the call
+    /// does not return. If PEs are threads, the calls of every PE fail within milliseconds, and
+    /// this call returns [`Error::Aborted`] with the PE and the code of the first abort.
     fn abort(&self, code: u8) -> Error;
 
-    /// Returns the word that [`Backend::abort`] sets, from which the calls of all PEs of this
-    /// process learn of the abort. The default is for a backend whose processes end.
+    /// Returns the word that [`Backend::abort`] sets, and that calls of all PEs of this process
+    /// check. The default word is never set. It suits a backend whose PEs are processes, which exit
+    /// instead.
     fn abort_word(&self) -> AbortWord {
         AbortWord::default()
     }
 
-    /// Makes a backend of the PEs that are left, with memory of its own: see
+    /// Creates a backend of the PEs that remain, with memory of its own: see
     /// [`World::shrink`](crate::World::shrink). Collective over the PEs that have neither died nor
     /// left. From this call on, this backend runs no operation between PEs. If the call succeeds,
-    /// it is the last one except for those that access this PE's own memory.
+    /// the only later calls are those that access this PE's own memory.
     ///
     /// # Errors
     /// [`Error::Timeout`] names the PEs that have neither called nor ended. The call can be made
     /// again.
     fn shrink(&self) -> Result<Shrunk, Error> {
-        let why = "it has no shared memory in which the PEs that are left could agree";
+        let why = "the PEs that remain share no memory in which they could agree";
         Err(Error::Unsupported { call: "shrink", backend: self.name(), why })
     }
 
-    /// Ends the job on this PE. Collective over all PEs; waits for pending operations. It is the
-    /// last call.
+    /// Ends the job on this PE. Collective over all PEs. Waits for pending operations. The core
+    /// starts no operation after this call.
     fn finalize(&self) -> Result<(), Error>;
 
     /// Returns a description of pending operations and of the PEs that they wait for, for `info`
@@ -224,17 +233,17 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     fn describe(&self) -> String;
 }
 
-/// An ordered queue of operations. Each starts when the one before it is complete.
+/// An ordered queue of operations. Each operation starts when the one before it is complete.
 ///
 /// # Safety
-/// As for [`Backend`]; and **\[B6\]** if `submit` returns [`Submitted::Queued`], it has called
-/// `keep`, and the queue holds the returned value until the operation has completed or failed. If a
-/// deadline passes before the work of the operation has ended, the queue holds or leaks the value
-/// until the work has ended. If `submit` returns [`Submitted::Captured`], the graph holds the value
-/// until the graph and everything made from it are destroyed.
+/// As for [`Backend`], and in addition **\[B6\]**: if `submit` returns [`Submitted::Queued`], it
+/// has called `keep`, and the queue holds the returned value until the operation has completed or
+/// failed. If a deadline passes before the work of the operation has ended, the queue holds or
+/// leaks the value until the work has ended. If `submit` returns [`Submitted::Captured`], the graph
+/// holds the value until the graph and everything made from it are destroyed.
 pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
-    /// Enqueues an operation. If the queue is idle, it may run on the calling thread for about a
-    /// millisecond.
+    /// Enqueues an operation. If the queue is idle, the operation may run on the calling thread for
+    /// about a millisecond.
     ///
     /// # Safety
     /// The memory that `op` names is valid for the operation while the value that `keep` returned
@@ -270,9 +279,9 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
 
 /// An enqueued operation that may not be complete yet.
 pub trait Pending: Send + Sync + fmt::Debug {
-    /// Returns whether it has completed or failed.
+    /// Returns whether the operation has completed or failed.
     fn is_complete(&self) -> bool;
-    /// Waits until it has completed or failed.
+    /// Waits until the operation has completed or failed.
     fn wait(&self, within: Duration) -> Result<Outcome, Error>;
 }
 
@@ -327,8 +336,9 @@ pub struct JobShape {
     pub local: Vec<Pe>,
 }
 
-/// The number of a team in its backend. The world is [`TeamId::WORLD`]. The number of a destroyed
-/// team is not reused soon, so that a late call does not find another team.
+/// The number of a team in its backend. The world is [`TeamId::WORLD`]. A backend that communicates
+/// does not soon reuse the number of a destroyed team, so that a late call does not reach another
+/// team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TeamId(pub u32);
 

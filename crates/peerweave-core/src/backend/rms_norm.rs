@@ -19,16 +19,16 @@ pub struct RmsNorm {
     pub weight: Place,
     /// The number of elements of a row: 1 to [`RmsNorm::MOST_HIDDEN`].
     pub hidden: usize,
-    /// The number that is added to the mean: positive and finite.
+    /// The number that is added to the mean: positive, finite and not subnormal.
     pub epsilon: f32,
     /// The size of an element of the input, in bytes.
     pub element_bytes: usize,
-    /// How the result is quantised; `None` if it has the type of the input.
+    /// The quantisation of the result; `None` if the result has the type of the input.
     pub quantization: Option<Quantization>,
 }
 
-/// How elements become integers or floats of 8 bits: they are divided by a scale, rounded to
-/// nearest, and saturated.
+/// The conversion of elements to integers or floats of 8 bits. Elements are divided by a scale,
+/// rounded to nearest, and saturated.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantization {
     /// The type of the result: `F8E4M3` or `I8`.
@@ -42,15 +42,15 @@ pub struct Quantization {
 pub enum NormScale {
     /// One scale for all elements: positive and finite.
     Static(f32),
-    /// The scale of each row is its largest absolute value, at least
-    /// [`Quantization::SMALLEST_SCALED`], divided by the largest value of the type. It is stored
-    /// here, one `f32` for each row.
+    /// A scale for each row: the largest absolute value of the row, divided by the largest value of
+    /// the type. A largest absolute value below [`Quantization::SMALLEST_SCALED`] is replaced by
+    /// that bound. The operation writes the scales to this memory, one `f32` for each row.
     Rows(Place),
 }
 
 impl Quantization {
-    /// The least value from which the scale of a row is computed, if all values of the row are
-    /// smaller. So the scale of a row of zeros is not 0.
+    /// The lower bound of the largest absolute value from which the scale of a row is computed.
+    /// Because of this bound, the scale of a row of zeros is not 0.
     pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
     /// Returns the largest value of the type.
@@ -70,7 +70,7 @@ impl RmsNorm {
     /// The largest number of elements of a row.
     pub const MOST_HIDDEN: usize = (1 << 24) - 1;
 
-    /// Returns the values that must be equal on all ranks, as one word:
+    /// Encodes the parameters that must be equal on all ranks as one word, for
     /// [`CollectiveShape::detail`](super::CollectiveShape::detail).
     pub fn detail(&self) -> u64 {
         let output = match &self.quantization {
@@ -82,7 +82,7 @@ impl RmsNorm {
         u64::from(self.epsilon.to_bits()) | (self.hidden as u64) << 32 | output << 56
     }
 
-    /// Writes what [`detail`](Self::detail) describes.
+    /// Formats the parameters that [`detail`](Self::detail) has encoded.
     pub(super) fn describe(detail: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (epsilon, hidden, output) = (f32::from_bits(detail as u32), detail >> 32 & 0xff_ffff, detail >> 56);
         write!(f, " in rows of {hidden} with epsilon {epsilon:?}")?;
@@ -93,7 +93,7 @@ impl RmsNorm {
         Ok(())
     }
 
-    /// Returns the size of an element of the result in bytes.
+    /// Returns the size of an element of the result, in bytes.
     pub fn output_bytes(&self) -> usize {
         if self.quantization.is_some() { 1 } else { self.element_bytes }
     }
@@ -103,7 +103,7 @@ impl RmsNorm {
     /// the row.
     ///
     /// # Panics
-    /// If a slice has another length than a row needs.
+    /// If the length of a slice is not the length of a row.
     pub fn row(&self, dtype: DType, sum: &[u8], residual: &mut [u8], weight: &[u8], output: &mut [u8]) -> f32 {
         fn two(bytes: &[u8]) -> [u8; 2] {
             [bytes[0], bytes[1]]

@@ -1,5 +1,5 @@
-//! Checks collective operations and converts them to `Op`s: counts and places follow the rules of
-//! `backend/op/collective.rs`.
+//! Checks collective operations and converts them to `Op`s. Counts and locations follow the rules
+//! of `backend/op/collective.rs`.
 
 use super::{Prepared, apart, argument, rank, share, team, times_ranks, vector};
 use crate::Result;
@@ -22,8 +22,8 @@ pub(super) fn collective<'a>(
     recv: Option<&Span<'a>>,
     extras: CollectiveExtras,
 ) -> Prepared<'a> {
-    // Backends count values of `dtype`, but elements where `special` has their size. The product
-    // fits: it is at most the size of a buffer.
+    // Backends count values of `dtype`. If `special` contains the size of elements, they count
+    // elements instead. The product fits: it is at most the size of a buffer.
     let parts = if extras.special.is_some() { 1 } else { send.or(recv).map_or(1, |span| span.parts) };
     let counts = if parts == 1 { extras.counts } else { extras.counts.map(|counts| vector::of_parts(team, &counts, parts)) };
     let op = Op::Collective(Collective {
@@ -118,7 +118,7 @@ pub(crate) fn all_reduce_in_place<'a>(
     Ok(collective(CollectiveKind::AllReduce, of, buffer.dtype, buffer.len, Some(&buffer), Some(&buffer), extras))
 }
 
-/// Checks the result of a reduce, which only the root has, and returns it there.
+/// Checks the result of a reduce. Returns the result on the root, and `None` on other ranks.
 pub(super) fn result_at_root<'a>(
     call: &'static str,
     of: &Team,
@@ -152,7 +152,8 @@ pub(crate) fn reduce<'a>(
     Ok(collective(CollectiveKind::Reduce, of, send.dtype, send.len, Some(&send), recv.as_ref(), extras))
 }
 
-/// Checks an argument of the root; other ranks ignore it.
+/// Checks an argument that only the root uses. Returns the argument on the root, and `None` on
+/// other ranks.
 #[inline(always)]
 pub(super) fn at_root<'a>(
     call: &'static str,

@@ -2,8 +2,8 @@
 //! passes to the backend.
 //!
 //! Invariant **\[C1\]**: a [`Prepared`] names only bytes inside memory of its owners, or of borrows
-//! that outlive it; its ranks are ranks of its team, its team is live, its reduction is defined for
-//! its type. Only this module makes a [`Prepared`].
+//! that outlive it. Its ranks are ranks of its team, its team is live, and its reduction is defined
+//! for its type. Only this module makes a [`Prepared`].
 //!
 //! Functions on the path of small operations are always inlined, so that an [`Op`] is built in
 //! place and never moved: a put of 8 bytes takes 6 ns instead of 19 ns
@@ -45,10 +45,10 @@ pub(crate) use vector::for_each_rank;
 
 /// An operation that has passed the checks.
 pub(crate) struct Prepared<'a> {
-    /// Dropped only if it owns memory: the test is a few instructions, a drop of all variants is a
-    /// call.
+    /// Dropped only if it owns memory: that check takes a few instructions, while dropping an `Op`
+    /// is a function call.
     op: ManuallyDrop<Op>,
-    /// The owners that keep its memory alive.
+    /// The owners that keep the memory of the operation alive.
     owners: [Owner<'a>; 3],
 }
 
@@ -73,7 +73,7 @@ impl<'a> Prepared<'a> {
         (self.take_op(), self.owners.map(Owner::hold))
     }
 
-    /// Takes the operation, and leaves one that owns no memory.
+    /// Takes the operation, and replaces it by an operation that owns no memory.
     fn take_op(&mut self) -> Op {
         ManuallyDrop::into_inner(mem::replace(&mut self.op, ManuallyDrop::new(Op::Quiet)))
     }
@@ -109,7 +109,7 @@ pub(crate) fn team(call: &'static str, team: &Team) -> Result<()> {
     if team.inner.is_destroyed() { Err(misuse(call, MisuseKind::TeamDestroyed)) } else { Ok(()) }
 }
 
-/// Checks that the members of a group were checked for the team that runs it.
+/// Checks that a group belongs to the team that runs it.
 pub(crate) fn same_team(call: &'static str, mine: &Team, theirs: &Team) -> Result<()> {
     if Arc::ptr_eq(&mine.inner, &theirs.inner) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignGroup)) }
 }
@@ -220,7 +220,8 @@ fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) ->
 
 // ---- teams ----
 
-/// Returns the index of this rank in the shape; `None` if the shape does not contain it.
+/// Returns the index of this rank in the shape; `None` if the shape does not contain this rank.
+/// Fails if the shape does not fit the team.
 pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result<Option<u32>> {
     let size = team.size();
     if !u32::try_from(size).is_ok_and(|size| shape.fits(size)) {
@@ -230,7 +231,7 @@ pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result
     Ok((0..shape.size).find(|&index| shape.member(index) == Some(team.my_rank().get())))
 }
 
-/// Checks a list of members: PEs of the job, each once, and this PE.
+/// Checks a list of members: PEs of the job, each at most once, including this PE.
 pub(crate) fn members(call: &'static str, shared: &Shared, members: &[Pe]) -> Result<()> {
     let value = |found: String, expected| Err(wrong_value(call, "members", found, expected));
     shared.usable(call)?;
@@ -253,7 +254,7 @@ pub(crate) fn members(call: &'static str, shared: &Shared, members: &[Pe]) -> Re
 
 // ---- sends, receives, groups ----
 
-/// Checks a send or receive. With `grouped`, its peer may be this rank itself.
+/// Checks a send or receive. If `grouped` is set, the peer may be this rank itself.
 pub(crate) fn point_to_point<'a>(
     call: &'static str,
     of: &Team,

@@ -13,8 +13,8 @@ use crate::check::rotation;
 use crate::world::team::Team;
 use peerweave_types::{Compare, Pe, Rank, Strides};
 
-/// Checks the team, the memory on both sides and the target rank, and that a copy of a PE to itself
-/// does not overlap.
+/// Checks the team, the memory on both sides and the target rank. If the target is this PE, also
+/// checks that the two sides do not overlap.
 #[inline(always)]
 fn sides(
     call: &'static str,
@@ -179,7 +179,7 @@ pub(crate) fn put_element<'a>(
     Ok(Prepared::new(Op::PutElement(op), [Owner::Region(dest.region), Owner::Caller, Owner::Caller]))
 }
 
-/// Checks a put of one element whose value is in memory: [`put_element`] for elements that are no
+/// Checks a put of one element whose value is in memory: [`put_element`] for elements that are not
 /// words.
 pub(crate) fn put_value<'a>(
     call: &'static str,
@@ -193,7 +193,7 @@ pub(crate) fn put_value<'a>(
     put(call, of, source, dest, None, false, target)
 }
 
-/// Checks a get of one element to memory: [`get_element`] for elements that are no words.
+/// Checks a get of one element to memory: [`get_element`] for elements that are not words.
 pub(crate) fn get_value<'a>(
     call: &'static str,
     of: &Team,

@@ -20,14 +20,14 @@ fn parts_in(call: &'static str, of: &Team, name: &'static str, parts: &Parts, le
     Ok(parts.counts[of_rank.index()])
 }
 
-/// The counts and offsets of one side of a call.
+/// The counts and offsets of the send side or the receive side of a call.
 #[derive(Clone, Copy)]
 enum Side<'a> {
-    /// Those of the caller.
+    /// The parts that the caller passed.
     Parts(&'a Parts),
-    /// This count, with the offset 0, for every rank.
+    /// The same count for every rank, with offset 0.
     Every(usize),
-    /// This count, with the offset 0, for one rank.
+    /// A count for one rank, with offset 0. All other counts are 0.
     Only(Rank, usize),
     None,
 }
@@ -62,7 +62,8 @@ fn erased<'a>(
         sides[0].fill(of, &mut counts.send_counts, &mut counts.send_offsets);
         sides[1].fill(of, &mut counts.recv_counts, &mut counts.recv_offsets);
     });
-    // The core has checked that the parts are disjoint ranges of a buffer, so the sum is small.
+    // The core has checked that the parts are disjoint ranges of a buffer, so the sum does not
+    // overflow.
     let count = if kind == CollectiveKind::AllGatherV { counts.recv_counts.iter().sum() } else { 0 };
     let extras = CollectiveExtras { root, counts: Some(counts), ..CollectiveExtras::NONE };
     collective(kind, of, buffer.dtype, count, send, recv, extras)

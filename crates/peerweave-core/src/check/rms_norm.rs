@@ -12,7 +12,7 @@ use crate::world::team::Team;
 
 /// The arguments of a call.
 pub(crate) struct NormCall<'a> {
-    /// The input; also the result if there is no `output`.
+    /// The input. It is also the result if there is no `output`.
     pub(crate) input: Span<'a>,
     pub(crate) residual: Span<'a>,
     pub(crate) output: Option<Span<'a>>,
@@ -22,8 +22,8 @@ pub(crate) struct NormCall<'a> {
     pub(crate) scale: Option<ErasedScale<'a>>,
 }
 
-/// Checks an all-reduce with RMSNorm. Returns the operation, whose memory the second value holds,
-/// because it has more owners than other operations.
+/// Checks an all-reduce with RMSNorm. Returns the operation, and the owners of its memory, which
+/// are too many for a [`Prepared`].
 pub(crate) fn rms_norm<'a>(call: &'static str, of: &Team, given: NormCall<'a>) -> Result<(Prepared<'a>, Kept)> {
     let NormCall { input, residual, output, weight, epsilon, scale } = given;
     team(call, of)?;
@@ -53,7 +53,7 @@ pub(crate) fn rms_norm<'a>(call: &'static str, of: &Team, given: NormCall<'a>) -
         length(call, "scales", rows.len, input.len / hidden)?;
     }
     if !(epsilon.is_normal() && epsilon > 0.0) {
-        return Err(wrong_value(call, "epsilon", epsilon, "a positive, finite number"));
+        return Err(wrong_value(call, "epsilon", epsilon, "a positive, finite number that is not subnormal"));
     }
     if let Some(ErasedScale::Static(scale)) = scale
         && !(scale > 0.0 && scale.is_finite() && (1.0 / scale).is_finite())
@@ -63,7 +63,7 @@ pub(crate) fn rms_norm<'a>(call: &'static str, of: &Team, given: NormCall<'a>) -
     if let Some(output) = &output {
         apart(call, &["input", "output"], &input, output)?;
     }
-    // Each pair in which one is written; input and output were compared.
+    // Compares each pair in which at least one is written. Input and output were compared above.
     for (index, (name, span)) in present().enumerate() {
         for (other, second) in present().skip(index + 1) {
             let compared = (name, other) == ("input", "output");

@@ -1,14 +1,15 @@
 //! The word that a wait for any of several words looks at first.
 //!
-//! If every wait looked at word 0 first, a word that is satisfied always would hide the others. The
-//! first words of the waits of a thread are the fractions of the multiples of an irrational number
-//! (a Weyl sequence), scaled to the number of words. Its values, and those of any subsequence at
-//! regular distances, are spread evenly. So each word is looked at first again and again, even by a
-//! thread that waits for several sets of words in turn.
+//! If every wait looked at word 0 first, a word that always satisfies the wait would hide the
+//! others. Therefore the first word changes from wait to wait of a thread. The sequence of first
+//! words consists of the fractional parts of the multiples of an irrational number (a Weyl
+//! sequence), scaled to the number of words. The values of this sequence are spread evenly, and so
+//! are the values of any subsequence at regular distances. Each word is thus looked at first again
+//! and again, even if a thread waits for several sets of words alternately.
 
 use std::cell::Cell;
 
-/// The golden ratio, as a fraction of 2^64.
+/// The fractional part of the golden ratio, in units of 2^-64.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 thread_local! {

@@ -47,7 +47,7 @@ pub(crate) fn scan_in_place<'a>(
     Ok(collective(kind, of, buffer.dtype, buffer.len, Some(&buffer), Some(&buffer), extras))
 }
 
-/// Checks the size of an element, of which backends keep one for each rank.
+/// Checks the size of an element, because backends store one element for each rank.
 fn element(call: &'static str, bytes: usize) -> Result<()> {
     const MOST: usize = 512;
     if bytes <= MOST {
@@ -60,13 +60,13 @@ fn element(call: &'static str, bytes: usize) -> Result<()> {
 fn function(call: &'static str, shared: &Shared, function: Arc<Special>) -> Result<CollectiveExtras> {
     element(call, function.element_bytes())?;
     if !shared.backend.caps().reduce_functions {
-        let why = "it cannot call a function of the host on its elements: use a `ReduceOp`, or gather and combine them";
+        let why = "it cannot call functions on the host: use a `ReduceOp`, or gather the elements and combine them";
         return Err(Error::Unsupported { call, backend: shared.backend.name(), why });
     }
     Ok(CollectiveExtras { special: Some(function), ..CollectiveExtras::NONE })
 }
 
-/// Checks a reduction or a scan by a function, of which every rank gets a result.
+/// Checks an all-reduce or a scan by a function, in which every rank gets a result.
 pub(crate) fn by_function<'a>(
     call: &'static str,
     of: &Team,

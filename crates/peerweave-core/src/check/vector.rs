@@ -11,14 +11,14 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 /// Checks that every part lies in its buffer, that received parts do not overlap, and that this
-/// rank sends itself as much as it receives from itself.
+/// rank sends to itself as many elements as it receives from itself.
 #[inline]
 pub(super) fn counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> Result<()> {
     if are_plain(of, counts, send_len, recv_len) { Ok(()) } else { check_counts(call, of, counts, send_len, recv_len) }
 }
 
-/// Returns whether counts are right and the received parts are in the order of the ranks. That is
-/// usual, and takes one pass over the lists.
+/// Returns whether the counts are valid and the received parts lie in rank order. This is the usual
+/// case, which one pass over the lists recognises.
 #[inline]
 fn are_plain(of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> bool {
     let (ranks, me) = (of.size(), of.my_rank().index());
@@ -39,7 +39,8 @@ fn are_plain(of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize)
         })
 }
 
-/// Like [`counts`], one check after the other.
+/// Like [`counts`], but makes one check after the other, so that the error names the first
+/// violation.
 #[cold]
 #[inline(never)]
 fn check_counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> Result<()> {
@@ -66,10 +67,10 @@ pub(crate) fn for_each_rank(call: &'static str, of: &Team, name: &'static str, l
     if list.len() == of.size() { Ok(()) } else { Err(wrong_length(call, name, list.len(), of.size())) }
 }
 
-/// Checks that parts, which lie in their buffer, do not overlap.
+/// Checks that parts do not overlap. The parts must lie in their buffer.
 pub(super) fn apart(call: &'static str, what: &'static str, offsets: &[usize], counts: &[usize]) -> Result<()> {
     let parts = || std::iter::zip(offsets, counts).filter(|&(_, &count)| count > 0);
-    // Parts are usually in the order of the ranks, which needs no list of them.
+    // Parts are usually in rank order, and then no sorted list of them is needed.
     let mut end = 0;
     let in_order = parts().all(|(&offset, &count)| {
         let follows = offset >= end;
@@ -87,8 +88,8 @@ pub(super) fn apart(call: &'static str, what: &'static str, offsets: &[usize], c
     Ok(())
 }
 
-/// Returns counts of the values of which elements consist, from counts of elements in buffers that
-/// [`counts`] has checked.
+/// Converts counts of elements to counts of values. `parts` is the number of values in an element.
+/// [`counts`] has checked the counts of elements.
 pub(super) fn of_parts(of: &Team, counts: &VectorCounts, parts: usize) -> Arc<VectorCounts> {
     of.inner.shared.pools.counts.take(|free| {
         for (list, counts) in [
@@ -98,7 +99,7 @@ pub(super) fn of_parts(of: &Team, counts: &VectorCounts, parts: usize) -> Arc<Ve
             (&mut free.recv_offsets, &counts.recv_offsets),
         ] {
             list.clear();
-            // The offset of a part of no elements may be any number.
+            // The offset of an empty part may be any number.
             list.extend(counts.iter().map(|&count| count.saturating_mul(parts)));
         }
     })
@@ -115,7 +116,8 @@ pub(super) fn inside(call: &'static str, name: &'static str, offsets: &[usize], 
     Ok(())
 }
 
-/// Checks that in place, the elements sent to a rank lie where those received from it will lie.
+/// Checks the counts of a call in place: the elements sent to a rank lie where the elements
+/// received from that rank are written.
 pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()> {
     for (name, sent, received) in [
         ("counts.recv_counts", &counts.send_counts, &counts.recv_counts),
@@ -133,9 +135,9 @@ pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()>
     Ok(())
 }
 
-/// Checks that no receive of a group overlaps another send or receive, because they run at the same
-/// time, and that this rank, `me`, sends itself as often as it receives from itself. `ranges` is an
-/// empty list.
+/// Checks that no receive of a group overlaps another send or receive, because these run at the
+/// same time. Also checks that this rank, `me`, sends to itself as often as it receives from
+/// itself. `ranges` is an empty list.
 pub(super) fn group(call: &'static str, me: Rank, ops: &[Op], ranges: &mut Vec<Range>) -> Result<()> {
     for op in ops {
         if let Op::PointToPoint(op) = op {
@@ -150,8 +152,9 @@ pub(super) fn group(call: &'static str, me: Rank, ops: &[Op], ranges: &mut Vec<R
             }
         }
     }
-    // Sorted by kind and start: a range overlaps an earlier one if it starts before the end of a
-    // written one, or is written and starts before the end of any.
+    // The ranges are sorted by kind and start. A range conflicts with an earlier one in two cases:
+    // it starts before the end of a written range, or it is written and starts before the end of
+    // any range.
     ranges.sort_unstable();
     let (mut of_kind, mut any_end, mut written_end) = (0, 0, 0);
     for &(kind, start, end, written) in ranges.iter() {

@@ -1,4 +1,4 @@
-//! Runs operations of the no-op backend on memory, as far as one PE can run them alone.
+//! Runs operations of the no-op backend on memory, as far as one PE alone can run them.
 #![allow(unsafe_code)]
 
 use super::Noop;
@@ -64,7 +64,7 @@ impl Heap {
         for start in (0..bytes).step_by(zeros.len()) {
             let to = self.address(pe, at.plus(start as u64));
             // SAFETY: the caller allocated `bytes` at `at`, which lie in the segment of `pe`;
-            // `zeros` has as many as are written.
+            // `zeros` has at least as many bytes as are written.
             unsafe { shared_bytes::write(zeros.as_ptr(), to, zeros.len().min(bytes - start)) };
         }
     }
@@ -72,16 +72,17 @@ impl Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // SAFETY: the box that `new` made; the backend is dropped last ([B2]).
+        // SAFETY: this is the box that `new` made. The backend, which owns the heap, is dropped
+        // last ([B2]).
         drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.words, self.len)) });
     }
 }
 
 /// Copies between two places of an operation.
 fn copy(from: Reading, to: *mut u8, bytes: usize) {
-    // SAFETY: both were given by `Noop::at`, `Noop::reading` or `Noop::place`: in the heap and
-    // allocated, or ordinary memory that the contract of `run` and `submit` says is valid for what
-    // the operation does, of as many bytes.
+    // SAFETY: `Noop::at`, `Noop::reading` and `Noop::place` return both addresses. Memory of the
+    // heap is allocated. The contract of `run` and `submit` says that ordinary memory is valid for
+    // the accesses of the operation. Both ranges have at least `bytes` bytes.
     unsafe { shared_bytes::copy(from, to, bytes) }
 }
 
@@ -105,8 +106,8 @@ pub(super) fn perform(noop: &Noop, op: &Op) -> Result<Outcome> {
         Op::GetElement(op) => {
             let mut bits = 0u64;
             let from = noop.at(op.pe, op.source, op.element_bytes);
-            // SAFETY: `from` lies in the heap, says `at`; the element has at most the bytes of the
-            // word.
+            // SAFETY: `Noop::at` checks that `from` lies in the heap. The element is at most as
+            // long as the word.
             unsafe { shared_bytes::read(from, (&raw mut bits).cast(), op.element_bytes) };
             return Ok(Outcome::Word(bits));
         }
@@ -128,7 +129,7 @@ fn collective(noop: &Noop, op: &Collective) {
     if noop.members(op.team).len() != 1 {
         return;
     }
-    // Nothing comes before the only rank.
+    // The only rank has no ranks before it, so its result does not change.
     if op.kind == CollectiveKind::ExclusiveScan {
         return;
     }
@@ -160,7 +161,7 @@ fn collective(noop: &Noop, op: &Collective) {
     }
 }
 
-/// Runs an all-reduce with a norm, of a team with one rank.
+/// Runs an all-reduce with a norm, for a team with one rank.
 fn rms_norm(noop: &Noop, op: &Collective, norm: &RmsNorm) {
     let (Some(send), Some(recv)) = (op.send, op.recv) else { return };
     let bytes = norm.hidden * norm.element_bytes;
@@ -191,7 +192,8 @@ fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
         for i in 0..count {
             let at = at.wrapping_add(i * size_of::<T>());
             let mut value = T::default();
-            // SAFETY: as for `copy`: element `i` of `count` that the operation names.
+            // SAFETY: as for `copy`: `at` is element `i` of the `count` elements that the operation
+            // names.
             unsafe {
                 shared_bytes::read(at, (&raw mut value).cast(), size_of::<T>());
                 value = times(value);
@@ -226,7 +228,8 @@ fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
     }
 }
 
-/// Matches sends of a rank to itself with their receives, and runs the other operations in order.
+/// Matches sends of a rank to itself with its receives from itself, and runs the other operations
+/// in order.
 fn group(noop: &Noop, ops: &[Op]) -> Result<Outcome> {
     let mut sends: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();
     let mut receives: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();
@@ -263,8 +266,8 @@ fn strided(noop: &Noop, op: &Strided) {
 fn word(noop: &Noop, pe: Pe, at: SymOffset) -> &AtomicU64 {
     let at = noop.at(pe, at, size_of::<u64>());
     assert!(at.cast::<u64>().is_aligned(), "peerweave-core bug: the word is not aligned");
-    // SAFETY: in the heap, allocated, aligned, and only ever accessed atomically; it lives as long
-    // as the backend that is borrowed.
+    // SAFETY: the word lies in the heap, is allocated and aligned, and is only accessed atomically.
+    // It lives as long as the backend, which is borrowed.
     unsafe { AtomicU64::from_ptr(at.cast()) }
 }
 
@@ -281,8 +284,8 @@ fn awaited(noop: &Noop, op: &WaitUntil, index: usize) -> u64 {
     let size = op.dtype.size_bytes();
     let at = noop.at(noop.job.my_pe, op.at.plus((index * size) as u64), size);
     assert!((at as usize).is_multiple_of(size), "peerweave-core bug: the word is not aligned");
-    // SAFETY: in the heap, allocated, aligned, of `size` bytes, and only ever accessed atomically;
-    // it lives as long as the backend that is borrowed.
+    // SAFETY: the word lies in the heap, is allocated and aligned, has `size` bytes, and is only
+    // accessed atomically. It lives as long as the backend, which is borrowed.
     unsafe {
         match size {
             2 => u64::from(AtomicU16::from_ptr(at.cast()).load(SeqCst)),
@@ -304,7 +307,7 @@ fn wait(noop: &Noop, op: &WaitUntil) -> Result<Outcome> {
     if !over {
         return match op.mode {
             WaitMode::Test => Ok(Outcome::NotYet),
-            // No other PE will ever arrive.
+            // No other PE runs that could change the words.
             WaitMode::Wait => Err(Error::from(Timeout {
                 word: op.unsatisfied(value),
                 ..Timeout::new(op.call_name(), noop.team_name(TeamId::WORLD), Duration::ZERO, Vec::new())

@@ -1,13 +1,13 @@
 //! A backend without communication: it simulates a job of any size in one process, records its
-//! calls, and completes operations at once.
+//! calls, and completes operations immediately.
 //!
-//! It serves unit tests, examples and measurements of the API. One-sided operations, signals and
-//! atomics work, on segments of the simulated PEs. Collectives work if the team has one rank, and
-//! are only recorded otherwise. The simulated PEs do nothing, so it proves nothing about
-//! communication.
+//! This backend is for unit tests, examples and measurements of the API. One-sided operations,
+//! signals and atomics work on the segments of the simulated PEs. Collectives work if the team has
+//! one rank, and are only recorded otherwise. The simulated PEs execute nothing, so this backend
+//! proves nothing about communication.
 //!
-//! Invariant: the heap is accessed only by atomic operations, inside live allocations; other
-//! operations panic.
+//! Invariant: the heap is accessed only by atomic operations, inside live allocations. An operation
+//! on other bytes of the heap panics.
 
 mod data;
 mod queue;
@@ -56,7 +56,7 @@ pub enum Call {
     Destroy(TeamId),
     /// Aborts the job with an exit code.
     Abort(u8),
-    /// Makes a world of the PEs that are left.
+    /// Shrinks the world.
     Shrink,
     /// Finalizes the job.
     Finalize,
@@ -88,8 +88,8 @@ pub struct Noop {
     heap: Heap,
     recording: AtomicBool,
     inert: AtomicBool,
-    /// Whether the next operation on the calling thread reports that it is still running at its
-    /// deadline.
+    /// Whether the next operation on the calling thread reports that its work is still running at
+    /// its deadline.
     late_next: AtomicBool,
     aborted: AbortWord,
     state: Mutex<State>,
@@ -105,7 +105,7 @@ struct State {
     teams: Vec<Option<Vec<Pe>>>,
     /// The members of the team that the next split makes.
     next_members: Option<Vec<Pe>>,
-    /// The PEs that are left in the next shrink.
+    /// The PEs that the next shrink keeps.
     survivors: Option<Vec<Pe>>,
     fail_next: Option<Error>,
     /// The error that the next host access to symmetric memory returns.
@@ -133,7 +133,8 @@ impl State {
 const MAX_TEAMS: usize = 64;
 
 impl Noop {
-    /// Returns the location of an offset in the segment of a PE, of the kind that `caps` says.
+    /// Returns the location of an offset in the segment of a PE: an address of the device if `caps`
+    /// names one, otherwise of the host.
     fn location(&self, pe: Pe, at: SymOffset) -> LocalAddress {
         let address = self.heap.address(pe, at);
         match self.caps.device {
@@ -142,8 +143,8 @@ impl Noop {
         }
     }
 
-    /// Makes PE `my_pe` of a simulated job of `n_pes` PEs on one machine, with a heap of 1 MiB per
-    /// PE. It records its calls.
+    /// Creates PE `my_pe` of a simulated job of `n_pes` PEs on one machine, with a heap of 1 MiB
+    /// per PE. The backend records its calls.
     ///
     /// # Panics
     /// If `my_pe` is not below `n_pes`.
@@ -202,13 +203,14 @@ impl Noop {
         std::mem::take(&mut self.state().calls)
     }
 
-    /// Sets the members, in rank order, of the team that the next split makes. By default it has
-    /// all members of its parent, because the simulated PEs make no requests.
+    /// Sets the members, in rank order, of the team that the next split creates. By default, the
+    /// new team has all members of its parent, because the simulated PEs make no requests.
     pub fn next_split_gives(&self, members: impl IntoIterator<Item = u32>) {
         self.state().next_members = Some(members.into_iter().map(Pe::new).collect());
     }
 
-    /// Sets the PEs that the next shrink keeps, this one among them. By default it keeps all.
+    /// Sets the PEs that the next shrink keeps, including this PE. By default, a shrink keeps all
+    /// PEs.
     pub fn set_survivors(&self, pes: impl IntoIterator<Item = u32>) {
         self.state().survivors = Some(pes.into_iter().map(Pe::new).collect());
     }
@@ -223,13 +225,13 @@ impl Noop {
         self.state().fail_local = Some(error);
     }
 
-    /// Makes the next operation on the calling thread reach its deadline while its work still runs.
-    /// The work ends at the next [`Noop::run_all`].
+    /// Makes the next operation on the calling thread time out while its work is still running. The
+    /// work ends at the next [`Noop::run_all`].
     pub fn time_out_next(&self) {
         self.late_next.store(true, Ordering::Relaxed);
     }
 
-    /// Poisons a team: its later collectives and sends fail.
+    /// Poisons a team: its later collectives, sends and receives fail.
     pub fn poison(&self, team: TeamId, because: Error) {
         self.state().poisoned.insert(team.0, because);
     }
@@ -242,7 +244,7 @@ impl Noop {
     /// Runs the operations of the graph, in the order in which they were captured.
     ///
     /// # Errors
-    /// The first failure of one of them.
+    /// The first failure of an operation of the graph.
     pub fn replay(&self) -> Result<()> {
         self.queue.replay(|op| self.perform(op))
     }
@@ -257,12 +259,12 @@ impl Noop {
         self.queue.set_hold(hold);
     }
 
-    /// Runs the operation that has waited longest; returns `false` if none waits.
+    /// Runs the oldest pending operation; returns `false` if none is pending.
     pub fn run_next(&self) -> bool {
         self.queue.run_next(|op| self.perform(op))
     }
 
-    /// Runs all waiting operations, and ends those that still run after their deadline.
+    /// Runs all pending operations, and ends the work that is still running after its deadline.
     pub fn run_all(&self) {
         while self.run_next() {}
         self.queue.end_late();
@@ -299,7 +301,7 @@ impl Noop {
         assert!(live || bytes == 0, "peerweave-core bug: {bytes} bytes at {at:?} are not allocated");
     }
 
-    /// Returns the address of bytes in the segment of a PE; panics unless they are allocated.
+    /// Returns the address of bytes in the segment of a PE. Panics unless the bytes are allocated.
     fn at(&self, pe: Pe, at: SymOffset, bytes: usize) -> *mut u8 {
         assert!(pe.index() < self.job.n_pes, "peerweave-core bug: {pe} does not exist");
         if !self.is_inert() {
@@ -317,7 +319,7 @@ impl Noop {
         }
     }
 
-    /// Returns the address like `place`, for memory that is only read.
+    /// Like `place`, for memory that is only read.
     fn reading(&self, place: Place, bytes: usize) -> Reading {
         match place {
             Place::Symmetric(at) => Reading::Shared(self.at(self.job.my_pe, at, bytes)),
@@ -361,11 +363,11 @@ impl Noop {
 }
 
 #[allow(unsafe_code)]
-// SAFETY: [B1] `data::perform` asserts that symmetric ranges lie in live allocations, and accesses
+// SAFETY: [B1]: `data::perform` asserts that symmetric ranges lie in live allocations. It accesses
 // as many bytes of private memory as the operation says, before `run` returns or while the queue
-// holds the keep. [B2] the heap is freed when this is dropped. [B8] owners of memory of devices are
-// notified before a call is recorded. [B3] there is one thread of execution per operation, and
-// accesses to words are sequentially consistent. [B4] all accesses to the heap are atomic.
+// holds the value of `keep`. [B2]: the heap is freed when the backend is dropped. [B3]: one thread
+// executes each operation, and accesses to words are sequentially consistent. [B4]: all accesses to
+// the heap are atomic. [B8]: owners of device memory are notified before a call is recorded.
 unsafe impl Backend for Noop {
     fn name(&self) -> &'static str {
         "noop"
@@ -440,7 +442,8 @@ unsafe impl Backend for Noop {
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<()> {
         self.local_failure()?;
         let from = self.at(self.job.my_pe, at, bytes);
-        // SAFETY: `from` lies in the heap, says `at`; the caller guarantees the validity of `into`.
+        // SAFETY: `self.at` checks that `from` lies in the heap; the caller guarantees the validity
+        // of `into`.
         unsafe { crate::arguments::shared_bytes::read(from, into, bytes) }
         Ok(())
     }
@@ -448,7 +451,8 @@ unsafe impl Backend for Noop {
     unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) -> Result<()> {
         self.local_failure()?;
         let to = self.at(self.job.my_pe, at, bytes);
-        // SAFETY: `to` lies in the heap, says `at`; the caller guarantees the validity of `from`.
+        // SAFETY: `self.at` checks that `to` lies in the heap; the caller guarantees the validity
+        // of `from`.
         unsafe { crate::arguments::shared_bytes::write(from, to, bytes) }
         Ok(())
     }
@@ -539,6 +543,6 @@ unsafe impl Backend for Noop {
     }
 
     fn describe(&self) -> String {
-        format!("{} operations are pending", self.queue.len())
+        format!("pending operations: {}", self.queue.len())
     }
 }

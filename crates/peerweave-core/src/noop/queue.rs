@@ -1,4 +1,5 @@
-//! Streams of the no-op backend. They run operations at once, or hold them until a test runs them.
+//! Streams of the no-op backend. They run operations immediately, or hold them until a test runs
+//! them.
 
 use super::{Call, Noop};
 use crate::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The waiting entries of all streams, oldest first.
+/// The pending entries of all streams, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     hold: AtomicBool,
@@ -70,7 +71,7 @@ impl Queue {
         drop(graph);
     }
 
-    /// Holds the memory of an operation that still runs; returns its error.
+    /// Holds the memory of an operation that is still running at its deadline; returns its error.
     pub(super) fn leave_running(&self, keep: Keep) -> Error {
         lock(&self.late).push(keep);
         let team = crate::TeamName { id: TeamId::WORLD, size: 1 };
@@ -93,8 +94,8 @@ impl Queue {
         Some(entry)
     }
 
-    /// Runs the oldest entry. Its `keep` is dropped after it has run and before its ticket
-    /// completes.
+    /// Runs the oldest entry; returns `false` if there is none. The value of `keep` is dropped
+    /// after the operation has run and before its ticket completes.
     pub(super) fn run_next(&self, perform: impl FnOnce(&Op) -> Result<Outcome>) -> bool {
         let Some(Entry { work, done, failure, .. }) = self.pop() else { return false };
         let before = lock(&failure).clone();
@@ -116,7 +117,7 @@ impl Queue {
     }
 }
 
-/// The state of an entry.
+/// The state of an entry: its result, and when it was set.
 #[derive(Debug, Default)]
 struct Done {
     result: Mutex<Option<Result<Outcome>>>,
@@ -192,7 +193,8 @@ impl NoopStream {
         result.map(Submitted::Complete)
     }
 
-    /// Adds an operation or an event to the queue. Returns `None` if it need not wait.
+    /// Adds an operation to the queue, or an event if `mark` is set. Returns `None` if the
+    /// operation can run, or the event can complete, immediately.
     fn enter(&self, work: impl FnOnce() -> Option<(Op, Keep)>, mark: bool) -> Option<Arc<Done>> {
         let queue = &self.backend.queue;
         let hold = queue.hold.load(Ordering::Relaxed) && !mark;
@@ -212,8 +214,8 @@ impl NoopStream {
 }
 
 #[allow(unsafe_code)]
-// SAFETY: as for `Noop`; [B6] the entry of an operation has what `keep` gave until it has run, and
-// the graph has it until it is destroyed.
+// SAFETY: as for `Noop`. [B6]: the entry of an operation holds the value of `keep` until the
+// operation has run. The graph holds it until the graph is destroyed.
 unsafe impl StreamBackend for NoopStream {
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
         if self.backend.is_inert() {
@@ -259,8 +261,8 @@ unsafe impl StreamBackend for NoopStream {
     }
 
     fn wait_event(&self, _: &Arc<dyn EventBackend>) -> Result<()> {
-        // All waiting entries run in the order of their calls, so operations before the event run
-        // before later ones of this stream.
+        // All pending entries run in the order of their calls, so operations before the event run
+        // before later operations of this stream.
         Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! Ordered queues and events in them. The operations that can be enqueued are in `ops/`.
+//! Ordered queues of operations, and events in these queues. The operations that can be enqueued
+//! are in `ops/`.
 
 use crate::Result;
 use crate::backend::{EventBackend, StreamBackend};
@@ -21,7 +22,7 @@ impl Stream {
     /// Waits until all enqueued operations are complete, up to the deadline of the world.
     ///
     /// # Errors
-    /// The first failure of an operation of this stream since the last call;
+    /// The first failure of an operation of this stream since the last call of this method;
     /// [`Error::Timeout`](crate::Error::Timeout).
     pub fn synchronize(&self) -> Result<()> {
         self.synchronize_within(self.shared.deadline)
@@ -51,7 +52,7 @@ impl Stream {
     }
 
     /// Makes later operations of this stream wait until another stream has passed `event`. Returns
-    /// at once.
+    /// immediately.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) for an event of another world; errors of the backend.
@@ -62,7 +63,7 @@ impl Stream {
     }
 }
 
-/// An event in a stream. [`Stream::record`] creates it; a clone is the same event.
+/// An event in a stream. [`Stream::record`] creates it. A clone refers to the same event.
 ///
 /// ```
 /// use peerweave::World;
@@ -108,9 +109,9 @@ impl Event {
         self.inner.wait(limit)
     }
 
-    /// Returns the time between `earlier` and this event. Returns `None` if one of them was not
-    /// passed yet, if this event was passed first, or if they belong to different worlds, whose
-    /// clocks differ.
+    /// Returns the time between `earlier` and this event. Returns `None` if a stream has not passed
+    /// its event yet, if this event was passed first, or if the events belong to different worlds,
+    /// whose clocks differ.
     pub fn elapsed_since(&self, earlier: &Event) -> Option<Duration> {
         if !Arc::ptr_eq(&self.shared, &earlier.shared) {
             return None;

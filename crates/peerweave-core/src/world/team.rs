@@ -1,6 +1,7 @@
 //! Ordered sets of PEs. The operations of a team are in `ops/`.
 //!
-//! Invariant: `members[r]` is the PE of rank `r`, `ranks[p]` its inverse, and this PE is a member.
+//! Invariant: `members[r]` is the PE of rank `r`, `ranks` is the inverse of `members`, and this PE
+//! is a member.
 
 use crate::backend::error::{Error, TeamName};
 use crate::backend::{TeamId, TeamRecord};
@@ -15,8 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Operations take ranks of the team that they are called on. Collective operations of a team run
 /// in the order in which they are called, which must be the same on every rank.
 ///
-/// Dropping the last handle does not destroy the team, because that is collective
-/// ([`Team::destroy`]): its number stays in use until the world ends.
+/// Dropping the last handle does not destroy the team, because destruction is a collective call
+/// ([`Team::destroy`]). The number of the team stays in use until the world ends.
 ///
 /// ```
 /// use peerweave::World;
@@ -46,7 +47,7 @@ pub(crate) struct Inner {
     /// The rank of each PE, or `NOT_A_MEMBER`.
     ranks: Box<[u32]>,
     my_rank: Rank,
-    /// Whether it belongs to the world, so that it cannot be destroyed.
+    /// Whether the team belongs to the world, so that the program cannot destroy it.
     pub(crate) of_world: bool,
     destroyed: AtomicBool,
 }
@@ -110,10 +111,10 @@ impl Team {
     /// Returns the reason why operations of this team fail from now on; `None` if the team has not
     /// failed.
     ///
-    /// A team fails on a PE when an operation of it has failed in a way that leaves its ranks at
-    /// different operations, for example because a PE died. Its later collectives, sends and
-    /// receives fail with [`Error::Poisoned`], which contains this error. [`Caps::after_failure`]
-    /// says what streams do then.
+    /// A team fails on a PE when an operation of the team has failed in a way that leaves its ranks
+    /// at different operations, for example because a PE died. Later collectives, sends and
+    /// receives of the team fail with [`Error::Poisoned`], which contains this error.
+    /// [`Caps::after_failure`] describes what streams do after a failure.
     ///
     /// [`Caps::after_failure`]: crate::Caps::after_failure
     pub fn failure(&self) -> Option<Error> {
@@ -123,13 +124,14 @@ impl Team {
         self.inner.shared.backend.team_failure(self.inner.id)
     }
 
-    /// Returns the rank of a PE; `None` if it is not a member.
+    /// Returns the rank of a PE; `None` if the PE is not a member.
     pub fn rank_of(&self, pe: Pe) -> Option<Rank> {
         self.inner.ranks.get(pe.index()).copied().filter(|&rank| rank != NOT_A_MEMBER).map(Rank::new)
     }
 
-    /// Returns the rank in `other` of the PE that has `rank` in this team; `None` if it is not a
-    /// member of `other`, or if `other` belongs to another world.
+    /// Returns the rank in `other` of the PE that has `rank` in this team. Returns `None` if this
+    /// team has no such rank, if the PE is not a member of `other`, or if `other` belongs to
+    /// another world.
     pub fn translate(&self, rank: Rank, other: &Team) -> Option<Rank> {
         if !Arc::ptr_eq(&self.inner.shared, &other.inner.shared) {
             return None;

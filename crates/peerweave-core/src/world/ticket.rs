@@ -11,10 +11,10 @@ use std::time::Duration;
 
 /// A handle to a stream-ordered operation with a result of type `R`.
 ///
-/// Dropping a ticket neither cancels the operation nor waits for it. Then
+/// Dropping a ticket neither cancels the operation nor waits for it. If the operation then fails,
 /// [`Stream::synchronize`](crate::Stream::synchronize), or at the latest
-/// [`World::finalize`](crate::World::finalize), returns a failure of the operation. Any thread may
-/// wait for a ticket, more than once.
+/// [`World::finalize`](crate::World::finalize), returns the failure. Any thread may wait for a
+/// ticket, more than once.
 ///
 /// ```
 /// use peerweave::{Compare, World};
@@ -35,10 +35,10 @@ pub struct Ticket<R = ()> {
     decode: Decode<R>,
 }
 
-/// The way from the outcome of an operation to the result of its call.
+/// The conversion of the outcome of an operation to the result of its call.
 enum Decode<R> {
     Outcome(fn(Outcome) -> R),
-    /// The operation has written the result to memory of the ticket.
+    /// The operation has written the result to memory that the function reads.
     Memory(Box<dyn Fn() -> R + Send + Sync>),
 }
 
@@ -65,7 +65,7 @@ enum State {
     Captured,
 }
 
-/// An operation whose failure is passed through a function.
+/// A pending operation whose error a function converts.
 struct Explained<F> {
     pending: Arc<dyn Pending>,
     explain: F,
@@ -98,13 +98,14 @@ impl<R> Ticket<R> {
         Self { state, decode: Decode::Outcome(decode) }
     }
 
-    /// Returns a ticket for the same operation, whose result `read` returns after its end.
+    /// Returns a ticket for the same operation. After the operation has ended, `read` returns its
+    /// result.
     pub(crate) fn with_result<S>(self, read: impl Fn() -> S + Send + Sync + 'static) -> Ticket<S> {
         Ticket { state: self.state, decode: Decode::Memory(Box::new(read)) }
     }
 
-    /// Returns a ticket for the same operation that passes its failure through `explain`. A library
-    /// uses it to return errors with the names of its own calls.
+    /// Returns a ticket for the same operation, whose error `explain` converts. A library can use
+    /// this method to return errors that name its own calls.
     ///
     /// [`Stream::synchronize`](crate::Stream::synchronize) returns the failure unchanged.
     ///
@@ -150,13 +151,15 @@ impl<R> Ticket<R> {
     /// result.
     ///
     /// # Errors
-    /// The failure of the operation; [`Error::Skipped`](crate::Error::Skipped) if an earlier
-    /// operation of the stream had failed, except by [`Error::Mismatch`](crate::Error::Mismatch),
-    /// after which later operations run, because the mismatch has run nothing and its team stays
-    /// usable; [`Error::Timeout`](crate::Error::Timeout) if the
-    /// deadline passed and the operation is still pending; [`Misuse`](crate::Misuse) for an
-    /// operation that was captured into a graph, and in a forked child, where operations that were
-    /// pending at the fork never complete.
+    /// - The failure of the operation.
+    /// - [`Error::Skipped`](crate::Error::Skipped) if an earlier operation of the stream failed.
+    ///   Operations after an [`Error::Mismatch`](crate::Error::Mismatch) are not skipped, because
+    ///   the mismatched calls ran nothing and their team stays usable.
+    /// - [`Error::Timeout`](crate::Error::Timeout) if the operation is still pending at the
+    ///   deadline.
+    /// - [`Misuse`](crate::Misuse) if the operation was captured into a graph, or if this process
+    ///   is a forked child. In a forked child, operations that were pending at the fork never
+    ///   complete.
     pub fn wait(&self) -> Result<R> {
         match &self.state {
             State::Complete(outcome) => Ok(self.decode.result(outcome.clone())),
@@ -185,8 +188,8 @@ impl<R> fmt::Debug for Ticket<R> {
     }
 }
 
-/// Converts the outcome of a backend to the result of a call. An unexpected outcome is a bug of the
-/// backend.
+/// Functions that convert the outcome of a backend to the result of a call. An unexpected outcome
+/// is a bug of the backend.
 pub(crate) mod decode {
     use crate::backend::Outcome;
     use peerweave_types::{AtomicElement, Element, WaitElement};
@@ -217,7 +220,8 @@ pub(crate) mod decode {
         crate::arguments::buffer::element_from_bytes(word(outcome).to_ne_bytes())
     }
 
-    /// Returns the lowest index; `None` if every word was excluded.
+    /// Returns the first index of the outcome; `None` if every word was excluded, or if no word
+    /// satisfies the comparison yet.
     pub(crate) fn first(outcome: Outcome) -> Option<usize> {
         match outcome {
             Outcome::Indices(indices) => indices.first().copied(),

@@ -1,5 +1,5 @@
-//! The job as one PE sees it: its PEs, memory, streams, and its end. Operations that move data are
-//! methods of teams.
+//! The handle of one PE to its job: PEs, memory, streams, and the end of the job. Operations that
+//! move data are methods of teams.
 
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::error::{Count, Error, MisuseKind, misuse};
@@ -13,17 +13,17 @@ use std::any::Any;
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A job, as one of its PEs sees it.
+/// The handle of one PE to its job.
 ///
 /// Teams, buffers and streams stay usable after the world is dropped, and their memory stays
-/// mapped. [`World::finalize`] ends the job normally. Without it, peers are notified that this PE
-/// has left when its last handle is dropped.
+/// mapped. [`World::finalize`] ends the job normally. Without that call, peers are notified that
+/// this PE has left when the last handle of the world is dropped.
 #[derive(Debug)]
 pub struct World {
     pub(crate) shared: Arc<Shared>,
     team: Team,
     pub(crate) local_team: Mutex<Option<Team>>,
-    /// The number of each PE in the world that this one has replaced.
+    /// The number that each PE had in the world that was shrunk to this one.
     former: Vec<Pe>,
 }
 
@@ -40,7 +40,7 @@ impl World {
         Ok(Self::formerly(backend, former))
     }
 
-    /// Creates a world whose PEs had the numbers `former` in another world.
+    /// Creates a world whose PEs had the numbers `former` in the previous world.
     fn formerly(backend: Arc<dyn Backend>, former: Vec<Pe>) -> Self {
         let shared = Arc::new(Shared::new(backend));
         let members = (0..shared.n_pes as u32).map(Pe::new).collect();
@@ -91,7 +91,7 @@ impl World {
         self.shared.backend.geometry()
     }
 
-    /// Returns the backend itself if it is a `B`, for functions that only that backend has.
+    /// Returns the backend itself if its type is `B`, to call functions that only this backend has.
     pub fn backend<B: Backend>(&self) -> Option<&B> {
         let backend: &dyn Any = &*self.shared.backend;
         backend.downcast_ref()
@@ -122,8 +122,8 @@ impl World {
     /// releases.
     ///
     /// # Ordering
-    /// When the call returns, every PE has called, and the memory of every PE may be accessed. The
-    /// call is no barrier: it completes no puts.
+    /// When the call returns, every PE has made the call, and the memory of every PE may be
+    /// accessed. The call is not a barrier: it does not complete puts.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Misuse`](crate::Misuse) after finalize
@@ -134,7 +134,7 @@ impl World {
         Symmetric::allocate("alloc", &self.shared, count, DEFAULT_ALIGN, false, Location::caller())
     }
 
-    /// Like [`World::alloc`], with all elements of every PE set to zero before this returns.
+    /// Like [`World::alloc`]. All elements of every PE are set to zero before the call returns.
     ///
     /// # Errors
     /// As for [`World::alloc`].
@@ -143,8 +143,8 @@ impl World {
         Symmetric::allocate("alloc_zeroed", &self.shared, count, DEFAULT_ALIGN, true, Location::caller())
     }
 
-    /// Like [`World::alloc`], with an offset, and an address on every PE, that are multiples of
-    /// `align_bytes`, a power of two.
+    /// Like [`World::alloc`], with an alignment: the offset, and the address on every PE, are
+    /// multiples of `align_bytes`, which must be a power of two.
     ///
     /// # Errors
     /// As for [`World::alloc`]; [`Misuse`](crate::Misuse) if `align_bytes` is not a power of two or
@@ -154,12 +154,12 @@ impl World {
         Symmetric::allocate("alloc_aligned", &self.shared, count, align_bytes, false, Location::caller())
     }
 
-    /// Returns a handle to `len` elements at `offset` of the heap, within an allocation that was
-    /// not released: the inverse of [`Symmetric::offset`], for programs that keep or exchange
-    /// offsets. It needs no call of another PE.
+    /// Returns a handle to `len` elements at `offset` of the heap. The elements must lie within an
+    /// allocation that was not released. This is the inverse of [`Symmetric::offset`], for programs
+    /// that store or exchange offsets. The call is not collective.
     ///
-    /// [`Symmetric::release`] accepts a handle to the whole allocation. If every other handle was
-    /// dropped, a new one can be made in this way to release it.
+    /// If all handles to an allocation were dropped, this call can create a new handle to the whole
+    /// allocation, which [`Symmetric::release`] accepts.
     ///
     /// ```
     /// use peerweave::World;
@@ -190,16 +190,16 @@ impl World {
         Symmetric::find("symmetric_at", &self.shared, offset, len)
     }
 
-    /// Like [`World::symmetric_at`], for an address of this PE's heap, such as
-    /// [`Symmetric::as_ptr`] and [`Symmetric::device_address`] return. Any value may be passed,
-    /// because the address is only compared.
+    /// Like [`World::symmetric_at`], for an address in this PE's heap, as returned by
+    /// [`Symmetric::as_ptr`] and [`Symmetric::device_address`]. Any value may be passed, because
+    /// the address is only compared.
     ///
     /// # Errors
     /// As for [`World::symmetric_at`].
     pub fn symmetric_of<T: Element>(&self, address: *const T, len: usize) -> Result<Symmetric<T>> {
         const CALL: &str = "symmetric_of";
         self.shared.usable(CALL)?;
-        // The heap is contiguous, so any allocation tells where it begins.
+        // The heap is contiguous, so the address of any allocation gives the start of the heap.
         let offset = self.shared.any_allocation().map(|known| {
             let base = match self.shared.backend.local(known) {
                 LocalAddress::Host(at) => at as u64,
@@ -222,8 +222,8 @@ impl World {
         Ok(Stream { shared: self.shared.clone(), inner: self.shared.backend.stream()? })
     }
 
-    /// Creates a handle to a stream of the backend, for example to one that wraps a stream of the
-    /// device's own library.
+    /// Creates a handle to an existing stream of the backend, for example a stream that wraps a
+    /// native stream of the device.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) for a stream of another backend, and after finalize.
@@ -236,26 +236,28 @@ impl World {
         Ok(Stream { shared: self.shared.clone(), inner: stream })
     }
 
-    /// Ends the whole job at once, whatever its PEs do, with the exit code `code`. Any PE may call
-    /// it alone. If several do, the first call counts, on all PEs. This is `MPI_Abort` and
-    /// `shmem_global_exit`.
+    /// Ends the whole job immediately with the exit code `code`, whatever the other PEs are doing.
+    /// The call is not collective. If several PEs call, the first call determines the code on all
+    /// PEs. The call corresponds to `MPI_Abort` and `shmem_global_exit`.
     ///
-    /// **PEs as processes:** does not return. Every process of the job exits with the status
-    /// `code`, also one that computes, and one that has not yet returned from `World::from_env`.
-    /// `peerweave run` returns that code. Other launchers end the job because a process exits with
-    /// a status other than 0; their own status is their choice. Destructors do not run on any PE:
-    /// neither of Rust values, nor functions registered with `atexit`. Buffered data of Rust's
-    /// standard output is written before; the program's own buffered writers and the streams of C
-    /// are not flushed. The operating system frees shared memory, sockets and GPU contexts. A
+    /// **PEs as processes:** the call does not return. Every process of the job exits with the
+    /// status `code`, including processes that are computing, and processes that have not yet
+    /// returned from `World::from_env`. `peerweave run` exits with that code. Other launchers end
+    /// the job because a process exits with a status other than 0; the exit status of the launcher
+    /// itself depends on the launcher.
+    ///
+    /// No PE runs destructors of Rust values or functions registered with `atexit`. The buffer of
+    /// Rust's standard output is flushed before the exit. Other buffered writers and the streams of
+    /// C are not flushed. The operating system frees shared memory, sockets and GPU contexts. A
     /// process that has dropped its world no longer belongs to the job, and continues.
     ///
-    /// **PEs as threads** (`on_threads`): the process continues. Calls of all PEs fail within
-    /// milliseconds with [`Error::Aborted`], waits included, and so does `on_threads` itself when
-    /// all PEs have returned. The caller gets the error too, to return it from its program:
-    /// destructors run as usual.
+    /// **PEs as threads** (`on_threads`): the process continues. All calls of all PEs, including
+    /// waits, fail within milliseconds with [`Error::Aborted`]. This call returns the same error,
+    /// so that the caller can return it from its program; destructors run as usual. When all PEs
+    /// have returned, `on_threads` returns the error too.
     ///
-    /// A process that has no world, because it is not part of a job yet, uses
-    /// [`std::process::exit`] with a status other than 0, for which launchers end the job.
+    /// A process that has not joined a job yet has no world. Instead of this method it calls
+    /// [`std::process::exit`] with a status other than 0, and the launcher ends the job.
     ///
     /// # Errors
     /// Returns an error instead of ending the process: [`Error::Aborted`] if PEs are threads;
@@ -283,44 +285,46 @@ impl World {
         }
     }
 
-    /// Makes a world of the PEs that are left after a failure, and ends this one. The PEs keep
+    /// Creates a world of the PEs that remain after a failure, and ends this world. The PEs keep
     /// their order, and are numbered from 0 again; [`World::former_pes`] returns the old numbers.
-    /// The new world has a symmetric heap, teams and streams of its own, and the deadline and the
-    /// settings of this one. This is `MPIX_Comm_shrink` of MPI's fault tolerance.
+    /// The new world has its own symmetric heap, teams and streams, and the deadline and the
+    /// settings of this world. The call corresponds to `MPIX_Comm_shrink` of MPI's fault tolerance
+    /// (ULFM).
     ///
     /// PEs that have died or left are not members, and neither is a PE that dies during this call.
-    /// A PE that dies when the members have agreed is still a member: operations of the new world
-    /// then fail with an error that names it, and the new world can be shrunk again. If no PE has
-    /// failed, the new world has the same PEs.
+    /// A PE that dies after the members have agreed is still a member. Operations of the new world
+    /// then fail with an error that names that PE, and the new world can be shrunk again. If no PE
+    /// has failed, the new world has the same PEs.
     ///
     /// # Collective
-    /// All PEs that have neither died nor left, in any state of their other calls. When a PE has
-    /// called, the others can no longer rely on it in this world: operations between PEs that wait
-    /// for it fail soon, with an error that names the PE that died, or [`PeerCause::Shrinks`]. So a
-    /// PE that waits for another one does not miss that it must call too. If the call succeeds on
-    /// one PE, it succeeds on all members that continue.
+    /// All PEs that have neither died nor left must call, whatever the state of their other calls.
+    /// Once a PE has called, operations of this world that wait for that PE soon fail. The error
+    /// names the PE that died, or has the cause [`PeerCause::Shrinks`]. A PE that waits for another
+    /// PE thus learns that it must call too. If the call succeeds on one PE, it succeeds on all
+    /// members that stay alive.
     ///
     /// # This world afterwards
     /// If the call succeeds, this world has ended, as after [`World::finalize`], and its calls fail
-    /// with [`MisuseKind::Shrunk`](crate::MisuseKind::Shrunk). One kind of call remains: the
-    /// methods of [`Symmetric`] that access the memory of this PE (`to_vec`, `copy_to`, `load`,
-    /// `store`, `as_slice`, …), so that a PE can carry its data over. After a failure in the midst
-    /// of an operation, the memory that this operation writes has unspecified values. The memory of
-    /// this world is freed when its last handle is dropped: world, teams, streams and buffers.
-    /// Operations of its streams that are pending fail by themselves; this call does not wait for
-    /// them.
+    /// with [`MisuseKind::Shrunk`](crate::MisuseKind::Shrunk). Only the methods of [`Symmetric`]
+    /// that access the memory of this PE (`to_vec`, `copy_to`, `load`, `store`, `as_slice`, …)
+    /// still work, so that a PE can copy its data to the new world. If an operation failed before
+    /// it was complete, the memory that it writes has unspecified values.
     ///
-    /// If the call fails, this world has not ended, but its teams have failed on this PE: its
-    /// collectives, sends and receives fail. The call can be made again, by all.
+    /// The memory of this world is freed when its last handle (world, team, stream or buffer) is
+    /// dropped. This call does not wait for pending operations of its streams; these operations
+    /// fail.
+    ///
+    /// If the call fails, this world has not ended, but its teams have failed on this PE: later
+    /// collectives, sends and receives fail. All PEs can make the call again.
     ///
     /// # Errors
-    /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline of the world names the PEs that
-    ///   have neither called nor ended, or were stopped during the call. After the PEs have agreed,
-    ///   making the new world may take up to 3 s longer.
-    /// - [`Error::Peer`](crate::Error::Peer) if other PEs have made a new world without this one.
+    /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline of the world. The error names
+    ///   the PEs that have neither called nor ended, or that were stopped during the call. After
+    ///   the PEs have agreed, creating the new world may take up to 3 s longer.
+    /// - [`Error::Peer`](crate::Error::Peer) if other PEs have created a new world without this PE.
     /// - [`Misuse`](crate::Misuse) if this world has ended.
     /// - [`Error::Unsupported`](crate::Error::Unsupported) on a backend without this call.
-    /// - Errors of the backend if the new memory cannot be made.
+    /// - Errors of the backend if the new memory cannot be allocated.
     ///
     /// [`PeerCause::Shrinks`]: crate::PeerCause::Shrinks
     ///
@@ -352,7 +356,8 @@ impl World {
     pub fn shrink(&self) -> Result<Self> {
         const CALL: &str = "shrink";
         self.shared.usable(CALL)?;
-        // Another thread that shrinks this world does so by its deadline; the world has ended then.
+        // The lock waits for a thread that is shrinking this world; the deadline bounds the wait.
+        // If that thread has succeeded, this world has ended.
         let _shrinking = self.shared.shrinking.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.usable(CALL)?;
         let Shrunk { backend, former } = self.shared.backend.shrink()?;
@@ -362,7 +367,7 @@ impl World {
     }
 
     /// Returns the number that each PE of this world had in the world that was shrunk to this one,
-    /// ascending. In a world that was not made by [`World::shrink`] these are the PEs themselves.
+    /// ascending. In a world that [`World::shrink`] did not create, these are the PEs themselves.
     ///
     /// ```
     /// use peerweave::World;
@@ -383,26 +388,29 @@ impl World {
     /// Ends the job on this PE, and reports the buffers that were not released. Later calls on any
     /// handle of this world fail with [`MisuseKind::Finalized`](crate::MisuseKind::Finalized).
     ///
-    /// The world is borrowed, so threads can share it, or a `static` can hold it, without a lock:
-    /// one thread finalizes it, and the others get that error from their next call.
+    /// The method takes `&self`, so threads can share the world, or a `static` can hold it, without
+    /// a lock. One thread finalizes the world. The next call of each other thread then fails with
+    /// [`MisuseKind::Finalized`](crate::MisuseKind::Finalized).
     ///
     /// # Collective
     /// All PEs must call, after their other collective calls. Waits for pending operations of
     /// streams.
     ///
     /// # Threads
-    /// Calls that other threads have begun when this call begins stay defined: their memory stays
-    /// mapped, and each completes, or fails with the error of a finalized world or of a PE that has
+    /// Calls that other threads have begun before this call stay defined, because their memory
+    /// stays mapped. Each of them completes, or fails because the world was finalized or a PE has
     /// left. A wait for a signal ends soon after the other PEs have finalized. It is unspecified
-    /// whether a put that races with this call arrives.
+    /// whether the data of a put that races with this call arrives.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if this world was finalized before, by any thread. The first
-    /// failure of a stream-ordered operation that neither its ticket nor its stream has
-    /// returned; errors of the backend, such as a peer that died or a deadline. The world has ended
-    /// nevertheless. If operations are still pending at the deadline, this is
-    /// [`Error::Timeout`](crate::Error::Timeout), which names the call that runs
-    /// ([`Timeout::running`](crate::Timeout::running)).
+    /// - [`Misuse`](crate::Misuse) if this world was finalized before, by any thread.
+    /// - The first failure of a stream-ordered operation that neither its ticket nor its stream has
+    ///   returned.
+    /// - Errors of the backend, such as a peer that died or an expired deadline. If operations are
+    ///   still pending at the deadline, the error is [`Error::Timeout`](crate::Error::Timeout), and
+    ///   names the call that is still running ([`Timeout::running`](crate::Timeout::running)).
+    ///
+    /// The world has ended even if this call fails.
     pub fn finalize(&self) -> Result<FinalizeReport> {
         const CALL: &str = "finalize";
         self.shared.usable(CALL)?;

@@ -31,7 +31,7 @@ impl Bool {
         self.0 != 0
     }
 
-    /// Returns the value whose byte this is.
+    /// Returns the value with this byte.
     #[inline]
     pub const fn from_bits(byte: u8) -> Self {
         Self(byte)

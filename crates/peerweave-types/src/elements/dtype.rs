@@ -116,7 +116,7 @@ impl DType {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
 
-    /// Returns whether elements are integers; bitwise reductions are defined only for those.
+    /// Returns whether elements are integers. Bitwise reductions are defined only for integers.
     pub const fn is_integer(self) -> bool {
         matches!(self, Self::I8 | Self::U8 | Self::I16 | Self::U16 | Self::I32 | Self::U32 | Self::I64 | Self::U64)
     }

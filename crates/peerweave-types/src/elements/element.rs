@@ -1,7 +1,8 @@
 //! Traits of the Rust types that can be elements.
 //!
-//! A backend sees values of a [`DType`] only. An element consists of one or several of them; the
-//! portable API counts elements, and multiplies counts where it erases types.
+//! A backend handles only values of a [`DType`]. An element consists of one or more such values.
+//! The portable API counts elements, and converts these counts to counts of values where it erases
+//! types.
 
 use crate::{Bool, DType, F8E4M3, F8E5M2, ReduceOp};
 use core::fmt::Debug;
@@ -24,9 +25,9 @@ use half::{bf16, f16};
 /// `f64` ([`AtomicElement`], [`AtomicInteger`]). Waits take integers from 16 bits
 /// ([`WaitElement`]).
 ///
-/// `bool` itself is none, since a peer could write a byte that is neither 0 nor 1. The derive is
-/// exported by the crate `peerweave`. It needs `#[repr(C)]` or `#[repr(transparent)]`, fields that
-/// are elements, and no padding.
+/// `bool` is not an element type, because a peer could write a byte that is neither 0 nor 1. The
+/// crate `peerweave` exports the derive. It needs `#[repr(C)]` or `#[repr(transparent)]`, fields
+/// that are elements, and no padding.
 ///
 /// ```
 /// use peerweave_types::{DType, Element};
@@ -38,10 +39,10 @@ use half::{bf16, f16};
 /// # Safety
 /// An implementation guarantees: **\[E1\]** every bit pattern of `size_of::<Self>()` bytes is a
 /// valid value, so memory that a peer may write at any time can be read without undefined
-/// behaviour; **\[E2\]** the type has no padding; **\[E3\]** it consists of [`Self::PARTS`] values
-/// of [`Self::DTYPE`], at least 1, which are its size in bytes; for a [`Number`] they also have the
-/// meaning of that type; **\[E4\]** it contains no pointer; **\[E5\]** its alignment is at most
-/// 64.
+/// behaviour; **\[E2\]** the type has no padding; **\[E3\]** the type consists of [`Self::PARTS`]
+/// values of [`Self::DTYPE`] (at least 1), which fill its size exactly; in a [`Number`], they also
+/// have the meaning of that type; **\[E4\]** the type contains no pointer; **\[E5\]** its alignment
+/// is at most 64.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an element type",
     label = "Peerweave does not transfer values of this type",
@@ -51,7 +52,7 @@ use half::{bf16, f16};
 pub unsafe trait Element: Copy + PartialEq + Send + Sync + Debug + 'static {
     /// The run-time name of the values that the type consists of.
     const DTYPE: DType;
-    /// The number of values of [`Self::DTYPE`] of which one element consists.
+    /// The number of values of [`Self::DTYPE`] in one element.
     const PARTS: usize;
 
     /// Returns the element whose bytes are all zero.
@@ -62,8 +63,8 @@ pub unsafe trait Element: Copy + PartialEq + Send + Sync + Debug + 'static {
     }
 }
 
-/// An element whose single value is a buffer of length 1: `&x` where an operation reads, `&mut x`
-/// where it writes. All elements are, except arrays, which are buffers of their own elements.
+/// An element that can be passed as a buffer of length 1: `&x` where an operation reads, `&mut x`
+/// where it writes. Implemented for all element types except arrays, which are buffers already.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed as a single element",
     note = "arrays are buffers of their own elements, so `&x` is a buffer of one element only if `x` is no array: pass a slice, such as `std::slice::from_ref(&x)`"
@@ -76,21 +77,20 @@ pub trait SingleElement: Element {}
     note = "they are defined for integers, floats of 16 bits and more, `Bool`, complex numbers, arrays of these, and structs with `#[derive(Element)]` and `#[element(reduce)]`"
 )]
 pub trait Number: Element {
-    /// Returns whether the reduction is defined for this type. A reduction combines the values that
-    /// an element consists of separately.
+    /// Returns whether the reduction is defined for this type. A reduction combines each value of
+    /// an element separately.
     fn accepts(op: ReduceOp) -> bool {
         op.accepts(Self::DTYPE)
     }
 }
 
-/// A number that is a single value: not made of others.
+/// A number that is a single integer or float.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a single integer or float",
     note = "pass an integer of at most 64 bits, `f16`, `bf16`, `f32` or `f64`"
 )]
 pub trait Scalar: Number + Default {
-    /// Returns the bits of the value, zero-extended: the form of scalars in a type-erased
-    /// operation.
+    /// Returns the bits of the value, zero-extended, as type-erased operations store a scalar.
     fn to_word(self) -> u64;
     /// Returns the value whose bits are the low bits of `word`.
     fn from_word(word: u64) -> Self;
@@ -118,8 +118,8 @@ pub trait AtomicElement: Scalar {}
 )]
 pub trait AtomicInteger: AtomicElement + Integer {}
 
-/// An integer element that a PE can wait for: it is read at once, and compared by the order of its
-/// type.
+/// An integer element that a PE can wait for. One load reads the whole element, and comparisons use
+/// the order of its type.
 #[diagnostic::on_unimplemented(
     message = "a PE cannot wait for elements of type `{Self}`",
     note = "waits and tests take words of `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` and `usize`"
@@ -171,7 +171,7 @@ macro_rules! bitwise {
     )*};
 }
 
-// The bits do not depend on how an integer is divided.
+// A bitwise reduction of an integer can be computed on parts of it.
 bitwise!(i128, u128);
 
 impl Number for Bool {
@@ -262,13 +262,13 @@ atomic! {
     usize: AtomicElement AtomicInteger WaitElement;
 }
 
-/// Checks of `#[derive(Element)]`, which calls them in constants.
+/// Functions that the code of `#[derive(Element)]` calls in constants.
 #[doc(hidden)]
 pub mod derived {
     use crate::DType;
 
-    /// Returns the type of the values of a struct whose fields have these types: the common one, or
-    /// else the unsigned integer of its alignment.
+    /// Returns the type of the values of a struct with fields of these types: their common type, or
+    /// else the unsigned integer with the alignment of the struct.
     pub const fn dtype(fields: &[DType], align: usize) -> DType {
         if is_uniform(fields) {
             return fields[0];

@@ -39,8 +39,8 @@ impl F8E4M3 {
     /// The largest value, 448.
     pub const MAX: Self = Self(0x7e);
 
-    /// Returns the nearest value, ties to even. Values beyond the largest one give the largest one
-    /// with their sign; NaN gives NaN.
+    /// Returns the nearest value, ties to even. A value beyond the largest one becomes the largest
+    /// one with the same sign. NaN stays NaN.
     ///
     /// ```
     /// use peerweave_types::F8E4M3;
@@ -64,8 +64,8 @@ impl F8E4M3 {
             let rounded = magnitude + 0x7_ffff + (magnitude >> 20 & 1);
             ((rounded >> 20) - (120 << 3)) as u8
         } else {
-            // The unit in the last place of this number is the smallest positive value, 2⁻⁹, so
-            // that the addition rounds.
+            // The unit in the last place of this number is the smallest positive value, 2⁻⁹. The
+            // addition therefore rounds to a multiple of that value.
             const ROUNDER: f32 = 16384.0;
             ((f32::from_bits(magnitude) + ROUNDER).to_bits() - ROUNDER.to_bits()) as u8
         };
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn f8e4m3_rounds_to_nearest_even_and_saturates() {
-        // Between each two neighbours: the middle goes to the even one, its neighbours to theirs.
+        // The midpoint of two adjacent values rounds to the even one, other floats to the nearer.
         for bits in 0..0x7e_u8 {
             let [low, high] = [bits, bits + 1].map(|bits| F8E4M3::from_bits(bits).to_f32());
             let middle = (low + high) / 2.0;

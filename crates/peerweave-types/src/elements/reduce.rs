@@ -13,9 +13,9 @@ pub enum ReduceOp {
     Sum = 0,
     /// The product.
     Prod = 1,
-    /// The smallest.
+    /// The minimum.
     Min = 2,
-    /// The largest.
+    /// The maximum.
     Max = 3,
     /// The sum divided by the number of PEs of the team; for integers rounded toward zero.
     Avg = 4,

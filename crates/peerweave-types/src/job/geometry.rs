@@ -1,7 +1,7 @@
 //! Addresses in the symmetric heap: plain data with a fixed layout.
 //!
 //! This module dereferences no pointer. Invariant: the segments of all PEs are mapped into one
-//! reservation at equal strides. So a peer's address is computed by arithmetic, in each process
+//! reservation at equal strides. Each process therefore computes the address of a peer's segment
 //! from its own base.
 
 use crate::Pe;
@@ -48,8 +48,8 @@ impl HeapGeometry {
         self.base + self.stride * pe.get() as u64 + offset.0
     }
 
-    /// Returns the PE and offset of an address, the inverse of [`Self::address`]; `None` outside
-    /// all segments.
+    /// Returns the PE and the offset of an address, the inverse of [`Self::address`]. Returns
+    /// `None` outside all segments.
     #[inline]
     pub const fn locate(&self, address: u64) -> Option<(Pe, SymOffset)> {
         if address < self.base {

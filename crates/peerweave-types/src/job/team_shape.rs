@@ -14,8 +14,8 @@ pub struct TeamShape {
 }
 
 impl TeamShape {
-    /// Returns the rank of member `index` in the parent team; `None` if it is negative or
-    /// overflows, or if `index >= size`.
+    /// Returns the rank of member `index` in the parent team. Returns `None` if that rank would be
+    /// negative or overflow, or if `index >= size`.
     pub const fn member(&self, index: u32) -> Option<u32> {
         if index >= self.size {
             return None;

@@ -1,4 +1,4 @@
-//! The context that a kernel receives: tables for accessing peers, and words for reporting
+//! The context that a kernel receives: tables for accessing peers, and memory for reporting
 //! failures.
 //!
 //! Plain data with a fixed layout: the host writes it to device memory, and the kernel reads it
@@ -7,7 +7,7 @@
 
 use crate::{Pe, SymOffset};
 
-/// The context of a kernel: its PE, the tables of peers and teams, its deadline, and the words for
+/// The context of a kernel: its PE, the tables of peers and teams, its deadline, and the memory for
 /// reporting failures.
 ///
 /// The context lies in device memory, so a replayed graph reads its current content. All addresses
@@ -40,16 +40,16 @@ pub struct KernelContext {
     pub teams: u64,
     /// Address of the [`KernelStatus`], which kernels write and the host reads.
     pub status: u64,
-    /// Address of a 32-bit word. Waits fail when it is not 0; the host or a failed kernel of this
-    /// PE sets it.
+    /// Address of a 32-bit word. Waits fail when the word is not 0. The host, or a failed kernel of
+    /// this PE, sets it.
     pub abort: u64,
     /// Maximum duration of a wait, in nanoseconds of the device's global timer.
     pub deadline_ns: u64,
     /// Address of the heap's multicast mapping, through which one store reaches the heaps of all
     /// PEs; 0 without one.
     pub multicast: u64,
-    /// Address of words that say which PEs take no part any more; 0 without them. The first has
-    /// their number, and the next ones have a bit for each PE. Only kernels on the host read them.
+    /// Address of the list of PEs that no longer participate; 0 without it. The first word is their
+    /// number. The next words have one bit for each PE. Only kernels on the host read the list.
     pub gone: u64,
 }
 
@@ -110,7 +110,7 @@ pub struct TeamEntry {
     pub sync: SymOffset,
     /// Address of the epochs, one `u64` for each slot.
     pub epochs: u64,
-    /// Number of slots, which is the maximum number of blocks that can synchronise.
+    /// Number of slots: the maximum number of blocks that can synchronise.
     pub slots: u32,
     /// NVSHMEM's handle of the team, or [`Self::NO_HANDLE`].
     pub nvshmem_team: i32,

@@ -112,7 +112,7 @@ impl KernelTeam {
     }
 }
 
-/// Visits the memory and the teams that a kernel's argument refers to, before the launch is
+/// Visits the memory and the teams to which the arguments of a kernel refer, before the launch is
 /// enqueued.
 pub trait ArgVisitor {
     /// Visits a range of every PE's symmetric heap.
@@ -178,7 +178,7 @@ number_args!(
     SymOffset,
 );
 
-// SAFETY: a transparent wrapper of a number: one layout everywhere, and no memory is named; the
+// SAFETY: a transparent wrapper of a number: one layout everywhere, and no memory is named. The
 // team is visited.
 unsafe impl KernelArg for KernelTeam {
     fn visit(&self, visitor: &mut dyn ArgVisitor) {

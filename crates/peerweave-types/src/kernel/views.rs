@@ -1,4 +1,4 @@
-//! Views of memory shared by host and kernels: position and number of elements.
+//! Views of memory shared by host and kernels: the position and the number of elements.
 //!
 //! A view is plain data and keeps no memory alive. A launch checks that the memory exists, and
 //! keeps it alive until the kernel has ended. `peerweave-device` reads and writes elements.
@@ -42,8 +42,8 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 /// `len` elements at the same offset of every PE's symmetric heap.
 ///
-/// A kernel takes it as an argument and passes it to `put`, `get` and other calls. Slicing is plain
-/// arithmetic.
+/// A kernel takes a view as an argument, and passes it to `put`, `get` and other calls. Slicing is
+/// plain arithmetic.
 ///
 /// ```
 /// use peerweave_types::{SymOffset, SymSlice};
@@ -96,7 +96,7 @@ impl fmt::Display for Shown {
     }
 }
 
-/// Defines the methods of both kinds of view. `$start` is the field with the position.
+/// Defines the methods of both kinds of view. `$word` is the name of the view in messages.
 macro_rules! view {
     ($name:ident, $word:literal) => {
         impl<T> $name<T> {
@@ -247,8 +247,8 @@ impl<T> SymSlice<T> {
         Self { offset: self.offset.plus(start * size_of::<T>() as u64), len, element: PhantomData }
     }
 
-    /// Returns the same memory as elements of another type, whose alignment must not be larger. A
-    /// remainder at the end is dropped.
+    /// Returns the same memory as elements of another type, whose alignment must not be larger.
+    /// Bytes at the end that are not a whole element are dropped.
     #[inline]
     pub fn cast<U: Plain>(self) -> SymSlice<U>
     where

@@ -1,10 +1,13 @@
 //! Collective operations and their counts.
 //!
-//! `count` is in elements, with the meaning of NCCL: the whole buffer for all-reduce, also with a
-//! norm, reduce, broadcast and scans; the contribution of one rank for all-gather and gather; the
-//! result of one rank for reduce-scatter and scatter; the part from one rank to one rank for
-//! all-to-all and its strided form; the sum of all parts for all-gather-v. It is 0 for
-//! all-to-all-v, gather-v and scatter-v, whose counts not every rank knows: see [`VectorCounts`].
+//! `count` is in elements, with the meaning of NCCL:
+//! - all-reduce (also with a norm), reduce, broadcast and scans: the whole buffer;
+//! - all-gather and gather: the contribution of one rank;
+//! - reduce-scatter and scatter: the result of one rank;
+//! - all-to-all and its strided form: the part from one rank to one rank;
+//! - all-gather-v: the sum of all parts;
+//! - all-to-all-v, gather-v and scatter-v: 0, because some ranks do not know all counts. See
+//!   [`VectorCounts`].
 
 use super::Place;
 use crate::backend::{RmsNorm, TeamId};
@@ -95,8 +98,9 @@ impl CollectiveKind {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter | Self::Scan | Self::ExclusiveScan)
     }
 
-    /// Returns whether rank `r` gets the reduction of the first ranks only: up to `r`, or up to
-    /// `r - 1`. An exclusive scan changes nothing on rank 0.
+    /// Returns whether the collective is a scan. In a scan, rank `r` gets the reduction of ranks 0
+    /// to `r`; in an exclusive scan, of ranks 0 to `r - 1`. An exclusive scan leaves the buffers
+    /// of rank 0 unchanged.
     pub const fn is_scan(self) -> bool {
         matches!(self, Self::Scan | Self::ExclusiveScan)
     }
@@ -106,7 +110,7 @@ impl CollectiveKind {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter | Self::GatherV | Self::ScatterV)
     }
 
-    /// Returns whether parts have different lengths, which [`Collective::counts`] holds.
+    /// Returns whether the parts may have different lengths, which [`Collective::counts`] contains.
     pub const fn has_counts(self) -> bool {
         matches!(self, Self::AllToAllV | Self::AllGatherV | Self::GatherV | Self::ScatterV)
     }
@@ -114,11 +118,15 @@ impl CollectiveKind {
 
 /// A collective operation of this PE. Fields that a kind does not use hold zeros or `None`.
 ///
-/// In place means that `send` and `recv` name the same bytes: the same buffer (all-reduce, reduce,
-/// broadcast, all-to-all, all-to-all-v), or this rank's part of the larger one (all-gather: `send`
-/// is part `rank` of `recv`; reduce-scatter: `recv` is part `rank` of `send`; gather and scatter:
-/// likewise at the root; all-gather-v, gather-v and scatter-v: `counts` gives the part). Otherwise
-/// they do not overlap.
+/// In a call in place, `send` and `recv` share bytes as follows. In all other calls, they do not
+/// overlap.
+/// - all-reduce (also with a norm), reduce, broadcast, scans, all-to-all, all-to-all-v: `send` and
+///   `recv` name the same buffer;
+/// - all-gather: `send` is part `rank` of `recv`;
+/// - reduce-scatter: `recv` is part `rank` of `send`;
+/// - gather, at the root: `send` is part `rank` of `recv`;
+/// - scatter, at the root: `recv` is part `rank` of `send`;
+/// - all-gather-v, gather-v, scatter-v: like the forms for equal parts; `counts` gives the part.
 #[derive(Clone, Debug)]
 pub struct Collective {
     /// The kind of collective.
@@ -133,8 +141,8 @@ pub struct Collective {
     pub scalar: u64,
     /// The root; rank 0 if there is none.
     pub root: Rank,
-    /// The number of elements; 0 for barrier and sync. The head of the module lists its meaning for
-    /// each kind.
+    /// The number of elements; 0 for barrier and sync. The documentation of the module lists the
+    /// meaning for each kind.
     pub count: usize,
     /// The operand of this PE; `None` if it has none (a barrier, a scatter on ranks other than the
     /// root, …).
@@ -152,16 +160,16 @@ pub struct Collective {
 /// Parameters that only few collectives have.
 #[derive(Debug)]
 pub enum Special {
-    /// A function of the caller that combines elements in place of [`Collective::op`], in rank
-    /// order. Only for a backend whose
+    /// A function of the caller that combines elements in rank order, instead of
+    /// [`Collective::op`]. Only for a backend whose
     /// [`Caps::reduce_functions`](crate::backend::Caps::reduce_functions) is set.
     Function(Box<dyn Combine>),
-    /// The strides of a strided all-to-all. It moves the same elements as an all-to-all, in the
-    /// same order.
+    /// The strides of a strided all-to-all. The operation moves the same elements as an all-to-all,
+    /// in the same order.
     Strides {
         /// The distances between elements of `send` and of `recv`.
         distances: [usize; 2],
-        /// The size of an element in bytes, which may consist of several values of the type.
+        /// The size of an element, in bytes. An element may consist of several values of the type.
         element_bytes: usize,
     },
     /// The parameters of an all-reduce with RMSNorm.
@@ -169,7 +177,7 @@ pub enum Special {
 }
 
 impl Special {
-    /// Returns the size of an element in bytes. [`Collective::count`] is in these elements.
+    /// Returns the size of an element, in bytes. [`Collective::count`] counts these elements.
     pub fn element_bytes(&self) -> usize {
         match self {
             Self::Function(function) => function.element_bytes(),
@@ -179,13 +187,15 @@ impl Special {
     }
 }
 
-/// Combines elements in a way that the caller defines. The elements are passed as bytes.
+/// A function of the caller that combines elements. The elements are passed as bytes.
 pub trait Combine: Send + Sync + fmt::Debug {
-    /// Returns the size of an element in bytes, which may consist of several values of the type.
+    /// Returns the size of an element, in bytes. An element may consist of several values of the
+    /// type.
     fn element_bytes(&self) -> usize;
 
     /// Replaces each element `a` of `accumulator` by the combination of `a` and the element `b` at
-    /// the same index of `operand`, in this order. Both slices hold whole elements, and as many.
+    /// the same index of `operand`, in this order. Both slices hold the same number of whole
+    /// elements.
     fn combine(&self, accumulator: &mut [u8], operand: &[u8]);
 }
 
@@ -205,7 +215,7 @@ impl Collective {
         if let Special::RmsNorm(norm) = self.special.as_deref()? { Some(norm) } else { None }
     }
 
-    /// Returns the size in bytes of the elements that [`count`](Self::count) counts.
+    /// Returns the size of the elements that [`count`](Self::count) counts, in bytes.
     #[inline]
     pub fn element_bytes(&self) -> usize {
         self.special.as_deref().map_or(self.dtype.size_bytes(), Special::element_bytes)
@@ -267,8 +277,8 @@ impl fmt::Display for CollectiveShape {
 /// The counts and offsets of an all-to-all-v, in elements. Each list has one entry per rank of the
 /// team.
 ///
-/// A backend gets them for all-gather-v, gather-v and scatter-v too: as an all-to-all-v would need
-/// them. In an all-gather-v, the part that a rank sends is the same for every rank.
+/// Backends get counts for all-gather-v, gather-v and scatter-v in the same form: those of an
+/// equivalent all-to-all-v. In an all-gather-v, a rank sends the same part to every rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names describe the fields, the module head their units")]
 pub struct VectorCounts {

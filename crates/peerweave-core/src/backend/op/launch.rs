@@ -6,16 +6,16 @@ use std::fmt;
 use std::sync::Arc;
 
 /// A kernel with its arguments and the shape of its grid. The core has checked that GPUs can run
-/// the shape, and that the arguments name live memory.
+/// this shape, and that the arguments name live memory.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The kernel and its arguments.
     pub kernel: Arc<dyn BoundKernel>,
-    /// Blocks of the grid.
+    /// The shape of the grid, in blocks.
     pub grid: Dim3,
-    /// Threads of a block.
+    /// The shape of a block, in threads.
     pub block: Dim3,
-    /// Bytes of dynamic shared memory of each block.
+    /// The dynamic shared memory of each block, in bytes.
     pub shared_bytes: usize,
     /// Whether blocks may wait for each other: either all run at the same time, or the launch
     /// fails.

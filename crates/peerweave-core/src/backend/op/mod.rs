@@ -33,7 +33,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Returns the place `bytes` bytes after this one.
+    /// Returns the place `bytes` bytes after this place.
     #[must_use]
     pub fn plus(self, bytes: usize) -> Self {
         match self {
@@ -53,7 +53,8 @@ unsafe impl Send for Place {}
 unsafe impl Sync for Place {}
 
 /// One operation, without generics. It is plain data: cloning it clones no memory.
-// A tag of its own is read by one instruction; one inside of a field takes five.
+// `repr(u8)` gives the enum a separate tag, which one instruction reads. Reading a tag that is
+// encoded in a field takes five.
 #[repr(u8)]
 #[derive(Clone, Debug)]
 pub enum Op {
@@ -61,7 +62,8 @@ pub enum Op {
     Collective(Collective),
     /// A send or receive of one rank.
     PointToPoint(PointToPoint),
-    /// Grouped operations. Sends and receives among them run at the same time, the others in order.
+    /// Grouped operations. Sends and receives among them run at the same time, the other operations
+    /// in order.
     Group(Arc<Vec<Op>>),
     /// A put of contiguous bytes.
     Put(Put),
@@ -79,7 +81,7 @@ pub enum Op {
     Fill(Fill),
     /// Changes a signal word.
     Signal(Signal),
-    /// Waits for signal words of this PE.
+    /// Waits for words of this PE: a signal, or integer elements.
     Wait(WaitUntil),
     /// An atomic operation on one element.
     Atomic(Atomic),
@@ -93,8 +95,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns whether the operation owns memory of this process that a drop must free. False for
-    /// all that take only nanoseconds.
+    /// Returns whether the operation owns memory of this process that a drop must free. Returns
+    /// `false` for all operations that take only nanoseconds.
     #[inline(always)]
     pub(crate) fn owns_memory(&self) -> bool {
         match self {
@@ -115,7 +117,7 @@ impl Op {
         }
     }
 
-    /// Returns the name of the call that makes this operation.
+    /// Returns the name of the call that creates this operation.
     #[inline]
     pub fn call_name(&self) -> &'static str {
         match self {

@@ -3,12 +3,12 @@
 use super::{Direction, Place};
 use peerweave_types::{DType, Pe, SignalOp, SymOffset};
 
-/// A put: `bytes` from `source` of this PE to `target` of `pe`, then its signal.
+/// A put of `bytes` bytes from `source` on this PE to `target` on `pe`, followed by its signal.
 #[derive(Clone, Copy, Debug)]
 pub struct Put {
     /// The target PE.
     pub pe: Pe,
-    /// The offset in its segment.
+    /// The offset in the segment of that PE.
     pub target: SymOffset,
     /// The source.
     pub source: Place,
@@ -22,12 +22,12 @@ pub struct Put {
     pub nbi: bool,
 }
 
-/// A get: `bytes` from `source` of `pe` to `target` of this PE.
+/// A get of `bytes` bytes from `source` on `pe` to `target` on this PE.
 #[derive(Clone, Copy, Debug)]
 pub struct Get {
     /// The PE that is read.
     pub pe: Pe,
-    /// The offset in its segment.
+    /// The offset in the segment of that PE.
     pub source: SymOffset,
     /// The target.
     pub target: Place,
@@ -39,7 +39,7 @@ pub struct Get {
     pub nbi: bool,
 }
 
-/// A put (`Send`) or get (`Receive`) of `count` elements at strides, counted in elements.
+/// A put (`Send`) or get (`Receive`) of `count` elements. Strides are in elements.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Strided {
@@ -53,12 +53,12 @@ pub struct Strided {
     pub count: usize,
 }
 
-/// A put of one element: its value travels in the operation, so that no memory has to hold it.
+/// A put of one element. The operation contains the value, so no memory must be kept alive for it.
 #[derive(Clone, Copy, Debug)]
 pub struct PutElement {
     /// The target PE.
     pub pe: Pe,
-    /// The offset in its segment, aligned to the element.
+    /// The offset in the segment of that PE, aligned to the element.
     pub target: SymOffset,
     /// The bits: the element is the first `element_bytes` bytes of this word in memory.
     pub bits: u64,
@@ -72,13 +72,13 @@ pub struct PutElement {
 pub struct GetElement {
     /// The PE that is read.
     pub pe: Pe,
-    /// The offset in its segment, aligned to the element.
+    /// The offset in the segment of that PE, aligned to the element.
     pub source: SymOffset,
     /// Element size, in bytes: 1, 2, 4 or 8.
     pub element_bytes: usize,
 }
 
-/// A copy of `bytes` between two places of this PE, which do not overlap.
+/// A copy of `bytes` bytes between two memory ranges of this PE that do not overlap.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Copy {
@@ -127,7 +127,8 @@ pub struct Atomic {
     pub compare: u64,
 }
 
-/// The atomic operations. Those that fetch return the old value.
+/// The atomic operations. `Fetch`, `Swap`, `CompareSwap` and the `Fetch…` operations return the old
+/// value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names are OpenSHMEM's")]
 pub enum AtomicKind {

@@ -13,7 +13,7 @@ pub struct WaitUntil {
     pub count: usize,
     /// Element type of the words: an integer of 2, 4 or 8 bytes, signed or unsigned.
     pub dtype: DType,
-    /// Words that are ignored, one entry per word; `None` if no word is.
+    /// Whether each word is ignored, one entry per word; `None` if no word is ignored.
     pub exclude: Option<Arc<[bool]>>,
     /// The comparison.
     pub compare: Compare,
@@ -78,8 +78,8 @@ impl WaitUntil {
         }
     }
 
-    /// Returns the name of the call that waits; a test has the name of the wait for the same
-    /// condition.
+    /// Returns the name of the call that waits. For a test, returns the name of the wait for the
+    /// same condition.
     pub fn call_name(&self) -> &'static str {
         match (self.until, &self.values) {
             (Until::All, WaitValues::Same(_)) if self.count == 1 => "wait_until",
@@ -93,11 +93,12 @@ impl WaitUntil {
     }
 }
 
-/// The condition of a wait for several words. Excluded words are ignored; if all are excluded, the
-/// condition holds.
+/// The condition of a wait for several words. Excluded words are ignored. If all words are
+/// excluded, the condition holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// All words satisfy the comparison. The outcome is the value of the last word.
+    /// All words satisfy the comparison. The outcome of a wait for one word is the value of the
+    /// word. The outcome of a wait for several words is unspecified.
     All,
     /// One word satisfies the comparison. The outcome is its index: the first one at or after
     /// [`WaitUntil::start`]; if there is none, the first one before it.
