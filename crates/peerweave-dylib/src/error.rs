@@ -18,7 +18,7 @@ pub struct LoadError {
     /// library has no such variable.
     pub variable: Option<&'static str>,
     /// The places that were searched.
-    pub scope: Scope,
+    pub scope: SearchScope,
     /// The paths that were tried, in order. Never empty.
     pub tried: Vec<Attempt>,
 }
@@ -26,7 +26,7 @@ pub struct LoadError {
 /// The places that a search covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Scope {
+pub enum SearchScope {
     /// All places: the wheels of Python, the dynamic linker's and the vendor's directories.
     All,
     /// Only the value of the overriding variable.
@@ -55,9 +55,9 @@ impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} was not found; ", self.product)?;
         match (self.scope, self.variable) {
-            (Scope::Variable, Some(variable)) => write!(f, "{variable} is set, so no other place was searched:")?,
-            (Scope::All, Some(variable)) => write!(f, "set {variable} to the file or directory of the library; tried:")?,
-            (Scope::Path, _) => write!(f, "only the given path was searched:")?,
+            (SearchScope::Variable, Some(variable)) => write!(f, "{variable} is set, so no other place was searched:")?,
+            (SearchScope::All, Some(variable)) => write!(f, "set {variable} to the file or directory of the library; tried:")?,
+            (SearchScope::Path, _) => write!(f, "only the given path was searched:")?,
             (_, None) => write!(f, "tried:")?,
         }
         for attempt in &self.tried {

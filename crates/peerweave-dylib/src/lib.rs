@@ -15,7 +15,7 @@ mod search;
 mod version;
 
 pub use bindings::{Symbol, SymbolInfo};
-pub use error::{Attempt, LoadError, MissingSymbol, Scope, Unsupported};
+pub use error::{Attempt, LoadError, MissingSymbol, SearchScope, Unsupported};
 pub use library::{Library, Visibility};
 pub use mapped::mapped;
 pub use registry::{Loaded, Registry};

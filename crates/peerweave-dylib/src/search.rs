@@ -4,7 +4,7 @@
 use std::ffi::{CStr, OsString};
 use std::path::{Path, PathBuf};
 
-use crate::{Attempt, Library, LoadError, Scope, Visibility, python};
+use crate::{Attempt, Library, LoadError, SearchScope, Visibility, python};
 
 /// A search for a library.
 ///
@@ -120,10 +120,10 @@ impl Search {
     /// # Errors
     /// As for [`open`](Self::open).
     pub unsafe fn open_at(&self, path: &Path, visibility: Visibility) -> Result<Library, LoadError> {
-        self.at(path, visibility, Scope::Path)
+        self.at(path, visibility, SearchScope::Path)
     }
 
-    fn at(&self, path: &Path, visibility: Visibility, scope: Scope) -> Result<Library, LoadError> {
+    fn at(&self, path: &Path, visibility: Visibility, scope: SearchScope) -> Result<Library, LoadError> {
         let mut tried = Vec::new();
         match self.explicit(path, visibility, &mut tried) {
             Some(library) => Ok(library),
@@ -148,7 +148,7 @@ impl Search {
         variable: &dyn Fn(&str) -> Option<OsString>,
     ) -> Result<Library, LoadError> {
         if let Some(path) = self.variable.and_then(variable).filter(|value| !value.is_empty()) {
-            return self.at(Path::new(&path), visibility, Scope::Variable);
+            return self.at(Path::new(&path), visibility, SearchScope::Variable);
         }
         let mut tried = Vec::new();
         for packages in python::site_packages(variable) {
@@ -168,7 +168,7 @@ impl Search {
                 return Ok(library);
             }
         }
-        Err(self.error(Scope::All, tried))
+        Err(self.error(SearchScope::All, tried))
     }
 
     fn explicit(&self, path: &Path, visibility: Visibility, tried: &mut Vec<Attempt>) -> Option<Library> {
@@ -218,7 +218,7 @@ impl Search {
         None
     }
 
-    fn error(&self, scope: Scope, tried: Vec<Attempt>) -> LoadError {
+    fn error(&self, scope: SearchScope, tried: Vec<Attempt>) -> LoadError {
         LoadError { product: self.product, variable: self.variable, scope, tried }
     }
 }
@@ -252,7 +252,7 @@ mod tests {
     fn path_in_the_variable_is_the_only_path_tried() {
         let error = open_with(&SEARCH, &|name| (name == "TEST_LIBM_PATH").then(|| "/nowhere/libm.so.6".into()))
             .expect_err("the file does not exist");
-        assert_eq!(error.scope, Scope::Variable);
+        assert_eq!(error.scope, SearchScope::Variable);
         assert_eq!(error.tried, [Attempt { path: "/nowhere/libm.so.6".into(), reason: "no such file or directory".into() }]);
         assert!(error.to_string().contains("TEST_LIBM_PATH is set"), "{error}");
     }
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn directory_without_the_library_is_an_error() {
         let directory = tempfile::tempdir().expect("temporary directory");
-        let error = SEARCH.at(directory.path(), Visibility::Local, Scope::Path).expect_err("the directory is empty");
+        let error = SEARCH.at(directory.path(), Visibility::Local, SearchScope::Path).expect_err("the directory is empty");
         let message = error.to_string();
         assert!(message.contains("only the given path was searched") && !message.contains("TEST_LIBM_PATH"), "{message}");
         assert_eq!(error.tried[0].reason, "contains none of libm.so.6");
@@ -270,7 +270,7 @@ mod tests {
     fn file_in_the_working_directory_is_loaded_by_its_path() {
         // Cargo runs tests in the directory of the manifest.
         let error =
-            SEARCH.at(Path::new("Cargo.toml"), Visibility::Local, Scope::Path).expect_err("the manifest is not a library");
+            SEARCH.at(Path::new("Cargo.toml"), Visibility::Local, SearchScope::Path).expect_err("the manifest is not a library");
         assert_eq!(error.tried[0].path, Path::new("./Cargo.toml"));
         assert!(error.tried[0].reason.contains("ELF"), "the file was not opened: {}", error.tried[0].reason);
     }
@@ -279,7 +279,7 @@ mod tests {
     fn invalid_library_file_is_an_error() {
         let directory = tempfile::tempdir().expect("temporary directory");
         std::fs::write(directory.path().join("libm.so.6"), "not a library").expect("temporary directory is writable");
-        let error = SEARCH.at(directory.path(), Visibility::Local, Scope::Path).expect_err("the file is not a library");
+        let error = SEARCH.at(directory.path(), Visibility::Local, SearchScope::Path).expect_err("the file is not a library");
         assert_eq!(error.tried.len(), 1);
         assert!(
             error.tried[0].reason.contains("file too short") || error.tried[0].reason.contains("ELF"),
@@ -299,7 +299,7 @@ mod tests {
         let expected: [PathBuf; 4] =
             [packages.join("vendor/lib"), "libnothing.so.7".into(), "libnothing.so".into(), "/nowhere/at/all".into()];
         assert_eq!(paths, expected);
-        assert_eq!(error.scope, Scope::All);
+        assert_eq!(error.scope, SearchScope::All);
     }
 
     #[test]

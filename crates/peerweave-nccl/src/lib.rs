@@ -75,7 +75,7 @@ pub use peerweave_bootstrap as bootstrap;
 /// The CUDA driver: contexts, streams, device memory, and waits with a deadline.
 pub use peerweave_driver as driver;
 pub use peerweave_driver::{CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, context, cudarc};
-pub use peerweave_dylib::{Attempt, LoadError, ParseVersionError, SymbolInfo, Unsupported, Version};
+pub use peerweave_dylib::{Attempt, LoadError, ParseVersionError, SearchScope, SymbolInfo, Unsupported, Version};
 pub use peerweave_types::{DType, Element, F8E4M3, F8E5M2, Rank, ReduceOp, bf16, f16};
 pub use setup::builder::CommunicatorBuilder;
 pub use setup::split::ShrinkMode;

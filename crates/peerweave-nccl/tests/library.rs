@@ -32,7 +32,7 @@ fn since(function: &SymbolInfo) -> Version {
 fn missing_library_error_lists_the_paths_tried() {
     Fakes::new().env("PEERWEAVE_NCCL_PATH", "/nowhere/libnccl.so.2").run(|| {
         let Err(NcclError::Load(error)) = Nccl::load() else { panic!("there is no library") };
-        assert!(error.exclusive);
+        assert_eq!(error.scope, peerweave_nccl::SearchScope::Variable);
         assert_eq!(error.tried.len(), 1);
         assert_eq!(error.tried[0].path, PathBuf::from("/nowhere/libnccl.so.2"));
         // SAFETY: there is no such file.

@@ -46,7 +46,7 @@ pub use heap::registration::Registration;
 pub use library::{Nvshmem, Settings, Status};
 pub use ops::module::ModuleGuard;
 pub use ops::signal::Signal;
-pub use peerweave_dylib::{Attempt, LoadError, ParseVersionError, SymbolInfo, Unsupported, Version};
+pub use peerweave_dylib::{Attempt, LoadError, ParseVersionError, SearchScope, SymbolInfo, Unsupported, Version};
 pub use peerweave_types::Strides;
 pub use startup::finalize::{FinalizeReport, Leak};
 pub use startup::unique_id::UniqueId;
