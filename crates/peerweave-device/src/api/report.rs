@@ -99,8 +99,8 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
 }
 
 /// The pause of a kernel's waits. Most calls only count the polls. Every [`Spin::INTERVAL`] polls
-/// the pause reads the clock. Every [`Spin::ABORT_NS`] nanoseconds it reads the abort word and
-/// checks the deadline.
+/// the pause reads the clock and checks the deadline. Every [`Spin::abort_ns`] nanoseconds it also
+/// reads the abort word.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
@@ -114,9 +114,23 @@ impl Spin<'_> {
     /// Number of polls between two readings of the clock. On a GPU a poll of a word takes about 0.5
     /// µs, and a poll of a bulk copy about 0.05 µs.
     const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
-    /// Time between two readings of the abort word, in nanoseconds. The word may be in host memory.
-    /// If many threads read it often, they delay each other and the data for which they wait.
-    const ABORT_NS: u64 = if cfg!(target_arch = "nvptx64") { 100_000 } else { 1 };
+    /// Shortest and longest time between two readings of the abort word, in nanoseconds.
+    const ABORT_NS: [u64; 2] = if cfg!(target_arch = "nvptx64") { [100_000, 25_000_000] } else { [1, 1] };
+    /// Time that [`Self::abort_ns`] allows for each thread of the grid, in nanoseconds.
+    const ABORT_NS_PER_THREAD: u64 = 80;
+
+    /// Returns the time between two readings of the abort word, in nanoseconds.
+    ///
+    /// The word may be in host memory, from which a GPU reads for one warp at a time, in about
+    /// 0.65 µs. The time here is four times as long as one reading by all warps of the grid. If it
+    /// were shorter, the readings of one kernel would delay the kernels of other PEs so long that
+    /// their warps read too, and all later calls would be as slow.
+    #[inline]
+    fn abort_ns() -> u64 {
+        let [shortest, longest] = Self::ABORT_NS;
+        let threads = gpu::grid_dim().count().wrapping_mul(u64::from(gpu::block_threads()));
+        threads.wrapping_mul(Self::ABORT_NS_PER_THREAD).clamp(shortest, longest)
+    }
 
     #[cold]
     #[inline]
@@ -127,7 +141,8 @@ impl Spin<'_> {
             self.asked = now;
         }
         let raw = self.context.raw();
-        if now.wrapping_sub(self.asked) < Self::ABORT_NS {
+        let is_late = now.wrapping_sub(self.started) > raw.deadline_ns;
+        if now.wrapping_sub(self.asked) < Self::abort_ns() && !is_late {
             return Ok(());
         }
         self.asked = now;
@@ -136,7 +151,7 @@ impl Spin<'_> {
         if unsafe { <u32 as Access<Sys>>::load_relaxed(raw.abort as *const u32) } != 0 {
             return Err(FailureKind::Aborted);
         }
-        if now.wrapping_sub(self.started) > raw.deadline_ns { Err(FailureKind::Deadline) } else { Ok(()) }
+        if is_late { Err(FailureKind::Deadline) } else { Ok(()) }
     }
 }
 
