@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// returns every error.
 ///
 /// The calls are not ordered with operations on streams. All ranks must still make the collective
-/// calls of a team in the same order, blocking and stream-ordered calls together.
+/// calls of a team in the same order, whether the calls are blocking or stream-ordered.
 ///
 /// # Example
 /// ```
@@ -39,7 +39,7 @@ use std::sync::Arc;
 /// # }
 /// ```
 impl Team {
-    /// Like [`Team::barrier`], on the calling thread.
+    /// Like [`Team::barrier`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::barrier`].
@@ -49,7 +49,7 @@ impl Team {
         call::run_unit(&self.inner.shared, check::arrival(CALL, self, CollectiveKind::Barrier)?)
     }
 
-    /// Like [`Team::sync`], on the calling thread.
+    /// Like [`Team::sync`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::sync`].
@@ -59,7 +59,7 @@ impl Team {
         call::run_unit(&self.inner.shared, check::arrival(CALL, self, CollectiveKind::Sync)?)
     }
 
-    /// Like [`Team::all_reduce`], on the calling thread.
+    /// Like [`Team::all_reduce`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_reduce`].
@@ -75,7 +75,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::all_reduce_in_place`], on the calling thread.
+    /// Like [`Team::all_reduce_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_in_place`].
@@ -86,7 +86,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::reduce`], on the calling thread.
+    /// Like [`Team::reduce`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::reduce`].
@@ -103,7 +103,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::reduce_in_place`], on the calling thread.
+    /// Like [`Team::reduce_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::reduce_in_place`].
@@ -118,7 +118,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::broadcast`], on the calling thread.
+    /// Like [`Team::broadcast`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::broadcast`].
@@ -130,7 +130,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::broadcast_in_place`], on the calling thread.
+    /// Like [`Team::broadcast_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::broadcast_in_place`].
@@ -141,7 +141,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::all_gather`], on the calling thread.
+    /// Like [`Team::all_gather`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_gather`].
@@ -152,7 +152,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::all_gather_in_place`], on the calling thread.
+    /// Like [`Team::all_gather_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_gather_in_place`].
@@ -163,7 +163,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::reduce_scatter`], on the calling thread.
+    /// Like [`Team::reduce_scatter`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::reduce_scatter`].
@@ -179,7 +179,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::reduce_scatter_in_place`], on the calling thread.
+    /// Like [`Team::reduce_scatter_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::reduce_scatter_in_place`].
@@ -194,7 +194,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::all_to_all`], on the calling thread.
+    /// Like [`Team::all_to_all`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_to_all`].
@@ -205,7 +205,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::all_to_all_in_place`], on the calling thread.
+    /// Like [`Team::all_to_all_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_to_all_in_place`].
@@ -216,7 +216,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::all_to_all_v`], on the calling thread.
+    /// Like [`Team::all_to_all_v`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_to_all_v`].
@@ -232,7 +232,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::all_to_all_v_in_place`], on the calling thread.
+    /// Like [`Team::all_to_all_v_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_to_all_v_in_place`].
@@ -247,7 +247,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::gather`], on the calling thread.
+    /// Like [`Team::gather`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::gather`].
@@ -259,7 +259,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::gather_in_place`], on the calling thread.
+    /// Like [`Team::gather_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::gather_in_place`].
@@ -270,7 +270,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::scatter`], on the calling thread.
+    /// Like [`Team::scatter`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::scatter`].
@@ -282,7 +282,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::scatter_in_place`], on the calling thread.
+    /// Like [`Team::scatter_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::scatter_in_place`].
@@ -293,7 +293,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::send`], on the calling thread.
+    /// Like [`Team::send`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::send`].
@@ -304,7 +304,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::recv`], on the calling thread.
+    /// Like [`Team::recv`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::recv`].

@@ -6,7 +6,7 @@ use crate::backend::VectorCounts;
 use crate::world::team::Team;
 use crate::{Result, call, check};
 
-/// Returns lengths of parts as elements of a collective.
+/// Converts lengths of parts to elements of a collective.
 fn words(counts: &[usize]) -> Vec<u64> {
     counts.iter().map(|&count| count as u64).collect()
 }
@@ -15,18 +15,18 @@ fn counts(words: &[u64]) -> Vec<usize> {
     words.iter().map(|&word| usize::try_from(word).unwrap_or(usize::MAX)).collect()
 }
 
-/// Exchanges of part lengths that only the senders know. Both calls run on the calling thread.
+/// Exchanges of part lengths that only the senders know. The exchanges run on the calling thread.
 impl Team {
-    /// Exchanges the lengths of the parts of an all-to-all-v: this rank sends `send_counts[r]`
-    /// elements to rank `r`. Returns the counts of both sides. Their offsets place the parts
-    /// without gaps, in rank order.
+    /// Exchanges the lengths of the parts of a later all-to-all-v, in which this rank sends
+    /// `send_counts[r]` elements to rank `r`. Returns the counts of the elements that this rank
+    /// sends and receives. The offsets in the result place the parts in rank order, without gaps.
     ///
-    /// The call is collective, like an [`all_to_all_blocking`](Team::all_to_all_blocking) of one
-    /// element for each rank.
+    /// The call is collective. It runs an [`all_to_all_blocking`](Team::all_to_all_blocking), in
+    /// which every rank sends one element to each rank.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) if `send_counts` does not have an entry
-    /// for each rank.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) if the length of `send_counts` is not
+    /// the number of ranks.
     ///
     /// # Example
     /// ```
@@ -56,11 +56,12 @@ impl Team {
         Ok(VectorCounts::packed(send_counts, counts(&received)))
     }
 
-    /// Exchanges the lengths of the parts that the ranks contribute to an all-gather-v: this rank
-    /// contributes `count` elements. Returns the parts of all ranks, without gaps, in rank order.
+    /// Exchanges the lengths of the parts of a later all-gather-v, to which this rank contributes
+    /// `count` elements. Returns the parts of all ranks. The offsets in the result place the parts
+    /// in rank order, without gaps.
     ///
-    /// The call is collective, like an [`all_gather_blocking`](Team::all_gather_blocking) of one
-    /// element.
+    /// The call is collective. It runs an [`all_gather_blocking`](Team::all_gather_blocking), to
+    /// which every rank contributes one element.
     ///
     /// # Errors
     /// As for [`Team::barrier`].

@@ -1,4 +1,4 @@
-//! Reductions by a function of the caller.
+//! Reductions by a function that the caller passes.
 
 use crate::arguments::ReduceFn;
 use crate::arguments::span::{Dest, MaybeDest, Source, StreamDest, StreamSource, maybe_span};
@@ -9,27 +9,27 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call, check};
 use peerweave_types::{Element, Rank};
 
-/// Reductions by a function of the caller, which combines elements in rank order: `f(f(x0, x1),
-/// x2)` for three ranks.
+/// Reductions by a function that the caller passes. The function combines elements in rank order:
+/// `f(f(x0, x1), x2)` for three ranks.
 ///
 /// # Collective
-/// Every rank of the team must call, with the same element type and count, and in the same order as
-/// the other collective calls of this team. The functions of all ranks must return the same
-/// results.
+/// Every rank of the team must make the call, with the same element type and count. All ranks must
+/// make the collective calls of this team in the same order. The functions that the ranks pass must
+/// return the same result for the same arguments.
 ///
 /// # Panics of the function
-/// If the function panics on a PE, the call fails on that PE with the text of the panic. On the
-/// host backend, the team fails too: other ranks get their result, or
-/// [`Error::Peer`](crate::Error::Peer), which names that PE. On GPUs, the team does not fail, and
-/// other ranks get their result.
+/// If the function panics on a PE, the call fails on that PE, and the error contains the panic
+/// message. On the host backend, the team fails too: each other rank gets either its result or an
+/// [`Error::Peer`](crate::Error::Peer) that names that PE. On GPUs, the team does not fail, and all
+/// other ranks get their results.
 ///
 /// # Cost on GPUs
 /// The function runs on the host: see [`ReduceFn`](ReduceFn#on-gpus).
 impl Team {
-    /// Combines the elements of all ranks by a function, and stores the result on every rank.
+    /// Combines the elements of all ranks with `function`, and stores the result on every rank.
     ///
     /// # Shapes
-    /// `send: n`, `recv: n` elements, which do not overlap.
+    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::all_reduce`]; [`Error::Unsupported`](crate::Error::Unsupported) if
@@ -51,7 +51,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::all_reduce_with`], on the calling thread.
+    /// Like [`Team::all_reduce_with`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_with`].
@@ -66,15 +66,16 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Combines the elements of all ranks by a function, and stores the result on the root.
+    /// Combines the elements of all ranks with `function`, and stores the result on rank `root`.
     ///
     /// # Shapes
-    /// `send: n` elements; `recv: n` at the root. Other ranks may pass a buffer, which is ignored,
-    /// or [`none()`](crate::none).
+    /// `send: n` elements on every rank; `recv: n` elements on the root. On the root, the two
+    /// buffers do not overlap. On the other ranks, `recv` is ignored, and may be
+    /// [`none()`](crate::none).
     ///
     /// # Errors
-    /// As for [`Team::all_reduce_with`]; [`Misuse`](crate::Misuse) if the team does not have the
-    /// root, or if the root passes no `recv`.
+    /// As for [`Team::all_reduce_with`]; [`Misuse`](crate::Misuse) if `root` is not a rank of the
+    /// team, or if the root passes no `recv`.
     pub fn reduce_with<T: Element>(
         &self,
         stream: &Stream,
@@ -89,7 +90,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::reduce_with`], on the calling thread.
+    /// Like [`Team::reduce_with`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::reduce_with`].
@@ -106,11 +107,11 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Combines the elements of the ranks up to this one by a function: rank `r` gets the
+    /// Combines the elements of this rank and of all lower ranks with `function`: rank `r` gets the
     /// combination of the elements of ranks 0 to `r`.
     ///
     /// # Shapes
-    /// `send: n`, `recv: n` elements, which do not overlap.
+    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_with`].
@@ -148,7 +149,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::scan_with`], on the calling thread.
+    /// Like [`Team::scan_with`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::scan_with`].
@@ -163,11 +164,11 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Combines the elements of the ranks before this one by a function: rank `r` gets the
+    /// Combines the elements of all lower ranks with `function`: each rank `r` above 0 gets the
     /// combination of the elements of ranks 0 to `r - 1`. On rank 0, `recv` does not change.
     ///
     /// # Shapes
-    /// `send: n`, `recv: n` elements, which do not overlap.
+    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_with`].
@@ -202,7 +203,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::exclusive_scan_with`], on the calling thread.
+    /// Like [`Team::exclusive_scan_with`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::exclusive_scan_with`].

@@ -1,5 +1,5 @@
-//! Groups of operations, which the backend gets as one operation. Sends and receives of a group run
-//! at the same time.
+//! Groups of operations. The backend gets a group as one operation, and runs the sends and receives
+//! of the group at the same time.
 //!
 //! Invariants: the memory of the members lives as long as the group, because [`Group`] holds clones
 //! of the owners and [`BlockingGroup`] borrows the memory for `'env`. No operation runs before the
@@ -21,14 +21,14 @@ use peerweave_types::{Element, Number, Rank};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Stores the first error of a member, for a closure that ignores the errors of its calls.
+/// Stores the first error of a member, in case the closure ignores the errors of its calls.
 fn keep_first(refused: &mut Option<Error>, error: &Error) {
     if refused.is_none() {
         *refused = Some(error.clone());
     }
 }
 
-/// The members of a stream-ordered group. See [`Team::group`].
+/// A builder for a stream-ordered group of operations: see [`Team::group`].
 #[derive(Debug)]
 pub struct Group {
     team: Team,
@@ -46,12 +46,14 @@ impl Group {
     }
 }
 
-/// The members of a group that runs on the calling thread. See [`Team::group_blocking`].
+/// A builder for a group of operations that runs on the calling thread: see
+/// [`Team::group_blocking`].
 #[derive(Debug)]
 pub struct BlockingGroup<'env> {
     team: Team,
     ops: Vec<Op>,
-    /// The owners of memory that must live on if the operation fails before its work has ended.
+    /// Owners of the memory that must stay allocated if the operation fails before its work has
+    /// ended.
     held: Kept,
     refused: Option<Error>,
     /// Stands for the borrows of the memory that members use.
@@ -90,22 +92,23 @@ impl BlockingGroup<'_> {
 /// # }
 /// ```
 impl Team {
-    /// Enqueues the operations that `members` adds as one operation. The sends and receives of the
-    /// group run at the same time, so their order does not matter, and a rank may send to itself.
-    /// The other operations run in the order in which they were added.
+    /// Enqueues a group of operations, which runs as one operation. The closure `members` adds the
+    /// operations to the group. The sends and receives of the group run at the same time, so their
+    /// order does not matter, and a rank may send to itself. The other operations run in the order
+    /// in which they were added.
     ///
     /// # Collective
-    /// A group with collective operations follows the rules of these operations.
+    /// A group that contains collective operations follows the rules of those operations.
     ///
     /// # Errors
     /// Before anything is enqueued:
-    /// - The error that `members` returns. If `members` ignores errors of its calls, the first of
-    ///   these errors.
+    /// - The error that `members` returns.
+    /// - The first error that a method of the group returned, if `members` ignored that error.
     /// - [`Misuse`](crate::Misuse) if a receive overlaps another send or receive of the group.
-    /// - [`Misuse`](crate::Misuse) if this rank sends itself more or fewer messages than it
-    ///   receives from itself.
+    /// - [`Misuse`](crate::Misuse) if the number of sends to this rank itself differs from the
+    ///   number of receives from this rank itself.
     ///
-    /// Later: the errors of the operations of the group.
+    /// Later: the errors of the operations in the group.
     pub fn group(&self, stream: &Stream, members: impl FnOnce(&mut Group) -> Result<()>) -> Result<Ticket> {
         const CALL: &str = "group";
         check::team(CALL, self)?;
@@ -121,10 +124,10 @@ impl Team {
         Ok(Ticket::new(submitted, &self.inner.shared, decode::nothing))
     }
 
-    /// Like [`Team::group`], on the calling thread. Members may also use slices, vectors and arrays
-    /// that live longer than the group.
+    /// Like [`Team::group`], but runs on the calling thread. The operations may also use slices,
+    /// vectors and arrays that live longer than the group.
     ///
-    /// A buffer that is dropped before the group runs does not compile:
+    /// Code that drops a buffer before the group runs does not compile:
     /// ```compile_fail,E0597
     /// # use peerweave::{Rank, World};
     /// # let world = World::from_env().unwrap();
@@ -133,7 +136,7 @@ impl Team {
     ///     g.send(&gone, Rank::new(0))
     /// }).unwrap();
     /// ```
-    /// Two members that receive into the same buffer do not compile either:
+    /// Code that receives twice into the same buffer does not compile either:
     /// ```compile_fail,E0499
     /// # use peerweave::{Rank, World};
     /// # let world = World::from_env().unwrap();
@@ -162,10 +165,11 @@ impl Team {
 
 macro_rules! members {
     ($group:ty, $source:ident, $dest:ident $(, $env:lifetime)?) => {
-        /// Methods that add an operation to the group. Each method adds the operation of the
-        /// [`Team`] method with the same name, and returns the errors of its checks.
+        /// Methods that add operations to the group. Each method checks its arguments, then adds
+        /// the operation of the [`Team`] method with the same name. If a check fails, the method
+        /// adds nothing and returns the error.
         impl $(<$env>)? $group {
-            /// Like [`Team::send`], but `peer` may also be this rank.
+            /// Adds [`Team::send`] to the group. In a group, `peer` may also be this rank.
             ///
             /// # Errors
             /// As for [`Team::send`].
@@ -174,7 +178,7 @@ macro_rules! members {
                 self.push(check::point_to_point("group.send", &team, Direction::Send, source, peer, true))
             }
 
-            /// Like [`Team::recv`], but `peer` may also be this rank.
+            /// Adds [`Team::recv`] to the group. In a group, `peer` may also be this rank.
             ///
             /// # Errors
             /// As for [`Team::recv`].
@@ -183,7 +187,7 @@ macro_rules! members {
                 self.push(check::point_to_point("group.recv", &team, Direction::Receive, dest, peer, true))
             }
 
-            /// Like [`Team::put`].
+            /// Adds [`Team::put`] to the group.
             ///
             /// # Errors
             /// As for [`Team::put`].
@@ -192,7 +196,7 @@ macro_rules! members {
                 self.push(check::put("group.put", &team, source, dest.remote(), None, false, rank))
             }
 
-            /// Like [`Team::put_signal`].
+            /// Adds [`Team::put_signal`] to the group.
             ///
             /// # Errors
             /// As for [`Team::put_signal`].
@@ -207,7 +211,7 @@ macro_rules! members {
                 self.push(check::put("group.put_signal", &team, source, dest.remote(), Some(update), false, rank))
             }
 
-            /// Like [`Team::get`].
+            /// Adds [`Team::get`] to the group.
             ///
             /// # Errors
             /// As for [`Team::get`].
@@ -216,7 +220,7 @@ macro_rules! members {
                 self.push(check::get("group.get", &team, source.remote(), dest, false, rank))
             }
 
-            /// Like [`Team::signal`].
+            /// Adds [`Team::signal`] to the group.
             ///
             /// # Errors
             /// As for [`Team::signal`].
@@ -225,7 +229,7 @@ macro_rules! members {
                 self.push(check::signal("group.signal", &team, update, rank))
             }
 
-            /// Like [`Team::barrier`].
+            /// Adds [`Team::barrier`] to the group.
             ///
             /// # Errors
             /// As for [`Team::barrier`].
@@ -234,7 +238,7 @@ macro_rules! members {
                 self.push(check::arrival("group.barrier", &team, CollectiveKind::Barrier))
             }
 
-            /// Like [`Team::sync`].
+            /// Adds [`Team::sync`] to the group.
             ///
             /// # Errors
             /// As for [`Team::sync`].
@@ -243,7 +247,7 @@ macro_rules! members {
                 self.push(check::arrival("group.sync", &team, CollectiveKind::Sync))
             }
 
-            /// Like [`Team::all_reduce`].
+            /// Adds [`Team::all_reduce`] to the group.
             ///
             /// # Errors
             /// As for [`Team::all_reduce`].
@@ -257,7 +261,7 @@ macro_rules! members {
                 self.push(check::all_reduce("group.all_reduce", &team, send, recv, op.into().into()))
             }
 
-            /// Like [`Team::all_reduce_in_place`].
+            /// Adds [`Team::all_reduce_in_place`] to the group.
             ///
             /// # Errors
             /// As for [`Team::all_reduce_in_place`].
@@ -270,7 +274,7 @@ macro_rules! members {
                 self.push(check::all_reduce_in_place("group.all_reduce_in_place", &team, buffer, op.into().into()))
             }
 
-            /// Like [`Team::reduce`].
+            /// Adds [`Team::reduce`] to the group.
             ///
             /// # Errors
             /// As for [`Team::reduce`].
@@ -286,7 +290,7 @@ macro_rules! members {
                 self.push(check::reduce("group.reduce", &team, send, recv, op.into().into(), root))
             }
 
-            /// Like [`Team::reduce_in_place`].
+            /// Adds [`Team::reduce_in_place`] to the group.
             ///
             /// # Errors
             /// As for [`Team::reduce_in_place`].
@@ -300,7 +304,7 @@ macro_rules! members {
                 self.push(check::reduce_in_place("group.reduce_in_place", &team, buffer, op.into().into(), root))
             }
 
-            /// Like [`Team::broadcast`].
+            /// Adds [`Team::broadcast`] to the group.
             ///
             /// # Errors
             /// As for [`Team::broadcast`].
@@ -315,7 +319,7 @@ macro_rules! members {
                 self.push(check::broadcast("group.broadcast", &team, send, recv, root))
             }
 
-            /// Like [`Team::broadcast_in_place`].
+            /// Adds [`Team::broadcast_in_place`] to the group.
             ///
             /// # Errors
             /// As for [`Team::broadcast_in_place`].
@@ -324,7 +328,7 @@ macro_rules! members {
                 self.push(check::broadcast_in_place("group.broadcast_in_place", &team, buffer, root))
             }
 
-            /// Like [`Team::all_gather`].
+            /// Adds [`Team::all_gather`] to the group.
             ///
             /// # Errors
             /// As for [`Team::all_gather`].
@@ -337,7 +341,7 @@ macro_rules! members {
                 self.push(check::all_gather("group.all_gather", &team, send, recv))
             }
 
-            /// Like [`Team::all_gather_in_place`].
+            /// Adds [`Team::all_gather_in_place`] to the group.
             ///
             /// # Errors
             /// As for [`Team::all_gather_in_place`].
@@ -346,7 +350,7 @@ macro_rules! members {
                 self.push(check::all_gather_in_place("group.all_gather_in_place", &team, buffer))
             }
 
-            /// Like [`Team::reduce_scatter`].
+            /// Adds [`Team::reduce_scatter`] to the group.
             ///
             /// # Errors
             /// As for [`Team::reduce_scatter`].
@@ -360,7 +364,7 @@ macro_rules! members {
                 self.push(check::reduce_scatter("group.reduce_scatter", &team, send, recv, op.into().into()))
             }
 
-            /// Like [`Team::reduce_scatter_in_place`].
+            /// Adds [`Team::reduce_scatter_in_place`] to the group.
             ///
             /// # Errors
             /// As for [`Team::reduce_scatter_in_place`].
@@ -373,7 +377,7 @@ macro_rules! members {
                 self.push(check::reduce_scatter_in_place("group.reduce_scatter_in_place", &team, buffer, op.into().into()))
             }
 
-            /// Like [`Team::all_to_all`].
+            /// Adds [`Team::all_to_all`] to the group.
             ///
             /// # Errors
             /// As for [`Team::all_to_all`].
@@ -386,7 +390,7 @@ macro_rules! members {
                 self.push(check::all_to_all("group.all_to_all", &team, send, recv))
             }
 
-            /// Like [`Team::all_to_all_in_place`].
+            /// Adds [`Team::all_to_all_in_place`] to the group.
             ///
             /// # Errors
             /// As for [`Team::all_to_all_in_place`].
@@ -395,7 +399,7 @@ macro_rules! members {
                 self.push(check::all_to_all_in_place("group.all_to_all_in_place", &team, buffer))
             }
 
-            /// Like [`Team::all_to_all_v`].
+            /// Adds [`Team::all_to_all_v`] to the group.
             ///
             /// # Errors
             /// As for [`Team::all_to_all_v`].
@@ -409,7 +413,7 @@ macro_rules! members {
                 self.push(check::all_to_all_v("group.all_to_all_v", &team, send, recv, counts.into()))
             }
 
-            /// Like [`Team::all_gather_v`].
+            /// Adds [`Team::all_gather_v`] to the group.
             ///
             /// # Errors
             /// As for [`Team::all_gather_v`].
@@ -423,7 +427,7 @@ macro_rules! members {
                 self.push(check::all_gather_v("group.all_gather_v", &team, send, recv, &parts.into()))
             }
 
-            /// Like [`Team::gather_v`].
+            /// Adds [`Team::gather_v`] to the group.
             ///
             /// # Errors
             /// As for [`Team::gather_v`].
@@ -439,7 +443,7 @@ macro_rules! members {
                 self.push(check::gather_v("group.gather_v", &team, send, recv, &parts.into(), root))
             }
 
-            /// Like [`Team::scatter_v`].
+            /// Adds [`Team::scatter_v`] to the group.
             ///
             /// # Errors
             /// As for [`Team::scatter_v`].
@@ -455,7 +459,7 @@ macro_rules! members {
                 self.push(check::scatter_v("group.scatter_v", &team, send, recv, &parts.into(), root))
             }
 
-            /// Like [`Team::gather`].
+            /// Adds [`Team::gather`] to the group.
             ///
             /// # Errors
             /// As for [`Team::gather`].
@@ -470,7 +474,7 @@ macro_rules! members {
                 self.push(check::gather("group.gather", &team, send, recv, root))
             }
 
-            /// Like [`Team::scatter`].
+            /// Adds [`Team::scatter`] to the group.
             ///
             /// # Errors
             /// As for [`Team::scatter`].

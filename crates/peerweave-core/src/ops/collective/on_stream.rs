@@ -25,20 +25,22 @@ use std::sync::Arc;
 /// rank may use any of its streams.
 ///
 /// # Ordering
-/// A collective is complete on a rank when the results of that rank are complete. It may still run
-/// on other ranks. Only [`barrier`](Team::barrier) and [`sync`](Team::sync) order the operations of
-/// different ranks.
+/// A collective is complete on a rank when the results of that rank are complete. The collective
+/// may still run on other ranks. Only [`barrier`](Team::barrier) and [`sync`](Team::sync) order the
+/// operations of different ranks.
 ///
 /// On the host backend, the collectives of a team run one after another. Sends and receives are not
-/// ordered with collectives: each waits only for its stream and its peer.
+/// ordered with collectives: each waits only for earlier operations of its stream, and for its
+/// peer.
 ///
-/// On GPUs, all collectives, sends and receives of a team run one after another on each rank. Their
-/// order is the order in which this PE enqueues them, even on different streams. For example, if
-/// rank 0 receives from rank 1 before a barrier, and rank 1 sends after that barrier, GPUs wait
-/// until the deadline. So a program for both backends makes calls that depend on each other in the
-/// same order on all ranks, or puts them into one [`group`](Team::group).
+/// On GPUs, each rank runs all collectives, sends and receives of a team one after another. A rank
+/// runs these operations in the order in which it enqueued them, even on different streams. For
+/// example, if rank 0 receives from rank 1 before a barrier, and rank 1 sends after that barrier,
+/// GPUs wait until the deadline. So in a program for both backends, all ranks make calls that
+/// depend on each other in the same order, or put such calls into one [`group`](Team::group).
 ///
-/// Calls of different teams, and captured calls, are not ordered.
+/// Between streams, there is no order among calls on different teams, nor among captured calls.
+/// Only their streams order such calls.
 ///
 /// # Errors
 /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
@@ -46,15 +48,16 @@ use std::sync::Arc;
 /// longer valid.
 ///
 /// Later:
-/// - [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls and the backend
+/// - [`Error::Mismatch`](crate::Error::Mismatch) if ranks have made different calls and the backend
 ///   compares calls.
-/// - [`Error::Peer`](crate::Error::Peer) if a rank died or left.
-/// - [`Error::Timeout`](crate::Error::Timeout) at the deadline, with the ranks that did not arrive.
-/// - [`Error::Poisoned`](crate::Error::Poisoned) if the team had failed before.
+/// - [`Error::Peer`](crate::Error::Peer) if a rank has died or left the job.
+/// - [`Error::Timeout`](crate::Error::Timeout) at the deadline. The error names the ranks that did
+///   not arrive.
+/// - [`Error::Poisoned`](crate::Error::Poisoned) if the team has failed before.
 ///
-/// The ticket and [`Stream::synchronize`] return the later errors. The call itself may return them
-/// too, because an operation that finds its stream idle may run on the calling thread. So treat an
-/// error of the call like an error of the ticket.
+/// The ticket and [`Stream::synchronize`] return the later errors. The call itself may return these
+/// errors too, because an operation that finds its stream idle may run on the calling thread. So
+/// treat an error of the call like an error of the ticket.
 ///
 /// # Example
 /// ```
@@ -78,30 +81,30 @@ use std::sync::Arc;
 /// # }
 /// ```
 impl Team {
-    /// Completes the puts and signals of this PE, then waits until every rank has called: a
-    /// [`quiet`](crate::World::quiet) followed by a [`sync`](Team::sync). After the barrier, all
-    /// ranks see the earlier puts of every rank.
+    /// Completes the puts, signals and atomics of this PE, then waits until every rank has made
+    /// this call. A barrier is equivalent to a [`quiet`](crate::World::quiet) followed by a
+    /// [`sync`](Team::sync). After the barrier, all ranks see the earlier puts of every rank.
     ///
     /// # Errors
     /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a team or stream that belongs to
     /// another world or is no longer valid.
     ///
-    /// Later, from the ticket, from [`Stream::synchronize`], or from this call if the operation
-    /// runs during the call:
-    /// - [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls and the backend
-    ///   compares calls.
-    /// - [`Error::Peer`](crate::Error::Peer) if a rank died or left.
-    /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline, with the ranks that did not
-    ///   arrive.
-    /// - [`Error::Poisoned`](crate::Error::Poisoned) if the team had failed before.
+    /// Later, from the ticket, from [`Stream::synchronize`], or from this call itself if the
+    /// operation runs during the call:
+    /// - [`Error::Mismatch`](crate::Error::Mismatch) if ranks have made different calls and the
+    ///   backend compares calls.
+    /// - [`Error::Peer`](crate::Error::Peer) if a rank has died or left the job.
+    /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline. The error names the ranks that
+    ///   did not arrive.
+    /// - [`Error::Poisoned`](crate::Error::Poisoned) if the team has failed before.
     pub fn barrier(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "barrier";
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Barrier)?, decode::nothing)
     }
 
-    /// Waits until every rank has called, without completing puts. After the sync, all ranks see
-    /// earlier writes of each rank to its own symmetric memory, and puts that a
-    /// [`quiet`](crate::World::quiet) has completed.
+    /// Waits until every rank has made this call. Does not complete puts. After the sync, all ranks
+    /// see the earlier writes of each rank to its own symmetric memory. All ranks also see the puts
+    /// that a [`quiet`](crate::World::quiet) has completed before the sync.
     ///
     /// # Errors
     /// As for [`Team::barrier`].
@@ -114,12 +117,12 @@ impl Team {
     /// same bits.
     ///
     /// # Shapes
-    /// `send: n`, `recv: n` elements, which do not overlap.
+    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, for buffers that
-    /// overlap, belong to another world or were released, and for a reduction that is not defined
-    /// for `T`.
+    /// overlap, belong to another world or have been released, and for a reduction that is not
+    /// defined for `T`.
     #[inline]
     pub fn all_reduce<T: Number>(
         &self,
@@ -133,7 +136,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::all_reduce`], with the result replacing the elements in `buffer`.
+    /// Like [`Team::all_reduce`], but the result replaces the elements in `buffer`.
     ///
     /// # Shapes
     /// `buffer: n` elements.
@@ -155,11 +158,12 @@ impl Team {
     /// Reduces the elements of all ranks, and stores the result on the root.
     ///
     /// # Shapes
-    /// `send: n` elements; `recv: n` at the root. Other ranks may pass a buffer, which is ignored,
-    /// or [`none()`](crate::none).
+    /// `send: n` elements on every rank; `recv: n` elements on the root. On the root, the two
+    /// buffers do not overlap. On the other ranks, `recv` is ignored, and may be
+    /// [`none()`](crate::none).
     ///
     /// # Errors
-    /// As for [`Team::all_reduce`]; [`Misuse`](crate::Misuse) if the team does not have the root,
+    /// As for [`Team::all_reduce`]; [`Misuse`](crate::Misuse) if `root` is not a rank of the team,
     /// or if the root passes no `recv`.
     pub fn reduce<T: Number>(
         &self,
@@ -175,13 +179,13 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::reduce`], with the result replacing the elements in `buffer` at the root.
+    /// Like [`Team::reduce`], but on the root, the result replaces the elements in `buffer`.
     ///
     /// # Shapes
-    /// `buffer: n` elements, which change at the root only.
+    /// `buffer: n` elements on every rank. `buffer` changes on the root only.
     ///
     /// # Errors
-    /// As for [`Team::all_reduce`]; [`Misuse`](crate::Misuse) if the team does not have the root.
+    /// As for [`Team::all_reduce`]; [`Misuse`](crate::Misuse) if `root` is not a rank of the team.
     pub fn reduce_in_place<T: Number>(
         &self,
         stream: &Stream,
@@ -194,15 +198,17 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Copies the elements of the root to every rank, including the root.
+    /// Copies `send` on the root to `recv` on every rank, including the root.
     ///
     /// # Shapes
-    /// `send: n` elements at the root, which do not overlap `recv: n`. Other ranks may pass a
-    /// buffer, which is ignored, or [`none()`](crate::none).
+    /// `send: n` elements on the root; `recv: n` elements on every rank. On the root, the two
+    /// buffers do not overlap. On the other ranks, `send` is ignored, and may be
+    /// [`none()`](crate::none).
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, for buffers
-    /// that overlap, belong to another world or were released, and if the root passes no `send`.
+    /// that overlap, belong to another world or have been released, and if the root passes no
+    /// `send`.
     #[inline]
     pub fn broadcast<T: Element>(
         &self,
@@ -217,14 +223,14 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::broadcast`], from `buffer` of the root to `buffer` of the other ranks.
+    /// Like [`Team::broadcast`], but copies `buffer` on the root to `buffer` on the other ranks.
     ///
     /// # Shapes
     /// `buffer: n` elements.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong root, and for a buffer that
-    /// belongs to another world or was released.
+    /// belongs to another world or has been released.
     #[inline]
     pub fn broadcast_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "broadcast_in_place";
@@ -235,11 +241,12 @@ impl Team {
     /// Copies the elements of all ranks to every rank, in rank order.
     ///
     /// # Shapes
-    /// `send: n` elements, which do not overlap `recv: n × size`.
+    /// `send: n` and `recv: n × size` elements, where `size` is the number of ranks. The two
+    /// buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, and for buffers that
-    /// overlap, belong to another world or were released.
+    /// overlap, belong to another world or have been released.
     #[inline]
     pub fn all_gather<T: Element>(
         &self,
@@ -252,14 +259,16 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::all_gather`], with the elements of this rank already in their part of `buffer`.
+    /// Like [`Team::all_gather`], but the elements of this rank are already at their place in
+    /// `buffer`.
     ///
     /// # Shapes
-    /// `buffer: n × size` elements; this rank contributes elements `rank × n .. (rank + 1) × n`.
+    /// `buffer: n × size` elements, where `size` is the number of ranks. Rank `r` contributes
+    /// elements `r × n .. (r + 1) × n`.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a length that is not a multiple of
-    /// the number of ranks, and for a buffer that belongs to another world or was released.
+    /// the number of ranks, and for a buffer that belongs to another world or has been released.
     #[inline]
     pub fn all_gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_gather_in_place";
@@ -270,8 +279,9 @@ impl Team {
     /// Reduces the elements of all ranks, and stores one part of the result on each rank.
     ///
     /// # Shapes
-    /// `send: n × size` elements, which do not overlap `recv: n`. Rank `r` gets the
-    /// reduction of elements `r × n .. (r + 1) × n` of all ranks.
+    /// `send: n × size` and `recv: n` elements, where `size` is the number of ranks. The two
+    /// buffers do not overlap. Rank `r` gets the reduction of elements `r × n .. (r + 1) × n` of
+    /// all ranks.
     ///
     /// # Errors
     /// As for [`Team::all_reduce`].
@@ -288,12 +298,13 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::reduce_scatter`], with the result in the part of `buffer` that belongs to this
-    /// rank.
+    /// Like [`Team::reduce_scatter`], but stores the result in the part of `buffer` that belongs to
+    /// this rank.
     ///
     /// # Shapes
-    /// `buffer: n × size` elements; the result is in elements `rank × n .. (rank + 1) × n`. The
-    /// other elements are unspecified afterwards.
+    /// `buffer: n × size` elements, where `size` is the number of ranks. On rank `r`, the result is
+    /// in elements `r × n .. (r + 1) × n`. The values of the other elements are unspecified
+    /// afterwards.
     ///
     /// # Errors
     /// As for [`Team::all_reduce`].
@@ -309,15 +320,16 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Sends part `r` of the elements to rank `r`, and receives one part from every rank, in rank
-    /// order.
+    /// Sends part `r` of `send` to rank `r`. Stores the parts that this rank receives from all
+    /// ranks in `recv`, in rank order.
     ///
     /// # Shapes
-    /// `send: n × size` elements, which do not overlap `recv: n × size`.
+    /// `send: n × size` and `recv: n × size` elements, where `size` is the number of ranks. Each
+    /// part has `n` elements. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, and for buffers that
-    /// overlap, belong to another world or were released.
+    /// overlap, belong to another world or have been released.
     #[inline]
     pub fn all_to_all<T: Element>(
         &self,
@@ -330,15 +342,15 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::all_to_all`], with each received part replacing the part that was sent to the
-    /// same rank.
+    /// Like [`Team::all_to_all`], but the part received from a rank replaces the part sent to that
+    /// rank.
     ///
     /// # Shapes
     /// `buffer: n × size` elements.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a length that is not a multiple of
-    /// the number of ranks, and for a buffer that belongs to another world or was released.
+    /// the number of ranks, and for a buffer that belongs to another world or has been released.
     #[inline]
     pub fn all_to_all_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_to_all_in_place";
@@ -346,21 +358,26 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::all_to_all`], with parts of any length at any offset of the buffers.
+    /// Like [`Team::all_to_all`], but each part may have any length, and any offset in its buffer.
     ///
     /// # Shapes
-    /// Rank `r` gets `send_counts[r]` elements from `send_offsets[r]` of `send`. The
-    /// `recv_counts[r]` elements from rank `r` arrive at `recv_offsets[r]` of `recv`. Each list has
-    /// one entry per rank. Parts of `recv` do not overlap, and `recv` does not overlap `send`. Rank
-    /// `r` must send as many elements as this rank expects from rank `r`; only backends that
-    /// compare calls check that.
+    /// This rank sends `send_counts[r]` elements to rank `r`, starting at index `send_offsets[r]`
+    /// of `send`. This rank receives `recv_counts[r]` elements from rank `r`, and stores them at
+    /// index `recv_offsets[r]` of `recv`. Each list has one entry per rank. Parts of `recv` do not
+    /// overlap each other, and `recv` does not overlap `send`.
+    ///
+    /// Rank `r` must send as many elements to this rank as this rank expects from rank `r`. Only
+    /// backends that compare calls check these numbers.
     ///
     /// `counts` may be an `Arc`, which saves an allocation if the counts are used again.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for lists of a wrong length, for parts
-    /// outside their buffer, for parts of `recv` that overlap, for different counts of this rank to
-    /// and from itself, and for buffers that overlap, belong to another world or were released.
+    /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for:
+    /// - a list whose length is not the number of ranks,
+    /// - a part that is not inside its buffer,
+    /// - parts of `recv` that overlap,
+    /// - different numbers of elements that this rank sends to itself and receives from itself,
+    /// - buffers that overlap, belong to another world or have been released.
     #[inline]
     pub fn all_to_all_v<T: Element>(
         &self,
@@ -374,14 +391,15 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::all_to_all_v`], with each received part replacing the part that was sent to the
-    /// same rank.
+    /// Like [`Team::all_to_all_v`], but the part received from a rank replaces the part sent to
+    /// that rank.
     ///
     /// # Shapes
-    /// As for [`Team::all_to_all_v`], with the same counts and offsets on both sides.
+    /// As for [`Team::all_to_all_v`]. The lists for sending and for receiving are equal.
     ///
     /// # Errors
-    /// As for [`Team::all_to_all_v`]; [`Misuse`](crate::Misuse) if the two sides differ.
+    /// As for [`Team::all_to_all_v`]; [`Misuse`](crate::Misuse) if the lists for sending and for
+    /// receiving differ.
     #[inline]
     pub fn all_to_all_v_in_place<T: Element>(
         &self,
@@ -397,12 +415,14 @@ impl Team {
     /// Copies the elements of all ranks to the root, in rank order.
     ///
     /// # Shapes
-    /// `send: n` elements, which do not overlap `recv: n × size` at the root. Other ranks may pass
-    /// a buffer, which is ignored, or [`none()`](crate::none).
+    /// `send: n` elements on every rank; `recv: n × size` elements on the root, where `size` is the
+    /// number of ranks. On the root, the two buffers do not overlap. On the other ranks, `recv` is
+    /// ignored, and may be [`none()`](crate::none).
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, for buffers
-    /// that overlap, belong to another world or were released, and if the root passes no `recv`.
+    /// that overlap, belong to another world or have been released, and if the root passes no
+    /// `recv`.
     #[inline]
     pub fn gather<T: Element>(
         &self,
@@ -417,14 +437,15 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::gather`], with the elements of the root already in their part of `buffer`.
+    /// Like [`Team::gather`], but the elements of the root are already at their place in `buffer`.
     ///
     /// # Shapes
-    /// `buffer: n × size` elements at the root; `n` elements, which are only read, on other ranks.
+    /// On the root, `buffer: n × size` elements, where `size` is the number of ranks. On the other
+    /// ranks, `buffer: n` elements. The other ranks only read `buffer`.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, and for a
-    /// buffer that belongs to another world or was released.
+    /// buffer that belongs to another world or has been released.
     #[inline]
     pub fn gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "gather_in_place";
@@ -432,15 +453,17 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Sends one part of the elements of the root to each rank.
+    /// Sends part `r` of `send` on the root to `recv` on rank `r`.
     ///
     /// # Shapes
-    /// `send: n × size` elements at the root, which do not overlap `recv: n`. Other ranks may pass
-    /// a buffer, which is ignored, or [`none()`](crate::none).
+    /// `send: n × size` elements on the root, where `size` is the number of ranks; `recv: n`
+    /// elements on every rank. Each part has `n` elements. On the root, the two buffers do not
+    /// overlap. On the other ranks, `send` is ignored, and may be [`none()`](crate::none).
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, for buffers
-    /// that overlap, belong to another world or were released, and if the root passes no `send`.
+    /// that overlap, belong to another world or have been released, and if the root passes no
+    /// `send`.
     #[inline]
     pub fn scatter<T: Element>(
         &self,
@@ -455,14 +478,16 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::scatter`], but the part of the root stays at its offset in `buffer`.
+    /// Like [`Team::scatter`], but the part that belongs to the root stays at its place in
+    /// `buffer`.
     ///
     /// # Shapes
-    /// `buffer: n × size` elements, which are only read, at the root; `n` elements on other ranks.
+    /// On the root, `buffer: n × size` elements, where `size` is the number of ranks. On the other
+    /// ranks, `buffer: n` elements. The root only reads `buffer`.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, and for a
-    /// buffer that belongs to another world or was released.
+    /// buffer that belongs to another world or has been released.
     #[inline]
     pub fn scatter_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "scatter_in_place";
@@ -470,25 +495,26 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Sends elements to `peer`, which calls [`recv`](Team::recv) for the same number of elements
-    /// of the same type. Sends to a rank match its receives from this rank in order.
+    /// Sends `source` to `peer`, which must call [`recv`](Team::recv) for the same number of
+    /// elements of the same type. The sends of this rank to `peer` match the receives of `peer`
+    /// from this rank, in order.
     ///
-    /// The call is not collective. A send may complete before the peer has called, or may wait for
-    /// the peer. So two ranks that send to each other before they receive may wait for each other
-    /// until the deadline. Put such calls into a [`group`](Team::group).
+    /// The call is not collective. A send may complete before the peer has called `recv`, or may
+    /// wait for the peer. So two ranks that send to each other before they receive may wait for
+    /// each other until the deadline. Put such calls into a [`group`](Team::group).
     ///
     /// # Shapes
-    /// `source: n` elements here, `dest: n` elements on the peer.
+    /// `source: n` elements on this rank; `dest: n` elements on the peer.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) if the team does not have the peer, if
-    /// the peer is this rank (outside of a group), and for a buffer that belongs to another world
-    /// or was released.
+    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) if `peer` is not a rank of the team, if
+    /// `peer` is this rank and the call is not in a group, and for a buffer that belongs to another
+    /// world or has been released.
     ///
     /// If the counts or types of a send and its receive differ, the receive fails with
-    /// [`Error::Mismatch`](crate::Error::Mismatch), and its buffer is unchanged. The send fails too
-    /// if it waited for the receive; the send of a small message may already have succeeded. Both
-    /// ranks can continue.
+    /// [`Error::Mismatch`](crate::Error::Mismatch), and does not change `dest`. The send fails too
+    /// if it waited for the receive. The send of a small message may already have succeeded. Both
+    /// ranks can still use the team.
     #[inline]
     pub fn send<T: Element>(&self, stream: &Stream, mut source: impl StreamSource<T>, peer: Rank) -> Result<Ticket> {
         const CALL: &str = "send";
@@ -499,7 +525,7 @@ impl Team {
     /// Receives the elements that `peer` sends to this rank with [`send`](Team::send).
     ///
     /// # Shapes
-    /// `dest: n` elements here, `source: n` elements on the peer.
+    /// `dest: n` elements on this rank; `source: n` elements on the peer.
     ///
     /// # Errors
     /// As for [`Team::send`].

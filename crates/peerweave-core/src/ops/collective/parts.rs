@@ -1,4 +1,5 @@
-//! Collectives whose parts have a different length for each rank, in both forms.
+//! Collectives whose parts may have a different length for each rank: the stream-ordered forms, and
+//! the forms that run on the calling thread.
 
 use crate::arguments::Parts;
 use crate::arguments::span::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
@@ -9,43 +10,47 @@ use crate::{Result, call, check};
 use peerweave_types::{Element, Rank};
 use std::sync::Arc;
 
-/// Collectives whose parts have a different length for each rank.
+/// Collectives whose parts may have a different length for each rank.
 ///
-/// [`Parts`] gives the length and the offset of each part. Parts may be passed in an `Arc`, which
-/// saves an allocation if they are used again.
+/// [`Parts`] gives the length and the offset of each part. A caller may pass the `Parts` in an
+/// `Arc`, which saves an allocation if the same parts are used again.
 ///
 /// # Collective
-/// Every rank of the team must call, in the same order as the other collective calls of this team.
+/// Every rank of the team must make the call. All ranks must make the collective calls of this team
+/// in the same order.
 ///
 /// # Errors
 /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for:
-/// - lists that do not have an entry for each rank,
-/// - parts outside their buffer, and parts of a result that overlap,
-/// - a buffer whose length differs from that of the part of this rank,
-/// - a root that the team does not have,
-/// - buffers that overlap, belong to another world or were released.
+/// - a list whose length is not the number of ranks,
+/// - a part that is not inside its buffer,
+/// - parts of a result that overlap,
+/// - a `send` or `recv` that should be as long as the part of this rank, but is not,
+/// - a `root` that is not a rank of the team,
+/// - buffers that overlap, belong to another world or have been released.
 ///
-/// [`Error::Mismatch`](crate::Error::Mismatch) if two ranks disagree about the length of a part and
-/// the backend compares calls.
+/// [`Error::Mismatch`](crate::Error::Mismatch) if two ranks pass different lengths for the same
+/// part and the backend compares calls.
 impl Team {
-    /// Copies the elements of all ranks to every rank. Each rank may have a different number of
-    /// elements.
+    /// Copies the elements of all ranks to every rank. Each rank may contribute a different number
+    /// of elements.
     ///
     /// # Shapes
-    /// `send`: as many elements as the part of this rank. `recv` contains all parts, at offsets
-    /// that may differ between ranks. Parts do not overlap, and `recv` does not overlap `send`. The
-    /// counts are the same on all ranks. Elements of `recv` between the parts do not change.
+    /// `send` is the part that this rank contributes. `recv` receives the parts of all ranks. The
+    /// lengths of the parts are the same on all ranks, but the offsets may differ between ranks.
+    /// Parts do not overlap each other, and `recv` does not overlap `send`. Elements of `recv`
+    /// between the parts do not change.
     ///
     /// # Errors
     /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for:
-    /// - lists that do not have an entry for each rank,
-    /// - parts outside their buffer, and parts of a result that overlap,
-    /// - a buffer whose length differs from that of the part of this rank,
-    /// - a root that the team does not have,
-    /// - buffers that overlap, belong to another world or were released.
+    /// - a list whose length is not the number of ranks,
+    /// - a part that is not inside its buffer,
+    /// - parts of a result that overlap,
+    /// - a `send` or `recv` that should be as long as the part of this rank, but is not,
+    /// - a `root` that is not a rank of the team,
+    /// - buffers that overlap, belong to another world or have been released.
     ///
-    /// [`Error::Mismatch`](crate::Error::Mismatch) if two ranks disagree about the length of a part
-    /// and the backend compares calls.
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if two ranks pass different lengths for the same
+    /// part and the backend compares calls.
     ///
     /// # Example
     /// ```
@@ -80,7 +85,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::all_gather_v`], on the calling thread.
+    /// Like [`Team::all_gather_v`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_gather_v`].
@@ -95,11 +100,10 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::all_gather_v`], with the elements of this rank already in their part of
-    /// `buffer`.
+    /// Like [`Team::all_gather_v`], but the part of this rank is already at its offset in `buffer`.
     ///
     /// # Shapes
-    /// `buffer` contains all parts, which do not overlap.
+    /// `buffer` has room for the parts of all ranks. The parts do not overlap each other.
     ///
     /// # Errors
     /// As for [`Team::all_gather_v`].
@@ -114,7 +118,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::all_gather_v_in_place`], on the calling thread.
+    /// Like [`Team::all_gather_v_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_gather_v_in_place`].
@@ -128,13 +132,14 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies the elements of all ranks to the root. Each rank may have a different number of
+    /// Copies the elements of all ranks to the root. Each rank may contribute a different number of
     /// elements.
     ///
     /// # Shapes
-    /// `send`: any number of elements. At the root, `recv` contains all parts, which do not
-    /// overlap. The part of a rank is as long as `send` of that rank. Other ranks may pass a buffer
-    /// and parts, which are ignored, or [`none()`](crate::none) and `Parts::default()`.
+    /// `send` is the part that this rank contributes, and may have any length. On the root, `parts`
+    /// gives the length of each part, and the offset of each part in `recv`. The part of a rank is
+    /// as long as `send` on that rank. The parts do not overlap each other. On the other ranks,
+    /// `recv` and `parts` are ignored, and may be [`none()`](crate::none) and `Parts::default()`.
     ///
     /// # Errors
     /// As for [`Team::all_gather_v`]; [`Misuse`](crate::Misuse) if the root passes no `recv`.
@@ -174,7 +179,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::gather_v`], on the calling thread.
+    /// Like [`Team::gather_v`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::gather_v`].
@@ -191,11 +196,11 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::gather_v`], with the elements of the root already in their part of `buffer`.
+    /// Like [`Team::gather_v`], but the part of the root is already at its offset in `buffer`.
     ///
     /// # Shapes
-    /// At the root, `buffer` contains all parts, which do not overlap. On other ranks, `buffer` has
-    /// the elements to send, which are only read.
+    /// On the root, `buffer` has room for the parts of all ranks. The parts do not overlap each
+    /// other. On each other rank, `buffer` is the part to send, and is only read.
     ///
     /// # Errors
     /// As for [`Team::all_gather_v`].
@@ -211,7 +216,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::gather_v_in_place`], on the calling thread.
+    /// Like [`Team::gather_v_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::gather_v_in_place`].
@@ -226,12 +231,13 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Sends one part of the elements of the root to each rank. Parts may have different lengths.
+    /// Sends one part of `send` on the root to each rank. The parts may have different lengths.
     ///
     /// # Shapes
-    /// At the root, `send` contains all parts, which may overlap each other. The part of a rank is
-    /// as long as `recv` of that rank. `send` does not overlap `recv`. Other ranks may pass a
-    /// buffer and parts, which are ignored, or [`none()`](crate::none) and `Parts::default()`.
+    /// On the root, `parts` gives the length of each part, and the offset of each part in `send`.
+    /// The parts may overlap each other, but `send` does not overlap `recv`. On every rank, `recv`
+    /// is as long as the part for that rank. On the other ranks, `send` and `parts` are ignored,
+    /// and may be [`none()`](crate::none) and `Parts::default()`.
     ///
     /// # Errors
     /// As for [`Team::all_gather_v`]; [`Misuse`](crate::Misuse) if the root passes no `send`.
@@ -270,7 +276,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::scatter_v`], on the calling thread.
+    /// Like [`Team::scatter_v`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::scatter_v`].
@@ -287,11 +293,11 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::scatter_v`], but the part of the root stays at its offset in `buffer`.
+    /// Like [`Team::scatter_v`], but the part for the root stays at its offset in `buffer`.
     ///
     /// # Shapes
-    /// At the root, `buffer` contains all parts, and is only read. On other ranks, `buffer` gets
-    /// the part of that rank.
+    /// On the root, `buffer` contains the parts for all ranks, and is only read. On every other
+    /// rank, `buffer` receives the part for that rank.
     ///
     /// # Errors
     /// As for [`Team::all_gather_v`].
@@ -307,7 +313,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::scatter_v_in_place`], on the calling thread.
+    /// Like [`Team::scatter_v_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::scatter_v_in_place`].

@@ -9,9 +9,9 @@ use crate::world::team::Team;
 use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 
-/// All-reduce with residual and RMSNorm: the end of each half of a tensor-parallel transformer
-/// layer. On GPUs, one kernel does all three steps. vLLM, TensorRT-LLM and FlashInfer call this
-/// operation fused all-reduce, residual and RMSNorm.
+/// All-reduce, addition of a residual, and RMSNorm: the last steps of each half of a
+/// tensor-parallel transformer layer. On GPUs, one kernel does all three steps. vLLM, TensorRT-LLM
+/// and FlashInfer call this operation fused all-reduce, residual and RMSNorm.
 ///
 /// The input consists of rows (tokens), each as long as the weight. For each row:
 ///
@@ -19,13 +19,15 @@ use crate::{Result, call};
 /// - `y = x · weight / √(mean(x²) + epsilon)` is the output.
 ///
 /// The sum over the ranks is rounded to the element type, as by [`Team::all_reduce`]. `x` and `y`
-/// are computed in `f32`, and each is rounded once. So the residual has the same bits as after
-/// separate steps. All ranks get the same bits if their residuals, weights and epsilons are equal.
+/// are computed in `f32`, and each is rounded once. So the residual has the same bits as if the
+/// steps were separate calls. All ranks get the same bits if their residuals, weights and epsilons
+/// are equal.
 ///
 /// # Collective
-/// Every rank of the team must call, with the same element type, lengths, epsilon and quantisation,
-/// in the same order as the other collective calls of this team. The residual and the weight must
-/// have the same contents on all ranks; this is not checked.
+/// Every rank of the team must make the call, with the same element type, lengths, epsilon and
+/// quantisation. All ranks must make the collective calls of this team in the same order. The
+/// residual and the weight must have the same contents on all ranks; the call does not check the
+/// contents.
 ///
 /// # GPUs
 /// The length of a row must be a multiple of 16 bytes. The rows and the weight must start at
@@ -35,16 +37,18 @@ impl Team {
     /// Sums the elements of all ranks, adds the residual, and normalises each row.
     ///
     /// # Shapes
-    /// `norm`: a weight of `hidden` elements; `input`, `residual` and `output`: `rows × hidden`
-    /// elements. No two of these buffers overlap, except that `input` may overlap the weight.
+    /// The weight in `norm` has `hidden` elements. `input`, `residual` and `output` have
+    /// `rows × hidden` elements each. No two of these four buffers overlap, except that `input` may
+    /// overlap the weight.
     ///
     /// # Errors
     /// As for [`Team::barrier`]. Also:
     /// - [`Misuse`](crate::Misuse) for a wrong length, and for buffers that overlap, belong to
-    ///   another world or were released.
-    /// - [`Misuse`](crate::Misuse) for an epsilon that is not a positive normal number.
-    /// - [`Error::Unsupported`](crate::Error::Unsupported) on GPUs for rows whose length is not a
-    ///   multiple of 16 bytes.
+    ///   another world or have been released.
+    /// - [`Misuse`](crate::Misuse) for an epsilon that is not positive, is subnormal, or is not
+    ///   finite.
+    /// - [`Error::Unsupported`](crate::Error::Unsupported) on GPUs if the length of a row is not a
+    ///   multiple of 16 bytes, or if a buffer does not start at a multiple of 16 bytes.
     ///
     /// # Example
     /// ```
@@ -85,7 +89,7 @@ impl Team {
         self.norm("all_reduce_rms_norm", stream, NormCall { input, residual, output, weight, epsilon, scale: None })
     }
 
-    /// Like [`Team::all_reduce_rms_norm`], on the calling thread.
+    /// Like [`Team::all_reduce_rms_norm`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_rms_norm`].
@@ -101,11 +105,11 @@ impl Team {
         self.norm_blocking("all_reduce_rms_norm_blocking", NormCall { input, residual, output, weight, epsilon, scale: None })
     }
 
-    /// Like [`Team::all_reduce_rms_norm`], with the output replacing the input in `buffer`.
+    /// Like [`Team::all_reduce_rms_norm`], but the output replaces the input in `buffer`.
     ///
     /// # Shapes
-    /// `norm`: a weight of `hidden` elements; `buffer` and `residual`: `rows × hidden` elements. No
-    /// two of these buffers overlap.
+    /// The weight in `norm` has `hidden` elements. `buffer` and `residual` have `rows × hidden`
+    /// elements each. No two of these three buffers overlap.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_rms_norm`].
@@ -121,7 +125,7 @@ impl Team {
         self.norm("all_reduce_rms_norm_in_place", stream, NormCall { input, residual, output, weight, epsilon, scale: None })
     }
 
-    /// Like [`Team::all_reduce_rms_norm_in_place`], on the calling thread.
+    /// Like [`Team::all_reduce_rms_norm_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_rms_norm`].
@@ -137,15 +141,17 @@ impl Team {
         self.norm_blocking(CALL, NormCall { input, residual, output, weight, epsilon, scale: None })
     }
 
-    /// Like [`Team::all_reduce_rms_norm`], with an output of 8-bit floats or integers. The result
-    /// of the norm is divided by the scale in `f32`, rounded to nearest even, and saturated.
+    /// Like [`Team::all_reduce_rms_norm`], but the elements of the output are 8-bit floats or 8-bit
+    /// integers. Each result of the norm is divided by the scale in `f32`, rounded to nearest even,
+    /// and saturated.
     ///
-    /// `scale` is one `f32` for all rows, which may differ between ranks, or
-    /// [`RowScales`](crate::RowScales), which receives the scale that the call computes for each
-    /// row.
+    /// `scale` is an `f32` or [`RowScales`](crate::RowScales). An `f32` is the scale of all rows,
+    /// and may differ between ranks. For `RowScales`, the call computes a scale for each row, and
+    /// stores the scales in the memory that `RowScales` names.
     ///
     /// # Shapes
-    /// As for [`Team::all_reduce_rms_norm`]; row scales: `rows` elements of `f32`.
+    /// As for [`Team::all_reduce_rms_norm`]. The memory that `RowScales` names has `rows` elements
+    /// of type `f32`.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_rms_norm`]; [`Misuse`](crate::Misuse) for a scale that is not
@@ -190,7 +196,7 @@ impl Team {
         self.norm(CALL, stream, NormCall { input, residual, output, weight, epsilon, scale })
     }
 
-    /// Like [`Team::all_reduce_rms_norm_quantized`], on the calling thread.
+    /// Like [`Team::all_reduce_rms_norm_quantized`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_rms_norm_quantized`].

@@ -1,5 +1,5 @@
-//! Scans: each rank gets the reduction of the elements of all lower ranks. Inclusive scans include
-//! the elements of the rank itself.
+//! Scans: each rank gets the reduction of the elements of all lower ranks. An inclusive scan also
+//! includes the elements of the rank itself.
 
 use crate::arguments::reduction::Reduction;
 use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};
@@ -10,22 +10,22 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call, check};
 use peerweave_types::Number;
 
-/// Scans, also called prefix reductions. Operands are combined in rank order.
+/// Scans, also called prefix reductions. A scan combines the elements in rank order.
 ///
 /// # Collective
-/// Every rank of the team must call, with the same element type, count and reduction, and in the
-/// same order as the other collective calls of this team.
+/// Every rank of the team must make the call, with the same element type, count and reduction. All
+/// ranks must make the collective calls of this team in the same order.
 impl Team {
-    /// Reduces the elements of the ranks up to this one: rank `r` gets the reduction of the
+    /// Reduces the elements of this rank and of all lower ranks: rank `r` gets the reduction of the
     /// elements of ranks 0 to `r`.
     ///
     /// # Shapes
-    /// `send: n`, `recv: n` elements, which do not overlap.
+    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::all_reduce`]; [`Misuse`](crate::Misuse) for
     /// [`ReduceOp::Avg`](crate::ReduceOp::Avg); [`Error::Unsupported`](crate::Error::Unsupported)
-    /// if [`Caps::reduction`](crate::Caps::reduction) is `None` for scans.
+    /// if [`Caps::reduction`](crate::Caps::reduction) returns `None` for the scan.
     ///
     /// # Example
     /// ```
@@ -54,7 +54,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::scan`], on the calling thread.
+    /// Like [`Team::scan`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::scan`].
@@ -69,7 +69,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::scan`], with the result replacing the elements in `buffer`.
+    /// Like [`Team::scan`], but the result replaces the elements in `buffer`.
     ///
     /// # Shapes
     /// `buffer: n` elements.
@@ -87,7 +87,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::scan_in_place`], on the calling thread.
+    /// Like [`Team::scan_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::scan_in_place`].
@@ -97,11 +97,11 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Reduces the elements of the ranks before this one: rank `r` gets the reduction of the
+    /// Reduces the elements of all lower ranks: each rank `r` above 0 gets the reduction of the
     /// elements of ranks 0 to `r - 1`. On rank 0, `recv` does not change.
     ///
     /// # Shapes
-    /// `send: n`, `recv: n` elements, which do not overlap.
+    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::scan`].
@@ -133,7 +133,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::exclusive_scan`], on the calling thread.
+    /// Like [`Team::exclusive_scan`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::exclusive_scan`].
@@ -148,8 +148,8 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::exclusive_scan`], with the result replacing the elements in `buffer`. On rank
-    /// 0, `buffer` does not change.
+    /// Like [`Team::exclusive_scan`], but the result replaces the elements in `buffer`. On rank 0,
+    /// `buffer` does not change.
     ///
     /// # Shapes
     /// `buffer: n` elements.
@@ -167,7 +167,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::exclusive_scan_in_place`], on the calling thread.
+    /// Like [`Team::exclusive_scan_in_place`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::exclusive_scan_in_place`].

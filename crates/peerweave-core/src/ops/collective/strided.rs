@@ -9,17 +9,19 @@ use peerweave_types::{Element, Strides};
 
 /// The strided all-to-all.
 impl Team {
-    /// Like [`Team::all_to_all`], with strided elements. Element `i`, counted over the parts of all
-    /// ranks, is at index `i * strides.source` of `send` and at index `i * strides.dest` of `recv`.
+    /// Like [`Team::all_to_all`], but the elements in the buffers are strided. Elements are counted
+    /// over the parts of all ranks, in rank order. Element `i` of `send` is at index
+    /// `i * strides.source`. Element `i` of `recv` is at index `i * strides.dest`.
     ///
     /// # Collective
-    /// `strides.count`, the number of elements between any two ranks, is the same on all ranks. The
-    /// strides may differ.
+    /// `strides.count` is the number of elements that each rank sends to each rank, and must be the
+    /// same on all ranks. The strides may differ between ranks.
     ///
     /// # Shapes
-    /// For `n` ranks and `count` elements, `send` and `recv` have at least
-    /// `(n * count - 1) * stride + 1` elements each. The two buffers do not overlap. Elements of
-    /// `recv` between the strides do not change.
+    /// In a team of `n` ranks, `send` has at least `(n * strides.count - 1) * strides.source + 1`
+    /// elements, and `recv` has at least `(n * strides.count - 1) * strides.dest + 1` elements. The
+    /// two buffers do not overlap. Elements that lie between the strided elements of `recv` do not
+    /// change.
     ///
     /// # Errors
     /// As for [`Team::all_to_all`]; [`Misuse`](crate::Misuse) for a stride of 0.
@@ -56,7 +58,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::all_to_all_strided`], on the calling thread.
+    /// Like [`Team::all_to_all_strided`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::all_to_all_strided`].

@@ -48,7 +48,7 @@ impl Team {
         call::submit(CALL, self, stream, check::signal(CALL, self, update, rank)?, decode::nothing)
     }
 
-    /// Like [`Team::signal`], on the calling thread.
+    /// Like [`Team::signal`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::signal`].

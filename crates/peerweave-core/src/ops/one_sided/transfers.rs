@@ -93,7 +93,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::put`], on the calling thread.
+    /// Like [`Team::put`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::put`].
@@ -156,7 +156,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::get`], on the calling thread.
+    /// Like [`Team::get`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::get`].
@@ -222,7 +222,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::put_strided`], on the calling thread.
+    /// Like [`Team::put_strided`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::put_strided`].
@@ -262,7 +262,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::get_strided`], on the calling thread.
+    /// Like [`Team::get_strided`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::get_strided`].
@@ -296,7 +296,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::p`], on the calling thread.
+    /// Like [`Team::p`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::p`].
@@ -330,7 +330,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::element)
     }
 
-    /// Like [`Team::g`], on the calling thread.
+    /// Like [`Team::g`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::g`].
@@ -373,7 +373,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::put_signal`], on the calling thread.
+    /// Like [`Team::put_signal`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::put_signal`].

@@ -85,7 +85,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::integer)
     }
 
-    /// Like [`Team::wait_until`], on the calling thread.
+    /// Like [`Team::wait_until`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::wait_until`]. The call itself returns the errors of the ticket.
@@ -134,7 +134,7 @@ impl Team {
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::nothing)
     }
 
-    /// Like [`Team::wait_until_all`], on the calling thread.
+    /// Like [`Team::wait_until_all`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::wait_until_all`].
@@ -172,7 +172,7 @@ impl Team {
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::first)
     }
 
-    /// Like [`Team::wait_until_any`], on the calling thread.
+    /// Like [`Team::wait_until_any`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::wait_until_any`].
@@ -210,7 +210,7 @@ impl Team {
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::indices)
     }
 
-    /// Like [`Team::wait_until_some`], on the calling thread.
+    /// Like [`Team::wait_until_some`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::wait_until_some`].

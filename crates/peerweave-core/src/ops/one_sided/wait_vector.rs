@@ -70,7 +70,7 @@ impl Team {
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::nothing)
     }
 
-    /// Like [`Team::wait_until_all_vector`], on the calling thread.
+    /// Like [`Team::wait_until_all_vector`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::wait_until_all_vector`].
@@ -108,7 +108,7 @@ impl Team {
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::first)
     }
 
-    /// Like [`Team::wait_until_any_vector`], on the calling thread.
+    /// Like [`Team::wait_until_any_vector`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::wait_until_any_vector`].
@@ -146,7 +146,7 @@ impl Team {
         call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::indices)
     }
 
-    /// Like [`Team::wait_until_some_vector`], on the calling thread.
+    /// Like [`Team::wait_until_some_vector`], but runs on the calling thread.
     ///
     /// # Errors
     /// As for [`Team::wait_until_some_vector`].
