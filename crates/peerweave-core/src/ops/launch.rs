@@ -24,8 +24,8 @@ const ARGUMENTS: [&str; 16] = [
     "args.12", "args.13", "args.14", "args.15",
 ];
 
-/// The shape of a launch: blocks, threads of a block, dynamic shared memory, and whether blocks may
-/// wait for each other.
+/// The shape of a launch: the number of blocks, the number of threads in each block, the size of
+/// the dynamic shared memory, and whether blocks may wait for each other.
 ///
 /// ```
 /// use peerweave::LaunchShape;
@@ -41,13 +41,14 @@ pub struct LaunchShape {
 }
 
 impl LaunchShape {
-    /// Creates a shape of `grid` blocks of `block` threads.
+    /// Creates a shape with `grid` blocks of `block` threads each. The shape has no dynamic shared
+    /// memory, and is not cooperative.
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
     }
 
     /// Sets the size of the dynamic shared memory of each block to `bytes` bytes. The initial
-    /// content is unspecified.
+    /// content of that memory is unspecified.
     #[must_use]
     pub fn shared_bytes(mut self, bytes: usize) -> Self {
         self.shared_bytes = bytes;
@@ -55,7 +56,7 @@ impl LaunchShape {
     }
 
     /// Makes the launch cooperative: all blocks run at the same time, so they may wait for each
-    /// other. The launch fails if the blocks cannot all run at the same time.
+    /// other. The launch fails if the backend cannot run all blocks at the same time.
     #[must_use]
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
@@ -83,8 +84,8 @@ mod sealed {
     use std::sync::Arc;
 
     pub trait Argument<P> {
-        /// Returns the value for the kernel. Adds the owners of the memory to which the value
-        /// refers to `held`.
+        /// Returns the value that the kernel gets for this argument. If the value refers to memory,
+        /// also adds the owners of that memory to `held`.
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "the trait is sealed")]
         fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Vec<Held>) -> Result<P>;
@@ -234,22 +235,28 @@ impl Stream {
     /// Enqueues a kernel of `grid` blocks with `block` threads each. The kernel runs on this PE
     /// only; other PEs launch their own kernels.
     ///
-    /// `args` is a tuple with one argument for each parameter of the kernel except its context:
-    /// values, `&Symmetric<T>` for a `SymSlice<T>`, `&Team` for a `KernelTeam`. The kernel starts
-    /// when earlier operations of the stream are complete. The queue holds the symmetric memory of
-    /// the arguments until the kernel has ended.
+    /// `args` is a tuple with one argument for each parameter of the kernel, except for the
+    /// context. Each argument is a value of the type of its parameter, a `&Symmetric<T>` for a
+    /// `SymSlice<T>`, or a `&Team` for a `KernelTeam`.
+    ///
+    /// The kernel starts when earlier operations of the stream are complete. Until the kernel has
+    /// ended, the queue holds the symmetric memory to which the arguments refer.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a shape that no GPU can run, and
-    /// for memory or a team that was released, was destroyed, or belongs to another world.
+    /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a shape that no GPU can run, for
+    /// memory that has been released, for a team that has been destroyed, and for memory or a team
+    /// that belongs to another world.
     ///
-    /// From the ticket: [`Error::Kernel`](crate::Error::Kernel) if an operation or a thread of the
-    /// kernel failed, and [`Error::Peer`](crate::Error::Peer) if the kernel waited for a PE that
-    /// died. Both errors name the PE.
+    /// From the ticket:
+    /// - [`Error::Kernel`](crate::Error::Kernel) if a thread of the kernel, or an operation that
+    ///   the kernel called, has failed. If the cause is a PE that did not arrive or cannot be
+    ///   reached, the error names that PE.
+    /// - [`Error::Peer`](crate::Error::Peer) if the kernel waited for a PE that has died. The error
+    ///   names that PE.
     ///
     /// # Panics
-    /// Panics if the backend needs its own executor to run kernels, but the program has set a
-    /// different one.
+    /// Panics if the backend runs kernels on the host, and the program has set an executor of
+    /// kernels that differs from the executor of the backend.
     ///
     /// ```
     /// use peerweave::{Result, on_threads};
@@ -282,12 +289,12 @@ impl Stream {
         self.launch_shaped(kernel, LaunchShape::new(grid, block), args)
     }
 
-    /// Like [`Stream::launch`], with the options of a [`LaunchShape`]: dynamic shared memory, and
-    /// blocks that wait for each other.
+    /// Like [`Stream::launch`], but takes a [`LaunchShape`], which may also request dynamic shared
+    /// memory and a cooperative launch.
     ///
     /// # Errors
-    /// As for [`Stream::launch`]. The ticket also fails if the blocks of a cooperative grid cannot
-    /// all run at the same time.
+    /// As for [`Stream::launch`]. The ticket of a cooperative launch also fails if the backend
+    /// cannot run all blocks at the same time.
     ///
     /// # Panics
     /// As for [`Stream::launch`].

@@ -9,12 +9,13 @@ use peerweave_types::{KernelTeam, Pe, Rank, TeamShape};
 use std::sync::PoisonError;
 
 impl World {
-    /// Returns the team of the PEs of this machine, in PE order. Every call returns the same team,
-    /// which ends with the world.
+    /// Returns the team of all PEs on this machine, in PE order. Every call returns the same team.
+    /// The team exists until the world ends.
     ///
     /// # Collective
-    /// The first call is collective: all PEs must make it, in the same order as other collective
-    /// calls of [`World::team`]. Later calls are local.
+    /// The first call on each PE is collective: all PEs of the job must make it. All PEs must make
+    /// this call and the other collective calls of [`World::team`] in the same order. Later calls
+    /// are local.
     ///
     /// # Errors
     /// As for [`Team::split`].
@@ -29,24 +30,26 @@ impl World {
     }
 
     /// Creates a team of the PEs in `members`: rank `r` of the team is PE `members[r]`. Only these
-    /// PEs call, as for `MPI_Comm_create_group`. In contrast, every rank of the parent must call
-    /// [`Team::split`].
+    /// PEs make the call, as for `MPI_Comm_create_group`. In contrast, [`Team::split`] must be
+    /// called by every rank of the parent team.
     ///
     /// # Collective
-    /// All PEs of `members` must call with the same list, which contains the caller. A PE creates
-    /// one such team at a time: a second thread that calls waits for the first. So PEs that share
-    /// several such teams must create them in the same order, even from several threads.
+    /// All PEs in `members` must make the call, with the same list. A PE creates one such team at a
+    /// time: if a second thread makes this call, it waits for the call of the first thread. So PEs
+    /// that are members of several such teams must create these teams in the same order, even from
+    /// several threads.
     ///
     /// # Errors
     /// - [`Misuse`](crate::Misuse) if the list is empty, lacks this PE, contains a PE twice, or
     ///   contains a PE that the job does not have.
-    /// - [`Error::Timeout`](crate::Error::Timeout) if a member did not call by the deadline. The
-    ///   error names all such members. The members that called fail together, and may call again.
+    /// - [`Error::Timeout`](crate::Error::Timeout) if a member has not made the call by the
+    ///   deadline. The error names every member that has not made the call. The calls of all other
+    ///   members fail too, and these members may repeat the call.
     /// - [`Error::Peer`](crate::Error::Peer) if a member has died or left.
-    /// - [`Error::Mismatch`](crate::Error::Mismatch) if a member calls with a different list that
-    ///   contains this PE. Both PEs get the error.
-    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if no team number is
-    ///   free on every member.
+    /// - [`Error::Mismatch`](crate::Error::Mismatch) if another member makes the call with a
+    ///   different list that contains this PE. The calls of both PEs fail with this error.
+    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if there is no team
+    ///   number that is free on every member.
     ///
     /// ```
     /// use peerweave::{Pe, ReduceOp, World};
@@ -74,13 +77,14 @@ impl World {
 
 impl Team {
     /// Returns the number that identifies this team in kernels. A launch accepts `&Team` for a
-    /// `KernelTeam` parameter; use this method for a team inside a struct.
+    /// `KernelTeam` parameter. Use this method to store a team in a struct that is passed to a
+    /// kernel.
     ///
-    /// The number is valid until the team is destroyed. A kernel that uses the number later fails,
-    /// or uses a newer team that has the same number.
+    /// The number is valid until the team is destroyed. A kernel that uses the number after the
+    /// team has been destroyed fails, or uses a newer team that has the same number.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the team was destroyed or the world was finalized.
+    /// [`Misuse`](crate::Misuse) if the team has been destroyed or the world has been finalized.
     ///
     /// ```
     /// use peerweave::World;
@@ -106,42 +110,43 @@ impl Team {
         Ok(self.inner.shared.backend.kernel_team(self.inner.id))
     }
 
-    /// Returns the PE of a rank.
+    /// Returns the PE that has rank `rank` in this team.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the team does not have the rank.
+    /// [`Misuse`](crate::Misuse) if `rank` is not a rank of the team.
     pub fn pe_of(&self, rank: Rank) -> Result<Pe> {
         check::rank("pe_of", self, "rank", rank)
     }
 
-    /// Splits the team. Ranks with the same color form a new team, ordered by key, then by rank in
-    /// this team. A rank that passes no color gets `None`.
+    /// Splits the team into new teams. Ranks that pass the same color form one new team. The ranks
+    /// of a new team are ordered by key, and ranks with equal keys by their rank in this team. A
+    /// rank that passes no color gets `None`.
     ///
     /// # Collective
-    /// Every rank must call, in the same order as other collective calls of this team. Colors and
-    /// keys may differ.
+    /// Every rank must make the call. All ranks must make the collective calls of this team in the
+    /// same order. Colors and keys may differ between ranks.
     ///
     /// # Errors
-    /// - [`Misuse`](crate::Misuse) if the team was destroyed.
-    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) if a PE belongs to the maximum number
-    ///   of teams.
-    /// - [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls.
+    /// - [`Misuse`](crate::Misuse) if the team has been destroyed or the world has been finalized.
+    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) if a PE already belongs to the maximum
+    ///   number of teams.
+    /// - [`Error::Mismatch`](crate::Error::Mismatch) if ranks have made different calls.
     /// - Errors of the backend.
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Team>> {
         self.split_as(SplitCall::Colors, color.map(|color| SplitPart { color, key }))
     }
 
-    /// Creates a team of the ranks in `shape`, in the order of `shape`. Returns `None` on ranks
-    /// outside `shape`.
+    /// Creates a new team of the ranks that `shape` contains, in the order of `shape`. Returns
+    /// `None` on ranks that `shape` does not contain.
     ///
     /// # Collective
-    /// Every rank must call, with the same shape, in the same order as other collective calls of
-    /// this team.
+    /// Every rank must make the call, with the same shape. All ranks must make the collective calls
+    /// of this team in the same order.
     ///
     /// # Errors
     /// As for [`Team::split`]. Also [`Error::Mismatch`](crate::Error::Mismatch) if ranks pass
-    /// different shapes, and [`Misuse`](crate::Misuse) if the shape contains no ranks, a rank
-    /// twice, or a rank that the team does not have.
+    /// different shapes, and [`Misuse`](crate::Misuse) if the shape is empty, contains a rank
+    /// twice, or contains a rank that is not a rank of this team.
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>> {
         const CALL: &str = "split_strided";
         check::team(CALL, self)?;
@@ -149,20 +154,21 @@ impl Team {
         self.split_as(SplitCall::Strided(shape), index.map(|index| SplitPart { color: 0, key: index.into() }))
     }
 
-    /// Splits the team into rows of `x_range` ranks, and again into columns. Returns the team of
-    /// the row (x axis) and the team of the column (y axis) of this rank.
+    /// Splits the team twice: into rows of `x_range` ranks, and into columns. Returns the team of
+    /// the row (x axis) that contains this rank, and the team of the column (y axis) that contains
+    /// this rank.
     ///
     /// Ranks `r` with the same `r / x_range` form a row; ranks with the same `r % x_range` form a
     /// column. The last row may be shorter. If `x_range` exceeds the size of the team, there is one
     /// row.
     ///
     /// # Collective
-    /// Every rank must call, with the same `x_range`, in the same order as other collective calls
-    /// of this team.
+    /// Every rank must make the call, with the same `x_range`. All ranks must make the collective
+    /// calls of this team in the same order.
     ///
     /// # Errors
-    /// As for [`Team::split_strided`]; [`Misuse`](crate::Misuse) if `x_range` is 0. If the second
-    /// split fails, the team of the row is not destroyed.
+    /// As for [`Team::split_strided`]; [`Misuse`](crate::Misuse) if `x_range` is 0. If the split
+    /// into columns fails, the teams of the rows are not destroyed.
     pub fn split_2d(&self, x_range: usize) -> Result<(Team, Team)> {
         const CALL: &str = "split_2d";
         check::team(CALL, self)?;
@@ -195,12 +201,12 @@ impl Team {
     /// Destroys the team. Later calls on clones of this handle fail.
     ///
     /// # Collective
-    /// Every rank must call, after its other calls of this team, and after the kernels that were
-    /// launched with the team have ended.
+    /// Every rank must make the call, after all its other calls on this team. Before the call, all
+    /// kernels that the rank launched with the team must have ended.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) for [`World::team`], for [`World::local_team`], and for a team
-    /// that was destroyed before; errors of the backend.
+    /// that has already been destroyed; errors of the backend.
     pub fn destroy(self) -> Result<()> {
         const CALL: &str = "destroy";
         check::destroyable(CALL, &self, self.inner.of_world)?;

@@ -15,8 +15,8 @@ impl Gate {
         self.is_taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no other thread is admitted, or until `end`. Returns whether this thread is
-    /// admitted.
+    /// Waits until no other thread is admitted, then admits this thread. Waits at most until `end`.
+    /// Returns whether this thread has been admitted.
     pub(super) fn enter(&self, end: Instant) -> bool {
         let mut is_taken = self.state();
         while *is_taken {

@@ -2,8 +2,8 @@
 //!
 //! The state of a lock is one word: free, held by a PE, or passed on to a PE. Each PE also has a
 //! word that is set while the PE waits. The holder passes the lock on to the next waiting PE, in
-//! cyclic order from its own number. If no PE waits, the holder frees the lock. So a PE that waits
-//! gets the lock after each other PE has held the lock at most twice.
+//! cyclic order of PE numbers, starting after its own number. If no PE waits, the holder frees the
+//! lock. So while a PE waits, each other PE holds the lock at most twice.
 //!
 //! Only the state word decides which PE holds the lock. If a PE dies between two changes of the
 //! state, the state names that PE.
@@ -23,32 +23,35 @@ use std::panic::Location;
 use std::time::{Duration, Instant};
 use words::{State, Words};
 
-/// A lock that at most one thread of one PE holds at a time. [`World::alloc_lock`] allocates it.
+/// A lock for all PEs of a job. At most one thread of one PE holds the lock at a time.
+/// [`World::alloc_lock`] allocates a lock.
 ///
 /// # Ordering
-/// A holder sees the effects of what earlier holders did under the lock: accesses to host memory,
-/// and puts, gets, signals and atomics in their `_blocking` forms. Before you unlock, wait for the
-/// tickets of stream-ordered operations, and call [`Context::quiet`](crate::Context::quiet) for
-/// operations of a context.
+/// A holder sees the effects of the operations that earlier holders ran while they held the lock.
+/// These operations are accesses to host memory, and the `_blocking` forms of puts, gets, signals
+/// and atomics. Before you unlock, wait for the tickets of stream-ordered operations. For
+/// operations of a context, call [`Context::quiet`](crate::Context::quiet) before you unlock.
 ///
 /// # Order of waiters
-/// The holder passes the lock on to the next waiting PE, in cyclic order from its own number. So a
-/// PE that waits gets the lock after each other PE has held the lock at most twice. Threads of one
-/// PE that wait for the same lock get it in unspecified order.
+/// The holder passes the lock on to the next waiting PE, in cyclic order of PE numbers, starting
+/// after its own number. So while a PE waits, each other PE holds the lock at most twice. If
+/// several threads of one PE wait for the same lock, they get the lock in unspecified order.
 ///
-/// If a thread already holds the lock and locks it again, the call waits until the deadline. The
-/// error then says that this PE already holds the lock.
+/// If a thread that holds the lock tries to lock it again, the call fails at the deadline. The
+/// error says that this PE already holds the lock.
 ///
 /// # Death of the holder
 /// If the PE that holds the lock dies or leaves the job, the data that the lock protects may be in
-/// any state. So [`Lock::lock`] and [`Lock::try_lock`] then return
-/// [`Error::Peer`](crate::Error::Peer), which names that PE. They do so on every PE, until one PE
-/// has called [`Lock::take_over`]. [`LockGuard::taken_from`] of the guard that this call returns
-/// names the former holder. If a PE dies while it waits, the lock skips that PE.
+/// any state. So [`Lock::lock`] and [`Lock::try_lock`] then fail on every PE with
+/// [`Error::Peer`](crate::Error::Peer), until a call of [`Lock::take_over`] has succeeded on one
+/// PE. The error names the former holder, or the PE whose failure ended the former holder.
+///
+/// `take_over` returns a guard, and [`LockGuard::taken_from`] returns the former holder. If a PE
+/// dies while it waits for the lock, the lock skips that PE.
 ///
 /// The `host` backend detects a death within milliseconds. The `cuda` backend detects a death when
-/// the connection of the PE to the rendezvous closes. If the holder leaves the job in order,
-/// waiters on the `cuda` backend fail only at the deadline.
+/// the connection between the PE and the rendezvous closes. If the holder finalizes its world while
+/// it holds the lock, waiters on the `cuda` backend fail only at the deadline.
 ///
 /// # Example
 /// ```
@@ -80,11 +83,11 @@ pub struct Lock {
     me: Pe,
 }
 
-/// A guard that holds a [`Lock`]. Dropping the guard unlocks the lock; [`LockGuard::unlock`] also
-/// returns errors.
+/// A guard that holds a [`Lock`]. Dropping the guard unlocks the lock. [`LockGuard::unlock`] also
+/// unlocks the lock, and returns an error if that fails.
 ///
-/// Any thread of the PE may drop the guard. A guard that is forgotten ([`std::mem::forget`]) holds
-/// the lock forever.
+/// Any thread of the PE may drop the guard. If the guard is forgotten ([`std::mem::forget`]), this
+/// PE holds the lock forever.
 #[must_use = "dropping the guard unlocks the lock"]
 pub struct LockGuard<'a> {
     lock: &'a Lock,
@@ -104,11 +107,11 @@ enum Mode {
 const GRACE: Duration = Duration::from_millis(100);
 
 impl World {
-    /// Allocates a lock. The lock is free at first.
+    /// Allocates a lock, which is free at first.
     ///
     /// # Collective
-    /// As for [`World::alloc`]: all PEs must call, in the same order as other allocations and
-    /// releases.
+    /// As for [`World::alloc`]: all PEs must make the call. All PEs must make their allocations and
+    /// releases in the same order.
     ///
     /// # Errors
     /// As for [`World::alloc`].
@@ -121,20 +124,20 @@ impl World {
 }
 
 impl Lock {
-    /// Waits until this thread holds the lock, at most until the deadline of the world.
+    /// Acquires the lock. Waits for the lock at most until the deadline of the world.
     ///
     /// # Errors
     /// - [`Error::Peer`](crate::Error::Peer) if the holder has died or left the job: see
     ///   [Death of the holder](Lock#death-of-the-holder).
     /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline.
-    ///   [`Timeout::holder`](crate::Timeout::holder) is the holder, or the PE to which the lock was
-    ///   passed on.
+    ///   [`Timeout::holder`](crate::Timeout::holder) is the PE that holds the lock, or the PE to
+    ///   which the lock has been passed on.
     /// - [`Misuse`](crate::Misuse) after finalize.
     pub fn lock(&self) -> Result<LockGuard<'_>> {
         self.wait("lock", Mode::Wait, self.shared().deadline)
     }
 
-    /// Like [`Lock::lock`], but waits at most for `limit`.
+    /// Like [`Lock::lock`], but waits for at most `limit`.
     ///
     /// # Errors
     /// As for [`Lock::lock`].
@@ -142,8 +145,9 @@ impl Lock {
         self.wait("lock_within", Mode::Wait, limit)
     }
 
-    /// Acquires the lock if it is free now. Returns `None` if another PE holds the lock, or if
-    /// another thread of this PE holds the lock or waits for it.
+    /// Acquires the lock if the lock is free now. Returns `None` if another PE holds the lock, or
+    /// if any thread of this PE holds the lock or waits for the lock. Also returns `None` if the
+    /// lock has been passed on to another PE.
     ///
     /// # Errors
     /// As for [`Lock::lock`], except [`Error::Timeout`](crate::Error::Timeout).
@@ -151,18 +155,21 @@ impl Lock {
         self.acquire("try_lock", Mode::Try, Duration::ZERO)
     }
 
-    /// Like [`Lock::lock`], but takes the lock over from a holder that has died or left the job. If
-    /// [`LockGuard::taken_from`] then returns a PE, the caller must bring the data that the lock
-    /// protects into a valid state. While the holder is alive, the call waits like [`Lock::lock`].
+    /// Like [`Lock::lock`], but also takes the lock over from a holder that has died or left the
+    /// job. If [`LockGuard::taken_from`] of the new guard returns a PE, the caller must bring the
+    /// data that the lock protects into a valid state. While the holder is alive, the call waits
+    /// like [`Lock::lock`].
     ///
     /// # Errors
-    /// As for [`Lock::lock`], except that the death of the holder is no error.
+    /// As for [`Lock::lock`], except that the call does not fail if the holder has died or left the
+    /// job.
     pub fn take_over(&self) -> Result<LockGuard<'_>> {
         self.wait("take_over", Mode::TakeOver, self.shared().deadline)
     }
 
-    /// Returns the PE that holds the lock now, or to which the lock was passed on. The lock may
-    /// change at any time, so use the result only in messages.
+    /// Returns the PE that holds the lock now, or to which the lock has been passed on. Returns
+    /// `None` if the lock is free. The result may be out of date at once, so use it only in
+    /// messages.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
@@ -170,8 +177,8 @@ impl Lock {
         self.words.state("holder").map(State::pe)
     }
 
-    /// Returns the PEs that wait for the lock now, in ascending order. Use the result only in
-    /// messages, as that of [`Lock::holder`].
+    /// Returns the PEs that wait for the lock now, in ascending order. The result may be out of
+    /// date at once, so use it only in messages.
     ///
     /// # Errors
     /// As for [`Lock::holder`].
@@ -189,8 +196,8 @@ impl Lock {
     ///
     /// # Collective
     /// As for [`Symmetric::release`](crate::Symmetric::release). A PE that holds the lock cannot
-    /// call, because the guard borrows the lock. The other PEs then fail at the deadline with an
-    /// error that names that PE.
+    /// make the call, because the guard borrows the lock. If the other PEs make the call, their
+    /// calls fail at the deadline, with an error that names the holder.
     ///
     /// # Errors
     /// As for [`Symmetric::release`](crate::Symmetric::release).
@@ -322,13 +329,13 @@ impl Lock {
 }
 
 impl LockGuard<'_> {
-    /// Returns the PE that died or left while it held the lock, if [`Lock::take_over`] took the
-    /// lock over from that PE.
+    /// Returns the PE from which [`Lock::take_over`] took the lock over. That PE died or left the
+    /// job while it held the lock. Returns `None` if the lock was not taken over.
     pub fn taken_from(&self) -> Option<Pe> {
         self.taken_from
     }
 
-    /// Unlocks the lock. Does not wait for other PEs.
+    /// Unlocks the lock, without waiting for other PEs.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.

@@ -24,7 +24,7 @@ pub(super) enum State {
     Free,
     /// A PE holds the lock.
     Held(Pe),
-    /// The last holder has passed the lock on to a PE that has not yet noticed.
+    /// The last holder has passed the lock on to a PE, which has not yet taken the lock.
     Passed(Pe),
 }
 

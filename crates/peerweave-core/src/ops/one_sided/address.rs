@@ -9,15 +9,16 @@ use peerweave_types::{Element, Rank};
 
 /// Direct access to the memory of other ranks.
 impl Team {
-    /// Returns the address at which threads of this PE can access the copy of `buffer` on a rank.
-    /// Returns `None` if that memory is not mapped in this process for the host.
+    /// Returns the address at which threads of this PE can access the copy of `buffer` on rank
+    /// `rank`. Returns `None` if that copy is not mapped into the host address space of this
+    /// process.
     ///
     /// On the host backend, the memory of all PEs is mapped. On GPUs, only kernels can access the
     /// memory of other PEs: use [`Team::peer_device_address`].
     ///
     /// The address is valid until the allocation is released or the last handle of the world is
-    /// dropped. That rank and other PEs may access the memory at any time. So accesses through the
-    /// address must be atomic, or ordered by signals or barriers.
+    /// dropped. Other PEs may access the same memory at any time. So accesses through the address
+    /// must be atomic, or ordered by signals or barriers.
     ///
     /// ```
     /// use peerweave::{Rank, World};
@@ -43,7 +44,7 @@ impl Team {
     /// ```
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) for a rank that the team does not have, for a buffer that was
+    /// [`Misuse`](crate::Misuse) if `rank` is not a rank of the team, for a buffer that has been
     /// released or belongs to another world, and after finalize.
     pub fn peer_ptr<T: Element>(&self, buffer: &Symmetric<T>, rank: Rank) -> Result<Option<*mut T>> {
         Ok(match self.peer_address("peer_ptr", buffer, rank)? {
@@ -52,10 +53,10 @@ impl Team {
         })
     }
 
-    /// Returns the address at which the device of this PE can access the copy of `buffer` on a
-    /// rank. Returns `None` if that memory is not mapped for the device.
+    /// Returns the address at which the device of this PE can access the copy of `buffer` on rank
+    /// `rank`. Returns `None` if that copy is not mapped for the device.
     ///
-    /// The rules of [`Team::peer_ptr`] for the validity of the address and for accesses apply.
+    /// [`Team::peer_ptr`] says how long the address is valid, and how accesses must be ordered.
     ///
     /// # Errors
     /// As for [`Team::peer_ptr`].

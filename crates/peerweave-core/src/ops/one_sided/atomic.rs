@@ -1,4 +1,4 @@
-//! Atomic operations on single elements of a rank's symmetric memory.
+//! Atomic operations on single elements of symmetric memory, on any rank.
 
 use super::context::Context;
 use crate::Result;
@@ -13,21 +13,22 @@ use peerweave_types::{AtomicElement, AtomicInteger, Rank};
 
 macro_rules! atomics {
     ($($(#[$doc:meta])* $name:ident, $blocking:ident: $kind:ident <$bound:ident> ($($operand:ident),*) [$($words:expr),*] -> $result:ident;)*) => {
-        /// Atomic operations on element `index` of `dest` on a rank.
+        /// Atomic operations on element `index` of `dest` on rank `rank`.
         ///
-        /// The operations of all PEs are atomic with respect to each other, and to signals on
-        /// 64-bit words. They are not atomic with respect to puts and local stores.
+        /// Atomic operations of all PEs are atomic with respect to each other. On 64-bit words,
+        /// they are also atomic with respect to signals. Atomic operations are not atomic with
+        /// respect to puts or local stores.
         ///
         /// # Ordering
-        /// Stream-ordered forms run after earlier operations of `stream`. They order no other
-        /// operations. Operations without a result are complete at the target after a
+        /// Stream-ordered forms run after earlier operations of `stream`. Atomic operations do not
+        /// order other operations. Operations without a result are complete at the target after a
         /// [`quiet`](crate::World::quiet).
         ///
         /// # Errors
-        /// [`Misuse`](crate::Misuse) if there is no such element or rank, or if the team, stream or
-        /// buffer belongs to another world or is no longer valid.
-        /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
-        /// [Dead targets](Team#dead-targets).
+        /// [`Misuse`](crate::Misuse) if `dest` has no element `index`, if `rank` is not a rank of
+        /// the team, or if the team, stream or buffer belongs to another world or is no longer
+        /// valid. [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left
+        /// the job: see [Dead targets](Team#dead-targets).
         ///
         /// # Example
         /// ```
@@ -50,10 +51,10 @@ macro_rules! atomics {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`Misuse`](crate::Misuse) if there is no such element or rank, or if the team,
-            /// stream or buffer belongs to another world or is no longer valid.
-            /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left: see
-            /// [Dead targets](Team#dead-targets).
+            /// [`Misuse`](crate::Misuse) if `dest` has no element `index`, if `rank` is not a rank
+            /// of the team, or if the team, stream or buffer belongs to another world or is no
+            /// longer valid. [`Error::Peer`](crate::Error::Peer) if the target is known to have
+            /// died or left the job: see [Dead targets](Team#dead-targets).
             ///
             #[doc = concat!("[`Team::", stringify!($blocking), "`] does the same on the calling thread.")]
             pub fn $name<T: $bound>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<Ticket<atomics!(@type $result)>> {
@@ -74,9 +75,9 @@ macro_rules! atomics {
             }
         )*}
 
-        /// Atomic operations of a context, with the same names as those of [`Team`]. The ticket
-        /// returns the result of an operation. Operations without a result are complete after the
-        /// next [`quiet`](Context::quiet).
+        /// Atomic operations of a context. The methods have the same names as the methods of
+        /// [`Team`]. If an operation has a result, its ticket returns the result. Operations
+        /// without a result are complete after the next [`quiet`](Context::quiet).
         impl Context {$(
             $(#[$doc])*
             ///
@@ -99,32 +100,38 @@ macro_rules! atomics {
 }
 
 atomics! {
-    /// Returns the element.
+    /// Returns the value of element `index` of `dest` on rank `rank`.
     atomic_fetch, atomic_fetch_blocking: Fetch<AtomicElement> () [0, 0] -> old;
-    /// Sets the element to `value`.
+    /// Sets element `index` of `dest` on rank `rank` to `value`.
     atomic_set, atomic_set_blocking: Set<AtomicElement> (value) [value.to_word(), 0] -> nothing;
-    /// Sets the element to `value` and returns the old value.
+    /// Sets element `index` of `dest` on rank `rank` to `value`, and returns the old value.
     atomic_swap, atomic_swap_blocking: Swap<AtomicElement> (value) [value.to_word(), 0] -> old;
-    /// Sets the element to `value` if it is `expected`, and returns the old value.
+    /// Sets element `index` of `dest` on rank `rank` to `value` if the old value is `expected`.
+    /// Returns the old value.
     atomic_compare_swap, atomic_compare_swap_blocking: CompareSwap<AtomicInteger> (expected, value) [value.to_word(), expected.to_word()] -> old;
-    /// Adds `value` to the element, wrapping.
+    /// Adds `value` to element `index` of `dest` on rank `rank`. The sum wraps on overflow.
     atomic_add, atomic_add_blocking: Add<AtomicInteger> (value) [value.to_word(), 0] -> nothing;
-    /// Adds `value` to the element, wrapping, and returns the old value.
+    /// Adds `value` to element `index` of `dest` on rank `rank`, and returns the old value. The sum
+    /// wraps on overflow.
     atomic_fetch_add, atomic_fetch_add_blocking: FetchAdd<AtomicInteger> (value) [value.to_word(), 0] -> old;
-    /// Adds 1 to the element, wrapping.
+    /// Adds 1 to element `index` of `dest` on rank `rank`. The sum wraps on overflow.
     atomic_inc, atomic_inc_blocking: Inc<AtomicInteger> () [0, 0] -> nothing;
-    /// Adds 1 to the element, wrapping, and returns the old value.
+    /// Adds 1 to element `index` of `dest` on rank `rank`, and returns the old value. The sum wraps
+    /// on overflow.
     atomic_fetch_inc, atomic_fetch_inc_blocking: FetchInc<AtomicInteger> () [0, 0] -> old;
-    /// Clears the bits of the element that are not in `mask`.
+    /// In element `index` of `dest` on rank `rank`, clears the bits that are not set in `mask`.
     atomic_and, atomic_and_blocking: And<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
-    /// Clears the bits of the element that are not in `mask`, and returns the old value.
+    /// In element `index` of `dest` on rank `rank`, clears the bits that are not set in `mask`.
+    /// Returns the old value.
     atomic_fetch_and, atomic_fetch_and_blocking: FetchAnd<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
-    /// Sets the bits of `mask` in the element.
+    /// In element `index` of `dest` on rank `rank`, sets the bits that are set in `mask`.
     atomic_or, atomic_or_blocking: Or<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
-    /// Sets the bits of `mask` in the element, and returns the old value.
+    /// In element `index` of `dest` on rank `rank`, sets the bits that are set in `mask`. Returns
+    /// the old value.
     atomic_fetch_or, atomic_fetch_or_blocking: FetchOr<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
-    /// Inverts the bits of `mask` in the element.
+    /// In element `index` of `dest` on rank `rank`, inverts the bits that are set in `mask`.
     atomic_xor, atomic_xor_blocking: Xor<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
-    /// Inverts the bits of `mask` in the element, and returns the old value.
+    /// In element `index` of `dest` on rank `rank`, inverts the bits that are set in `mask`.
+    /// Returns the old value.
     atomic_fetch_xor, atomic_fetch_xor_blocking: FetchXor<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
 }

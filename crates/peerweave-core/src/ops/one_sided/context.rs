@@ -1,4 +1,4 @@
-//! Independent streams of one-sided operations. The atomic operations of a context are in
+//! Independent sequences of one-sided operations. The atomic operations of a context are in
 //! `atomic.rs`.
 
 use crate::Result;
@@ -11,20 +11,21 @@ use crate::world::ticket::Ticket;
 use crate::{call, check};
 use peerweave_types::{Element, Rank, Strides};
 
-/// An independent stream of one-sided operations of a team, with a [`fence`](Context::fence) and a
-/// [`quiet`](Context::quiet) of its own. [`Team::context`] creates it.
+/// An independent sequence of one-sided operations on the ranks of a team, with its own
+/// [`fence`](Context::fence) and [`quiet`](Context::quiet). [`Team::context`] creates a context.
 ///
-/// Calls return as soon as their operations are issued. The operations hold their buffers until
-/// they are complete. A quiet completes the operations of this context, and does not wait for
+/// Calls return as soon as their operations are issued. Each operation holds its buffers until the
+/// operation is complete. A quiet completes the operations of this context, and does not wait for
 /// operations of other contexts. So a program can use one context for each thread, or for each set
-/// of data that it sends, and needs no list of tickets. A clone refers to the same context.
+/// of data that it sends, and does not have to keep a list of tickets. A clone refers to the same
+/// context.
 ///
 /// # Ordering
 /// Operations of a context start in the order in which they were issued. Only a fence, a quiet or
-/// [`put_signal`](Context::put_signal) determines the order in which a target sees them. Operations
-/// of different contexts are not ordered with each other, nor with operations of the team itself.
-/// On the `host` backend a put is complete when it returns, unless an earlier operation of the
-/// context is pending.
+/// [`put_signal`](Context::put_signal) determines the order in which a target sees the operations.
+/// Operations of different contexts are not ordered with each other, nor with operations of the
+/// team itself. On the `host` backend, a put is complete when the call returns, unless an earlier
+/// operation of the context is pending.
 ///
 /// # Threads
 /// Several threads may issue operations of one context at the same time. There is no option for
@@ -32,11 +33,13 @@ use peerweave_types::{Element, Rank, Strides};
 ///
 /// # Failures
 /// A call with wrong arguments fails at once. The errors of [`Context::put`], [`Context::get`] and
-/// [`Context::put_signal`] begin with `put_nbi`, `get_nbi` and `put_signal_nbi`, the names of the
-/// methods of [`Team`]. The errors of other methods begin with the name of the method itself.
+/// [`Context::put_signal`] begin with `put_nbi`, `get_nbi` and `put_signal_nbi`, because these are
+/// the [`Team`] methods that run the operations. The errors of other methods begin with the name of
+/// the method itself.
 ///
-/// The next quiet reports an operation that failed after it was issued. Dropping a context does not
-/// wait for its operations: they complete like those of a dropped [`Stream`].
+/// If an operation fails after it has been issued, the next quiet returns the error. Dropping a
+/// context does not wait for its operations. The operations complete like the operations of a
+/// dropped [`Stream`].
 ///
 /// # Example
 /// ```
@@ -73,7 +76,7 @@ impl Team {
     /// collective.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after finalize or if the team was destroyed; errors of the
+    /// [`Misuse`](crate::Misuse) after finalize, or if the team has been destroyed; errors of the
     /// backend.
     pub fn context(&self) -> Result<Context> {
         check::team("context", self)?;
@@ -84,19 +87,21 @@ impl Team {
 }
 
 impl Context {
-    /// Returns the team of the context. Operations of the context take ranks of this team.
+    /// Returns the team of this context. The `rank` parameters of the methods of the context are
+    /// ranks of that team.
     pub fn team(&self) -> &Team {
         &self.team
     }
 
-    /// Returns the stream of the context. Use it for events, and for other operations that must run
-    /// in order with those of the context.
+    /// Returns the stream of this context. Use the stream for events, and for other operations that
+    /// must run in order with the operations of the context.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Orders puts, signals and atomics of this context: a target sees those issued before the
-    /// fence earlier than those issued after it. The fence completes no operation.
+    /// Orders the puts, signals and atomics of this context. A target sees the operations issued
+    /// before the fence earlier than the operations issued after the fence. The fence does not
+    /// complete any operation.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
@@ -106,12 +111,12 @@ impl Context {
         call::submit_on(&self.stream, &check::fence(CALL, shared)?, |_| ()).map(drop)
     }
 
-    /// Completes the operations of this context: waits until puts, signals and atomics are complete
-    /// at their targets, and the data of gets is in their buffers. The call waits at most until the
-    /// deadline of the world.
+    /// Completes the operations of this context. The call waits until puts, signals and atomics are
+    /// complete at their targets, and until the data of gets is in the destination buffers. The
+    /// call waits at most until the deadline of the world.
     ///
     /// # Errors
-    /// - The first failure of an operation of this context since the last quiet.
+    /// - The error of the first operation of this context that has failed since the last quiet.
     /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline.
     /// - [`Error::Peer`](crate::Error::Peer) if a PE is known to have died: see
     ///   [Dead targets](Team#dead-targets).
@@ -130,10 +135,11 @@ impl Context {
         enqueued.map(drop)
     }
 
-    /// Copies `source` to `dest` on a rank, like [`Team::put_nbi`].
+    /// Copies `source` to `dest` on rank `rank`, like [`Team::put_nbi`]. `source` must not change
+    /// before the next quiet.
     ///
     /// # Shapes
-    /// `source: n`, `dest: n` elements. `source` must not change before the next quiet.
+    /// `source: n` and `dest: n` elements.
     ///
     /// # Errors
     /// As for [`Team::put_nbi`].
@@ -142,11 +148,11 @@ impl Context {
         self.team.put_nbi(&self.stream, source, dest, rank).map(drop)
     }
 
-    /// Copies `source` on a rank to `dest`, like [`Team::get_nbi`]. The data is in `dest` after the
-    /// next quiet.
+    /// Copies `source` on rank `rank` to `dest`, like [`Team::get_nbi`]. The data is in `dest`
+    /// after the next quiet.
     ///
     /// # Shapes
-    /// `source: n`, `dest: n` elements.
+    /// `source: n` and `dest: n` elements.
     ///
     /// # Errors
     /// As for [`Team::get_nbi`].
@@ -155,7 +161,8 @@ impl Context {
         self.team.get_nbi(&self.stream, source, dest, rank).map(drop)
     }
 
-    /// Copies elements at strides to a rank, like [`Team::put_strided`].
+    /// Copies strided elements of `source` to strided elements of `dest` on rank `rank`, like
+    /// [`Team::put_strided`].
     ///
     /// # Errors
     /// As for [`Team::put_strided`].
@@ -169,7 +176,8 @@ impl Context {
         self.team.put_strided(&self.stream, source, dest, strides, rank).map(drop)
     }
 
-    /// Copies elements at strides from a rank, like [`Team::get_strided`].
+    /// Copies strided elements of `source` on rank `rank` to strided elements of `dest`, like
+    /// [`Team::get_strided`].
     ///
     /// # Errors
     /// As for [`Team::get_strided`].
@@ -183,7 +191,7 @@ impl Context {
         self.team.get_strided(&self.stream, source, dest, strides, rank).map(drop)
     }
 
-    /// Sets element `index` of `dest` on a rank to `value`.
+    /// Sets element `index` of `dest` on rank `rank` to `value`.
     ///
     /// # Errors
     /// As for [`Team::p`].
@@ -192,7 +200,8 @@ impl Context {
         self.team.p(&self.stream, dest, index, value, rank).map(drop)
     }
 
-    /// Gets element `index` of `source` on a rank. The ticket returns the value.
+    /// Gets element `index` of `source` on rank `rank`. The ticket returns the value of the
+    /// element.
     ///
     /// # Errors
     /// As for [`Team::g`].
@@ -201,8 +210,8 @@ impl Context {
         self.team.g(&self.stream, source, index, rank)
     }
 
-    /// Copies `source` to `dest` on a rank, then changes a signal word on that rank, like
-    /// [`Team::put_signal_nbi`]. A PE that waits for the word sees the data.
+    /// Copies `source` to `dest` on rank `rank`, then changes a signal word on that rank, like
+    /// [`Team::put_signal_nbi`]. A PE that has waited for the new value of the word sees the data.
     ///
     /// # Shapes
     /// As for [`Team::put_signal`].
@@ -220,8 +229,8 @@ impl Context {
         self.team.put_signal_nbi(&self.stream, source, dest, update, rank).map(drop)
     }
 
-    /// Changes a signal word on a rank. If a fence is issued between a put and the signal, a PE
-    /// that waits for the word sees the data of the put.
+    /// Changes a signal word on rank `rank`. If a fence is issued between a put and this signal, a
+    /// PE that has waited for the new value of the word sees the data of the put.
     ///
     /// # Errors
     /// As for [`Team::signal`].

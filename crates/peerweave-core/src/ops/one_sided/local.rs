@@ -28,17 +28,17 @@ use peerweave_types::Element;
 /// # }
 /// ```
 impl Stream {
-    /// Copies `source` to `dest`. Both are memory of this PE.
+    /// Copies `source` to `dest`. `source` and `dest` are memory of this PE.
     ///
     /// # Shapes
-    /// `source: n`, `dest: n` elements.
+    /// `source: n` and `dest: n` elements.
     ///
     /// # Ordering
-    /// Runs after earlier operations of the stream.
+    /// The copy runs after earlier operations of the stream.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if lengths differ, `source` and `dest` overlap, or a handle
-    /// belongs to another world or is no longer valid.
+    /// [`Misuse`](crate::Misuse) if the lengths differ, if `source` and `dest` overlap, or if a
+    /// handle belongs to another world or is no longer valid.
     pub fn copy<T: Element>(&self, mut source: impl StreamSource<T>, mut dest: impl StreamDest<T>) -> Result<Ticket> {
         let prepared = check::copy("copy", &self.shared, source.span(), dest.span())?;
         call::submit_on(self, &prepared, decode::nothing)

@@ -1,4 +1,4 @@
-//! Order and completion of the one-sided operations of this PE.
+//! Ordering and completion of the one-sided operations of this PE.
 
 use crate::world::stream::Stream;
 use crate::world::ticket::{Ticket, decode};
@@ -6,21 +6,23 @@ use crate::world::world::World;
 use crate::{Result, call, check};
 
 impl World {
-    /// Orders puts, signals and atomics of this PE: a target sees those issued before the fence
-    /// earlier than those issued after it. The fence completes no operation.
+    /// Orders the puts, signals and atomics of this PE. A target sees the operations issued before
+    /// the fence earlier than the operations issued after the fence. The fence does not complete
+    /// any operation.
     ///
     /// # Ordering
-    /// Runs after earlier operations of `stream`.
+    /// The fence runs after earlier operations of `stream`.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after finalize or for a stream of another world; errors of the
-    /// backend.
+    /// [`Misuse`](crate::Misuse) after finalize, and for a stream that belongs to another world;
+    /// errors of the backend.
     pub fn fence(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "fence";
         call::submit(CALL, self.team(), stream, check::fence(CALL, &self.shared)?, decode::nothing)
     }
 
-    /// Like [`World::fence`], for operations of the calling thread.
+    /// Like [`World::fence`], but runs on the calling thread, and orders the operations that this
+    /// thread has issued.
     ///
     /// # Errors
     /// As for [`World::fence`].
@@ -29,11 +31,12 @@ impl World {
         call::run_unit(&self.shared, check::fence("fence_blocking", &self.shared)?)
     }
 
-    /// Completes the earlier puts, gets, signals and atomics of this PE, including `nbi` forms, at
-    /// their targets.
+    /// Completes the earlier puts, gets, signals and atomics of this PE, including `nbi` forms.
+    /// When the quiet is complete, puts, signals and atomics are complete at their targets, and the
+    /// data of gets is in the destination buffers.
     ///
     /// # Ordering
-    /// Runs after earlier operations of `stream`.
+    /// The quiet runs after earlier operations of `stream`.
     ///
     /// # Errors
     /// As for [`World::fence`]; [`Error::Peer`](crate::Error::Peer) if a PE is known to have died:
@@ -43,7 +46,8 @@ impl World {
         call::submit(CALL, self.team(), stream, check::quiet(CALL, &self.shared)?, decode::nothing)
     }
 
-    /// Like [`World::quiet`], for operations of the calling thread.
+    /// Like [`World::quiet`], but runs on the calling thread, and completes the operations that
+    /// this thread has issued.
     ///
     /// # Errors
     /// As for [`World::quiet`].

@@ -32,17 +32,18 @@ use peerweave_types::Rank;
 /// # }
 /// ```
 impl Team {
-    /// Changes a signal word on a rank.
+    /// Changes a signal word on rank `rank`.
     ///
     /// # Ordering
-    /// Runs after earlier operations of `stream`. A rank that waits for the new value sees earlier
-    /// puts of this PE only if a [`fence`](crate::World::fence) or [`quiet`](crate::World::quiet)
-    /// separates them from the signal. [`put_signal`](Team::put_signal) needs no fence or quiet for
-    /// its own data.
+    /// The signal runs after earlier operations of `stream`. A rank that has waited for the new
+    /// value sees earlier puts of this PE only if a [`fence`](crate::World::fence) or
+    /// [`quiet`](crate::World::quiet) separates the puts from the signal.
+    /// [`put_signal`](Team::put_signal) needs no fence or quiet for its own data.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the team does not have the rank, or if the team, stream or word
-    /// belongs to another world or is no longer valid.
+    /// [`Misuse`](crate::Misuse) if `rank` is not a rank of the team, or if the team, stream or
+    /// word belongs to another world or is no longer valid. [`Error::Peer`](crate::Error::Peer) if
+    /// the target is known to have died or left the job: see [Dead targets](Team#dead-targets).
     pub fn signal(&self, stream: &Stream, update: SignalUpdate<'_>, rank: Rank) -> Result<Ticket> {
         const CALL: &str = "signal";
         call::submit(CALL, self, stream, check::signal(CALL, self, update, rank)?, decode::nothing)
@@ -57,8 +58,9 @@ impl Team {
         call::run_unit(&self.inner.shared, check::signal("signal_blocking", self, update, rank)?)
     }
 
-    /// Returns the current value of a signal word of this PE. The call orders no accesses to data:
-    /// if data depends on the word, use a wait or test.
+    /// Returns the current value of a signal word of this PE. The call does not order accesses to
+    /// data. If data depends on the word, use a wait or a test, such as
+    /// [`Team::wait_until_blocking`] or [`Team::test`].
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::signal`].

@@ -1,7 +1,7 @@
 //! Puts and gets: one PE moves the data, and the target takes no part. Signals are in `signal.rs`,
 //! atomics in `atomic.rs`.
 //!
-//! The remote side is always given by a [`Symmetric`] handle of this PE, which names the same
+//! The remote side is always given by a [`Symmetric`] handle of this PE. The handle names the same
 //! elements on the target.
 
 use crate::arguments::SignalUpdate;
@@ -19,19 +19,19 @@ use std::slice::{from_mut, from_ref};
 /// Puts and gets.
 ///
 /// # Dead targets
-/// One-sided operations (puts, gets, signals, atomics) and tests of signal words wait for no PE. So
-/// a single operation may succeed although its target has died or left. The next wait or barrier
-/// then reports the failure.
+/// One-sided operations (puts, gets, signals, atomics) and tests of signal words do not wait for
+/// other PEs. So a single operation may succeed although its target has died or left the job. The
+/// next wait or barrier then returns the error.
 ///
 /// On the `host` backend, about one small operation in a thousand checks whether its target is
 /// alive. A program that repeats operations, for example to get a lock that a dead PE holds, gets
 /// [`Error::Peer`](crate::Error::Peer) within milliseconds. About one
 /// [`quiet`](crate::World::quiet) in a thousand checks whether any PE has died. A test of a word
-/// that can no longer change reports the error, as a wait does.
+/// that can no longer change returns the error, as a wait does.
 ///
-/// On the `cuda` backend, single operations do not check their targets. Every quiet, of the world
-/// or of a [`Context`](crate::Context), checks all PEs: it fails if the connection of a PE to the
-/// rendezvous has closed.
+/// On the `cuda` backend, single operations do not check their targets. Every quiet, whether of the
+/// world or of a [`Context`](crate::Context), checks all PEs. The quiet fails if the connection
+/// between a PE and the rendezvous has closed.
 ///
 /// # Example
 /// ```
@@ -65,21 +65,21 @@ use std::slice::{from_mut, from_ref};
 /// # }
 /// ```
 impl Team {
-    /// Copies `source` to `dest` on a rank.
+    /// Copies `source` to `dest` on rank `rank`.
     ///
     /// # Shapes
-    /// `source: n`, `dest: n` elements.
+    /// `source: n` and `dest: n` elements.
     ///
     /// # Ordering
-    /// Runs after earlier operations of `stream`. When the put is complete, `source` may be reused.
-    /// The data is visible at the target after a [`quiet`](crate::World::quiet) or barrier. Puts to
-    /// one rank are ordered only by a [`fence`](crate::World::fence) between them.
+    /// The put runs after earlier operations of `stream`. When the put is complete, `source` may be
+    /// reused. The data is visible at the target after a [`quiet`](crate::World::quiet) or barrier.
+    /// Puts to one rank are ordered only by a [`fence`](crate::World::fence) between them.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if lengths differ, the team does not have the rank, the two sides
-    /// of a transfer from this rank to itself overlap, or a handle belongs to another world or is
-    /// no longer valid. [`Error::Peer`](crate::Error::Peer) if the target is known to have died or
-    /// left: see [Dead targets](Team#dead-targets).
+    /// [`Misuse`](crate::Misuse) if the lengths differ, if `rank` is not a rank of the team, or if
+    /// a handle belongs to another world or is no longer valid. Also [`Misuse`](crate::Misuse) if
+    /// `rank` is this rank, and `source` and `dest` overlap. [`Error::Peer`](crate::Error::Peer) if
+    /// the target is known to have died or left the job: see [Dead targets](Team#dead-targets).
     #[inline]
     pub fn put<T: Element>(
         &self,
@@ -104,7 +104,8 @@ impl Team {
     }
 
     /// Like [`Team::put`], but the put may complete as late as the next
-    /// [`quiet`](crate::World::quiet). Until then, the queue holds `source`, which must not change.
+    /// [`quiet`](crate::World::quiet). Until that quiet, the queue holds `source`, and the caller
+    /// must not change `source`.
     ///
     /// # Errors
     /// As for [`Team::put`].
@@ -121,8 +122,8 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::put_nbi`], but issued by the calling thread. A `source` in ordinary memory may
-    /// be reused when the call returns. A symmetric `source` may be reused after the next
+    /// Like [`Team::put_nbi`], but the calling thread issues the put. A `source` in ordinary memory
+    /// may be reused when the call returns. A symmetric `source` may be reused after the next
     /// [`quiet`](crate::World::quiet_blocking).
     ///
     /// # Errors
@@ -133,13 +134,14 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies `source` on a rank to `dest`.
+    /// Copies `source` on rank `rank` to `dest`.
     ///
     /// # Shapes
-    /// `source: n`, `dest: n` elements.
+    /// `source: n` and `dest: n` elements.
     ///
     /// # Ordering
-    /// Runs after earlier operations of `stream`. When the get is complete, the data is in `dest`.
+    /// The get runs after earlier operations of `stream`. When the get is complete, the data is in
+    /// `dest`.
     ///
     /// # Errors
     /// As for [`Team::put`].
@@ -167,7 +169,7 @@ impl Team {
     }
 
     /// Like [`Team::get`], but the data is in `dest` only after the next
-    /// [`quiet`](crate::World::quiet). The queue holds `dest` until then.
+    /// [`quiet`](crate::World::quiet). The queue holds `dest` until that quiet.
     ///
     /// # Errors
     /// As for [`Team::get`].
@@ -184,9 +186,9 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::get_nbi`], but issued by the calling thread. If `dest` is ordinary memory, the
-    /// data is in `dest` when the call returns. If `dest` is symmetric, the data is there after the
-    /// next [`quiet`](crate::World::quiet_blocking).
+    /// Like [`Team::get_nbi`], but the calling thread issues the get. If `dest` is ordinary memory,
+    /// the data is in `dest` when the call returns. If `dest` is symmetric, the data is in `dest`
+    /// after the next [`quiet`](crate::World::quiet_blocking).
     ///
     /// # Errors
     /// As for [`Team::get`].
@@ -196,18 +198,17 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies elements of `source`, at one stride, to elements of `dest` on a rank, at another
-    /// stride.
+    /// Copies strided elements of `source` to strided elements of `dest` on rank `rank`.
     ///
     /// # Shapes
     /// Element `i * strides.source` of `source` is copied to element `i * strides.dest` of `dest`,
-    /// for `i` in `0..strides.count`. Both buffers must contain these elements.
+    /// for `i` in `0..strides.count`. `source` and `dest` must contain all of these elements.
     ///
     /// # Ordering
     /// As for [`Team::put`].
     ///
     /// # Errors
-    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if a stride is 0, or if one of the elements
+    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if a stride is 0, or if an element to copy
     /// lies outside its buffer.
     pub fn put_strided<T: Element>(
         &self,
@@ -238,8 +239,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies elements of `source` on a rank, at one stride, to elements of `dest`, at another
-    /// stride.
+    /// Copies strided elements of `source` on rank `rank` to strided elements of `dest`.
     ///
     /// # Shapes
     /// As for [`Team::put_strided`].
@@ -278,13 +278,13 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Sets element `index` of `dest` on a rank to `value`.
+    /// Sets element `index` of `dest` on rank `rank` to `value`.
     ///
     /// # Ordering
     /// As for [`Team::put`].
     ///
     /// # Errors
-    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if there is no element `index`.
+    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if `dest` has no element `index`.
     pub fn p<T: Element>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, value: T, rank: Rank) -> Result<Ticket> {
         const CALL: &str = "p";
         if !is_word::<T>() {
@@ -311,13 +311,14 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Gets element `index` of `source` on a rank.
+    /// Gets element `index` of `source` on rank `rank`. The ticket returns the value of the
+    /// element.
     ///
     /// # Ordering
     /// As for [`Team::get`].
     ///
     /// # Errors
-    /// As for [`Team::get`]; [`Misuse`](crate::Misuse) if there is no element `index`.
+    /// As for [`Team::get`]; [`Misuse`](crate::Misuse) if `source` has no element `index`.
     pub fn g<T: Element>(&self, stream: &Stream, source: &Symmetric<T>, index: usize, rank: Rank) -> Result<Ticket<T>> {
         const CALL: &str = "g";
         if !is_word::<T>() {
@@ -347,11 +348,11 @@ impl Team {
         call::run(&self.inner.shared, prepared).map(decode::element)
     }
 
-    /// Copies `source` to `dest` on a rank, then changes a signal word on that rank. A PE that
-    /// waits for the word sees the data.
+    /// Copies `source` to `dest` on rank `rank`, then changes a signal word on that rank. A PE that
+    /// has waited for the new value of the word sees the data.
     ///
     /// # Shapes
-    /// `source: n`, `dest: n` elements. `dest` does not contain the word.
+    /// `source: n` and `dest: n` elements. `dest` does not contain the signal word.
     ///
     /// # Ordering
     /// As for [`Team::put`]. At the target, the word changes after the data is visible.
@@ -391,7 +392,7 @@ impl Team {
     }
 
     /// Like [`Team::put_signal`], but `source` must not change before the next
-    /// [`quiet`](crate::World::quiet). The queue holds `source` until then.
+    /// [`quiet`](crate::World::quiet). The queue holds `source` until that quiet.
     ///
     /// # Errors
     /// As for [`Team::put_signal`].
@@ -409,8 +410,9 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::put_signal_nbi`], but issued by the calling thread. `source` may be reused as
-    /// early as that of [`Team::put_nbi_blocking`].
+    /// Like [`Team::put_signal_nbi`], but the calling thread issues the put. A `source` in ordinary
+    /// memory may be reused when the call returns. A symmetric `source` may be reused after the
+    /// next [`quiet`](crate::World::quiet_blocking).
     ///
     /// # Errors
     /// As for [`Team::put_signal`].

@@ -1,5 +1,5 @@
-//! Waits and tests of words of this PE, with one value for all words. The forms with a value for
-//! each word are in `wait_vector.rs`.
+//! Waits for words of this PE and tests of such words, with one value for all words. The forms with
+//! a value for each word are in `wait_vector.rs`.
 
 use crate::arguments::WaitWord;
 use crate::arguments::symmetric::Symmetric;
@@ -30,15 +30,16 @@ fn awaited<'a, T: WaitElement>(
 /// `T`: an `i32` of -1 is less than 0.
 ///
 /// If data depends on a word, change the word only by signals, by atomic operations after a
-/// [`fence`](crate::World::fence), or by [`Team::p`] after a fence. A waiter never sees a part of a
-/// change by [`Team::p`] or an atomic operation.
+/// [`fence`](crate::World::fence), or by [`Team::p`] after a fence. If [`Team::p`] or an atomic
+/// operation changes a word, a waiter sees either the old value or the new value, and never a
+/// mixture.
 ///
 /// # Any of several words
 /// [`Team::wait_until_any`] and [`Team::test_any`] return the index of one word. If several words
 /// satisfy the comparison, the call returns the index of any of them, and repeated calls vary the
 /// choice. So a program that repeats the call gets the index of every word that stays satisfied,
-/// even if other words are always satisfied. The program need not exclude a word whose index was
-/// returned. A wait that was captured into a graph prefers the same word in each replay.
+/// even if other words are always satisfied. The program need not exclude a word whose index has
+/// been returned. A wait that has been captured into a graph prefers the same word in each replay.
 ///
 /// # Example
 /// ```
@@ -60,19 +61,19 @@ fn awaited<'a, T: WaitElement>(
 /// # }
 /// ```
 impl Team {
-    /// Waits until the comparison of a word of this PE with `value` holds, and returns the value of
-    /// the word. Pass the word as `&Signal` or as `(&Symmetric<T>, index)`.
+    /// Waits until a word of this PE satisfies the comparison with `value`, and returns the value
+    /// of the word. Pass the word as `&Signal` or as `(&Symmetric<T>, index)`.
     ///
     /// # Ordering
     /// Data that was put to this PE before the change that ends the wait is visible to later
-    /// operations of `stream`, and to a thread that has waited for the ticket.
+    /// operations of `stream`, and to any thread that has waited for the ticket.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`Misuse`](crate::Misuse) if there is no such word, or if the
-    /// team, stream or memory belongs to another world or is no longer valid.
+    /// Before anything is enqueued: [`Misuse`](crate::Misuse) if the memory does not contain the
+    /// word, or if the team, stream or memory belongs to another world or is no longer valid.
     ///
-    /// From the ticket: [`Error::Timeout`](crate::Error::Timeout) after the deadline of the world,
-    /// and [`Error::Peer`](crate::Error::Peer) if a PE that could change the word has died.
+    /// From the ticket: [`Error::Timeout`](crate::Error::Timeout) at the deadline of the world, and
+    /// [`Error::Peer`](crate::Error::Peer) if a PE that could change the word has died.
     pub fn wait_until<W: WaitWord>(
         &self,
         stream: &Stream,
@@ -88,7 +89,8 @@ impl Team {
     /// Like [`Team::wait_until`], but runs on the calling thread.
     ///
     /// # Errors
-    /// As for [`Team::wait_until`]. The call itself returns the errors of the ticket.
+    /// As for [`Team::wait_until`]. The call itself returns the errors that the ticket would
+    /// return.
     #[inline]
     pub fn wait_until_blocking<W: WaitWord>(&self, word: W, compare: Compare, value: W::Element) -> Result<W::Element> {
         const CALL: &str = "wait_until_blocking";
@@ -96,31 +98,31 @@ impl Team {
         call::run(&self.inner.shared, prepared).map(decode::integer)
     }
 
-    /// Returns whether the comparison of a word of this PE with `value` holds now. Runs on the
-    /// calling thread.
+    /// Returns whether a word of this PE satisfies the comparison with `value` now. The test runs
+    /// on the calling thread.
     ///
     /// # Ordering
-    /// As for [`Team::wait_until_blocking`], if the result is true.
+    /// If the result is `true`: as for [`Team::wait_until_blocking`].
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::wait_until`]; [`Error::Peer`](crate::Error::Peer)
-    /// if the comparison does not hold and the word can no longer change: see [Dead
-    /// targets](Team#dead-targets).
+    /// if the word does not satisfy the comparison and can no longer change: see
+    /// [Dead targets](Team#dead-targets).
     #[inline]
     pub fn test<W: WaitWord>(&self, word: W, compare: Compare, value: W::Element) -> Result<bool> {
         let prepared = check::wait_for_one("test", self, word.word(), (compare, value.to_word()), WaitMode::Test)?;
         call::run(&self.inner.shared, prepared).map(decode::holds)
     }
 
-    /// Waits until the comparison with `value` holds for all of these words of this PE. Words for
-    /// which `exclude` is true are ignored. If all words are excluded, the wait ends at once.
+    /// Waits until all words in `words` on this PE satisfy the comparison with `value`. Words for
+    /// which `exclude` is `true` are ignored. If all words are excluded, the wait ends at once.
     ///
     /// # Ordering
     /// As for [`Team::wait_until`].
     ///
     /// # Errors
-    /// As for [`Team::wait_until`]; [`Misuse`](crate::Misuse) if `exclude` does not have one entry
-    /// per word.
+    /// As for [`Team::wait_until`]; [`Misuse`](crate::Misuse) if the length of `exclude` is not the
+    /// number of words.
     pub fn wait_until_all<T: WaitElement>(
         &self,
         stream: &Stream,
@@ -149,16 +151,16 @@ impl Team {
         call::run(&self.inner.shared, check::wait("wait_until_all_blocking", self, awaited, WaitMode::Wait)?).map(decode::nothing)
     }
 
-    /// Waits until the comparison with `value` holds for one of these words of this PE, and returns
-    /// the index of [any such word](Team#any-of-several-words). Words for which `exclude` is true
-    /// are ignored. If all words are excluded, the wait returns `None` at once.
+    /// Waits until at least one word in `words` on this PE satisfies the comparison with `value`,
+    /// and returns the index of [any such word](Team#any-of-several-words). Words for which
+    /// `exclude` is `true` are ignored. If all words are excluded, the wait returns `None` at once.
     ///
     /// # Ordering
-    /// As for [`Team::wait_until`], for the word of the returned index.
+    /// As for [`Team::wait_until`], for the word at the returned index.
     ///
     /// # Errors
-    /// As for [`Team::wait_until`]; [`Misuse`](crate::Misuse) if `exclude` does not have one entry
-    /// per word.
+    /// As for [`Team::wait_until`]; [`Misuse`](crate::Misuse) if the length of `exclude` is not the
+    /// number of words.
     pub fn wait_until_any<T: WaitElement>(
         &self,
         stream: &Stream,
@@ -187,16 +189,16 @@ impl Team {
         call::run(&self.inner.shared, check::wait("wait_until_any_blocking", self, awaited, WaitMode::Wait)?).map(decode::first)
     }
 
-    /// Waits until the comparison with `value` holds for at least one of these words of this PE,
-    /// and returns the indices of all such words in ascending order. Words for which `exclude` is
-    /// true are ignored. If all words are excluded, the wait returns an empty list at once.
+    /// Waits until at least one word in `words` on this PE satisfies the comparison with `value`,
+    /// and returns the indices of all such words, in ascending order. Words for which `exclude` is
+    /// `true` are ignored. If all words are excluded, the wait returns an empty list at once.
     ///
     /// # Ordering
-    /// As for [`Team::wait_until`], for the words of the returned indices.
+    /// As for [`Team::wait_until`], for the words at the returned indices.
     ///
     /// # Errors
-    /// As for [`Team::wait_until`]; [`Misuse`](crate::Misuse) if `exclude` does not have one entry
-    /// per word.
+    /// As for [`Team::wait_until`]; [`Misuse`](crate::Misuse) if the length of `exclude` is not the
+    /// number of words.
     pub fn wait_until_some<T: WaitElement>(
         &self,
         stream: &Stream,
@@ -226,11 +228,12 @@ impl Team {
             .map(decode::indices)
     }
 
-    /// Returns whether the comparison with `value` holds now for all words that are not excluded.
-    /// The result is true if all words are excluded. Runs on the calling thread.
+    /// Returns whether all words in `words` that are not excluded satisfy the comparison with
+    /// `value` now. The result is `true` if all words are excluded. The test runs on the calling
+    /// thread.
     ///
     /// # Ordering
-    /// As for [`Team::wait_until_all_blocking`], if the result is true.
+    /// If the result is `true`: as for [`Team::wait_until_all_blocking`].
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`];
@@ -246,12 +249,12 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_all", self, awaited, WaitMode::Test)?).map(decode::holds)
     }
 
-    /// Returns the index of [any word](Team#any-of-several-words) that is not excluded and for
-    /// which the comparison with `value` holds now. Returns `None` if there is no such word. Runs
-    /// on the calling thread.
+    /// Returns the index of [any word](Team#any-of-several-words) in `words` that is not excluded
+    /// and that satisfies the comparison with `value` now. Returns `None` if there is no such word.
+    /// The test runs on the calling thread.
     ///
     /// # Ordering
-    /// As for [`Team::wait_until_any_blocking`], for the word of the returned index.
+    /// As for [`Team::wait_until_any_blocking`], for the word at the returned index.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`];
@@ -267,11 +270,12 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_any", self, awaited, WaitMode::Test)?).map(decode::first)
     }
 
-    /// Returns the indices of all words that are not excluded and for which the comparison with
-    /// `value` holds now, in ascending order. Runs on the calling thread.
+    /// Returns the indices of all words in `words` that are not excluded and that satisfy the
+    /// comparison with `value` now. The indices are in ascending order. The test runs on the
+    /// calling thread.
     ///
     /// # Ordering
-    /// As for [`Team::wait_until_some_blocking`], for the words of the returned indices.
+    /// As for [`Team::wait_until_some_blocking`], for the words at the returned indices.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`];

@@ -1,4 +1,4 @@
-//! Waits and tests of words of this PE, with a value for each word.
+//! Waits for words of this PE and tests of such words, with a value for each word.
 
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::{Until, WaitMode, WaitValues};
@@ -48,15 +48,15 @@ fn awaited<'a, T: WaitElement>(
 /// # }
 /// ```
 impl Team {
-    /// Like [`Team::wait_until_all`], with a value for each word: word `i` is compared with
+    /// Like [`Team::wait_until_all`], but compares each word with its own value: word `i` with
     /// `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::wait_until_all`].
     ///
     /// # Errors
-    /// As for [`Team::wait_until_all`]; [`Misuse`](crate::Misuse) if `values` does not have one
-    /// element per word.
+    /// As for [`Team::wait_until_all`]; [`Misuse`](crate::Misuse) if the length of `values` is not
+    /// the number of words.
     pub fn wait_until_all_vector<T: WaitElement>(
         &self,
         stream: &Stream,
@@ -86,15 +86,15 @@ impl Team {
             .map(decode::nothing)
     }
 
-    /// Like [`Team::wait_until_any`], with a value for each word: word `i` is compared with
+    /// Like [`Team::wait_until_any`], but compares each word with its own value: word `i` with
     /// `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::wait_until_any`].
     ///
     /// # Errors
-    /// As for [`Team::wait_until_any`]; [`Misuse`](crate::Misuse) if `values` does not have one
-    /// element per word.
+    /// As for [`Team::wait_until_any`]; [`Misuse`](crate::Misuse) if the length of `values` is not
+    /// the number of words.
     pub fn wait_until_any_vector<T: WaitElement>(
         &self,
         stream: &Stream,
@@ -124,15 +124,15 @@ impl Team {
             .map(decode::first)
     }
 
-    /// Like [`Team::wait_until_some`], with a value for each word: word `i` is compared with
+    /// Like [`Team::wait_until_some`], but compares each word with its own value: word `i` with
     /// `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::wait_until_some`].
     ///
     /// # Errors
-    /// As for [`Team::wait_until_some`]; [`Misuse`](crate::Misuse) if `values` does not have one
-    /// element per word.
+    /// As for [`Team::wait_until_some`]; [`Misuse`](crate::Misuse) if the length of `values` is not
+    /// the number of words.
     pub fn wait_until_some_vector<T: WaitElement>(
         &self,
         stream: &Stream,
@@ -162,14 +162,15 @@ impl Team {
             .map(decode::indices)
     }
 
-    /// Like [`Team::test_all`], with a value for each word: word `i` is compared with `values[i]`.
+    /// Like [`Team::test_all`], but compares each word with its own value: word `i` with
+    /// `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::test_all`].
     ///
     /// # Errors
-    /// As for [`Team::test_all`]; [`Misuse`](crate::Misuse) if `values` does not have one element
-    /// per word.
+    /// As for [`Team::test_all`]; [`Misuse`](crate::Misuse) if the length of `values` is not the
+    /// number of words.
     pub fn test_all_vector<T: WaitElement>(
         &self,
         words: &Symmetric<T>,
@@ -181,14 +182,15 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_all_vector", self, awaited, WaitMode::Test)?).map(decode::holds)
     }
 
-    /// Like [`Team::test_any`], with a value for each word: word `i` is compared with `values[i]`.
+    /// Like [`Team::test_any`], but compares each word with its own value: word `i` with
+    /// `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::test_any`].
     ///
     /// # Errors
-    /// As for [`Team::test_any`]; [`Misuse`](crate::Misuse) if `values` does not have one element
-    /// per word.
+    /// As for [`Team::test_any`]; [`Misuse`](crate::Misuse) if the length of `values` is not the
+    /// number of words.
     pub fn test_any_vector<T: WaitElement>(
         &self,
         words: &Symmetric<T>,
@@ -200,14 +202,15 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_any_vector", self, awaited, WaitMode::Test)?).map(decode::first)
     }
 
-    /// Like [`Team::test_some`], with a value for each word: word `i` is compared with `values[i]`.
+    /// Like [`Team::test_some`], but compares each word with its own value: word `i` with
+    /// `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::test_some`].
     ///
     /// # Errors
-    /// As for [`Team::test_some`]; [`Misuse`](crate::Misuse) if `values` does not have one element
-    /// per word.
+    /// As for [`Team::test_some`]; [`Misuse`](crate::Misuse) if the length of `values` is not the
+    /// number of words.
     pub fn test_some_vector<T: WaitElement>(
         &self,
         words: &Symmetric<T>,
