@@ -1,4 +1,5 @@
-//! Creation and destruction of teams: splits, teams of listed PEs, and the team of this machine.
+//! Creation and destruction of teams: splits, teams of listed PEs, and the team of all PEs on this
+//! machine.
 
 use crate::backend::error::{MisuseKind, misuse};
 use crate::backend::{SplitCall, SplitPart};
@@ -41,11 +42,12 @@ impl World {
     ///
     /// # Errors
     /// - [`Misuse`](crate::Misuse) if the list is empty, lacks this PE, contains a PE twice, or
-    ///   contains a PE that the job does not have.
+    ///   contains a PE that is not in the job. Also [`Misuse`](crate::Misuse) if the world has been
+    ///   finalized.
     /// - [`Error::Timeout`](crate::Error::Timeout) if a member has not made the call by the
     ///   deadline. The error names every member that has not made the call. The calls of all other
     ///   members fail too, and these members may repeat the call.
-    /// - [`Error::Peer`](crate::Error::Peer) if a member has died or left.
+    /// - [`Error::Peer`](crate::Error::Peer) if a member has died or left the job.
     /// - [`Error::Mismatch`](crate::Error::Mismatch) if another member makes the call with a
     ///   different list that contains this PE. The calls of both PEs fail with this error.
     /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if there is no team

@@ -29,7 +29,7 @@ impl Team {
     /// Combines the elements of all ranks with `function`, and stores the result on every rank.
     ///
     /// # Shapes
-    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
+    /// `send` and `recv` have `n` elements each. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::all_reduce`]; [`Error::Unsupported`](crate::Error::Unsupported) if
@@ -69,8 +69,8 @@ impl Team {
     /// Combines the elements of all ranks with `function`, and stores the result on rank `root`.
     ///
     /// # Shapes
-    /// `send: n` elements on every rank; `recv: n` elements on the root. On the root, the two
-    /// buffers do not overlap. On the other ranks, `recv` is ignored, and may be
+    /// `send` has `n` elements on every rank. `recv` has `n` elements on the root. On the root, the
+    /// two buffers do not overlap. On the other ranks, `recv` is ignored, and may be
     /// [`none()`](crate::none).
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl Team {
     /// combination of the elements of ranks 0 to `r`.
     ///
     /// # Shapes
-    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
+    /// `send` and `recv` have `n` elements each. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_with`].
@@ -168,7 +168,7 @@ impl Team {
     /// combination of the elements of ranks 0 to `r - 1`. On rank 0, `recv` does not change.
     ///
     /// # Shapes
-    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
+    /// `send` and `recv` have `n` elements each. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_with`].

@@ -104,7 +104,7 @@ impl Team {
     /// Before anything is enqueued:
     /// - The error that `members` returns.
     /// - The first error that a method of the group returned, if `members` ignored that error.
-    /// - [`Misuse`](crate::Misuse) if a receive overlaps another send or receive of the group.
+    /// - [`Misuse`](crate::Misuse) if a receive overlaps another send or receive in the group.
     /// - [`Misuse`](crate::Misuse) if the number of sends to this rank itself differs from the
     ///   number of receives from this rank itself.
     ///

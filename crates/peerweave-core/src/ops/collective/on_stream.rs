@@ -16,8 +16,8 @@ use std::sync::Arc;
 /// Stream-ordered collective operations.
 ///
 /// Each call enqueues the operation on `stream`, after earlier operations of the stream, and
-/// returns a [`Ticket`]. The queue holds the buffers until the operation is complete. Until then,
-/// the caller may drop the buffers, but must not change them.
+/// returns a [`Ticket`]. The queue holds the buffers until the operation is complete. Until the
+/// operation is complete, the caller may drop the buffers, but must not change them.
 ///
 /// # Collective
 /// Every rank of the team must make the same call: the same operation, element type, count,
@@ -117,7 +117,7 @@ impl Team {
     /// same bits.
     ///
     /// # Shapes
-    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
+    /// `send` and `recv` have `n` elements each. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, for buffers that
@@ -139,7 +139,7 @@ impl Team {
     /// Like [`Team::all_reduce`], but the result replaces the elements in `buffer`.
     ///
     /// # Shapes
-    /// `buffer: n` elements.
+    /// `buffer` has `n` elements on every rank.
     ///
     /// # Errors
     /// As for [`Team::all_reduce`].
@@ -158,8 +158,8 @@ impl Team {
     /// Reduces the elements of all ranks, and stores the result on the root.
     ///
     /// # Shapes
-    /// `send: n` elements on every rank; `recv: n` elements on the root. On the root, the two
-    /// buffers do not overlap. On the other ranks, `recv` is ignored, and may be
+    /// `send` has `n` elements on every rank. `recv` has `n` elements on the root. On the root, the
+    /// two buffers do not overlap. On the other ranks, `recv` is ignored, and may be
     /// [`none()`](crate::none).
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl Team {
     /// Like [`Team::reduce`], but on the root, the result replaces the elements in `buffer`.
     ///
     /// # Shapes
-    /// `buffer: n` elements on every rank. `buffer` changes on the root only.
+    /// `buffer` has `n` elements on every rank, and changes on the root only.
     ///
     /// # Errors
     /// As for [`Team::all_reduce`]; [`Misuse`](crate::Misuse) if `root` is not a rank of the team.
@@ -201,8 +201,8 @@ impl Team {
     /// Copies `send` on the root to `recv` on every rank, including the root.
     ///
     /// # Shapes
-    /// `send: n` elements on the root; `recv: n` elements on every rank. On the root, the two
-    /// buffers do not overlap. On the other ranks, `send` is ignored, and may be
+    /// `send` has `n` elements on the root. `recv` has `n` elements on every rank. On the root, the
+    /// two buffers do not overlap. On the other ranks, `send` is ignored, and may be
     /// [`none()`](crate::none).
     ///
     /// # Errors
@@ -226,7 +226,7 @@ impl Team {
     /// Like [`Team::broadcast`], but copies `buffer` on the root to `buffer` on the other ranks.
     ///
     /// # Shapes
-    /// `buffer: n` elements.
+    /// `buffer` has `n` elements on every rank.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong root, and for a buffer that
@@ -241,8 +241,8 @@ impl Team {
     /// Copies the elements of all ranks to every rank, in rank order.
     ///
     /// # Shapes
-    /// `send: n` and `recv: n × size` elements, where `size` is the number of ranks. The two
-    /// buffers do not overlap.
+    /// `send` has `n` elements. `recv` has `n × size` elements, where `size` is the number of
+    /// ranks. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, and for buffers that
@@ -263,7 +263,7 @@ impl Team {
     /// `buffer`.
     ///
     /// # Shapes
-    /// `buffer: n × size` elements, where `size` is the number of ranks. Rank `r` contributes
+    /// `buffer` has `n × size` elements, where `size` is the number of ranks. Rank `r` contributes
     /// elements `r × n .. (r + 1) × n`.
     ///
     /// # Errors
@@ -279,9 +279,9 @@ impl Team {
     /// Reduces the elements of all ranks, and stores one part of the result on each rank.
     ///
     /// # Shapes
-    /// `send: n × size` and `recv: n` elements, where `size` is the number of ranks. The two
-    /// buffers do not overlap. Rank `r` gets the reduction of elements `r × n .. (r + 1) × n` of
-    /// all ranks.
+    /// `send` has `n × size` elements, where `size` is the number of ranks. `recv` has `n`
+    /// elements. The two buffers do not overlap. Rank `r` gets the reduction of elements
+    /// `r × n .. (r + 1) × n` of all ranks.
     ///
     /// # Errors
     /// As for [`Team::all_reduce`].
@@ -302,9 +302,9 @@ impl Team {
     /// this rank.
     ///
     /// # Shapes
-    /// `buffer: n × size` elements, where `size` is the number of ranks. On rank `r`, the result is
-    /// in elements `r × n .. (r + 1) × n`. The values of the other elements are unspecified
-    /// afterwards.
+    /// `buffer` has `n × size` elements, where `size` is the number of ranks. On rank `r`, the
+    /// result is in elements `r × n .. (r + 1) × n`. The values of the other elements are
+    /// unspecified afterwards.
     ///
     /// # Errors
     /// As for [`Team::all_reduce`].
@@ -324,7 +324,7 @@ impl Team {
     /// ranks in `recv`, in rank order.
     ///
     /// # Shapes
-    /// `send: n × size` and `recv: n × size` elements, where `size` is the number of ranks. Each
+    /// `send` and `recv` have `n × size` elements each, where `size` is the number of ranks. Each
     /// part has `n` elements. The two buffers do not overlap.
     ///
     /// # Errors
@@ -346,7 +346,8 @@ impl Team {
     /// rank.
     ///
     /// # Shapes
-    /// `buffer: n × size` elements.
+    /// `buffer` has `n × size` elements, where `size` is the number of ranks. Each part has `n`
+    /// elements.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a length that is not a multiple of
@@ -415,9 +416,9 @@ impl Team {
     /// Copies the elements of all ranks to the root, in rank order.
     ///
     /// # Shapes
-    /// `send: n` elements on every rank; `recv: n × size` elements on the root, where `size` is the
-    /// number of ranks. On the root, the two buffers do not overlap. On the other ranks, `recv` is
-    /// ignored, and may be [`none()`](crate::none).
+    /// `send` has `n` elements on every rank. `recv` has `n × size` elements on the root, where
+    /// `size` is the number of ranks. On the root, the two buffers do not overlap. On the other
+    /// ranks, `recv` is ignored, and may be [`none()`](crate::none).
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, for buffers
@@ -440,8 +441,8 @@ impl Team {
     /// Like [`Team::gather`], but the elements of the root are already at their place in `buffer`.
     ///
     /// # Shapes
-    /// On the root, `buffer: n × size` elements, where `size` is the number of ranks. On the other
-    /// ranks, `buffer: n` elements. The other ranks only read `buffer`.
+    /// On the root, `buffer` has `n × size` elements, where `size` is the number of ranks. On the
+    /// other ranks, `buffer` has `n` elements. The other ranks only read `buffer`.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, and for a
@@ -456,8 +457,8 @@ impl Team {
     /// Sends part `r` of `send` on the root to `recv` on rank `r`.
     ///
     /// # Shapes
-    /// `send: n × size` elements on the root, where `size` is the number of ranks; `recv: n`
-    /// elements on every rank. Each part has `n` elements. On the root, the two buffers do not
+    /// `send` has `n × size` elements on the root, where `size` is the number of ranks. `recv` has
+    /// `n` elements on every rank. Each part has `n` elements. On the root, the two buffers do not
     /// overlap. On the other ranks, `send` is ignored, and may be [`none()`](crate::none).
     ///
     /// # Errors
@@ -482,8 +483,8 @@ impl Team {
     /// `buffer`.
     ///
     /// # Shapes
-    /// On the root, `buffer: n × size` elements, where `size` is the number of ranks. On the other
-    /// ranks, `buffer: n` elements. The root only reads `buffer`.
+    /// On the root, `buffer` has `n × size` elements, where `size` is the number of ranks. On the
+    /// other ranks, `buffer` has `n` elements. The root only reads `buffer`.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, and for a
@@ -504,7 +505,7 @@ impl Team {
     /// each other until the deadline. Put such calls into a [`group`](Team::group).
     ///
     /// # Shapes
-    /// `source: n` elements on this rank; `dest: n` elements on the peer.
+    /// `source` on this rank and `dest` on the peer have `n` elements each.
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) if `peer` is not a rank of the team, if
@@ -525,7 +526,7 @@ impl Team {
     /// Receives the elements that `peer` sends to this rank with [`send`](Team::send).
     ///
     /// # Shapes
-    /// `dest: n` elements on this rank; `source: n` elements on the peer.
+    /// `dest` on this rank and `source` on the peer have `n` elements each.
     ///
     /// # Errors
     /// As for [`Team::send`].

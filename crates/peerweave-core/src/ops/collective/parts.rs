@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// - a list whose length is not the number of ranks,
 /// - a part that is not inside its buffer,
 /// - parts of a result that overlap,
-/// - a `send` or `recv` that should be as long as the part of this rank, but is not,
+/// - a buffer for one part whose length is not the length of that part,
 /// - a `root` that is not a rank of the team,
 /// - buffers that overlap, belong to another world or have been released.
 ///
@@ -45,8 +45,7 @@ impl Team {
     /// - a list whose length is not the number of ranks,
     /// - a part that is not inside its buffer,
     /// - parts of a result that overlap,
-    /// - a `send` or `recv` that should be as long as the part of this rank, but is not,
-    /// - a `root` that is not a rank of the team,
+    /// - a buffer for one part whose length is not the length of that part,
     /// - buffers that overlap, belong to another world or have been released.
     ///
     /// [`Error::Mismatch`](crate::Error::Mismatch) if two ranks pass different lengths for the same
@@ -142,7 +141,8 @@ impl Team {
     /// `recv` and `parts` are ignored, and may be [`none()`](crate::none) and `Parts::default()`.
     ///
     /// # Errors
-    /// As for [`Team::all_gather_v`]; [`Misuse`](crate::Misuse) if the root passes no `recv`.
+    /// As for [`Team::all_gather_v`]; [`Misuse`](crate::Misuse) if `root` is not a rank of the
+    /// team, or if the root passes no `recv`.
     ///
     /// # Example
     /// ```
@@ -203,7 +203,8 @@ impl Team {
     /// other. On each other rank, `buffer` is the part to send, and is only read.
     ///
     /// # Errors
-    /// As for [`Team::all_gather_v`].
+    /// As for [`Team::all_gather_v`]. Also [`Misuse`](crate::Misuse) if `root` is not a rank of the
+    /// team.
     pub fn gather_v_in_place<T: Element>(
         &self,
         stream: &Stream,
@@ -240,7 +241,8 @@ impl Team {
     /// and may be [`none()`](crate::none) and `Parts::default()`.
     ///
     /// # Errors
-    /// As for [`Team::all_gather_v`]; [`Misuse`](crate::Misuse) if the root passes no `send`.
+    /// As for [`Team::all_gather_v`]; [`Misuse`](crate::Misuse) if `root` is not a rank of the
+    /// team, or if the root passes no `send`.
     ///
     /// # Example
     /// ```
@@ -300,7 +302,8 @@ impl Team {
     /// rank, `buffer` receives the part for that rank.
     ///
     /// # Errors
-    /// As for [`Team::all_gather_v`].
+    /// As for [`Team::all_gather_v`]. Also [`Misuse`](crate::Misuse) if `root` is not a rank of the
+    /// team.
     pub fn scatter_v_in_place<T: Element>(
         &self,
         stream: &Stream,

@@ -20,7 +20,7 @@ impl Team {
     /// elements of ranks 0 to `r`.
     ///
     /// # Shapes
-    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
+    /// `send` and `recv` have `n` elements each. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::all_reduce`]; [`Misuse`](crate::Misuse) for
@@ -72,7 +72,7 @@ impl Team {
     /// Like [`Team::scan`], but the result replaces the elements in `buffer`.
     ///
     /// # Shapes
-    /// `buffer: n` elements.
+    /// `buffer` has `n` elements on every rank.
     ///
     /// # Errors
     /// As for [`Team::scan`].
@@ -101,7 +101,7 @@ impl Team {
     /// elements of ranks 0 to `r - 1`. On rank 0, `recv` does not change.
     ///
     /// # Shapes
-    /// `send: n` and `recv: n` elements. The two buffers do not overlap.
+    /// `send` and `recv` have `n` elements each. The two buffers do not overlap.
     ///
     /// # Errors
     /// As for [`Team::scan`].
@@ -152,7 +152,7 @@ impl Team {
     /// `buffer` does not change.
     ///
     /// # Shapes
-    /// `buffer: n` elements.
+    /// `buffer` has `n` elements on every rank.
     ///
     /// # Errors
     /// As for [`Team::scan`].

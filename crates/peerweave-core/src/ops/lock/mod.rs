@@ -46,12 +46,12 @@ use words::{State, Words};
 /// [`Error::Peer`](crate::Error::Peer), until a call of [`Lock::take_over`] has succeeded on one
 /// PE. The error names the former holder, or the PE whose failure ended the former holder.
 ///
-/// `take_over` returns a guard, and [`LockGuard::taken_from`] returns the former holder. If a PE
-/// dies while it waits for the lock, the lock skips that PE.
+/// The guard that `take_over` returns names the former holder: see [`LockGuard::taken_from`]. If a
+/// PE dies while it waits for the lock, the lock skips that PE.
 ///
 /// The `host` backend detects a death within milliseconds. The `cuda` backend detects a death when
-/// the connection between the PE and the rendezvous closes. If the holder finalizes its world while
-/// it holds the lock, waiters on the `cuda` backend fail only at the deadline.
+/// the connection between the PE and the rendezvous closes. If the holder leaves the job without an
+/// error while it holds the lock, waiters on the `cuda` backend fail only at the deadline.
 ///
 /// # Example
 /// ```
@@ -84,7 +84,7 @@ pub struct Lock {
 }
 
 /// A guard that holds a [`Lock`]. Dropping the guard unlocks the lock. [`LockGuard::unlock`] also
-/// unlocks the lock, and returns an error if that fails.
+/// unlocks the lock, and returns an error if unlocking fails.
 ///
 /// Any thread of the PE may drop the guard. If the guard is forgotten ([`std::mem::forget`]), this
 /// PE holds the lock forever.
@@ -360,8 +360,8 @@ impl fmt::Debug for LockGuard<'_> {
     }
 }
 
-/// The pauses of a waiter between two reads of the state: first it spins, then it yields, then it
-/// sleeps.
+/// The pauses of a waiter between two reads of the state: first the waiter spins, then it yields,
+/// then it sleeps.
 struct Pause {
     pauses: u32,
     started: Instant,

@@ -63,7 +63,7 @@ macro_rules! atomics {
                 call::submit(CALL, self, stream, prepared, atomics!(@decode $result))
             }
 
-            #[doc = concat!("Like [`Team::", stringify!($name), "`], on the calling thread.")]
+            #[doc = concat!("Like [`Team::", stringify!($name), "`], but runs on the calling thread.")]
             ///
             /// # Errors
             #[doc = concat!("As for [`Team::", stringify!($name), "`].")]

@@ -14,11 +14,11 @@ use peerweave_types::{Element, Rank, Strides};
 /// An independent sequence of one-sided operations on the ranks of a team, with its own
 /// [`fence`](Context::fence) and [`quiet`](Context::quiet). [`Team::context`] creates a context.
 ///
-/// Calls return as soon as their operations are issued. Each operation holds its buffers until the
-/// operation is complete. A quiet completes the operations of this context, and does not wait for
-/// operations of other contexts. So a program can use one context for each thread, or for each set
-/// of data that it sends, and does not have to keep a list of tickets. A clone refers to the same
-/// context.
+/// Calls return as soon as their operations have been issued. Each operation holds its buffers
+/// until the operation is complete. A quiet completes the operations of this context, and does not
+/// wait for operations of other contexts. So a program can use one context for each thread, or for
+/// each set of data that it sends, and does not have to keep a list of tickets. A clone refers to
+/// the same context.
 ///
 /// # Ordering
 /// Operations of a context start in the order in which they were issued. Only a fence, a quiet or
@@ -139,7 +139,7 @@ impl Context {
     /// before the next quiet.
     ///
     /// # Shapes
-    /// `source: n` and `dest: n` elements.
+    /// `source` and `dest` have `n` elements each.
     ///
     /// # Errors
     /// As for [`Team::put_nbi`].
@@ -152,7 +152,7 @@ impl Context {
     /// after the next quiet.
     ///
     /// # Shapes
-    /// `source: n` and `dest: n` elements.
+    /// `source` and `dest` have `n` elements each.
     ///
     /// # Errors
     /// As for [`Team::get_nbi`].

@@ -31,7 +31,7 @@ impl Stream {
     /// Copies `source` to `dest`. `source` and `dest` are memory of this PE.
     ///
     /// # Shapes
-    /// `source: n` and `dest: n` elements.
+    /// `source` and `dest` have `n` elements each.
     ///
     /// # Ordering
     /// The copy runs after earlier operations of the stream.

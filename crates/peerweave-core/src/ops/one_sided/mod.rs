@@ -1,4 +1,4 @@
-//! One-sided operations: transfers, atomics, signals, their order, and waits.
+//! One-sided operations: transfers, atomics, signals, the ordering of these operations, and waits.
 
 mod address;
 mod atomic;

@@ -68,7 +68,7 @@ impl Team {
     /// Copies `source` to `dest` on rank `rank`.
     ///
     /// # Shapes
-    /// `source: n` and `dest: n` elements.
+    /// `source` and `dest` have `n` elements each.
     ///
     /// # Ordering
     /// The put runs after earlier operations of `stream`. When the put is complete, `source` may be
@@ -137,7 +137,7 @@ impl Team {
     /// Copies `source` on rank `rank` to `dest`.
     ///
     /// # Shapes
-    /// `source: n` and `dest: n` elements.
+    /// `source` and `dest` have `n` elements each.
     ///
     /// # Ordering
     /// The get runs after earlier operations of `stream`. When the get is complete, the data is in
@@ -352,14 +352,14 @@ impl Team {
     /// has waited for the new value of the word sees the data.
     ///
     /// # Shapes
-    /// `source: n` and `dest: n` elements. `dest` does not contain the signal word.
+    /// `source` and `dest` have `n` elements each. `dest` does not contain the signal word.
     ///
     /// # Ordering
     /// As for [`Team::put`]. At the target, the word changes after the data is visible.
     ///
     /// # Errors
-    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if the word belongs to another world, was
-    /// released, or lies in `dest`.
+    /// As for [`Team::put`]; [`Misuse`](crate::Misuse) if the signal word belongs to another world,
+    /// has been released, or lies in `dest`.
     #[inline]
     pub fn put_signal<T: Element>(
         &self,
