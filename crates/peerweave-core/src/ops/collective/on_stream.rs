@@ -367,8 +367,10 @@ impl Team {
     /// index `recv_offsets[r]` of `recv`. Each list has one entry per rank. Parts of `recv` do not
     /// overlap each other, and `recv` does not overlap `send`.
     ///
-    /// Rank `r` must send as many elements to this rank as this rank expects from rank `r`. Only
-    /// backends that compare calls check these numbers.
+    /// Rank `r` must send as many elements to this rank as this rank expects from rank `r`. The
+    /// `host` backend checks these numbers, and fails with
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if they differ. The `cuda` backend does not
+    /// check these numbers.
     ///
     /// `counts` may be an `Arc`, which saves an allocation if the counts are used again.
     ///
@@ -512,10 +514,12 @@ impl Team {
     /// `peer` is this rank and the call is not in a group, and for a buffer that belongs to another
     /// world or has been released.
     ///
-    /// If the counts or types of a send and its receive differ, the receive fails with
-    /// [`Error::Mismatch`](crate::Error::Mismatch), and does not change `dest`. The send fails too
-    /// if it waited for the receive. The send of a small message may already have succeeded. Both
-    /// ranks can still use the team.
+    /// On the `host` backend, if the counts or types of a send and its receive differ, the receive
+    /// fails with [`Error::Mismatch`](crate::Error::Mismatch), and does not change `dest`. The send
+    /// fails too if it waited for the receive. The send of a small message may already have
+    /// succeeded. Both ranks can still use the team.
+    ///
+    /// The `cuda` backend does not compare the counts and types of sends and receives.
     #[inline]
     pub fn send<T: Element>(&self, stream: &Stream, mut source: impl StreamSource<T>, peer: Rank) -> Result<Ticket> {
         const CALL: &str = "send";

@@ -28,8 +28,9 @@ use std::sync::Arc;
 /// - a `root` that is not a rank of the team,
 /// - buffers that overlap, belong to another world or have been released.
 ///
-/// [`Error::Mismatch`](crate::Error::Mismatch) if two ranks pass different lengths for the same
-/// part and the backend compares calls.
+/// On the `host` backend, also [`Error::Mismatch`](crate::Error::Mismatch) if two ranks pass
+/// different lengths for the same part. The `cuda` backend does not compare the lengths of single
+/// parts.
 impl Team {
     /// Copies the elements of all ranks to every rank. Each rank may contribute a different number
     /// of elements.
@@ -48,8 +49,9 @@ impl Team {
     /// - a buffer for one part whose length is not the length of that part,
     /// - buffers that overlap, belong to another world or have been released.
     ///
-    /// [`Error::Mismatch`](crate::Error::Mismatch) if two ranks pass different lengths for the same
-    /// part and the backend compares calls.
+    /// On the `host` backend, also [`Error::Mismatch`](crate::Error::Mismatch) if two ranks pass
+    /// different lengths for the same part. The `cuda` backend does not compare the lengths of
+    /// single parts.
     ///
     /// # Example
     /// ```

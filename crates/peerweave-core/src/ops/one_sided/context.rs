@@ -113,7 +113,8 @@ impl Context {
 
     /// Completes the operations of this context. The call waits until puts, signals and atomics are
     /// complete at their targets, and until the data of gets is in the destination buffers. The
-    /// call waits at most until the deadline of the world.
+    /// call waits at most until the deadline of the world. If the stream of the context is being
+    /// captured into a graph, the call captures the quiet, and does not wait.
     ///
     /// # Errors
     /// - The error of the first operation of this context that has failed since the last quiet.
