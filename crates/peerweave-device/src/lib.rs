@@ -9,10 +9,10 @@
 //! | module | purpose | writer of a word |
 //! |---|---|---|
 //! | [`flag`] | a counter that only increases, and a wait for a value | one PE |
-//! | [`barrier`] | arrival of a whole team: one word per rank in the memory of each rank | each rank its own word |
-//! | [`sealed`] | a small payload from each rank to all, in words that validate themselves | each rank its own words |
+//! | [`barrier`] | arrival of a whole team: one word per rank in the memory of each rank | the rank to which the word belongs |
+//! | [`sealed`] | a small payload from each rank to all, in words that validate themselves | the rank to which the word belongs |
 //! | [`put_signal`] | data followed by a signal; waits for one or several signals | any PE |
-//! | [`mailbox`] | a ring of messages from one rank to another | the sender the messages, the receiver the answers |
+//! | [`mailbox`] | a ring of messages from one rank to another | the sender for a message, the receiver for an answer |
 //!
 //! [`api`] has the functions that a kernel calls: methods of [`api::Context`] that use these
 //! protocols. [`gpu`] has the primitives of the machine: indices, barriers of a block, shared
@@ -23,7 +23,7 @@
 //! Every rank counts the operations of a team. The count is the epoch of the operation, and is the
 //! same on all ranks. If the words are initially zero, the first operation has epoch 1. Epochs are
 //! never reset and may wrap. Two epochs are compared by their distance. The comparison is correct
-//! if they are less than 2⁶³ apart. No rank is ever more than one epoch ahead of another rank.
+//! if the epochs are less than 2⁶³ apart. No rank gets more than one epoch ahead of another.
 //!
 //! # Ordering
 //! Every function is strong unless its name states another order. A PE that posts, arrives,

@@ -32,8 +32,8 @@
 //!
 //! # Errors that a run does not find
 //! Mapped memory is sequentially consistent among the threads of one run. So only a GPU or a model
-//! checker can detect missing fences on mapped memory. On a GPU, an access of 16 bytes may be torn.
-//! On the host, such an access is never torn.
+//! checker can detect missing fences on mapped memory. On a GPU, an access of 16 bytes in a copy
+//! may be torn. In one run on the host, such an access is not torn.
 
 /// Runs the examples of the README as tests.
 #[cfg(doctest)]

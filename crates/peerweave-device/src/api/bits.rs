@@ -49,8 +49,8 @@ pub trait KernelAtomic: AtomicElement + KernelAdd {
     fn from_bits(bits: Self::Bits) -> Self;
 }
 
-/// An integer type for which kernels can wait, and which they can combine bitwise: `i32`, `u32`,
-/// `i64` and `u64`. Other crates cannot implement this trait.
+/// An integer type that kernels can wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`.
+/// Other crates cannot implement this trait.
 pub trait KernelInteger: KernelAtomic + AtomicInteger {
     /// Returns whether `compare` is true for `word` and `value`, compared as numbers of this type.
     #[doc(hidden)]

@@ -36,7 +36,7 @@ impl<T: Plain> SharedSlice<T> {
     }
 
     /// Returns a view of the block's dynamic shared memory, whose size the launch specifies. The
-    /// initial content is unspecified.
+    /// initial content of the memory is unspecified.
     #[inline(always)]
     pub fn dynamic() -> Self {
         let (pointer, bytes) = gpu::dynamic_shared();

@@ -71,7 +71,7 @@ pub unsafe trait Access<R>: Copy {
 
 /// Fences with one scope.
 pub trait Fence {
-    /// Orders earlier accesses of this thread before its later accesses. Other threads observe this
+    /// Orders this thread's earlier accesses before its later accesses. Other threads observe this
     /// order if they synchronise with this thread by relaxed accesses and fences. On a GPU the
     /// fence returns when all earlier stores of this thread have been performed.
     fn acq_rel();
