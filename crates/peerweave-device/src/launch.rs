@@ -9,7 +9,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use peerweave_types::{KernelArgs, KernelContext};
 
-/// A function that runs one thread of a kernel on the host. It takes the context and the arguments.
+/// A function that runs one thread of a kernel on the host, given the context and the arguments.
 ///
 /// # Safety
 /// The pointer points to a live [`KernelContext`] whose addresses are valid in this process. All
@@ -123,7 +123,7 @@ impl PtxImage {
     /// calls NVSHMEM's device library if and only if `network` is true.
     ///
     /// # Errors
-    /// [`NoVariant`] if no variant satisfies both conditions.
+    /// [`NoVariant`] if there is no variant that satisfies the conditions on `sm` and on `network`.
     pub fn select(&self, sm: u32, network: bool) -> Result<&'static PtxVariant, NoVariant> {
         self.variants
             .iter()

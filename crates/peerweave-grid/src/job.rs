@@ -191,8 +191,8 @@ impl Job {
     /// shorter length is used.
     ///
     /// # Panics
-    /// If `pe` does not exist, if the view of symmetric memory lies outside the allocated part of
-    /// the heap, or if the view is not aligned.
+    /// If `pe` does not exist, or if the view of symmetric memory is not aligned or lies outside
+    /// the allocated part of the heap.
     #[track_caller]
     pub fn write<T: Plain>(&mut self, pe: u32, to: SymSlice<T>, from: &[T]) {
         let at = self.at(pe, to);

@@ -48,8 +48,8 @@ use proc_macro::TokenStream;
 /// Without this limit, a launch with a large block fails if the kernel needs too many registers.
 ///
 /// `#[kernel(unchecked)]` is for a kernel that only its own crate launches. The entry of such a
-/// kernel does not compare the version of the context, so the kernel does not wait for that load
-/// before its first instruction.
+/// kernel does not compare the version of the context. So the kernel does not wait for the load of
+/// the version before its first instruction.
 ///
 /// Each kernel embeds the PTX of its crate, and the compiler generates one copy for each module. If
 /// the PTX is large, a crate can embed the PTX once, in a static that includes the file that the

@@ -41,8 +41,8 @@ pub struct AcqRel;
 /// Loads and stores of `u32` and `u64`, with the scope `R`.
 ///
 /// # Safety
-/// An implementation accesses exactly the word at the pointer, by one access with the scope `R` and
-/// the order that the method's name states.
+/// An implementation accesses exactly the word at the pointer, by one access. The access has the
+/// scope `R`, and the order in the method's name.
 pub unsafe trait Access<R>: Copy {
     /// Reads the word. Orders nothing.
     ///

@@ -95,7 +95,7 @@ impl<W: Word> Slot<'_, W> {
     /// Withdraws the last message that the sender published in this slot.
     ///
     /// # Ordering
-    /// The sender may change its data afterwards. If a receiver has copied changed data,
+    /// The sender may change the message's data afterwards. If a receiver has copied changed data,
     /// [`Slot::is_withdrawn`] returns `true` on that receiver.
     #[inline]
     pub fn withdraw(&self) {

@@ -11,7 +11,7 @@ use crate::pause::{self, Pause};
 use crate::word::{Word, Words};
 use peerweave_types::{Compare, SignalOp};
 
-/// Changes a signal word: sets it to `value`, or adds `value`. Any PE may call this function.
+/// Sets a signal word to `value`, or adds `value` to the word. Any PE may call this function.
 ///
 /// # Ordering
 /// Release: earlier writes of this PE are visible to a PE that observes the signal. On x86, a

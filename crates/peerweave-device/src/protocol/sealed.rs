@@ -29,7 +29,7 @@ pub fn seal_line<const N: usize>(data: &[u32; N], epoch: u32) -> [u64; N] {
 }
 
 /// Publishes data in all words of a line. Only the single writer of the line calls this function,
-/// in the order of epochs, and only when the reuse rule of this module allows the call.
+/// in the order of epochs. Each call must satisfy the reuse rule of this module.
 ///
 /// # Ordering
 /// Release: earlier writes of this PE are visible to a PE that reads the line.
@@ -46,8 +46,8 @@ pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
 }
 
 /// Reads the data of an epoch into `into`. Returns `false` if the line does not contain this epoch;
-/// the content of `into` is then unspecified. A PE may call this function until the PE publishes
-/// the next epoch.
+/// in this case the content of `into` is unspecified. A PE may call this function until the PE
+/// publishes the next epoch.
 ///
 /// # Ordering
 /// Acquire, if the result is `true`.

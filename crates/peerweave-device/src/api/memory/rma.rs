@@ -408,8 +408,8 @@ macro_rules! scoped {
             #[doc = concat!("Copies like [`Self::", stringify!($put), "`], but fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`] if the lengths differ. If the call returns this
-            /// error, it has copied no element.
+            /// [`FailureKind::LengthMismatch`] if the lengths differ. In this case, the call has
+            /// copied no element.
             #[inline(always)]
             pub fn $put_checked<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Put, pe, to.len(), from.count())?;
@@ -420,8 +420,8 @@ macro_rules! scoped {
             #[doc = concat!("Copies like [`Self::", stringify!($get), "`], but fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`] if the lengths differ. If the call returns this
-            /// error, it has copied no element.
+            /// [`FailureKind::LengthMismatch`] if the lengths differ. In this case, the call has
+            /// copied no element.
             #[inline(always)]
             pub fn $get_checked<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Get, pe, to.count(), from.len())?;
@@ -430,8 +430,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` to element `i * to_step` of `to` on `pe`. Called by ", $words, ".")]
-            /// If `from` or `to` has fewer elements at its stride, copies only that many. If a step
-            /// is 0, copies nothing.
+            /// If `from` or `to` has fewer elements at its stride, copies only that many elements.
+            /// If a step is 0, copies nothing.
             #[inline(always)]
             pub fn $iput<T: Plain>(
                 &self,
@@ -446,8 +446,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` on `pe` to element `i * to_step` of `to`. Called by ", $words, ".")]
-            /// If `from` or `to` has fewer elements at its stride, copies only that many. If a step
-            /// is 0, copies nothing.
+            /// If `from` or `to` has fewer elements at its stride, copies only that many elements.
+            /// If a step is 0, copies nothing.
             #[inline(always)]
             pub fn $iget<T: Plain>(
                 &self,

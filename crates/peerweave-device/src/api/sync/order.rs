@@ -18,7 +18,7 @@ impl Context {
     ///
     /// The fence also orders all earlier reads and writes of this thread, and all writes of other
     /// threads that this thread has observed. If the threads of a warp or a block have made a put
-    /// together, each of these threads must have synchronised with the caller before the fence.
+    /// together, each must have synchronised with the caller before the fence.
     #[inline(always)]
     pub fn fence(&self) {
         self.finish_bulk();
@@ -28,8 +28,8 @@ impl Context {
         <Sys as Fence>::acq_rel();
     }
 
-    /// Waits until this thread's puts are complete at the target PEs, and its gets are complete on
-    /// this PE. This includes `_nbi` forms. The call is stronger than [`Self::fence`].
+    /// Waits until this thread's puts are complete at the target PEs, and this thread's gets are
+    /// complete on this PE. This includes `_nbi` forms. The call is stronger than [`Self::fence`].
     #[inline(always)]
     pub fn quiet(&self) {
         self.finish_bulk();

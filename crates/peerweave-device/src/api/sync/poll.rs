@@ -16,8 +16,8 @@ impl Context {
     /// the context's deadline, or when another wait of this PE has failed.
     ///
     /// `missing` returns the PE for which the kernel waits. If the wait fails, `missing` is called,
-    /// and the host's error names the PE that it returns. In a kernel on the host, `missing` is
-    /// also called during the wait, which fails soon after that PE has left the job. The wait
+    /// and the host's error names the PE that `missing` returns. In a kernel on the host, `missing`
+    /// is also called during the wait, which fails soon after that PE has left the job. The wait
     /// itself orders nothing: the reads in `look` determine the memory order.
     ///
     /// # Errors

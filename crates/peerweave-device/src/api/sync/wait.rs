@@ -150,9 +150,9 @@ macro_rules! several {
             }
 
             #[doc = concat!("Waits until at least one element that is not excluded satisfies `compare` with ", $plural, ". Writes the indices of")]
-            /// all such elements to `indices`, in ascending order, and returns their number.
-            /// Indices that do not fit are counted but not written. Returns 0 immediately if all
-            /// elements are excluded.
+            /// all such elements to `indices`, in ascending order, and returns the number of
+            /// indices. Indices that do not fit are counted but not written. Returns 0 immediately
+            /// if all elements are excluded.
             ///
             /// # Ordering
             /// Acquire, for each element that satisfies the comparison.
@@ -213,8 +213,8 @@ macro_rules! several {
             }
 
             #[doc = concat!("Finds all elements that are not excluded and satisfy `compare` with ", $plural, ". Writes their indices")]
-            /// to `indices`, in ascending order, and returns their number. Indices that do not fit
-            /// are counted but not written. Reads each element once.
+            /// to `indices`, in ascending order, and returns the number of indices. Indices that do
+            /// not fit are counted but not written. Reads each element once.
             ///
             /// # Ordering
             /// Acquire, for each element that satisfies the comparison.

@@ -143,8 +143,8 @@ impl Context {
         self.watch_words(of).test_some(found)
     }
 
-    /// Like [`Self::wait_words_any`], but does not wait: reads each integer at most once, and
-    /// returns `None` if there is no integer for which the comparison is true.
+    /// Like [`Self::wait_words_any`], but does not wait. Reads each integer at most once. Returns
+    /// `None` if there is no integer for which the comparison is true.
     ///
     /// # Ordering
     /// Acquire, for the integer at the returned index.

@@ -435,7 +435,7 @@ macro_rules! scoped {
         impl Context {
             #[doc = concat!("Copies `from` on the member with rank `root` to `to` on every member. Called by ", $words, ".")]
             /// Every member makes this call from the block with the same index. A member calls only
-            /// once its own `to` may be overwritten. If the lengths differ, the shorter length is
+            /// when its own `to` may be overwritten. If the lengths differ, the shorter length is
             /// used.
             ///
             /// # Errors
@@ -455,7 +455,7 @@ macro_rules! scoped {
 
             #[doc = concat!("Concatenates the members' `from` in rank order, and writes the result to `to` on every member. Called by ", $words, ".")]
             /// Every member makes this call from the block with the same index. A member calls only
-            /// once its own `to` may be overwritten. `to` should be as long as all members' `from`
+            /// when its own `to` may be overwritten. `to` should be as long as all members' `from`
             /// together. If `to` is shorter, all parts are shortened equally.
             ///
             /// # Errors
@@ -468,7 +468,7 @@ macro_rules! scoped {
             #[doc = concat!("Copies part `j` of `from` to part `i` of `to` on the member with rank `j`, where `i` is the rank of this PE. Called by ",
                 $words, ".")]
             /// Every member makes this call from the block with the same index. A member calls only
-            /// once its own `to` may be overwritten. There is one part for each member, and all
+            /// when its own `to` may be overwritten. There is one part for each member, and all
             /// parts have the same length. Elements after the last part are not copied.
             ///
             /// # Errors
@@ -480,7 +480,7 @@ macro_rules! scoped {
 
             #[doc = concat!("Combines the members' `from` element by element, and writes the result to `to` on every member. Called by ", $words, ".")]
             /// Every member makes this call from the block with the same index. A member calls only
-            /// once its own `to` may be overwritten. If the lengths differ, the shorter length is
+            /// when its own `to` may be overwritten. If the lengths differ, the shorter length is
             /// used. `to` and `from` may be the same slice.
             ///
             /// # Errors
@@ -498,7 +498,7 @@ macro_rules! scoped {
 
             #[doc = concat!("Combines the members' `from` element by element, and writes part `i` of the result to `to` on the member with rank `i`. Called by ", $words, ".")]
             /// Every member makes this call from the block with the same index. A member calls only
-            /// once its own `to` may be overwritten. `from` should be `team_n_pes` times as long as
+            /// when its own `to` may be overwritten. `from` should be `team_n_pes` times as long as
             /// `to`. If `from` is shorter, all parts shrink equally. `to` must not overlap `from`.
             ///
             /// # Errors

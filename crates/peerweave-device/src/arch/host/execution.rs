@@ -114,7 +114,7 @@ pub fn now_ns() -> u64 {
 pub fn start_next_kernel() {}
 
 /// Waits until the earlier kernels of the stream have ended. On the host, the call returns
-/// immediately, because a kernel starts after they have ended.
+/// immediately, because a kernel starts only after all earlier kernels have ended.
 #[inline]
 pub fn wait_for_previous_kernel() {}
 

@@ -73,7 +73,7 @@ pub unsafe fn init(barrier: u32) {
 /// Destroys a barrier, so that its memory can be reused.
 ///
 /// # Safety
-/// [`init`] has initialised the barrier, and no copy on it is outstanding.
+/// [`init`] has initialised the barrier, and no copy that uses the barrier is outstanding.
 #[inline(always)]
 pub unsafe fn invalidate(barrier: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -85,7 +85,7 @@ pub unsafe fn invalidate(barrier: u32) {
     let _ = barrier;
 }
 
-/// Orders this thread's accesses to shared memory before the bulk copies that it starts afterwards.
+/// Orders this thread's earlier accesses to shared memory before this thread's later bulk copies.
 #[inline(always)]
 pub fn fence_shared() {
     #[cfg(target_feature = "sm_90")]
@@ -95,7 +95,7 @@ pub fn fence_shared() {
     }
 }
 
-/// Orders this thread's accesses to global memory before the bulk copies that it starts afterwards.
+/// Orders this thread's earlier accesses to global memory before this thread's later bulk copies.
 #[inline(always)]
 pub fn fence_global() {
     #[cfg(target_feature = "sm_90")]
@@ -159,7 +159,7 @@ pub unsafe fn test(barrier: u32, parity: u32) -> bool {
 /// # Safety
 /// [`AVAILABLE`] is true. Both addresses and `bytes` are multiples of [`ALIGN`]. The range at `to`
 /// is accessible global memory. The range at `from` is accessible shared memory of this block.
-/// `from` is not written until the copy unit has read it (see [`wait_read`]).
+/// `from` is not written until the copy unit has read that range (see [`wait_read`]).
 #[inline(always)]
 pub unsafe fn start_store(to: *mut u8, from: u32, bytes: u32) {
     #[cfg(target_feature = "sm_90")]

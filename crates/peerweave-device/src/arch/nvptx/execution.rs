@@ -177,9 +177,9 @@ pub fn start_next_kernel() {
     }
 }
 
-/// Waits until the earlier kernels of the stream have ended and their writes are visible. Without a
-/// programmatic start the call returns immediately, because a kernel starts after the earlier
-/// kernels.
+/// Waits until the earlier kernels of the stream have ended and the writes of these kernels are
+/// visible. Without a programmatic start the call returns immediately, because a kernel starts
+/// after the earlier kernels.
 #[inline(always)]
 pub fn wait_for_previous_kernel() {
     #[cfg(target_feature = "sm_90")]
