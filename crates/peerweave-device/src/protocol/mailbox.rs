@@ -40,8 +40,8 @@ pub struct Slot<'a, W> {
     pub number: &'a W,
     /// The words of the message, at least one. Written by the sender.
     pub payload: &'a [W],
-    /// The word that contains the number of the last message that the receiver has answered. Bit 63
-    /// is set if the receiver refused the message. Written by the receiver.
+    /// Word with the number of the last message in this slot that the receiver has answered. Bit 63
+    /// is set if the receiver has refused the message. Written by the receiver.
     pub answer: &'a W,
 }
 
