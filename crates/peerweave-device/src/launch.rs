@@ -9,16 +9,16 @@ use core::fmt;
 use core::marker::PhantomData;
 use peerweave_types::{KernelArgs, KernelContext};
 
-/// Runs one thread of a kernel on the host. The parameters are the context and the arguments.
+/// A function that runs one thread of a kernel on the host, given the context and the arguments.
 ///
 /// # Safety
 /// The pointer points to a live [`KernelContext`] whose addresses are valid in this process. All
 /// memory that the arguments refer to stays allocated until the call returns.
 pub type HostEntry<A> = unsafe fn(*const KernelContext, A);
 
-/// A kernel with the arguments `A`, a tuple.
+/// A kernel whose arguments form the tuple `A`.
 ///
-/// `#[kernel]` creates a constant of this type for each function: `ring::KERNEL` for `fn ring`.
+/// `#[kernel]` creates a constant of this type for the function: `ring::KERNEL` for `fn ring`.
 pub struct Kernel<A> {
     name: &'static str,
     ptx: &'static PtxImage,
@@ -27,12 +27,12 @@ pub struct Kernel<A> {
 }
 
 impl<A: KernelArgs> Kernel<A> {
-    /// Creates the description of a kernel. `name` is the name of its entry in every variant of
-    /// `ptx`.
+    /// Creates the description of a kernel. `name` is the name of the kernel's entry in every
+    /// variant of `ptx`.
     ///
     /// # Safety
-    /// The entry in the PTX takes the address of a [`KernelContext`] followed by exactly the
-    /// arguments `A` by value.
+    /// The entry in the PTX takes the address of a [`KernelContext`], and then exactly the
+    /// arguments `A`, by value.
     pub const unsafe fn new(name: &'static str, ptx: &'static PtxImage, host: HostEntry<A>) -> Self {
         Self { name, ptx, host, args: PhantomData }
     }
@@ -59,7 +59,7 @@ impl<A> fmt::Debug for Kernel<A> {
     }
 }
 
-/// The PTX of a crate of kernels, in all variants that its build has compiled.
+/// The PTX of a crate of kernels, in all variants that the crate's build has compiled.
 ///
 /// ```
 /// use peerweave_device::launch::{PtxImage, PtxVariant};
@@ -79,12 +79,12 @@ impl<A> fmt::Debug for Kernel<A> {
 pub struct PtxImage {
     /// The compiled variants; empty if the build found no toolchain.
     pub variants: &'static [PtxVariant],
-    /// The reason why the build has no PTX, and the packages to install; empty if `variants` is not
-    /// empty.
+    /// The reason why the build has no PTX, and the packages to install; empty if there are
+    /// variants.
     pub problem: &'static str,
 }
 
-/// One build of a crate of kernels.
+/// One compiled variant of the PTX of a crate of kernels.
 #[derive(Debug)]
 pub struct PtxVariant {
     /// The architecture for which the PTX was built: 90 means `sm_90`. The PTX runs on this
@@ -96,15 +96,15 @@ pub struct PtxVariant {
     pub text: &'static str,
 }
 
-/// The error of [`PtxImage::select`] if no variant runs on the device.
+/// The error that [`PtxImage::select`] returns if no variant satisfies the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoVariant {
     /// The requested architecture.
     pub sm: u32,
     /// Whether a variant that calls NVSHMEM's device library was requested.
     pub network: bool,
-    /// The value of [`PtxImage::problem`]: the reason why the build has no PTX; empty if it has
-    /// PTX.
+    /// The value of [`PtxImage::problem`]: the reason why the build has no PTX; empty if the build
+    /// has PTX.
     pub problem: &'static str,
 }
 
@@ -119,11 +119,11 @@ impl fmt::Display for NoVariant {
 impl core::error::Error for NoVariant {}
 
 impl PtxImage {
-    /// Returns the variant for the newest architecture that is not newer than `sm`, either with
-    /// NVSHMEM's device library (`network`) or without it.
+    /// Returns the variant for the newest architecture that is not newer than `sm`. The variant
+    /// calls NVSHMEM's device library if and only if `network` is true.
     ///
     /// # Errors
-    /// [`NoVariant`] if no variant satisfies both conditions.
+    /// [`NoVariant`] if there is no variant that satisfies the conditions on `sm` and on `network`.
     pub fn select(&self, sm: u32, network: bool) -> Result<&'static PtxVariant, NoVariant> {
         self.variants
             .iter()

@@ -1,29 +1,29 @@
-//! Protocols by which PEs synchronise, and the API of kernels. The protocols are written once, and
-//! operate on words of memory that several PEs access.
+//! Protocols by which PEs synchronise, and the API that kernels call. The protocols are written
+//! once, and operate on words of memory that several PEs access.
 //!
-//! This crate neither allocates nor maps memory, reads no clock, and does not depend on processes.
-//! The caller provides the words ([`Word`]) and the action of a waiter between two polls
-//! ([`Pause`]). Therefore the same code runs in the host backend, in kernels, and under a model
-//! checker that explores the interleavings.
+//! The protocols do not allocate or map memory, do not read a clock, and do not depend on
+//! processes. The caller provides the words ([`Word`]) and a pause ([`Pause`]) that a waiter makes
+//! between two polls. So the same code runs in the host backend, in kernels, and under a model
+//! checker.
 //!
 //! | module | purpose | writer of a word |
 //! |---|---|---|
 //! | [`flag`] | a counter that only increases, and a wait for a value | one PE |
-//! | [`barrier`] | arrival of a whole team: one word per rank in the memory of each rank | each rank its own word |
-//! | [`sealed`] | a small payload from each rank to all, in words that validate themselves | each rank its own words |
+//! | [`barrier`] | arrival of a whole team: one word per rank in the memory of each rank | the rank to which the word belongs |
+//! | [`sealed`] | a small payload from each rank to all, in words that validate themselves | the rank to which the word belongs |
 //! | [`put_signal`] | data followed by a signal; waits for one or several signals | any PE |
-//! | [`mailbox`] | a ring of messages from one rank to another | the sender the messages, the receiver the answers |
+//! | [`mailbox`] | a ring of messages from one rank to another | the sender for a message, the receiver for an answer |
 //!
-//! [`api`] has the functions that a kernel calls: methods of [`api::Context`], built on these
+//! [`api`] has the functions that a kernel calls: methods of [`api::Context`] that use these
 //! protocols. [`gpu`] has the primitives of the machine: indices, barriers of a block, shared
 //! memory, and accesses with explicit order and scope. On GPUs the primitives are inline assembly
 //! and intrinsics. On the host they call an executor, which `peerweave-grid` provides.
 //!
 //! # Epochs
-//! Every rank counts the operations of a team. The count is the epoch of the operation, and all
-//! ranks count equally. If the words are initially zero, the first operation has epoch 1. Epochs
-//! are never reset and may wrap. Two epochs are compared by their distance, which is correct while
-//! they are less than 2⁶³ apart. No rank is ever more than one epoch ahead of another rank.
+//! Every rank counts the operations of a team. The count is the epoch of the operation, and is the
+//! same on all ranks. If the words are initially zero, the first operation has epoch 1. Epochs are
+//! never reset and may wrap. Two epochs are compared by their distance. The comparison is correct
+//! if the epochs are less than 2⁶³ apart. No rank gets more than one epoch ahead of another.
 //!
 //! # Ordering
 //! Every function is strong unless its name states another order. A PE that posts, arrives,
@@ -82,14 +82,14 @@ mod protocol;
 mod shared;
 pub mod word;
 
-/// Plain data shared by host and kernels.
+/// Plain data types that the host and kernels share.
 pub use peerweave_types as types;
 
 /// Primitives of the machine on which a kernel runs: indices, barriers of a block, shuffles, votes,
-/// shared memory, time.
+/// shared memory and time.
 pub use arch as gpu;
 
-/// The imports of a crate of kernels: `use peerweave_device::prelude::*;`.
+/// The imports for a crate of kernels: `use peerweave_device::prelude::*;`.
 ///
 /// The prelude exports the `Context` of kernels. The crate `peerweave` has another `Context`, which
 /// issues transfers on the host. In a file that also has `use peerweave::*;`, the name is
@@ -112,8 +112,8 @@ pub use protocol::{barrier, flag, mailbox, put_signal, sealed};
 pub use word::{Word, Words};
 
 /// Declares the symbols that the PTX of a crate must contain exactly once. The first `#[kernel]` of
-/// a crate calls this macro. A crate with only hand-written kernels must call the macro itself. On
-/// the host the macro expands to nothing.
+/// a crate calls this macro. A crate whose kernels are all written without `#[kernel]` must call
+/// the macro itself. On the host the macro expands to nothing.
 #[cfg(target_arch = "nvptx64")]
 #[macro_export]
 macro_rules! kernel_preamble {
@@ -127,8 +127,8 @@ macro_rules! kernel_preamble {
 }
 
 /// Declares the symbols that the PTX of a crate must contain exactly once. The first `#[kernel]` of
-/// a crate calls this macro. A crate with only hand-written kernels must call the macro itself. On
-/// the host the macro expands to nothing.
+/// a crate calls this macro. A crate whose kernels are all written without `#[kernel]` must call
+/// the macro itself. On the host the macro expands to nothing.
 #[cfg(not(target_arch = "nvptx64"))]
 #[macro_export]
 macro_rules! kernel_preamble {

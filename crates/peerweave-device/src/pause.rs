@@ -4,12 +4,12 @@
 //! sleeps and compares deadlines. A pause in a kernel reads the GPU's clock. Every pause eventually
 //! ends the wait.
 
-/// The pause of a waiter between two polls. It ends the wait by an `Err`, for example if a deadline
-/// has passed or a peer has died.
+/// A pause that a waiter makes between two polls. The pause can end the wait by returning an `Err`,
+/// for example if a deadline has passed or a peer has died.
 ///
 /// A wait polls first, and calls `pause` once after every unsuccessful poll. So the wait succeeds
 /// if its condition is true, even after the deadline. One pause may be used for several waits,
-/// which then share its deadline.
+/// which then share the deadline of the pause.
 pub trait Pause {
     /// The reason why the wait ended.
     type Error;
@@ -17,8 +17,8 @@ pub trait Pause {
     /// Lets time pass before the next poll: spins, yields or sleeps.
     ///
     /// # Errors
-    /// The reason that ends the wait. The protocols return this error to their caller. They leave
-    /// the words unchanged, so the caller can resume the wait.
+    /// The reason that ends the wait. The protocols return this error to their caller. The
+    /// protocols leave the words unchanged, so the caller can resume the wait.
     fn pause(&mut self) -> Result<(), Self::Error>;
 }
 
@@ -31,11 +31,11 @@ impl<P: Pause + ?Sized> Pause for &mut P {
     }
 }
 
-/// A pause by a closure. Created by [`from_fn`].
+/// A pause that calls a closure. Created by [`from_fn`].
 #[derive(Clone, Copy, Debug)]
 pub struct FromFn<F>(F);
 
-/// Returns a pause that calls `between` between two polls.
+/// Returns a pause that calls the closure `between` after each unsuccessful poll.
 #[inline]
 pub fn from_fn<E, F: FnMut() -> Result<(), E>>(between: F) -> FromFn<F> {
     FromFn(between)

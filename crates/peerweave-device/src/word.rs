@@ -10,8 +10,8 @@ use core::marker::PhantomData;
 ///
 /// The trait is implemented for [`core::sync::atomic::AtomicU64`], and for the model checker's
 /// atomic under `--cfg loom`. Kernels on GPUs use the type [`Word64`](crate::gpu::Word64). The
-/// memory orders are the orders of the C++20 memory model. The protocols need exactly the order
-/// that each method states. An addition continues the release sequence of the store whose value it
+/// memory orders are those of the C++20 memory model. The protocols need exactly the order that
+/// each method states. An addition continues the release sequence of the store whose value it
 /// changes.
 pub trait Word {
     /// Reads the word. Orders nothing.
@@ -28,24 +28,24 @@ pub trait Word {
     /// later accesses of a PE that acquires the value.
     fn store_release(&self, value: u64);
 
-    /// Adds to the word with release order; the sum wraps. Returns nothing, so that a GPU need not
-    /// wait for the result.
+    /// Adds `value` to the word with release order; the sum wraps. Returns nothing, so that a GPU
+    /// need not wait for the result.
     fn add_release(&self, value: u64);
 
-    /// Makes each later relaxed store, to any word, a release store of the reads and writes before
-    /// the fence.
+    /// Makes each later relaxed store to any word release the reads and writes before the
+    /// fence.
     fn fence_release();
 
-    /// Makes each earlier relaxed load, of any word, an acquire load. Writes that the word's writer
-    /// released are visible after the fence.
+    /// Makes each earlier relaxed load of any word an acquire load: writes that the word's writer
+    /// has released are visible after the fence.
     fn fence_acquire();
 }
 
 /// A sequence of words with indices from 0. The words lie in a slice, at strides, or in the memory
 /// of several PEs.
 ///
-/// The protocols of a team use the rank as the index. [`from_fn`] creates a sequence of words that
-/// are not contiguous.
+/// The protocols of a team use the rank as the index. [`from_fn`] creates a sequence from words
+/// that are not contiguous.
 pub trait Words {
     /// The type of a word.
     type Word: Word;
@@ -107,7 +107,7 @@ impl<T: Words + ?Sized> Words for &T {
     }
 }
 
-/// A sequence of words that a closure returns. Created by [`from_fn`].
+/// A sequence whose words a closure returns. Created by [`from_fn`].
 pub struct FromFn<'a, W, F> {
     len: usize,
     find: F,

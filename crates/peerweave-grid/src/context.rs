@@ -14,19 +14,21 @@ use std::time::Duration;
 /// across launches.
 pub type Epochs = Box<[AtomicU64]>;
 
-/// Description of a team for [`ContextMemory::new`].
+/// Describes a team to [`ContextMemory::new`].
 #[derive(Clone, Copy, Debug)]
 pub struct TeamTable<'a> {
     /// Numbers of the PEs of the team, ordered by rank; empty if the team number is unused.
     pub members: &'a [u32],
-    /// Offset of the team's synchronisation words in every heap. They are [`TeamEntry::sync_bytes`]
-    /// bytes, initially zero.
+    /// Offset of the team's synchronisation words in every heap. The words have
+    /// [`TeamEntry::sync_bytes`] bytes, which are initially zero.
     pub sync: SymOffset,
-    /// Epochs of the team on this PE, one for each slot; zero before the first launch.
+    /// Epochs of the team on this PE, one for each slot. All epochs are zero before the first
+    /// launch.
     pub epochs: &'a [AtomicU64],
 }
 
-/// The context of a launch and its tables. The heaps and the epochs belong to the caller.
+/// The context of a launch, and the tables of the context. The heaps and the epochs belong to the
+/// caller.
 #[derive(Debug)]
 pub struct ContextMemory {
     /// The context. It is boxed, like the tables below, because kernels use its address.
@@ -53,8 +55,8 @@ impl fmt::Debug for Words {
 }
 
 impl ContextMemory {
-    /// Creates the context of a launch on `my_pe`. All PEs are mapped: `bases` contains the
-    /// addresses of their heaps in this process. Each heap has `heap_bytes` bytes. `teams[0]` must
+    /// Creates the context of a launch on `my_pe`. The heaps of all PEs are mapped: `bases`
+    /// contains their addresses in this process. Each heap has `heap_bytes` bytes. `teams[0]` must
     /// be the team of all PEs.
     ///
     /// # Safety
@@ -113,14 +115,14 @@ impl ContextMemory {
         &raw const *self.context
     }
 
-    /// Makes the pending and later waits of the launch fail with [`FailureKind::Aborted`].
+    /// Makes the launch's pending and later waits fail with [`FailureKind::Aborted`].
     pub fn abort(&self) {
         self.words.abort.store(1, Ordering::Release);
     }
 
-    /// Marks a PE that has left the job. Waits for that PE then fail with [`FailureKind::Aborted`].
-    /// Call this method only after the last write of the PE, so that waits for data that the PE has
-    /// written still succeed.
+    /// Records that `pe` has left the job. Afterwards, waits for `pe` fail with
+    /// [`FailureKind::Aborted`]. Call this method only after the last write of `pe`, so that waits
+    /// for data that `pe` has written still succeed.
     pub fn mark_gone(&self, pe: Pe) {
         let bit = 1 << (pe.index() % 64);
         if self.gone[1 + pe.index() / 64].fetch_or(bit, Ordering::Release) & bit == 0 {
@@ -128,7 +130,7 @@ impl ContextMemory {
         }
     }
 
-    /// Returns whether [`mark_gone`](Self::mark_gone) was called for a PE.
+    /// Returns whether [`mark_gone`](Self::mark_gone) has been called for `pe`.
     pub fn is_gone(&self, pe: Pe) -> bool {
         self.gone.get(1 + pe.index() / 64).is_some_and(|word| word.load(Ordering::Relaxed) >> (pe.index() % 64) & 1 != 0)
     }
@@ -157,7 +159,7 @@ fn entry(team: &TeamTable<'_>, members: &[u32], my_pe: Pe) -> TeamEntry {
     }
 }
 
-/// The first failure that a thread of a launch has reported.
+/// The first failure that any thread of a launch has reported.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Report(pub KernelStatus);
 
@@ -181,7 +183,7 @@ impl Report {
         (self.kind() == Some(FailureKind::Exit)).then_some(self.0.found)
     }
 
-    /// Returns the kind of failure; `None` if the number in the status is unknown.
+    /// Returns the kind of failure; `None` if the status contains an unknown number.
     pub fn kind(&self) -> Option<FailureKind> {
         FailureKind::from_number(self.0.kind)
     }

@@ -19,10 +19,10 @@ impl fmt::Display for ThreadId {
     }
 }
 
-/// The error of a run of grids. Every message names the kernel.
+/// The error that a run of grids returns. Every message names the kernel.
 ///
-/// A message that depends on the schedule contains the seed. A run with the same seed repeats the
-/// schedule.
+/// A message that depends on the schedule contains the schedule's seed. A run with the same seed
+/// repeats the schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GridError {
@@ -38,7 +38,7 @@ pub enum GridError {
         /// Description of valid values.
         expected: String,
     },
-    /// A thread panicked or called `trap`.
+    /// A thread has panicked or has called `trap`.
     #[error("{kernel}: {at} panicked: {message} (seed {seed})")]
     Panicked {
         /// Name of the kernel.
@@ -50,8 +50,8 @@ pub enum GridError {
         /// Seed of the schedule.
         seed: u64,
     },
-    /// Threads diverged: not all threads that must reach a barrier, shuffle or vote have reached
-    /// it.
+    /// Threads have diverged: a thread has not reached a barrier, shuffle or vote that it must
+    /// reach.
     #[error("{kernel}: {at}: {what} (seed {seed})")]
     Divergent {
         /// Name of the kernel.
@@ -63,14 +63,14 @@ pub enum GridError {
         /// Seed of the schedule.
         seed: u64,
     },
-    /// The run did not end before its deadline.
+    /// The run has not ended before its deadline.
     #[error("{kernel}: timed out after {:.3} s: {state} (seed {seed})", waited.as_secs_f64())]
     Deadline {
         /// Name of the kernel.
         kernel: String,
         /// Duration of the run.
         waited: Duration,
-        /// State of the threads of a running block.
+        /// State of the threads in one running block.
         state: String,
         /// Seed of the schedule.
         seed: u64,

@@ -24,14 +24,14 @@ const SLOTS: u32 = 64;
 /// detect the failure and return.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The error of a launch on the PEs of a [`Job`].
+/// The error that a launch on the PEs of a [`Job`] returns.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// The run of the grids failed.
+    /// The run of the grids has failed.
     #[error(transparent)]
     Grid(#[from] GridError),
-    /// An operation of a kernel failed.
+    /// An operation in a kernel has failed.
     #[error("{kernel} on {pe}: {report}")]
     Failed {
         /// Name of the kernel.
@@ -92,7 +92,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Size of each heap of [`Job::new`], in bytes.
+    /// Size of each heap that [`Job::new`] creates, in bytes.
     pub const HEAP_BYTES: usize = 16 << 20;
 
     /// Creates a job of `n_pes` PEs, each with a heap of [`Self::HEAP_BYTES`] bytes.
@@ -103,8 +103,8 @@ impl Job {
         Self::with_heap(n_pes, Self::HEAP_BYTES)
     }
 
-    /// Creates a job of `n_pes` PEs, each with a heap of `heap_bytes` bytes. The memory for the
-    /// synchronisation of teams is additional.
+    /// Creates a job of `n_pes` PEs, each with a heap of `heap_bytes` bytes. The memory by which
+    /// teams synchronise is allocated in addition.
     ///
     /// # Panics
     /// If `n_pes` is 0.
@@ -122,9 +122,9 @@ impl Job {
         }
     }
 
-    /// Sets the options with which launches run. The deadline applies to each wait of a kernel. A
-    /// whole launch fails half a second after the deadline. Defaults: a deadline of 10 s, and seed
-    /// 0.
+    /// Sets the options with which launches run. The deadline limits each wait in a kernel. A whole
+    /// launch fails if it takes half a second longer than that deadline. By default the deadline is
+    /// 10 s and the seed is 0.
     #[must_use]
     pub fn options(mut self, options: Options<'static>) -> Self {
         self.options = options;
@@ -138,7 +138,7 @@ impl Job {
         self.options(options)
     }
 
-    /// Sets the deadline of each wait of a kernel (see [`Self::options`]).
+    /// Sets the deadline of each wait in a kernel (see [`Self::options`]).
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         let options = self.options.deadline(deadline);
@@ -148,7 +148,7 @@ impl Job {
     /// Sets the number of PEs per machine. PEs of one machine access each other's mapped memory.
     /// PEs of different machines communicate over an emulated network. On the network puts may
     /// arrive late and out of order, as determined by the seed. Only fences, quiets and signals
-    /// order them.
+    /// order the puts.
     ///
     /// # Panics
     /// If `pes` is 0.
@@ -164,8 +164,8 @@ impl Job {
         self.heaps.len() as u32
     }
 
-    /// Allocates `len` elements on every PE, and fills them with zeros. The memory is freed when
-    /// the job is dropped.
+    /// Allocates `len` elements on every PE, and fills the elements with zeros. The memory is freed
+    /// when the job is dropped.
     ///
     /// # Panics
     /// If the heap has too little free memory.
@@ -187,11 +187,12 @@ impl Job {
         unsafe { SymSlice::from_raw(SymOffset(start), len) }
     }
 
-    /// Writes elements to the heap of a PE. If the lengths differ, the shorter length is used.
+    /// Writes the elements of `from` to `to` in the heap of `pe`. If the lengths differ, the
+    /// shorter length is used.
     ///
     /// # Panics
-    /// If the PE does not exist, if the view lies outside the allocated part of the heap, or if the
-    /// view is not aligned.
+    /// If `pe` does not exist, or if the view of symmetric memory is not aligned or lies outside
+    /// the allocated part of the heap.
     #[track_caller]
     pub fn write<T: Plain>(&mut self, pe: u32, to: SymSlice<T>, from: &[T]) {
         let at = self.at(pe, to);
@@ -200,7 +201,7 @@ impl Job {
         unsafe { at.copy_from_nonoverlapping(from.as_ptr(), from.len().min(to.len())) };
     }
 
-    /// Returns the elements in the heap of a PE.
+    /// Returns the elements of `from` in the heap of `pe`.
     ///
     /// # Panics
     /// As for [`Job::write`].
@@ -212,8 +213,8 @@ impl Job {
         (0..from.len()).map(|index| unsafe { at.add(index).read() }).collect()
     }
 
-    /// Returns the address of the elements in the heap of a PE, for kernels that take addresses.
-    /// The address is valid as long as the job exists.
+    /// Returns the address of the elements of `of` in the heap of `pe`, for kernels that take
+    /// addresses. The address is valid as long as the job exists.
     ///
     /// # Panics
     /// As for [`Job::write`].
@@ -238,13 +239,14 @@ impl Job {
         at
     }
 
-    /// Runs a kernel on all PEs with the same arguments. Returns when the kernel has ended on all
-    /// PEs.
+    /// Runs a kernel on all PEs, with the same arguments on each PE. Returns when the kernel has
+    /// ended on all PEs.
     ///
     /// # Errors
-    /// [`JobError::Argument`] before any thread runs. [`JobError::Failed`] with the report of the
-    /// first PE, in order of numbers, that has reported a failure. If no PE has reported a failure,
-    /// [`JobError::Grid`] if the run failed.
+    /// [`JobError::Argument`] if an argument refers to memory that [`Job::alloc`] has not
+    /// allocated; in this case no thread has run. [`JobError::Failed`] if a PE has reported a
+    /// failure; the error contains the report of the lowest-numbered such PE. [`JobError::Grid`] if
+    /// the run has failed and no PE has reported a failure.
     pub fn launch<A: KernelArgs>(
         &mut self,
         kernel: &Kernel<A>,
@@ -259,9 +261,10 @@ impl Job {
     /// ended on all these PEs.
     ///
     /// # Errors
-    /// [`JobError::Argument`] before any thread runs. [`JobError::Failed`] with the report of the
-    /// first PE, in order of numbers, that has reported a failure. If no PE has reported a failure,
-    /// [`JobError::Grid`] if the run failed.
+    /// [`JobError::Argument`] if an argument refers to memory that [`Job::alloc`] has not
+    /// allocated; in this case no thread has run. [`JobError::Failed`] if a PE has reported a
+    /// failure; the error contains the report of the lowest-numbered such PE. [`JobError::Grid`] if
+    /// the run has failed and no PE has reported a failure.
     pub fn launch_each<A: KernelArgs>(
         &mut self,
         kernel: &Kernel<A>,

@@ -1,6 +1,6 @@
 //! Runs grids of kernel threads on the CPU, so that a kernel can be tested without a GPU.
 //!
-//! The kernel has the same source as on a GPU. It calls `peerweave-device`, whose host
+//! The kernel has the same source as on a GPU. The kernel calls `peerweave-device`, whose host
 //! implementation calls this crate for indices, barriers, shuffles, votes and shared memory. Each
 //! kernel thread is a coroutine with its own stack. All threads of a grid run on the host thread
 //! that called [`run`], one at a time. PEs may run on several host threads or in several processes.
@@ -19,21 +19,21 @@
 //! # Errors that a run finds
 //! - **Races**: [`Options::seed`] varies the order of threads, and the same seed repeats the order.
 //!   [`explore`] runs a test with many seeds.
-//! - **Divergence**: if not all required threads reach a barrier, shuffle or vote, the run fails
-//!   with [`GridError::Divergent`]. The run also fails if a thread returns while other threads of
-//!   its block wait for it.
+//! - **Divergence**: if a thread does not reach a barrier, shuffle or vote that it must reach, the
+//!   run fails with [`GridError::Divergent`]. The run also fails if a thread returns while other
+//!   threads of its block wait for it.
 //! - **Panics**: [`GridError::Panicked`] names the block and the thread.
 //! - **Endless waits**: a run fails at its deadline.
 //! - **Reads of uninitialised shared memory**: the initial content of shared memory depends on the
-//!   seed.
+//!   seed, so the results of such reads vary.
 //!
 //! - **Missing fences and quiets between machines**: [`Job::machines_of`] emulates a network, on
 //!   which a put can overtake another put.
 //!
 //! # Errors that a run does not find
-//! Mapped memory is sequentially consistent among the threads of one run. So missing fences on
-//! mapped memory can only be detected on a GPU or by a model checker. On a GPU an access of 16
-//! bytes may be torn, but on the host it is not.
+//! Mapped memory is sequentially consistent among the threads of one run. So only a GPU or a model
+//! checker can detect missing fences on mapped memory. On a GPU, an access of 16 bytes in a copy
+//! may be torn. In one run on the host, such an access is not torn.
 
 /// Runs the examples of the README as tests.
 #[cfg(doctest)]
@@ -58,12 +58,13 @@ pub use options::{Launch, MAX_COOPERATIVE_THREADS, MAX_SHARED_BYTES, Options, Sh
 /// have returned.
 ///
 /// # Errors
-/// [`GridError::Shape`] before any thread runs. Later, the error of the first thread that fails, or
-/// [`GridError::Deadline`]. After a failure the remaining threads are unwound, so that the
-/// destructors in their frames run.
+/// [`GridError::Shape`] if the launch is invalid; in this case no thread has run. Otherwise, the
+/// error of the first thread that has failed, or [`GridError::Deadline`] if the run has not ended
+/// before its deadline. After a failure the remaining threads are unwound, so that the destructors
+/// in their frames run.
 ///
 /// # Panics
-/// If called from inside a kernel.
+/// If a kernel calls this function.
 ///
 /// ```
 /// use peerweave_device::gpu;
@@ -85,8 +86,8 @@ pub fn run(launch: &Launch<'_>, options: &Options<'_>) -> Result<(), GridError> 
     run_together(std::slice::from_ref(launch), options)
 }
 
-/// Runs several grids on one schedule. The grids behave like kernels of several PEs, but the seed
-/// makes their execution reproducible.
+/// Runs several grids on one schedule. The grids run concurrently, like the kernels of several PEs,
+/// but the seed makes their execution reproducible.
 ///
 /// Until a grid ends, at least one of its blocks is running. So the grids may wait for each other,
 /// like PEs.
@@ -102,12 +103,12 @@ pub fn run_together(launches: &[Launch<'_>], options: &Options<'_>) -> Result<()
     engine::run(launches, options)
 }
 
-/// Calls `test` with each of the seeds `0..seeds`, to search for races. If `test` fails, panics
-/// with a message that contains the seed.
+/// Calls `test` with each of the seeds `0..seeds`, to search for races. If `test` returns an error,
+/// panics with a message that contains the seed.
 ///
 /// # Panics
-/// If `test` returns an error. If `test` panics, prints the seed to standard error and propagates
-/// the panic.
+/// If `test` returns an error or panics. If `test` panics, its panic propagates after the seed has
+/// been printed to standard error.
 ///
 /// ```
 /// use peerweave_grid::{Launch, Options, explore, run};

@@ -8,12 +8,12 @@ use std::time::Duration;
 /// Maximum size of the dynamic shared memory of a block, in bytes. This is the limit of GPUs with
 /// compute capability 9.0.
 pub const MAX_SHARED_BYTES: usize = 227 << 10;
-/// Maximum number of threads of a cooperative grid. The number is limited because all threads need
-/// a stack at the same time.
+/// Maximum number of threads of a cooperative grid. The number is limited because all these threads
+/// need their stacks at the same time.
 pub const MAX_COOPERATIVE_THREADS: u64 = 16384;
 
-/// The shape of a launch: number of blocks, threads per block, size of dynamic shared memory, and
-/// whether blocks may wait for each other.
+/// The shape of a launch: number of blocks, number of threads per block, size of dynamic shared
+/// memory, and whether blocks may wait for each other.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub(crate) grid: Dim3,
@@ -23,7 +23,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Returns a shape of `grid` blocks of `block` threads.
+    /// Returns a shape of `grid` blocks, each with `block` threads.
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
     }
@@ -54,13 +54,13 @@ pub struct Launch<'a> {
 }
 
 impl<'a> Launch<'a> {
-    /// Returns a launch of `grid` blocks of `block` threads. Each thread calls `body`. Messages
-    /// contain `name`.
+    /// Returns a launch of `grid` blocks, each with `block` threads. Each thread calls `body`.
+    /// Error messages contain `name`.
     pub fn new(name: &'a str, grid: impl Into<Dim3>, block: impl Into<Dim3>, body: &'a dyn Fn()) -> Self {
         Self::shaped(name, Shape::new(grid, block), body)
     }
 
-    /// Returns a launch with this shape. Each thread calls `body`. Messages contain `name`.
+    /// Returns a launch with this shape. Each thread calls `body`. Error messages contain `name`.
     pub fn shaped(name: &'a str, shape: Shape, body: &'a dyn Fn()) -> Self {
         Self { name, shape, body }
     }
@@ -102,20 +102,20 @@ impl fmt::Debug for Launch<'_> {
 #[non_exhaustive]
 pub struct Options<'a> {
     /// Seed of the schedule. Runs with the same seed have the same order of threads, unless the
-    /// order depends on another process or a clock. With seed 0 threads run in the order of their
-    /// indices. Schedules of other seeds differ in the preference among threads and in the
-    /// frequency of preemptions.
+    /// order depends on another process or a clock. With seed 0, threads run in the order of their
+    /// indices. Other seeds differ in which threads run first and in how often threads are
+    /// preempted.
     pub seed: u64,
     /// Time after which the run fails with [`GridError::Deadline`]. The run can end a thread only
-    /// at an atomic access, a pause or a synchronisation. A loop without these operations cannot be
-    /// ended.
+    /// at an atomic access, a pause or a synchronisation. The run cannot end a thread in a loop
+    /// without these operations.
     pub deadline: Duration,
     /// Stack size of each thread in bytes. A stack overflow ends the process.
     pub stack_bytes: usize,
-    /// Approximate maximum number of threads that have started and not returned. Cooperative grids
-    /// may exceed it. At least one block of each grid always runs.
+    /// Approximate maximum number of threads that have started and have not returned. Cooperative
+    /// grids may exceed this number. At least one block of each grid always runs.
     pub resident_threads: usize,
-    /// Function that is called when every thread waits for a change of memory.
+    /// Function that the run calls when every thread waits for memory to change.
     pub on_idle: Option<&'a dyn Fn()>,
 }
 
@@ -149,7 +149,7 @@ impl<'a> Options<'a> {
         self
     }
 
-    /// Sets a function that is called when every thread waits for a change of memory.
+    /// Sets the function that the run calls when every thread waits for memory to change.
     #[must_use]
     pub fn on_idle(mut self, on_idle: &'a dyn Fn()) -> Self {
         self.on_idle = Some(on_idle);

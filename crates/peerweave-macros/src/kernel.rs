@@ -188,7 +188,7 @@ impl Signature {
             #[cfg(not(target_arch = "nvptx64"))]
             #[allow(unsafe_code, unused_variables, private_interfaces, clippy::all)]
             impl #name {
-                /// The description of the kernel, which a launch takes.
+                /// The description of the kernel. A launch takes this constant.
                 pub const KERNEL: ::peerweave_device::launch::Kernel<(#(#types,)*)> = {
                     #declaration
                     /// # Safety

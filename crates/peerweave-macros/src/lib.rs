@@ -8,7 +8,7 @@ mod shared;
 
 use proc_macro::TokenStream;
 
-/// Makes a function a kernel: it runs on GPUs if its crate has PTX, and on the host.
+/// Makes a function a kernel. The kernel runs on the host, and also on GPUs if its crate has PTX.
 ///
 /// ```ignore
 /// use peerweave_device::prelude::*;
@@ -31,28 +31,29 @@ use proc_macro::TokenStream;
 ///   `KernelArg`: numbers, `SymSlice<T>`, `DeviceSlice<T>`, arrays, and structs with
 ///   `#[derive(KernelArg)]`.
 /// - For a parameter of type `KernelTeam`, the launch takes `&Team`.
-/// - The function returns nothing or `Result<(), Failed>`. A failure has already been written to
-///   the context's status, and the host's error contains the failure.
+/// - The function returns nothing or `Result<(), Failed>`. When the function returns `Failed`, the
+///   failure has already been written to the context's status. The host's error contains the
+///   failure.
 /// - `Context` is `peerweave_device::prelude::Context`. The crate `peerweave` has a type of the
 ///   same name, which issues transfers on the host. In a file that uses both types, write the full
-///   path in the kernel, or `use peerweave::Context as HostContext`. If both crates are imported by
-///   `*`, the name is ambiguous.
+///   path of `Context` in the kernel, or `use peerweave::Context as HostContext`. If both crates
+///   are imported by `*`, the name is ambiguous.
 /// - The function is neither generic nor `async`, `const`, `unsafe` or `extern`. All kernels of a
 ///   crate have different names, because the name is also the name of the entry in the crate's PTX.
 ///
 /// # PTX
 /// If the crate's build script calls `peerweave_build::kernels()`, `KERNEL` contains the crate's
 /// PTX. If not, the kernel runs only on the host. `#[kernel(max_threads = 1024)]` limits the number
-/// of threads of a block, so that the assembler limits the registers of each thread accordingly.
+/// of threads in a block. The assembler then limits the registers of each thread accordingly.
 /// Without this limit, a launch with a large block fails if the kernel needs too many registers.
 ///
-/// `#[kernel(unchecked)]` is for kernels of the crate that also launches them. The entry of such a
-/// kernel does not compare the version of the context, so the kernel does not wait for that load
-/// before its first instruction.
+/// `#[kernel(unchecked)]` is for a kernel that only its own crate launches. The entry of such a
+/// kernel does not compare the version of the context. So the kernel does not wait for the load of
+/// the version before its first instruction.
 ///
 /// Each kernel embeds the PTX of its crate, and the compiler generates one copy for each module. If
-/// the PTX is large, a crate can embed it once, in a static that includes the file of the build
-/// script. The argument `ptx` is the path of that static:
+/// the PTX is large, a crate can embed the PTX once, in a static that includes the file that the
+/// build script has written. The argument `ptx` is the path of that static:
 ///
 /// ```ignore
 /// #[cfg(not(target_arch = "nvptx64"))]
@@ -70,7 +71,7 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
-/// Adds the symbol to a declaration of shared memory. Part of `peerweave_device::shared_array!`.
+/// Adds the symbol to a declaration of shared memory. Called by `peerweave_device::shared_array!`.
 #[doc(hidden)]
 #[proc_macro]
 pub fn name_shared_array(declaration: TokenStream) -> TokenStream {
@@ -101,7 +102,7 @@ pub fn kernel_arg(item: TokenStream) -> TokenStream {
 /// have no padding.
 ///
 /// The attribute `#[element(reduce)]` also implements `Number`, so that reductions combine structs
-/// field by field. All fields must then have the same type of values.
+/// field by field. With this attribute, all fields must have values of the same type.
 ///
 /// ```ignore
 /// use peerweave::Element;

@@ -12,17 +12,17 @@ use crate::gpu::{Access, AcqRel, FloatAdd, Reduce, Relaxed, Release, Rmw, Sys};
 use crate::network::call::Atomic;
 use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Plain, Scalar, bf16, f16};
 
-/// An element type that supports atomic additions in kernels: the types of [`KernelAtomic`], `f16`
-/// and `bf16`. Other crates cannot implement this trait.
+/// An element type that supports atomic additions in kernels: each type that implements
+/// [`KernelAtomic`], and also `f16` and `bf16`. Other crates cannot implement this trait.
 pub trait KernelAdd: Scalar + Plain {
-    /// Adds by an atomic operation on mapped memory. Returns the previous value.
+    /// Atomically adds `value` to an element in mapped memory. Returns the previous value.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     #[doc(hidden)]
     unsafe fn fetch_add_at(word: *mut Self, value: Self, strong: bool) -> Self;
 
-    /// Adds by an atomic operation on mapped memory. Returns nothing.
+    /// Atomically adds `value` to an element in mapped memory. Returns nothing.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
@@ -49,19 +49,19 @@ pub trait KernelAtomic: AtomicElement + KernelAdd {
     fn from_bits(bits: Self::Bits) -> Self;
 }
 
-/// An integer type for which kernels can wait, and which they can combine bitwise: `i32`, `u32`,
-/// `i64` and `u64`. Other crates cannot implement this trait.
+/// An integer type that kernels can wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`.
+/// Other crates cannot implement this trait.
 pub trait KernelInteger: KernelAtomic + AtomicInteger {
     /// Returns whether `compare` is true for `word` and `value`, compared as numbers of this type.
     #[doc(hidden)]
     fn holds(compare: Compare, word: Self, value: Self) -> bool;
-    /// Returns the number as 64 bits, sign-extended for signed types, as reports contain it.
+    /// Returns the number as reports contain it: 64 bits, sign-extended for signed types.
     #[doc(hidden)]
     fn report(self) -> u64;
 }
 
-/// A word of 32 or 64 bits. The `network_…` functions access a word of a PE that is reached over
-/// the network.
+/// A word of 32 or 64 bits. The `network_…` functions access a word on a PE that this PE reaches
+/// over the network.
 #[doc(hidden)]
 pub trait Bits:
     Access<Sys> + Rmw<Sys, Relaxed> + Rmw<Sys, AcqRel> + Reduce<Sys, Relaxed> + Reduce<Sys, Release> + PartialEq + 'static
@@ -222,7 +222,7 @@ macro_rules! integer {
 
 integer!(i32 as u32, u32 as u32, i64 as u64, u64 as u64);
 
-/// Implements atomic operations for `f32` and `f64`, in words with the width of the float.
+/// Implements atomic operations for `f32` and `f64`, on words that are as wide as the float.
 macro_rules! float {
     ($($t:ty as $bits:ty),*) => {$(
         impl KernelAtomic for $t {
@@ -246,9 +246,9 @@ macro_rules! float {
     )*};
 }
 
-/// Implements additions to floats. If the PE is mapped, an addition is the operation of
-/// [`FloatAdd`]. NVSHMEM has no addition of floats, so over the network the addition is a loop of
-/// compare-and-swaps of the word that contains the element.
+/// Implements atomic additions to floats. If the PE is mapped, the addition calls [`FloatAdd`].
+/// NVSHMEM cannot add floats, so over the network a loop of compare-and-swaps updates the word that
+/// contains the element.
 macro_rules! float_add {
     ($t:ty, $bits:ty, $one:expr, |$bits_in:ident, $shift_in:ident| $take:expr, |$old:ident, $value:ident, $shift:ident| $replace:expr) => {
         impl KernelAdd for $t {
@@ -312,8 +312,8 @@ macro_rules! float_add {
 
 float!(f32 as u32, f64 as u64);
 
-/// Implements atomic additions for 16-bit floats. Over the network they access the 32-bit word that
-/// contains the float and its neighbour.
+/// Implements atomic additions for 16-bit floats. Over the network, an addition accesses the 32-bit
+/// word that contains the float and the neighbouring float.
 macro_rules! half {
     ($($t:ty),*) => {$(
         float_add!($t, u32, <$t>::ONE, |bits, shift| <$t>::from_bits((bits >> shift) as u16), |old, value, shift| {

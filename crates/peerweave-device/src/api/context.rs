@@ -18,9 +18,9 @@ use peerweave_types::{DeviceSlice, FailureKind, KernelContext, KernelOp, PeerEnt
 ///
 /// # Names
 /// A method without a suffix is called by one thread. A method with the suffix `_warp` or `_block`
-/// is called by all threads of a warp or a block together, with the same arguments. All these
-/// threads return the same outcome. Such a call waits for all threads of the scope before it
-/// returns, but not before it starts. If other threads of the scope have written the source,
+/// is called by all threads of a warp or block together, with the same arguments. Such a call
+/// succeeds on all these threads or fails on all of them. It waits for all threads of the scope
+/// before it returns, but not before it starts. If other threads have written the source,
 /// synchronise before the call. `_nbi` forms may return before the source has been read.
 /// [`Self::flush`] waits until the sources can be reused, and [`Self::quiet`] completes the
 /// operations. `_relaxed` forms do not order other accesses.
@@ -32,7 +32,7 @@ use peerweave_types::{DeviceSlice, FailureKind, KernelContext, KernelOp, PeerEnt
 ///
 /// # Failures
 /// A failed operation writes a report to the context's status, which the host reads. The failure
-/// also ends the waits of all threads of this PE. Operations that wait return [`Failed`].
+/// also makes every wait on this PE fail. A failed operation that waits returns [`Failed`].
 pub struct Context {
     raw: *const KernelContext,
     pes: Pes,
@@ -100,9 +100,9 @@ impl Context {
         Ok(unsafe { Self::enter_unchecked(raw) })
     }
 
-    /// Like [`Self::enter`], but does not check the version. Without the check, no thread waits for
-    /// the version field before it starts. The entry of `#[kernel(unchecked)]` calls this function.
-    /// Launches of such a kernel compare the version on the host.
+    /// Like [`Self::enter`], but does not check the version. Without the check, a thread starts
+    /// without waiting for the version field. The entry of `#[kernel(unchecked)]` calls this
+    /// function. The host compares the version when it launches such a kernel.
     ///
     /// # Safety
     /// As for [`Self::enter`]. In addition, the context has the version [`KernelContext::VERSION`].
@@ -160,7 +160,7 @@ impl Context {
         self.pes.my_pe
     }
 
-    /// Returns the number of PEs of the job.
+    /// Returns the number of PEs in the job.
     #[inline(always)]
     pub fn n_pes(&self) -> u32 {
         self.pes.n_pes
@@ -244,14 +244,14 @@ impl Context {
         self.fail(kind, Report { pe, expected: u64::from(self.pes.n_pes), ..Report::of(operation) })
     }
 
-    /// Returns whether the memory of a PE is mapped on this PE. If so, [`Self::get_peer_array`]
-    /// returns a view of that memory.
+    /// Returns whether the memory of `pe` is mapped on this PE. If it is mapped,
+    /// [`Self::get_peer_array`] returns a view of that memory.
     #[inline]
     pub fn is_mapped(&self, pe: u32) -> bool {
         pe < self.pes.n_pes && self.base_of(pe) != 0
     }
 
-    /// Returns a view of this PE's own elements of symmetric memory.
+    /// Returns a view of the elements of `of` in this PE's own memory.
     #[inline(always)]
     pub fn local<T: Plain>(&self, of: SymSlice<T>) -> DeviceSlice<T> {
         // SAFETY: the caller of `SymSlice::from_raw` promised elements in the heap of every PE, and
@@ -259,11 +259,11 @@ impl Context {
         unsafe { DeviceSlice::from_raw(self.my_base() + of.offset().0, of.len()) }
     }
 
-    /// Returns a view of a PE's elements of symmetric memory; `None` if the PE's memory is not
-    /// mapped on this PE, or the PE does not exist.
+    /// Returns a view of the elements of `of` in the memory of `pe`. Returns `None` if that memory
+    /// is not mapped on this PE, or if `pe` does not exist.
     ///
-    /// Reads and writes through the view are weak. Order them with the peer's accesses by signals,
-    /// barriers or fences.
+    /// Reads and writes through the view are weak. To order them with the peer's accesses, use
+    /// signals, barriers or fences.
     #[inline(always)]
     pub fn get_peer_array<T: Plain>(&self, of: SymSlice<T>, pe: u32) -> Option<DeviceSlice<T>> {
         if pe >= self.pes.n_pes {

@@ -3,11 +3,11 @@
 use core::fmt;
 use peerweave_types::FailureKind;
 
-/// The error of an operation in a kernel. The first failure of a PE is written to the context's
-/// status. The host reads the operation, the missing PE and the values from the status. After a
-/// failure the kernel should end.
+/// The error that a failed operation in a kernel returns. The first failure on a PE is written to
+/// the context's status. From the status, the host reads the operation, the missing PE and the
+/// values. After a failure the kernel should end.
 ///
-/// A kernel returns the error by `?`. `#[kernel]` then ends the thread.
+/// A kernel returns the error with `?`. `#[kernel]` ends the thread when it receives the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a kernel that continues after a failure uses data that has not arrived"]
 pub struct Failed {

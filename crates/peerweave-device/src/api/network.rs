@@ -12,7 +12,7 @@ use super::scope::Scope;
 use crate::gpu::Vector;
 use peerweave_types::{Plain, SignalOp, nvshmem};
 
-/// Calls a wrapper of [`crate::network`] on GPUs, or evaluates `$host` on the host.
+/// On GPUs, calls a wrapper of [`crate::network`]. On the host, evaluates `$host`.
 macro_rules! call {
     ($name:ident($($argument:expr),*); $host:expr) => {{
         #[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]

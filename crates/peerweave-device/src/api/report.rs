@@ -38,10 +38,10 @@ impl Context {
         Failed::new(kind)
     }
 
-    /// Fails the kernel with a code: ends the waits of all threads of this PE, and returns the
-    /// error that the kernel should return. If the kernel has already failed, the first failure is
-    /// kept. The host's error contains the code as the value found. `global_exit` of NVSHMEM is
-    /// similar, but ends all PEs. After this call the host decides whether the other PEs end.
+    /// Fails the kernel with `code`: makes the waits of all threads on this PE fail, and returns
+    /// the error that the kernel should return. If the kernel has already failed, the first failure
+    /// is kept. The host's error contains `code` as the value found. Unlike NVSHMEM's
+    /// `global_exit`, this call does not end other PEs: the host decides whether they end.
     ///
     /// ```
     /// use peerweave_device::prelude::*;

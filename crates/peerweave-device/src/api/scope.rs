@@ -6,18 +6,18 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The scopes as values, for code that differs among scopes.
+/// A scope as a value, for code that differs among scopes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// [`Thread`].
+    /// The scope [`Thread`].
     Thread,
-    /// [`Warp`].
+    /// The scope [`Warp`].
     Warp,
-    /// [`Block`].
+    /// The scope [`Block`].
     Block,
 }
 
-/// The threads that make a call together. All threads of the scope call the function, with the same
+/// The threads that make a call together. All these threads call the function with the same
 /// arguments.
 ///
 /// [`Thread`], [`Warp`] and [`Block`] implement this trait. Other crates cannot implement it.
@@ -37,8 +37,8 @@ pub trait Scope: sealed::Sealed + Copy + 'static {
     /// Returns the number of threads of the scope.
     fn size() -> usize;
 
-    /// Waits for all threads of the scope. Earlier writes of each thread are visible to all threads
-    /// afterwards.
+    /// Waits until all threads of the scope have called this function. Earlier writes of each
+    /// thread are visible to all these threads afterwards.
     fn sync();
 
     /// Waits like [`Self::sync`]. Returns whether any thread of the scope passed `true`.

@@ -7,8 +7,8 @@ use crate::gpu;
 use core::ops::RangeBounds;
 use peerweave_types::{DeviceSlice, Plain, SymSlice};
 
-/// A view of elements in a block's shared memory. All threads of the block may have copies of the
-/// view, and order their accesses by barriers.
+/// A view of elements in a block's shared memory. Each thread of the block may have a copy of the
+/// view. The threads must order their accesses by barriers.
 pub struct SharedSlice<T> {
     pointer: *mut T,
     len: usize,
@@ -36,7 +36,7 @@ impl<T: Plain> SharedSlice<T> {
     }
 
     /// Returns a view of the block's dynamic shared memory, whose size the launch specifies. The
-    /// initial content is unspecified.
+    /// initial content of the memory is unspecified.
     #[inline(always)]
     pub fn dynamic() -> Self {
         let (pointer, bytes) = gpu::dynamic_shared();
@@ -50,7 +50,7 @@ impl<T: Plain> SharedSlice<T> {
         self.len
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the view has no elements.
     #[inline(always)]
     pub fn is_empty(self) -> bool {
         self.len == 0
@@ -125,8 +125,8 @@ fn check_index(index: usize, len: usize, slice: &str) {
     panic!("index {index} lies outside the {len} elements of the {slice}");
 }
 
-/// Weak accesses to the elements of a view. Signals, barriers or syncs must order them with the
-/// writes of other threads to the same element.
+/// Weak accesses to the elements of a view. If another thread writes the same element, signals,
+/// barriers or syncs must order the two accesses.
 pub trait Elements<T>: Copy {
     /// Returns the element at an index.
     ///
@@ -171,8 +171,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The source of a put: symmetric memory of this PE, memory of its GPU, shared memory of the block,
-/// or a slice in the thread's own memory.
+/// The source of a put: this PE's symmetric memory, the memory of its GPU, the block's shared
+/// memory, or a slice in the thread's own memory.
 ///
 /// Other crates cannot implement this trait. If the target PE is reached through NVSHMEM, the
 /// source must be symmetric memory.
@@ -186,7 +186,7 @@ pub trait Source<T>: sealed::Sealed {
     fn count(&self) -> usize;
 }
 
-/// The destination of a get: the same kinds of memory as for [`Source`].
+/// The destination of a get, in any kind of memory that [`Source`] lists.
 pub trait Target<T>: sealed::Sealed {
     /// Whether elements of this type are always in global memory.
     #[doc(hidden)]

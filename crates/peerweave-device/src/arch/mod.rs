@@ -38,7 +38,7 @@ pub fn block_rank() -> u32 {
     grid_dim().linear(block_idx())
 }
 
-/// Returns the number of threads of a block.
+/// Returns the number of threads in a block.
 #[inline]
 pub fn block_threads() -> u32 {
     block_dim().count() as u32
@@ -65,16 +65,16 @@ pub fn warp_mask() -> u32 {
     if lanes >= WARP_SIZE { FULL_WARP } else { (1 << lanes) - 1 }
 }
 
-/// Returns the mask that operations of a whole warp use: all 32 lanes. A GPU treats lanes that do
-/// not exist as exited, so no operation waits for them. The constant saves the instructions of
-/// [`warp_mask`] in every call.
+/// Returns the mask for operations on a whole warp: all 32 lanes. A GPU treats lanes that do not
+/// exist as exited, so no operation waits for them. With this constant, a call needs none of the
+/// instructions of [`warp_mask`].
 #[cfg(target_arch = "nvptx64")]
 #[inline]
 pub fn warp_members() -> u32 {
     FULL_WARP
 }
 
-/// Returns the mask that operations of a whole warp use: the existing lanes.
+/// Returns the mask for operations on a whole warp: the existing lanes.
 #[cfg(not(target_arch = "nvptx64"))]
 #[inline]
 pub fn warp_members() -> u32 {

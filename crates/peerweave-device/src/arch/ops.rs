@@ -20,16 +20,16 @@ pub struct Gpu;
 #[derive(Clone, Copy, Debug)]
 pub struct Sys;
 
-/// The memory order that orders nothing.
+/// The memory order that does not order any other access.
 #[derive(Clone, Copy, Debug)]
 pub struct Relaxed;
 
-/// The memory order by which writes that the writer of the value released are visible after the
-/// operation.
+/// The memory order that makes writes visible after the operation, if the writer of the value has
+/// released them.
 #[derive(Clone, Copy, Debug)]
 pub struct Acquire;
 
-/// The memory order by which earlier reads and writes of this thread are ordered before the
+/// The memory order that orders this thread's earlier reads and writes before the
 /// operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Release;
@@ -41,8 +41,8 @@ pub struct AcqRel;
 /// Loads and stores of `u32` and `u64`, with the scope `R`.
 ///
 /// # Safety
-/// An implementation accesses exactly the word at the pointer, by one access with the order and
-/// scope stated by its name.
+/// An implementation accesses exactly the word at the pointer, by one access. The access has the
+/// scope `R`, and the order in the method's name.
 pub unsafe trait Access<R>: Copy {
     /// Reads the word. Orders nothing.
     ///
@@ -50,7 +50,7 @@ pub unsafe trait Access<R>: Copy {
     /// `from` points to an aligned word in global memory that this thread can access.
     unsafe fn load_relaxed(from: *const Self) -> Self;
 
-    /// Reads the word. Writes that the writer of the value released are visible afterwards.
+    /// Reads the word. Writes that the value's writer has released are visible afterwards.
     ///
     /// # Safety
     /// As for [`Self::load_relaxed`].
@@ -71,7 +71,7 @@ pub unsafe trait Access<R>: Copy {
 
 /// Fences with one scope.
 pub trait Fence {
-    /// Orders earlier accesses of this thread before its later accesses. Other threads observe this
+    /// Orders this thread's earlier accesses before its later accesses. Other threads observe this
     /// order if they synchronise with this thread by relaxed accesses and fences. On a GPU the
     /// fence returns when all earlier stores of this thread have been performed.
     fn acq_rel();
@@ -85,37 +85,37 @@ pub trait Fence {
 /// scope `R` and the order `O`.
 ///
 /// # Safety
-/// An implementation changes exactly the word at the pointer, by one atomic access with the order
-/// and scope of its parameters.
+/// An implementation changes exactly the word at the pointer, by one atomic access with the scope
+/// `R` and the order `O`.
 pub unsafe trait Rmw<R, O>: Copy {
     /// Adds `value` to the word; the sum wraps.
     ///
     /// # Safety
     /// `word` points to an aligned word in global memory that this thread can access.
     unsafe fn fetch_add(word: *mut Self, value: Self) -> Self;
-    /// Replaces the word by its bitwise and with `value`.
+    /// Replaces the word by the bitwise AND of the word and `value`.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_and(word: *mut Self, value: Self) -> Self;
-    /// Replaces the word by its bitwise or with `value`.
+    /// Replaces the word by the bitwise OR of the word and `value`.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_or(word: *mut Self, value: Self) -> Self;
-    /// Replaces the word by its bitwise exclusive or with `value`.
+    /// Replaces the word by the bitwise XOR of the word and `value`.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_xor(word: *mut Self, value: Self) -> Self;
-    /// Replaces the word by the minimum of the word and `value`. Signed types are compared as
-    /// signed.
+    /// Replaces the word by the minimum of the word and `value`. Values of signed types are
+    /// compared as signed numbers.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn fetch_min(word: *mut Self, value: Self) -> Self;
-    /// Replaces the word by the maximum of the word and `value`. Signed types are compared as
-    /// signed.
+    /// Replaces the word by the maximum of the word and `value`. Values of signed types are
+    /// compared as signed numbers.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
@@ -125,16 +125,16 @@ pub unsafe trait Rmw<R, O>: Copy {
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn swap(word: *mut Self, value: Self) -> Self;
-    /// Replaces the word by `new` if the word equals `current`. If they differ, writes and releases
-    /// nothing.
+    /// Replaces the word by `new` if the word equals `current`. If the word differs from `current`,
+    /// writes and releases nothing.
     ///
     /// # Safety
     /// As for [`Self::fetch_add`].
     unsafe fn compare_swap(word: *mut Self, current: Self, new: Self) -> Self;
 }
 
-/// Addition to `f32`, `f64`, `f16` and `bf16` that returns the previous value, with the scope `R`
-/// and the order `O`.
+/// Atomic addition to `f32`, `f64`, `f16` and `bf16` that returns the previous value, with the
+/// scope `R` and the order `O`.
 ///
 /// # Safety
 /// As for [`Rmw`].
@@ -157,36 +157,36 @@ pub unsafe trait Reduce<R, O>: Copy {
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn add(word: *mut Self, value: Self);
-    /// Replaces the word by its bitwise and with `value`.
+    /// Replaces the word by the bitwise AND of the word and `value`.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn and(word: *mut Self, value: Self);
-    /// Replaces the word by its bitwise or with `value`.
+    /// Replaces the word by the bitwise OR of the word and `value`.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn or(word: *mut Self, value: Self);
-    /// Replaces the word by its bitwise exclusive or with `value`.
+    /// Replaces the word by the bitwise XOR of the word and `value`.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn xor(word: *mut Self, value: Self);
-    /// Replaces the word by the minimum of the word and `value`. Signed types are compared as
-    /// signed.
+    /// Replaces the word by the minimum of the word and `value`. Values of signed types are
+    /// compared as signed numbers.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn min(word: *mut Self, value: Self);
-    /// Replaces the word by the maximum of the word and `value`. Signed types are compared as
-    /// signed.
+    /// Replaces the word by the maximum of the word and `value`. Values of signed types are
+    /// compared as signed numbers.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     unsafe fn max(word: *mut Self, value: Self);
 }
 
-/// Calls a macro for each scope and each order of [`Rmw`], with the names of both in PTX.
+/// Calls a macro for each pair of a scope and an order of [`Rmw`], with the PTX names of the pair.
 macro_rules! for_each_reach_and_order {
     ($macro:ident) => {
         $macro!(Cta "cta", Relaxed "relaxed");
@@ -205,7 +205,7 @@ macro_rules! for_each_reach_and_order {
 }
 pub(crate) use for_each_reach_and_order;
 
-/// Calls a macro for each scope and each order of [`Reduce`], with the names of both in PTX.
+/// Calls a macro for each pair of a scope and an order of [`Reduce`], with their PTX names.
 macro_rules! for_each_reach_and_reduce_order {
     ($macro:ident) => {
         $macro!(Cta "cta", Relaxed "relaxed");

@@ -7,14 +7,14 @@
 
 use peerweave_types::SignalOp;
 
-/// A change of a signal word at the target PE of a put.
+/// A change that a put makes to a signal word on its target PE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Address of the signal word in the caller's own heap.
+    /// Address in the caller's own heap that corresponds to the signal word.
     pub word: u64,
     /// The value to set or add.
     pub value: u64,
-    /// Whether `value` is set or added.
+    /// Whether the word is set to `value`, or `value` is added to the word.
     pub op: SignalOp,
 }
 
@@ -31,21 +31,23 @@ pub enum Atomic {
     /// Replaces the word by the second operand if the word equals the first operand. Returns the
     /// previous value.
     CompareSwap(u64, u64),
-    /// Adds the operand, wrapping. Returns the previous value.
+    /// Adds the operand to the word; the sum wraps. Returns the previous value.
     FetchAdd(u64),
-    /// Combines the word with the operand by bitwise and. Returns the previous value.
+    /// Replaces the word by the bitwise AND of the word and the operand. Returns the previous
+    /// value.
     FetchAnd(u64),
-    /// Combines the word with the operand by bitwise or. Returns the previous value.
+    /// Replaces the word by the bitwise OR of the word and the operand. Returns the previous value.
     FetchOr(u64),
-    /// Combines the word with the operand by bitwise exclusive or. Returns the previous value.
+    /// Replaces the word by the bitwise XOR of the word and the operand. Returns the previous
+    /// value.
     FetchXor(u64),
-    /// Adds the operand, wrapping.
+    /// Adds the operand to the word; the sum wraps.
     Add(u64),
-    /// Combines the word with the operand by bitwise and.
+    /// Replaces the word by the bitwise AND of the word and the operand.
     And(u64),
-    /// Combines the word with the operand by bitwise or.
+    /// Replaces the word by the bitwise OR of the word and the operand.
     Or(u64),
-    /// Combines the word with the operand by bitwise exclusive or.
+    /// Replaces the word by the bitwise XOR of the word and the operand.
     Xor(u64),
 }
 
@@ -76,13 +78,13 @@ impl Atomic {
     }
 }
 
-/// A network call of a kernel.
+/// A network call that a kernel makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Copies memory of the caller to a PE. If `signal` is given, then changes a signal word of
-    /// that PE.
+    /// Copies memory of the caller to a PE. If `signal` is given, also changes a signal word on
+    /// that PE after the copy.
     Put {
-        /// Address of the target in the caller's own heap.
+        /// Address in the caller's own heap that corresponds to the target.
         to: u64,
         /// Address of the source, which may be any memory of the caller.
         from: u64,
@@ -90,7 +92,8 @@ pub enum Call {
         bytes: usize,
         /// The target PE.
         pe: u32,
-        /// Whether the executor may read the source after the call, until the next [`Self::Quiet`].
+        /// Whether the executor may read the source after the call returns, until the next
+        /// [`Self::Quiet`].
         nbi: bool,
         /// The signal that follows the data, if any.
         signal: Option<Signal>,
@@ -99,19 +102,19 @@ pub enum Call {
     Get {
         /// Address of the target, which may be any memory of the caller.
         to: u64,
-        /// Address of the source in the caller's own heap.
+        /// Address in the caller's own heap that corresponds to the source.
         from: u64,
         /// Number of bytes to copy.
         bytes: usize,
         /// The source PE.
         pe: u32,
-        /// Whether the data may arrive after the call, until the next [`Self::Quiet`].
+        /// Whether the data may arrive after the call returns, until the next [`Self::Quiet`].
         nbi: bool,
     },
-    /// Applies an atomic operation to a word of a PE. Returns the previous value if
+    /// Applies an atomic operation to a word on a PE. Returns the previous value if
     /// [`Atomic::fetches`] is true for the operation.
     Atomic {
-        /// Address of the word in the caller's own heap.
+        /// Address in the caller's own heap that corresponds to the word.
         word: u64,
         /// Size of the word in bytes: 4 or 8.
         bytes: usize,

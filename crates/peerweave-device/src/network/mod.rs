@@ -25,11 +25,11 @@ pub(crate) use table::functions;
 pub struct Function {
     /// Symbol of the wrapper.
     pub name: &'static str,
-    /// Type of the result in C++.
+    /// C++ type of the result.
     pub result: &'static str,
-    /// Type in C++ and name of each parameter.
+    /// C++ type and name of each parameter.
     pub parameters: &'static [(&'static str, &'static str)],
-    /// Body of the wrapper in C++: one statement.
+    /// Body of the wrapper: one C++ statement.
     pub body: &'static str,
 }
 

@@ -15,9 +15,9 @@ use crate::pause::Pause;
 use crate::word::{Word as _, Words};
 use peerweave_types::Rank;
 
-/// The words of this rank in the memory of all ranks, for writing only. [`Words`] implement the
-/// trait by stores. Other implementations can notify a rank whose memory is not mapped, for example
-/// by a call of the network.
+/// Write-only access to this rank's word in the memory of every rank. For [`Words`], the trait is
+/// implemented by stores. Another implementation can notify a rank whose memory is not mapped, for
+/// example by a network call.
 pub trait Announce {
     /// Returns the number of words.
     fn len(&self) -> usize;
@@ -30,8 +30,8 @@ pub trait Announce {
     /// Makes each later [`post`](Self::post) release earlier reads and writes of this PE.
     fn fence_release();
 
-    /// Writes the epoch to the word with this index. Orders nothing without
-    /// [`fence_release`](Self::fence_release).
+    /// Writes `epoch` to the word at `index`. Without an earlier
+    /// [`fence_release`](Self::fence_release), the call orders nothing.
     fn post(&self, index: usize, epoch: u64);
 }
 
@@ -55,8 +55,8 @@ impl<Ws: Words + ?Sized> Announce for Ws {
 /// Announces to every rank that this rank has arrived, and does not wait. `mine` contains one word
 /// for each rank of the team: this rank's word in the memory of that rank.
 ///
-/// Every rank of the team calls this function once per epoch, in the order of epochs. It must first
-/// wait for the previous epoch by [`wait`].
+/// Every rank of the team calls this function once per epoch, in the order of epochs. A rank must
+/// first wait for the previous epoch by [`wait`].
 ///
 /// # Ordering
 /// Release, for each word, like [`flag::post`]. One fence is used for all words.
@@ -67,7 +67,7 @@ pub fn announce<A: Announce + ?Sized>(mine: &A, epoch: u64) {
 }
 
 /// Like [`announce`], without ordering: the arrival of this rank becomes visible, but its earlier
-/// writes may not.
+/// writes may not be visible.
 #[inline]
 pub fn announce_relaxed<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     for target in 0..mine.len() {
@@ -82,8 +82,8 @@ pub fn announce_relaxed<A: Announce + ?Sized>(mine: &A, epoch: u64) {
 /// Acquire: earlier writes of every rank are visible afterwards.
 ///
 /// # Errors
-/// The error of the pause. [`missing`] then returns the ranks that have not arrived. The caller can
-/// resume the wait.
+/// The error that `pause` returns. After this error, [`missing`] returns the ranks that have not
+/// arrived, and the caller can resume the wait.
 #[inline]
 pub fn wait<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
     for rank in 0..words.len() {

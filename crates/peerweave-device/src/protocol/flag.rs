@@ -17,9 +17,9 @@ pub const fn at_or_after(value: u64, epoch: u64) -> bool {
 /// function.
 ///
 /// # Ordering
-/// Release: a PE that finds by [`reached`] that the word has reached the epoch sees the earlier
-/// writes of this PE. On x86, a release does not order non-temporal stores, so fence them before
-/// the call.
+/// Release: a PE for which [`reached`] returns `true` for this epoch sees the earlier writes of
+/// this PE. On x86, a release does not order non-temporal stores, so fence them before the
+/// call.
 ///
 /// # Panics
 /// In debug builds, if `epoch` is before the epoch of the previous post.
@@ -49,7 +49,7 @@ pub fn reached<W: Word + ?Sized>(word: &W, epoch: u64) -> bool {
 /// Like [`wait`], without ordering: earlier writes of the word's writer may not be visible.
 ///
 /// # Errors
-/// The error of the pause.
+/// The error that `pause` returns.
 #[inline]
 pub(crate) fn wait_relaxed<W: Word + ?Sized, P: Pause + ?Sized>(word: &W, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
     pause::until(pause, || at_or_after(word.load_relaxed(), epoch).then_some(()))
@@ -62,7 +62,7 @@ pub(crate) fn wait_relaxed<W: Word + ?Sized, P: Pause + ?Sized>(word: &W, epoch:
 /// Acquire, if the wait succeeds.
 ///
 /// # Errors
-/// The error of the pause.
+/// The error that `pause` returns.
 #[inline]
 pub fn wait<W: Word + ?Sized, P: Pause + ?Sized>(word: &W, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
     pause::until(pause, || reached(word, epoch).then_some(()))

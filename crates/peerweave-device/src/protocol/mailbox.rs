@@ -36,12 +36,12 @@ pub enum Answer {
 /// shared words. For speed, the answer should have its own cache line.
 #[derive(Debug)]
 pub struct Slot<'a, W> {
-    /// Word with the number of the message in this slot. Written by the sender.
+    /// The word that contains the number of the message in this slot. Written by the sender.
     pub number: &'a W,
-    /// Words of the message, at least one. Written by the sender.
+    /// The words of the message, at least one. Written by the sender.
     pub payload: &'a [W],
-    /// Word with the number of the last message that the receiver answered in this slot. Bit 63 is
-    /// set if the receiver refused the message. Written by the receiver.
+    /// Word with the number of the last message in this slot that the receiver has answered. Bit 63
+    /// is set if the receiver has refused the message. Written by the receiver.
     pub answer: &'a W,
 }
 
@@ -63,9 +63,9 @@ pub const fn index(number: u64, capacity: usize) -> usize {
 }
 
 impl<W: Word> Slot<'_, W> {
-    /// Returns the answer to the previous message of this slot, after which the sender may publish
-    /// message `number`. Returns `None` if the receiver has not answered the previous message. If
-    /// there was no previous message, returns [`Answer::Accepted`].
+    /// Returns the answer to the previous message of this slot. After this answer, the sender may
+    /// publish message `number`. Returns `None` if the receiver has not answered the previous
+    /// message. If there was no previous message, returns [`Answer::Accepted`].
     ///
     /// # Ordering
     /// As for [`Slot::answered`].
@@ -95,15 +95,15 @@ impl<W: Word> Slot<'_, W> {
     /// Withdraws the last message that the sender published in this slot.
     ///
     /// # Ordering
-    /// The sender may change its data afterwards. If a receiver has copied changed data,
-    /// [`Slot::is_withdrawn`] then returns `true`.
+    /// The sender may change the message's data afterwards. If a receiver has copied changed data,
+    /// [`Slot::is_withdrawn`] returns `true` on that receiver.
     #[inline]
     pub fn withdraw(&self) {
         self.payload[0].store_relaxed(WITHDRAWN);
         W::fence_release();
     }
 
-    /// Returns the answer to message `number`; `None` if the receiver has not answered. If the
+    /// Returns the answer to message `number`; `None` if the receiver has not answered it. If the
     /// receiver has already answered a later message of this slot, returns [`Answer::Accepted`].
     ///
     /// # Ordering
@@ -152,7 +152,7 @@ impl<W: Word> Slot<'_, W> {
     }
 
     /// Answers message `number`. The receiver calls this method once for each message, in the order
-    /// of numbers, after its last access to the data.
+    /// of their numbers, after its last access to the data.
     ///
     /// # Ordering
     /// Release: the receiver's accesses are complete when the sender reads the answer.

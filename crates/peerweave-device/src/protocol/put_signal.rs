@@ -11,7 +11,7 @@ use crate::pause::{self, Pause};
 use crate::word::{Word, Words};
 use peerweave_types::{Compare, SignalOp};
 
-/// Changes a signal word: sets it to `value`, or adds `value`. Any PE may call this function.
+/// Sets a signal word to `value`, or adds `value` to the word. Any PE may call this function.
 ///
 /// # Ordering
 /// Release: earlier writes of this PE are visible to a PE that observes the signal. On x86, a
@@ -24,7 +24,7 @@ pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     }
 }
 
-/// Reads the word once. Returns its value if `compare` is true for the word and `value`; `None`
+/// Reads the word once. Returns the word if `compare` is true for the word and `value`; `None`
 /// otherwise.
 ///
 /// # Ordering
@@ -38,10 +38,10 @@ pub fn test<W: Word + ?Sized>(word: &W, compare: Compare, value: u64) -> Option<
 /// Waits until `compare` is true for the word and `value`. Returns the value of the word.
 ///
 /// # Ordering
-/// Acquire: puts before the signal are visible afterwards.
+/// Acquire: puts that precede the signal are visible afterwards.
 ///
 /// # Errors
-/// The error of the pause.
+/// The error that `pause` returns.
 #[inline]
 pub fn wait_until<W: Word + ?Sized, P: Pause + ?Sized>(
     word: &W,
@@ -52,11 +52,11 @@ pub fn wait_until<W: Word + ?Sized, P: Pause + ?Sized>(
     pause::until(pause, || test(word, compare, value))
 }
 
-/// Value for [`Several::exclude`] that excludes no word.
+/// A value for [`Several::exclude`]: no word is excluded.
 pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 
-/// Several signal words for one wait. Waits and tests ignore excluded words. If all words are
-/// excluded, every wait returns immediately.
+/// Several signal words for one wait or test. Waits and tests ignore excluded words. If all words
+/// are excluded, every wait returns immediately.
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;
@@ -126,7 +126,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// Acquire, for each word.
     ///
     /// # Errors
-    /// The error of the pause.
+    /// The error that `pause` returns.
     #[inline]
     pub fn wait_all<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<u64>, P::Error> {
         self.watch().wait_all(pause)
@@ -139,21 +139,21 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// Acquire, for the word at the returned index.
     ///
     /// # Errors
-    /// The error of the pause.
+    /// The error that `pause` returns.
     #[inline]
     pub fn wait_any<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<usize>, P::Error> {
         self.watch().wait_any(pause)
     }
 
-    /// Waits until at least one word satisfies the comparison. Calls `found` for all words that
-    /// satisfy it, like [`Several::test_some`]. Returns the number of calls. Returns 0 immediately
-    /// if all words are excluded.
+    /// Waits until at least one word satisfies the comparison. Calls `found` like
+    /// [`Several::test_some`]. Returns the number of calls. Returns 0 immediately if all words are
+    /// excluded.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies the comparison.
     ///
     /// # Errors
-    /// The error of the pause.
+    /// The error that `pause` returns.
     #[inline]
     pub fn wait_some<P: Pause + ?Sized>(&self, pause: &mut P, found: impl FnMut(usize, u64)) -> Result<usize, P::Error> {
         self.watch().wait_some(pause, found)
@@ -169,14 +169,14 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     }
 }
 
-/// The loops of the waits and tests of [`Several`], for words of any type, with a separate
-/// condition for each word.
+/// The waits and tests of [`Several`], for words of any type, with a separate condition for each
+/// word.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch<L, X> {
     /// The number of words.
     pub len: usize,
-    /// Function that reads the word at an index by an acquiring load. Returns the value if it
-    /// satisfies the condition of the word; `None` otherwise.
+    /// Function that reads the word at an index by an acquiring load. Returns the value if the
+    /// value satisfies the condition for that word; `None` otherwise.
     pub look: L,
     /// Function that returns whether the word at an index is excluded, like [`Several::exclude`].
     pub exclude: X,
@@ -232,7 +232,7 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
     /// Like [`Several::wait_all`].
     ///
     /// # Errors
-    /// The error of the pause.
+    /// The error that `pause` returns.
     #[inline]
     pub fn wait_all<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<V>, P::Error> {
         let mut last = None;
@@ -245,7 +245,7 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
     /// Like [`Several::wait_any`].
     ///
     /// # Errors
-    /// The error of the pause.
+    /// The error that `pause` returns.
     #[inline]
     pub fn wait_any<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<usize>, P::Error> {
         self.wait_any_from(0, pause)
@@ -255,7 +255,7 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
     /// the lowest index.
     ///
     /// # Errors
-    /// The error of the pause.
+    /// The error that `pause` returns.
     #[inline]
     pub fn wait_any_from<P: Pause + ?Sized>(&self, start: usize, pause: &mut P) -> Result<Option<usize>, P::Error> {
         if self.all_excluded() {
@@ -267,7 +267,7 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
     /// Like [`Several::wait_some`].
     ///
     /// # Errors
-    /// The error of the pause.
+    /// The error that `pause` returns.
     #[inline]
     pub fn wait_some<P: Pause + ?Sized>(&self, pause: &mut P, mut found: impl FnMut(usize, V)) -> Result<usize, P::Error> {
         if self.all_excluded() {

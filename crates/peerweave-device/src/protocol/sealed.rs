@@ -15,7 +15,7 @@
 
 use crate::word::Word;
 
-/// Returns the word that contains this data and this epoch.
+/// Returns the word that contains `data` and `epoch`.
 #[inline]
 pub const fn seal(data: u32, epoch: u32) -> u64 {
     (epoch as u64) << 32 | data as u64
@@ -29,7 +29,7 @@ pub fn seal_line<const N: usize>(data: &[u32; N], epoch: u32) -> [u64; N] {
 }
 
 /// Publishes data in all words of a line. Only the single writer of the line calls this function,
-/// in the order of epochs, when the reuse rule of this module allows it.
+/// in the order of epochs. Each call must satisfy the reuse rule of this module.
 ///
 /// # Ordering
 /// Release: earlier writes of this PE are visible to a PE that reads the line.
@@ -46,14 +46,14 @@ pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
 }
 
 /// Reads the data of an epoch into `into`. Returns `false` if the line does not contain this epoch;
-/// the content of `into` is then unspecified. A PE may call this function until it publishes the
-/// next epoch.
+/// in this case the content of `into` is unspecified. A PE may call this function until the PE
+/// publishes the next epoch.
 ///
 /// # Ordering
 /// Acquire, if the result is `true`.
 ///
 /// # Panics
-/// If `into` does not have one element for each word.
+/// If `into` and `line` have different lengths.
 #[inline]
 pub fn try_read<W: Word>(line: &[W], epoch: u32, into: &mut [u32]) -> bool {
     assert_eq!(line.len(), into.len(), "every word of a sealed line is read");

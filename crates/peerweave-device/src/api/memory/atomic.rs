@@ -50,7 +50,7 @@ fn acquired<T>(value: T, strong: bool) -> T {
     value
 }
 
-/// Implements operations that return the previous value, on the bits of the element.
+/// Implements operations that change the bits of an element and return its previous value.
 macro_rules! fetching {
     ($bound:ident: $($(#[$doc:meta])* $strong:ident, $relaxed:ident($($argument:ident),*) = $operation:ident, $network:ident;)*) => {$(
         fetching!(@ $bound, $(#[$doc])* "Acquire for the previous value, and release for the new value.", AcqRel true, $strong($($argument),*) = $operation, $network);
@@ -65,7 +65,7 @@ macro_rules! fetching {
         #[doc = $order_doc]
         ///
         /// # Panics
-        /// If the slice is empty. On a GPU the kernel traps.
+        /// If `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $name<T: $bound>(&self, of: SymSlice<T>, $($argument: T,)* pe: u32) -> T {
             match self.word(of, pe, $is_strong) {
@@ -84,7 +84,7 @@ macro_rules! fetching {
     };
 }
 
-/// Implements operations that return nothing, on the bits of the element.
+/// Implements operations that change the bits of an element and return nothing.
 macro_rules! reducing {
     ($($(#[$doc:meta])* $strong:ident, $relaxed:ident = $operation:ident, $network:ident;)*) => {$(
         reducing!(@ $(#[$doc])* "Release.", Release true, $strong = $operation, $network);
@@ -97,7 +97,7 @@ macro_rules! reducing {
         #[doc = $order_doc]
         ///
         /// # Panics
-        /// If the slice is empty. On a GPU the kernel traps.
+        /// If `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $name<T: KernelInteger>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe, $is_strong) {
@@ -111,20 +111,20 @@ macro_rules! reducing {
     };
 }
 
-/// Implements additions of integers and floats.
+/// Implements atomic additions to integers and floats.
 macro_rules! adding {
     ($fetch_add:ident, $add:ident, $fetch_inc:ident, $inc:ident, $strong:literal, $fetch_doc:literal, $doc:literal) => {
-        /// Adds `value` to the element, and returns the previous value. Integers wrap, and floats
-        /// are rounded to nearest.
+        /// Adds `value` to the first element of `of` on `pe`, and returns the previous value. An
+        /// integer sum wraps, and a float sum is rounded to nearest.
         ///
-        /// The addition is one instruction, except for `bf16` before sm_90, and for floats at a PE
-        /// reached over the network. In these cases it is a loop of compare-and-swaps.
+        /// The addition is one instruction, except for `bf16` before sm_90, and for floats over the
+        /// network. In these two cases the addition is a loop of compare-and-swaps.
         ///
         /// # Ordering
         #[doc = $fetch_doc]
         ///
         /// # Panics
-        /// If the slice is empty. On a GPU the kernel traps.
+        /// If `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $fetch_add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) -> T {
             match self.word(of, pe, $strong) {
@@ -136,14 +136,14 @@ macro_rules! adding {
             }
         }
 
-        /// Adds `value` to the element, and returns nothing. Otherwise like the form that returns
-        /// the previous value.
+        /// Adds `value` to the first element of `of` on `pe`, and returns nothing. The addition is
+        /// otherwise the same as in the method that returns the previous value.
         ///
         /// # Ordering
         #[doc = $doc]
         ///
         /// # Panics
-        /// If the slice is empty. On a GPU the kernel traps.
+        /// If `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe, $strong) {
@@ -155,25 +155,25 @@ macro_rules! adding {
             }
         }
 
-        /// Adds one to the element, and returns the previous value.
+        /// Adds one to the first element of `of` on `pe`, and returns the previous value.
         ///
         /// # Ordering
         #[doc = $fetch_doc]
         ///
         /// # Panics
-        /// If the slice is empty. On a GPU the kernel traps.
+        /// If `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $fetch_inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) -> T {
             self.$fetch_add(of, T::ONE, pe)
         }
 
-        /// Adds one to the element, and returns nothing.
+        /// Adds one to the first element of `of` on `pe`, and returns nothing.
         ///
         /// # Ordering
         #[doc = $doc]
         ///
         /// # Panics
-        /// If the slice is empty. On a GPU the kernel traps.
+        /// If `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) {
             self.$add(of, T::ONE, pe);
@@ -202,37 +202,37 @@ impl Context {
     );
 
     fetching! { KernelAtomic:
-        /// Replaces the element by `value`.
+        /// Replaces the first element of `of` on `pe` by `value`.
         atomic_swap, atomic_swap_relaxed(value) = swap, network_swap;
-        /// Replaces the element by `new` if the bits of the element equal the bits of `current`.
+        /// Replaces the first element of `of` on `pe` by `new` if it equals `current` bit for bit.
         atomic_compare_swap, atomic_compare_swap_relaxed(current, new) = compare_swap, network_compare_swap;
     }
 
     fetching! { KernelInteger:
-        /// Replaces the element by its bitwise and with `value`.
+        /// Replaces the first element of `of` on `pe` by its bitwise AND with `value`.
         atomic_fetch_and, atomic_fetch_and_relaxed(value) = fetch_and, network_fetch_and;
-        /// Replaces the element by its bitwise or with `value`.
+        /// Replaces the first element of `of` on `pe` by its bitwise OR with `value`.
         atomic_fetch_or, atomic_fetch_or_relaxed(value) = fetch_or, network_fetch_or;
-        /// Replaces the element by its bitwise exclusive or with `value`.
+        /// Replaces the first element of `of` on `pe` by its bitwise XOR with `value`.
         atomic_fetch_xor, atomic_fetch_xor_relaxed(value) = fetch_xor, network_fetch_xor;
     }
 
     reducing! {
-        /// Replaces the element by its bitwise and with `value`.
+        /// Replaces the first element of `of` on `pe` by its bitwise AND with `value`.
         atomic_and, atomic_and_relaxed = and, network_and;
-        /// Replaces the element by its bitwise or with `value`.
+        /// Replaces the first element of `of` on `pe` by its bitwise OR with `value`.
         atomic_or, atomic_or_relaxed = or, network_or;
-        /// Replaces the element by its bitwise exclusive or with `value`.
+        /// Replaces the first element of `of` on `pe` by its bitwise XOR with `value`.
         atomic_xor, atomic_xor_relaxed = xor, network_xor;
     }
 
-    /// Returns the value of the element.
+    /// Returns the first element of `of` on `pe`.
     ///
     /// # Ordering
-    /// Acquire: writes released by the writer of the value are visible afterwards.
+    /// Acquire: writes that the writer of the value has released are visible afterwards.
     ///
     /// # Panics
-    /// If the slice is empty. On a GPU the kernel traps.
+    /// If `of` is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_fetch<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe, true) {
@@ -244,13 +244,13 @@ impl Context {
         }
     }
 
-    /// Returns the value of the element.
+    /// Returns the first element of `of` on `pe`.
     ///
     /// # Ordering
     /// Orders nothing.
     ///
     /// # Panics
-    /// If the slice is empty. On a GPU the kernel traps.
+    /// If `of` is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_fetch_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe, false) {
@@ -262,13 +262,13 @@ impl Context {
         }
     }
 
-    /// Replaces the element by `value`.
+    /// Replaces the first element of `of` on `pe` by `value`.
     ///
     /// # Ordering
     /// Release: a thread that acquires the value sees earlier writes of this thread.
     ///
     /// # Panics
-    /// If the slice is empty. On a GPU the kernel traps.
+    /// If `of` is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_set<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe, true) {
@@ -280,13 +280,13 @@ impl Context {
         }
     }
 
-    /// Replaces the element by `value`.
+    /// Replaces the first element of `of` on `pe` by `value`.
     ///
     /// # Ordering
     /// Orders nothing.
     ///
     /// # Panics
-    /// If the slice is empty. On a GPU the kernel traps.
+    /// If `of` is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_set_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe, false) {

@@ -54,14 +54,14 @@ impl Lent {
 }
 
 impl Context {
-    /// Lends shared memory to this thread's puts and gets. They then use bulk copies, if the GPU is
-    /// sm_90 or later and the kernel was compiled for such a GPU. On other GPUs and on the host the
-    /// call has no effect.
+    /// Lends shared memory to this thread's puts and gets. If the GPU is sm_90 or later and the
+    /// kernel was compiled for such a GPU, these puts and gets use bulk copies. Otherwise, the call
+    /// has no effect.
     ///
     /// Each thread lends its own region. A copy moves almost half of the region at a time, for
-    /// example 32 KiB with a region of 64 KiB and 128 bytes. A region of a few KiB is already
-    /// useful. Copies by a warp or a block use the region of the scope's first thread. The region
-    /// is in use until [`Self::reclaim_shared`] or until the context is dropped.
+    /// example 32 KiB if the region has 64 KiB plus 128 bytes. A region of a few KiB is already
+    /// useful. A copy by a warp or a block uses the region of the scope's first thread. The region
+    /// is in use until [`Self::reclaim_shared`] returns or the context is dropped.
     ///
     /// # Safety
     /// Nothing else accesses the region until [`Self::reclaim_shared`] returns or the thread ends.
@@ -88,8 +88,8 @@ impl Context {
         }
     }
 
-    /// Ends the use of the memory that was lent by [`Self::lend_shared`]. Waits until all copies
-    /// are complete. Afterwards the kernel may use the memory for other purposes.
+    /// Takes back the memory that this thread has lent by [`Self::lend_shared`]. Waits until all
+    /// copies are complete. Afterwards the kernel may use the memory for other purposes.
     #[inline]
     pub fn reclaim_shared(&self) {
         let lent = self.lent.replace(Lent::NOTHING);

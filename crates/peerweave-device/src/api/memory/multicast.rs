@@ -12,9 +12,9 @@ use crate::arch::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, Multim
 /// A view of elements at a multicast address. One access reaches the same element on every GPU of
 /// the machine.
 ///
-/// Every access is relaxed and has system scope. Fences, signals and barriers order the accesses
-/// like stores to peers. The host backend has no multicast memory, so
-/// [`Context::get_multicast_array`] returns `None` there.
+/// Every access is relaxed and has system scope. Fences, signals and barriers order these accesses
+/// as they order stores to peers. The host backend has no multicast memory, so on the host
+/// [`Context::get_multicast_array`] returns `None`.
 ///
 /// ```
 /// use peerweave_device::prelude::*;
@@ -50,8 +50,8 @@ impl<T> Clone for MulticastSlice<T> {
 impl<T> Copy for MulticastSlice<T> {}
 
 impl Context {
-    /// Returns a view of symmetric memory at the multicast address of the heap; `None` if the heap
-    /// has no multicast address, or the kernel was compiled for an architecture before sm_90.
+    /// Returns a view of `of` at the heap's multicast address. Returns `None` if the heap has no
+    /// such address, or if the kernel was compiled for an architecture before sm_90.
     #[inline]
     pub fn get_multicast_array<T: Plain>(&self, of: SymSlice<T>) -> Option<MulticastSlice<T>> {
         let base = self.raw().multicast;
@@ -72,7 +72,7 @@ impl<T> MulticastSlice<T> {
         self.len
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the view has no elements.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.len == 0
@@ -122,7 +122,7 @@ macro_rules! writes {
 
 impl<T: Multimem> MulticastSlice<T> {
     loads! {
-        /// Returns the sum of the element over all GPUs.
+        /// Returns the sum of the element's values on all GPUs.
         load_add = load_add;
     }
     writes! {
@@ -135,35 +135,35 @@ impl<T: Multimem> MulticastSlice<T> {
 
 impl<T: MultimemOrd> MulticastSlice<T> {
     loads! {
-        /// Returns the minimum of the element over all GPUs.
+        /// Returns the minimum of the element's values on all GPUs.
         load_min = load_min;
-        /// Returns the maximum of the element over all GPUs.
+        /// Returns the maximum of the element's values on all GPUs.
         load_max = load_max;
     }
     writes! {
-        /// Replaces the element on every GPU by its minimum with `value`.
+        /// On every GPU, replaces the element by the minimum of the element and `value`.
         reduce_min = reduce_min;
-        /// Replaces the element on every GPU by its maximum with `value`.
+        /// On every GPU, replaces the element by the maximum of the element and `value`.
         reduce_max = reduce_max;
     }
 }
 
 impl<T: MultimemBits> MulticastSlice<T> {
     loads! {
-        /// Returns the bitwise and of the element over all GPUs.
+        /// Returns the bitwise AND of the element's values on all GPUs.
         load_and = load_and;
-        /// Returns the bitwise or of the element over all GPUs.
+        /// Returns the bitwise OR of the element's values on all GPUs.
         load_or = load_or;
-        /// Returns the bitwise exclusive or of the element over all GPUs.
+        /// Returns the bitwise XOR of the element's values on all GPUs.
         load_xor = load_xor;
     }
 }
 
-/// Implements the conversion of a view to a view of vectors of 16 bytes.
+/// Implements the method that converts a view of elements to a view of 16-byte vectors.
 macro_rules! vectors {
     ($($t:ty, $vector:ident, $lanes:literal;)*) => {$(
         impl MulticastSlice<$t> {
-            #[doc = concat!("Returns a view of the elements as vectors of ", $lanes, " elements. One access of 16 bytes transfers a vector. Elements beyond the last whole vector are omitted.")]
+            #[doc = concat!("Returns a view of the elements as vectors of ", $lanes, " elements. One 16-byte access transfers one vector. The view omits elements after the last whole vector.")]
             ///
             /// # Panics
             /// If the first element is not aligned to 16 bytes. On a GPU the kernel traps.

@@ -208,10 +208,10 @@ impl Context {
         Err(self.fail(FailureKind::LengthMismatch, report))
     }
 
-    /// Writes one element to a PE: the first element of `to`.
+    /// Writes `value` to the first element of `to` on `pe`.
     ///
     /// # Ordering
-    /// None. The put is complete at the peer after [`Self::quiet`].
+    /// None. The put is complete at the peer once [`Self::quiet`] has returned.
     #[inline(always)]
     pub fn p<T: Plain>(&self, to: SymSlice<T>, value: T, pe: u32) {
         if to.is_empty() {
@@ -226,8 +226,8 @@ impl Context {
         }
     }
 
-    /// Returns one element of a PE: the first element of `from`. If the PE is unreachable, the
-    /// failure is written to the status, and all bits of the result are zero.
+    /// Returns the first element of `from` on `pe`. If `pe` is unreachable, the failure is written
+    /// to the status, and all bits of the result are zero.
     ///
     /// # Ordering
     /// None. To order the read with other accesses, use [`Self::fence`].
@@ -364,42 +364,42 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $put:ident, $get:ident, $put_nbi:ident, $get_nbi:ident, $put_checked:ident, $get_checked:ident,
         $iput:ident, $iget:ident) => {
         impl Context {
-            #[doc = concat!("Copies elements to a PE. Called by ", $words, ".")]
+            #[doc = concat!("Copies the elements of `from` to `to` on `pe`. Called by ", $words, ".")]
             /// If the lengths differ, the shorter length is used. Returns the number of elements
             /// copied. The source can be reused when the call returns.
             ///
             /// # Ordering
-            /// None. The put is complete at the peer after [`Self::quiet`], and before a later
-            /// signal.
+            /// None. The put is complete at the peer once [`Self::quiet`] has returned, and before
+            /// a later signal arrives.
             #[inline(always)]
             pub fn $put<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, false)
             }
 
-            #[doc = concat!("Copies elements from a PE. Called by ", $words, ".")]
+            #[doc = concat!("Copies the elements of `from` on `pe` to `to`. Called by ", $words, ".")]
             /// If the lengths differ, the shorter length is used. Returns the number of elements
             /// copied. The elements have arrived when the call returns.
             ///
             /// # Ordering
-            /// None. If the peer writes the elements, wait for a signal of the peer before the get.
+            /// None. If the peer writes the elements, wait for the peer's signal before the get.
             #[inline(always)]
             pub fn $get<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, false)
             }
 
-            #[doc = concat!("Starts to copy elements to a PE. Called by ", $words, ".")]
+            #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. Called by ", $words, ".")]
             /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The source can be reused after [`Self::flush`] or [`Self::quiet`], called by
-            /// the first thread of the scope or by all threads.
+            /// copied. The source can be reused once the scope's first thread, or all its threads,
+            /// have called [`Self::flush`] or [`Self::quiet`].
             #[inline(always)]
             pub fn $put_nbi<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, true)
             }
 
-            #[doc = concat!("Starts to copy elements from a PE. Called by ", $words, ".")]
+            #[doc = concat!("Starts to copy the elements of `from` on `pe` to `to`. Called by ", $words, ".")]
             /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The elements have arrived after [`Self::quiet`], called by the first thread
-            /// of the scope or by all threads.
+            /// copied. The elements have arrived once the scope's first thread, or all its threads,
+            /// have called [`Self::quiet`].
             #[inline(always)]
             pub fn $get_nbi<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, true)
@@ -408,8 +408,8 @@ macro_rules! scoped {
             #[doc = concat!("Copies like [`Self::", stringify!($put), "`], but fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`] if the lengths differ. No element has been copied
-            /// then.
+            /// [`FailureKind::LengthMismatch`] if the lengths differ. In this case, the call has
+            /// copied no element.
             #[inline(always)]
             pub fn $put_checked<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Put, pe, to.len(), from.count())?;
@@ -420,8 +420,8 @@ macro_rules! scoped {
             #[doc = concat!("Copies like [`Self::", stringify!($get), "`], but fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`] if the lengths differ. No element has been copied
-            /// then.
+            /// [`FailureKind::LengthMismatch`] if the lengths differ. In this case, the call has
+            /// copied no element.
             #[inline(always)]
             pub fn $get_checked<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Get, pe, to.count(), from.len())?;
@@ -429,9 +429,9 @@ macro_rules! scoped {
                 Ok(())
             }
 
-            #[doc = concat!("Copies `count` elements to a PE, at strides: element `i * from_step` of `from` to element `i * to_step` of `to`. Called by ", $words, ".")]
-            /// If a side has fewer elements at its stride, only that number is copied. If a step is
-            /// 0, nothing is copied.
+            #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` to element `i * to_step` of `to` on `pe`. Called by ", $words, ".")]
+            /// If `from` or `to` has fewer elements at its stride, copies only that many elements.
+            /// If a step is 0, copies nothing.
             #[inline(always)]
             pub fn $iput<T: Plain>(
                 &self,
@@ -445,9 +445,9 @@ macro_rules! scoped {
                 self.iput_any::<T, $scope, _>(to, &from, (to_step, from_step), count, pe);
             }
 
-            #[doc = concat!("Copies `count` elements from a PE, at strides: element `i * from_step` of `from` to element `i * to_step` of `to`. Called by ", $words, ".")]
-            /// If a side has fewer elements at its stride, only that number is copied. If a step is
-            /// 0, nothing is copied.
+            #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` on `pe` to element `i * to_step` of `to`. Called by ", $words, ".")]
+            /// If `from` or `to` has fewer elements at its stride, copies only that many elements.
+            /// If a step is 0, copies nothing.
             #[inline(always)]
             pub fn $iget<T: Plain>(
                 &self,

@@ -17,8 +17,8 @@ impl Context {
     /// operations before the fence are visible before the operations after the fence.
     ///
     /// The fence also orders all earlier reads and writes of this thread, and all writes of other
-    /// threads that this thread has observed. If the threads of a warp or a block have put
-    /// together, each of these threads must have synchronised with the caller.
+    /// threads that this thread has observed. If the threads of a warp or a block have made a put
+    /// together, each must have synchronised with the caller before the fence.
     #[inline(always)]
     pub fn fence(&self) {
         self.finish_bulk();
@@ -28,8 +28,8 @@ impl Context {
         <Sys as Fence>::acq_rel();
     }
 
-    /// Waits until this thread's puts are complete at the target PEs, and its gets are complete on
-    /// this PE. This includes `_nbi` forms. Stronger than [`Self::fence`].
+    /// Waits until this thread's puts are complete at the target PEs, and this thread's gets are
+    /// complete on this PE. This includes `_nbi` forms. The call is stronger than [`Self::fence`].
     #[inline(always)]
     pub fn quiet(&self) {
         self.finish_bulk();
@@ -39,8 +39,8 @@ impl Context {
         <Sys as Fence>::acq_rel();
     }
 
-    /// Waits until the sources of this thread's `_nbi` puts can be reused. Weaker than
-    /// [`Self::quiet`], because the puts need not be complete at the peers.
+    /// Waits until the sources of this thread's `_nbi` puts can be reused. The call is weaker than
+    /// [`Self::quiet`], because the puts may not yet be complete at the peers.
     #[inline(always)]
     pub fn flush(&self) {
         self.flush_bulk();
@@ -50,16 +50,16 @@ impl Context {
         }
     }
 
-    /// Like [`Self::flush`], by all threads of the warp. Afterwards each thread can reuse the
-    /// sources of all threads of the warp.
+    /// Like [`Self::flush`], but called by all threads of the warp. Afterwards each thread can
+    /// reuse the sources of all threads of the warp.
     #[inline(always)]
     pub fn flush_warp(&self) {
         self.flush();
         Warp::sync();
     }
 
-    /// Like [`Self::flush`], by all threads of the block. Afterwards each thread can reuse the
-    /// sources of all threads of the block.
+    /// Like [`Self::flush`], but called by all threads of the block. Afterwards each thread can
+    /// reuse the sources of all threads of the block.
     #[inline(always)]
     pub fn flush_block(&self) {
         self.flush();

@@ -11,17 +11,17 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use peerweave_types::{FailureKind, KernelOp};
 
 impl Context {
-    /// Calls `look` until it returns a value. Kernels with their own protocol use this wait, for
-    /// example if the data serves as its own flag. The wait fails at the context's deadline, or
-    /// when another wait of this PE has failed.
+    /// Calls `look` until `look` returns a value. A kernel that implements its own protocol can
+    /// wait by this method, for example if the data itself serves as the flag. The wait fails at
+    /// the context's deadline, or when another wait of this PE has failed.
     ///
-    /// `missing` returns the PE for which the kernel waits. It is called after a failure, and the
-    /// host's error names the PE. In a kernel on the host, `missing` is also called during the
-    /// wait, and the wait fails soon after that PE has left the job. The wait itself orders
-    /// nothing. The reads of `look` determine the memory order.
+    /// `missing` returns the PE for which the kernel waits. If the wait fails, `missing` is called,
+    /// and the host's error names the PE that `missing` returns. In a kernel on the host, `missing`
+    /// is also called during the wait, which fails soon after that PE has left the job. The wait
+    /// itself orders nothing: the reads in `look` determine the memory order.
     ///
     /// # Errors
-    /// [`Failed`]. The failure has been written to the context's status.
+    /// [`Failed`] if the wait fails. The failure has been written to the context's status.
     ///
     /// ```
     /// use peerweave_device::prelude::*;
@@ -90,13 +90,13 @@ impl Context {
         pe < self.raw().n_pes && self.gone_word(1 + pe as usize / 64) >> (pe % 64) & 1 != 0
     }
 
-    /// Like [`Self::poll`], for the threads of a block that pass `true` as `polls`. All threads of
-    /// the block call this method, and return together: when `look` has returned a value on every
-    /// polling thread, or when a thread has failed. Writes that one thread has acquired are visible
+    /// Like [`Self::poll`], but called by all threads of a block. Only threads that pass `true` as
+    /// `polls` call `look`. All threads return together: when `look` has returned a value on each
+    /// of these threads, or when a wait has failed. Writes that one thread has acquired are visible
     /// to all threads of the block.
     ///
     /// # Errors
-    /// [`Failed`], on all threads.
+    /// [`Failed`] on all threads of the block, if the wait of any thread fails.
     #[inline(always)]
     pub fn poll_block(
         &self,

@@ -24,7 +24,7 @@ impl Context {
         unsafe { Word64::at(self.my_base() + signal.offset().0) }
     }
 
-    /// Changes a signal word of a PE: the first element of `signal`.
+    /// Changes a signal word: the first element of `signal` on `pe`.
     ///
     /// # Ordering
     /// Release: a waiter that acquires the signal sees all earlier puts and writes of this thread,
@@ -55,7 +55,7 @@ impl Context {
         put_signal::signal(unsafe { Word64::at(base + signal.offset().0) }, value, op);
     }
 
-    /// Changes a signal word of a PE: the first element of `signal`. Orders nothing.
+    /// Changes a signal word: the first element of `signal` on `pe`. The call orders nothing.
     #[inline(always)]
     pub fn signal_op_relaxed(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
         match op {
@@ -64,8 +64,8 @@ impl Context {
         }
     }
 
-    /// Changes the signal word of several PEs: the first element of `signal` at each PE. Uses one
-    /// fence for all PEs.
+    /// Changes a signal word on several PEs: the first element of `signal` on each PE of `pes`.
+    /// Uses one fence for all PEs.
     ///
     /// # Ordering
     /// As for [`Self::signal_op`], for each PE.
@@ -80,28 +80,28 @@ impl Context {
     /// Returns the value of this PE's own signal word: the first element of `signal`.
     ///
     /// # Ordering
-    /// Acquire: puts before the signal are visible afterwards.
+    /// Acquire: puts that precede the signal are visible afterwards.
     #[inline(always)]
     pub fn signal_fetch(&self, signal: SymSlice<u64>) -> u64 {
         self.signal_word(signal).load_acquire()
     }
 
-    /// Waits until `compare` is true for this PE's own signal word and `value`. Returns the value
-    /// of the word.
+    /// Waits until `compare` is true for this PE's own signal word and `value`. Returns the word.
     ///
     /// # Ordering
-    /// Acquire: puts before the signal are visible afterwards.
+    /// Acquire: puts that precede the signal are visible afterwards.
     ///
     /// # Errors
-    /// [`FailureKind::Deadline`], [`FailureKind::Aborted`]. The report names no PE. To name the
-    /// missing PE, use [`Self::signal_wait_until_from`].
+    /// [`FailureKind::Deadline`] if the wait times out; [`FailureKind::Aborted`] if another wait of
+    /// this PE has failed. The report names no PE. For a report that names the missing PE, use
+    /// [`Self::signal_wait_until_from`].
     #[inline(always)]
     pub fn signal_wait_until(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Result<u64, Failed> {
         self.signal_wait_until_from(signal, compare, value, KernelStatus::NONE)
     }
 
-    /// Like [`Self::signal_wait_until`], for a signal that `pe` sends. The report of a failure
-    /// names `pe`.
+    /// Like [`Self::signal_wait_until`], for a signal that `pe` sends. If the wait fails, the
+    /// report names `pe`.
     ///
     /// # Errors
     /// As for [`Self::signal_wait_until`].
@@ -114,8 +114,8 @@ impl Context {
         })
     }
 
-    /// Reads this PE's own signal word once. Returns its value if `compare` is true for the word
-    /// and `value`; `None` otherwise.
+    /// Reads this PE's own signal word once. Returns the word if `compare` is true for the word and
+    /// `value`; `None` otherwise.
     ///
     /// # Ordering
     /// Acquire, if the result is not `None`.
@@ -183,7 +183,7 @@ impl Context {
 macro_rules! scoped {
     ($scope:ident, $words:literal: $put_signal:ident, $put_signal_nbi:ident) => {
         impl Context {
-            #[doc = concat!("Copies elements to a PE, then changes a signal word of that PE. Called by ", $words, ".")]
+            #[doc = concat!("Copies the elements of `from` to `to` on `pe`, then changes the first element of `signal` on `pe`. Called by ", $words, ".")]
             /// If the lengths differ, the shorter length is used. Returns the number of elements
             /// copied. The source can be reused when the call returns.
             ///
@@ -203,10 +203,10 @@ macro_rules! scoped {
                 self.put_signal_any::<T, $scope, _>(to, &from, (signal, value, op), pe, false)
             }
 
-            #[doc = concat!("Starts to copy elements to a PE, and to change a signal word of that PE after the copy. Called by ", $words, ".")]
+            #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. After the copy, the first element of `signal` on `pe` is changed. Called by ", $words, ".")]
             /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The source can be reused after [`Self::flush`] or [`Self::quiet`], called by
-            /// the first thread of the scope or by all threads.
+            /// copied. The source can be reused once the scope's first thread, or all its threads,
+            /// have called [`Self::flush`] or [`Self::quiet`].
             ///
             /// # Ordering
             /// A waiter that acquires the signal sees the elements.
@@ -234,19 +234,19 @@ scoped!(Block, "all threads of the block": put_signal_block, put_signal_nbi_bloc
 macro_rules! waits {
     ($scope:ident, $words:literal: $wait:ident, $wait_from:ident) => {
         impl Context {
-            #[doc = concat!("Calls [`Self::signal_wait_until`] for ", $words, ": one thread waits, and all threads return its outcome.")]
+            #[doc = concat!("Like [`Self::signal_wait_until`], but called by ", $words, ". The first thread waits, and all threads return when its wait has ended.")]
             ///
             /// # Errors
-            /// As for [`Self::signal_wait_until`]. If the waiting thread fails, all threads fail.
+            /// As for [`Self::signal_wait_until`]. If the wait fails, all threads return an error.
             #[inline(always)]
             pub fn $wait(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Result<(), Failed> {
                 self.signal_wait_by::<$scope>(signal, compare, value, KernelStatus::NONE)
             }
 
-            #[doc = concat!("Calls [`Self::signal_wait_until_from`] for ", $words, ": one thread waits, and all threads return its outcome.")]
+            #[doc = concat!("Like [`Self::signal_wait_until_from`], but called by ", $words, ". The first thread waits, and all threads return when its wait has ended.")]
             ///
             /// # Errors
-            /// As for [`Self::signal_wait_until`]. If the waiting thread fails, all threads fail.
+            /// As for [`Self::signal_wait_until`]. If the wait fails, all threads return an error.
             #[inline(always)]
             pub fn $wait_from(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<(), Failed> {
                 self.signal_wait_by::<$scope>(signal, compare, value, pe)

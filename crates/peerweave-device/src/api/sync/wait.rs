@@ -2,7 +2,7 @@
 //! any, all or some of several elements.
 //!
 //! The waits use the loops of [`crate::put_signal`]. A wait acquires: writes that the writer of the
-//! element released are visible afterwards. Every wait ends by the context's deadline.
+//! element has released are visible afterwards. Every wait ends by the context's deadline.
 
 use crate::api::bits::{KernelAtomic, KernelInteger};
 use crate::api::report::Report;
@@ -13,7 +13,7 @@ use crate::pause::until;
 use crate::put_signal::Watch;
 use peerweave_types::{Compare, KernelOp, KernelStatus, SymSlice};
 
-/// Value for the parameter `exclude` of waits and tests that excludes no element.
+/// A value for the parameter `exclude` of waits and tests: no element is excluded.
 pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 
 impl Context {
@@ -64,11 +64,11 @@ impl Context {
     /// Waits until `compare` is true for the first element of `of` and `value`.
     ///
     /// # Ordering
-    /// Acquire: writes that the writer of the element released are visible afterwards.
+    /// Acquire: writes that the element's writer has released are visible afterwards.
     ///
     /// # Errors
-    /// [`FailureKind::Deadline`](peerweave_types::FailureKind),
-    /// [`FailureKind::Aborted`](peerweave_types::FailureKind).
+    /// [`FailureKind::Deadline`](peerweave_types::FailureKind) if the wait times out;
+    /// [`FailureKind::Aborted`](peerweave_types::FailureKind) if another wait on this PE fails.
     ///
     /// # Panics
     /// If `of` is empty.
@@ -93,7 +93,7 @@ impl Context {
 }
 
 /// Declares the waits and tests for several elements. One form compares all elements with one
-/// value; the other form has a value for each element.
+/// value; the other form takes a value for each element.
 macro_rules! several {
     ($value:ty, |$index:ident, $values:ident| $each:expr, $plural:literal:
         $wait_any:ident, $wait_all:ident, $wait_some:ident, $test_any:ident, $test_all:ident, $test_some:ident) => {
@@ -103,7 +103,7 @@ macro_rules! several {
             /// elements are excluded.
             ///
             /// # Ordering
-            /// Acquire, for the element at that index.
+            /// Acquire, for the element at the returned index.
             ///
             /// # Errors
             /// As for [`Self::wait_until`].
@@ -122,7 +122,7 @@ macro_rules! several {
                 })
             }
 
-            #[doc = concat!("Waits until every element that is not excluded has satisfied `compare` with ", $plural, ". The elements need not satisfy it at the same time.")]
+            #[doc = concat!("Waits until every element that is not excluded has satisfied `compare` with ", $plural, ". The elements need not satisfy the comparison at the same time.")]
             ///
             /// # Ordering
             /// Acquire, for each element.
@@ -150,12 +150,12 @@ macro_rules! several {
             }
 
             #[doc = concat!("Waits until at least one element that is not excluded satisfies `compare` with ", $plural, ". Writes the indices of")]
-            /// all such elements to `indices`, in ascending order, and returns their number.
-            /// Indices that do not fit are counted but not written. Returns 0 immediately if all
-            /// elements are excluded.
+            /// all such elements to `indices`, in ascending order, and returns the number of
+            /// indices. Indices that do not fit are counted but not written. Returns 0 immediately
+            /// if all elements are excluded.
             ///
             /// # Ordering
-            /// Acquire, for each element.
+            /// Acquire, for each element that satisfies the comparison.
             ///
             /// # Errors
             /// As for [`Self::wait_until`].
@@ -185,7 +185,7 @@ macro_rules! several {
             #[doc = concat!("Returns the lowest index of an element that is not excluded and satisfies `compare` with ", $plural, ". Reads each element at most once.")]
             ///
             /// # Ordering
-            /// Acquire, for the element at that index.
+            /// Acquire, for the element at the returned index.
             #[inline(always)]
             pub fn $test_any<T: KernelInteger>(
                 &self,
@@ -213,11 +213,11 @@ macro_rules! several {
             }
 
             #[doc = concat!("Finds all elements that are not excluded and satisfy `compare` with ", $plural, ". Writes their indices")]
-            /// to `indices`, in ascending order, and returns their number. Indices that do not fit
-            /// are counted but not written. Reads each element once.
+            /// to `indices`, in ascending order, and returns the number of indices. Indices that do
+            /// not fit are counted but not written. Reads each element once.
             ///
             /// # Ordering
-            /// Acquire, for each element.
+            /// Acquire, for each element that satisfies the comparison.
             #[inline(always)]
             pub fn $test_some<T: KernelInteger>(
                 &self,

@@ -9,9 +9,9 @@ use crate::gpu::{Access, Sys};
 use crate::put_signal::Watch;
 use peerweave_types::{Compare, FailureKind, KernelOp, KernelStatus, SymSlice};
 
-/// Integers of this PE's symmetric memory for which a kernel waits.
+/// Integers in this PE's symmetric memory for which a kernel waits.
 ///
-/// Integers and values are passed as bits, zero-extended to 64 bits.
+/// Each integer and each value is passed as its bits, zero-extended to 64 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct AwaitedWords<V, X> {
     /// The bytes of the integers. Each integer is aligned to its size.
@@ -20,7 +20,7 @@ pub struct AwaitedWords<V, X> {
     pub size: u32,
     /// The sign bit of signed integers ([`Compare::sign_bit`]); 0 for unsigned integers.
     pub sign: u64,
-    /// The comparison of each integer with its value.
+    /// The comparison of each integer with the value that `value` returns for the integer.
     pub compare: Compare,
     /// Function that returns the value with which the integer at an index is compared.
     pub value: V,
@@ -92,7 +92,7 @@ impl Context {
     }
 
     /// Waits until the comparison has been true for every integer that is not excluded. Returns the
-    /// last integer; `None` if all integers are excluded.
+    /// last such integer; `None` if all integers are excluded.
     ///
     /// # Ordering
     /// Acquire, for each integer.
@@ -108,12 +108,12 @@ impl Context {
         self.watch_words(of).wait_all(&mut self.spin()).map_err(|kind| self.fail_words(kind, operation, of))
     }
 
-    /// Waits until the comparison is true for any integer that is not excluded. Returns the first
-    /// index of such an integer at or after `start`; if there is none, the first index before
+    /// Waits until the comparison is true for any integer that is not excluded. Returns the index
+    /// of the first such integer at or after `start`, or else of the first such integer before
     /// `start`. Returns `None` immediately if all integers are excluded.
     ///
     /// # Ordering
-    /// Acquire, for the integer at that index.
+    /// Acquire, for the integer at the returned index.
     ///
     /// # Errors
     /// As for [`Self::wait_until`].
@@ -128,7 +128,7 @@ impl Context {
         waited.map_err(|kind| self.fail_words(kind, operation, of))
     }
 
-    /// Reads each integer that is not excluded once. Calls `found` with the index and the bits of
+    /// Reads once each integer that is not excluded. Calls `found` with the index and the bits of
     /// each integer for which the comparison is true, in ascending order of indices. Returns the
     /// number of calls.
     ///
@@ -143,11 +143,11 @@ impl Context {
         self.watch_words(of).test_some(found)
     }
 
-    /// Like [`Self::wait_words_any`], but does not wait: reads each integer at most once, and
-    /// returns `None` if the comparison is true for no integer.
+    /// Like [`Self::wait_words_any`], but does not wait. Reads each integer at most once. Returns
+    /// `None` if there is no integer for which the comparison is true.
     ///
     /// # Ordering
-    /// Acquire, for the integer at that index.
+    /// Acquire, for the integer at the returned index.
     #[inline(always)]
     pub fn test_words_any<V: Fn(usize) -> u64, X: Fn(usize) -> bool>(
         &self,

@@ -433,14 +433,14 @@ impl Context {
 macro_rules! scoped {
     ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
         impl Context {
-            #[doc = concat!("Copies `from` of the member with rank `root` to `to` of every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. Before its call,
-            /// its `to` must be free for writing. If the lengths differ, the shorter length is
+            #[doc = concat!("Copies `from` on the member with rank `root` to `to` on every member. Called by ", $words, ".")]
+            /// Every member makes this call from the block with the same index. A member calls only
+            /// when its own `to` may be overwritten. If the lengths differ, the shorter length is
             /// used.
             ///
             /// # Errors
             /// As for [`Self::barrier`]. [`FailureKind::NoSuchPeer`] if `root` is not a rank of the
-            /// team; the report has `root` as its PE and the size of the team as its expected
+            /// team; the report contains `root` as the PE and the size of the team as the expected
             /// value.
             #[inline(always)]
             pub fn $broadcast<T: Plain>(
@@ -453,10 +453,10 @@ macro_rules! scoped {
                 self.broadcast_any::<T, $scope>(team, to, from, root)
             }
 
-            #[doc = concat!("Concatenates `from` of all members in rank order, and writes the result to `to` of every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. Before its call,
-            /// its `to` must be free for writing. `to` should be as long as all parts together. If
-            /// it is shorter, every part is shortened equally.
+            #[doc = concat!("Concatenates the members' `from` in rank order, and writes the result to `to` on every member. Called by ", $words, ".")]
+            /// Every member makes this call from the block with the same index. A member calls only
+            /// when its own `to` may be overwritten. `to` should be as long as all members' `from`
+            /// together. If `to` is shorter, all parts are shortened equally.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -465,11 +465,11 @@ macro_rules! scoped {
                 self.fcollect_any::<T, $scope>(team, to, from)
             }
 
-            #[doc = concat!("Copies part `j` of `from` to part `i` of member `j`'s `to`, where `i` is the rank of this PE. Called by ",
+            #[doc = concat!("Copies part `j` of `from` to part `i` of `to` on the member with rank `j`, where `i` is the rank of this PE. Called by ",
                 $words, ".")]
-            /// Every member makes this call from the block with the same index. Before its call,
-            /// its `to` must be free for writing. All parts have the same length. Elements beyond
-            /// the last part are not copied.
+            /// Every member makes this call from the block with the same index. A member calls only
+            /// when its own `to` may be overwritten. There is one part for each member, and all
+            /// parts have the same length. Elements after the last part are not copied.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -478,9 +478,9 @@ macro_rules! scoped {
                 self.alltoall_any::<T, $scope>(team, to, from)
             }
 
-            #[doc = concat!("Combines the elements of all members, and writes the result to `to` of every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. Before its call,
-            /// its `to` must be free for writing. If the lengths differ, the shorter length is
+            #[doc = concat!("Combines the members' `from` element by element, and writes the result to `to` on every member. Called by ", $words, ".")]
+            /// Every member makes this call from the block with the same index. A member calls only
+            /// when its own `to` may be overwritten. If the lengths differ, the shorter length is
             /// used. `to` and `from` may be the same slice.
             ///
             /// # Errors
@@ -496,10 +496,10 @@ macro_rules! scoped {
                 self.reduce_any::<T, $scope, C>(team, to, from)
             }
 
-            #[doc = concat!("Combines the elements of all members, and writes part `i` of the result to `to` of member `i`. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. Before its call,
-            /// its `to` must be free for writing. `from` should be as long as all parts together.
-            /// If it is shorter, every part is shortened equally. `to` must not overlap `from`.
+            #[doc = concat!("Combines the members' `from` element by element, and writes part `i` of the result to `to` on the member with rank `i`. Called by ", $words, ".")]
+            /// Every member makes this call from the block with the same index. A member calls only
+            /// when its own `to` may be overwritten. `from` should be `team_n_pes` times as long as
+            /// `to`. If `from` is shorter, all parts shrink equally. `to` must not overlap `from`.
             ///
             /// # Errors
             /// As for [`Self::barrier`].

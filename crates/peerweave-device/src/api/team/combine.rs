@@ -18,7 +18,7 @@ pub trait Reducible: Element + peerweave_types::Plain {
     /// The type of intermediate results: `f32` for 16-bit floats, and the type itself for all other
     /// types.
     type Wide: Copy;
-    /// The elements of a vector of 16 bytes, converted to [`Self::Wide`].
+    /// The type of the elements of a 16-byte vector, converted to [`Self::Wide`].
     #[doc(hidden)]
     type Lanes: Copy;
     #[doc(hidden)]
@@ -152,7 +152,7 @@ reducible!(u64 as u64, u64, 2, |w| w, |v| v, |x| x, |y| y);
 reducible!(f32 as f32, u32, 4, |w| w, |v| v, |x| x.to_bits(), |y| f32::from_bits(y));
 reducible!(f64 as f64, u64, 2, |w| w, |v| v, |x| x.to_bits(), |y| f64::from_bits(y));
 
-/// Implements [`Reducible`] for 16-bit floats, by functions that convert two values at a time.
+/// Implements [`Reducible`] for 16-bit floats, with functions that convert two values at a time.
 macro_rules! reducible_pairs {
     ($t:ty, $values:ident, $pair:ident) => {
         impl Reducible for $t {

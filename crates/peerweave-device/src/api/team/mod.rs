@@ -96,8 +96,8 @@ impl Context {
         }
     }
 
-    /// Returns the rank of this PE in a team; `None` if this PE is not a member, or the team does
-    /// not exist.
+    /// Returns the rank of this PE in `team`; `None` if this PE is not a member, or if the team
+    /// does not exist.
     #[inline]
     pub fn team_my_pe(&self, team: KernelTeam) -> Option<u32> {
         entry_of(self.raw(), team).map(|entry| entry.my_rank).filter(|rank| *rank != TeamEntry::NOT_A_MEMBER)
@@ -109,8 +109,8 @@ impl Context {
         entry_of(self.raw(), team).map_or(0, |entry| entry.size)
     }
 
-    /// Returns the number of the PE with this rank in a team; `None` if the rank or the team does
-    /// not exist.
+    /// Returns the PE that has the rank `rank` in `team`; `None` if the rank or the team does not
+    /// exist.
     #[inline]
     pub fn team_pe(&self, team: KernelTeam, rank: u32) -> Option<u32> {
         let entry = entry_of(self.raw(), team).filter(|entry| rank < entry.size)?;
@@ -180,15 +180,15 @@ macro_rules! scoped {
         $sync_relaxed:ident, $sync_all_relaxed:ident) => {
         impl Context {
             #[doc = concat!("Completes all puts, then waits until every member of the team has arrived. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. In each block, only
-            /// one call for a team is allowed at a time.
+            /// Every member makes this call from the block with the same index. Within a block,
+            /// only one such call per team may be in progress at a time.
             ///
             /// # Ordering
             /// Earlier puts and writes of every member are visible afterwards.
             ///
             /// # Errors
-            /// [`FailureKind::Deadline`] if a member did not arrive in time; the status then names
-            /// the PE. [`FailureKind::Aborted`] if another wait of this PE has failed.
+            /// [`FailureKind::Deadline`] if a member has not arrived in time; the status names that
+            /// member. [`FailureKind::Aborted`] if another wait of this PE has failed.
             /// [`FailureKind::NoSlot`] if the team has no slot for this block.
             /// [`FailureKind::NoSuchPeer`] if the team does not exist or this PE is not a member.
             #[inline(always)]
@@ -206,8 +206,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Waits until every member of the team has arrived. Called by ", $words, ".")]
-            /// Unlike a barrier, does not complete puts over the network. Earlier writes of every
-            /// member, and puts to mapped PEs, are visible afterwards.
+            /// Unlike a barrier, this call does not complete puts over the network. Earlier writes
+            /// of every member, and earlier puts to mapped PEs, are visible afterwards.
             ///
             /// # Errors
             #[doc = concat!("As for [`Self::", stringify!($barrier), "`].")]
@@ -226,11 +226,11 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Waits until every member of the team has arrived, and orders nothing. Called by ", $words, ".")]
-            /// Unlike a barrier, has no fences. Use this call if members exchange no data by it,
+            /// Unlike a barrier, this call has no fences. Use it if members exchange no data by it,
             /// for example before they reuse a buffer whose accesses other signals order.
             ///
             /// # Ordering
-            /// None: earlier writes of members may not be visible afterwards, and puts may be
+            /// None: after the call, members' earlier writes may not be visible, and puts may be
             /// incomplete.
             ///
             /// # Errors

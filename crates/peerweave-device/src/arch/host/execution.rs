@@ -4,7 +4,7 @@
 use super::executor::executor;
 use peerweave_types::Dim3;
 
-/// Number of threads of a warp.
+/// Number of threads in a warp.
 pub const WARP_SIZE: u32 = 32;
 
 /// Returns the index of this thread in its block.
@@ -19,13 +19,13 @@ pub fn block_idx() -> Dim3 {
     executor().block_idx()
 }
 
-/// Returns the number of threads of a block in each dimension.
+/// Returns the number of threads in a block, for each dimension.
 #[inline]
 pub fn block_dim() -> Dim3 {
     executor().block_dim()
 }
 
-/// Returns the number of blocks of the grid in each dimension.
+/// Returns the number of blocks in the grid, for each dimension.
 #[inline]
 pub fn grid_dim() -> Dim3 {
     executor().grid_dim()
@@ -44,8 +44,8 @@ pub fn sync_threads_or(value: bool) -> bool {
     executor().sync_threads_or(value)
 }
 
-/// Waits until all threads of the warp in `mask` have called this function. Earlier writes of each
-/// thread are visible to all threads afterwards.
+/// Waits until all threads in `mask` have called this function. Earlier writes of each thread are
+/// visible to all threads afterwards.
 #[inline]
 pub fn sync_warp(mask: u32) {
     executor().exchange(mask, 0);
@@ -59,29 +59,29 @@ pub(super) fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
     if from < WARP_SIZE && mask >> from & 1 == 1 { values[from as usize] as u32 } else { value }
 }
 
-/// Returns the value of the lane with number `from` modulo 32. All threads in `mask` call this
-/// function.
+/// Returns the `value` that the lane with the number `from` modulo 32 has passed. All threads in
+/// `mask` call this function.
 #[inline]
 pub fn shuffle_idx(mask: u32, value: u32, from: u32) -> u32 {
     shuffle(mask, value, from % WARP_SIZE)
 }
 
-/// Returns the value of the lane whose number is this lane's number minus `by`. If there is no such
-/// lane, returns `value`. All threads in `mask` call this function.
+/// Returns the `value` that another lane has passed: the lane whose number is lower by `by`. If
+/// there is no such lane, returns this thread's `value`. All threads in `mask` call this function.
 #[inline]
 pub fn shuffle_up(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane().wrapping_sub(by))
 }
 
-/// Returns the value of the lane whose number is this lane's number plus `by`. If there is no such
-/// lane, returns `value`. All threads in `mask` call this function.
+/// Returns the `value` that another lane has passed: the lane whose number is higher by `by`. If
+/// there is no such lane, returns this thread's `value`. All threads in `mask` call this function.
 #[inline]
 pub fn shuffle_down(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane().saturating_add(by))
 }
 
-/// Returns the value of the lane whose number is this lane's number exclusive-or `by`. All threads
-/// in `mask` call this function.
+/// Returns the `value` that another lane has passed: the lane whose number is the exclusive or of
+/// this lane's number and `by`. All threads in `mask` call this function.
 #[inline]
 pub fn shuffle_xor(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane() ^ by)
@@ -108,13 +108,13 @@ pub fn now_ns() -> u64 {
     executor().now_ns()
 }
 
-/// Allows the next kernel of the stream to start early. On the host this has no effect, because
-/// each kernel starts after the previous kernel has ended.
+/// Allows the next kernel of the stream to start early. On the host, the call has no effect,
+/// because each kernel starts after the previous kernel has ended.
 #[inline]
 pub fn start_next_kernel() {}
 
-/// Waits until the earlier kernels of the stream have ended. On the host this has no effect,
-/// because they have always ended.
+/// Waits until the earlier kernels of the stream have ended. On the host, the call returns
+/// immediately, because a kernel starts only after all earlier kernels have ended.
 #[inline]
 pub fn wait_for_previous_kernel() {}
 
@@ -124,7 +124,7 @@ pub fn pause() {
     executor().pause();
 }
 
-/// Ends the kernel with an error that names no thread: panics on the host.
+/// Ends the kernel with an error. On the host, this function panics.
 #[cold]
 #[track_caller]
 pub fn trap() -> ! {

@@ -12,15 +12,15 @@ use std::sync::OnceLock;
 use std::time::Instant;
 use std::vec::Vec;
 
-/// Operations of an executor that kernel threads call. The default methods implement a block of one
-/// thread.
+/// The operations that kernel threads call on an executor. The default methods implement a block of
+/// one thread.
 ///
 /// [`set_executor`] sets the executor once for the process. Every thread of the process that runs
-/// device code calls the executor. On a thread that the executor has not started, its methods must
-/// return the results of [`Single`].
+/// device code calls the executor. On a thread that the executor has not started, the executor's
+/// methods must return what [`Single`] returns.
 ///
 /// Each fence, and each access to memory that other threads may write, first calls [`Self::step`].
-/// In that call the executor may run another thread of the grid.
+/// During that call, the executor may run another thread of the grid.
 pub trait Executor: Sync {
     /// Returns the index of this thread in its block.
     fn thread_idx(&self) -> Dim3 {
@@ -32,12 +32,12 @@ pub trait Executor: Sync {
         Dim3::ZERO
     }
 
-    /// Returns the number of threads of a block in each dimension.
+    /// Returns the number of threads in a block, for each dimension.
     fn block_dim(&self) -> Dim3 {
         Dim3::ONE
     }
 
-    /// Returns the number of blocks of the grid in each dimension.
+    /// Returns the number of blocks in the grid, for each dimension.
     fn grid_dim(&self) -> Dim3 {
         Dim3::ONE
     }
@@ -49,9 +49,10 @@ pub trait Executor: Sync {
         value
     }
 
-    /// Passes `value` to the threads of the warp in `mask`, and returns their values, indexed by
-    /// lane. Entries of lanes outside `mask` are unspecified. All threads in `mask` call this
-    /// method. Earlier writes of each thread are visible to all threads afterwards.
+    /// Passes `value` to all threads in `mask`, and returns the values that these threads have
+    /// passed, indexed by lane. Entries of lanes outside `mask` are unspecified. All threads in
+    /// `mask` call this method. Earlier writes of each thread are visible to all threads
+    /// afterwards.
     fn exchange(&self, mask: u32, value: u64) -> [u64; 32] {
         let _ = mask;
         let mut values = [0; 32];
@@ -76,20 +77,20 @@ pub trait Executor: Sync {
         })
     }
 
-    /// Returns whether this thread's PE has an emulated network, by which it reaches PEs whose
-    /// memory is not mapped.
+    /// Returns whether this thread's PE has an emulated network, through which the PE reaches PEs
+    /// whose memory is not mapped.
     fn has_network(&self) -> bool {
         false
     }
 
-    /// Executes a call of the emulated network. If the call returns the previous value of a word,
-    /// returns that value. Only called if [`Self::has_network`] returns `true`.
+    /// Executes a call on the emulated network. If the call returns the previous value of a word,
+    /// returns that value. Called only if [`Self::has_network`] returns `true`.
     fn network(&self, call: Call) -> u64 {
         panic!("the executor of this kernel emulates no network, so it cannot execute {call:?}")
     }
 
-    /// Offers the executor a point at which it may run another thread. Called before each fence,
-    /// and before each access to memory that other threads may write.
+    /// Allows the executor to run another thread. Called before each fence, and before each access
+    /// to memory that other threads may write.
     fn step(&self) {}
 
     /// Lets other threads run. A wait calls this method after each unsuccessful poll.
@@ -115,7 +116,7 @@ std::thread_local! {
     static OWN_SHARED: RefCell<BTreeMap<usize, Vec<SharedLine>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// The executor of a block with one thread, the calling thread.
+/// The executor for a block that consists of one thread: the calling thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Single;
 
@@ -123,7 +124,7 @@ impl Executor for Single {}
 
 static EXECUTOR: OnceLock<&'static dyn Executor> = OnceLock::new();
 
-/// The error of [`set_executor`] if the process already has a different executor.
+/// The error that [`set_executor`] returns if the process already has a different executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlreadySet;
 

@@ -37,7 +37,7 @@ impl Order for AcqRel {
     const LOAD: Ordering = Ordering::Acquire;
 }
 
-/// Returns the atomic at a pointer, after a call of [`Executor::step`](super::Executor::step).
+/// Calls [`Executor::step`](super::Executor::step), then returns the atomic word at a pointer.
 ///
 /// # Safety
 /// The pointer points to an aligned word that this thread can access for `'a`. Other threads access

@@ -54,16 +54,16 @@ macro_rules! vector_access {
 vector_access!(load_vector_global store_vector_global, load_vector_generic store_vector_generic,
     load_vector_relaxed store_vector_relaxed);
 
-/// An integer of 1, 2, 4 or 8 bytes that copies access. On the host all loads and all stores are
-/// relaxed atomic accesses.
+/// An integer of 1, 2, 4 or 8 bytes, the unit in which copies access memory. On the host all loads
+/// and all stores are relaxed atomic accesses.
 ///
 /// # Safety
-/// An implementation accesses exactly the value at the pointer.
+/// Each method of an implementation accesses exactly the value at the pointer.
 pub unsafe trait Piece: Copy {
     /// Reads a value.
     ///
     /// # Safety
-    /// The pointer is aligned to the size, and this thread can read the value.
+    /// The pointer is aligned to the size of the value, and this thread can read the value.
     unsafe fn load_global(from: *const Self) -> Self;
     /// Reads a value.
     ///
@@ -86,7 +86,7 @@ pub unsafe trait Piece: Copy {
     /// Writes a value.
     ///
     /// # Safety
-    /// The pointer is aligned to the size, and this thread can write the value.
+    /// The pointer is aligned to the size of the value, and this thread can write the value.
     unsafe fn store_global(to: *mut Self, value: Self);
     /// Writes a value.
     ///

@@ -20,7 +20,7 @@ impl Word64 {
     ///
     /// # Safety
     /// `address` is the address of an aligned word that this thread can access for `'a`. During
-    /// `'a` the word is only accessed atomically.
+    /// `'a` the word is accessed only atomically.
     #[inline]
     pub unsafe fn at<'a>(address: u64) -> &'a Self {
         // SAFETY: the caller promises an accessible word; an atomic allows other threads to change

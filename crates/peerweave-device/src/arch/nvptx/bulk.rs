@@ -15,7 +15,7 @@ pub const AVAILABLE: bool = cfg!(target_feature = "sm_90");
 /// Required alignment of addresses and sizes, in bytes.
 pub const ALIGN: usize = 16;
 
-/// Converts a generic pointer to shared memory to an address in the shared window.
+/// Returns the address in the shared window to which a generic pointer points.
 ///
 /// # Safety
 /// `pointer` points to shared memory of this block.
@@ -52,12 +52,12 @@ pub fn is_global(pointer: *const u8) -> bool {
     is != 0
 }
 
-/// Initialises a barrier. Each phase of the barrier completes after one arrival and after the
+/// Initialises a barrier. A phase of the barrier completes when one thread has arrived and the
 /// expected number of bytes has been copied.
 ///
 /// # Safety
-/// `barrier` is the address of 8 aligned bytes of shared memory of this block. Nothing else uses
-/// these bytes until [`invalidate`].
+/// `barrier` is the address of 8 aligned bytes in this block's shared memory. Nothing else uses
+/// these bytes until [`invalidate`] returns.
 #[inline(always)]
 pub unsafe fn init(barrier: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -73,7 +73,7 @@ pub unsafe fn init(barrier: u32) {
 /// Destroys a barrier, so that its memory can be reused.
 ///
 /// # Safety
-/// [`init`] has initialised the barrier, and no copy on it is outstanding.
+/// [`init`] has initialised the barrier, and no copy that uses the barrier is outstanding.
 #[inline(always)]
 pub unsafe fn invalidate(barrier: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -85,7 +85,7 @@ pub unsafe fn invalidate(barrier: u32) {
     let _ = barrier;
 }
 
-/// Orders this thread's accesses to shared memory before the bulk copies that it starts afterwards.
+/// Orders this thread's earlier accesses to shared memory before this thread's later bulk copies.
 #[inline(always)]
 pub fn fence_shared() {
     #[cfg(target_feature = "sm_90")]
@@ -95,7 +95,7 @@ pub fn fence_shared() {
     }
 }
 
-/// Orders this thread's accesses to global memory before the bulk copies that it starts afterwards.
+/// Orders this thread's earlier accesses to global memory before this thread's later bulk copies.
 #[inline(always)]
 pub fn fence_global() {
     #[cfg(target_feature = "sm_90")]
@@ -105,13 +105,13 @@ pub fn fence_global() {
     }
 }
 
-/// Starts a copy of global memory to shared memory. The current phase of the barrier completes when
-/// the copy is complete.
+/// Starts a copy from global memory to shared memory. The current phase of the barrier completes
+/// when the copy is complete.
 ///
 /// # Safety
-/// [`AVAILABLE`] is true. Both addresses and `bytes` are multiples of [`ALIGN`]. Both ranges are
-/// accessible, `to` in shared memory of this block and `from` in global memory. No other access to
-/// `to` is made until the phase is complete. The barrier is idle.
+/// [`AVAILABLE`] is true. Both addresses and `bytes` are multiples of [`ALIGN`]. The range at `to`
+/// is accessible shared memory of this block. The range at `from` is accessible global memory.
+/// Nothing else accesses `to` until the phase is complete. The barrier is idle.
 #[inline(always)]
 pub unsafe fn start_load(to: u32, from: *const u8, bytes: u32, barrier: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -128,7 +128,7 @@ pub unsafe fn start_load(to: u32, from: *const u8, bytes: u32, barrier: u32) {
 }
 
 /// Returns whether the barrier's phase with this parity is complete. If the result is true, the
-/// data of the copy is visible to this thread.
+/// copied data is visible to this thread.
 ///
 /// # Safety
 /// [`AVAILABLE`] is true, and [`init`] has initialised the barrier.
@@ -153,13 +153,13 @@ pub unsafe fn test(barrier: u32, parity: u32) -> bool {
     }
 }
 
-/// Starts a copy of shared memory to global memory. The copy belongs to the group that the next
+/// Starts a copy from shared memory to global memory. The copy belongs to the group that the next
 /// [`commit`] closes.
 ///
 /// # Safety
-/// [`AVAILABLE`] is true. Both addresses and `bytes` are multiples of [`ALIGN`]. Both ranges are
-/// accessible, `to` in global memory and `from` in shared memory of this block. `from` is not
-/// written until the copy unit has read it (see [`wait_read`]).
+/// [`AVAILABLE`] is true. Both addresses and `bytes` are multiples of [`ALIGN`]. The range at `to`
+/// is accessible global memory. The range at `from` is accessible shared memory of this block.
+/// `from` is not written until the copy unit has read that range (see [`wait_read`]).
 #[inline(always)]
 pub unsafe fn start_store(to: *mut u8, from: u32, bytes: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -194,8 +194,8 @@ pub fn wait_read<const PENDING: usize>() {
     }
 }
 
-/// Waits until all groups of this thread are complete. Afterwards their writes are ordered like
-/// writes of this thread.
+/// Waits until all groups of this thread are complete. Afterwards the writes of these groups are
+/// ordered like writes of this thread.
 #[inline(always)]
 pub fn wait_written() {
     #[cfg(target_feature = "sm_90")]

@@ -22,7 +22,7 @@ pub fn f16_pair(values: [f32; 2]) -> u32 {
     pair
 }
 
-/// Converts two `f16` to `f32`. The first value is in the low half of `pair`.
+/// Converts two `f16` values to `f32`. The first value is in the low half of `pair`.
 #[inline(always)]
 pub fn f16_values(pair: u32) -> [f32; 2] {
     let (low, high): (f32, f32);
@@ -63,14 +63,14 @@ pub fn bf16_pair(values: [f32; 2]) -> u32 {
     }
 }
 
-/// Converts two `bf16` to `f32`. The first value is in the low half of `pair`.
+/// Converts two `bf16` values to `f32`. The first value is in the low half of `pair`.
 #[inline(always)]
 pub fn bf16_values(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
 }
 
-/// Converts two values to 8-bit floats (E4M3). The first value is in the low byte of the result.
-/// Values beyond the largest float are saturated.
+/// Converts two values to 8-bit floats (E4M3). The first value is in the low byte of the result. A
+/// value beyond the largest finite float becomes that float, with the sign of the value.
 #[inline(always)]
 pub fn f8e4m3_pair(values: [f32; 2]) -> u16 {
     #[cfg(target_feature = "sm_90")]

@@ -9,7 +9,7 @@
 use core::arch::asm;
 use peerweave_types::Dim3;
 
-/// Number of threads of a warp.
+/// Number of threads in a warp.
 pub const WARP_SIZE: u32 = 32;
 
 /// Reads a special register whose value does not change while the thread runs.
@@ -60,13 +60,13 @@ pub fn block_idx() -> Dim3 {
     Dim3 { x: constant_register!("ctaid.x"), y: constant_register!("ctaid.y"), z: constant_register!("ctaid.z") }
 }
 
-/// Returns the number of threads of a block in each dimension.
+/// Returns the number of threads in a block, for each dimension.
 #[inline(always)]
 pub fn block_dim() -> Dim3 {
     Dim3 { x: constant_register!("ntid.x"), y: constant_register!("ntid.y"), z: constant_register!("ntid.z") }
 }
 
-/// Returns the number of blocks of the grid in each dimension.
+/// Returns the number of blocks in the grid, for each dimension.
 #[inline(always)]
 pub fn grid_dim() -> Dim3 {
     Dim3 { x: constant_register!("nctaid.x"), y: constant_register!("nctaid.y"), z: constant_register!("nctaid.z") }
@@ -87,8 +87,8 @@ pub fn sync_threads_or(value: bool) -> bool {
     unsafe { barrier_red_or(0, value) }
 }
 
-/// Waits until all threads of the warp in `mask` have called this function. Earlier writes of each
-/// thread are visible to all threads afterwards.
+/// Waits until all threads in `mask` have called this function. Earlier writes of each thread are
+/// visible to all threads afterwards.
 #[inline(always)]
 pub fn sync_warp(mask: u32) {
     // SAFETY: a barrier of the threads in the mask; it touches no memory.
@@ -177,9 +177,9 @@ pub fn start_next_kernel() {
     }
 }
 
-/// Waits until the earlier kernels of the stream have ended and their writes are visible. Without a
-/// programmatic start the call returns immediately, because a kernel starts after the earlier
-/// kernels.
+/// Waits until the earlier kernels of the stream have ended and the writes of these kernels are
+/// visible. Without a programmatic start the call returns immediately, because a kernel starts
+/// after the earlier kernels.
 #[inline(always)]
 pub fn wait_for_previous_kernel() {
     #[cfg(target_feature = "sm_90")]
@@ -190,7 +190,7 @@ pub fn wait_for_previous_kernel() {
 }
 
 /// Does nothing. A wait calls this function after each unsuccessful poll. A GPU runs other threads
-/// without it.
+/// without this call.
 #[inline(always)]
 pub fn pause() {}
 

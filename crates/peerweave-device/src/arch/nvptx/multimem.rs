@@ -10,8 +10,8 @@ pub const AVAILABLE: bool = cfg!(target_feature = "sm_90");
 
 pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
-/// Implements a load by one instruction. Before sm_90, which has no such instruction, the load
-/// traps.
+/// Implements a load by one instruction. Architectures before sm_90 have no such instruction; on
+/// them the load traps.
 macro_rules! load_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety
@@ -37,8 +37,8 @@ macro_rules! load_scalar {
     };
 }
 
-/// Implements a write by one instruction. Before sm_90, which has no such instruction, the write
-/// does nothing.
+/// Implements a write by one instruction. Architectures before sm_90 have no such instruction; on
+/// them the write does nothing.
 macro_rules! write_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety
@@ -105,7 +105,7 @@ scalar_bits!(i64, reg64, "and.b64", "or.b64", "xor.b64");
 scalar!(f32, reg32, "st.relaxed.sys.global.f32", "add.f32", "red.relaxed.sys.global.add.f32");
 scalar!(f64, reg64, "st.relaxed.sys.global.f64", "add.f64", "red.relaxed.sys.global.add.f64");
 
-/// Implements a load by one instruction with four registers.
+/// Implements a load by one instruction that fills four registers.
 macro_rules! load_vector {
     ($name:ident, $text:literal) => {
         /// # Safety
@@ -131,7 +131,7 @@ macro_rules! load_vector {
     };
 }
 
-/// Implements a write by one instruction with four registers.
+/// Implements a write by one instruction that reads four registers.
 macro_rules! write_vector {
     ($name:ident, $text:literal) => {
         /// # Safety

@@ -12,7 +12,7 @@ pub type Vector = [u64; 2];
 
 macro_rules! vector_access {
     ($load:ident $load_text:literal, $store:ident $store_text:literal, $space:literal) => {
-        #[doc = concat!("Reads 16 bytes of ", $space, " memory.")]
+        #[doc = concat!("Reads 16 bytes from ", $space, " memory.")]
         ///
         /// # Safety
         /// `from` points to 16 bytes of this memory, aligned to 16, that this thread can read.
@@ -27,7 +27,7 @@ macro_rules! vector_access {
             [low, high]
         }
 
-        #[doc = concat!("Writes 16 bytes of ", $space, " memory.")]
+        #[doc = concat!("Writes 16 bytes to ", $space, " memory.")]
         ///
         /// # Safety
         /// `to` points to 16 bytes of this memory, aligned to 16, that this thread can write.
@@ -47,38 +47,38 @@ vector_access!(load_vector_generic "ld.v2.b64", store_vector_generic "st.v2.b64"
 vector_access!(load_vector_relaxed "ld.relaxed.sys.global.v2.b64", store_vector_relaxed "st.relaxed.sys.global.v2.b64",
     "global, each half by an access of system scope");
 
-/// An integer of 1, 2, 4 or 8 bytes that copies access. The `strong` methods are relaxed accesses
-/// of system scope; the others are weak accesses.
+/// An integer of 1, 2, 4 or 8 bytes, the unit in which copies access memory. The `strong` methods
+/// make relaxed accesses of system scope; the other methods make weak accesses.
 ///
 /// # Safety
-/// An implementation accesses exactly the value at the pointer.
+/// Each method of an implementation accesses exactly the value at the pointer.
 pub unsafe trait Piece: Copy {
-    /// Reads a value of global memory.
+    /// Reads a value from global memory.
     ///
     /// # Safety
-    /// `from` points to global memory, aligned to the size, that this thread can read.
+    /// `from` points to global memory, aligned to the size of the value, that this thread can read.
     unsafe fn load_global(from: *const Self) -> Self;
-    /// Reads a value of any memory.
+    /// Reads a value from memory of any kind.
     ///
     /// # Safety
-    /// The pointer is aligned to the size, and this thread can read the value.
+    /// The pointer is aligned to the size of the value, and this thread can read the value.
     unsafe fn load_generic(from: *const Self) -> Self;
-    /// Reads a value of global memory by a relaxed access of system scope.
+    /// Reads a value from global memory by a relaxed access of system scope.
     ///
     /// # Safety
     /// As for [`Self::load_global`].
     unsafe fn load_strong(from: *const Self) -> Self;
-    /// Writes a value of global memory.
+    /// Writes a value to global memory.
     ///
     /// # Safety
-    /// `to` points to global memory, aligned to the size, that this thread can write.
+    /// `to` points to global memory, aligned to the size of the value, that this thread can write.
     unsafe fn store_global(to: *mut Self, value: Self);
-    /// Writes a value of any memory.
+    /// Writes a value to memory of any kind.
     ///
     /// # Safety
-    /// The pointer is aligned to the size, and this thread can write the value.
+    /// The pointer is aligned to the size of the value, and this thread can write the value.
     unsafe fn store_generic(to: *mut Self, value: Self);
-    /// Writes a value of global memory by a relaxed access of system scope.
+    /// Writes a value to global memory by a relaxed access of system scope.
     ///
     /// # Safety
     /// As for [`Self::store_global`].
@@ -88,7 +88,7 @@ pub unsafe trait Piece: Copy {
 macro_rules! piece_load {
     ($name:ident, $text:literal, $carrier:ty, $class:ident) => {
         /// # Safety
-        /// As for the method of [`Piece`] that it implements.
+        /// As for the method of [`Piece`] that this function implements.
         #[inline(always)]
         unsafe fn $name(from: *const Self) -> Self {
             let value: $carrier;
@@ -102,7 +102,7 @@ macro_rules! piece_load {
 macro_rules! piece_store {
     ($name:ident, $text:literal, $carrier:ty, $class:ident) => {
         /// # Safety
-        /// As for the method of [`Piece`] that it implements.
+        /// As for the method of [`Piece`] that this function implements.
         #[inline(always)]
         unsafe fn $name(to: *mut Self, value: Self) {
             // SAFETY: the caller promises aligned, writable memory of this space.
@@ -152,8 +152,8 @@ pub unsafe fn load_constant(from: *const u64) -> u64 {
     value
 }
 
-/// Reads a word of 32 bits that is not written while the kernel runs. The load may be moved out of
-/// loops.
+/// Reads a word of 32 bits that is not written while the kernel runs. The compiler may move the
+/// load out of loops.
 ///
 /// # Safety
 /// As for [`load_constant`].
@@ -168,7 +168,7 @@ pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
     value
 }
 
-/// Returns the pointer advanced by `bytes` bytes, by an addition that the compiler does not move.
+/// Returns the pointer advanced by `bytes` bytes. The compiler does not move the addition.
 #[inline(always)]
 pub fn advance(pointer: *mut u8, bytes: usize) -> *mut u8 {
     let sum: u64;

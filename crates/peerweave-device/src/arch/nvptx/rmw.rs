@@ -42,8 +42,8 @@ macro_rules! red {
     };
 }
 
-/// Implements integer read-modify-writes. `$add` is the name of the addition in PTX. For 64 bits
-/// PTX has only the unsigned addition, so `i64` uses `add.u64`.
+/// Implements integer read-modify-writes. `$add` is PTX's name for the addition. For 64 bits, PTX
+/// has only the unsigned addition, so `i64` uses `add.u64`.
 macro_rules! integer {
     ($reach:ident $scope:literal, $order:ident $semantics:literal: $t:ty, $class:ident, $bits:literal, $add:literal, $compare:literal) => {
         // SAFETY: one `atom` instruction each, with the semantics and scope of the parameters.

@@ -4,7 +4,7 @@ use crate::Word;
 use crate::arch::{Access, AcqRel, Fence, Reduce, Release, Rmw, Sys};
 use core::cell::UnsafeCell;
 
-/// A 64-bit word of global memory that several PEs access. In kernels the protocols of this crate
+/// A 64-bit word in global memory that several PEs access. In kernels, the protocols of this crate
 /// operate on such words.
 ///
 /// Every access is one instruction with system scope.
@@ -23,7 +23,7 @@ impl Word64 {
     ///
     /// # Safety
     /// `address` is the address of an aligned word of global memory that this thread can access for
-    /// `'a`. During `'a` the word is only accessed by strong instructions of system scope.
+    /// `'a`. During `'a` the word is accessed only by strong instructions of system scope.
     #[inline(always)]
     pub unsafe fn at<'a>(address: u64) -> &'a Self {
         // SAFETY: the caller promises an accessible word; the cell allows other threads to change

@@ -2,7 +2,7 @@
 //! access reaches the memory of every GPU that is bound to the address. All accesses are relaxed
 //! and have system scope.
 
-/// Values that can be stored to all GPUs, or loaded from all GPUs and combined.
+/// Values that one instruction can store to all GPUs, or load from all GPUs and combine.
 ///
 /// # Safety
 /// An implementation accesses exactly the value at the pointer on each GPU, by one instruction.
@@ -14,7 +14,7 @@ pub unsafe trait Multimem: Copy {
     /// can access.
     unsafe fn store(to: *mut Self, value: Self);
 
-    /// Returns the sum of the values of all GPUs. 16-bit floats are added in f32.
+    /// Returns the sum of the values on all GPUs. 16-bit floats are added in `f32`.
     ///
     /// # Safety
     /// As for [`Self::store`].
@@ -32,25 +32,25 @@ pub unsafe trait Multimem: Copy {
 /// # Safety
 /// As for [`Multimem`].
 pub unsafe trait MultimemOrd: Multimem {
-    /// Returns the minimum of the values of all GPUs.
+    /// Returns the minimum of the values on all GPUs.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
     unsafe fn load_min(from: *const Self) -> Self;
 
-    /// Returns the maximum of the values of all GPUs.
+    /// Returns the maximum of the values on all GPUs.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
     unsafe fn load_max(from: *const Self) -> Self;
 
-    /// Replaces the value at `to` on every GPU by its minimum with `value`.
+    /// On every GPU, replaces the value at `to` by the minimum of that value and `value`.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
     unsafe fn reduce_min(to: *mut Self, value: Self);
 
-    /// Replaces the value at `to` on every GPU by its maximum with `value`.
+    /// On every GPU, replaces the value at `to` by the maximum of that value and `value`.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
@@ -62,19 +62,19 @@ pub unsafe trait MultimemOrd: Multimem {
 /// # Safety
 /// As for [`Multimem`].
 pub unsafe trait MultimemBits: Multimem {
-    /// Returns the bitwise and of the values of all GPUs.
+    /// Returns the bitwise AND of the values on all GPUs.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
     unsafe fn load_and(from: *const Self) -> Self;
 
-    /// Returns the bitwise or of the values of all GPUs.
+    /// Returns the bitwise OR of the values on all GPUs.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
     unsafe fn load_or(from: *const Self) -> Self;
 
-    /// Returns the bitwise exclusive or of the values of all GPUs.
+    /// Returns the bitwise XOR of the values on all GPUs.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
