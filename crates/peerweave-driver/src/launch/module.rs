@@ -120,7 +120,7 @@ impl Module {
     /// the module has no variable of this name. The address is valid while the module is loaded.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// An error of the driver.
     pub fn global(&self, name: &str) -> Result<Option<(CUdeviceptr, usize)>, DriverError> {
         let text = zero_ended("Module::global", name)?;
         bind(&self.0.context)?;

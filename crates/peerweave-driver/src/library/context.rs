@@ -39,7 +39,7 @@ pub fn local_context(local_index: usize) -> Result<Arc<CudaContext>, DriverError
 /// returns and clears an error that the destructor of another object recorded in the context.
 ///
 /// # Errors
-/// Errors of the driver.
+/// An error of the driver.
 #[inline]
 pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
     // SAFETY: the context is live while cudarc's object lives.

@@ -67,7 +67,7 @@ impl Driver {
     /// Returns the newest CUDA version that the driver supports. The patch version is always 0.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// An error of the driver.
     pub fn version(&self) -> Result<Version, DriverError> {
         let mut code: c_int = 0;
         // SAFETY: the pointer is to a live integer.
@@ -79,7 +79,7 @@ impl Driver {
     /// Returns the number of visible devices.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// An error of the driver.
     pub fn device_count(&self) -> Result<usize, DriverError> {
         let mut count: c_int = 0;
         // SAFETY: the pointer is to a live integer.
