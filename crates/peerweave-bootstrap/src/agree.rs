@@ -83,9 +83,8 @@ const CONSEQUENCE: u8 = 3;
 /// # Errors
 /// [`Disagreement::Own`] if `outcome` is a failure. The other members are notified of the failure.
 /// [`Disagreement::Failed`] if another member failed, or [`Disagreement::Diverged`] if the calls
-/// differ. Every member whose `outcome` is a blob gets the same one of these two errors.
-/// [`Disagreement::Rendezvous`] if the rendezvous failed, for example because a member did not
-/// arrive.
+/// differ. All members whose `outcome` is a blob get the same error. [`Disagreement::Rendezvous`]
+/// if the rendezvous failed, for example because a member did not arrive.
 ///
 /// ```
 /// use peerweave_bootstrap::agree::{Members, agree};

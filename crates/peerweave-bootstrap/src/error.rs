@@ -19,13 +19,12 @@ use crate::limits::{MAX_FRAME_LEN_BYTES, VERSION};
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
-    /// A variable of the launcher's environment is missing, cannot be parsed, or contradicts
-    /// another variable.
+    /// An environment variable is missing, cannot be parsed, or contradicts another variable.
     #[error("{variable} is {}, expected {expected}", found(.value))]
     Environment {
         /// Name of the variable.
         variable: &'static str,
-        /// Value of the variable; `None` if it is not set.
+        /// Value of the variable; `None` if the variable is not set.
         value: Option<String>,
         /// Description of valid values.
         expected: String,
@@ -35,7 +34,7 @@ pub enum BootstrapError {
     /// this error.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Misuse {
-        /// The call that refused the argument.
+        /// Name of the call that refused the argument.
         call: &'static str,
         /// Name of the argument.
         what: &'static str,
@@ -49,7 +48,7 @@ pub enum BootstrapError {
     /// The list is empty if the call waited for a key, or if the server did not answer.
     #[error("{call}: timed out after {waited:.1?}{}", did_not_arrive(.missing))]
     Timeout {
-        /// The call, with its label or key.
+        /// Name of the call, with its label or key.
         call: String,
         /// Time for which the call waited.
         waited: Duration,
@@ -60,7 +59,7 @@ pub enum BootstrapError {
     /// A PE is lost, so the call can never complete.
     #[error("{call}: {pe} is lost: {cause}")]
     PeLost {
-        /// The call, with its label or key.
+        /// Name of the call, with its label or key.
         call: String,
         /// The PE that was lost first.
         pe: Pe,
@@ -108,7 +107,7 @@ pub enum BootstrapError {
     /// The peer sent invalid data.
     #[error("{call}: received invalid data, expected a peer of the same Peerweave version: {source}")]
     Protocol {
-        /// The call that received the data.
+        /// Name of the call that received the data.
         call: &'static str,
         /// The reason why the data is invalid.
         source: ProtocolError,
@@ -117,12 +116,11 @@ pub enum BootstrapError {
     /// A blob, a label, a key or a value exceeds its size limit, or the server's memory is full.
     #[error("{call}: {what} has {len_bytes} bytes, expected at most {limit_bytes}")]
     TooLarge {
-        /// The call, with its label or key.
+        /// Name of the call, with its label or key.
         call: String,
         /// The argument that is too long, or the part of the server's memory that is full.
         what: &'static str,
-        /// Length in bytes. If the server's memory is full: the size that the request needs in
-        /// total.
+        /// Length in bytes. If the server's memory is full: size that the stored data would have.
         len_bytes: u64,
         /// The limit in bytes.
         limit_bytes: u64,
@@ -131,7 +129,7 @@ pub enum BootstrapError {
     /// The owner of the rendezvous server stopped the server while this PE was using the server.
     #[error("{call}: the rendezvous server at {endpoint} was stopped")]
     ServerGone {
-        /// The call, with its label or key.
+        /// Name of the call, with its label or key.
         call: String,
         /// Address of the server, as in `PEERWEAVE_RENDEZVOUS`.
         endpoint: String,
@@ -219,7 +217,7 @@ impl fmt::Display for Refusal {
         f.write_str(match self {
             Self::Token => "the token belongs to another job; set the same PEERWEAVE_TOKEN on all PEs",
             Self::AlreadyJoined => "this PE has already joined",
-            Self::NPes => "the number of PEs differs from the server's",
+            Self::NPes => "the number of PEs differs from the server's; start all PEs with the same number of PEs",
             Self::Version => "the protocol version differs from the server's; use the same Peerweave version on all PEs",
         })
     }
@@ -244,7 +242,7 @@ pub enum ProtocolError {
     /// A hello does not start with [`MAGIC`](crate::proto::MAGIC).
     #[error("a hello does not start with the magic bytes of the protocol")]
     Magic,
-    /// A hello has a protocol version that differs from the version of this crate.
+    /// A hello has a protocol version that differs from the protocol version of this crate.
     #[error("a hello has version {found}, expected {VERSION}")]
     Version {
         /// The protocol version in the hello.

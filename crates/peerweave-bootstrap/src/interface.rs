@@ -42,9 +42,10 @@ pub fn interfaces() -> Result<Vec<Interface>, BootstrapError> {
 /// libraries of the job to use the same interface.
 ///
 /// `asked` is the name or an address of an interface, as in `PEERWEAVE_INTERFACE`. If `asked` is
-/// `None`, this function returns the first external interface. The function prefers physical
-/// interfaces to bridges for containers or virtual machines, and IPv4 to IPv6. If there is no
-/// external interface, the function returns the loopback interface.
+/// `None`, this function returns an external interface. Physical interfaces precede virtual
+/// interfaces, such as bridges for containers. Among these, link-local addresses come last, and
+/// IPv4 precedes IPv6. If there is no external interface, the function returns a loopback
+/// interface.
 ///
 /// ```
 /// use peerweave_bootstrap::interface::advertise_address;

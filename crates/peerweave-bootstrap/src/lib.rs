@@ -21,9 +21,9 @@
 //!   PEs. A crashed PE is detected immediately, and every PE that waits for the crashed PE gets an
 //!   error that names the crashed PE.
 //! - **Connections are authenticated.** A client must know a token. On one machine, the operating
-//!   system also confirms the user of the client. A connection that sends invalid data, floods the
-//!   server, or sends no data does not affect other connections.
-//! - **Nothing remains after the job.** On one machine the server uses an abstract Unix socket.
+//!   system also confirms which user runs the client. A connection that sends invalid data, floods
+//!   the server, or sends no data does not affect other connections.
+//! - **Nothing remains after the job.** On one machine, the server uses an abstract Unix socket.
 //!   This socket has no file and is freed when the process that runs the server ends.
 //!
 //! ```

@@ -78,8 +78,8 @@ impl Symbol {
 
 /// Declares a struct of functions that are resolved one by one, at their first call.
 ///
-/// In the declaration, each function follows the version that introduced the function, as a string
-/// literal. The struct has these functions and constants:
+/// In the declaration, write before each function the version that introduced the function, as a
+/// string literal. The struct has these functions and constants:
 /// - `new(Library)` creates the struct without resolving a function.
 /// - `unsafe fn name(&self, ..) -> Result<R, MissingSymbol>` calls the declared function `name`.
 /// - `SYMBOLS` lists all declared functions, each with its version.

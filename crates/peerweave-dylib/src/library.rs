@@ -67,8 +67,8 @@ impl Library {
         Arc::clone(&self.path)
     }
 
-    /// Returns the directory of the file, in which vendors put plug-ins and headers. Returns `None`
-    /// if the path is only a bare name.
+    /// Returns the directory that contains the library's file. Vendors put plug-ins and headers in
+    /// this directory. Returns `None` if the path is only a bare name.
     pub fn directory(&self) -> Option<&Path> {
         self.path.parent().filter(|directory| *directory != OsStr::new(""))
     }

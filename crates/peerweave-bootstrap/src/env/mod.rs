@@ -102,7 +102,8 @@ impl Job {
             ONCE.call_once(|| {
                 let text = format!(
                     "{name} is set, as by {launcher}, but it does not identify the job of this process, so this is a job of one PE; \
-                     to start several, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and its companions"
+                     to start several PEs, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and the other \
+                     variables of a job"
                 );
                 warn(&text);
             });

@@ -74,7 +74,7 @@ pub enum Fault {
         /// The PE that left.
         pe: u32,
     },
-    /// The launcher reported that a PE is lost, for example because its process ended.
+    /// The launcher reported that a PE is lost, for example because the PE's process ended.
     Reported {
         /// The PE that was lost.
         pe: u32,
@@ -108,7 +108,7 @@ pub enum Fault {
         /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// The owner of the server is stopping it.
+    /// The owner of the server is stopping the server.
     Closing,
 }
 

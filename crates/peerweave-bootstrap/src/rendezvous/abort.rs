@@ -33,8 +33,9 @@ const WATCH: Duration = Duration::from_secs(3600);
 
 impl Rendezvous {
     /// Ends the job: notifies every PE that called [`when_aborted`](Self::when_aborted), even if
-    /// the PE is busy. Returns the first abort of the job, which another PE may have requested. The
-    /// caller must then end its own process, for example by [`end_process`](crate::end_process).
+    /// the PE is busy. Returns the first abort of the job, which another PE may have requested.
+    /// After this call, the caller must end its own process, for example by
+    /// [`end_process`](crate::end_process).
     ///
     /// Waits for the server for at most a second. In a job of one PE, and in a forked child of the
     /// process that joined, this call notifies no process and returns the caller's own abort.
@@ -61,8 +62,8 @@ impl Rendezvous {
     }
 
     /// Calls `then` on a separate thread when a PE has ended the job by [`abort`](Self::abort). If
-    /// this membership ends first, the thread ends without calling `then`. A job of one PE starts
-    /// no thread.
+    /// this PE's membership in the job ends first, the thread ends without calling `then`. A job of
+    /// one PE starts no thread.
     ///
     /// # Errors
     /// [`BootstrapError::Io`] if the thread cannot be started. [`BootstrapError::Forked`] in a

@@ -62,7 +62,7 @@ impl Default for Options {
 
 /// The membership of this process in its job. Threads can share this value.
 ///
-/// To end the membership, call [`leave`](Self::leave). Dropping the value only closes the
+/// To end the membership, call [`leave`](Self::leave). Dropping this value only closes the
 /// connection: PEs that wait for this PE get an error that says that this PE is lost.
 ///
 /// ```
@@ -122,7 +122,7 @@ impl Rendezvous {
     ///
     /// With [`Served::ByPe0`], PE 0 runs the server. A job of one PE opens no socket. A job can
     /// have only one rendezvous at a time. A program that needs the rendezvous in several places
-    /// must share it.
+    /// must share this value.
     ///
     /// If the job was read from torchrun's variables and runs on one machine, the processes are
     /// also watched. If a PE's process was found in `/proc` and ends before the PE has joined, the
@@ -267,7 +267,7 @@ impl Rendezvous {
     /// same order. The blobs can have different lengths, each of up to 1 MiB.
     ///
     /// # Errors
-    /// - [`BootstrapError::Mismatch`] on every PE if the labels or calls differ.
+    /// - [`BootstrapError::Mismatch`] on every PE if the labels or the calls differ.
     /// - [`BootstrapError::PeLost`] as soon as a PE is lost.
     /// - [`BootstrapError::Timeout`], which names the PEs that did not call in time.
     /// - [`BootstrapError::TooLarge`] if the blob or the label exceeds its size limit.
@@ -320,7 +320,9 @@ impl Rendezvous {
     }
 
     /// Returns the PEs that are known to be lost, in the order in which they were lost. Does not
-    /// wait for an answer, because the server reports each loss without a request.
+    /// wait for an answer, because the server reports each loss without a request. If the job has
+    /// been aborted and this PE has called [`when_aborted`](Self::when_aborted), this call may
+    /// sleep for a second.
     ///
     /// Call this function regularly while the PE waits for peers outside of this crate, for example
     /// on shared memory. A PE that called [`leave`](Self::leave) is not lost.

@@ -48,7 +48,7 @@ impl Rendezvous {
     /// Returns the value of a key. Waits until a PE has stored a value under the key.
     ///
     /// # Errors
-    /// - [`BootstrapError::Timeout`] if no PE stored a value by the deadline.
+    /// - [`BootstrapError::Timeout`] if no PE has stored a value under the key by the deadline.
     /// - [`BootstrapError::PeLost`] if a PE is lost while the key has no value.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, BootstrapError> {
         self.get_by(key, Instant::now() + self.deadline)

@@ -33,7 +33,7 @@ use event_loop::{EventLoop, WAKER};
 #[cfg(doc)]
 use crate::proto::HELLO_FRAME_LEN_BYTES;
 
-/// Options of a [`Server`].
+/// Options for a [`Server`].
 ///
 /// ```
 /// use peerweave_bootstrap::ServerOptions;
@@ -252,7 +252,7 @@ impl Server {
         let _ = answered.recv_timeout(Duration::from_millis(200));
     }
 
-    /// Reports that the process of a PE has ended. Current and later waits of all PEs fail with
+    /// Reports that the process of a PE has ended. On all PEs, current and later waits fail with
     /// [`BootstrapError::PeLost`], with `why` as the cause. Does nothing if `pe` has left or is
     /// already lost.
     pub fn report_lost(&self, pe: Pe, why: &str) {

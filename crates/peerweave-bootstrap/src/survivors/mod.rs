@@ -571,8 +571,8 @@ impl<'a> Survivors<'a> {
         }
     }
 
-    /// Records that this PE no longer participates in the attempt that led to `decision`. Also
-    /// records the PE `because`, which is the cause, if there is one.
+    /// Records that this PE no longer participates in the attempt that led to `decision`. If
+    /// `because` is `Some`, also records that PE as the cause.
     pub fn withdraw(&self, decision: &Decision, because: Option<Pe>) {
         self.own().withdraw(decision.attempt, because);
     }

@@ -104,7 +104,7 @@ pub struct DLTensor {
     pub byte_offset: u64,
 }
 
-/// A tensor with its deleter, as exchanged up to DLPack 0.8.
+/// A tensor and its deleter, in the layout of DLPack 0.8 and older versions.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLManagedTensor {
@@ -117,11 +117,12 @@ pub struct DLManagedTensor {
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
 }
 
-/// A tensor with its deleter, as exchanged since DLPack 1.0.
+/// A tensor and its deleter, in the layout that DLPack has used since 1.0.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLManagedTensorVersioned {
-    /// Version of the layout. If the major version differs, only `deleter` may be used.
+    /// Version of the layout. If the major version is not [`DLPACK_MAJOR_VERSION`], a consumer may
+    /// use only `deleter`.
     pub version: DLPackVersion,
     /// Data that belongs to the producer.
     pub manager_ctx: *mut c_void,

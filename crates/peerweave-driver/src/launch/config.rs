@@ -22,9 +22,9 @@ pub struct LaunchConfig {
     /// Whether all blocks must be resident at once. This is necessary if blocks wait for each
     /// other. If the grid has more blocks than can be resident, the launch is refused.
     pub cooperative: bool,
-    /// Whether the kernel may start before the previous kernel in the stream has ended. The kernel
-    /// must then wait (`griddepcontrol.wait`) before it reads data that the previous kernel writes.
-    /// Below compute capability 9.0 this option has no effect.
+    /// Whether the kernel may start before the previous kernel in the stream has ended. In this
+    /// case, the kernel must wait (`griddepcontrol.wait`) before it reads data that the previous
+    /// kernel writes. Below compute capability 9.0, this option has no effect.
     pub programmatic: bool,
 }
 

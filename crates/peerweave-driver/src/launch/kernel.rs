@@ -138,7 +138,8 @@ impl LoadedKernel {
         self.kernel.registers
     }
 
-    /// Returns the number of blocks of this shape that can be resident at once on an idle device.
+    /// Returns the number of blocks that can be resident at once on an idle device. Each block has
+    /// the shape `block`, and `shared_bytes` bytes of dynamic shared memory.
     ///
     /// # Errors
     /// [`LaunchError::Shape`] for an invalid shape, or an error of the driver.
@@ -159,7 +160,7 @@ impl LoadedKernel {
     }
 
     /// Enqueues the kernel on a stream. On a stream that is being captured, the launch becomes a
-    /// node of the graph. The graph then keeps the module and `keep` alive.
+    /// node of the graph, and the graph keeps the module and `keep` alive.
     ///
     /// `keep` lists the owners of the memory to which the arguments refer. `keep` is used only if
     /// the stream is being captured. Otherwise, the owner of the memory must record the stream.

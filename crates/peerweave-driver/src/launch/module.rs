@@ -116,8 +116,9 @@ impl Module {
         unsafe { LoadedKernel::new(Arc::clone(&self.0), function, name) }
     }
 
-    /// Returns the address and the length in bytes of a variable of the module. Returns `None` if
-    /// the module has no variable of this name. The address is valid while the module is loaded.
+    /// Returns the address of the variable `name` in the module, and its length in bytes. Returns
+    /// `None` if the module has no variable of this name. The address is valid while the module is
+    /// loaded.
     ///
     /// # Errors
     /// An error of the driver.

@@ -6,8 +6,7 @@ use super::{Api, CudaCode, CudaError, Driver, DriverError};
 use crate::cudarc::driver::CudaContext;
 use crate::cudarc::driver::sys::CUcontext;
 
-/// Returns the primary context of the device with ordinal `ordinal`, as a value of cudarc. Never
-/// panics.
+/// Returns the primary context of the device with ordinal `ordinal`. Never panics.
 ///
 /// # Errors
 /// [`DriverError::NoSuchDevice`] if `ordinal` is too large, or an error of [`Driver::get`].
@@ -28,8 +27,8 @@ pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, DriverError> {
 /// index among all processes is not an ordinal.
 ///
 /// # Errors
-/// [`DriverError::NoSuchDevice`] if this process sees several devices, but no device with this
-/// ordinal, or if it sees no device. Errors of [`Driver::get`].
+/// [`DriverError::NoSuchDevice`] if this process sees no device, or if it sees several devices, but
+/// no device with the ordinal `local_index`. Otherwise, an error of [`Driver::get`].
 pub fn local_context(local_index: usize) -> Result<Arc<CudaContext>, DriverError> {
     let count = Driver::get()?.device_count()?;
     context(if count == 1 { 0 } else { local_index })

@@ -145,7 +145,7 @@ pub enum DriverError {
         /// Time for which the call waited.
         waited: std::time::Duration,
     },
-    /// The two buffers of a copy have different lengths.
+    /// The source and the target of a copy have different lengths.
     #[error("{call}: the lengths differ: found {found} elements, expected {expected}")]
     WrongLength {
         /// Name of the call.

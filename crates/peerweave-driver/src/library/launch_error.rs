@@ -9,7 +9,7 @@ use crate::CudaError;
 #[non_exhaustive]
 pub enum LaunchError {
     /// The driver refused the image.
-    #[error("{error}; log of the driver:\n{log}")]
+    #[error("{error}; driver log:\n{log}")]
     Image {
         /// The driver's error.
         error: CudaError,

@@ -216,7 +216,7 @@ fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration)
     match held {
         Ok(true) => {}
         // The error shows that the work failed, so it has ended.
-        Err(error) => tracing::error!(%error, "the work of another stream on memory of a cudarc slice failed"),
+        Err(error) => tracing::error!(%error, "work on another stream that uses the memory of a cudarc slice failed"),
         Ok(false) => {
             let why = "the slice's own stream is being captured, and the work on another stream has not completed";
             tracing::error!(waited = ?longest, "memory of a cudarc slice cannot be kept allocated for the work that uses it: {why}; aborting");
@@ -249,7 +249,7 @@ impl fmt::Debug for Access<'_> {
 ///
 /// # Safety
 /// An implementation guarantees:
-/// - **\[D1\]** the address that [`read`](Self::read) returns is the address of at least `len`
+/// - **\[D1\]** the access that [`read`](Self::read) returns has the address of at least `len`
 ///   allocated elements on the device with ordinal [`device`](Self::device);
 /// - **\[D2\]** the memory stays allocated until all work that was enqueued on the stream while the
 ///   access lived is complete;

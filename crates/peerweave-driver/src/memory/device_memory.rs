@@ -166,7 +166,7 @@ impl<T: Element> DeviceMemory<T> {
         copy_to_host("DeviceMemory::to_vec", stream, self, deadline_after(longest))
     }
 
-    /// Returns a handle to a range of the memory. `range` contains indices of elements.
+    /// Returns a handle to a range of the memory. `range` is a range of element indices.
     ///
     /// # Errors
     /// [`DriverError::OutOfRange`] if the range is not within the memory.

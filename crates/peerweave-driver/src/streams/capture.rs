@@ -29,8 +29,9 @@ const NOT_CAPTURING: u32 = 0;
 /// status unknown to this crate is treated as an invalidated capture.
 const CAPTURING: u32 = 1;
 
-/// Returns whether work enqueued on the stream now would be captured into a graph instead of being
-/// executed. For a default or a per-thread stream, also makes the stream's context current.
+/// Returns whether work that is enqueued on the stream now would be captured into a graph instead
+/// of being executed. For a default or a per-thread stream, also makes the stream's context
+/// current.
 ///
 /// # Errors
 /// An error of the driver, or [`CudaError`] if an earlier error has invalidated the capture.

@@ -38,8 +38,8 @@ impl BeforeExit {
         (!CLOSED.load(Ordering::SeqCst)).then_some(inside)
     }
 
-    /// Registers a function with `atexit`. When the process exits, this function waits, for at most
-    /// 2 s, for the threads that have [entered](Self::enter).
+    /// Registers a function with `atexit`. When the process exits, the registered function waits,
+    /// for at most 2 s, for the threads that have [entered](Self::enter).
     ///
     /// When the process exits, the function that was registered last runs first. So call `register`
     /// after initialising the libraries that the threads call. Call `register` again after
@@ -48,7 +48,7 @@ impl BeforeExit {
         OF_PROCESS.store(std::process::id(), Ordering::Relaxed);
         // SAFETY: the function lives as long as the process, and does not panic.
         if unsafe { libc::atexit(close) } != 0 {
-            tracing::warn!("atexit failed: the exit of the process will not wait for threads that call the driver");
+            tracing::warn!("atexit failed: when the process exits, it will not wait for threads that call the driver");
         }
     }
 }

@@ -33,8 +33,8 @@ pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// Returns an error for the per-thread stream. No other thread can wait for the work on that stream
-/// before it frees the memory.
+/// Returns an error if the stream is the per-thread stream. Before freeing memory, another thread
+/// could not wait for the work on that stream.
 ///
 /// # Errors
 /// [`DriverError::PerThreadStream`] for the per-thread stream.

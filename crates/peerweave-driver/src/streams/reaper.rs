@@ -255,7 +255,7 @@ pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<
         Err(error) => {
             std::mem::forget(free);
             if !is_over() {
-                tracing::warn!(%error, "device memory is leaked, because the end of its use cannot be known");
+                tracing::warn!(%error, "device memory is leaked, because the driver cannot report when its use ends");
             }
         }
     }

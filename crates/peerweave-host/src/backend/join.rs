@@ -42,7 +42,7 @@ pub struct HostOptions {
     /// MiB. A page takes no memory until the page is accessed.
     pub heap_bytes: Option<usize>,
     /// Whether ranks compare the full parameters of every collective. If `false`, ranks compare
-    /// 64-bit signatures of the parameters. They then compare the full parameters only in
+    /// 64-bit signatures of the parameters. In this case, ranks compare the full parameters only in
     /// collectives in which a rank accesses memory that another rank names.
     pub check_calls: bool,
     /// Whether PEs read private buffers directly from other processes, if the system permits it.
