@@ -18,49 +18,49 @@ pub enum Members<'a> {
     All,
     /// Some PEs, including this PE.
     Some {
-        /// The PEs. Each of these PEs must pass the same order.
+        /// The participating PEs. Every participating PE must pass the same PEs in the same order.
         pes: &'a [Pe],
-        /// Name of the collective call. All these PEs must pass the same name. Every other call
-        /// over this rendezvous must have a different name.
+        /// Name of the collective call. Every participating PE must pass the same name. Every other
+        /// call over this rendezvous must have a different name.
         key: &'a str,
     },
 }
 
-/// The failure of a PE's part of a call.
+/// The reason why a PE could not do its part in a collective call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Message of the error.
+    /// The error message.
     pub reason: String,
-    /// Whether another PE caused this failure. If a PE failed by itself, errors name that PE rather
-    /// than a PE with a consequence.
+    /// Whether another PE caused this failure. If several PEs of a round failed, the error names a
+    /// PE whose failure no other PE caused, if there is such a PE.
     pub is_consequence: bool,
 }
 
 /// The reason why a round failed.
 #[derive(Debug)]
 pub enum Disagreement {
-    /// The part of this PE failed, and the other PEs were notified.
+    /// This PE passed a failure as its outcome. The other PEs have been notified of the failure.
     Own,
-    /// The part of another PE failed.
+    /// Another PE passed a failure as its outcome, or sent an invalid statement.
     Failed {
         /// The PE that failed.
         pe: Pe,
-        /// The error message of the PE.
+        /// The error message that describes the failure of `pe`.
         reason: String,
     },
     /// Two PEs made different calls.
     Diverged {
         /// The first PE of the round.
         one: Pe,
-        /// The call of `one`.
+        /// Description of the call that `one` made.
         one_has: String,
-        /// The first PE whose call differs.
+        /// The first PE whose call differs from the call of `one`.
         other: Pe,
-        /// The call of `other`.
+        /// Description of the call that `other` made.
         other_has: String,
     },
-    /// The rendezvous failed. If the labels of the round differ, all PEs get
-    /// [`BootstrapError::Mismatch`]. After any other error the PEs may have reached different
+    /// The rendezvous failed. If the PEs passed different labels with [`Members::All`], all PEs get
+    /// [`BootstrapError::Mismatch`]. After any other error, the PEs may have reached different
     /// decisions, and other PEs may not know the outcome of this PE.
     Rendezvous(BootstrapError),
 }
@@ -69,20 +69,22 @@ const WORKED: u8 = 1;
 const FAILED: u8 = 2;
 const CONSEQUENCE: u8 = 3;
 
-/// Performs one round and returns the blobs of its PEs, in the order of the PEs.
+/// Performs one round. Returns the blobs that the members passed, in the order of the members.
 ///
-/// `label` names the round. With [`Members::All`] all PEs must pass the same label, as for
-/// [`Rendezvous::exchange`]. `call` describes the call with its arguments, and everything else that
-/// must be the same on all PEs. `outcome` is this PE's blob for the other PEs, or its failure.
+/// `label` names the round. All members must pass the same label, as for [`Rendezvous::exchange`].
+/// `call` describes the call, its arguments, and everything else that must be the same on all
+/// members. `outcome` is the blob that this PE sends to the other members, or the failure of this
+/// PE.
 ///
 /// # Collective
-/// All members. Waits until all members have arrived, for at most the deadline of the rendezvous.
+/// All members. Waits until all members have arrived. The [`deadline`](Rendezvous::deadline) of the
+/// rendezvous limits the wait, or, with [`Members::Some`], the wait for each member.
 ///
 /// # Errors
-/// [`Disagreement::Own`] if `outcome` is a failure, of which the other PEs are notified.
+/// [`Disagreement::Own`] if `outcome` is a failure. The other members are notified of the failure.
 /// [`Disagreement::Failed`] if another member failed, or [`Disagreement::Diverged`] if the calls
-/// differ. Every member without a failure of its own gets the same of these two errors.
-/// [`Disagreement::Rendezvous`] if not all members arrived.
+/// differ. All members whose `outcome` is a blob get the same error. [`Disagreement::Rendezvous`]
+/// if the rendezvous failed, for example because a member did not arrive.
 ///
 /// ```
 /// use peerweave_bootstrap::agree::{Members, agree};
@@ -111,16 +113,16 @@ pub fn agree(
     decide(&pes, &answers)
 }
 
-/// Notifies the other members of a round among some PEs that this PE does not continue. Ignores
-/// errors of the rendezvous. After such an error the other members time out.
+/// Notifies the other members of a round with [`Members::Some`] that this PE does not continue. If
+/// the rendezvous fails, this function ignores the error, and the other members time out.
 pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
     let failure = Failure { reason: reason.to_owned(), is_consequence: true };
     let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));
 }
 
-/// Removes this PE's statement of a round among some PEs, after all members have read the
-/// statement. Ignores errors of the rendezvous. After such an error the statement stays in the
-/// store.
+/// Removes the statement that this PE made in a round with [`Members::Some`]. Call this function
+/// after all members have read the statement. If the rendezvous fails, this function ignores the
+/// error, and the statement stays in the store.
 pub fn forget(rendezvous: &Rendezvous, key: &str, label: &str) {
     let _ = rendezvous.remove(&key_of(key, label, rendezvous.pe()));
 }

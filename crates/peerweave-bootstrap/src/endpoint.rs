@@ -9,7 +9,7 @@ use std::str::FromStr;
 use crate::error::BootstrapError;
 use crate::token::fill_random;
 
-/// Maximum length of the name of an abstract Unix socket, in bytes. Linux allows 107.
+/// Maximum length of the name of an abstract Unix socket, in bytes. Linux allows 107 bytes.
 pub const MAX_NAME_LEN_BYTES: usize = 100;
 
 /// The address of a rendezvous.
@@ -25,11 +25,11 @@ pub const MAX_NAME_LEN_BYTES: usize = 100;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// An abstract Unix socket with this name (Linux). The name is not in a file system, and it
-    /// becomes free when the process of the socket ends.
+    /// An abstract Unix socket with this name, on Linux only. The name does not appear in a file
+    /// system. It becomes free when the process that has bound the socket ends.
     Unix(String),
-    /// A host, by name or address, and a port. Port 0 lets the system choose the port when a server
-    /// binds.
+    /// A TCP address: a host, given by its name or IP address, and a port. With port 0, the system
+    /// chooses the port when a server binds.
     Tcp(String, u16),
 }
 

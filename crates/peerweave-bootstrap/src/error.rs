@@ -11,31 +11,30 @@ use peerweave_types::Pe;
 
 use crate::limits::{MAX_FRAME_LEN_BYTES, VERSION};
 
-/// An error of the bootstrap: an invalid environment, a missing or lost PE, or an error of the
-/// operating system.
+/// An error of this crate, for example an invalid environment variable, a missing PE, a lost PE, or
+/// a failed system call.
 ///
 /// `Debug` prints the same message as `Display`, because `unwrap` and a `main` that returns an
 /// error print `Debug`.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
-    /// A variable of the launcher's environment is missing, cannot be parsed, or contradicts
-    /// another variable.
+    /// An environment variable is missing, cannot be parsed, or contradicts another variable.
     #[error("{variable} is {}, expected {expected}", found(.value))]
     Environment {
         /// Name of the variable.
         variable: &'static str,
-        /// Value of the variable; `None` if it is not set.
+        /// Value of the variable; `None` if the variable is not set.
         value: Option<String>,
         /// Description of valid values.
         expected: String,
     },
 
-    /// An argument of a call is invalid. This is a bug in the caller. Another PE cannot cause this
-    /// error.
+    /// The caller passed an invalid argument. This is a bug in the caller. Another PE cannot cause
+    /// this error.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Misuse {
-        /// The call that refused the argument.
+        /// Name of the call that refused the argument.
         call: &'static str,
         /// Name of the argument.
         what: &'static str,
@@ -45,11 +44,11 @@ pub enum BootstrapError {
         expected: String,
     },
 
-    /// The deadline passed. `missing` lists the PEs that did not arrive. The list is empty if the
-    /// call waited for a key, or if the server no longer answers.
+    /// The deadline passed before the call completed. `missing` lists the PEs that did not arrive.
+    /// The list is empty if the call waited for a key, or if the server did not answer.
     #[error("{call}: timed out after {waited:.1?}{}", did_not_arrive(.missing))]
     Timeout {
-        /// The call, with its label or key.
+        /// Name of the call, with its label or key.
         call: String,
         /// Time for which the call waited.
         waited: Duration,
@@ -60,22 +59,22 @@ pub enum BootstrapError {
     /// A PE is lost, so the call can never complete.
     #[error("{call}: {pe} is lost: {cause}")]
     PeLost {
-        /// The call, with its label or key.
+        /// Name of the call, with its label or key.
         call: String,
         /// The PE that was lost first.
         pe: Pe,
-        /// The cause of the loss.
+        /// The reason why the PE is lost.
         cause: Loss,
     },
 
-    /// Another PE failed in the same call, but is still part of the job.
+    /// Another PE failed in the same call, but that PE is still part of the job.
     #[error("{call}: {pe} failed: {message}")]
     PeFailed {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// The PE that failed.
         pe: Pe,
-        /// The error message of that PE.
+        /// The error message that `pe` sent.
         message: String,
     },
 
@@ -86,51 +85,51 @@ pub enum BootstrapError {
         endpoint: String,
         /// The PE that was refused.
         pe: Pe,
-        /// The reason.
+        /// The reason for the refusal.
         reason: Refusal,
     },
 
     /// The PEs made different collective calls. All PEs get this error.
     #[error("{call}: the PEs disagree: {one} called {one_call}, {other} called {other_call}")]
     Mismatch {
-        /// The call of this PE.
+        /// The call that this PE made.
         call: String,
-        /// The first of two PEs with different calls.
+        /// The first of two PEs that made different calls.
         one: Pe,
-        /// The call of `one`.
+        /// The call that `one` made.
         one_call: String,
-        /// The second of two PEs with different calls.
+        /// The second of two PEs that made different calls.
         other: Pe,
-        /// The call of `other`.
+        /// The call that `other` made.
         other_call: String,
     },
 
     /// The peer sent invalid data.
     #[error("{call}: received invalid data, expected a peer of the same Peerweave version: {source}")]
     Protocol {
-        /// The call that received the data.
+        /// Name of the call that received the data.
         call: &'static str,
-        /// The error that was found in the data.
+        /// The reason why the data is invalid.
         source: ProtocolError,
     },
 
-    /// A blob, a label or a key exceeds its size limit.
+    /// A blob, a label, a key or a value exceeds its size limit, or the server's memory is full.
     #[error("{call}: {what} has {len_bytes} bytes, expected at most {limit_bytes}")]
     TooLarge {
-        /// The call, with its label or key.
+        /// Name of the call, with its label or key.
         call: String,
         /// The argument that is too long, or the part of the server's memory that is full.
         what: &'static str,
-        /// Length in bytes.
+        /// Length in bytes. If the server's memory is full: size that the stored data would have.
         len_bytes: u64,
         /// The limit in bytes.
         limit_bytes: u64,
     },
 
-    /// The owner of the rendezvous server stopped it while this PE was using it.
+    /// The owner of the rendezvous server stopped the server while this PE was using the server.
     #[error("{call}: the rendezvous server at {endpoint} was stopped")]
     ServerGone {
-        /// The call, with its label or key.
+        /// Name of the call, with its label or key.
         call: String,
         /// Address of the server, as in `PEERWEAVE_RENDEZVOUS`.
         endpoint: String,
@@ -139,7 +138,7 @@ pub enum BootstrapError {
     /// The calling process was forked from the process that joined. A forked child is not a PE.
     #[error("{call}: process {called_by} was forked from process {joined_by}; call only from the process that joined")]
     Forked {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
         /// ID of the process that joined.
         joined_by: u32,
@@ -152,9 +151,10 @@ pub enum BootstrapError {
     Io {
         /// Name of the operation that failed.
         call: &'static str,
-        /// The kind of the operating system's error.
+        /// Kind of the error that the operating system returned.
         kind: io::ErrorKind,
-        /// The message of the operating system, with the address if it is known.
+        /// The operating system's error message. If the address is known, the message begins with
+        /// the address.
         message: String,
     },
 }
@@ -165,22 +165,25 @@ impl fmt::Debug for BootstrapError {
     }
 }
 
-/// The cause of the loss of a PE.
+/// The reason why a PE is lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The connection of the PE closed unexpectedly: the PE crashed, was killed, or dropped its
+    /// The PE's connection closed unexpectedly: the PE crashed, was killed, or dropped its
     /// [`Rendezvous`](crate::Rendezvous).
     Disconnected,
-    /// The PE called [`leave`](crate::Rendezvous::leave), but another PE's call waits for the PE.
+    /// The PE has called [`leave`](crate::Rendezvous::leave), but a call of another PE still needs
+    /// the PE that left.
     Left,
-    /// The PE left or disconnected because of other PEs. Its own wait for the PEs in `missing` had
-    /// timed out, or it had named the PE in `missing` by [`blame`](crate::Rendezvous::blame).
+    /// The PE left or disconnected because of other PEs. Before that, its wait for the PEs in
+    /// `missing` had timed out, or the PE had passed the PE in `missing` to
+    /// [`blame`](crate::Rendezvous::blame).
     GaveUp {
-        /// The PEs that the lost PE waited for, in ascending order, or the PE that it named.
+        /// The PEs for which the lost PE had waited, in ascending order, or the one PE that the
+        /// lost PE had passed to `blame`.
         missing: Vec<Pe>,
     },
-    /// The launcher reported that the process of the PE ended, with this message.
+    /// The launcher reported that the PE's process has ended. The value is the launcher's message.
     Reported(String),
 }
 
@@ -195,7 +198,7 @@ impl fmt::Display for Loss {
     }
 }
 
-/// The reason why the server of a rendezvous refuses a PE.
+/// The reason why a rendezvous server refuses a PE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -203,9 +206,9 @@ pub enum Refusal {
     Token,
     /// This PE has already joined.
     AlreadyJoined,
-    /// The number of PEs differs from the number known to the server.
+    /// The number of PEs that this PE passed differs from the number that the server expects.
     NPes,
-    /// The protocol version differs from the version of the server.
+    /// The protocol version of this PE differs from the protocol version of the server.
     Version,
 }
 
@@ -214,7 +217,7 @@ impl fmt::Display for Refusal {
         f.write_str(match self {
             Self::Token => "the token belongs to another job; set the same PEERWEAVE_TOKEN on all PEs",
             Self::AlreadyJoined => "this PE has already joined",
-            Self::NPes => "the number of PEs differs from the server's",
+            Self::NPes => "the number of PEs differs from the server's; start all PEs with the same number of PEs",
             Self::Version => "the protocol version differs from the server's; use the same Peerweave version on all PEs",
         })
     }
@@ -239,7 +242,7 @@ pub enum ProtocolError {
     /// A hello does not start with [`MAGIC`](crate::proto::MAGIC).
     #[error("a hello does not start with the magic bytes of the protocol")]
     Magic,
-    /// A hello has another protocol version.
+    /// A hello has a protocol version that differs from the protocol version of this crate.
     #[error("a hello has version {found}, expected {VERSION}")]
     Version {
         /// The protocol version in the hello.
@@ -274,7 +277,7 @@ impl BootstrapError {
         Self::Io { call, kind: error.kind(), message: format!("{place}: {error}") }
     }
 
-    /// Returns the PEs that caused this error. Such PEs did not arrive, were lost, failed, were
+    /// Returns the PEs that caused this error: PEs that did not arrive, were lost, failed, were
     /// refused, or made different calls.
     ///
     /// ```

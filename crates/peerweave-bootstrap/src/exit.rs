@@ -11,11 +11,11 @@ const FLUSH: Duration = Duration::from_millis(100);
 
 /// Ends this process with the exit status `code`, from any thread, within about 100 ms.
 ///
-/// No destructor runs: neither those of Rust values or C++ objects, nor functions registered with
-/// `atexit`. Such a destructor could wait for threads that still run. Buffered data of Rust's
-/// standard output is written first. Buffered data of C streams and of the program's own writers is
-/// lost. The operating system frees memory, descriptors and GPU contexts. On Windows this function
-/// calls [`std::process::exit`].
+/// Runs no destructors of Rust values or C++ objects, and no functions that have been registered
+/// with `atexit`. Such code could wait for threads that are still running. Writes the data that
+/// Rust's standard output has buffered. Data that C streams or the program's own writers have
+/// buffered is lost. The operating system frees memory, descriptors and GPU contexts. On Windows,
+/// this function ends the process by [`std::process::exit`].
 pub fn end_process(code: u8) -> ! {
     let (done, flushed) = mpsc::channel();
     let flush = move || {

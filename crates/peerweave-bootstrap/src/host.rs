@@ -18,7 +18,7 @@ use crate::token::fingerprint;
 /// Name of the variable by which NCCL identifies a host.
 const HOST_ID: &str = "NCCL_HOSTID";
 
-/// The identity of the host of a PE.
+/// The host on which a PE runs. PEs with the same host can share memory.
 ///
 /// ```
 /// use peerweave_bootstrap::Host;
@@ -35,13 +35,13 @@ pub struct Host {
 }
 
 impl Host {
-    /// Returns the host of this process, using `NCCL_HOSTID` from its environment.
+    /// Returns the host of this process. Reads `NCCL_HOSTID` from the environment of the process.
     pub fn here() -> Self {
         let id = std::env::var(HOST_ID).ok().filter(|id| !id.trim().is_empty());
         Self::of(id.as_deref())
     }
 
-    /// Returns the host of a process of this machine whose `NCCL_HOSTID` is `id`.
+    /// Returns the host of a process that runs on this machine and has `NCCL_HOSTID` set to `id`.
     pub fn named(id: &str) -> Self {
         Self::of(Some(id))
     }
@@ -56,7 +56,8 @@ impl Host {
         Self { identity: [1, 2].map(|salt| fingerprint(&text, salt)), name: id.map_or(name, str::to_owned) }
     }
 
-    /// Returns a hash of the identity. Two hosts have the same hash only by chance.
+    /// Returns a hash of the host's identity. Two different hosts have the same hash only by
+    /// chance.
     pub fn number(&self) -> u64 {
         self.identity[0]
     }
@@ -82,7 +83,8 @@ impl Host {
     }
 }
 
-/// The hosts of the PEs of a job, numbered in the order of their first PEs.
+/// The hosts on which the PEs of a job run. The hosts are numbered from 0, in the order of the
+/// first PE on each host.
 ///
 /// ```
 /// use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -119,23 +121,23 @@ impl Hosts {
         self.names.len()
     }
 
-    /// Returns the index of the host of a PE. The index is less than [`len`](Self::len).
+    /// Returns the index of the host on which `pe` runs. The index is less than [`len`](Self::len).
     ///
     /// # Panics
-    /// If the job has no such PE.
+    /// If the job has no PE `pe`.
     pub fn of(&self, pe: Pe) -> u32 {
         self.of[pe.index()]
     }
 
-    /// Returns the name of a PE's host.
+    /// Returns the name of the host on which `pe` runs.
     ///
     /// # Panics
-    /// If the job has no such PE.
+    /// If the job has no PE `pe`.
     pub fn name_of(&self, pe: Pe) -> &str {
         &self.names[self.of(pe) as usize]
     }
 
-    /// Returns the PEs of the host with index `host`, in ascending order.
+    /// Returns the PEs that run on the host with index `host`, in ascending order.
     pub fn pes(&self, host: u32) -> impl Iterator<Item = Pe> + '_ {
         let all: Range<u32> = 0..self.of.len() as u32;
         all.map(Pe::new).filter(move |pe| self.of(*pe) == host)

@@ -11,7 +11,7 @@ use crate::error::BootstrapError;
 /// An address of a network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Name of the interface, in the form of `NCCL_SOCKET_IFNAME`.
+    /// Name of the interface, in the form that `NCCL_SOCKET_IFNAME` expects.
     pub name: String,
     /// Address of the interface.
     pub address: IpAddr,
@@ -24,7 +24,8 @@ impl Interface {
     }
 }
 
-/// Returns all addresses of the interfaces that are up, in the order of the system.
+/// Returns all addresses of the network interfaces that are up, in the order in which the system
+/// lists them.
 ///
 /// # Errors
 /// [`BootstrapError::Io`] if the system call fails.
@@ -41,9 +42,10 @@ pub fn interfaces() -> Result<Vec<Interface>, BootstrapError> {
 /// libraries of the job to use the same interface.
 ///
 /// `asked` is the name or an address of an interface, as in `PEERWEAVE_INTERFACE`. If `asked` is
-/// `None`, this function returns the first external interface. It prefers physical interfaces to
-/// bridges of containers and virtual machines, and IPv4 to IPv6. If there is no external interface,
-/// it returns the loopback interface.
+/// `None`, this function returns an external interface. Physical interfaces precede virtual
+/// interfaces, such as bridges for containers. Among these, link-local addresses come last, and
+/// IPv4 precedes IPv6. If there is no external interface, the function returns a loopback
+/// interface.
 ///
 /// ```
 /// use peerweave_bootstrap::interface::advertise_address;
@@ -56,7 +58,7 @@ pub fn interfaces() -> Result<Vec<Interface>, BootstrapError> {
 ///
 /// # Errors
 /// [`BootstrapError::Environment`] for `PEERWEAVE_INTERFACE` if the requested interface does not
-/// exist, or the machine has no interface.
+/// exist, or if the machine has no interface. Otherwise as for [`interfaces`].
 pub fn advertise_address(asked: Option<&str>) -> Result<Interface, BootstrapError> {
     choose(asked, interfaces()?)
 }

@@ -14,7 +14,7 @@ use crate::error::BootstrapError;
 use crate::limits::MAX_PES;
 use crate::token::Token;
 
-/// The launcher of a job.
+/// The launcher that started a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Launcher {
@@ -84,7 +84,7 @@ pub enum Served {
 pub struct Job {
     /// This PE.
     pub pe: Pe,
-    /// Number of PEs of the job.
+    /// Number of PEs in the job.
     pub n_pes: u32,
     /// Index of this PE on its machine.
     pub local_pe: u32,
@@ -92,26 +92,26 @@ pub struct Job {
     pub local_n_pes: u32,
     /// Index of this machine in the job.
     pub machine: u32,
-    /// Number of machines of the job.
+    /// Number of machines in the job.
     pub n_machines: u32,
     /// The launcher that started this process.
     pub launcher: Launcher,
     /// Address of the rendezvous; `None` in a job of one PE.
     pub rendezvous: Option<Endpoint>,
-    /// Secret of the job, the same on all PEs.
+    /// The job's secret, which is the same on all PEs.
     pub token: Token,
     /// Whether the token is derived from values that other users of the network may know, because
     /// `PEERWEAVE_TOKEN` is not set.
     pub token_is_public: bool,
     /// The process that runs the rendezvous server.
     pub served: Served,
-    /// The interface to use, by name or address, from `PEERWEAVE_INTERFACE`. See
+    /// Name or address of the network interface to use, from `PEERWEAVE_INTERFACE`. See
     /// [`crate::interface`].
     pub interface: Option<String>,
 }
 
 impl Job {
-    /// Returns a job of one PE, which is this process.
+    /// Returns a job whose only PE is this process.
     pub fn single() -> Self {
         Self {
             pe: Pe::new(0),
@@ -129,11 +129,12 @@ impl Job {
         }
     }
 
-    /// Returns PE `pe` of a job of `n_pes` PEs on this machine. The caller must run the server at
-    /// `rendezvous`.
+    /// Returns the job for PE `pe`, if all `n_pes` PEs run on this machine. The caller must run the
+    /// server at `rendezvous`.
     ///
-    /// Used by launchers, by PEs that are threads, and by tests.
-    /// [`Rendezvous::join`](crate::Rendezvous::join) refuses a job with invalid numbers.
+    /// This function is meant for launchers, for PEs that are threads, and for tests.
+    /// [`Rendezvous::join`](crate::Rendezvous::join) refuses a job in which `pe` or `n_pes` is
+    /// invalid.
     pub fn on_one_machine(pe: u32, n_pes: u32, rendezvous: Endpoint, token: Token) -> Self {
         Self {
             pe: Pe::new(pe),

@@ -17,13 +17,14 @@
 //!  Server                   one thread of the launcher or of PE 0; does not trust connections
 //! ```
 //!
-//! - **Waits end.** Every wait has a deadline, and its error names the missing PEs. A crashed PE is
-//!   detected immediately. All PEs that wait for the crashed PE then get an error that names it.
-//! - **Connections are authenticated.** A client must know a token. On one machine the kernel also
-//!   confirms the client's user. If a connection sends invalid data, floods the server or sends no
-//!   data, other connections are not affected.
-//! - **Nothing remains after the job.** On one machine the server uses an abstract Unix socket.
-//!   This socket has no file and is freed when the process of the server ends.
+//! - **Waits end.** Every wait has a deadline. If the deadline passes, the error names the missing
+//!   PEs. A crashed PE is detected immediately, and every PE that waits for the crashed PE gets an
+//!   error that names the crashed PE.
+//! - **Connections are authenticated.** A client must know a token. On one machine, the operating
+//!   system also confirms which user runs the client. A connection that sends invalid data, floods
+//!   the server, or sends no data does not affect other connections.
+//! - **Nothing remains after the job.** On one machine, the server uses an abstract Unix socket.
+//!   This socket has no file and is freed when the process that runs the server ends.
 //!
 //! ```
 //! use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -36,7 +37,8 @@
 //! # Ok::<(), peerweave_bootstrap::BootstrapError>(())
 //! ```
 //!
-//! PEs can join and leave in any order. Only a PE 0 that runs the server must leave last.
+//! PEs can join and leave in any order. The only exception: if PE 0 runs the server, PE 0 must
+//! leave last.
 
 /// Runs the example of the README as a test.
 #[cfg(doctest)]

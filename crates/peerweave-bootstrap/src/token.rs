@@ -25,7 +25,7 @@ pub const TOKEN_LEN_BYTES: usize = 32;
 pub struct Token([u8; TOKEN_LEN_BYTES]);
 
 impl Token {
-    /// Creates a random token from the operating system's random numbers.
+    /// Creates a random token from random numbers that the operating system provides.
     ///
     /// # Errors
     /// [`BootstrapError::Io`] if the operating system provides no random numbers.
@@ -48,8 +48,8 @@ impl Token {
         Self(bytes)
     }
 
-    /// Returns the token as 64 hexadecimal digits, the form of `PEERWEAVE_TOKEN`. Do not log the
-    /// result.
+    /// Returns the token as 64 hexadecimal digits, the form that `PEERWEAVE_TOKEN` has. Do not log
+    /// the result.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -101,7 +101,7 @@ impl FromStr for Token {
     }
 }
 
-/// Fills `bytes` from the operating system's random numbers.
+/// Fills `bytes` with random numbers that the operating system provides.
 ///
 /// # Errors
 /// [`BootstrapError::Io`] if the operating system provides no random numbers.

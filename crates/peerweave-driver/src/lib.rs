@@ -1,11 +1,12 @@
-//! CUDA's driver for Peerweave's other crates: errors that name the call, traits for device memory,
-//! freeing of memory after the work of its streams, and waits with a deadline.
+//! Access to CUDA's driver for Peerweave's other crates. This crate has errors that name the failed
+//! call, traits for device memory, and waits with a deadline. It frees memory only after the
+//! streams that used the memory have completed.
 //!
-//! The contexts, streams, events and slices are those of cudarc. This crate neither communicates
-//! nor shares memory among processes.
+//! The types of contexts, streams, events and slices are those of cudarc. This crate neither
+//! communicates nor shares memory among processes.
 //!
-//! No call panics if the machine has no driver, because every call first calls [`Driver::get`],
-//! which returns an error.
+//! On a machine without a driver, calls return an error instead of panicking, because every call
+//! first calls [`Driver::get`].
 //!
 //! ```
 //! match peerweave_driver::Driver::get() {

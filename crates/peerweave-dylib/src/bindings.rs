@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::{Library, MissingSymbol};
 
-/// A function of a vendor's library.
+/// A function in a vendor's library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SymbolInfo {
@@ -25,8 +25,8 @@ impl SymbolInfo {
     }
 }
 
-/// The address of a function, which is looked up at the first call. Created by
-/// [`bindings!`](crate::bindings).
+/// The address of a function. The address is looked up at the first call of the function.
+/// [`bindings!`](crate::bindings) creates values of this type.
 #[derive(Debug)]
 pub struct Symbol(AtomicPtr<c_void>);
 
@@ -41,7 +41,7 @@ impl Symbol {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// Returns the address of `name` in `library`.
+    /// Returns the address of the function `name` in `library`.
     ///
     /// # Errors
     /// [`MissingSymbol`], at every call, if the library lacks the function.
@@ -78,17 +78,17 @@ impl Symbol {
 
 /// Declares a struct of functions that are resolved one by one, at their first call.
 ///
-/// Each function is preceded by the version that introduced it, as free text. The struct has these
-/// functions and constants:
-/// - `new(Library)` resolves no function.
-/// - `unsafe fn name(&self, ..) -> Result<R, MissingSymbol>` for each declared function.
-/// - `SYMBOLS` lists all names with their versions.
+/// In the declaration, write before each function the version that introduced the function, as a
+/// string literal. The struct has these functions and constants:
+/// - `new(Library)` creates the struct without resolving a function.
+/// - `unsafe fn name(&self, ..) -> Result<R, MissingSymbol>` calls the declared function `name`.
+/// - `SYMBOLS` lists all declared functions, each with its version.
 /// - `has(name)` returns whether the library has the function.
 /// - `missing()` returns the declared functions that the library lacks.
 /// - `library()` returns the library.
 ///
-/// Calling a resolved function costs one relaxed load more than a call through a pointer. The
-/// documentation of the crate has an example.
+/// Calling a resolved function costs one relaxed load more than calling it through a pointer. The
+/// crate's documentation has an example.
 #[macro_export]
 macro_rules! bindings {
     (

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::Version;
 
-/// Error of loading a library. Lists all paths that were tried.
+/// Error that is returned if a library cannot be loaded. Lists all paths that were tried.
 ///
 /// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
 #[derive(Clone, thiserror::Error)]
@@ -27,9 +27,9 @@ pub struct LoadError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SearchScope {
-    /// All places: the wheels of Python, the dynamic linker's and the vendor's directories.
+    /// All places: Python's wheels, the dynamic linker's path, and well-known directories.
     All,
-    /// Only the value of the overriding variable.
+    /// Only the path in the overriding variable.
     Variable,
     /// Only a path that the caller passed.
     Path,
@@ -41,13 +41,13 @@ impl fmt::Debug for LoadError {
     }
 }
 
-/// A path that was tried, and the reason why it failed.
+/// A path that was tried, and the reason why no library was loaded from this path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attempt {
     /// A file, or a bare name passed to the dynamic linker.
     pub path: PathBuf,
-    /// The message of the dynamic linker, or the reason why the file was not passed to it.
+    /// The dynamic linker's message, or the reason why the file was not accepted.
     pub reason: String,
 }
 
@@ -67,7 +67,7 @@ impl fmt::Display for LoadError {
     }
 }
 
-/// Error of calling a function that the loaded library lacks.
+/// Error that is returned if the loaded library lacks the called function.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{product} lacks {name}, which needs version {since} or newer: {}", path.display())]
 #[non_exhaustive]
@@ -82,7 +82,7 @@ pub struct MissingSymbol {
     pub path: Arc<Path>,
 }
 
-/// Error of using a function or option that the loaded library does not support.
+/// Error that is returned if the loaded library does not support a function or an option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Unsupported {
     /// The vendor's name of the library.
@@ -90,7 +90,7 @@ pub struct Unsupported {
     /// The vendor's name of the function or option.
     pub what: &'static str,
     /// First version of the library that has the function or option; `None` if no known release has
-    /// it.
+    /// the function or option.
     pub since: Option<Version>,
     /// Version of the loaded library.
     pub found: Version,

@@ -1,4 +1,4 @@
-//! Loads shared libraries at run time and resolves their functions one by one, at their first call.
+//! Loads shared libraries at run time. Each function of a library is resolved at its first call.
 //!
 //! The crate is independent of vendors: a [`Search`] finds a library, and [`bindings!`] declares
 //! the functions of the library. A library is never unloaded, because communication libraries start

@@ -10,11 +10,11 @@ use std::sync::Arc;
 /// The visibility of a library's symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
-    /// Only lookups through the library's own handle find the symbols. Suits a library without
-    /// plug-ins.
+    /// Only lookups through the library's own handle find the symbols. This is sufficient for a
+    /// library without plug-ins.
     Local,
-    /// Libraries that are loaded later find the symbols too. Necessary for a library whose plug-ins
-    /// use symbols of the library.
+    /// Libraries that are loaded later find the symbols too. This is necessary for a library whose
+    /// plug-ins use symbols of the library.
     Global,
 }
 
@@ -67,13 +67,13 @@ impl Library {
         Arc::clone(&self.path)
     }
 
-    /// Returns the directory of the file, in which vendors put plug-ins and headers. Returns `None`
-    /// if the path is only a bare name.
+    /// Returns the directory that contains the library's file. Vendors put plug-ins and headers in
+    /// this directory. Returns `None` if the path is only a bare name.
     pub fn directory(&self) -> Option<&Path> {
         self.path.parent().filter(|directory| *directory != OsStr::new(""))
     }
 
-    /// Returns the address of a symbol; `None` if the library lacks it.
+    /// Returns the address of a symbol. Returns `None` if the library lacks the symbol.
     pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the handle is open until the process ends.
         unsafe { os::symbol(self.handle, name) }

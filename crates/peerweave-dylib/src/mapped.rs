@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-/// Returns the files mapped into this process whose names begin with `stem`, such as `libnccl.so`.
-/// Each file is listed once, in the order of the addresses.
+/// Returns the files that are mapped into this process and have names that begin with `stem`, such
+/// as `libnccl.so`. Each file is listed once, in the order of the addresses at which the files are
+/// mapped.
 ///
 /// A process can have two copies of a communication library, for example a copy from a Python wheel
 /// and a copy from the system. Handles of one copy must not be passed to the other copy. The result

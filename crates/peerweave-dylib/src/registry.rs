@@ -47,15 +47,15 @@ pub struct Registry<A: 'static> {
 
 impl<A> Registry<A> {
     /// Creates an empty registry for the crate `user`, which supports libraries from version
-    /// `oldest` on. `stem` is the common start of their file names. `hazard` ends the warning that
-    /// is logged if a process has several of these libraries.
+    /// `oldest` on. `stem` is the common start of the libraries' file names. If a process has
+    /// several of these libraries, a warning is logged that ends with `hazard`.
     pub const fn new(stem: &'static str, user: &'static str, oldest: Version, hazard: &'static str) -> Self {
         Self { stem, user, oldest, hazard, loaded: Mutex::new(Vec::new()) }
     }
 
-    /// Returns the record of a library. A file without a record gets a new record, with the
-    /// functions and the version that `read` returns. A warning is then logged for each other
-    /// mapped file of the product.
+    /// Returns the record of a library. If the library's file has no record yet, creates a record
+    /// with the functions and the version that `read` returns. In this case, also logs a warning
+    /// for each other file of the product that is mapped in this process.
     ///
     /// # Errors
     /// Returns [`Unsupported`] for a version that is too old, or the error of `read`.

@@ -9,18 +9,19 @@ use crate::{Attempt, Library, LoadError, SearchScope, Visibility, python};
 /// A search for a library.
 ///
 /// Places are searched in this order:
-/// 1. The environment variable, which names a file or a directory. If it is set, no other place is
-///    searched.
-/// 2. The wheels of the active Python.
+/// 1. The environment variable, which names a file or a directory. If the variable is set, no other
+///    place is searched.
+/// 2. The wheels of the active Python environment.
 /// 3. The dynamic linker's path.
 /// 4. Well-known directories.
 ///
-/// In each place the file names are tried in their order.
+/// In each place, the file names are tried in the order in which they were passed to
+/// [`new`](Self::new).
 ///
-/// Loading a library runs its initialisers. Creating a search chooses the file names, so it is
-/// `unsafe`. Using a search is safe. The user who runs the program installed the file, through the
-/// variable, the Python environment or the system. That user is responsible for the file, as for
-/// the program itself. Safe code cannot load a file of its own choice:
+/// Loading a library runs its initialisers. Creating a search chooses the file names, so creating a
+/// search is `unsafe`. Using a search is safe. The user who runs the program chose the file,
+/// through the variable, the Python environment or the system. That user is responsible for the
+/// file, as for the program itself. Safe code cannot load a file of its own choice:
 ///
 /// ```compile_fail,E0133
 /// use peerweave_dylib::{Search, Visibility};
@@ -63,8 +64,8 @@ impl Search {
         Self { product, variable: Some(variable), file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
 
-    /// Creates a search without an overriding variable. Suits a library that other code of the
-    /// process also loads, if both must use the same file.
+    /// Creates a search without an overriding variable. Use this function for a library that other
+    /// code in the process also loads, if this search and the other code must load the same file.
     ///
     /// # Panics
     /// As for [`new`](Self::new).
@@ -77,7 +78,7 @@ impl Search {
     }
 
     /// Sets a function that every version of the library has. A file without this function is a
-    /// different library of the same name, and is rejected.
+    /// different library with the same name, and is rejected.
     pub const fn known_by(mut self, function: &'static CStr) -> Self {
         self.mark = Some(function);
         self
@@ -90,8 +91,8 @@ impl Search {
         self
     }
 
-    /// Sets the directories in which the vendor's packages install the library, and which the
-    /// dynamic linker may not search.
+    /// Sets further directories in which the vendor's packages install the library. The dynamic
+    /// linker does not always search these directories.
     pub const fn in_directories(mut self, directories: &'static [&'static str]) -> Self {
         self.system_directories = directories;
         self
@@ -112,7 +113,8 @@ impl Search {
         unsafe { self.open_with(visibility, &|name| std::env::var_os(name)) }
     }
 
-    /// Loads a file, or the first matching file in a directory. No other place is searched.
+    /// Loads the file at `path`. If `path` is a directory, loads the first matching file in that
+    /// directory. Searches no other place.
     ///
     /// # Safety
     /// The file is the product, and running its initialisers is sound.
@@ -131,14 +133,14 @@ impl Search {
         }
     }
 
-    /// Like [`open`](Self::open), but calls `variable` instead of reading the environment. For
-    /// tests, and for programs with their own settings.
+    /// Like [`open`](Self::open), but calls `variable` instead of reading the environment. This
+    /// function is for tests, and for programs with their own settings.
     ///
     /// # Safety
     /// The file named by the variable is the product, and running its initialisers is sound. The
     /// same is true for every file with one of the product's names in the directories that this
-    /// function derives from the results of `variable`. It calls `variable` with `PATH`,
-    /// `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`.
+    /// function derives from the results of `variable`. For these directories, this function calls
+    /// `variable` with `PATH`, `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`.
     ///
     /// # Errors
     /// As for [`open`](Self::open).

@@ -8,8 +8,8 @@ use std::str::FromStr;
 
 /// A version of a library. Versions are ordered by age.
 ///
-/// `{}` formats all three numbers. `{:#}` omits a patch of 0, for products whose versions have two
-/// numbers.
+/// `{}` formats all three numbers. `{:#}` omits a patch version of 0, for products whose versions
+/// have two numbers.
 ///
 /// ```
 /// use peerweave_dylib::Version;
@@ -40,7 +40,7 @@ impl Version {
         Self::new(major, minor, patch)
     }
 
-    /// Returns whether this version is `other` or newer. Usable in constants.
+    /// Returns whether this version is `other` or newer. This function can be called in constants.
     pub const fn at_least(self, other: Self) -> bool {
         self.key() >= other.key()
     }
@@ -57,7 +57,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Error of parsing a text that is not a version.
+/// Error that is returned if a parsed text is not a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the text is not a version, expected major.minor.patch with numbers below 256")]
 #[non_exhaustive]

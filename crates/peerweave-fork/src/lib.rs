@@ -1,11 +1,11 @@
-//! Detects that a process was forked from the process that created a value, such as a mapping or a
-//! loaded library.
+//! Detects whether a process was forked from the process that created a value, such as a mapping or
+//! a loaded library.
 //!
 //! The owner of the value decides what a forked process may do with the value. A process created by
 //! a direct `clone` system call is not detected, because the C library's fork handler does not run.
 //!
-//! Invariant: after the first [`ForkGuard::new`] of a process, the count in this process differs
-//! from the count in every process forked from it.
+//! Invariant: after a process has first called [`ForkGuard::new`], the count in this process
+//! differs from the count in every process that was forked from this process.
 #![doc = include_str!("../README.md")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,12 +13,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Number of forks between the process that created the first guard and this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Distinguishes the process that created the guard from processes forked from that process.
+/// Distinguishes the process that created the guard from processes that were forked from that
+/// process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForkGuard(u32);
 
 impl ForkGuard {
-    /// Creates a guard of this process. The first call in a process registers a handler with the C
+    /// Creates a guard for this process. The first call in a process registers a handler with the C
     /// library. If the registration fails, forks are not detected and a warning is logged.
     #[must_use]
     pub fn new() -> Self {

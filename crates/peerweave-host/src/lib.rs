@@ -1,9 +1,9 @@
-//! The backend of Peerweave for the shared memory of one machine: PEs are processes, or threads of
+//! Peerweave's backend for the shared memory of one machine. The PEs are processes, or threads of
 //! one process.
 //!
-//! The backend needs no GPU and no network. One memory file has the symmetric heaps of all PEs. The
-//! file has no name. PE 0 passes it to the other PEs over a Unix socket, and the system frees it
-//! when the last process that maps it has ended.
+//! The backend needs no GPU and no network. One memory file contains the symmetric heaps of all
+//! PEs. The file has no name. PE 0 passes the file to the other PEs over a Unix socket. The system
+//! frees the file when the last process that maps the file has ended.
 //!
 //! ```text
 //!   threads.rs  backend/  stream.rs   the contract, joining a job, shrinking a job
@@ -18,16 +18,16 @@
 //! ```
 //!
 //! # Guarantees
-//! - Every wait ends: with success, at its deadline, or within milliseconds after a needed PE has
-//!   died.
+//! - Every wait ends: with success, at its deadline, or within milliseconds after the death of a PE
+//!   that the wait needs.
 //! - Results of a reduction have the same bits on every PE, because each element is computed once,
 //!   or in the same order on every PE.
 //! - No PE writes to the private memory of another process.
 //!
 //! # Limits
-//! A job stays on one machine. PEs that are processes need Linux. On other systems PEs are threads
+//! A job stays on one machine. PEs that are processes need Linux. On other systems, PEs are threads
 //! of one process, and [`Host::join`] accepts only jobs of one PE. Kernels run on CPU threads, one
-//! thread of a grid at a time. This is meant for tests, not for speed.
+//! thread of a grid at a time. Such kernels are meant for tests, not for speed.
 
 mod backend;
 mod memory;

@@ -5,15 +5,16 @@ use peerweave_core::backend::Backend;
 use peerweave_core::{Error, World};
 use std::sync::Arc;
 
-/// Runs `program` once per PE, each on its own thread with its own world. Returns the results in
-/// the order of the PEs.
+/// Runs `program` once for each PE. Each PE has its own thread and its own world. Returns the
+/// results in the order of the PEs.
 ///
-/// A PE that panics leaves the job, so the other PEs get an error that names this PE. When all
-/// threads have ended, the panic continues on the calling thread.
+/// A PE that panics leaves the job, so the other PEs get an error that names the PE that panicked.
+/// When all threads have ended, the panic continues on the calling thread.
 ///
 /// # Errors
-/// [`Error::System`] if the shared memory cannot be mapped. [`Error::Aborted`] if a PE has aborted
-/// the job, even if other PEs have returned results or panicked. Other errors of the PEs are in the
+/// [`Error::Misuse`] if `n_pes` is 0 or too large, or if the heaps are too large. [`Error::System`]
+/// if the shared memory cannot be mapped. [`Error::Aborted`] if a PE has aborted the job, even if
+/// other PEs have returned results or panicked. Other errors that `program` returns are in the
 /// results.
 ///
 /// ```

@@ -50,21 +50,22 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Rendezvous {
-    /// Passes a descriptor of the first member to all members. Each member gets a descriptor of the
-    /// same open file.
+    /// Passes a file descriptor from the first member to all other members. Each call returns a
+    /// descriptor of the same open file.
     ///
-    /// `members` are PEs of this machine. Each member must pass the same list. The first member
-    /// passes its descriptor in `fd`, and this call returns that descriptor. All other members pass
-    /// `None`. The returned descriptor is closed on exec.
+    /// `members` are PEs on this machine. Each member must pass the same list. The first member
+    /// passes its descriptor as `fd`, and the call of the first member returns `fd` itself. All
+    /// other members pass `None`. The returned descriptor is closed on exec.
     ///
     /// # Collective
-    /// All `members`. Each member must make its calls for the same members in the same order.
+    /// All `members`. If there are several calls with the same `members`, each member must make
+    /// these calls in the same order.
     ///
     /// # Errors
     /// [`BootstrapError::Timeout`] names the members that did not arrive.
-    /// [`BootstrapError::PeLost`] names a PE that was lost during the call, and
-    /// [`BootstrapError::PeFailed`] a member that failed. [`BootstrapError::Misuse`] if the list
-    /// lacks this PE, if the first member passes no descriptor, or if another member passes a
+    /// [`BootstrapError::PeLost`] names a PE that was lost during the call.
+    /// [`BootstrapError::PeFailed`] names a member that failed. [`BootstrapError::Misuse`] if the
+    /// list lacks this PE, if the first member passes no descriptor, or if another member passes a
     /// descriptor.
     ///
     /// ```
@@ -81,8 +82,8 @@ impl Rendezvous {
         self.share_descriptor_within(members, fd, self.deadline())
     }
 
-    /// Like [`share_descriptor`](Self::share_descriptor), with the time limit `within` instead of
-    /// [`deadline`](Self::deadline), if `within` is shorter.
+    /// Like [`share_descriptor`](Self::share_descriptor), but waits for at most `within`, if
+    /// `within` is shorter than [`deadline`](Self::deadline).
     ///
     /// # Errors
     /// As for [`share_descriptor`](Self::share_descriptor).
@@ -113,9 +114,9 @@ impl Rendezvous {
         }
     }
 
-    /// Passes a descriptor of each member to all members. Returns the descriptors in the order of
-    /// `members`. The element of this PE is the descriptor `fd` itself. Returned descriptors are
-    /// closed on exec.
+    /// Passes a file descriptor from each member to all other members. Returns one descriptor for
+    /// each member, in the order of `members`. The element for this PE is the descriptor `fd`
+    /// itself. The returned descriptors are closed on exec.
     ///
     /// # Collective
     /// As for [`share_descriptor`](Self::share_descriptor).
@@ -123,8 +124,9 @@ impl Rendezvous {
     /// # Errors
     /// As for [`share_descriptor`](Self::share_descriptor). In addition, [`BootstrapError::Io`] if
     /// the process reaches its limit of open descriptors. Each member needs as many descriptors as
-    /// there are members, and the first member needs twice as many. If the limit is reached, the
-    /// other members get [`BootstrapError::PeFailed`], unless they already have all descriptors.
+    /// there are members, and the first member needs twice as many. If one member reaches its
+    /// limit, the other members get [`BootstrapError::PeFailed`]. A member that has already
+    /// received all descriptors gets no error.
     pub fn exchange_descriptors(&self, members: &[Pe], fd: OwnedFd) -> Result<Vec<OwnedFd>, BootstrapError> {
         let call = Call::new(self, "exchange_descriptors", members, self.deadline())?;
         if call.leads() {

@@ -33,9 +33,9 @@ pub trait Vars {
     /// Returns the value of a variable. Returns `None` if the variable is not set.
     fn var(&self, name: &str) -> Option<String>;
 
-    /// Returns a text that identifies the process, such as a launcher, that set the variable for
-    /// this process. The text is the same in all processes that the launcher started. Returns
-    /// `None` if that process is unknown, as in tests.
+    /// Returns a text that identifies the process that set the variable, such as a launcher. All
+    /// processes that the same launcher started get the same text. Returns `None` if the process
+    /// that set the variable is unknown, as in tests.
     fn starter(&self, _name: &str) -> Option<String> {
         None
     }
@@ -47,8 +47,8 @@ impl<F: Fn(&str) -> Option<String>> Vars for F {
     }
 }
 
-/// The environment of this process. Bytes that are not valid UTF-8 are replaced, so parsing such a
-/// value returns an error.
+/// The environment of this process. In a value, bytes that are not valid UTF-8 are replaced by
+/// U+FFFD. So parsing such a value as a number returns an error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessEnvironment;
 
@@ -80,17 +80,18 @@ struct Place {
 }
 
 impl Job {
-    /// Reads the environment of this process.
+    /// Reads the job, and the position of this PE in the job, from the environment of this process.
     ///
-    /// If several launchers have set variables, Peerweave's own variables take precedence over
-    /// those of torchrun, Open MPI, MPICH and Slurm, in this order. See [`names`].
+    /// If several launchers have set variables, this function uses the variables of the first such
+    /// launcher in this order: Peerweave, torchrun, Open MPI, MPICH, Slurm. See [`names`].
     ///
-    /// If only variables of an unsupported launcher are set, the process becomes a job of one PE,
-    /// as without a launcher. Such a job is rarely intended, so a warning is issued once. The
-    /// warning is logged through `tracing`, or printed to standard error if there is no subscriber.
+    /// If only variables of an unsupported launcher are set, the result is a job of one PE, as
+    /// without a launcher. Such a job is rarely intended, so this function warns once per process.
+    /// The warning is logged through `tracing`, or printed to standard error if there is no
+    /// subscriber.
     ///
     /// # Errors
-    /// [`BootstrapError::Environment`] names a variable that is missing, is malformed or
+    /// [`BootstrapError::Environment`] names a variable that is missing, is malformed, or
     /// contradicts another variable.
     pub fn from_env() -> Result<Self, BootstrapError> {
         let job = Self::from_vars(&ProcessEnvironment)?;
@@ -101,7 +102,8 @@ impl Job {
             ONCE.call_once(|| {
                 let text = format!(
                     "{name} is set, as by {launcher}, but it does not identify the job of this process, so this is a job of one PE; \
-                     to start several, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and its companions"
+                     to start several PEs, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and the other \
+                     variables of a job"
                 );
                 warn(&text);
             });
@@ -109,7 +111,7 @@ impl Job {
         Ok(job)
     }
 
-    /// Reads the position of this PE from any source of variables.
+    /// Reads the job, and the position of this PE in the job, from any source of variables.
     ///
     /// # Errors
     /// As for [`from_env`](Self::from_env).
@@ -119,8 +121,9 @@ impl Job {
         Ok(job)
     }
 
-    /// Returns the variables that a launcher sets for this PE. [`from_vars`](Self::from_vars)
-    /// parses them to the same position, with [`Launcher::Peerweave`] as the launcher.
+    /// Returns the variables that a launcher sets for this PE. From these variables,
+    /// [`from_vars`](Self::from_vars) reads the same position, with [`Launcher::Peerweave`] as the
+    /// launcher.
     ///
     /// The value of `PEERWEAVE_TOKEN` is a secret. Pass the variable in the environment, never on a
     /// command line.

@@ -11,9 +11,9 @@
 //! between machines is not trusted, set [`TOKEN`].
 
 /// Index of this PE in the job, from 0. `peerweave run` sets this variable and the other variables
-/// of [`Job::to_vars`](crate::Job::to_vars).
+/// that [`Job::to_vars`](crate::Job::to_vars) returns.
 pub const PE: &str = "PEERWEAVE_PE";
-/// Number of PEs of the job. With a PMIx launcher other than Open MPI, the user must set this
+/// Number of PEs in the job. With a PMIx launcher other than Open MPI, the user must set this
 /// variable.
 pub const N_PES: &str = "PEERWEAVE_N_PES";
 /// Index of this PE on its machine.
@@ -22,17 +22,17 @@ pub const LOCAL_PE: &str = "PEERWEAVE_LOCAL_PE";
 pub const LOCAL_N_PES: &str = "PEERWEAVE_LOCAL_N_PES";
 /// Index of this machine in the job.
 pub const MACHINE: &str = "PEERWEAVE_MACHINE";
-/// Number of machines of the job.
+/// Number of machines in the job.
 pub const N_MACHINES: &str = "PEERWEAVE_N_MACHINES";
 /// Address of the rendezvous server: `unix:@NAME` or `tcp:HOST:PORT`. With a launcher other than
 /// `peerweave run`, PE 0 runs the server at this address.
 pub const RENDEZVOUS: &str = "PEERWEAVE_RENDEZVOUS";
-/// Secret of the job: 64 hexadecimal digits.
+/// The job's secret, as 64 hexadecimal digits.
 pub const TOKEN: &str = "PEERWEAVE_TOKEN";
-/// Whether the token must be set: `1` makes a job of several PEs without [`TOKEN`] an error. `0`,
-/// the default, allows a token derived from public values.
+/// Whether [`TOKEN`] must be set. With `1`, a job of several PEs without [`TOKEN`] is an error.
+/// With `0`, the default, such a job derives its token from public values.
 pub const REQUIRE_TOKEN: &str = "PEERWEAVE_REQUIRE_TOKEN";
-/// Network interface of the job, by name or address.
+/// Network interface that the job uses, given by its name or address.
 pub const INTERFACE: &str = "PEERWEAVE_INTERFACE";
 
 /// torchrun: index of this PE.
@@ -43,17 +43,18 @@ pub const WORLD_SIZE: &str = "WORLD_SIZE";
 pub const LOCAL_RANK: &str = "LOCAL_RANK";
 /// torchrun: number of PEs on this machine.
 pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
-/// torchrun: index of the agent of this machine.
+/// torchrun: index of the agent that runs on this machine.
 pub const GROUP_RANK: &str = "GROUP_RANK";
 /// torchrun: number of agents, one on each machine.
 pub const GROUP_WORLD_SIZE: &str = "GROUP_WORLD_SIZE";
-/// torchrun: the host of PE 0.
+/// torchrun: name or address of the host on which PE 0 runs.
 pub const MASTER_ADDR: &str = "MASTER_ADDR";
-/// torchrun: a port of the host of PE 0, used by torchrun itself. Peerweave uses the next port.
+/// torchrun: port that torchrun itself uses on the host on which PE 0 runs. Peerweave uses the next
+/// port.
 pub const MASTER_PORT: &str = "MASTER_PORT";
 /// torchrun: identifier of the job.
 pub const TORCHELASTIC_RUN_ID: &str = "TORCHELASTIC_RUN_ID";
-/// torchrun: number of restarts of the job.
+/// torchrun: number of times that the job has been restarted.
 pub const TORCHELASTIC_RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 
 /// Open MPI: index of this PE.
@@ -84,9 +85,9 @@ pub const PMI_LOCAL_RANK: &str = "PMI_LOCAL_RANK";
 /// Other PMI-1 launchers: number of PEs on this machine.
 pub const PMI_LOCAL_SIZE: &str = "PMI_LOCAL_SIZE";
 
-/// Variables of unsupported launchers, each with the name of the launcher. If only such variables
-/// are set, the process becomes a job of one PE and logs a warning, as described at
-/// [`Job::from_env`](crate::Job::from_env).
+/// Variables that unsupported launchers set, each with the name of the launcher. If only such
+/// variables are set, [`Job::from_env`](crate::Job::from_env) returns a job of one PE and logs a
+/// warning.
 pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
     (RANK, "torchrun (which also sets WORLD_SIZE)"),
     (WORLD_SIZE, "torchrun (which also sets RANK)"),
@@ -100,12 +101,13 @@ pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
     ("PALS_RANKID", "Cray's PALS"),
 ];
 
-/// Slurm: index of this PE in the step. An `salloc` shell has no index. A batch script has index 0,
-/// but no ordinary step. Neither is a PE.
+/// Slurm: index of this PE in its step. An `salloc` shell has no such index. A batch script has
+/// index 0, but is not part of an ordinary step. Neither an `salloc` shell nor a batch script is a
+/// PE.
 pub const SLURM_PROCID: &str = "SLURM_PROCID";
-/// Slurm: number of PEs of the step.
+/// Slurm: number of PEs in the step.
 pub const SLURM_STEP_NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";
-/// Slurm: number of PEs of the job, used if [`SLURM_STEP_NUM_TASKS`] is not set.
+/// Slurm: number of PEs in the job, used if [`SLURM_STEP_NUM_TASKS`] is not set.
 pub const SLURM_NTASKS: &str = "SLURM_NTASKS";
 /// Slurm: index of this PE on its machine.
 pub const SLURM_LOCALID: &str = "SLURM_LOCALID";
@@ -115,15 +117,15 @@ pub const SLURM_STEP_TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
 pub const SLURM_TASKS_PER_NODE: &str = "SLURM_TASKS_PER_NODE";
 /// Slurm: index of this machine.
 pub const SLURM_NODEID: &str = "SLURM_NODEID";
-/// Slurm: number of machines of the step.
+/// Slurm: number of machines in the step.
 pub const SLURM_STEP_NUM_NODES: &str = "SLURM_STEP_NUM_NODES";
-/// Slurm: number of machines of the job, used if [`SLURM_STEP_NUM_NODES`] is not set.
+/// Slurm: number of machines in the job, used if [`SLURM_STEP_NUM_NODES`] is not set.
 pub const SLURM_NNODES: &str = "SLURM_NNODES";
-/// Slurm: the machines of the step, such as `gpu[01-03,7],login`.
+/// Slurm: list of the machines in the step, such as `gpu[01-03,7],login`.
 pub const SLURM_STEP_NODELIST: &str = "SLURM_STEP_NODELIST";
-/// Slurm: the machines of the job, used if [`SLURM_STEP_NODELIST`] is not set.
+/// Slurm: list of the machines in the job, used if [`SLURM_STEP_NODELIST`] is not set.
 pub const SLURM_JOB_NODELIST: &str = "SLURM_JOB_NODELIST";
 /// Slurm: identifier of the job.
 pub const SLURM_JOB_ID: &str = "SLURM_JOB_ID";
-/// Slurm: identifier of the step in its job.
+/// Slurm: identifier of the step within its job.
 pub const SLURM_STEP_ID: &str = "SLURM_STEP_ID";

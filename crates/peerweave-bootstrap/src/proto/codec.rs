@@ -17,8 +17,8 @@ pub(super) fn encode(frame: &Frame, out: &mut Vec<u8>) {
 /// Decodes the frame at the start of `bytes`. Returns the frame and its length, or `None` if more
 /// bytes are needed.
 ///
-/// Refuses invalid data as early as possible. An unknown kind is refused at the byte of the kind,
-/// and a wrong magic number at its first wrong byte.
+/// Refuses invalid data as early as possible. An unknown kind is refused at the byte that encodes
+/// the kind. A wrong magic number is refused at its first wrong byte.
 ///
 /// ```
 /// use peerweave_bootstrap::proto::{Frame, decode};

@@ -20,12 +20,13 @@ pub use codec::decode;
 pub use crate::error::{ProtocolError, Refusal};
 pub use crate::limits::*;
 
-/// Length of a complete hello in bytes. The server reads no more from an unidentified connection.
+/// Length of a complete hello in bytes. From a connection that has not identified itself, the
+/// server reads no more bytes than this.
 pub const HELLO_FRAME_LEN_BYTES: usize = 4 + 1 + MAGIC.len() + 2 + 4 + 4 + 4 + TOKEN_LEN_BYTES;
 
-/// Request number of the join, which completes when all PEs have joined.
+/// Number of the request to join. This request completes when all PEs have joined.
 pub const JOIN_REQUEST: u64 = 0;
-/// Flag in the request number of a collective call. The other bits are the number of the round.
+/// Flag in the request number of a collective call. The other bits contain the number of the round.
 pub const ROUND_BIT: u64 = 1 << 63;
 
 /// The first frame of a connection, which identifies the PE.
@@ -33,9 +34,9 @@ pub const ROUND_BIT: u64 = 1 << 63;
 pub struct Hello {
     /// The PE that connects.
     pub pe: u32,
-    /// Number of PEs of the job, as known to this PE.
+    /// Number of PEs in the job, as this PE knows it.
     pub n_pes: u32,
-    /// Process ID of the PE in the PID namespace of the PE.
+    /// Process ID of the PE, in the PE's own PID namespace.
     pub pid: u32,
     /// The job's secret.
     pub token: Token,
@@ -51,7 +52,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// Returns the name of the method of [`Rendezvous`](crate::Rendezvous).
+    /// Returns the name of the [`Rendezvous`](crate::Rendezvous) method that makes this call.
     pub fn name(self) -> &'static str {
         match self {
             Self::Barrier => "barrier",
@@ -73,40 +74,41 @@ pub enum Fault {
         /// The PE that left.
         pe: u32,
     },
-    /// The launcher reported that a PE is lost, for example because its process ended.
+    /// The launcher reported that a PE is lost, for example because the PE's process ended.
     Reported {
         /// The PE that was lost.
         pe: u32,
         /// The launcher's message.
         why: String,
     },
-    /// A PE left or disconnected because of other PEs: its own wait for them expired, or it named
-    /// one of them as the cause.
+    /// A PE left or disconnected because of other PEs: its wait for the other PEs had timed out, or
+    /// the PE had named another PE as the cause.
     GaveUp {
         /// The PE that left.
         pe: u32,
-        /// The PEs that it waited for, or the PE that it named, in ascending order.
+        /// The PEs for which `pe` had waited, in ascending order, or the one PE that `pe` had
+        /// named.
         missing: Vec<u32>,
     },
     /// Two PEs made different calls.
     Mismatch {
         /// The first of the two PEs.
         one: u32,
-        /// The call of `one`.
+        /// The call that `one` made.
         one_call: String,
         /// The second of the two PEs.
         other: u32,
-        /// The call of `other`.
+        /// The call that `other` made.
         other_call: String,
     },
-    /// The server's store is full.
+    /// The server's memory for stored values and pending exchanges is full.
     StoreFull {
-        /// Size of the stored data after the request, in bytes.
+        /// Size, in bytes, that the stored data would have after the request.
         len_bytes: u64,
         /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// The owner of the server is stopping it.
+    /// The owner of the server is stopping the server.
     Closing,
 }
 
@@ -121,7 +123,7 @@ impl Fault {
         }
     }
 
-    /// Returns the lost PE, if the fault is a loss.
+    /// Returns the lost PE. Returns `None` if the fault is not the loss of a PE.
     pub fn pe(&self) -> Option<u32> {
         match self {
             Self::Disconnected { pe } | Self::Left { pe } | Self::Reported { pe, .. } | Self::GaveUp { pe, .. } => Some(*pe),
@@ -135,7 +137,8 @@ impl Fault {
 pub enum Frame {
     /// Client: joins the job.
     Hello(Hello),
-    /// Client: enters a collective call. Answered by `Part`s and `Done`.
+    /// Client: enters a collective call. Answered by `Done`. In an exchange, one `Part` for each PE
+    /// precedes `Done`.
     Enter {
         /// Number of the round, combined with [`ROUND_BIT`].
         request: u64,
@@ -179,7 +182,7 @@ pub enum Frame {
         request: u64,
     },
     /// Client: cancels a request whose deadline has passed. Answered by `Late`, unless the request
-    /// was already answered.
+    /// has already been answered.
     Cancel {
         /// Number of the request to cancel.
         request: u64,
@@ -189,9 +192,9 @@ pub enum Frame {
         /// The PE that is the cause.
         pe: u32,
     },
-    /// Client: ends all PEs of the job with this exit code. Answered by `Aborted`.
+    /// Client: ends the job. All PEs exit with this exit code. Answered by `Aborted`.
     Abort {
-        /// Exit code of every process of the job.
+        /// Exit code for every process in the job.
         code: u8,
     },
     /// Client: leaves the job.
@@ -200,14 +203,14 @@ pub enum Frame {
     Welcome,
     /// Server: refuses a hello.
     Refused {
-        /// The reason.
+        /// The reason for the refusal.
         reason: Refusal,
     },
     /// Server: the blob of one PE in an exchange. The parts are sent in the order of the PEs.
     Part {
         /// Number of the round, combined with [`ROUND_BIT`].
         request: u64,
-        /// Blob of that PE.
+        /// The blob.
         blob: Vec<u8>,
     },
     /// Server: the request is complete.
@@ -238,13 +241,13 @@ pub enum Frame {
     Failed {
         /// Number of the request.
         request: u64,
-        /// The reason.
+        /// The reason why the request cannot complete.
         fault: Fault,
     },
-    /// Server: a PE is lost. Sent to all PEs without a request, so that they know the cause even if
-    /// the server dies.
+    /// Server: a PE is lost. Sent to all PEs without a request, so that every PE knows the cause
+    /// even if the server dies.
     Lost {
-        /// The PE and the cause of its loss.
+        /// The PE that is lost, and the reason why the PE is lost.
         fault: Fault,
     },
     /// Server: a PE has ended the job. Sent once to all PEs, without a request.
@@ -257,7 +260,7 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// Returns the name of the kind, for error messages.
+    /// Returns the name of the frame's kind, for error messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Hello(_) => "hello",

@@ -16,12 +16,12 @@ use super::{Link, Rendezvous};
 use crate::error::BootstrapError;
 use crate::proto::Frame;
 
-/// Information on the end of a job that a PE requested.
+/// Describes an abort: the PE that ended the job, and the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aborted {
     /// The PE that was first to end the job.
     pub by: Pe,
-    /// The exit code that this PE passed.
+    /// The exit code that the PE `by` passed.
     pub code: u8,
 }
 
@@ -33,11 +33,12 @@ const WATCH: Duration = Duration::from_secs(3600);
 
 impl Rendezvous {
     /// Ends the job: notifies every PE that called [`when_aborted`](Self::when_aborted), even if
-    /// the PE is busy. Returns the first abort of the job, which may be that of another PE. The
-    /// caller must then end its own process, for example by [`end_process`](crate::end_process).
+    /// the PE is busy. Returns the first abort of the job, which another PE may have requested.
+    /// After this call, the caller must end its own process, for example by
+    /// [`end_process`](crate::end_process).
     ///
     /// Waits for the server for at most a second. In a job of one PE, and in a forked child of the
-    /// process that joined, no process is notified. This call then returns the caller's own abort.
+    /// process that joined, this call notifies no process and returns the caller's own abort.
     ///
     /// ```
     /// use peerweave_bootstrap::{Job, Options, Pe, Rendezvous};
@@ -61,8 +62,8 @@ impl Rendezvous {
     }
 
     /// Calls `then` on a separate thread when a PE has ended the job by [`abort`](Self::abort). If
-    /// this membership ends first, the thread ends without calling `then`. A job of one PE starts
-    /// no thread.
+    /// this PE's membership in the job ends first, the thread ends without calling `then`. A job of
+    /// one PE starts no thread.
     ///
     /// # Errors
     /// [`BootstrapError::Io`] if the thread cannot be started. [`BootstrapError::Forked`] in a

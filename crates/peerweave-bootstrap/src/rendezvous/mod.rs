@@ -34,7 +34,7 @@ use connection::{Answer, Closed, Connection};
 pub(crate) use join::Ended;
 use join::{Watched, connect, pause, serve};
 
-/// Options of a PE's rendezvous.
+/// Options with which a PE joins a rendezvous.
 ///
 /// ```
 /// use std::time::Duration;
@@ -47,9 +47,10 @@ use join::{Watched, connect, pause, serve};
 pub struct Options {
     /// Maximum time for joining, and for each later call.
     pub deadline: Duration,
-    /// Options of the server, if this PE runs it.
+    /// Options for the server, if this PE runs the server.
     pub server: ServerOptions,
-    /// The host of this PE. `None` means the host of the process. Set it for PEs that are threads.
+    /// The host on which this PE runs. `None` means the host of this process. Set the host if the
+    /// PEs are threads of one process but have different hosts.
     pub host: Option<Host>,
 }
 
@@ -59,10 +60,10 @@ impl Default for Options {
     }
 }
 
-/// The membership of this process in its job. Threads can share it.
+/// The membership of this process in its job. Threads can share this value.
 ///
-/// To end the membership, call [`leave`](Self::leave). Dropping the value only closes the
-/// connection. PEs that wait for this PE then get an error that this PE is lost.
+/// To end the membership, call [`leave`](Self::leave). Dropping this value only closes the
+/// connection: PEs that wait for this PE get an error that says that this PE is lost.
 ///
 /// ```
 /// use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -121,20 +122,21 @@ impl Rendezvous {
     ///
     /// With [`Served::ByPe0`], PE 0 runs the server. A job of one PE opens no socket. A job can
     /// have only one rendezvous at a time. A program that needs the rendezvous in several places
-    /// must share it.
+    /// must share this value.
     ///
-    /// With torchrun's variables on one machine, processes are also watched. If a PE's process was
-    /// found in `/proc` and ends before the PE has joined, the PE is reported as lost half a second
-    /// later. The README of the crate describes which processes are watched.
+    /// If the job was read from torchrun's variables and runs on one machine, the processes are
+    /// also watched. If a PE's process was found in `/proc` and ends before the PE has joined, the
+    /// PE is reported as lost half a second later. The README of the crate describes which
+    /// processes are watched.
     ///
     /// # Collective
-    /// All PEs of the job, each once.
+    /// All PEs of the job. Each PE joins once.
     ///
     /// # Errors
-    /// [`BootstrapError::Timeout`] names the PEs that did not arrive, and
-    /// [`BootstrapError::PeLost`] a PE that was lost during the join. [`BootstrapError::Refused`]
-    /// if the server belongs to another job. [`BootstrapError::Misuse`] for a job with inconsistent
-    /// fields.
+    /// [`BootstrapError::Timeout`] names the PEs that did not arrive. [`BootstrapError::PeLost`]
+    /// names a PE that was lost during the join. [`BootstrapError::Refused`] if the server refuses
+    /// this PE, for example because the server belongs to another job. [`BootstrapError::Misuse`]
+    /// if the fields of `job` are inconsistent.
     pub fn join(job: &Job, options: Options) -> Result<Self, BootstrapError> {
         let start = Instant::now();
         // Ten years is practically unlimited, and adding it to the present time does not overflow.
@@ -224,7 +226,7 @@ impl Rendezvous {
         self.pe
     }
 
-    /// Returns the number of PEs of the job.
+    /// Returns the number of PEs in the job.
     pub fn n_pes(&self) -> u32 {
         self.n_pes
     }
@@ -253,7 +255,7 @@ impl Rendezvous {
         self.deadline
     }
 
-    /// Returns the server, if this PE runs it.
+    /// Returns the server if this PE runs the server.
     pub fn server(&self) -> Option<&Server> {
         self.server.as_ref()
     }
@@ -262,19 +264,19 @@ impl Rendezvous {
     ///
     /// # Collective
     /// All PEs must call this function with the same label, and make their collective calls in the
-    /// same order. The blobs can have different lengths of up to 1 MiB.
+    /// same order. The blobs can have different lengths, each of up to 1 MiB.
     ///
     /// # Errors
-    /// - [`BootstrapError::Mismatch`] on every PE if the labels or calls differ.
+    /// - [`BootstrapError::Mismatch`] on every PE if the labels or the calls differ.
     /// - [`BootstrapError::PeLost`] as soon as a PE is lost.
-    /// - [`BootstrapError::Timeout`] with the PEs that did not call in time.
-    /// - [`BootstrapError::TooLarge`] for a blob or label above the limit.
+    /// - [`BootstrapError::Timeout`], which names the PEs that did not call in time.
+    /// - [`BootstrapError::TooLarge`] if the blob or the label exceeds its size limit.
     pub fn exchange(&self, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         self.collective(Collective::Exchange, label, blob, self.deadline)
     }
 
-    /// Like [`exchange`](Self::exchange), with the time limit `within` instead of
-    /// [`deadline`](Self::deadline), if `within` is shorter.
+    /// Like [`exchange`](Self::exchange), but waits for at most `within`, if `within` is shorter
+    /// than [`deadline`](Self::deadline).
     ///
     /// # Errors
     /// As for [`exchange`](Self::exchange).
@@ -282,7 +284,7 @@ impl Rendezvous {
         self.collective(Collective::Exchange, label, blob, within.min(self.deadline))
     }
 
-    /// Waits until all PEs have called `barrier`.
+    /// Waits until all PEs have called `barrier` with the same label.
     ///
     /// # Collective
     /// As for [`exchange`](Self::exchange).
@@ -293,8 +295,8 @@ impl Rendezvous {
         self.barrier_within(label, self.deadline)
     }
 
-    /// Like [`barrier`](Self::barrier), with the time limit `within` instead of
-    /// [`deadline`](Self::deadline), if `within` is shorter.
+    /// Like [`barrier`](Self::barrier), but waits for at most `within`, if `within` is shorter than
+    /// [`deadline`](Self::deadline).
     ///
     /// # Errors
     /// As for [`exchange`](Self::exchange).
@@ -302,8 +304,8 @@ impl Rendezvous {
         self.collective(Collective::Barrier, label, &[], within.min(self.deadline)).map(|_| ())
     }
 
-    /// Returns the process ID of each PE, in the order of the PEs. A process ID is valid in the PID
-    /// namespace of its PE.
+    /// Returns the process ID of each PE, in the order of the PEs. Each process ID is valid in the
+    /// PID namespace of the PE to which it belongs.
     ///
     /// # Collective
     /// As for [`exchange`](Self::exchange).
@@ -317,8 +319,10 @@ impl Rendezvous {
         pids.into_iter().map(|blob| read(blob).map_err(wrong)).collect()
     }
 
-    /// Returns the PEs that are known to be lost, in the order of their losses. Does not wait for
-    /// an answer, because the server sends each loss without a request.
+    /// Returns the PEs that are known to be lost, in the order in which they were lost. Does not
+    /// wait for an answer, because the server reports each loss without a request. If the job has
+    /// been aborted and this PE has called [`when_aborted`](Self::when_aborted), this call may
+    /// sleep for a second.
     ///
     /// Call this function regularly while the PE waits for peers outside of this crate, for example
     /// on shared memory. A PE that called [`leave`](Self::leave) is not lost.
@@ -358,11 +362,12 @@ impl Rendezvous {
         self.check_by(Instant::now() + self.deadline)
     }
 
-    /// Like [`check`](Self::check), with the time limit `deadline` for the answer of the server.
+    /// Like [`check`](Self::check), but waits for the server's answer for at most the argument
+    /// `deadline`. The [`deadline`](Self::deadline) of the rendezvous also limits this wait.
     ///
     /// # Errors
     /// As for [`check`](Self::check), and [`BootstrapError::Timeout`] if the server has not
-    /// answered by `deadline`.
+    /// answered in time.
     pub fn check_within(&self, deadline: Duration) -> Result<(), BootstrapError> {
         self.check_by(Instant::now() + deadline.min(self.deadline))
     }
@@ -379,7 +384,8 @@ impl Rendezvous {
     }
 
     /// Records that this PE is about to end because of the PE `pe`. If this PE then drops its
-    /// [`Rendezvous`] or exits, PEs that wait for this PE get `pe` as the cause. Does not wait.
+    /// [`Rendezvous`] or exits, PEs that wait for this PE get `pe` as the cause. Does not wait for
+    /// an answer.
     ///
     /// ```
     /// use peerweave_bootstrap::{Job, Options, Pe, Rendezvous};
@@ -398,12 +404,12 @@ impl Rendezvous {
 
     /// Leaves the job, so that other PEs do not report this PE as crashed.
     ///
-    /// A PE 0 that runs the server waits until the other PEs have left or are lost, because their
-    /// calls need the server.
+    /// If PE 0 runs the server, the call of PE 0 waits until the other PEs have left or are lost,
+    /// because calls of the other PEs need the server.
     ///
     /// # Errors
-    /// [`BootstrapError::Timeout`] on a PE 0 that runs the server. The error names the PEs that had
-    /// not left by the deadline.
+    /// [`BootstrapError::Timeout`] on PE 0, if PE 0 runs the server. The error names the PEs that
+    /// had not left by the deadline.
     pub fn leave(mut self) -> Result<(), BootstrapError> {
         self.check_process("leave")?;
         let start = Instant::now();

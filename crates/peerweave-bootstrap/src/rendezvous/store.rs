@@ -12,11 +12,11 @@ use crate::error::BootstrapError;
 use crate::proto::{Frame, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES};
 
 impl Rendezvous {
-    /// Stores a value under a key, replacing an existing value.
+    /// Stores a value under a key. Replaces the existing value, if there is one.
     ///
     /// # Errors
-    /// - [`BootstrapError::TooLarge`] for a key of more than 256 bytes, a value of more than 1 MiB,
-    ///   or a full store of the server.
+    /// - [`BootstrapError::TooLarge`] if the key has more than 256 bytes, if the value has more
+    ///   than 1 MiB, or if the server's store is full.
     /// - [`BootstrapError::PeLost`] if PE 0 ran the server and is lost.
     pub fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
         self.put_by(key, value, Instant::now() + self.deadline)
@@ -45,10 +45,10 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the value of a key. Waits until a PE has stored a value.
+    /// Returns the value of a key. Waits until a PE has stored a value under the key.
     ///
     /// # Errors
-    /// - [`BootstrapError::Timeout`] if no PE stored a value by the deadline.
+    /// - [`BootstrapError::Timeout`] if no PE has stored a value under the key by the deadline.
     /// - [`BootstrapError::PeLost`] if a PE is lost while the key has no value.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, BootstrapError> {
         self.get_by(key, Instant::now() + self.deadline)

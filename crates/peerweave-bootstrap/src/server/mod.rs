@@ -33,7 +33,7 @@ use event_loop::{EventLoop, WAKER};
 #[cfg(doc)]
 use crate::proto::HELLO_FRAME_LEN_BYTES;
 
-/// Options of a [`Server`].
+/// Options for a [`Server`].
 ///
 /// ```
 /// use peerweave_bootstrap::ServerOptions;
@@ -46,14 +46,15 @@ pub struct ServerOptions {
     /// Time within which a connection must identify itself.
     pub hello_within: Duration,
     /// Maximum number of unidentified connections, in addition to one connection for each missing
-    /// PE. The oldest connection is dropped first.
+    /// PE. If there are more, the oldest unidentified connection is dropped.
     pub max_unidentified: usize,
     /// Maximum total size of the key-value store and the pending exchanges, in bytes.
     pub max_stored_bytes: usize,
-    /// Maximum size of unread answers to a PE, in bytes. If a PE exceeds the limit, its connection
-    /// is dropped.
+    /// Maximum size, in bytes, of the answers that a PE has not read yet. If a PE exceeds the
+    /// limit, the server drops the PE's connection.
     pub max_unread_bytes: usize,
-    /// Address to listen on instead of the host of the endpoint. Ignored for Unix sockets.
+    /// IP address on which the server listens, instead of the endpoint's host. Ignored for Unix
+    /// sockets.
     pub bind_address: Option<std::net::IpAddr>,
 }
 
@@ -69,8 +70,8 @@ impl Default for ServerOptions {
     }
 }
 
-/// The state of the PEs on the server. Every PE is in exactly one of the four lists. Each list is
-/// in ascending order of PEs.
+/// The state of each PE, as the server knows it. Every PE is in exactly one of the four lists. Each
+/// list is in ascending order of PEs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerState {
@@ -80,17 +81,17 @@ pub struct ServerState {
     pub joined: Vec<Pe>,
     /// PEs that have called [`Rendezvous::leave`](crate::Rendezvous::leave).
     pub left: Vec<Pe>,
-    /// PEs that were lost, each with the cause.
+    /// PEs that have been lost, each with the reason.
     pub lost: Vec<(Pe, Loss)>,
-    /// Number of connections that were dropped because they were invalid, of another user, or did
-    /// not identify themselves in time.
+    /// Number of connections that the server dropped because they sent invalid data, belonged to
+    /// another user, or did not identify themselves in time.
     pub dropped_connections: u64,
 }
 
-/// The server to which the PEs of a job connect, running on its own thread.
+/// The server to which the PEs of a job connect. The server runs on its own thread.
 ///
-/// The launcher or PE 0 runs the server. Dropping this value stops the thread immediately. Waiting
-/// PEs then get an error that the server was stopped.
+/// The launcher or PE 0 runs the server. Dropping this value stops the thread immediately. PEs that
+/// are waiting get an error that says that the server was stopped.
 ///
 /// ```
 /// use std::{thread, time::Duration};
@@ -181,9 +182,9 @@ impl Server {
         Ok(Self { endpoint, here, shared, commands, thread: Some(thread), pid: std::process::id() })
     }
 
-    /// Starts a server for `n_pes` PEs on this machine, with a random token. Its endpoint has no
-    /// name in the file system. Also returns the job of each PE, for threads or processes that the
-    /// caller starts.
+    /// Starts a server for `n_pes` PEs on this machine, with a random token. The server's endpoint
+    /// has no name in the file system. Also returns the job of each PE, for threads or processes
+    /// that the caller starts.
     ///
     /// # Errors
     /// As for [`bind`](Self::bind), and [`BootstrapError::Io`] if the system provides no random
@@ -195,7 +196,8 @@ impl Server {
         Ok((server, jobs))
     }
 
-    /// Returns the address of the server, with the chosen port if port 0 was requested.
+    /// Returns the address of the server. If port 0 was requested, the address contains the port
+    /// that the system chose.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -223,20 +225,20 @@ impl Server {
         state
     }
 
-    /// Returns the PE that was lost first, and the cause of the loss. Returns `None` while no PE is
-    /// lost.
+    /// Returns the PE that was lost first, and the reason why the PE is lost. Returns `None` while
+    /// no PE is lost.
     ///
     /// Earlier events are handled first. For example, if the connection of one PE closed before the
-    /// process of another PE ended, the former PE was lost first. Waits for the server's thread for
-    /// up to 200 ms.
+    /// process of another PE ended, the PE whose connection closed was lost first. Waits for the
+    /// server's thread for up to 200 ms.
     pub fn first_loss(&self) -> Option<(Pe, Loss)> {
         self.sync();
         self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), fault.loss())))
     }
 
     /// Returns the PE that called [`Rendezvous::abort`](crate::Rendezvous::abort) first, and the
-    /// exit code that it passed. Returns `None` if no PE has called `abort`. Waits for the server's
-    /// thread for up to 200 ms.
+    /// exit code that this PE passed. Returns `None` if no PE has called `abort`. Waits for the
+    /// server's thread for up to 200 ms.
     pub fn aborted(&self) -> Option<(Pe, u8)> {
         self.sync();
         self.shared.board().aborted().map(|(pe, code)| (Pe::new(pe), code))
@@ -250,20 +252,20 @@ impl Server {
         let _ = answered.recv_timeout(Duration::from_millis(200));
     }
 
-    /// Reports that the process of a PE has ended. Current and later waits of all PEs fail with
-    /// [`BootstrapError::PeLost`], whose cause is `why`. Does nothing if the PE has left or is
+    /// Reports that the process of a PE has ended. On all PEs, current and later waits fail with
+    /// [`BootstrapError::PeLost`], with `why` as the cause. Does nothing if `pe` has left or is
     /// already lost.
     pub fn report_lost(&self, pe: Pe, why: &str) {
         self.command(Command::ReportLost(pe, why.to_owned()));
     }
 
     /// Returns whether the server's thread has ended. While this value lives, the thread ends only
-    /// if polling fails, and logs the error.
+    /// if polling fails. In that case, the thread logs the error.
     pub fn has_ended(&self) -> bool {
         self.shared.ended.load(Ordering::Acquire)
     }
 
-    /// Stops the server. Waiting PEs get an error. Waits until the last frames have been sent, but
+    /// Stops the server. Waiting PEs get an error. Waits until the last frames have been sent, for
     /// at most half a second.
     pub fn shutdown(mut self) {
         self.end(Self::LINGER);

@@ -9,11 +9,13 @@ use peerweave_types::Pe;
 use super::{Decision, LONGEST_PAUSE, Survivors};
 
 impl Survivors<'_> {
-    /// Returns the members that caused the failure of an attempt. Empty if the error of this PE
-    /// names the cause already, or if the cause is not known.
+    /// Returns the members that caused an attempt to fail. The list is empty if the error that this
+    /// PE got already names the cause, or if the cause is unknown.
     ///
-    /// `named` is the PE that the error names. `is_lost` is whether the error says that this PE has
-    /// ended or given up. `limit` is the time to wait for the PEs that have not yet given up.
+    /// `named` is the PE that the error names. `is_lost` is whether the error says that the PE
+    /// `named` has ended or has given up. `limit` is the maximum time to wait for members that have
+    /// neither ended nor given up. If `named` is `None` and no member has stopped, this call also
+    /// withdraws this PE from the attempt.
     pub fn causes(&self, decision: &Decision, named: Option<Pe>, is_lost: bool, limit: Duration) -> Vec<Pe> {
         let stopped = self.stopped(decision);
         if !stopped.is_empty() && !is_lost {

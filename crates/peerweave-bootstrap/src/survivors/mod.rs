@@ -38,7 +38,7 @@ use crate::rendezvous::Rendezvous;
 use crate::server::{Server, ServerOptions};
 use crate::token::{TOKEN_LEN_BYTES, Token, fill_random};
 
-/// Maximum number of PEs of the old job.
+/// Maximum number of PEs in the old job.
 pub const MAX_SURVIVORS: usize = 4096;
 
 /// Shortest pause between two reads of the words of the other PEs.
@@ -61,8 +61,8 @@ mod phase {
     pub(super) const READY: u64 = 4;
 }
 
-/// The words of one PE, in memory that all PEs of the old job share. They are initially zero, and
-/// only that PE writes them.
+/// The state of one PE, in memory that all PEs of the old job share. All words are initially zero,
+/// and only the PE to which the words belong writes them.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SurvivorWords {
@@ -96,8 +96,8 @@ impl Default for SurvivorWords {
 }
 
 impl SurvivorWords {
-    /// Returns whether this PE has ever participated in an agreement. Such a PE runs no more
-    /// operations of the old job.
+    /// Returns whether the PE to which these words belong has ever participated in an agreement. A
+    /// PE that has participated runs no more operations of the old job.
     #[inline]
     pub fn has_begun(&self) -> bool {
         self.state.load(Ordering::Acquire) != 0
@@ -155,7 +155,7 @@ impl SurvivorWords {
     }
 }
 
-/// Address and token of the rendezvous of a new job.
+/// Address and token of a new job's rendezvous.
 #[derive(Clone, Copy)]
 pub struct Ticket([u64; TICKET_WORDS]);
 
@@ -183,8 +183,8 @@ impl Ticket {
         (Endpoint::Unix(format!("peerweave-{name}")), Token::from_bytes(token))
     }
 
-    /// Creates a random ticket, and starts the server of a job of `n_pes` PEs for it. A job of one
-    /// PE has no server.
+    /// Creates a random ticket, and starts a server for a job of `n_pes` PEs with the ticket's
+    /// address and token. For a job of one PE, starts no server.
     ///
     /// # Errors
     /// As for [`Self::random`] and [`Server::bind`].
@@ -194,7 +194,7 @@ impl Ticket {
         Ok((ticket, server))
     }
 
-    /// Starts the server of a job of `n_pes` PEs.
+    /// Starts a server for a job of `n_pes` PEs, with this ticket's address and token.
     ///
     /// # Errors
     /// As for [`Server::bind`].
@@ -210,7 +210,7 @@ impl std::fmt::Debug for Ticket {
     }
 }
 
-/// The new job on which all of its PEs have agreed.
+/// A new job on which the members of that job have agreed.
 #[derive(Clone, Debug)]
 pub struct Decision {
     attempt: u64,
@@ -220,35 +220,37 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Returns the number of the attempt. Each attempt of these PEs has a higher number than
-    /// earlier attempts.
+    /// Returns the number of the attempt in which the members agreed. Later attempts have higher
+    /// numbers.
     pub fn attempt(&self) -> u64 {
         self.attempt
     }
 
-    /// Returns the number that a PE of the old job has in the new job. Returns `None` if the PE is
-    /// not a member.
+    /// Returns the number that the PE `old` of the old job has in the new job. Returns `None` if
+    /// the PE is not a member of the new job.
     pub fn new_pe(&self, old: Pe) -> Option<Pe> {
         self.members.binary_search(&old).ok().map(|at| Pe::new(at as u32))
     }
 
-    /// Returns the numbers that PEs of the new job had in the old job.
+    /// Returns the numbers that the PEs `new` of the new job had in the old job. Omits PEs that the
+    /// new job does not have.
     pub fn old_pes(&self, new: &[Pe]) -> Vec<Pe> {
         new.iter().filter_map(|pe| self.members.get(pe.index()).copied()).collect()
     }
 }
 
-/// The reason why PEs could not agree.
+/// The reason why the PEs could not agree.
 #[derive(Debug)]
 pub enum Disagreement<E> {
-    /// The deadline passed, and some PEs had neither participated nor ended.
+    /// The deadline passed while this PE was waiting for PEs that had not ended.
     Late {
         /// Time for which this PE waited.
         waited: Duration,
-        /// The PEs that did not participate, in ascending order.
+        /// The PEs for which this PE waited in vain, in ascending order.
         missing: Vec<Pe>,
     },
-    /// This PE has joined a new job without the calling PE, or has left the agreement.
+    /// The PE in this variant is a member of a new job without the calling PE, has ended, or has
+    /// given up.
     Left(Pe),
     /// The function `lead` or the function `check` returned this error.
     Failed(E),
@@ -262,7 +264,7 @@ enum Look {
     Wait,
 }
 
-/// The agreement of one PE with the other PEs of the old job.
+/// The calls with which one PE of the old job agrees with the other PEs on a new job.
 pub struct Survivors<'a> {
     me: Pe,
     n_pes: usize,
@@ -272,11 +274,12 @@ pub struct Survivors<'a> {
 }
 
 impl<'a> Survivors<'a> {
-    /// Creates the agreement of PE `me` of a job of `n_pes` PEs.
+    /// Creates the value with which PE `me` agrees with the other PEs. The old job has `n_pes` PEs.
     ///
-    /// `words` returns the words of a PE. `has_ended` returns whether a PE has ended or has left
-    /// the old job, so that it writes no more words. `has_ended` must not return `true` for a PE
-    /// that continues. It may detect an end with a delay.
+    /// `words` returns the words that belong to a PE. `has_ended` returns whether a PE has ended or
+    /// has left the old job. Such a PE no longer writes its words. `has_ended` must not return
+    /// `true` for a PE that continues. After a PE has ended, `has_ended` may return `false` for
+    /// some time.
     ///
     /// # Panics
     /// If the job has more than [`MAX_SURVIVORS`] PEs.
@@ -299,8 +302,8 @@ impl<'a> Survivors<'a> {
         self.beats.beat(self.me.index(), self.words);
     }
 
-    /// Runs `work`. A second thread increments the counter of this PE at the same time, so that
-    /// members that wait for this PE do not consider it stopped.
+    /// Runs `work`. Meanwhile, another thread increments this PE's counter, so that members that
+    /// wait for this PE do not consider this PE stopped.
     pub fn beating<T>(&self, work: impl FnOnce() -> T) -> T {
         let (beats, me, words) = (&self.beats, self.me.index(), self.words);
         let (done, ends) = mpsc::channel::<()>();
@@ -320,9 +323,10 @@ impl<'a> Survivors<'a> {
         (self.words)(self.me.index())
     }
 
-    /// Agrees on a new job with the other PEs that have not ended. On one of them, `lead` prepares
-    /// the job of the given members and returns its ticket. `check` returns an error if the call
-    /// must end.
+    /// Agrees on a new job with the other PEs that have not ended. Only the leader, which is one of
+    /// these PEs, calls `lead` with the number of the attempt and the members. `lead` prepares the
+    /// new job and returns the ticket of the new job. While a PE waits, it calls `check`
+    /// repeatedly. If `check` returns an error, the call ends.
     ///
     /// # Collective
     /// All PEs of the old job that have not ended.
@@ -472,8 +476,8 @@ impl<'a> Survivors<'a> {
     }
 
     /// Joins the rendezvous of the new job, and waits for the other members, at most until `until`.
-    /// The first member passes the server that it has started as `server`. Other members pass
-    /// `None`. `deadline` is the maximum time for each later call of the rendezvous.
+    /// The first member passes, as `server`, the server that it has started. Other members pass
+    /// `None`. `deadline` is the maximum time for each later call on the rendezvous.
     ///
     /// # Collective
     /// All members.
@@ -514,8 +518,8 @@ impl<'a> Survivors<'a> {
         Rendezvous::join_served(&job, server, &mut ended, until, deadline)
     }
 
-    /// Returns whether a member of the decision has ended, or no longer participates in the attempt
-    /// of the decision.
+    /// Returns whether a member has ended, or no longer participates in the attempt that led to
+    /// `decision`.
     pub fn is_broken(&self, decision: &Decision) -> bool {
         decision.members.iter().map(|pe| pe.index()).any(|pe| (self.has_ended)(pe) || self.has_given_up(decision, pe))
     }
@@ -526,8 +530,8 @@ impl<'a> Survivors<'a> {
     }
 
     /// Waits until all members are ready to join the new job, and records that this PE has joined
-    /// it. Use this function if the last step of joining may succeed on some members and fail on
-    /// others. Returns an error if a member has ended or given up before it was ready.
+    /// the new job. Use this function if the last step of joining may succeed on some members and
+    /// fail on others. Returns an error if a member ended or gave up before that member was ready.
     ///
     /// # Collective
     /// All members.
@@ -567,13 +571,13 @@ impl<'a> Survivors<'a> {
         }
     }
 
-    /// Records that this PE no longer participates in the attempt of a decision, and the PE
-    /// `because` that is the cause.
+    /// Records that this PE no longer participates in the attempt that led to `decision`. If
+    /// `because` is `Some`, also records that PE as the cause.
     pub fn withdraw(&self, decision: &Decision, because: Option<Pe>) {
         self.own().withdraw(decision.attempt, because);
     }
 
-    /// Records in the words of this PE that it has joined the new job.
+    /// Records, in the words of this PE, that this PE has joined the new job.
     pub fn complete(&self, decision: &Decision) {
         self.own().enter(decision.attempt, phase::DONE);
     }

@@ -3,40 +3,42 @@
 
 use std::ffi::c_void;
 
-/// The major version of DLPack that has the layout of [`DLManagedTensorVersioned`].
+/// The major version of DLPack that defines the layout of [`DLManagedTensorVersioned`].
 pub const DLPACK_MAJOR_VERSION: u32 = 1;
-/// The tensor is read-only.
+/// Flag: the tensor is read-only.
 pub const DLPACK_FLAG_BITMASK_READ_ONLY: u64 = 1;
-/// The producer made a copy for the consumer.
+/// Flag: the producer has made a copy for the consumer.
 pub const DLPACK_FLAG_BITMASK_IS_COPIED: u64 = 1 << 1;
 
-/// The kind of a [`DLDevice`]. Not an enumeration, because a producer may send any number.
+/// The kind of a [`DLDevice`]. This type is not an enumeration, because a producer may send any
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct DLDeviceType(pub i32);
 
 impl DLDeviceType {
-    /// Memory of the host.
+    /// Host memory.
     pub const CPU: Self = Self(1);
-    /// Memory of a CUDA device.
+    /// Memory on a CUDA device.
     pub const CUDA: Self = Self(2);
-    /// Pinned memory of the host.
+    /// Pinned host memory.
     pub const CUDA_HOST: Self = Self(3);
-    /// CUDA's managed memory.
+    /// CUDA managed memory.
     pub const CUDA_MANAGED: Self = Self(13);
 }
 
-/// The device of a tensor.
+/// The device on which a tensor's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct DLDevice {
     /// The kind of device.
     pub device_type: DLDeviceType,
-    /// Index of the device among the devices of this type; for CUDA the ordinal.
+    /// Index of the device among the devices of this type. For CUDA, the device ordinal.
     pub device_id: i32,
 }
 
-/// The class of a [`DLDataType`]. Not an enumeration, because a producer may send any number.
+/// The class of a [`DLDataType`]. This type is not an enumeration, because a producer may send any
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct DLDataTypeCode(pub u8);
@@ -54,9 +56,9 @@ impl DLDataTypeCode {
     pub const COMPLEX: Self = Self(5);
     /// Booleans.
     pub const BOOL: Self = Self(6);
-    /// 8-bit floats with 4 exponent bits, finite, with one NaN. Since 1.1.
+    /// 8-bit floats with 4 exponent bits, with NaN but without infinities. Since DLPack 1.1.
     pub const FLOAT8_E4M3FN: Self = Self(10);
-    /// 8-bit floats with 5 exponent bits, with infinities. Since 1.1.
+    /// 8-bit floats with 5 exponent bits, with NaN and infinities. Since DLPack 1.1.
     pub const FLOAT8_E5M2: Self = Self(12);
 }
 
@@ -64,11 +66,11 @@ impl DLDataTypeCode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct DLDataType {
-    /// The class.
+    /// Class of the element type.
     pub code: DLDataTypeCode,
-    /// Bits of one number.
+    /// Size of one number, in bits.
     pub bits: u8,
-    /// Numbers in one element: 1, except for vector types.
+    /// Count of numbers in one element: 1, except for vector types.
     pub lanes: u16,
 }
 
@@ -82,13 +84,13 @@ pub struct DLPackVersion {
     pub minor: u32,
 }
 
-/// A tensor, without an owner.
+/// A tensor. This struct does not own the tensor's memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLTensor {
-    /// Address of the allocation, in device memory; null for a tensor without elements.
+    /// Address of the allocation, in the memory of `device`. Null for a tensor without elements.
     pub data: *mut c_void,
-    /// The device of the memory.
+    /// The device on which the memory is.
     pub device: DLDevice,
     /// Number of dimensions.
     pub ndim: i32,
@@ -102,28 +104,29 @@ pub struct DLTensor {
     pub byte_offset: u64,
 }
 
-/// A tensor with its deleter, as exchanged up to DLPack 0.8.
+/// A tensor and its deleter, in the layout of DLPack 0.8 and older versions.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLManagedTensor {
     /// The tensor.
     pub dl_tensor: DLTensor,
-    /// Data of the producer.
+    /// Data that belongs to the producer.
     pub manager_ctx: *mut c_void,
-    /// Called once with this struct when the consumer no longer needs the tensor; also frees the
-    /// struct. Null if nothing must be freed.
+    /// Function that the consumer calls once, with this struct, when the tensor is no longer
+    /// needed. The function also frees the struct. Null if nothing must be freed.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
 }
 
-/// A tensor with its deleter, as exchanged since DLPack 1.0.
+/// A tensor and its deleter, in the layout that DLPack has used since 1.0.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLManagedTensorVersioned {
-    /// Version of the layout. If the major version differs, only `deleter` may be used.
+    /// Version of the layout. If the major version is not [`DLPACK_MAJOR_VERSION`], a consumer may
+    /// use only `deleter`.
     pub version: DLPackVersion,
-    /// Data of the producer.
+    /// Data that belongs to the producer.
     pub manager_ctx: *mut c_void,
-    /// Called once when the consumer no longer needs the tensor, like [`DLManagedTensor::deleter`].
+    /// Function that the consumer calls once, like [`DLManagedTensor::deleter`].
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
     /// Flags, such as [`DLPACK_FLAG_BITMASK_READ_ONLY`].
     pub flags: u64,

@@ -26,12 +26,13 @@ use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::{Access, DeviceBuffer, DeviceMemory, DriverError, Keep, context};
 
-/// A tensor that another framework exported by DLPack: dense elements of `T` in row-major order on
-/// a CUDA device.
+/// A tensor that another framework exported through DLPack: dense elements of type `T`, in
+/// row-major order, on a CUDA device.
 ///
-/// This is a [`DeviceBuffer`] for reading. [`into_memory`](Self::into_memory) returns memory that
-/// can also be written, unless the producer marked the tensor read-only. The deleter is called when
-/// the last handle is dropped and every stream that used the memory has completed.
+/// The tensor is a [`DeviceBuffer`], which can only be read. [`into_memory`](Self::into_memory)
+/// returns memory that can also be written, unless the producer marked the tensor read-only. The
+/// deleter is called once the last handle has been dropped and all work that uses the memory has
+/// completed.
 ///
 /// ```no_run
 /// use std::ptr::NonNull;
@@ -54,13 +55,14 @@ pub struct DlpackTensor<T> {
 }
 
 impl<T: Element> DlpackTensor<T> {
-    /// Imports a tensor of DLPack up to 0.8: the content of a capsule named `dltensor`.
+    /// Imports a tensor from DLPack 0.8 or older: the content of a capsule named `dltensor`.
     ///
     /// # Safety
     /// - `tensor` points to a valid struct that the caller owns. No other code uses the struct or
     ///   calls its deleter, even if this call fails.
-    /// - `shape` points to `ndim` numbers, and so does `strides` unless it is null. Until the
-    ///   deleter is called, the memory on that device has the elements that the struct describes.
+    /// - `shape` points to `ndim` numbers. `strides` is null, or also points to `ndim` numbers.
+    ///   Until the deleter is called, the memory on the tensor's device contains the elements that
+    ///   the struct describes.
     /// - The deleter may be called on any thread. The deleter acquires any lock that it needs, such
     ///   as the lock of an interpreter.
     /// - Work that uses the tensor on a stream is ordered after the producer's work on the memory.
@@ -68,7 +70,7 @@ impl<T: Element> DlpackTensor<T> {
     /// # Errors
     /// [`DriverError::Dlpack`] for a device that is not a CUDA device, an element type other than
     /// `T`, strides that are not dense, or a misaligned address. [`DriverError::NoSuchDevice`] for
-    /// a device that this process does not see. If this call fails, it has called the deleter.
+    /// a device that this process does not see. If this call fails, the deleter has been called.
     pub unsafe fn from_managed(tensor: NonNull<DLManagedTensor>) -> Result<Self, DriverError> {
         const CALL: &str = "DlpackTensor::from_managed";
         let owned = Owned(tensor);
@@ -78,7 +80,7 @@ impl<T: Element> DlpackTensor<T> {
         unsafe { Self::take(CALL, &dl_tensor, false, owned) }
     }
 
-    /// Imports a tensor of DLPack 1.x: the content of a capsule named `dltensor_versioned`.
+    /// Imports a tensor from DLPack 1.x: the content of a capsule named `dltensor_versioned`.
     ///
     /// # Safety
     /// As for [`from_managed`](Self::from_managed). For a major version other than 1, only the
@@ -122,8 +124,8 @@ impl<T: Element> DlpackTensor<T> {
 }
 
 impl<T> DlpackTensor<T> {
-    /// Returns the lengths of the tensor's dimensions, in elements. Empty for a scalar, which has
-    /// one element.
+    /// Returns the lengths of the tensor's dimensions, in elements. The list is empty for a scalar,
+    /// which has one element.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -133,8 +135,8 @@ impl<T> DlpackTensor<T> {
         self.is_read_only
     }
 
-    /// Returns the memory of the tensor, for reading and writing. The deleter is called as
-    /// described at [`DlpackTensor`].
+    /// Returns the tensor's memory, for reading and writing. [`DlpackTensor`] describes when the
+    /// deleter is called.
     ///
     /// # Errors
     /// [`DriverError::Dlpack`] for a read-only tensor.

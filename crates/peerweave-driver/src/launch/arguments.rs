@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 
 use peerweave_types::{KernelArg, KernelArgs};
 
-/// The arguments of a kernel in order, borrowed until the launch returns. The launch copies their
-/// values.
+/// The arguments of a launch, in the order of the kernel's parameters. The arguments are borrowed
+/// until the launch returns. The launch copies the values of the arguments.
 ///
 /// ```
 /// use peerweave_driver::launch::Arguments;
@@ -57,14 +57,15 @@ impl<'a> Arguments<'a> {
         self
     }
 
-    /// Adds the arguments of a tuple.
+    /// Adds every element of a tuple as an argument.
     #[must_use]
     pub fn with_all<A: KernelArgs>(mut self, arguments: &'a A) -> Self {
         arguments.each(&mut |address, bytes, alignment| self.push(Place { address: address.cast(), bytes, alignment }));
         self
     }
 
-    /// Adds an argument by its address, length and alignment in bytes.
+    /// Adds the argument at `address`, which has the length `bytes` and the alignment `alignment`,
+    /// both in bytes.
     ///
     /// # Safety
     /// While this value lives, `address` is the address of `bytes` initialised bytes with the

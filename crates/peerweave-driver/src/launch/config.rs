@@ -2,7 +2,7 @@
 
 use peerweave_types::Dim3;
 
-/// The shape of a grid and the options of its launch.
+/// The shape of a grid, and the options with which the grid is launched.
 ///
 /// ```
 /// use peerweave_driver::launch::LaunchConfig;
@@ -13,28 +13,28 @@ use peerweave_types::Dim3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LaunchConfig {
-    /// Number of blocks.
+    /// Number of blocks in each dimension.
     pub grid: Dim3,
-    /// Threads per block.
+    /// Number of threads per block in each dimension.
     pub block: Dim3,
     /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: u32,
     /// Whether all blocks must be resident at once. This is necessary if blocks wait for each
-    /// other. A launch of a larger grid is refused.
+    /// other. If the grid has more blocks than can be resident, the launch is refused.
     pub cooperative: bool,
-    /// Whether the kernel may start before the previous kernel in the stream has ended. The kernel
-    /// must then wait (`griddepcontrol.wait`) before it reads data that the previous kernel writes.
-    /// Below compute capability 9.0 this option has no effect.
+    /// Whether the kernel may start before the previous kernel in the stream has ended. In this
+    /// case, the kernel must wait (`griddepcontrol.wait`) before it reads data that the previous
+    /// kernel writes. Below compute capability 9.0, this option has no effect.
     pub programmatic: bool,
 }
 
 impl LaunchConfig {
-    /// Returns a launch of this shape without options.
+    /// Returns the configuration of a launch with this shape and without options.
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false, programmatic: false }
     }
 
-    /// Sets the dynamic shared memory per block.
+    /// Sets the size of the dynamic shared memory per block, in bytes.
     #[must_use]
     pub fn shared_bytes(self, shared_bytes: u32) -> Self {
         Self { shared_bytes, ..self }

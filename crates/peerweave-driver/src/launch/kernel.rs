@@ -30,7 +30,7 @@ const STATIC_SHARED: c_int = 1;
 const REGISTERS: c_int = 4;
 const MAX_DYNAMIC_SHARED: c_int = 8;
 
-/// Position of a kernel's parameter.
+/// Position and length of a kernel's parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Parameter {
@@ -40,7 +40,8 @@ pub struct Parameter {
     pub bytes: usize,
 }
 
-/// A kernel of a module. The value keeps the module loaded. Clones are handles to the same kernel.
+/// A kernel in a loaded module. The value keeps the module loaded. Clones are handles to the same
+/// kernel.
 #[derive(Clone)]
 pub struct LoadedKernel {
     module: Arc<Loaded>,
@@ -115,13 +116,14 @@ impl LoadedKernel {
         Module(Arc::clone(&self.module))
     }
 
-    /// Returns the parameters in order. Returns `None` with a driver older than CUDA 12.4, which
-    /// does not report parameters. Such a driver is then the only check of the arguments.
+    /// Returns the kernel's parameters, in order. Returns `None` if the driver is older than CUDA
+    /// 12.4, because such a driver does not report parameters. In this case, a launch does not
+    /// compare the arguments with the parameters.
     pub fn parameters(&self) -> Option<&[Parameter]> {
         self.kernel.parameters.as_deref()
     }
 
-    /// Returns the maximum number of threads per block, given the kernel's resources.
+    /// Returns the maximum number of threads per block, which depends on the kernel's resources.
     pub fn max_threads(&self) -> u32 {
         self.kernel.max_threads
     }
@@ -136,7 +138,8 @@ impl LoadedKernel {
         self.kernel.registers
     }
 
-    /// Returns the number of blocks of this shape that can be resident at once on an idle device.
+    /// Returns the number of blocks that can be resident at once on an idle device. Each block has
+    /// the shape `block`, and `shared_bytes` bytes of dynamic shared memory.
     ///
     /// # Errors
     /// [`LaunchError::Shape`] for an invalid shape, or an error of the driver.
@@ -157,21 +160,22 @@ impl LoadedKernel {
     }
 
     /// Enqueues the kernel on a stream. On a stream that is being captured, the launch becomes a
-    /// node of the graph. The graph then keeps the module and `keep` alive.
+    /// node of the graph, and the graph keeps the module and `keep` alive.
     ///
-    /// `keep` lists the owners of memory that the arguments refer to. It is only used during a
-    /// capture. Without a capture, the owner of the memory must record the stream.
+    /// `keep` lists the owners of the memory to which the arguments refer. `keep` is used only if
+    /// the stream is being captured. Otherwise, the owner of the memory must record the stream.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`LaunchError::Count`], [`LaunchError::Argument`],
+    /// Errors before anything is enqueued: [`LaunchError::Count`], [`LaunchError::Argument`],
     /// [`LaunchError::Shape`], [`LaunchError::NotResident`], [`DriverError::WrongDevice`],
-    /// [`DriverError::PerThreadStream`]. The launch itself can return an error of the driver.
+    /// [`DriverError::PerThreadStream`]. The driver can return an error for the launch itself.
     /// [`DriverError::CaptureBegun`] if another thread began to capture the stream during the call.
     ///
     /// # Safety
-    /// The kernel's accesses with these arguments are sound. The memory that the arguments refer to
-    /// stays allocated until the kernel has ended. During a capture, it stays allocated while
-    /// `keep` lives. No other access to the memory races with the kernel.
+    /// The kernel's accesses with these arguments are sound. The memory to which the arguments
+    /// refer stays allocated until the kernel has ended. If the stream is being captured, the
+    /// memory also stays allocated while `keep` lives. No other access to the memory races with the
+    /// kernel.
     pub unsafe fn launch(
         &self,
         stream: &Arc<CudaStream>,

@@ -18,8 +18,8 @@ use crate::library::bind;
 use crate::streams::reaper;
 use crate::{CudaStream, DriverError, Keep, Streams, relaxed};
 
-/// `len` words of 32 bits in pinned memory, initially zero. The host and the kernels of one device
-/// read and write the words. Clones are handles to the same words.
+/// An array of 32-bit words in pinned host memory, initially zero. The host and kernels on one
+/// device read and write the words. Clones are handles to the same words.
 #[derive(Clone)]
 pub struct MappedWords(Arc<Words>);
 
@@ -43,10 +43,11 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl MappedWords {
-    /// Allocates `len` words for kernels of the context's device, aligned to at least 128 bytes.
+    /// Allocates `len` words that kernels on the context's device can access. The words are aligned
+    /// to at least 128 bytes.
     ///
     /// # Errors
-    /// Errors of the driver; [`DriverError::TooLarge`] if the length in bytes overflows.
+    /// [`DriverError::TooLarge`] if the length in bytes overflows, or an error of the driver.
     pub fn new(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
         /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`.
         const FLAGS: u32 = 1 | 2;
@@ -96,7 +97,7 @@ impl MappedWords {
         self.0.host.0.as_ptr().cast::<u8>().wrapping_add(at)
     }
 
-    /// Copies bytes from the words to `into`, starting at byte `at`.
+    /// Copies bytes of the words to `into`, starting at byte `at` of the words.
     ///
     /// # Panics
     /// If the range is not within the words.
@@ -110,7 +111,7 @@ impl MappedWords {
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
     }
 
-    /// Copies bytes of `from` to the words, starting at byte `at`.
+    /// Copies `from` to the words, starting at byte `at` of the words.
     ///
     /// # Panics
     /// As for [`read_bytes`](Self::read_bytes).
@@ -131,8 +132,8 @@ impl MappedWords {
         self.0.device + (index * size_of::<u32>()) as u64
     }
 
-    /// Records that work that uses the words is about to be enqueued on a stream. The words are
-    /// freed only after that work has completed.
+    /// Records that the caller is about to enqueue work on `stream` that uses the words. The words
+    /// are freed only after that work has completed.
     pub fn note(&self, stream: &Arc<CudaStream>) {
         self.0.streams.note(stream);
     }

@@ -19,8 +19,8 @@ use crate::{CudaCode, CudaError, DriverError, Keep, Streams, relaxed};
 /// Code for a device.
 #[derive(Clone, Copy)]
 pub enum Image<'a> {
-    /// PTX text, which the driver compiles. The PTX version must not be newer than the driver
-    /// supports.
+    /// PTX text, which the driver compiles. The PTX version must not be newer than the newest
+    /// version that the driver supports.
     Ptx(&'a str),
     /// Machine code: a cubin or a fatbin.
     Binary(&'a [u8]),
@@ -49,9 +49,10 @@ unsafe impl Send for RawModule {}
 unsafe impl Sync for RawModule {}
 
 impl Module {
-    /// Loads an image in a context. This call compiles PTX, and [`kernel`](Self::kernel) loads each
-    /// kernel. If a kernel were loaded at its first launch, the launch could wait for running
-    /// kernels, which may in turn wait for this PE.
+    /// Loads an image in a context. If the image is PTX, this call compiles it.
+    /// [`kernel`](Self::kernel) then loads each kernel before its first launch. Otherwise, the
+    /// first launch would load the kernel, and could wait for running kernels, which may in turn
+    /// wait for this PE.
     ///
     /// # Errors
     /// [`LaunchError::Image`] with the driver's log if the driver refuses the image, or another
@@ -93,7 +94,7 @@ impl Module {
         Ok(Self(Arc::new(Loaded { module: RawModule(module), context, streams: Streams::new() })))
     }
 
-    /// Returns a kernel of the module, loaded and with its parameters.
+    /// Loads the kernel `name` of the module and returns it, with its parameters.
     ///
     /// # Errors
     /// [`LaunchError::NoKernel`] if the module has no kernel of this name, or another error of the
@@ -115,11 +116,12 @@ impl Module {
         unsafe { LoadedKernel::new(Arc::clone(&self.0), function, name) }
     }
 
-    /// Returns the address and the length in bytes of a variable of the module. Returns `None` if
-    /// the module has no variable of this name. The address is valid while the module is loaded.
+    /// Returns the address of the variable `name` in the module, and its length in bytes. Returns
+    /// `None` if the module has no variable of this name. The address is valid while the module is
+    /// loaded.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// An error of the driver.
     pub fn global(&self, name: &str) -> Result<Option<(CUdeviceptr, usize)>, DriverError> {
         let text = zero_ended("Module::global", name)?;
         bind(&self.0.context)?;
@@ -132,8 +134,8 @@ impl Module {
         }
     }
 
-    /// Returns the driver's handle. The handle is valid while a [`Module`] or the value of
-    /// [`keep`](Self::keep) lives.
+    /// Returns the driver's handle. The handle is valid while a clone of this [`Module`], or the
+    /// owner that [`keep`](Self::keep) returns, lives.
     pub fn raw(&self) -> CUmodule {
         self.0.module.0
     }

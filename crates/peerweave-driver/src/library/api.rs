@@ -17,7 +17,7 @@ use crate::cudarc::driver::sys::{
 use crate::CudaCode;
 
 peerweave_dylib::bindings! {
-    /// Functions of CUDA's driver, each resolved at its first call.
+    /// The functions of CUDA's driver. Each function is resolved at its first call.
     pub struct Api {
         /// Initialises the driver.
         "2.0" fn cuInit(flags: c_uint) -> CudaCode;

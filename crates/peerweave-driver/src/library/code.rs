@@ -8,7 +8,8 @@ use std::fmt;
 
 use crate::cudarc::driver::sys::CUresult;
 
-/// A code returned by a function of CUDA's driver: `CUresult`, with every number allowed.
+/// A result code that a function of CUDA's driver returned (`CUresult`). This type can hold any
+/// number.
 ///
 /// The constants are the codes that this project uses; the driver has more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

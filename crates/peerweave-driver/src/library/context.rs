@@ -6,7 +6,7 @@ use super::{Api, CudaCode, CudaError, Driver, DriverError};
 use crate::cudarc::driver::CudaContext;
 use crate::cudarc::driver::sys::CUcontext;
 
-/// Returns cudarc's primary context of a device. Never panics.
+/// Returns the primary context of the device with ordinal `ordinal`. Never panics.
 ///
 /// # Errors
 /// [`DriverError::NoSuchDevice`] if `ordinal` is too large, or an error of [`Driver::get`].
@@ -18,17 +18,17 @@ pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, DriverError> {
     Ok(CudaContext::new(ordinal).map_err(CudaError::of("cuDevicePrimaryCtxRetain"))?)
 }
 
-/// Returns the primary context of the device of this process. `local_index` is the index of the
-/// process on its machine (`LOCAL_RANK` of launchers, `Job::local_pe` of `peerweave-bootstrap`),
-/// which is also the ordinal of the device. If the process sees only one device
-/// (`CUDA_VISIBLE_DEVICES`), the context is that of this device.
+/// Returns the primary context of the device that this process uses. `local_index` is the index of
+/// the process on its machine, such as `LOCAL_RANK` or `Job::local_pe` of `peerweave-bootstrap`.
+/// This index is also the ordinal of the device. If the process sees only one device, for example
+/// because of `CUDA_VISIBLE_DEVICES`, returns the context of that device.
 ///
-/// Do not pass the index among all processes of a job. On the second machine, that index is not an
-/// ordinal.
+/// Do not pass the index of the process among all processes of the job. On the second machine, an
+/// index among all processes is not an ordinal.
 ///
 /// # Errors
-/// [`DriverError::NoSuchDevice`] if this process sees several devices, but no device with this
-/// ordinal, or if it sees no device. Errors of [`Driver::get`].
+/// [`DriverError::NoSuchDevice`] if this process sees no device, or if it sees several devices, but
+/// no device with the ordinal `local_index`. Otherwise, an error of [`Driver::get`].
 pub fn local_context(local_index: usize) -> Result<Arc<CudaContext>, DriverError> {
     let count = Driver::get()?.device_count()?;
     context(if count == 1 { 0 } else { local_index })
@@ -38,7 +38,7 @@ pub fn local_context(local_index: usize) -> Result<Arc<CudaContext>, DriverError
 /// returns and clears an error that the destructor of another object recorded in the context.
 ///
 /// # Errors
-/// Errors of the driver.
+/// An error of the driver.
 #[inline]
 pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
     // SAFETY: the context is live while cudarc's object lives.
@@ -47,7 +47,7 @@ pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
 }
 
 /// Makes a context current in this thread, unless the context is already current. Queries the
-/// driver first.
+/// driver for the current context first.
 ///
 /// # Errors
 /// As for [`bind`].
@@ -66,10 +66,10 @@ pub(crate) fn is_current(context: &CudaContext) -> bool {
 }
 
 /// Runs a function that may make another context current, then restores the previous context. The
-/// context is also restored if the function panics.
+/// previous context is also restored if the function panics.
 ///
-/// Used in destructors: a value can be dropped in the middle of code that relies on its own current
-/// context. Costs two calls of the driver.
+/// Destructors use this function, because a value can be dropped in the middle of code that relies
+/// on the current context. Costs two driver calls.
 pub fn with_context_kept<R>(run: impl FnOnce() -> R) -> R {
     struct Before(&'static Api, CUcontext);
     impl Drop for Before {

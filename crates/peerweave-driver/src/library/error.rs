@@ -6,24 +6,25 @@ use peerweave_dylib::{LoadError, MissingSymbol};
 
 use crate::CudaCode;
 
-/// An error code of CUDA's driver.
+/// An error that CUDA's driver returned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} ({code}) from {call}: {text}")]
 #[non_exhaustive]
 pub struct CudaError {
-    /// The driver's function that failed. For a call through cudarc, the operation.
+    /// Name of the driver's function that failed. For a call through cudarc, name of the operation.
     pub call: &'static str,
-    /// The driver's code, which may be unknown to this crate if the driver is newer.
+    /// The driver's error code. If the driver is newer than this crate, the code may be unknown to
+    /// this crate.
     pub code: u32,
-    /// The code's name, such as `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// Name of the error code, such as `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
-    /// The driver's own description.
+    /// The driver's description of the error code.
     pub text: String,
 }
 
 impl CudaError {
-    /// Creates the error of `call`. Queries the driver for the name and the description of the
-    /// code.
+    /// Creates the error for a failed call. Queries the driver for the name and the description of
+    /// the code.
     #[cold]
     pub fn new(call: &'static str, code: CudaCode) -> Self {
         let (name, text) = crate::library::describe(code);
@@ -40,16 +41,16 @@ impl CudaError {
         self.is(CudaCode::OUT_OF_MEMORY)
     }
 
-    /// Converts a code to a result.
+    /// Converts the code that `call` returned to a result.
     ///
     /// # Errors
-    /// Returns the error of `call` for every code except success.
+    /// Returns an error for every code except success.
     #[inline]
     pub fn check(call: &'static str, code: CudaCode) -> Result<(), Self> {
         if code == CudaCode::SUCCESS { Ok(()) } else { Err(Self::new(call, code)) }
     }
 
-    /// Returns a function that converts an error of cudarc to an error of `call`.
+    /// Returns a function that converts an error of cudarc to a [`CudaError`] that names `call`.
     #[cold]
     pub fn of(call: &'static str) -> impl FnOnce(crate::cudarc::driver::DriverError) -> Self {
         move |error| Self::new(call, error.0.into())
@@ -65,7 +66,7 @@ pub enum DriverError {
     /// CUDA's driver cannot be loaded, for example because this machine has no driver.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The driver is too old and lacks the function.
+    /// The driver lacks a function, because the driver is too old.
     #[error(transparent)]
     Missing(#[from] MissingSymbol),
     /// The driver returned an error.
@@ -84,12 +85,12 @@ pub enum DriverError {
         /// Number of devices.
         count: usize,
     },
-    /// The memory belongs to another device than the stream or the kernel.
+    /// The memory is on a different device than the stream or the kernel.
     #[error("{call}: the memory is on device {found}, expected device {expected}")]
     WrongDevice {
         /// Name of the call.
         call: &'static str,
-        /// Device of the memory.
+        /// The device on which the memory is.
         found: usize,
         /// The expected device.
         expected: usize,
@@ -99,12 +100,12 @@ pub enum DriverError {
     TooLarge {
         /// Name of the call.
         call: &'static str,
-        /// Number of requested elements.
+        /// Number of elements that the caller requested.
         count: usize,
         /// Size of an element in bytes.
         element_bytes: usize,
     },
-    /// The stream is being captured into a graph, but the call cannot be captured.
+    /// The stream is being captured into a graph, but this call cannot be captured.
     #[error("{call}: the stream is being captured into a graph, expected a stream that is not being captured")]
     Capturing {
         /// Name of the call.
@@ -129,32 +130,32 @@ pub enum DriverError {
         /// Name of the call.
         call: &'static str,
     },
-    /// The stream is a per-thread stream. Each thread has a different per-thread stream, so no
-    /// other thread can wait for its work.
+    /// The stream is a per-thread stream. Each thread has its own per-thread stream, so no other
+    /// thread can wait for the work on that stream.
     #[error("{call}: the per-thread stream cannot be used; create one by CudaContext::new_stream, or use default_stream")]
     PerThreadStream {
         /// Name of the call.
         call: &'static str,
     },
-    /// The work of the stream did not complete by the deadline.
+    /// The work on the stream did not complete by the deadline.
     #[error("{call}: timed out after {waited:?}, the stream is still busy")]
     Timeout {
         /// Name of the call.
         call: &'static str,
-        /// The time waited.
+        /// Time for which the call waited.
         waited: std::time::Duration,
     },
-    /// The two buffers of a copy have different lengths.
+    /// The source and the target of a copy have different lengths.
     #[error("{call}: the lengths differ: found {found} elements, expected {expected}")]
     WrongLength {
         /// Name of the call.
         call: &'static str,
         /// Number of elements to copy.
         found: usize,
-        /// Number of elements of the buffer.
+        /// Number of elements in the buffer.
         expected: usize,
     },
-    /// A tensor of another framework cannot be used as requested.
+    /// A tensor from another framework cannot be used as requested.
     #[error("{call}: the tensor has {what} {found}, expected {expected}")]
     Dlpack {
         /// Name of the call.
@@ -175,7 +176,7 @@ pub enum DriverError {
         start: usize,
         /// Index after the last element.
         end: usize,
-        /// Number of elements of the memory.
+        /// Number of elements in the memory.
         len: usize,
     },
 }

@@ -9,11 +9,11 @@ use crate::CudaError;
 #[non_exhaustive]
 pub enum LaunchError {
     /// The driver refused the image.
-    #[error("{error}; log of the driver:\n{log}")]
+    #[error("{error}; driver log:\n{log}")]
     Image {
         /// The driver's error.
         error: CudaError,
-        /// Log of the driver; may be empty.
+        /// The driver's log, which may be empty.
         log: String,
     },
     /// The module has no kernel of this name.
@@ -27,12 +27,12 @@ pub enum LaunchError {
     Count {
         /// Name of the kernel.
         kernel: String,
-        /// Number of arguments.
+        /// Number of arguments that the caller passed.
         found: usize,
-        /// Number of parameters of the kernel.
+        /// Number of parameters that the kernel has.
         expected: usize,
     },
-    /// An argument has another length or offset than the kernel's parameter.
+    /// The length or the offset of an argument differs from that of the kernel's parameter.
     #[error(
         "launch of {kernel}: argument {index} has {found_bytes} bytes at offset {found_offset}, expected {expected_bytes} bytes at offset {expected_offset}"
     )]
@@ -69,7 +69,7 @@ pub enum LaunchError {
     NotResident {
         /// Name of the kernel.
         kernel: String,
-        /// Number of blocks of the grid.
+        /// Number of blocks in the grid.
         found: u64,
         /// Number of blocks that can be resident at once on the device.
         expected: u64,

@@ -35,12 +35,13 @@ pub struct Driver {
 static LOADED: OnceLock<Result<Driver, LoadError>> = OnceLock::new();
 
 impl Driver {
-    /// Returns the driver of this process. The first call loads and initialises it.
+    /// Returns the driver of this process. The first call loads and initialises the driver.
     ///
     /// # Errors
     /// [`DriverError::Load`] if this machine has no driver. [`DriverError::Cuda`] if the
-    /// initialisation fails, for example without a device, or if the versions of driver and kernel
-    /// module differ. Every later call returns the same error.
+    /// initialisation fails, for example because the machine has no device, or because the versions
+    /// of the driver and the kernel module differ. After an error, every later call returns the
+    /// same error.
     pub fn get() -> Result<&'static Self, DriverError> {
         let driver = LOADED.get_or_init(|| SEARCH.open(Visibility::Local).map(|library| Self { api: Api::new(library) }));
         let driver = driver.as_ref().map_err(|error| DriverError::Load(error.clone()))?;
@@ -63,10 +64,10 @@ impl Driver {
         &self.api
     }
 
-    /// Returns the newest CUDA version that the driver supports; its patch version is 0.
+    /// Returns the newest CUDA version that the driver supports. The patch version is always 0.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// An error of the driver.
     pub fn version(&self) -> Result<Version, DriverError> {
         let mut code: c_int = 0;
         // SAFETY: the pointer is to a live integer.
@@ -78,7 +79,7 @@ impl Driver {
     /// Returns the number of visible devices.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// An error of the driver.
     pub fn device_count(&self) -> Result<usize, DriverError> {
         let mut count: c_int = 0;
         // SAFETY: the pointer is to a live integer.

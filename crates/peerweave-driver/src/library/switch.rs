@@ -19,7 +19,7 @@ pub struct MulticastDisabled {
 /// Checks that multicast objects may be created or imported. Reads the environment at each call.
 ///
 /// # Errors
-/// [`MulticastDisabled`] with `PEERWEAVE_MULTICAST=off`, `NCCL_NVLS_ENABLE=0` or
+/// [`MulticastDisabled`] if the environment has `PEERWEAVE_MULTICAST=off`, `NCCL_NVLS_ENABLE=0` or
 /// `NVSHMEM_DISABLE_NVLS=1`. For safety, an unknown value of one of these variables also disables
 /// multicast objects.
 pub fn multicast_switch() -> Result<(), MulticastDisabled> {

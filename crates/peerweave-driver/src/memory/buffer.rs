@@ -20,9 +20,9 @@ use crate::{DEADLINE, DriverError, Keep, Keeper, deadline_after, join, wait, wai
 
 /// The address of a buffer, for work that is about to be enqueued on one stream.
 ///
-/// Drop the access after enqueuing the work: cudarc's buffers then record that the stream uses
-/// them. The user of a buffer cannot leak the access, because only the library that enqueues the
-/// work has it.
+/// Drop the access after enqueuing the work. If the buffer is one of cudarc's, dropping the access
+/// makes cudarc record that the stream uses the buffer. A user of the buffer cannot leak the
+/// access, because only the library that enqueues the work holds the access.
 ///
 /// The access is not `Send`, because each thread has a different per-thread stream:
 ///
@@ -45,7 +45,7 @@ pub struct Access<'a> {
 }
 
 impl<'a> Access<'a> {
-    /// Creates the access to an address whose owner need not be notified when the work is enqueued.
+    /// Creates an access to memory whose owner need not be notified when the work is enqueued.
     #[inline]
     pub fn new(address: CUdeviceptr) -> Self {
         Self { address, guard: None, streams: None, joins: false, keeper: None, _this_thread: PhantomData }
@@ -57,9 +57,9 @@ impl<'a> Access<'a> {
         Self { address, guard: None, streams: None, joins: false, keeper: Some(keeper), _this_thread: PhantomData }
     }
 
-    /// Creates the access for reading a slice of cudarc, with cudarc's guard. `own` is the slice's
-    /// own stream. `stream` is the stream on which the work is enqueued. `ask` calls cudarc's
-    /// `device_ptr`.
+    /// Creates an access that lets work read a slice of cudarc. The access contains cudarc's guard.
+    /// `own` is the slice's own stream. `stream` is the stream on which the work is enqueued. `ask`
+    /// calls cudarc's `device_ptr`.
     ///
     /// The guard alone does not keep the memory allocated. A slice has one event for all reads, and
     /// a context with only one stream checks no events. So dropping this access makes `own` wait
@@ -77,8 +77,8 @@ impl<'a> Access<'a> {
         Self::after("DeviceBuffer::read", is_shared, is_shared, own, stream, ask)
     }
 
-    /// Like [`reading`](Self::reading), for writing. `own` waits only if cudarc's own event for
-    /// writes does not make it wait.
+    /// Like [`reading`](Self::reading), for work that writes to the slice. Dropping the access
+    /// makes `own` wait only if cudarc's event for writes does not already make `own` wait.
     ///
     /// # Errors
     /// As for [`reading`](Self::reading).
@@ -127,14 +127,15 @@ impl<'a> Access<'a> {
         self.address
     }
 
-    /// Returns the keeper, whose owner can keep the memory alive beyond the work of one call.
+    /// Returns the keeper, if there is one. The owner that the keeper creates keeps the memory
+    /// alive even after the work of one call has completed.
     #[inline]
     pub fn keeper(&self) -> Option<&'a dyn Keeper> {
         self.keeper
     }
 
-    /// Returns whether cudarc made the stream wait and must be notified when the work is enqueued.
-    /// Dropping the access notifies cudarc.
+    /// Returns whether this access contains a guard of cudarc. In this case, cudarc must be
+    /// notified when the work is enqueued. Dropping the access notifies cudarc.
     #[inline]
     pub fn is_guarded(&self) -> bool {
         self.guard.is_some()
@@ -215,7 +216,7 @@ fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration)
     match held {
         Ok(true) => {}
         // The error shows that the work failed, so it has ended.
-        Err(error) => tracing::error!(%error, "the work of another stream on memory of a cudarc slice failed"),
+        Err(error) => tracing::error!(%error, "work on another stream that uses the memory of a cudarc slice failed"),
         Ok(false) => {
             let why = "the slice's own stream is being captured, and the work on another stream has not completed";
             tracing::error!(waited = ?longest, "memory of a cudarc slice cannot be kept allocated for the work that uses it: {why}; aborting");
@@ -237,29 +238,30 @@ impl fmt::Debug for Access<'_> {
 /// [`DeviceMemory`](crate::DeviceMemory), and for [`Raw`]. Implement the trait for your framework's
 /// tensor to pass the tensor to Peerweave without a copy.
 ///
-/// If a slice of cudarc is read on another stream, the slice's own stream waits for that work.
+/// If work on another stream reads a slice of cudarc, the slice's own stream waits for that work.
 /// Without the wait, cudarc could free the memory before the work has ended. If the slice's own
 /// stream must not wait, use `DeviceMemory`, which only delays freeing. Alternatively, disable the
 /// context's event tracking and keep the slice alive yourself.
 ///
-/// A stream cannot wait while it is being captured. So slices of a stream that is being captured
-/// are refused on other streams ([`DriverError::OwnerCapturing`]). `DeviceMemory` is not refused.
+/// A stream cannot wait while it is being captured. So if a slice's own stream is being captured,
+/// the slice cannot be used on other streams ([`DriverError::OwnerCapturing`]). `DeviceMemory` can
+/// be used.
 ///
 /// # Safety
 /// An implementation guarantees:
-/// - **\[D1\]** the address of [`read`](Self::read) is that of at least `len` allocated elements on
-///   device [`device`](Self::device);
+/// - **\[D1\]** the access that [`read`](Self::read) returns has the address of at least `len`
+///   allocated elements on the device with ordinal [`device`](Self::device);
 /// - **\[D2\]** the memory stays allocated until all work that was enqueued on the stream while the
 ///   access lived is complete;
 /// - **\[D3\]** if [`keep`](Self::keep) returns a value, the memory stays allocated while that
-///   value lives, and the address of the memory is that of `read`;
-/// - **\[D4\]** if [`is_keepable`](Self::is_keepable) is true, each access has a keeper, and D3 is
-///   also true for the value that this keeper returns.
+///   value lives, and `keep` returns the same address as `read`;
+/// - **\[D4\]** if [`is_keepable`](Self::is_keepable) returns `true`, each access has a keeper, and
+///   D3 is also true for the value that this keeper returns.
 pub unsafe trait DeviceBuffer<T> {
     /// Returns the number of elements.
     fn len(&self) -> usize;
 
-    /// Returns whether there are no elements.
+    /// Returns whether the memory has no elements.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -267,37 +269,37 @@ pub unsafe trait DeviceBuffer<T> {
     /// Returns the ordinal of the memory's device.
     fn device(&self) -> usize;
 
-    /// Returns the address, for reading by work that is enqueued on `stream` while the returned
-    /// access lives. Makes the stream wait for earlier writes on other streams, if the owner tracks
-    /// writes. May make the context of `stream` current.
+    /// Returns an access with the address of the memory. Work that is enqueued on `stream` while
+    /// the access lives may read the memory. Makes `stream` wait for earlier writes on other
+    /// streams, if the owner tracks writes. May make the context of `stream` current.
     ///
     /// Do not call this function for a stream that is being captured, unless
-    /// [`is_keepable`](Self::is_keepable) is true. Call [`keep`](Self::keep) instead.
+    /// [`is_keepable`](Self::is_keepable) returns `true`. Call [`keep`](Self::keep) instead.
     ///
     /// # Errors
     /// Returns the reason why work on `stream` cannot use the memory. After an error, enqueue no
     /// work that uses the memory. A slice of cudarc returns [`DriverError::OwnerCapturing`] while
-    /// its own stream is being captured. It returns [`DriverError::Timeout`] if `stream` could not
-    /// be made to wait for the slice's own stream, and the own stream was still busy after
-    /// [`DEADLINE`].
+    /// the slice's own stream is being captured. A slice of cudarc returns [`DriverError::Timeout`]
+    /// if `stream` could not be made to wait for the slice's own stream, and the slice's own stream
+    /// was still busy after [`DEADLINE`].
     ///
-    /// Another thread may begin to capture the own stream while the access lives. Dropping the
-    /// access then waits until the capture or the work ends. If neither ends within [`DEADLINE`],
-    /// dropping the access aborts the process.
+    /// Another thread may begin to capture the slice's own stream while the access lives. In this
+    /// case, dropping the access waits until the capture or the work ends. If neither the capture
+    /// nor the work ends within [`DEADLINE`], dropping the access aborts the process.
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError>;
 
-    /// Returns the address and an owner that keeps the memory allocated beyond the work of one
-    /// call. Captured graphs, registrations and windows need the owner. Returns `None` for borrowed
-    /// memory, which cannot be used for these purposes.
+    /// Returns the address, and an owner that keeps the memory allocated even after the work of one
+    /// call has completed. Captured graphs, registrations and windows need such an owner. Returns
+    /// `None` for borrowed memory, which cannot be used for these purposes.
     fn keep(&self) -> Option<(CUdeviceptr, Keep)>;
 
-    /// Returns whether the accesses of this buffer have a [`keeper`](Access::keeper). If so,
+    /// Returns whether the accesses of this buffer have a [`keeper`](Access::keeper). In this case,
     /// creating an access neither enqueues work nor makes the stream wait.
     ///
     /// If this function returns `true`, a caller need not know before a call whether the stream is
-    /// being captured. The caller checks after it has enqueued the work, and obtains the owner if a
-    /// capture is active. If this function returns `false`, which is the default, the caller checks
-    /// first, and chooses between `read` and [`keep`](Self::keep).
+    /// being captured. The caller checks this after enqueuing the work, and obtains the owner if
+    /// the stream is being captured. If this function returns `false`, which is the default, the
+    /// caller checks before the call, and chooses between `read` and [`keep`](Self::keep).
     #[inline]
     fn is_keepable(&self) -> bool {
         false
@@ -310,9 +312,9 @@ pub unsafe trait DeviceBuffer<T> {
 /// As for [`DeviceBuffer`]. In addition, the implementation guarantees that the work may write to
 /// the memory.
 pub unsafe trait DeviceBufferMut<T>: DeviceBuffer<T> {
-    /// Returns the address, for reading and writing by work that is enqueued on `stream` while the
-    /// returned access lives. Makes the stream wait for earlier reads and writes on other streams,
-    /// if the owner tracks them.
+    /// Returns an access with the address of the memory. Work that is enqueued on `stream` while
+    /// the access lives may read and write the memory. Makes `stream` wait for earlier reads and
+    /// writes on other streams, if the owner tracks reads and writes.
     ///
     /// # Errors
     /// As for [`read`](DeviceBuffer::read).
@@ -358,10 +360,11 @@ macro_rules! of_cudarc {
 }
 of_cudarc!(CudaSlice<T>, CudaView<'_, T>, CudaViewMut<'_, T>; CudaSlice<T>, CudaViewMut<'_, T>);
 
-/// Device memory of another owner, identified by its address.
+/// Device memory that other code has allocated, identified by its address.
 ///
-/// With an owner that keeps the memory alive, the memory can be used in captured graphs and be
-/// registered. Without an owner, the memory is borrowed, and these uses are refused.
+/// If this value has an owner that keeps the memory alive, the memory can be used in captured
+/// graphs and can be registered. Without an owner, the memory is borrowed, and these uses are
+/// refused.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -396,9 +399,10 @@ impl<T> Raw<T> {
     /// # Safety
     /// `address` is the address of `len` elements of `T` on that device. These elements stay
     /// allocated
-    /// - until all work that was enqueued with this value or a clone of it is complete; and
-    /// - if `keep` is given, while a clone of `keep` lives. A graph, a registration or a window has
-    ///   such a clone.
+    /// - until all work that was enqueued with this value, or with a clone of this value, is
+    ///   complete; and
+    /// - if `keep` is given, while a clone of `keep` lives. A graph, a registration or a window
+    ///   holds such a clone.
     ///
     /// For memory that is never freed, any value may be passed as `keep`.
     pub unsafe fn new(address: CUdeviceptr, len: usize, device: usize, keep: Option<Keep>) -> Self {

@@ -15,14 +15,14 @@ use crate::{
     CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, is_capturing, refuse_capture_begun, refuse_per_thread, wait,
 };
 
-/// Checks that `count` elements can be copied to or from a whole buffer in the order of `stream`,
-/// without capturing the copy.
+/// Checks that `count` elements can be copied on `stream` to or from a whole buffer, and that the
+/// copy would not be captured.
 ///
 /// # Errors
-/// [`DriverError::WrongDevice`] for a buffer of another device, [`DriverError::WrongLength`] if the
-/// buffer has another length, [`DriverError::PerThreadStream`] for a per-thread stream.
-/// [`DriverError::Capturing`] during a capture, because a graph would replay the copy after the
-/// memory may have been freed.
+/// [`DriverError::WrongDevice`] if the buffer is on another device. [`DriverError::WrongLength`] if
+/// the buffer has another length. [`DriverError::PerThreadStream`] if `stream` is a per-thread
+/// stream. [`DriverError::Capturing`] if `stream` is being captured, because a graph could replay
+/// the copy after the memory has been freed.
 pub fn check_copy<T>(
     call: &'static str,
     stream: &CudaStream,
@@ -45,17 +45,19 @@ pub fn check_copy<T>(
     Ok(())
 }
 
-/// Copies `values` to a device buffer after the earlier work of `stream`, and waits for completion.
+/// Copies `values` to a device buffer after the earlier work on `stream`, and waits until the copy
+/// has completed.
 ///
-/// The copy starts when the stream is idle. From then on the copy has no deadline, because the
-/// driver does not cancel copies of pageable memory. If another thread enqueues work during the
-/// call, this call waits for that work too. The values are first copied to host memory of this
-/// crate. Errors name `call`.
+/// The copy starts when the stream is idle. Once the copy has started, it has no deadline, because
+/// the driver does not cancel copies of pageable memory. If another thread enqueues work on the
+/// stream during the call, this call waits for that work too. The values are first copied to host
+/// memory that this crate owns. Errors name `call`.
 ///
 /// # Errors
-/// As for [`check_copy`](check_copy#errors), and errors of the driver, including those of earlier
-/// work of the stream. [`DriverError::Timeout`] if the stream is not idle by the deadline. After a
-/// timeout nothing was copied, unless other threads enqueued work during the call.
+/// As for [`check_copy`](check_copy#errors), and errors of the driver, including errors of earlier
+/// work on the stream. [`DriverError::Timeout`] if the stream is not idle by the deadline. After a
+/// timeout, nothing has been copied, unless other threads enqueued work on the stream during the
+/// call.
 pub fn copy_from_host<T: Element>(
     call: &'static str,
     stream: &Arc<CudaStream>,
@@ -86,8 +88,8 @@ pub fn copy_from_host<T: Element>(
     Ok(())
 }
 
-/// Copies a device buffer to the host after the earlier work of `stream`, and waits for completion,
-/// like [`copy_from_host`].
+/// Copies a device buffer to the host after the earlier work on `stream`, and waits until the copy
+/// has completed, like [`copy_from_host`].
 ///
 /// # Errors
 /// As for [`copy_from_host`](copy_from_host#errors).

@@ -22,18 +22,18 @@ use crate::{
     copy_from_host, copy_to_host, deadline_after, free, is_capturing, refuse_capture_begun, refuse_per_thread, relaxed,
 };
 
-/// Default time limit of waits for a stream, in copies to or from the host.
+/// Default time limit for waiting for a stream, for example in a copy to or from the host.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Device memory of `len` elements. Clones and slices are handles of the same memory.
+/// Device memory of `len` elements. Clones and slices are handles to the same memory.
 ///
-/// Work on different streams may use two handles. If that work races, the values of the elements
-/// are unspecified. Nothing else is affected, because the host never accesses the elements through
-/// a reference.
+/// Work on different streams may use two handles to the same memory. If such work races, the values
+/// of the elements are unspecified. Nothing else is affected, because the host never accesses the
+/// elements through a reference.
 ///
-/// The memory is freed after the last handle and the last graph that uses it were dropped and the
-/// streams that used it have completed. If a per-thread stream used the memory, the memory is
-/// leaked, because no thread can wait for that work.
+/// The memory is freed once the last handle and the last graph that uses the memory have been
+/// dropped, and all work that uses the memory has completed. If a per-thread stream has used the
+/// memory, the memory is leaked, because no other thread can wait for the work on that stream.
 pub struct DeviceMemory<T> {
     allocation: Arc<Allocation>,
     start: usize,
@@ -59,8 +59,8 @@ impl Drop for Allocation {
 }
 
 impl<T: Element> DeviceMemory<T> {
-    /// Allocates `len` elements, with unspecified values, on the device of `context`. Zero elements
-    /// are allowed.
+    /// Allocates `len` elements, with unspecified values, on the device of `context`. `len` may be
+    /// 0.
     ///
     /// # Errors
     /// [`DriverError::TooLarge`] if the length in bytes overflows. `CUDA_ERROR_OUT_OF_MEMORY` if
@@ -95,8 +95,8 @@ impl<T: Element> DeviceMemory<T> {
 
     /// Takes ownership of memory from another allocator, such as a library or a mapping.
     ///
-    /// `free` is called once, on a thread of this crate with `context` current. It is called after
-    /// the last handle was dropped and the streams that used the memory have completed.
+    /// `free` is called once, on a thread of this crate with `context` current. The call happens
+    /// after the last handle has been dropped and all work that uses the memory has completed.
     ///
     /// # Safety
     /// `address` is the address of `len` elements on the device of `context`. No other code frees
@@ -107,12 +107,12 @@ impl<T: Element> DeviceMemory<T> {
         Self { allocation: Arc::new(allocation), start: 0, len, _elements: PhantomData }
     }
 
-    /// Allocates memory and fills it with zeros in the order of `stream`.
+    /// Allocates memory, and enqueues work on `stream` that fills the memory with zeros.
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc), and errors of the fill. [`DriverError::Capturing`] during a
-    /// capture, because a graph would fill the memory again at each replay.
-    /// [`DriverError::PerThreadStream`] for a per-thread stream.
+    /// As for [`alloc`](Self::alloc), and errors of filling the memory. [`DriverError::Capturing`]
+    /// if `stream` is being captured, because a graph would fill the memory again at each replay.
+    /// [`DriverError::PerThreadStream`] if `stream` is a per-thread stream.
     pub fn zeroed(stream: &Arc<CudaStream>, len: usize) -> Result<Self, DriverError> {
         refuse_per_thread("DeviceMemory::zeroed", stream)?;
         if is_capturing(stream)? {
@@ -140,8 +140,8 @@ impl<T: Element> DeviceMemory<T> {
         Ok(memory)
     }
 
-    /// Copies `values` to the memory after the earlier work of `stream`, and waits for completion,
-    /// for at most [`DEADLINE`], like [`copy_from_host`].
+    /// Copies `values` to the memory after the earlier work on `stream`. Waits until the copy has
+    /// completed, for at most [`DEADLINE`], like [`copy_from_host`].
     ///
     /// # Errors
     /// As for [`copy_from_host`](copy_from_host#errors).
@@ -149,8 +149,8 @@ impl<T: Element> DeviceMemory<T> {
         copy_from_host("DeviceMemory::copy_from", stream, self, values, deadline_after(DEADLINE))
     }
 
-    /// Copies the memory to the host after the earlier work of `stream`, and waits for completion,
-    /// for at most [`DEADLINE`], like [`copy_to_host`].
+    /// Copies the memory to the host after the earlier work on `stream`. Waits until the copy has
+    /// completed, for at most [`DEADLINE`], like [`copy_to_host`].
     ///
     /// # Errors
     /// As for [`copy_to_host`](copy_to_host#errors).
@@ -158,7 +158,7 @@ impl<T: Element> DeviceMemory<T> {
         self.to_vec_within(stream, DEADLINE)
     }
 
-    /// Like [`to_vec`](Self::to_vec), with the time limit `longest` for the wait.
+    /// Like [`to_vec`](Self::to_vec), but waits for at most `longest`.
     ///
     /// # Errors
     /// As for [`copy_to_host`](copy_to_host#errors).
@@ -166,7 +166,7 @@ impl<T: Element> DeviceMemory<T> {
         copy_to_host("DeviceMemory::to_vec", stream, self, deadline_after(longest))
     }
 
-    /// Returns a handle of a range of the memory. `range` counts elements.
+    /// Returns a handle to a range of the memory. `range` is a range of element indices.
     ///
     /// # Errors
     /// [`DriverError::OutOfRange`] if the range is not within the memory.
@@ -195,7 +195,7 @@ impl<T> DeviceMemory<T> {
         self.len
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the memory has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use crate::Keep;
 
-/// Creates an owner of memory when needed, as described at
+/// Creates an owner that keeps memory alive, when a call needs such an owner. See
 /// [`DeviceBuffer::is_keepable`](crate::DeviceBuffer::is_keepable). Implemented for [`Keep`], and
 /// for every `Arc` that can be converted to [`Keep`].
 pub trait Keeper {
-    /// Returns a value that keeps the memory alive while it lives.
+    /// Returns an owner. The memory stays allocated while the owner lives.
     fn keep(&self) -> Keep;
 }
 

@@ -29,11 +29,12 @@ const NOT_CAPTURING: u32 = 0;
 /// status unknown to this crate is treated as an invalidated capture.
 const CAPTURING: u32 = 1;
 
-/// Returns whether work enqueued on the stream now would be captured into a graph instead of
-/// executed. For a default or a per-thread stream, also makes the stream's context current.
+/// Returns whether work that is enqueued on the stream now would be captured into a graph instead
+/// of being executed. For a default or a per-thread stream, also makes the stream's context
+/// current.
 ///
 /// # Errors
-/// Errors of the driver, and [`CudaError`] if an earlier error invalidated the capture.
+/// An error of the driver, or [`CudaError`] if an earlier error has invalidated the capture.
 #[inline]
 pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
     if is_of_every_context(stream) {
@@ -55,7 +56,7 @@ pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
 /// keep alive. So this function invalidates the capture.
 ///
 /// # Errors
-/// [`DriverError::CaptureBegun`] if a capture has begun, and the errors of [`is_capturing`].
+/// [`DriverError::CaptureBegun`] if a capture has begun, or an error of [`is_capturing`].
 #[inline]
 pub fn refuse_capture_begun(call: &'static str, stream: &CudaStream) -> Result<(), DriverError> {
     // The default stream cannot be captured.
@@ -100,8 +101,8 @@ fn means_capturing(status: u32) -> Result<bool, CudaError> {
     }
 }
 
-/// Runs queries of the driver in relaxed capture mode. If another thread is capturing a stream, the
-/// queries neither fail nor invalidate that capture.
+/// Runs driver queries in CUDA's relaxed capture mode. If another thread is capturing a stream, the
+/// queries neither fail nor invalidate the capture of that stream.
 ///
 /// The queries must not use a stream that is being captured.
 pub fn relaxed<R>(ask: impl FnOnce() -> R) -> R {
@@ -136,7 +137,8 @@ pub(crate) fn relax_this_thread() {
 /// Returns whether two streams are being captured into the same graph.
 ///
 /// # Errors
-/// Errors of the driver. `CUDA_ERROR_ILLEGAL_STATE` if one of the streams is not being captured.
+/// `CUDA_ERROR_ILLEGAL_STATE` if one of the streams is not being captured, or another error of the
+/// driver.
 pub fn is_same_capture(one: &CudaStream, other: &CudaStream) -> Result<bool, DriverError> {
     Ok(capture(one)?.0 == capture(other)?.0)
 }
@@ -158,14 +160,16 @@ fn capture(stream: &CudaStream) -> Result<(u64, CUgraph), DriverError> {
     Ok((id, graph))
 }
 
-/// Makes the graph into which the stream is being captured keep the values `kept`. The values live
-/// until the graph and all executable graphs instantiated from it are destroyed.
+/// Passes ownership of the values `kept` to the graph into which the stream is being captured. The
+/// values live until that graph, and all executable graphs instantiated from that graph, have been
+/// destroyed.
 ///
-/// A thread of this crate drops the values later. Requires CUDA 11.3.
+/// After that, a thread of this crate drops the values. This function requires CUDA 11.3.
 ///
 /// # Errors
-/// `CUDA_ERROR_ILLEGAL_STATE` if the stream is not being captured, or an error if the driver is too
-/// old. After an error, the values have been dropped.
+/// `CUDA_ERROR_ILLEGAL_STATE` if the stream is not being captured. [`DriverError::Missing`] if the
+/// driver is too old. After an error, the values have been dropped, or a thread of this crate drops
+/// them.
 pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), DriverError> {
     let api = Driver::get()?.api();
     let (_, graph) = capture(stream)?;

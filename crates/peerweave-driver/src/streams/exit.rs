@@ -21,15 +21,15 @@ static INSIDE: AtomicUsize = AtomicUsize::new(0);
 /// ID of the process whose threads are counted. A forked process has a copy of the count.
 static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Permission of a background thread to call the driver. The exit of the process waits until the
-/// permission is dropped.
+/// Permission for a background thread to call the driver. An exiting process waits until the
+/// permission has been dropped, as described at [`register`](Self::register).
 #[derive(Debug)]
 #[must_use = "the thread is inside the gate until this value is dropped"]
 pub struct BeforeExit(());
 
 impl BeforeExit {
-    /// Makes the exit of the process wait for this thread. Returns `None` if the process is already
-    /// exiting. In that case, the thread must not call the driver again.
+    /// Makes the process, when it exits, wait for this thread. Returns `None` if the process is
+    /// already exiting. In that case, the thread must not call the driver again.
     pub fn enter() -> Option<Self> {
         // The count is increased first. So either the closing thread sees this thread, or this
         // thread sees that the gate is closed.
@@ -38,17 +38,17 @@ impl BeforeExit {
         (!CLOSED.load(Ordering::SeqCst)).then_some(inside)
     }
 
-    /// Makes the exit of the process wait for the threads that have [entered](Self::enter), for at
-    /// most 2 s.
+    /// Registers a function with `atexit`. When the process exits, the registered function waits,
+    /// for at most 2 s, for the threads that have [entered](Self::enter).
     ///
-    /// When the process exits, functions that were registered last run first. So call this function
-    /// after the libraries that the threads call are initialised. Call it again after each further
-    /// library.
+    /// When the process exits, the function that was registered last runs first. So call `register`
+    /// after initialising the libraries that the threads call. Call `register` again after
+    /// initialising each further library.
     pub fn register() {
         OF_PROCESS.store(std::process::id(), Ordering::Relaxed);
         // SAFETY: the function lives as long as the process, and does not panic.
         if unsafe { libc::atexit(close) } != 0 {
-            tracing::warn!("atexit failed: the exit of the process will not wait for threads that call the driver");
+            tracing::warn!("atexit failed: when the process exits, it will not wait for threads that call the driver");
         }
     }
 }

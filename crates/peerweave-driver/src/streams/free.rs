@@ -50,19 +50,20 @@ pub(crate) fn destroy_streams() {
     drop(streams);
 }
 
-/// Frees memory of `cuMemAlloc` without waiting for other work of the device. Meant for
-/// [`retire`](crate::retire).
+/// Frees memory that `cuMemAlloc` allocated, without waiting for other work on the device. Meant
+/// for functions that are passed to [`retire`](crate::retire).
 ///
-/// A driver older than CUDA 11.2, or a device without memory pools, still waits for the whole
-/// device. The calling thread creates a stream for freeing. It keeps this stream and the context
-/// until the thread ends. A thread of this crate keeps them only for a second.
+/// With a driver older than CUDA 11.2, or on a device without memory pools, this call still waits
+/// for all work on the device. The calling thread creates a stream for freeing, and keeps this
+/// stream and the context until the thread ends. A thread of this crate keeps the stream and the
+/// context for only a second.
 ///
 /// # Errors
 /// Errors of the driver. After an error, the memory is leaked.
 ///
 /// # Safety
 /// `address` is the address of an allocation of this context. No other code frees the allocation,
-/// and all work that uses it is complete.
+/// and all work that uses the allocation is complete.
 pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(), DriverError> {
     let api = Driver::get()?.api();
     bind(context)?;

@@ -7,15 +7,15 @@ use crate::cudarc::driver::sys::CUevent;
 use crate::library::bind;
 use crate::{CudaError, Driver, DriverError};
 
-/// Makes `waiter` wait on the device for the work that is pending on `other` now. The calling
-/// thread does not wait. Makes the context of `waiter` current.
+/// Makes the stream `waiter` wait, on the device, for the work that is now pending on the stream
+/// `other`. The calling thread does not wait. Makes the context of `waiter` current.
 ///
 /// Unlike cudarc's function `join`, this function works if a destructor has recorded an error in
 /// the context.
 ///
 /// # Errors
-/// Errors of the driver. A stream that is being captured cannot wait for a stream that is not being
-/// captured.
+/// An error of the driver, for example because a stream that is being captured cannot wait for a
+/// stream that is not being captured.
 pub fn join(waiter: &CudaStream, other: &CudaStream) -> Result<(), DriverError> {
     /// `CU_EVENT_DISABLE_TIMING`: without timing, an event is cheapest.
     const DISABLE_TIMING: u32 = 2;

@@ -33,8 +33,8 @@ pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// Returns an error for the per-thread stream, because no other thread can wait for its work and
-/// then free the memory.
+/// Returns an error if the stream is the per-thread stream. Before freeing memory, another thread
+/// could not wait for the work on that stream.
 ///
 /// # Errors
 /// [`DriverError::PerThreadStream`] for the per-thread stream.
@@ -43,10 +43,10 @@ pub fn refuse_per_thread(call: &'static str, stream: &CudaStream) -> Result<(), 
     if is_per_thread(stream) { Err(DriverError::PerThreadStream { call }) } else { Ok(()) }
 }
 
-/// The set of streams that use some memory.
+/// The list of the streams that use a particular allocation of memory.
 ///
-/// When the list is long, streams to which no other code has a handle are removed. So long-lived
-/// memory can be used on any number of streams.
+/// When the list is long, streams to which no other code has a handle are removed from the list. So
+/// long-lived memory can be used on any number of streams.
 #[derive(Default)]
 pub struct Streams {
     /// The outer list, where streams are recorded first.
@@ -135,16 +135,17 @@ impl Streams {
         Self::default()
     }
 
-    /// Creates an empty list for a part of the memory of `outer`. Streams recorded in the new list
-    /// are also recorded in `outer`.
+    /// Creates an empty list for a part of the memory that `outer` covers. Streams recorded in the
+    /// new list are also recorded in `outer`.
     pub fn within(outer: &Arc<Self>) -> Self {
         Self { outer: Some(Arc::clone(outer)), ..Self::default() }
     }
 
-    /// Records that work that uses the memory is about to be enqueued on a stream.
+    /// Records that the caller is about to enqueue work on `stream` that uses the memory.
     ///
-    /// A per-thread stream is recorded too, and [`retire`](crate::retire) then leaks the memory.
-    /// This call does not change the thread's current context.
+    /// A per-thread stream is recorded too. If the list contains a per-thread stream,
+    /// [`retire`](crate::retire) leaks the memory. This call does not change the thread's current
+    /// context.
     #[inline]
     pub fn note(&self, stream: &Arc<CudaStream>) {
         // The list keeps recorded streams alive, so a recorded address belongs to no other stream.
@@ -206,7 +207,7 @@ impl Streams {
         known.streams.values().map(|noted| Arc::clone(&noted.held.stream)).collect()
     }
 
-    /// Returns whether no stream is recorded.
+    /// Returns whether the list contains no stream.
     pub fn is_empty(&self) -> bool {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).streams.is_empty()
     }

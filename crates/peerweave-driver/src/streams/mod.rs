@@ -34,5 +34,6 @@ pub use private::PrivateStream;
 pub use reaper::{Retired, alloc_when_freed, retire, settle};
 pub use wait::{deadline_after, wait, wait_past_capture, wait_until};
 
-/// A value that keeps memory alive while it lives.
+/// An owner of a resource, such as memory. The resource stays alive while the owner or a clone of
+/// the owner lives.
 pub type Keep = Arc<dyn Any + Send + Sync>;

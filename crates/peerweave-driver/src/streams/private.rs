@@ -17,11 +17,11 @@ use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::library::bind;
 use crate::{CudaError, Driver, DriverError, relaxed};
 
-/// A separate stream that is not ordered with any other stream, not even with the default stream.
+/// A stream that is not ordered with any other stream, not even with the default stream.
 ///
-/// Creating the stream does not wait. cudarc does not know this stream. So use slices of cudarc on
-/// it only through [`DeviceBuffer`](crate::DeviceBuffer), which orders the work. This also applies
-/// to slices that were allocated on this stream.
+/// Creating the stream does not wait. cudarc does not know this stream. So use cudarc's slices on
+/// this stream only through [`DeviceBuffer`](crate::DeviceBuffer), which orders the work. This rule
+/// also applies to slices that were allocated on this stream.
 pub struct PrivateStream {
     /// `None` only after `drop` has taken it.
     stream: Option<Arc<CudaStream>>,
@@ -51,7 +51,7 @@ impl PrivateStream {
     /// Creates a stream in a context.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// An error of the driver.
     pub fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
         /// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream.
         const NON_BLOCKING: u32 = 1;

@@ -24,7 +24,8 @@ use crate::streams::capture::{cannot_be_asked, relax_this_thread};
 use crate::streams::exit::BeforeExit;
 use crate::{Api, CudaCode, CudaError, Driver, DriverError};
 
-/// A function that the reaper runs with the context of its device current. It may call the driver.
+/// A function that frees a retired value. A thread of this crate runs the function while the
+/// context of the value's device is current. The function may call the driver.
 pub type Retired = Box<dyn FnOnce() + Send>;
 
 struct Entry {
@@ -238,22 +239,23 @@ impl Entry {
     }
 }
 
-/// Frees a value of a device by calling `free` after all work that is pending on `streams` now.
-/// Returns without waiting and never fails. A value that cannot be freed safely is leaked.
+/// Frees a value on a device: `free` is called once all work that is now pending on `streams` has
+/// completed. Returns without waiting and never fails. A value that cannot be freed safely is
+/// leaked.
 ///
-/// If one of the streams is a per-thread stream, the value is leaked, because the work of that
-/// stream is unknown. The thread's current context does not change, because destructors call this
-/// function.
+/// If one of the streams is a per-thread stream, the value is leaked, because this call cannot find
+/// the work on that stream. The thread's current context does not change, because destructors call
+/// this function.
 ///
-/// `free` runs on a thread of this crate with the device's context current. It may call the driver
-/// and wait for the device.
+/// `free` runs on a thread of this crate with the device's context current. `free` may call the
+/// driver and wait for the device.
 pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<CudaStream>>, free: Retired) {
     match with_context_kept(|| record(streams)) {
         Ok(events) => send(Entry::new(Some(Arc::clone(context)), events, free)),
         Err(error) => {
             std::mem::forget(free);
             if !is_over() {
-                tracing::warn!(%error, "device memory is leaked, because the end of its use cannot be known");
+                tracing::warn!(%error, "device memory is leaked, because the driver cannot report when its use ends");
             }
         }
     }
@@ -313,18 +315,18 @@ pub(crate) fn drop_later(kept: Vec<Keep>) {
     send(Entry::new(None, Vec::new(), Box::new(move || drop(kept))));
 }
 
-/// Waits until no retired value is pending. Returns `false` if values are still pending at the
-/// deadline.
+/// Waits until all retired values have been freed. Returns `false` if values are still pending at
+/// the deadline.
 ///
-/// Used before measurements of memory, and before an allocation fails for lack of memory. Do not
-/// call this function from a function passed to `retire`.
+/// Call this function before measuring memory, and before reporting that an allocation ran out of
+/// memory. Do not call this function from a function that is passed to `retire`.
 pub fn settle(deadline: Instant) -> bool {
     wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
 /// Calls `allocate`. If `ran_out` returns `true` for the error of `allocate`, waits for at most a
-/// second until all retired memory has been freed. Then calls `allocate` again. Do not call this
-/// function from a function passed to `retire`.
+/// second until all retired memory has been freed, then calls `allocate` again. Do not call this
+/// function from a function that is passed to `retire`.
 ///
 /// # Errors
 /// Returns the last error of `allocate`.

@@ -9,15 +9,15 @@ use crate::streams::capture::cannot_be_asked;
 use crate::{CudaCode, CudaError, Driver, DriverError, is_capturing, relaxed};
 
 /// Returns the time `longest` from now. If the clock cannot represent that time, returns a time
-/// about ten years from now. Adding to an `Instant` would panic.
+/// about ten years from now. In this case, adding `longest` to an `Instant` would panic.
 pub fn deadline_after(longest: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
     let now = Instant::now();
     now.checked_add(longest).unwrap_or(now + NEVER)
 }
 
-/// Polls `ready` until it returns `true` or the deadline has passed. Polls without pauses at first,
-/// then with pauses of up to a millisecond.
+/// Polls `ready` until it returns `true` or the deadline has passed. At first, polls without
+/// pauses. Later, polls with pauses of up to a millisecond.
 ///
 /// Returns `false` at the deadline. Polls at least once, even if the deadline has already passed.
 ///
@@ -47,10 +47,11 @@ pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, 
 ///
 /// Polls the driver, so a stream that never completes does not block the caller beyond the
 /// deadline. During the wait, other threads may capture other streams. For a per-thread stream,
-/// waits for the stream of the calling thread.
+/// waits for the calling thread's own stream.
 ///
 /// # Errors
-/// Errors of the work or of the query. [`DriverError::Capturing`] if the stream is being captured.
+/// Errors of the pending work or of the driver's query. [`DriverError::Capturing`] if the stream is
+/// being captured.
 pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
     wait_until(deadline, || match is_capturing(stream)? {
         true => Err(DriverError::Capturing { call: "wait" }),
@@ -58,11 +59,11 @@ pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverE
     })
 }
 
-/// Like [`wait`], but tolerates a capture of the stream by another thread. During the capture,
-/// earlier work of the stream counts as incomplete, because the stream cannot be queried.
+/// Like [`wait`], but returns no error while another thread captures the stream. During the
+/// capture, earlier work on the stream counts as incomplete, because the stream cannot be queried.
 ///
 /// # Errors
-/// Errors of the work or of the query.
+/// Errors of the pending work or of the driver's query.
 pub fn wait_past_capture(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
     wait_until(deadline, || Ok(!cannot_be_asked(stream)? && is_idle(stream)?))
 }

@@ -31,24 +31,25 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Settings of the host backend. All PEs of a job pass the same values.
+/// Settings of the host backend. All PEs of a job must pass the same values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostOptions {
-    /// Maximum time of every wait for which the caller passes no deadline.
+    /// Time limit for every wait for which the caller passes no deadline.
     pub deadline: Duration,
     /// Size of the symmetric heap of each PE, in bytes. `None` means the size of the machine's
-    /// memory on Linux, and 256 MiB on other systems. A page takes no memory until it is accessed.
+    /// memory on Linux, but at most 16 TiB for all PEs together. On other systems, `None` means 256
+    /// MiB. A page takes no memory until the page is accessed.
     pub heap_bytes: Option<usize>,
     /// Whether ranks compare the full parameters of every collective. If `false`, ranks compare
-    /// 64-bit signatures, and compare full parameters only if a rank accesses memory that another
-    /// rank names.
+    /// 64-bit signatures of the parameters. In this case, ranks compare the full parameters only in
+    /// collectives in which a rank accesses memory that another rank names.
     pub check_calls: bool,
     /// Whether PEs read private buffers directly from other processes, if the system permits it.
     pub cross_memory_attach: bool,
-    /// Selects the order in which the threads of kernels run, as described at
-    /// `peerweave_grid::Options::seed`. With a seed other than 0, each launch of each PE has a
-    /// different order, derived from the seed.
+    /// Seed of the order in which the threads of kernels run, as described at
+    /// `peerweave_grid::Options::seed`. With a seed other than 0, each launch on each PE has a
+    /// different order, which is derived from the seed.
     pub kernel_seed: u64,
 }
 
@@ -64,14 +65,15 @@ impl Default for HostOptions {
 }
 
 impl Host {
-    /// Joins the job that `job` describes. This call is collective over the PEs of the job, which
-    /// must all be on this machine.
+    /// Joins the job that `job` describes. This call is collective over all PEs of the job. All PEs
+    /// must be on this machine.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the missing PEs, [`Error::Peer`] a PE that died, and
-    /// [`Error::Mismatch`] a PE with another heap size. [`Error::Setup`] if the rendezvous fails
-    /// for another reason. [`Error::Unsupported`] if the job spans machines, or has several PEs on
-    /// a system other than Linux. [`Error::System`] if the memory cannot be mapped.
+    /// [`Error::Timeout`] names the missing PEs. [`Error::Peer`] names a PE that died.
+    /// [`Error::Mismatch`] names a PE with another heap size. [`Error::Setup`] if the rendezvous
+    /// fails for another reason. [`Error::Misuse`] if the job has too many PEs, or if the heaps are
+    /// too large. [`Error::Unsupported`] if the job spans several machines, or if it has several
+    /// PEs on a system other than Linux. [`Error::System`] if the memory cannot be mapped.
     pub fn join(job: &Job, options: &HostOptions) -> Result<Self, Error> {
         const CALL: &str = JOIN;
         if !job.is_on_one_machine() {
@@ -158,6 +160,7 @@ impl Host {
     /// PEs. Each backend must be used by a separate thread.
     ///
     /// # Errors
+    /// [`Error::Misuse`] if `n_pes` is 0 or too large, or if the heaps are too large.
     /// [`Error::System`] if the memory cannot be mapped.
     pub fn threads(n_pes: usize, options: &HostOptions) -> Result<Vec<Self>, Error> {
         const CALL: &str = "Host::threads";

@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The handle of one PE to the backend for the shared memory of one machine.
+/// One PE's handle to the backend that uses the shared memory of one machine.
 ///
 /// A process of a job calls [`Host::join`](crate::Host::join). [`on_threads`](crate::on_threads)
 /// creates a handle for each thread.
@@ -41,7 +41,7 @@ pub struct Host {
 
 impl Host {
     /// Returns the rendezvous of the job, which stays open after the job has started. Returns
-    /// `None` for a single PE, for PEs that are threads, and after finalize.
+    /// `None` in a job of one PE, if the PEs are threads, and after the PE has finalised.
     pub fn rendezvous(&self) -> Option<Arc<Rendezvous>> {
         self.shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

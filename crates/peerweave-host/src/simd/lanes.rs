@@ -88,7 +88,7 @@ pub(super) unsafe trait Storage: Copy + 'static {
     unsafe fn encode<A: Arch>(values: A::Values<Self>) -> A::Raw<Self>;
 }
 
-/// Implements [`Storage`] for elements that are their own values.
+/// Implements [`Storage`] for element types that are computed with directly, without a conversion.
 macro_rules! plain {
     ($($t:ty: $l16:literal $l32:literal $l64:literal, $of_word:expr);* $(;)?) => {$(
         // SAFETY: [T1] a primitive number; [T2] the lane counts, checked below.

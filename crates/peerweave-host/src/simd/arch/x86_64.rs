@@ -237,15 +237,16 @@ fn store_fence() {
     unsafe { asm!("sfence", options(nostack, preserves_flags)) };
 }
 
-/// Returns whether the processor has fast string instructions ("enhanced" `rep movsb` and `rep
-/// stosb`). These move whole cache lines, and do not read the destination first if the size is
-/// large.
+/// Returns whether the processor has fast string instructions ("enhanced" `rep movsb` and
+/// `rep stosb`). Such instructions move whole cache lines, and do not read the destination first if
+/// the size is large.
 #[inline(always)]
 fn has_fast_strings() -> bool {
     std::is_x86_feature_detected!("ermsb")
 }
 
-/// The string methods of [`Arch`], which do not depend on vectors.
+/// Implements the methods of [`Arch`] that use string instructions. These methods are the same for
+/// all vector widths.
 macro_rules! strings {
     () => {
         /// # Safety
