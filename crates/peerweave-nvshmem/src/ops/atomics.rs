@@ -16,7 +16,7 @@ use crate::{Signal, SymmetricBuffer};
 
 impl Context {
     /// Adds `value` to the first element of `word` on another PE, in stream order. The addition is
-    /// atomic with other additions and signals.
+    /// atomic with respect to other additions and to signals.
     ///
     /// # Errors
     /// [`NvshmemError::Unsupported`] for 32-bit elements. As for [`signal`](Self::signal).
@@ -44,7 +44,7 @@ impl Context {
         self.by_signal("nvshmem_TYPE_atomic_inc", word, T::from_word(1), SignalOp::Add, pe, stream)
     }
 
-    /// Stores `value` atomically to the first element of `word` on another PE, in stream order.
+    /// Atomically stores `value` in the first element of `word` on another PE, in stream order.
     ///
     /// # Errors
     /// As for [`atomic_add`](Self::atomic_add).
