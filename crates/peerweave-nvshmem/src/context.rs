@@ -140,7 +140,7 @@ impl Context {
     /// Returns the state of NVSHMEM's initialisation.
     ///
     /// # Errors
-    /// As for [`Nvshmem::status`].
+    /// Returns the same errors as [`Nvshmem::status`].
     pub fn status(&self) -> Result<Status, NvshmemError> {
         self.comm.nvshmem.status()
     }

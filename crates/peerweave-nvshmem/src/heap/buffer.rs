@@ -105,7 +105,7 @@ impl<T: Element> SymmetricBuffer<T> {
     /// waits.
     ///
     /// # Errors
-    /// As for [`copy_from`](Self::copy_from).
+    /// Returns the same errors as [`copy_from`](Self::copy_from).
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NvshmemError> {
         self.read_by("SymmetricBuffer::to_vec", stream)
     }

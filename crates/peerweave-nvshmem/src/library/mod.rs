@@ -121,7 +121,7 @@ impl Nvshmem {
     /// calls its functions with NVSHMEM's signatures.
     ///
     /// # Errors
-    /// As for [`load`](Self::load).
+    /// Returns the same errors as [`load`](Self::load).
     pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self, NvshmemError> {
         // SAFETY: the caller guarantees that the file is an NVSHMEM library.
         Self::adopt(unsafe { SEARCH.open_at(path.as_ref(), Visibility::Global) }?)
@@ -160,7 +160,7 @@ impl Nvshmem {
     /// Returns the name that the library reports for itself.
     ///
     /// # Errors
-    /// As for [`specification`](Self::specification).
+    /// Returns the same errors as [`specification`](Self::specification).
     pub fn name(self) -> Result<String, NvshmemError> {
         let mut name = [0 as c_char; sys::NVSHMEM_MAX_NAME_LEN + 1];
         // SAFETY: the function writes at most NVSHMEM_MAX_NAME_LEN bytes, including the final zero.
@@ -172,7 +172,7 @@ impl Nvshmem {
     /// Returns whether, and to what extent, the library is initialised in this process.
     ///
     /// # Errors
-    /// As for [`specification`](Self::specification).
+    /// Returns the same errors as [`specification`](Self::specification).
     pub fn status(self) -> Result<Status, NvshmemError> {
         // SAFETY: the function only reads the library's state.
         Ok(Status::new(self.code("nvshmemx_init_status", |api| unsafe { api.nvshmemx_init_status() })?))

@@ -34,8 +34,8 @@ impl Context {
     /// # Errors
     /// [`NvshmemError::Disagree`] on every PE if the PEs pass different types or lengths.
     /// [`NvshmemError::Nvshmem`] if the heap or the device has too little memory.
-    /// [`NvshmemError::Bootstrap`] or [`NvshmemError::Timeout`] if PEs do not arrive by the
-    /// deadline. These errors name the missing PEs.
+    /// [`NvshmemError::Bootstrap`] or [`NvshmemError::Timeout`] if a PE does not arrive. These
+    /// errors name the missing PEs if they are known.
     ///
     /// NVSHMEM ends the process if the heap cannot grow. This crate therefore refuses requests that
     /// cannot succeed before it calls NVSHMEM. Two things cannot be checked: the sizes of the freed
@@ -54,10 +54,10 @@ impl Context {
     /// its memory before this call returns on any PE.
     ///
     /// # Collective
-    /// As for [`alloc`](Self::alloc).
+    /// The same rules apply as for [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc).
+    /// Returns the same errors as [`alloc`](Self::alloc).
     pub fn alloc_zeroed<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.allocate("nvshmem_malloc", len, Kind::Zeroed)
     }
@@ -66,10 +66,11 @@ impl Context {
     /// `alignment_bytes`. The alignment must be a power of two, and at least the size of a pointer.
     ///
     /// # Collective
-    /// As for [`alloc`](Self::alloc).
+    /// The same rules apply as for [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] if the alignment is invalid. Other errors as for [`alloc`](Self::alloc).
+    /// [`MisuseKind::Value`] if the alignment is invalid. Other errors are the same as for
+    /// [`alloc`](Self::alloc).
     pub fn alloc_aligned<T: Element>(&self, alignment_bytes: usize, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.allocate("nvshmem_align", len, Kind::Align(alignment_bytes))
     }
@@ -156,7 +157,7 @@ impl Context {
     /// # Errors
     /// [`MisuseKind::InUse`] if other handles, slices or captured graphs use the memory. In this
     /// case, no PE frees the memory, and the other PEs get [`NvshmemError::Disagree`].
-    /// [`finalize`](Self::finalize) frees the memory later. Other errors as for
+    /// [`finalize`](Self::finalize) frees the memory later. Other errors are the same as for
     /// [`alloc`](Self::alloc).
     pub fn free<T: Element>(&self, buffer: SymmetricBuffer<T>) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_free";

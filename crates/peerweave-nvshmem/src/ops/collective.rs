@@ -83,12 +83,12 @@ impl Team {
     /// [`barrier_blocking`](Self::barrier_blocking) also completes these transfers.
     ///
     /// # Collective
-    /// All PEs of the team.
+    /// All PEs of the team must make this call.
     ///
     /// # Errors
-    /// [`MisuseKind::Device`] for a stream of another device. [`NvshmemError::Dead`] if NVSHMEM is
-    /// unusable. [`NvshmemError::Nvshmem`] if NVSHMEM returns an error. [`MisuseKind::Context`] if
-    /// the stream is being captured while `nbi` transfers are pending.
+    /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if
+    /// NVSHMEM is unusable. [`NvshmemError::Nvshmem`] if NVSHMEM returns an error.
+    /// [`MisuseKind::Context`] if the stream is being captured while `nbi` transfers are pending.
     pub fn barrier(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_barrier_on_stream", stream)?;
         let team = enqueue.team(self)?;
@@ -101,10 +101,10 @@ impl Team {
     /// no quiet, so earlier puts may not be visible afterwards.
     ///
     /// # Collective
-    /// All PEs of the team.
+    /// All PEs of the team must make this call.
     ///
     /// # Errors
-    /// As for [`barrier`](Self::barrier).
+    /// Returns the same errors as [`barrier`](Self::barrier).
     pub fn sync(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_team_sync_on_stream", stream)?;
         let team = enqueue.team(self)?;
@@ -120,11 +120,11 @@ impl Team {
     /// [`Context::stream`].
     ///
     /// # Collective
-    /// All PEs of the team.
+    /// All PEs of the team must make this call.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`] if a PE does not arrive by the deadline; the error reports PEs
-    /// that were lost. As for [`barrier`](Self::barrier).
+    /// that were lost. Other errors are the same as for [`barrier`](Self::barrier).
     pub fn barrier_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_barrier_on_stream";
         if self.comm.enqueued.sent.load(Ordering::Relaxed) {
@@ -145,10 +145,10 @@ impl Team {
     /// Waits within the context's deadline until every PE of the team has made this call.
     ///
     /// # Collective
-    /// All PEs of the team.
+    /// All PEs of the team must make this call.
     ///
     /// # Errors
-    /// As for [`barrier_blocking`](Self::barrier_blocking).
+    /// Returns the same errors as [`barrier_blocking`](Self::barrier_blocking).
     pub fn sync_blocking(&self) -> Result<(), NvshmemError> {
         self.blocking("nvshmemx_team_sync_on_stream", Self::sync)
     }
@@ -173,7 +173,7 @@ impl Team {
     /// the root.
     ///
     /// # Collective
-    /// All PEs of the team, with the same length and root.
+    /// All PEs of the team must make this call with the same length and root.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless source and target have the same number of elements.
@@ -205,11 +205,11 @@ impl Team {
     /// `target` on each PE.
     ///
     /// # Collective
-    /// All PEs of the team, with the same length.
+    /// All PEs of the team must make this call with the same length.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless the target has as many elements as all sources together. As
-    /// for [`broadcast`](Self::broadcast).
+    /// [`MisuseKind::Length`] unless the target has as many elements as all sources together. Other
+    /// errors are the same as for [`broadcast`](Self::broadcast).
     pub fn fcollect<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -226,11 +226,12 @@ impl Team {
     /// with rank n. Stores the part that arrives from rank n as part n of `target`.
     ///
     /// # Collective
-    /// All PEs of the team, with the same length.
+    /// All PEs of the team must make this call with the same length.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] if source and target have different numbers of elements, or if the
-    /// number is not a multiple of the team's size. As for [`broadcast`](Self::broadcast).
+    /// number is not a multiple of the team's size. Other errors are the same as for
+    /// [`broadcast`](Self::broadcast).
     pub fn alltoall<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -249,12 +250,13 @@ impl Team {
     /// `target` on each PE. `target` may be the same memory as `source`.
     ///
     /// # Collective
-    /// All PEs of the team, with the same length and operation.
+    /// All PEs of the team must make this call with the same length and operation.
     ///
     /// # Errors
     /// [`MisuseKind::Reduction`] if NVSHMEM lacks the reduction, for example the mean, a scaled
     /// sum, or a bitwise operation on floats. [`MisuseKind::Overlap`] if source and target overlap
-    /// without being the same memory. As for [`broadcast`](Self::broadcast).
+    /// without being the same memory. Other errors are the same as for
+    /// [`broadcast`](Self::broadcast).
     pub fn reduce<T: Number>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -283,11 +285,11 @@ impl Team {
     /// result in `target` on the PE with rank n.
     ///
     /// # Collective
-    /// All PEs of the team, with the same length and operation.
+    /// All PEs of the team must make this call with the same length and operation.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless the source has as many elements as all targets together.
-    /// [`MisuseKind::Overlap`] if source and target overlap. Other errors as for
+    /// [`MisuseKind::Overlap`] if source and target overlap. Other errors are the same as for
     /// [`reduce`](Self::reduce).
     pub fn reduce_scatter<T: Number>(
         &self,

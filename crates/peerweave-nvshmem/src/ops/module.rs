@@ -67,11 +67,11 @@ impl Context {
         Ok(self.guard(Kind::Module(address), held))
     }
 
-    /// Initialises a library that the CUDA driver has loaded with NVSHMEM's state, like
+    /// Initialises a CUDA library (`CUlibrary`) with NVSHMEM's state, like
     /// [`init_module`](Self::init_module). Requires CUDA 12.
     ///
     /// # Errors
-    /// As for [`init_module`](Self::init_module).
+    /// Returns the same errors as [`init_module`](Self::init_module).
     ///
     /// # Safety
     /// The library must be loaded, and must stay loaded while `keep` lives. The library's kernels

@@ -1,5 +1,5 @@
-//! Memory from outside the heap, which is made symmetric on every PE or registered as this PE's
-//! memory of transfers.
+//! Memory from outside the heap, which is made symmetric on every PE, or is registered so that this
+//! PE can use it in transfers.
 
 use peerweave_driver::cudarc::driver::sys::CUpointer_attribute;
 use peerweave_driver::{CudaCode, DeviceBuffer, Driver, DriverError, bind_if_needed};
@@ -17,35 +17,36 @@ use crate::{SymmetricBuffer, Version};
 
 impl Context {
     /// Makes existing memory symmetric. Every PE passes its own memory, and gets a buffer that
-    /// represents the memory of all PEs.
+    /// represents the memory that all PEs passed.
     ///
-    /// NVSHMEM accepts only memory of CUDA's virtual memory management with a shareable handle. The
-    /// memory must be a whole mapping, whose length is a multiple of the heap's step
+    /// NVSHMEM accepts only memory from CUDA's virtual memory management whose handle can be shared
+    /// with other processes. The memory must be one whole mapping. Unless the heap has a fixed
+    /// size, the length of the mapping must be a multiple of the heap's step
     /// ([`Settings::heap_step_bytes`](crate::Settings::heap_step_bytes)). The memory stays
-    /// allocated until the buffer is freed.
+    /// allocated until the returned buffer has been freed.
     ///
     /// # Collective
-    /// As for [`alloc`](Self::alloc).
+    /// The same rules apply as for [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// [`MisuseKind::Context`] for borrowed memory, memory that is not virtual memory, memory
-    /// without a shareable handle, or a part of a mapping. [`MisuseKind::Value`] for a length that
-    /// is not a multiple of the step. [`NvshmemError::Nvshmem`] if NVSHMEM refuses the memory,
-    /// which makes the context unusable unless the heap has a fixed size. Other errors as for
-    /// [`alloc`](Self::alloc).
+    /// [`MisuseKind::Context`] if the memory is borrowed, is not from CUDA's virtual memory
+    /// management, has no shareable handle, or is only a part of a mapping. [`MisuseKind::Value`]
+    /// if the length is not a multiple of the step. [`NvshmemError::Nvshmem`] if NVSHMEM refuses
+    /// the memory. Unless the heap has a fixed size, the context is unusable after such a refusal.
+    /// Other errors are the same as for [`alloc`](Self::alloc).
     pub fn register_symmetric<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.register("nvshmemx_buffer_register_symmetric", memory, None)
     }
 
     /// Makes memory symmetric like [`register_symmetric`](Self::register_symmetric), preferably at
-    /// `address` of the symmetric heap. Requires NVSHMEM 3.6.
+    /// the address `address` in the symmetric heap. Requires NVSHMEM 3.6.
     ///
     /// # Collective
-    /// As for [`alloc`](Self::alloc). The addresses of the PEs may differ.
+    /// The same rules apply as for [`alloc`](Self::alloc). The PEs may pass different addresses.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`] for an older library. As for
-    /// [`register_symmetric`](Self::register_symmetric).
+    /// [`NvshmemError::Unsupported`] if the library is older than NVSHMEM 3.6. Other errors are the
+    /// same as for [`register_symmetric`](Self::register_symmetric).
     pub fn register_symmetric_near<T: Element>(
         &self,
         memory: &impl DeviceBuffer<T>,
@@ -113,16 +114,17 @@ impl Context {
         Ok(SymmetricBuffer::whole(self.heap.add_allocation(address as u64, bytes, Some(keep)), memory.len()))
     }
 
-    /// Registers memory as this PE's memory of puts and gets. Only transfers over the network need
-    /// this call.
+    /// Registers memory that this PE uses as the source of puts or as the target of gets. Only
+    /// transfers over the network need this call.
     ///
-    /// This call is not collective. After the result is dropped, the memory is unregistered when
-    /// the streams that use it have completed. The memory is kept alive until then.
+    /// This call is not collective. Once the returned value has been dropped and the streams that
+    /// use the memory have completed, the memory is unregistered. Until then, the memory stays
+    /// allocated.
     ///
     /// # Errors
-    /// [`NvshmemError::Nvshmem`] for memory that overlaps registered memory, or that a network
-    /// refuses. In the latter case another network may have registered the memory, so the memory is
-    /// leaked. [`MisuseKind::Context`] for borrowed memory.
+    /// [`NvshmemError::Nvshmem`] if the memory overlaps registered memory, or if a network refuses
+    /// the memory. In both cases the memory is leaked, because another network may have registered
+    /// it. [`MisuseKind::Context`] if the memory is borrowed.
     pub fn register_local<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NvshmemError> {
         const CALL: &str = "nvshmemx_buffer_register";
         let comm = &self.comm;
