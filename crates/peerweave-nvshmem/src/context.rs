@@ -98,8 +98,8 @@ impl Context {
     }
 
     /// Returns a closure that reports whether the context has been released. The closure returns
-    /// `true` once every handle to this context, to its memory and to its teams has been dropped,
-    /// including handles that background threads own. The context then no longer keeps the
+    /// `true` once every handle to this context, to its memory and to its teams has been dropped.
+    /// These include handles that background threads own. The context then no longer keeps the
     /// rendezvous alive.
     ///
     /// A context that has not been [finalised](Self::finalize) is not released before the process

@@ -107,7 +107,7 @@ pub enum MisuseKind {
     /// The other PE in the transfer is reached only over the network, and the memory is neither
     /// symmetric nor registered. Strided transfers and blocking transfers of one value also return
     /// this error for such a PE, because NVSHMEM does not support them over the network.
-    #[error("{what} is neither symmetric nor registered, and {pe} is reached only over the network: register it first")]
+    #[error("{pe} is reached only over the network: register {what}, or use a call that works over the network")]
     Unregistered {
         /// Name of the argument.
         what: &'static str,

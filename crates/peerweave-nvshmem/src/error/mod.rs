@@ -46,12 +46,12 @@ pub enum NvshmemError {
     /// loaded.
     #[error(transparent)]
     Plugin(Box<PluginError>),
-    /// NVSHMEM cannot work on this machine or in this job. The problem was detected because NVSHMEM
-    /// would otherwise have ended the process or hung. Except for [`PreflightError::NotAlone`],
-    /// NVSHMEM was not initialised.
+    /// NVSHMEM cannot work on this machine or in this job. This crate returns this error because
+    /// NVSHMEM would end the process or hang. Except for [`PreflightError::NotAlone`], NVSHMEM was
+    /// not initialised.
     #[error(transparent)]
     Preflight(Box<PreflightError>),
-    /// The CUDA driver is missing or returned an error, or a call of the driver is not possible.
+    /// The CUDA driver is missing or returned an error, or a call to the driver is not possible.
     #[error(transparent)]
     Cuda(#[from] DriverError),
     /// The deadline passed before the call was complete.

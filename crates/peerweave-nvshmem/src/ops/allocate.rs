@@ -37,10 +37,10 @@ impl Context {
     /// [`NvshmemError::Bootstrap`] or [`NvshmemError::Timeout`] if a PE does not arrive. These
     /// errors name the missing PEs if they are known.
     ///
-    /// NVSHMEM ends the process if the heap cannot grow. This crate therefore refuses requests that
-    /// cannot succeed before it calls NVSHMEM. Two things cannot be checked: the sizes of the freed
-    /// blocks in the heap, and the memory that other processes allocate on the device. If NVSHMEM
-    /// fails for one of these reasons and the process survives, the context is unusable
+    /// NVSHMEM ends the process if the heap cannot grow. This crate therefore refuses a request
+    /// that cannot succeed, and does not call NVSHMEM. Two things cannot be checked: the sizes of
+    /// the freed blocks in the heap, and the memory that other processes allocate on the device. If
+    /// NVSHMEM fails for one of these reasons and the process survives, the context is unusable
     /// ([`DeadState::Broken`]).
     ///
     /// If the heap has a fixed size

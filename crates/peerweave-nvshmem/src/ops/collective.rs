@@ -41,7 +41,7 @@ type Found = Result<sys::CollectiveOnStream, MissingSymbol>;
 impl Context {
     /// Waits on the host until every PE has made this call (`nvshmem_barrier_all`). The barrier
     /// also completes this PE's `nbi` transfers, and the puts and gets that this PE made without a
-    /// stream. These include transfers over a network.
+    /// stream. This includes transfers over a network.
     ///
     /// The barrier does not wait for puts that this process enqueued on streams; [`Team::barrier`]
     /// completes such puts. The host waits inside NVSHMEM, so the context becomes unusable if a PE
@@ -70,10 +70,10 @@ impl Context {
 }
 
 impl Team {
-    /// Enqueues a barrier of the team. Once the barrier is complete, every PE of the team has
-    /// arrived, and the puts that these PEs made before the barrier are visible.
+    /// Enqueues a barrier of the team on `stream`. Once the barrier is complete, every PE of the
+    /// team has arrived, and the puts that these PEs made before the barrier are visible.
     ///
-    /// The barrier includes transfers over a network. `stream` first waits for NVSHMEM's own
+    /// The barrier also completes transfers over a network. `stream` first waits for NVSHMEM's own
     /// streams. `stream` then runs a kernel that completes this PE's network transfers before this
     /// PE arrives (`nvshmemi_transfer_quiet` on all queues of the device, in NVSHMEM's
     /// `barrier.cuh`).
@@ -281,8 +281,8 @@ impl Team {
         self.run(CALL, target, source, target.len(), InPlace::Whole, stream, function)
     }
 
-    /// Reduces the sources of all PEs of the team element by element, and stores part n of the
-    /// result in `target` on the PE with rank n.
+    /// Reduces the sources of all PEs of the team element by element. Stores part n of the result
+    /// in `target` on the PE with rank n.
     ///
     /// # Collective
     /// All PEs of the team must make this call with the same length and operation.

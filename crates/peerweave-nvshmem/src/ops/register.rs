@@ -108,7 +108,7 @@ impl Context {
         }
         check_all_allocated(comm, call, address, Ok(())).inspect_err(|_| keep.leak())?;
         if address == 0 {
-            let detail = format!("{bytes} bytes; NVSHMEM accepts only shareable virtual memory");
+            let detail = format!("NVSHMEM refused {bytes} bytes, expected CUDA virtual memory with a shareable handle");
             return Err(comm.nvshmem.failure(call, None, detail));
         }
         Ok(SymmetricBuffer::whole(self.heap.add_allocation(address as u64, bytes, Some(keep)), memory.len()))
@@ -152,7 +152,7 @@ fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> R
             MisuseKind::Length { what: "the memory", found: 0, expected: 1, unit: "elements" },
         ));
     }
-    let why = "borrowed memory cannot be registered, because it could be freed first; use owned memory, such as DeviceMemory";
+    let why = "borrowed memory cannot be registered, because its owner could free it while it is registered; use owned memory, such as DeviceMemory";
     let (address, keep) = memory.keep().ok_or_else(|| NvshmemError::misuse(call, MisuseKind::Context { why }))?;
     Ok((address, Held::new(&comm.context, keep)))
 }
@@ -171,7 +171,7 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
     // SAFETY: the pointer is to a live handle, and the driver looks up the address.
     let code = unsafe { api.cuMemRetainAllocationHandle(&raw mut handle, std::ptr::without_provenance_mut(address as usize)) };
     if code.map_err(DriverError::from)? != CudaCode::SUCCESS {
-        return refuse("only CUDA's virtual memory can be made symmetric, such as that of peerweave-vmm");
+        return refuse("only memory from CUDA's virtual memory management can be made symmetric; allocate it with peerweave-vmm");
     }
     // SAFETY: the handle is live, and is not used afterwards.
     let _ = unsafe { api.cuMemRelease(handle) };
@@ -188,7 +188,7 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
     }
     let mapping = ask(CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)?.zip(ask(CU_POINTER_ATTRIBUTE_MAPPING_SIZE)?);
     if mapping.is_some_and(|mapping| mapping != (address, bytes as u64)) {
-        return refuse("the memory is a part of a mapping; NVSHMEM only makes whole mappings symmetric");
+        return refuse("the memory is a part of a mapping, expected a whole mapping");
     }
     if !limits.fixed && !(bytes as u64).is_multiple_of(limits.step) {
         let (what, expected) = ("the length of the memory in bytes", "a multiple of the heap's step (Settings::heap_step_bytes)");

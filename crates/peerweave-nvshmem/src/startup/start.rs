@@ -30,8 +30,8 @@ impl Context {
     ///
     /// The rendezvous distributes the id. Unless the settings select a network interface, NVSHMEM
     /// uses the network interface of the rendezvous. The context keeps the rendezvous for later
-    /// setup calls. A setup call counts as a collective call of the rendezvous, so all of these
-    /// calls must be made in the same order on every PE.
+    /// setup calls. Setup calls count as collective calls of the rendezvous. Every PE must make all
+    /// collective calls of the rendezvous in the same order.
     ///
     /// If NVSHMEM already runs in this process with the same arguments, this call returns a new
     /// handle without communication. If the process of any PE has a context with other arguments,

@@ -37,8 +37,8 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 ///
 /// - All handles to a team share one order, which is the order of the calls. Several threads may
 ///   call collectives of a team. NVSHMEM's predefined teams (world, shared, node, same index) all
-///   share one order, because NVSHMEM implements collectives of all PEs partly as collectives of
-///   the other predefined teams.
+///   share one order. The reason is that NVSHMEM implements collectives of all PEs partly as
+///   collectives of the other predefined teams.
 /// - The stream of the team's last collective is the team's last stream. A collective on another
 ///   stream waits on the device for all earlier work on the last stream. The host waits only while
 ///   another thread is making a call on the same team. If the last stream waits for work that is
@@ -47,16 +47,16 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// - Setup calls allocate, free or register symmetric memory, create or destroy teams, or finalise
 ///   NVSHMEM. Every PE that takes part must make its setup calls in the same order, over all teams.
 ///   Only one thread of a process makes a setup call at a time, and other threads wait for that
-///   call. If the threads of different PEs make setup calls in different orders, the PEs wait for
-///   each other outside of NVSHMEM until the deadline, and then get errors.
+///   call. If the PEs make setup calls in different orders, these PEs wait for each other outside
+///   of NVSHMEM until the deadline, and then get errors.
 /// - Some calls first wait, within the context's deadline, for the team's last stream: blocking
 ///   calls, and calls that NVSHMEM runs on its own stream (allocating, freeing, registering). Calls
 ///   that create or destroy a team or finalise NVSHMEM first wait for every stream that has been
-///   used with this context, because NVSHMEM waits for the whole device in these calls. If other
-///   work on the device waits for a PE beyond the deadline, the context becomes unusable.
-/// - A graph cannot wait for a stream outside of the graph. If a collective is captured into a
-///   graph and the team's last stream is outside of that graph, the host therefore waits for the
-///   last stream. While the last stream is being captured, other collectives are refused
+///   used with this context. The reason is that NVSHMEM waits for the whole device in these calls.
+///   If other work on the device waits for a PE beyond the deadline, the context becomes unusable.
+/// - A graph cannot wait for a stream outside of the graph. If a collective is captured while the
+///   team's last stream is outside of the graph, the host therefore waits for the last stream.
+///   While the last stream is being captured, other collectives are refused
 ///   ([`MisuseKind::Context`]), unless they are captured into the same graph. A program launches a
 ///   graph through CUDA, so this crate does not observe the launch. [`join`](Self::join) places the
 ///   launch in the order.
@@ -323,8 +323,8 @@ impl Team {
     }
 
     /// Makes `stream` wait for the team's last collective, and makes the team's next collective
-    /// wait for `stream`. Call this function before enqueuing work that runs collectives of the
-    /// team without this crate, such as the launch of a graph or of a kernel.
+    /// wait for `stream`. Call this function before launching a graph or a kernel that runs
+    /// collectives of the team, because this crate does not observe such collectives.
     ///
     /// This call is not collective.
     ///

@@ -102,7 +102,8 @@ impl Team {
     /// All PEs of this team must make this call with the same arguments.
     ///
     /// # Errors
-    /// Returns the same errors as [`split_strided`](Self::split_strided).
+    /// [`MisuseKind::Value`] if `width` is 0. Other errors are the same as for
+    /// [`split_strided`](Self::split_strided).
     pub fn split_2d(&self, width: u32, config: TeamConfig) -> Result<(Self, Self), NvshmemError> {
         const CALL: &str = "nvshmem_team_split_2d";
         let _setup = self.comm.setup_turn(CALL)?;
