@@ -16,11 +16,12 @@ use crate::heap::Heap;
 use crate::heap::limits::Limits;
 use crate::library::{Nvshmem, Settings, Status};
 
-/// The NVSHMEM that runs in this process. Clones are handles of the same context. NVSHMEM is
-/// finalised when the last handle is passed to [`finalize`](Self::finalize).
+/// A handle to the NVSHMEM context of this process. Every clone is another handle to the same
+/// context. Passing the last handle to [`finalize`](Self::finalize) finalises NVSHMEM.
 ///
-/// Dropping a handle is local and does not finalise NVSHMEM. If all handles are only dropped,
-/// NVSHMEM keeps running, and [`current`](Self::current) returns a handle again.
+/// Dropping a handle is local and does not finalise NVSHMEM. If every handle has been dropped and
+/// none has been passed to `finalize`, NVSHMEM keeps running. [`current`](Self::current) then
+/// returns a new handle.
 pub struct Context {
     pub(crate) comm: Arc<Comm>,
     pub(crate) heap: Arc<Heap>,
@@ -96,17 +97,19 @@ impl Context {
         Self { comm, heap, running: Arc::clone(running) }
     }
 
-    /// Returns a closure that tells whether the context is released. It returns `true` once all
-    /// handles of this context, of its memory and of its teams are dropped, including those owned
-    /// by background threads. From then on the context no longer keeps the rendezvous alive.
+    /// Returns a closure that reports whether the context has been released. The closure returns
+    /// `true` once every handle to this context, to its memory and to its teams has been dropped.
+    /// These include handles that background threads own. The context then no longer keeps the
+    /// rendezvous alive.
     ///
-    /// A context that has not been [finalized](Self::finalize) stays until the process ends.
+    /// A context that has not been [finalised](Self::finalize) is not released before the process
+    /// ends.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let alive = Arc::downgrade(&self.comm.alive);
         move || alive.strong_count() == 0
     }
 
-    /// Returns another handle of the running context, or `None` if NVSHMEM is not running.
+    /// Returns a new handle to the running context, or `None` if NVSHMEM is not running.
     pub fn current() -> Option<Self> {
         // In a forked child, the lock may be held by a thread that exists only in the parent.
         let life = match Nvshmem::is_forked() {
@@ -124,7 +127,7 @@ impl Context {
         self.comm.pe
     }
 
-    /// Returns the number of PEs.
+    /// Returns the number of PEs in the job.
     pub fn n_pes(&self) -> u32 {
         self.comm.n_pes
     }
@@ -137,22 +140,25 @@ impl Context {
     /// Returns the state of NVSHMEM's initialisation.
     ///
     /// # Errors
-    /// As for [`Nvshmem::status`].
+    /// Returns the same errors as [`Nvshmem::status`].
     pub fn status(&self) -> Result<Status, NvshmemError> {
         self.comm.nvshmem.status()
     }
 
-    /// Returns the CUDA context used by NVSHMEM.
+    /// Returns the CUDA context that NVSHMEM uses.
     pub fn device(&self) -> &Arc<CudaContext> {
         &self.comm.context
     }
 
-    /// Returns the stream that blocking calls use. The caller may use it too.
+    /// Returns the context's own stream, on which
+    /// [`Team::barrier_blocking`](crate::Team::barrier_blocking) and
+    /// [`Team::sync_blocking`](crate::Team::sync_blocking) run. The caller may use this stream too.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.comm.stream
     }
 
-    /// Returns the time limit of each setup call and each blocking call.
+    /// Returns the time limit for each wait in a setup call or a blocking call.
+    /// [`Settings::deadline`] sets this limit.
     pub fn deadline(&self) -> Duration {
         self.comm.deadline
     }
@@ -178,8 +184,8 @@ impl Context {
         }
     }
 
-    /// Ends the processes of all PEs as soon as possible with the exit status `status`. Some
-    /// bootstraps do not support this call, for example a unique id.
+    /// Ends the processes of all PEs as soon as possible, with the exit status `status`. Some
+    /// bootstraps do not support this call, for example the bootstrap by a unique id.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`] if NVSHMEM is unusable. [`NvshmemError::Timeout`] if the call does
@@ -214,7 +220,7 @@ impl fmt::Debug for Context {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Info {
-    /// The library, with its version and its file.
+    /// The loaded NVSHMEM library. `Debug` prints its version and its path.
     pub library: Nvshmem,
     /// Number of this PE.
     pub pe: Pe,
@@ -222,12 +228,12 @@ pub struct Info {
     pub n_pes: u32,
     /// Ordinal of the device that NVSHMEM uses.
     pub device: usize,
-    /// The kind of bootstrap, such as "rendezvous".
+    /// The kind of bootstrap, such as "a rendezvous".
     pub bootstrap: &'static str,
-    /// Settings of the initialisation, including settings that this crate added.
+    /// Settings with which NVSHMEM was initialised, including settings that this crate added.
     pub settings: Settings,
-    /// Number of allocations of symmetric memory that have not been freed.
+    /// Number of symmetric memory allocations that have not been freed.
     pub allocations: usize,
-    /// Size of these allocations in bytes.
+    /// Total size on this PE of the allocations that have not been freed, in bytes.
     pub allocated_bytes: usize,
 }

@@ -1,7 +1,7 @@
-//! Safe host API of NVSHMEM, loaded at run time. One binary works with NVSHMEM 3.3 to 3.8, and also
-//! runs on machines without NVSHMEM.
+//! A safe Rust API for NVSHMEM's host library, which is loaded at run time. One binary works with
+//! NVSHMEM 3.3 to 3.8, and also runs on machines without NVSHMEM.
 //!
-//! This crate has no kernels, no network transport and no tensor type.
+//! This crate contains no kernels, no network transport and no tensor type.
 //!
 //! ```text
 //!  Nvshmem           the library: its path, version, missing functions and plug-ins

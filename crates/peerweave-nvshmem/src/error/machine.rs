@@ -6,22 +6,23 @@ use peerweave_types::Pe;
 
 use crate::Version;
 
-/// A plug-in that the library needs is missing, or has another version.
+/// The error for a plug-in that the NVSHMEM library needs, and that is missing or cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("NVSHMEM {version} needs {plugin} in {}, beside the library; {found}", directory.display())]
 #[non_exhaustive]
 pub struct PluginError {
     /// File name of the plug-in.
     pub plugin: String,
-    /// Directory in which the plug-in is expected.
+    /// Directory that should contain the plug-in.
     pub directory: PathBuf,
-    /// Description of what was found in the directory instead of the plug-in.
+    /// Description of the files that were found in the directory, or of the reason why the plug-in
+    /// cannot be loaded.
     pub found: String,
     /// Version of the NVSHMEM library.
     pub version: Version,
 }
 
-/// The reason why NVSHMEM would not work on this machine.
+/// The reason why NVSHMEM cannot work on this machine or in this job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PreflightError {
@@ -35,35 +36,35 @@ pub enum PreflightError {
         /// UUID of the GPU.
         uuid: String,
     },
-    /// NVSHMEM reports that another PE uses the GPU of this PE. Half of the NVSHMEM calls would
-    /// then fail.
+    /// NVSHMEM was initialised, and reported that another PE uses the same GPU as this PE. Half of
+    /// NVSHMEM's calls would end the process, so NVSHMEM was finalised again.
     #[error(
         "{pe} shares device {device} with another PE: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
     )]
     NotAlone {
         /// This PE.
         pe: Pe,
-        /// Ordinal of the shared device on this PE.
+        /// Ordinal of the shared device in this process.
         device: usize,
     },
-    /// The PEs have different versions of the library.
+    /// The PEs have different versions of the NVSHMEM library.
     #[error("{pe} has NVSHMEM {theirs}, this PE has {ours}, expected the same version on all PEs")]
     Versions {
-        /// The PE with another version.
+        /// A PE whose version differs from the version of this PE.
         pe: Pe,
-        /// Version of the other PE.
+        /// NVSHMEM version on `pe`.
         theirs: String,
-        /// Version of this PE.
+        /// NVSHMEM version on this PE.
         ours: Version,
     },
-    /// The PEs have different settings that must be equal on all PEs.
-    #[error("{pe} initialises with `{theirs}`, this PE initialises with `{ours}`, expected the same on all PEs")]
+    /// The PEs have different values for settings that must be equal on all PEs.
+    #[error("{pe} initialises with `{theirs}`, this PE initialises with `{ours}`, expected the same settings on all PEs")]
     Settings {
-        /// The PE with other settings.
+        /// A PE whose settings differ from the settings of this PE.
         pe: Pe,
-        /// Settings of the other PE.
+        /// Settings with which `pe` initialises NVSHMEM.
         theirs: String,
-        /// Settings of this PE.
+        /// Settings with which this PE initialises NVSHMEM.
         ours: String,
     },
     /// Another PE cannot take part in the initialisation.
@@ -71,15 +72,16 @@ pub enum PreflightError {
     Peer {
         /// The PE that cannot take part.
         pe: Pe,
-        /// Error message of that PE.
+        /// The reason why `pe` cannot take part.
         reason: String,
     },
-    /// The network interface that the settings request does not exist on this machine.
+    /// This machine has no network interface that matches the request in the settings or the
+    /// environment.
     #[error("no network interface of this machine matches `{asked}`, expected one of {there}")]
     Interface {
-        /// The requested interface, from the settings or the environment.
+        /// The value that requests the interface, from the settings or the environment.
         asked: String,
-        /// Names of the interfaces of this machine.
+        /// Names of the network interfaces that this machine has.
         there: String,
     },
     /// The GPU is too old for NVSHMEM.
@@ -87,7 +89,7 @@ pub enum PreflightError {
         "device {device} has compute capability {major}.{minor}, expected at least 7.0: NVSHMEM needs a GPU of the Volta generation or later"
     )]
     OldGpu {
-        /// The device.
+        /// Ordinal of the device.
         device: usize,
         /// Major number of the device's compute capability.
         major: i32,
@@ -101,13 +103,13 @@ pub enum PreflightError {
     SharedMemory {
         /// Number of free bytes in /dev/shm.
         free_bytes: u64,
-        /// Number of bytes that NVSHMEM needs.
+        /// Approximate number of bytes in /dev/shm that NVSHMEM needs.
         needed_bytes: u64,
     },
     /// The device has too little free memory for the symmetric heap.
     #[error("device {device} has {free_bytes} bytes free, expected {needed_bytes} for the symmetric heap")]
     DeviceMemory {
-        /// The device.
+        /// Ordinal of the device.
         device: usize,
         /// Number of free bytes on the device.
         free_bytes: u64,
@@ -121,7 +123,7 @@ pub enum PreflightError {
     Unreachable {
         /// The PE whose GPU cannot be accessed.
         pe: Pe,
-        /// This PE's device.
+        /// Ordinal of the device that this PE uses.
         device: usize,
     },
 }

@@ -1,95 +1,96 @@
-//! Invalid arguments that are found before NVSHMEM is called.
+//! Invalid calls that are detected before NVSHMEM is called.
 
 use peerweave_types::Pe;
 
-/// An invalid argument of a call.
+/// The error for an invalid call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {kind}")]
 #[non_exhaustive]
 pub struct Misuse {
     /// Name of the call.
     pub call: &'static str,
-    /// The invalid argument, its value, and the expected value.
+    /// The reason why the call is invalid.
     pub kind: MisuseKind,
 }
 
-/// The kinds of misuse, each with the value found and the expected value.
+/// The reason why a call is invalid. Most variants have the value found and the expected value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MisuseKind {
-    /// An argument or an option is outside its valid range.
+    /// The value of an argument or of an option is invalid.
     #[error("{what} is {found}, expected {expected}")]
     Value {
         /// Name of the argument or option.
         what: &'static str,
-        /// Value of the argument.
+        /// The value found.
         found: i64,
-        /// Description of valid values.
+        /// Description of the valid values.
         expected: &'static str,
     },
-    /// An argument has a wrong length.
+    /// The length of an argument is wrong.
     #[error("{what} has {found} {unit}, expected {expected}")]
     Length {
         /// Name of the argument.
         what: &'static str,
-        /// Length of the argument.
+        /// The length found.
         found: usize,
         /// The expected length.
         expected: usize,
-        /// Unit of both lengths: "elements" or "bytes".
+        /// Unit of the lengths: "elements" or "bytes".
         unit: &'static str,
     },
-    /// A range exceeds the memory.
+    /// A range of elements is not inside the memory.
     #[error("{what} is {start}..{end}, expected a range within {len} elements")]
     OutOfRange {
         /// Name of the argument.
         what: &'static str,
-        /// Index of the first element.
+        /// Index of the first element in the range.
         start: usize,
-        /// Index one past the last element.
+        /// Index one past the last element in the range.
         end: usize,
-        /// Number of elements of the memory.
+        /// Number of elements in the memory.
         len: usize,
     },
-    /// A text argument is invalid.
+    /// A name, a text or an id is invalid.
     #[error("{what}: {why}")]
     Text {
-        /// The argument or option.
+        /// Name of the argument or option.
         what: &'static str,
         /// The reason why the argument is invalid.
         why: &'static str,
     },
-    /// A PE number is not below the number of PEs of the job.
+    /// A PE number is not less than the number of PEs in the job.
     #[error("{what} is {found}, expected a PE below {n_pes}")]
     Pe {
         /// Name of the argument.
         what: &'static str,
-        /// Value of the argument.
+        /// The PE number found.
         found: Pe,
-        /// Number of PEs of the job.
+        /// Number of PEs in the job.
         n_pes: u32,
     },
-    /// A rank is not below the number of ranks of the team.
+    /// A rank is not less than the number of ranks in the team.
     #[error("{what} is rank {found}, expected a rank below {ranks}")]
     Rank {
         /// Name of the argument.
         what: &'static str,
-        /// Value of the argument.
+        /// The rank found.
         found: usize,
-        /// Number of ranks of the team.
+        /// Number of ranks in the team.
         ranks: usize,
     },
-    /// Memory or a stream belongs to another device.
+    /// Memory or a stream belongs to a device that NVSHMEM does not use.
     #[error("{what} is on device {found}, expected device {expected}")]
     Device {
         /// Name of the argument.
         what: &'static str,
-        /// Ordinal of the argument's device.
+        /// Ordinal of the device to which the argument belongs.
         found: usize,
         /// Ordinal of the device that NVSHMEM uses.
         expected: usize,
     },
-    /// Symmetric memory or a team belongs to another context, or to a finalised context.
+    /// Symmetric memory or a team belongs to another context, for example to a context that has
+    /// been finalised.
     #[error("{what} belongs to another NVSHMEM context, expected this context")]
     WrongContext {
         /// Name of the argument.
@@ -98,26 +99,27 @@ pub enum MisuseKind {
     /// A resource cannot be released because it is still in use.
     #[error("{what} is still used by {by}")]
     InUse {
-        /// The resource that was to be released.
+        /// Name of the resource that the call cannot release.
         what: &'static str,
-        /// The user.
+        /// Description of the objects that can still use the resource, such as a captured graph.
         by: &'static str,
     },
-    /// Memory is neither symmetric nor registered, and the other PE of the transfer is reached only
-    /// over the network.
-    #[error("{what} is neither symmetric nor registered, and {pe} is reached only over the network: register it first")]
+    /// The other PE in the transfer is reached only over the network, and the memory is neither
+    /// symmetric nor registered. Strided transfers and blocking transfers of one value also return
+    /// this error for such a PE, because NVSHMEM does not support them over the network.
+    #[error("{pe} is reached only over the network: register {what}, or use a call that works over the network")]
     Unregistered {
         /// Name of the argument.
         what: &'static str,
-        /// The other PE.
+        /// The other PE in the transfer.
         pe: Pe,
     },
-    /// A buffer that the call reads overlaps a buffer that the call writes.
+    /// Two buffers of the call overlap, and the call writes at least one of the two.
     #[error("{read} and {written} overlap at {address:#x}, expected separate memory")]
     Overlap {
-        /// The argument that is read.
+        /// Name of one argument, usually the argument that the call reads.
         read: &'static str,
-        /// The argument that is written.
+        /// Name of the other argument, usually the argument that the call writes.
         written: &'static str,
         /// The first address that is in both buffers.
         address: u64,
@@ -130,20 +132,22 @@ pub enum MisuseKind {
         /// The element type.
         dtype: peerweave_types::DType,
     },
-    /// NVSHMEM already runs in this process, and was initialised with other arguments.
+    /// NVSHMEM already runs in this process with other arguments, or has already read other
+    /// settings.
     #[error("NVSHMEM already runs in this process with {what} {found}, expected {asked}; a process can run only one NVSHMEM")]
     AlreadyInitialized {
         /// Name of the argument that differs.
         what: &'static str,
-        /// Value in the running context.
+        /// The value with which NVSHMEM runs, or that NVSHMEM has read.
         found: String,
-        /// Requested value.
+        /// The value that this call requests.
         asked: String,
     },
-    /// The call is not possible in the present state of the context.
+    /// The call is not possible with this memory, stream or team, or in the present state of the
+    /// process.
     #[error("{why}")]
     Context {
-        /// The reason, and what to do instead.
+        /// The reason why the call is not possible, and in most cases a remedy.
         why: &'static str,
     },
 }

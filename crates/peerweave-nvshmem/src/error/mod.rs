@@ -24,43 +24,46 @@ use peerweave_types::Pe;
 
 use crate::{Version, sys};
 
-/// Any error of this crate.
+/// Any error that this crate returns.
 ///
 /// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvshmemError {
-    /// An argument is invalid: the caller has a bug. NVSHMEM was not called.
+    /// The call is invalid, for example because of an invalid argument. NVSHMEM was not called.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// The library lacks the function of the call. NVSHMEM was not called.
+    /// The NVSHMEM library lacks the function that the call needs, or does not implement it.
     #[error(transparent)]
     Unsupported(Box<Unsupported>),
-    /// NVSHMEM returned an error.
+    /// NVSHMEM returned an error, or cannot satisfy a request for memory.
     #[error(transparent)]
     Nvshmem(Box<Failure>),
-    /// No usable NVSHMEM was found.
+    /// No usable NVSHMEM library was found.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The library was found, but a plug-in that it needs is missing.
+    /// The NVSHMEM library was found, but a plug-in that the library needs is missing or cannot be
+    /// loaded.
     #[error(transparent)]
     Plugin(Box<PluginError>),
-    /// This machine or this job is not suitable for NVSHMEM. NVSHMEM was not called, because
-    /// NVSHMEM would have ended the process or hung.
+    /// NVSHMEM cannot work on this machine or in this job. This crate returns this error because
+    /// NVSHMEM would end the process or hang. Except for [`PreflightError::NotAlone`], NVSHMEM was
+    /// not initialised.
     #[error(transparent)]
     Preflight(Box<PreflightError>),
-    /// CUDA's driver is missing, or returned an error.
+    /// The CUDA driver is missing or returned an error, or a call to the driver is not possible.
     #[error(transparent)]
     Cuda(#[from] DriverError),
-    /// A deadline passed before the call was complete.
+    /// The deadline passed before the call was complete.
     #[error(transparent)]
     Timeout(Box<Timeout>),
-    /// The PEs made different collective calls, or a PE could not make the call. No PE called
-    /// NVSHMEM.
+    /// The PEs made different collective calls, or a PE could not make the call. In these cases, no
+    /// PE called NVSHMEM for this call. The error is also returned if an allocation has succeeded
+    /// only on some PEs. The context is then unusable ([`DeadState::Broken`]).
     #[error(transparent)]
     Disagree(Box<Disagree>),
-    /// This process was forked from a process that had loaded NVSHMEM. Only the parent can use
-    /// NVSHMEM.
+    /// This process was forked from a process that had loaded NVSHMEM. Only the parent process can
+    /// use NVSHMEM.
     #[error("{call}: process {process} was forked from process {loaded_by}, which loaded NVSHMEM; start a new program instead")]
     Forked {
         /// Name of the call.
@@ -70,7 +73,7 @@ pub enum NvshmemError {
         /// Process ID of this process.
         process: u32,
     },
-    /// NVSHMEM can no longer be used in this process, or through this context.
+    /// NVSHMEM can no longer be used in this process or through this context.
     #[error("{call}: {state}")]
     Dead {
         /// Name of the call.
@@ -86,7 +89,7 @@ pub enum NvshmemError {
     Bootstrap {
         /// Name of the call.
         call: &'static str,
-        /// The error of the rendezvous.
+        /// The error that the rendezvous returned.
         source: Arc<BootstrapError>,
     },
 }
@@ -150,16 +153,16 @@ impl From<CudaError> for NvshmemError {
     }
 }
 
-/// An error that NVSHMEM returned. NVSHMEM prints details to standard error; see
-/// [`Settings::debug`](crate::Settings::debug).
+/// An error that NVSHMEM returned, or a request for memory that NVSHMEM cannot satisfy. NVSHMEM
+/// prints details to standard error; see [`Settings::debug`](crate::Settings::debug).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Failure {
     /// Name of the NVSHMEM function.
     pub call: &'static str,
-    /// The status code; `None` for a function that returned a null pointer.
+    /// The status code, or `None` if the function returned no code, for example a null pointer.
     pub code: Option<StatusCode>,
-    /// The arguments, if they help to find the cause; empty if not.
+    /// Details that help to find the cause, such as the arguments; empty if there are none.
     pub detail: String,
     /// Version of the NVSHMEM library.
     pub version: Version,
@@ -176,7 +179,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A status code of NVSHMEM.
+/// A status code that NVSHMEM returned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StatusCode(c_int);
 
@@ -187,7 +190,7 @@ impl StatusCode {
     pub const OUT_OF_MEMORY: Self = Self(sys::NVSHMEMX_ERROR_OUT_OF_MEMORY);
     /// The function is not supported.
     pub const NOT_SUPPORTED: Self = Self(sys::NVSHMEMX_ERROR_NOT_SUPPORTED);
-    /// An internal error of NVSHMEM.
+    /// NVSHMEM has an internal error.
     pub const INTERNAL: Self = Self(sys::NVSHMEMX_ERROR_INTERNAL);
 
     pub(crate) const fn new(code: c_int) -> Self {
@@ -199,7 +202,7 @@ impl StatusCode {
         self.0
     }
 
-    /// Returns NVSHMEM's name of the code, or `None` for an unknown code.
+    /// Returns the name that NVSHMEM gives this code, or `None` if the code is unknown.
     pub fn name(self) -> Option<&'static str> {
         const NAMES: [&str; 8] = [
             "NVSHMEMX_SUCCESS",
@@ -231,18 +234,20 @@ impl fmt::Debug for StatusCode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeadState {
-    /// The context was finalised.
+    /// The context has been finalised.
     Finalized,
-    /// The initialisation failed. NVSHMEM cannot be initialised twice in a process.
+    /// The initialisation has failed. After a failure, NVSHMEM cannot be initialised again in the
+    /// same process.
     InitFailed,
-    /// A call timed out. Its thread is still inside NVSHMEM, so no other thread may call NVSHMEM.
+    /// A call has timed out. The thread that runs the call is still inside NVSHMEM, so no other
+    /// thread may call NVSHMEM.
     Stuck {
-        /// The call that has not returned.
+        /// Name of the call that has not returned.
         inside: &'static str,
     },
-    /// A call failed in a manner that makes NVSHMEM unusable.
+    /// A call has failed, and the failure has made NVSHMEM unusable.
     Broken {
-        /// The call that failed.
+        /// Name of the call that failed.
         by: &'static str,
     },
 }
@@ -250,9 +255,9 @@ pub enum DeadState {
 impl fmt::Display for DeadState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Finalized => f.write_str("the context was finalised"),
+            Self::Finalized => f.write_str("the context has been finalised"),
             Self::InitFailed => {
-                f.write_str("initialisation failed before in this process, and NVSHMEM cannot be initialised twice")
+                f.write_str("an earlier initialisation failed in this process, and NVSHMEM cannot be initialised again")
             }
             Self::Stuck { inside } => write!(f, "{inside} has not returned from NVSHMEM; end the process"),
             Self::Broken { by } => write!(f, "NVSHMEM is unusable because {by} failed; end the process"),
@@ -260,19 +265,19 @@ impl fmt::Display for DeadState {
     }
 }
 
-/// The error of a wait that timed out.
+/// The error for a wait that has timed out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Timeout {
-    /// The call that waited.
+    /// Name of the call that waited.
     pub call: &'static str,
-    /// The time waited.
+    /// Duration of the wait.
     pub waited: Duration,
-    /// This PE; `None` before NVSHMEM has assigned its number.
+    /// This PE, or `None` if its number was not known to the call.
     pub pe: Option<Pe>,
-    /// The PEs that did not arrive; empty if unknown.
+    /// The PEs that had not arrived when the wait timed out; empty if they are unknown.
     pub missing: Vec<Pe>,
-    /// The message of the rendezvous about a PE that was lost during the wait.
+    /// The message in which the rendezvous reports a lost PE, or `None` if it reports no lost PE.
     pub lost: Option<String>,
 }
 
@@ -294,26 +299,27 @@ fn list(pes: &[Pe]) -> String {
     pes.iter().map(Pe::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The error of PEs that made different collective calls.
+/// The error for a collective call on which the PEs do not agree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {pe} {theirs}; this PE called with `{ours}`, expected the same call on all PEs")]
 #[non_exhaustive]
 pub struct Disagree {
-    /// The collective call of this PE.
+    /// Name of the collective call that this PE made.
     pub call: &'static str,
-    /// The PE with the other call.
+    /// A PE that made another call, or could not make the call.
     pub pe: Pe,
-    /// The call of `pe`.
+    /// The call that `pe` made, or the reason why `pe` could not make the call.
     pub theirs: OtherCall,
-    /// The arguments of this PE.
+    /// The arguments that this PE passed.
     pub ours: String,
 }
 
-/// The call of the other PE in a [`Disagree`].
+/// The call that the other PE in a [`Disagree`] made, or the reason why it made no call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OtherCall {
-    /// The PE called with these arguments.
+    /// The PE called with these arguments. If the PE made another call, the text starts with the
+    /// name of that call.
     #[error("called with `{0}`")]
     Made(String),
     /// The PE could not make the call, for this reason.

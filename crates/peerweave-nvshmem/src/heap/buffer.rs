@@ -20,15 +20,17 @@ use crate::comm::Comm;
 use crate::comm::streams::wait_stream;
 use crate::error::{MisuseKind, NvshmemError};
 
-/// `len` elements of symmetric memory. As a device buffer, it is this PE's elements. Clones and
-/// slices are handles of the same memory.
+/// A handle to `len` elements of symmetric memory, which exist on every PE. As a device buffer, the
+/// handle represents the elements of this PE. Clones and slices are further handles to the same
+/// memory.
 ///
-/// As the target of a put or the source of a get, it is the elements of the other PE at the same
-/// offset. Peers may write the memory at any time, so no Rust references to it are returned. Work
-/// on streams can access the memory, and it can be copied from and to the host.
+/// As the target of a put or the source of a get, the handle represents the elements of the other
+/// PE at the same offset. Peers may write the memory at any time, so this type returns no Rust
+/// references to the memory. Work on streams can access the memory, and the host can copy data from
+/// and to the memory.
 ///
-/// Dropping a handle does not free the memory, because freeing is collective. To free it, call
-/// [`Context::free`](crate::Context::free).
+/// Dropping a handle does not free the memory, because freeing is collective.
+/// [`Context::free`](crate::Context::free) frees the memory.
 pub struct SymmetricBuffer<T> {
     pub(crate) allocation: Handle,
     start_bytes: usize,
@@ -55,13 +57,13 @@ impl<T> SymmetricBuffer<T> {
         self.len == 0
     }
 
-    /// Returns the device address of this PE's first element. The address is valid while a handle
-    /// lives. Calls that take an address are `unsafe`.
+    /// Returns the device address of the first element on this PE. The address is valid while a
+    /// handle to the memory lives. Only `unsafe` code can access the memory through the address.
     pub fn address(&self) -> u64 {
         self.allocation.address + self.start_bytes as u64
     }
 
-    /// Returns a handle of a part of the memory. `range` counts elements.
+    /// Returns a handle to the elements whose indices are in `range`.
     ///
     /// # Errors
     /// [`MisuseKind::OutOfRange`] if the range exceeds the buffer.
@@ -82,13 +84,15 @@ impl<T> SymmetricBuffer<T> {
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Copies `values` to this PE's elements after the earlier work of `stream`, and waits for
-    /// completion within the context's deadline.
+    /// Waits until the earlier work on `stream` has completed, copies `values` to this PE's
+    /// elements, and waits until the copy is complete. The context's deadline limits each of these
+    /// waits.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless the buffer and `values` have the same number of elements.
-    /// [`NvshmemError::Timeout`] if `stream` does not complete by the deadline. Errors of the
-    /// driver, including those of earlier work of the stream.
+    /// [`NvshmemError::Timeout`] if a wait exceeds the deadline. [`NvshmemError::Cuda`] if `stream`
+    /// is being captured, or if the driver returns an error. Such an error may come from earlier
+    /// work on `stream`.
     pub fn copy_from(&self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NvshmemError> {
         const CALL: &str = "SymmetricBuffer::copy_from";
         let comm = self.arrive(CALL, stream, values.len())?;
@@ -96,11 +100,12 @@ impl<T: Element> SymmetricBuffer<T> {
         copy_from_host(CALL, &comm.side, &mut self.clone(), values, deadline).map_err(|error| late(error, comm, CALL, start))
     }
 
-    /// Copies this PE's elements to the host after the earlier work of `stream`, and waits for
-    /// completion within the context's deadline.
+    /// Waits until the earlier work on `stream` has completed, copies this PE's elements to the
+    /// host, and waits until the copy is complete. The context's deadline limits each of these
+    /// waits.
     ///
     /// # Errors
-    /// As for [`copy_from`](Self::copy_from).
+    /// Returns the same errors as [`copy_from`](Self::copy_from).
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NvshmemError> {
         self.read_by("SymmetricBuffer::to_vec", stream)
     }
@@ -112,7 +117,7 @@ impl<T: Element> SymmetricBuffer<T> {
     }
 
     /// Waits within the deadline until `stream` has completed its work. The copy that follows runs
-    /// on the context's `side` stream, which has no other work. The copy has no deadline.
+    /// on the context's `side` stream, which has no other work.
     fn arrive(&self, call: &'static str, stream: &Arc<CudaStream>, count: usize) -> Result<&Comm, NvshmemError> {
         let comm = &self.allocation.comm;
         comm.check_usable(call)?;
@@ -128,11 +133,11 @@ impl<T: Element> SymmetricBuffer<T> {
         Ok(comm)
     }
 
-    /// Returns the address at which the memory of `pe` is mapped in this process, for kernels.
-    /// Returns `None` if `pe` is reached only over the network.
+    /// Returns the address at which this process has mapped the elements of `pe`. Kernels can use
+    /// this address. Returns `None` if `pe` is reached only over the network.
     ///
-    /// The address is valid while this PE has a handle of the memory. Puts and gets take buffers,
-    /// not addresses.
+    /// The address is valid while this PE has a handle to the memory. Puts and gets take buffers
+    /// instead of addresses.
     ///
     /// # Errors
     /// [`MisuseKind::Pe`] if the job has no such PE. [`NvshmemError::Dead`] if NVSHMEM is unusable.
@@ -148,8 +153,8 @@ impl<T: Element> SymmetricBuffer<T> {
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Returns a handle of the same memory as elements of type `U`. A remainder that is smaller
-    /// than an element is not included.
+    /// Returns a handle to the same memory as elements of type `U`. If the last bytes are too few
+    /// for an element of type `U`, the handle does not include them.
     ///
     /// # Errors
     /// [`MisuseKind::Value`] if the address is not aligned for `U`.

@@ -1,4 +1,4 @@
-//! Memory registered as this PE's memory of network transfers.
+//! Registration of memory that this PE uses in network transfers.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -11,8 +11,9 @@ use crate::comm::deferred::{DeferredCall, Held};
 use crate::comm::streams::Streams;
 use crate::error::NvshmemError;
 
-/// Memory registered as this PE's memory of puts and gets over a network. Dropping the value
-/// unregisters the memory after the streams that use it have completed.
+/// The registration of memory that this PE uses over a network, as the source of puts or the target
+/// of gets. Once this value has been dropped and the streams that use the memory have completed,
+/// the memory is unregistered.
 pub struct Registration(pub(super) Arc<Registered>);
 
 impl Registration {

@@ -62,10 +62,10 @@ const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NVSHMEM_PATH", &
 /// Guard with which a forked child of the process that first loaded NVSHMEM is detected.
 static FIRST: OnceLock<ForkGuard> = OnceLock::new();
 
-/// A loaded NVSHMEM host library. It stays loaded until the process ends.
+/// A loaded NVSHMEM host library. The library stays loaded until the process ends.
 ///
-/// The handle can be copied and used on any thread. Two handles are equal if they refer to the same
-/// library.
+/// This handle can be copied, and any thread can use it. Two handles are equal if they refer to the
+/// same library.
 #[derive(Clone, Copy)]
 pub struct Nvshmem(&'static Loaded<Functions>);
 
@@ -81,20 +81,26 @@ static LOADED: Registry<Functions> =
     Registry::new("libnvshmem_host.so", "peerweave-nvshmem", OLDEST, "plug-ins may use the symbols of the wrong library");
 
 impl Nvshmem {
-    /// Returns the library of this process. The first call searches and loads the library; later
-    /// calls return the same library.
+    /// Returns the NVSHMEM library that this process uses. The first successful call searches for
+    /// the library and loads it. Later calls return the same library.
     ///
-    /// Search order: `PEERWEAVE_NVSHMEM_PATH` (a file or a directory), the wheels of the active
-    /// Python (`nvidia/nvshmem/lib`), the dynamic linker's path (`libnvshmem_host.so.3`),
-    /// well-known directories. If the variable is set, only its path is searched.
+    /// The library is searched in these places, in this order:
     ///
-    /// The library's symbols are visible to libraries that are loaded later, because its plug-ins
-    /// need them. The call needs no GPU and no driver.
+    /// 1. the path in `PEERWEAVE_NVSHMEM_PATH`, which is a file or a directory
+    /// 2. the wheels of the active Python environment (`nvidia/nvshmem/lib`)
+    /// 3. the search path of the dynamic linker (`libnvshmem_host.so.3`)
+    /// 4. well-known directories
+    ///
+    /// If `PEERWEAVE_NVSHMEM_PATH` is set, only this path is searched.
+    ///
+    /// The symbols of the NVSHMEM library are visible to libraries that are loaded later, because
+    /// NVSHMEM's plug-ins need these symbols. This call needs neither a GPU nor a CUDA driver.
     ///
     /// # Errors
-    /// [`NvshmemError::Load`] with every path tried; a later call searches again.
-    /// [`NvshmemError::Unsupported`] for a library older than 3.3. [`NvshmemError::Forked`] in a
-    /// forked child of the process that loaded the library.
+    /// [`NvshmemError::Load`] if no usable library was found. The error lists every path that was
+    /// tried, and a later call searches again. [`NvshmemError::Unsupported`] if the library is
+    /// older than 3.3. [`NvshmemError::Forked`] in a forked child of the process that loaded the
+    /// library.
     pub fn load() -> Result<Self, NvshmemError> {
         static DEFAULT: OnceLock<Nvshmem> = OnceLock::new();
         if let Some(nvshmem) = DEFAULT.get() {
@@ -104,18 +110,18 @@ impl Nvshmem {
         Ok(*DEFAULT.get_or_init(|| nvshmem))
     }
 
-    /// Loads the library in `path`, a file or a directory. The result of [`load`](Self::load) does
-    /// not change.
+    /// Loads the library at `path`, which is a file or a directory. This call does not change the
+    /// result of [`load`](Self::load).
     ///
     /// Plug-ins use the symbols of the library that was loaded first, so a process should load only
     /// one NVSHMEM library.
     ///
     /// # Safety
-    /// The file is an NVSHMEM library. The initialisers of the file run, and its functions are
-    /// called with NVSHMEM's signatures.
+    /// The file must be an NVSHMEM library. Loading the file runs its initialisers, and this crate
+    /// calls its functions with NVSHMEM's signatures.
     ///
     /// # Errors
-    /// As for [`load`](Self::load).
+    /// Returns the same errors as [`load`](Self::load).
     pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self, NvshmemError> {
         // SAFETY: the caller guarantees that the file is an NVSHMEM library.
         Self::adopt(unsafe { SEARCH.open_at(path.as_ref(), Visibility::Global) }?)
@@ -142,8 +148,8 @@ impl Nvshmem {
     /// implements.
     ///
     /// # Errors
-    /// [`NvshmemError::Forked`] in a forked child. [`NvshmemError::Unsupported`] if the library
-    /// lacks the function.
+    /// [`NvshmemError::Forked`] in a forked child of the process that loaded the library.
+    /// [`NvshmemError::Unsupported`] if the library lacks the function.
     pub fn specification(self) -> Result<(u32, u32), NvshmemError> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the function writes two integers.
@@ -154,7 +160,7 @@ impl Nvshmem {
     /// Returns the name that the library reports for itself.
     ///
     /// # Errors
-    /// As for [`specification`](Self::specification).
+    /// Returns the same errors as [`specification`](Self::specification).
     pub fn name(self) -> Result<String, NvshmemError> {
         let mut name = [0 as c_char; sys::NVSHMEM_MAX_NAME_LEN + 1];
         // SAFETY: the function writes at most NVSHMEM_MAX_NAME_LEN bytes, including the final zero.
@@ -163,10 +169,10 @@ impl Nvshmem {
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// Returns the state of the library's initialisation in this process.
+    /// Returns whether, and to what extent, the library is initialised in this process.
     ///
     /// # Errors
-    /// As for [`specification`](Self::specification).
+    /// Returns the same errors as [`specification`](Self::specification).
     pub fn status(self) -> Result<Status, NvshmemError> {
         // SAFETY: the function only reads the library's state.
         Ok(Status::new(self.code("nvshmemx_init_status", |api| unsafe { api.nvshmemx_init_status() })?))
@@ -177,47 +183,51 @@ impl Nvshmem {
         &self.0.path
     }
 
-    /// Returns all functions that this crate declares, each with the first library version that has
-    /// it.
+    /// Returns every function that this crate declares, with the first library version that exports
+    /// the function.
     pub fn functions() -> Vec<SymbolInfo> {
         Api::SYMBOLS.iter().copied().chain(sys::typed_symbols()).collect()
     }
 
-    /// Returns the declared functions that this library lacks, each with the first library version
-    /// that has it.
+    /// Returns every declared function that this library lacks, with the first library version that
+    /// exports the function.
     pub fn missing(self) -> Vec<SymbolInfo> {
         let mut missing = self.0.functions.api.missing();
         missing.extend(self.0.functions.families.missing());
         missing
     }
 
-    /// Returns whether the library has the untyped function with the NVSHMEM name `function`.
+    /// Returns whether the library exports the untyped NVSHMEM function with the name `function`.
     /// Returns `false` for a function that this crate does not declare.
     pub fn has(self, function: &str) -> bool {
         self.0.functions.api.has(function)
     }
 
-    /// Returns NVSHMEM's untyped functions. Calling them is unsafe: this crate then checks neither
-    /// for forks nor for concurrent calls.
+    /// Returns NVSHMEM's untyped functions. Calling these functions is unsafe, because this crate
+    /// checks neither whether the process was forked nor whether another thread is inside NVSHMEM.
     #[cfg(feature = "raw")]
     pub fn api(self) -> &'static Api {
         &self.0.functions.api
     }
 
-    /// Returns NVSHMEM's typed functions. Calling them is unsafe, as for [`api`](Self::api).
+    /// Returns NVSHMEM's typed functions. Calling these functions is unsafe for the same reason as
+    /// calling those that [`api`](Self::api) returns.
     #[cfg(feature = "raw")]
     pub fn families(self) -> &'static Families {
         &self.0.functions.families
     }
 
-    /// Checks that the plug-ins for an initialisation by an id are in the directory of the library,
-    /// in versions that the library can load.
+    /// Checks the plug-ins that an initialisation by an id needs. The bootstrap plug-in must be in
+    /// the library's directory, in a version that the library can load. The transport plug-in may
+    /// be missing, because NVSHMEM then uses only NVLink, but the plug-in must not have a wrong
+    /// version.
     ///
     /// `remote_transport` is the value that `NVSHMEM_REMOTE_TRANSPORT` will have, such as `ibrc` or
     /// `none`.
     ///
     /// # Errors
-    /// [`NvshmemError::Plugin`] with the missing plug-in and the files found instead.
+    /// [`NvshmemError::Plugin`] if a plug-in is missing or has a wrong version. The error names the
+    /// plug-in and the files that were found instead.
     pub fn check_plugins(self, remote_transport: &str) -> Result<(), NvshmemError> {
         self.check_id_plugin(&Settings::default())?;
         self.check_transport(remote_transport)
@@ -331,13 +341,13 @@ impl fmt::Debug for Nvshmem {
     }
 }
 
-/// State of NVSHMEM's initialisation.
+/// State of NVSHMEM's initialisation in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
     /// NVSHMEM is not initialised.
     NotInitialized,
-    /// The PEs are connected, and NVSHMEM is not initialised.
+    /// The PEs are connected, but NVSHMEM is not initialised.
     Bootstrapped,
     /// NVSHMEM is initialised.
     Initialized,

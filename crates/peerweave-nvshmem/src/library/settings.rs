@@ -12,17 +12,17 @@ use std::time::Duration;
 use super::environment;
 use crate::error::{MisuseKind, NvshmemError};
 
-/// Settings of NVSHMEM. A setting that is not specified has the value of the environment, or
-/// NVSHMEM's default.
+/// Settings for NVSHMEM. If the caller does not specify a setting, NVSHMEM uses the value in the
+/// environment. If the environment has no value either, NVSHMEM uses its default.
 ///
-/// NVSHMEM takes its options only from environment variables. It reads all of them once in a
-/// process, when it starts or creates an id. A second start must have the same settings
-/// ([`MisuseKind::AlreadyInitialized`]).
+/// NVSHMEM takes its options only from environment variables. NVSHMEM reads all of these variables
+/// only once in a process, when it starts or when it creates an id. A second start with other
+/// settings fails with [`MisuseKind::AlreadyInitialized`].
 ///
-/// Initialisation therefore sets these variables in the process's environment, and restores them
-/// afterwards. Other threads that read the environment at that time, through Rust's standard
-/// library or C's `getenv`, see the old or the new values. A variable that another thread sets at
-/// that time may be lost.
+/// Initialisation therefore sets these variables in the environment of the process, and restores
+/// the environment afterwards. Threads that read the environment during initialisation, through
+/// Rust's standard library or C's `getenv`, see the old or the new values. If another thread sets a
+/// variable during initialisation, the value may be lost.
 ///
 /// ```
 /// use peerweave_nvshmem::Settings;
@@ -41,7 +41,7 @@ macro_rules! switches {
     ($($(#[$attribute:meta])* $name:ident $variable:literal;)*) => {$(
         $(#[$attribute])*
         ///
-        #[doc = concat!("`", $variable, "`.")]
+        #[doc = concat!("Environment variable: `", $variable, "`.")]
         pub fn $name(self, on: bool) -> Self {
             self.set($variable, if on { "1" } else { "0" })
         }
@@ -52,7 +52,7 @@ macro_rules! numbers {
     ($($(#[$attribute:meta])* $name:ident $variable:literal;)*) => {$(
         $(#[$attribute])*
         ///
-        #[doc = concat!("`", $variable, "`.")]
+        #[doc = concat!("Environment variable: `", $variable, "`.")]
         pub fn $name(self, value: u64) -> Self {
             self.set($variable, value)
         }
@@ -63,7 +63,7 @@ macro_rules! texts {
     ($($(#[$attribute:meta])* $name:ident $variable:literal;)*) => {$(
         $(#[$attribute])*
         ///
-        #[doc = concat!("`", $variable, "`.")]
+        #[doc = concat!("Environment variable: `", $variable, "`.")]
         pub fn $name(self, value: &str) -> Self {
             self.set($variable, value)
         }
@@ -76,34 +76,34 @@ impl Settings {
         self
     }
 
-    /// Sets a variable for which this type has no method. Its name must begin with `NVSHMEM_`,
-    /// which is checked when NVSHMEM starts.
+    /// Sets an environment variable for which this type has no method. The name must begin with
+    /// `NVSHMEM_`. The name is checked when NVSHMEM starts or creates an id.
     pub fn variable(self, name: &str, value: &str) -> Self {
         self.set(name, value)
     }
 
-    /// Sets the time limit of each wait in initialisation, setup calls (allocating, freeing,
-    /// creating teams) and blocking calls. The default is 60 seconds.
+    /// Sets the time limit for each wait in initialisation, in setup calls (such as allocating,
+    /// freeing or creating a team) and in blocking calls. The default is 60 seconds.
     ///
-    /// A setup call waits for the streams that use its resources, then for the other PEs at the
-    /// rendezvous, then for NVSHMEM. The wait at the rendezvous also ends at the rendezvous' own
-    /// deadline. The three waits can add up.
+    /// A setup call waits first for the streams that use its resources, then for the other PEs at
+    /// the rendezvous, and then for NVSHMEM. The rendezvous has its own deadline, which can also
+    /// end the wait for the other PEs. The call can take as long as all of these waits together.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
     numbers! {
-        /// Sets the size of a symmetric heap of fixed size, or the initial size of a growing heap,
-        /// in bytes. The default is 1 GiB.
+        /// Sets the size in bytes of a heap of fixed size, or the initial size in bytes of a
+        /// growing heap. The default is 1 GiB.
         symmetric_size_bytes "NVSHMEM_SYMMETRIC_SIZE";
-        /// Sets the maximum size of a growing heap in bytes. Addresses are reserved for the
-        /// maximum, which costs no memory. The default is 256 GiB.
+        /// Sets the maximum size of a growing heap in bytes. NVSHMEM reserves addresses for the
+        /// maximum size, but this reservation uses no memory. The default is 256 GiB.
         max_memory_bytes "NVSHMEM_MAX_MEMORY_PER_GPU";
         /// Sets the step by which a heap grows, in bytes. The default is 512 MiB.
         heap_step_bytes "NVSHMEM_CUMEM_GRANULARITY";
-        /// Sets the maximum number of teams. The default is 128. A team that the user creates uses
-        /// several of them.
+        /// Sets the maximum number of teams. The default is 128. A team that the program creates
+        /// counts as several teams.
         max_teams "NVSHMEM_MAX_TEAMS";
         /// Sets the number of streams for non-blocking puts and gets. The default is 16.
         max_peer_streams "NVSHMEM_MAX_PEER_STREAMS";
@@ -115,8 +115,8 @@ impl Settings {
         bootstrap_interface "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
         /// Sets the address family of the bootstrap: `AF_INET` or `AF_INET6`.
         bootstrap_family "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY";
-        /// Sets the bootstrap of PEs that a launcher started: `PMI`, `MPI` or `SHMEM`. For `SHMEM`,
-        /// the program must have initialised OpenSHMEM.
+        /// Sets the bootstrap of PEs that a launcher started: `PMI`, `MPI` or `SHMEM`. With
+        /// `SHMEM`, the program must initialise OpenSHMEM before NVSHMEM.
         bootstrap "NVSHMEM_BOOTSTRAP";
         /// Sets the variant of PMI: `PMI`, `PMI-2` or `PMIX`.
         bootstrap_pmi "NVSHMEM_BOOTSTRAP_PMI";
@@ -128,8 +128,8 @@ impl Settings {
         /// Sets the subsystems to log: `INIT`, `COLL`, `P2P`, `TRANSPORT`, `MEM`, `TEAM` and
         /// others.
         debug_subsystem "NVSHMEM_DEBUG_SUBSYS";
-        /// Sets the log file: a path, in which `%h` is replaced by the host and `%p` by the
-        /// process.
+        /// Sets the path of the log file. NVSHMEM replaces `%h` in the path by the host name, and
+        /// `%p` by the process ID.
         debug_file "NVSHMEM_DEBUG_FILE";
         /// Sets the ranges to mark for a profiler: `off`, `common`, `all` and others.
         nvtx "NVSHMEM_NVTX";
@@ -141,23 +141,23 @@ impl Settings {
         /// Disables NVLink multicast. Multicast is always disabled if
         /// `peerweave_driver::multicast_switch` disables it.
         disable_nvls "NVSHMEM_DISABLE_NVLS";
-        /// Disables direct access to other GPUs of the machine.
+        /// Disables direct access to other GPUs in the same machine.
         disable_p2p "NVSHMEM_DISABLE_P2P";
         /// Disables the use of NCCL for collectives.
         disable_nccl "NVSHMEM_DISABLE_NCCL";
-        /// Allocates a heap of fixed size at the start. The heap then cannot grow.
+        /// Makes NVSHMEM allocate a heap of fixed size at the start, instead of a heap that grows.
         disable_cuda_vmm "NVSHMEM_DISABLE_CUDA_VMM";
         /// Disables NVLink between machines.
         disable_mnnvl "NVSHMEM_DISABLE_MNNVL";
-        /// Enables network transfers started by the GPU (IBGDA).
+        /// Enables network transfers that the GPU starts (IBGDA).
         ibgda "NVSHMEM_IB_ENABLE_IBGDA";
         /// Enables NVSHMEM's own checks of arguments, which make calls slower.
         error_checks "NVSHMEM_ENABLE_ERROR_CHECKS";
-        /// Prints every variable at initialisation.
+        /// Makes NVSHMEM print every environment variable that it knows at initialisation.
         info "NVSHMEM_INFO";
     }
 
-    /// Returns the variables that are set, with their values.
+    /// Returns the name and the value of each environment variable that these settings set.
     pub fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
         self.variables.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }

@@ -8,12 +8,13 @@ use crate::error::NvshmemError;
 use crate::{SymmetricBuffer, Team};
 
 impl<T> SymmetricBuffer<T> {
-    /// Returns the multicast address of the memory of all PEs of a team, for kernels. Returns
-    /// `None` if NVSHMEM has no multicast address for the memory.
+    /// Returns the multicast address at which kernels access this memory on all PEs of `team`.
+    /// Returns `None` if NVSHMEM has no multicast address for the memory.
     ///
     /// # Errors
-    /// [`NvshmemError::MulticastDisabled`] before NVSHMEM is called. [`MisuseKind::WrongContext`]
-    /// for a team of another context. [`NvshmemError::Dead`] if NVSHMEM is unusable.
+    /// [`NvshmemError::MulticastDisabled`] if multicast is disabled in this process; NVSHMEM is
+    /// then not called. [`MisuseKind::WrongContext`] if `team` belongs to another context.
+    /// [`NvshmemError::Dead`] if NVSHMEM is unusable.
     pub fn multicast_address(&self, team: &Team) -> Result<Option<u64>, NvshmemError> {
         const CALL: &str = "nvshmemx_mc_ptr";
         multicast_switch()?;

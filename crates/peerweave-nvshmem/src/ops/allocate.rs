@@ -28,44 +28,49 @@ impl Context {
     /// the deadline, the context becomes unusable.
     ///
     /// # Collective
-    /// All PEs, with the same type and length, and in the same order as other setup calls.
+    /// All PEs must make this call with the same type and length, and in the same order as other
+    /// setup calls.
     ///
     /// # Errors
-    /// [`NvshmemError::Disagree`] on every PE if types or lengths differ. [`NvshmemError::Nvshmem`]
-    /// if the heap or the device has too little memory. [`NvshmemError::Bootstrap`] and
-    /// [`NvshmemError::Timeout`] name the PEs that did not arrive.
+    /// [`NvshmemError::Disagree`] on every PE if the PEs pass different types or lengths.
+    /// [`NvshmemError::Nvshmem`] if the heap or the device has too little memory.
+    /// [`NvshmemError::Bootstrap`] or [`NvshmemError::Timeout`] if a PE does not arrive. These
+    /// errors name the missing PEs if they are known.
     ///
-    /// If its heap cannot grow, NVSHMEM ends the process. Requests that cannot succeed are
-    /// therefore refused before NVSHMEM is called. Two things cannot be checked: the sizes of freed
-    /// blocks of the heap, and allocations of other processes on the device. If NVSHMEM fails for
-    /// such a reason and the process survives, the context is unusable ([`DeadState::Broken`]).
+    /// NVSHMEM ends the process if the heap cannot grow. This crate therefore refuses a request
+    /// that cannot succeed, and does not call NVSHMEM. Two things cannot be checked: the sizes of
+    /// the freed blocks in the heap, and the memory that other processes allocate on the device. If
+    /// NVSHMEM fails for one of these reasons and the process survives, the context is unusable
+    /// ([`DeadState::Broken`]).
     ///
-    /// A heap of fixed size ([`Settings::disable_cuda_vmm`](crate::Settings::disable_cuda_vmm))
-    /// refuses a request that is too large, and stays usable.
+    /// If the heap has a fixed size
+    /// ([`Settings::disable_cuda_vmm`](crate::Settings::disable_cuda_vmm)), NVSHMEM refuses a
+    /// request that is too large, and the context stays usable.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.allocate("nvshmem_malloc", len, Kind::Malloc)
     }
 
-    /// Allocates like [`alloc`](Self::alloc). When this call returns, the memory of all PEs is
-    /// zero.
+    /// Allocates like [`alloc`](Self::alloc), and fills the memory with zeros. Every PE has filled
+    /// its memory before this call returns on any PE.
     ///
     /// # Collective
-    /// As for [`alloc`](Self::alloc).
+    /// The same rules apply as for [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc).
+    /// Returns the same errors as [`alloc`](Self::alloc).
     pub fn alloc_zeroed<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.allocate("nvshmem_malloc", len, Kind::Zeroed)
     }
 
     /// Allocates like [`alloc`](Self::alloc), at an address that is a multiple of
-    /// `alignment_bytes`. The alignment is a power of two of at least the size of a pointer.
+    /// `alignment_bytes`. The alignment must be a power of two, and at least the size of a pointer.
     ///
     /// # Collective
-    /// As for [`alloc`](Self::alloc).
+    /// The same rules apply as for [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc).
+    /// [`MisuseKind::Value`] if the alignment is invalid. Other errors are the same as for
+    /// [`alloc`](Self::alloc).
     pub fn alloc_aligned<T: Element>(&self, alignment_bytes: usize, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.allocate("nvshmem_align", len, Kind::Align(alignment_bytes))
     }
@@ -143,16 +148,17 @@ impl Context {
         wait_stream(call, comm, &comm.side)
     }
 
-    /// Frees symmetric memory on every PE, after the streams that used it have completed their
-    /// work.
+    /// Waits until the streams that use the memory have completed, and then frees the memory on
+    /// every PE.
     ///
     /// # Collective
-    /// All PEs, with a handle of the same allocation.
+    /// All PEs must make this call with a handle to the same allocation.
     ///
     /// # Errors
-    /// [`MisuseKind::InUse`] if other handles, slices or captured graphs use the memory. In that
-    /// case no PE frees the memory, and the other PEs get [`NvshmemError::Disagree`];
-    /// [`finalize`](Self::finalize) frees it later. Other errors as for [`alloc`](Self::alloc).
+    /// [`MisuseKind::InUse`] if other handles, slices or captured graphs use the memory. In this
+    /// case, no PE frees the memory, and the other PEs get [`NvshmemError::Disagree`].
+    /// [`finalize`](Self::finalize) frees the memory later. Other errors are the same as for
+    /// [`alloc`](Self::alloc).
     pub fn free<T: Element>(&self, buffer: SymmetricBuffer<T>) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_free";
         let allocation = buffer.into_handle();

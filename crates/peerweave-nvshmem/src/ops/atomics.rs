@@ -15,11 +15,12 @@ use crate::error::NvshmemError;
 use crate::{Signal, SymmetricBuffer};
 
 impl Context {
-    /// Adds `value` to the first element of `word` on another PE, in stream order. The addition is
-    /// atomic with other additions and signals.
+    /// Adds `value` to the first element of `word` on the PE `pe`, in stream order. The addition is
+    /// atomic with respect to other additions and to signals.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`] for 32-bit elements. As for [`signal`](Self::signal).
+    /// [`NvshmemError::Unsupported`] for 32-bit elements. Other errors are the same as for
+    /// [`signal`](Self::signal).
     pub fn atomic_add<T: AtomicInteger>(
         &self,
         word: &SymmetricBuffer<T>,
@@ -30,11 +31,11 @@ impl Context {
         self.by_signal("nvshmem_TYPE_atomic_add", word, value, SignalOp::Add, pe, stream)
     }
 
-    /// Adds one to the first element of `word` on another PE, like
+    /// Adds one to the first element of `word` on the PE `pe`, like
     /// [`atomic_add`](Self::atomic_add).
     ///
     /// # Errors
-    /// As for [`atomic_add`](Self::atomic_add).
+    /// Returns the same errors as [`atomic_add`](Self::atomic_add).
     pub fn atomic_inc<T: AtomicInteger>(
         &self,
         word: &SymmetricBuffer<T>,
@@ -44,10 +45,10 @@ impl Context {
         self.by_signal("nvshmem_TYPE_atomic_inc", word, T::from_word(1), SignalOp::Add, pe, stream)
     }
 
-    /// Stores `value` atomically to the first element of `word` on another PE, in stream order.
+    /// Atomically stores `value` in the first element of `word` on the PE `pe`, in stream order.
     ///
     /// # Errors
-    /// As for [`atomic_add`](Self::atomic_add).
+    /// Returns the same errors as [`atomic_add`](Self::atomic_add).
     pub fn atomic_set<T: AtomicInteger>(
         &self,
         word: &SymmetricBuffer<T>,

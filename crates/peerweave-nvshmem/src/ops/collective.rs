@@ -1,7 +1,7 @@
 //! Collectives of a team on a stream, by element type and operation, and barriers.
 //!
 //! A collective has no deadline. If a PE does not call the collective, the streams of the other PEs
-//! stay blocked, and waits of their hosts for these streams time out.
+//! stay blocked. If a host waits for such a stream, its wait times out.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,20 +39,22 @@ fn reduced(dtype: DType) -> Option<CType> {
 type Found = Result<sys::CollectiveOnStream, MissingSymbol>;
 
 impl Context {
-    /// Calls NVSHMEM's barrier of all PEs from the host (`nvshmem_barrier_all`). The barrier
-    /// completes this PE's `nbi` transfers, and its puts and gets without a stream, also over a
-    /// network. It returns after every PE has made this call.
+    /// Waits on the host until every PE has made this call (`nvshmem_barrier_all`). The barrier
+    /// also completes this PE's `nbi` transfers, and the puts and gets that this PE made without a
+    /// stream. This includes transfers over a network.
     ///
-    /// The barrier does not wait for puts on streams of this process: see [`Team::barrier`]. The
-    /// host waits inside NVSHMEM, so a PE that does not arrive by the deadline makes the context
-    /// unusable. [`Team::barrier_blocking`] waits on the device, and does not have this effect.
+    /// The barrier does not wait for puts that this process enqueued on streams; [`Team::barrier`]
+    /// completes such puts. The host waits inside NVSHMEM, so the context becomes unusable if a PE
+    /// does not arrive by the deadline. With [`Team::barrier_blocking`], the barrier runs on the
+    /// device, and the context stays usable.
     ///
     /// # Collective
-    /// All PEs, in the same order as other collectives of the world team.
+    /// All PEs must make this call, in the same order as other collectives of the world team.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`] with the PEs that were lost. [`NvshmemError::Dead`] if NVSHMEM is
-    /// unusable. [`NvshmemError::Cuda`] if earlier work on the device failed.
+    /// [`NvshmemError::Timeout`] if a PE does not arrive by the deadline; the error reports PEs
+    /// that were lost. [`NvshmemError::Dead`] if NVSHMEM is unusable. [`NvshmemError::Cuda`] if
+    /// earlier work on the device failed.
     pub fn barrier_all_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_barrier_all";
         let comm = &self.comm;
@@ -68,23 +70,25 @@ impl Context {
 }
 
 impl Team {
-    /// Completes transfers and synchronises the team, in stream order. Afterwards every PE of the
-    /// team has arrived, and the earlier puts of these PEs are visible.
+    /// Enqueues a barrier of the team on `stream`. Once the barrier is complete, every PE of the
+    /// team has arrived, and the puts that these PEs made before the barrier are visible.
     ///
-    /// Transfers over a network are included. The stream waits for NVSHMEM's own streams. It then
-    /// runs a kernel that completes this PE's network transfers before this PE arrives
-    /// (`nvshmemi_transfer_quiet` on all queues of the device, in NVSHMEM's `barrier.cuh`).
+    /// The barrier also completes transfers over a network. `stream` first waits for NVSHMEM's own
+    /// streams. `stream` then runs a kernel that completes this PE's network transfers before this
+    /// PE arrives (`nvshmemi_transfer_quiet` on all queues of the device, in NVSHMEM's
+    /// `barrier.cuh`).
     ///
-    /// Network transfers of the host by [`put_blocking`](Context::put_blocking) use another queue.
-    /// [`barrier_blocking`](Self::barrier_blocking) completes them too.
+    /// Network transfers that the host makes with [`put_blocking`](Context::put_blocking) use
+    /// another queue, which this barrier does not complete.
+    /// [`barrier_blocking`](Self::barrier_blocking) also completes these transfers.
     ///
     /// # Collective
-    /// All PEs of the team.
+    /// All PEs of the team must make this call.
     ///
     /// # Errors
-    /// [`MisuseKind::Device`] for a stream of another device. [`NvshmemError::Dead`] if NVSHMEM is
-    /// unusable. [`NvshmemError::Nvshmem`] if NVSHMEM returns an error. [`MisuseKind::Context`] if
-    /// the stream is being captured while `nbi` transfers are pending.
+    /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if
+    /// NVSHMEM is unusable. [`NvshmemError::Nvshmem`] if NVSHMEM returns an error.
+    /// [`MisuseKind::Context`] if the stream is being captured while `nbi` transfers are pending.
     pub fn barrier(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_barrier_on_stream", stream)?;
         let team = enqueue.team(self)?;
@@ -93,14 +97,14 @@ impl Team {
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_barrier_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Synchronises the team in stream order, without a quiet. Earlier puts may not be visible
-    /// afterwards.
+    /// Makes later work on `stream` wait until every PE of the team has arrived. The call includes
+    /// no quiet, so earlier puts may not be visible afterwards.
     ///
     /// # Collective
-    /// All PEs of the team.
+    /// All PEs of the team must make this call.
     ///
     /// # Errors
-    /// As for [`barrier`](Self::barrier).
+    /// Returns the same errors as [`barrier`](Self::barrier).
     pub fn sync(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_team_sync_on_stream", stream)?;
         let team = enqueue.team(self)?;
@@ -108,17 +112,19 @@ impl Team {
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_team_sync_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Waits within the context's deadline until every PE of the team has made this call and its
-    /// earlier puts are visible. Puts of the host without a stream are included, also over a
-    /// network.
+    /// Waits within the context's deadline until every PE of the team has made this call, and the
+    /// earlier puts of all these PEs are visible. These include puts that a host made without a
+    /// stream, also over a network.
     ///
-    /// The call does not wait for puts on other streams of this process.
+    /// The call does not wait for puts that this process enqueued on streams other than
+    /// [`Context::stream`].
     ///
     /// # Collective
-    /// All PEs of the team.
+    /// All PEs of the team must make this call.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`] with the PEs that were lost. As for [`barrier`](Self::barrier).
+    /// [`NvshmemError::Timeout`] if a PE does not arrive by the deadline; the error reports PEs
+    /// that were lost. Other errors are the same as for [`barrier`](Self::barrier).
     pub fn barrier_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_barrier_on_stream";
         if self.comm.enqueued.sent.load(Ordering::Relaxed) {
@@ -139,10 +145,10 @@ impl Team {
     /// Waits within the context's deadline until every PE of the team has made this call.
     ///
     /// # Collective
-    /// All PEs of the team.
+    /// All PEs of the team must make this call.
     ///
     /// # Errors
-    /// As for [`barrier_blocking`](Self::barrier_blocking).
+    /// Returns the same errors as [`barrier_blocking`](Self::barrier_blocking).
     pub fn sync_blocking(&self) -> Result<(), NvshmemError> {
         self.blocking("nvshmemx_team_sync_on_stream", Self::sync)
     }
@@ -163,17 +169,18 @@ impl Team {
         wait_stream(call, &self.comm, stream)
     }
 
-    /// Copies `source` of the PE with rank `root` to `target` on every PE of the team, including
+    /// Copies `source` from the PE with rank `root` to `target` on every PE of the team, including
     /// the root.
     ///
     /// # Collective
-    /// All PEs of the team, with the same length and root.
+    /// All PEs of the team must make this call with the same length and root.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless source and target have the same number of elements.
-    /// [`MisuseKind::Rank`], [`MisuseKind::Overlap`], [`MisuseKind::WrongContext`],
-    /// [`MisuseKind::Device`]. [`NvshmemError::Dead`] if NVSHMEM is unusable.
-    /// [`NvshmemError::Nvshmem`] if NVSHMEM returns an error.
+    /// [`MisuseKind::Rank`] if the team has no rank `root`. [`MisuseKind::Overlap`] if source and
+    /// target overlap. [`MisuseKind::WrongContext`] if source or target belongs to another context.
+    /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if
+    /// NVSHMEM is unusable. [`NvshmemError::Nvshmem`] if NVSHMEM returns an error.
     pub fn broadcast<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -198,11 +205,11 @@ impl Team {
     /// `target` on each PE.
     ///
     /// # Collective
-    /// All PEs of the team, with the same length.
+    /// All PEs of the team must make this call with the same length.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless the target has as many elements as all sources together. As
-    /// for [`broadcast`](Self::broadcast).
+    /// [`MisuseKind::Length`] unless the target has as many elements as all sources together. Other
+    /// errors are the same as for [`broadcast`](Self::broadcast).
     pub fn fcollect<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -215,14 +222,16 @@ impl Team {
         self.run(CALL, target, source, source.len(), InPlace::No, stream, function)
     }
 
-    /// Sends part n of `source` to rank n, and stores the part from rank n as part n of `target`.
+    /// Divides `source` into as many equal parts as the team has PEs, and sends part n to the PE
+    /// with rank n. Stores the part that arrives from rank n as part n of `target`.
     ///
     /// # Collective
-    /// All PEs of the team, with the same length.
+    /// All PEs of the team must make this call with the same length.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless source and target have the same number of elements, which is a
-    /// multiple of the team's size. As for [`broadcast`](Self::broadcast).
+    /// [`MisuseKind::Length`] if source and target have different numbers of elements, or if the
+    /// number is not a multiple of the team's size. Other errors are the same as for
+    /// [`broadcast`](Self::broadcast).
     pub fn alltoall<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -238,15 +247,16 @@ impl Team {
     }
 
     /// Reduces the sources of all PEs of the team element by element, and stores the result in
-    /// `target` on each PE. The target may be the source.
+    /// `target` on each PE. `target` may be the same memory as `source`.
     ///
     /// # Collective
-    /// All PEs of the team, with the same length and operation.
+    /// All PEs of the team must make this call with the same length and operation.
     ///
     /// # Errors
-    /// [`MisuseKind::Reduction`] for reductions that NVSHMEM lacks: the mean, scaled sums, and
-    /// bitwise operations on floats. [`MisuseKind::Overlap`] if source and target overlap without
-    /// being the same memory. As for [`broadcast`](Self::broadcast).
+    /// [`MisuseKind::Reduction`] if NVSHMEM lacks the reduction, for example the mean, a scaled
+    /// sum, or a bitwise operation on floats. [`MisuseKind::Overlap`] if source and target overlap
+    /// without being the same memory. Other errors are the same as for
+    /// [`broadcast`](Self::broadcast).
     pub fn reduce<T: Number>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -271,15 +281,15 @@ impl Team {
         self.run(CALL, target, source, target.len(), InPlace::Whole, stream, function)
     }
 
-    /// Reduces the sources of all PEs of the team element by element, and stores part n of the
-    /// result in `target` on rank n.
+    /// Reduces the sources of all PEs of the team element by element. Stores part n of the result
+    /// in `target` on the PE with rank n.
     ///
     /// # Collective
-    /// All PEs of the team, with the same length and operation.
+    /// All PEs of the team must make this call with the same length and operation.
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless the source has as many elements as all targets together.
-    /// [`MisuseKind::Overlap`] if source and target overlap. Other errors as for
+    /// [`MisuseKind::Overlap`] if source and target overlap. Other errors are the same as for
     /// [`reduce`](Self::reduce).
     pub fn reduce_scatter<T: Number>(
         &self,

@@ -15,11 +15,11 @@ use crate::context::Context;
 use crate::error::NvshmemError;
 use crate::sys::Api;
 
-/// Guard of a module or library that is initialised with NVSHMEM's state. Dropping the guard
-/// removes the state.
+/// The guard for a CUDA module or library that has been initialised with NVSHMEM's state. The guard
+/// keeps the module loaded. Dropping the guard removes the state from the module.
 ///
-/// Dropping is local. Drop the guard when no kernel of the module runs any more, and before NVSHMEM
-/// is finalised. The guard keeps the module loaded.
+/// Dropping is local. Drop the guard once no kernel of the module runs any more, and before NVSHMEM
+/// is finalised.
 pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
@@ -37,24 +37,26 @@ enum Kind {
 }
 
 impl Context {
-    /// Initialises a module with NVSHMEM's state, so that its kernels may call NVSHMEM's device
-    /// functions.
+    /// Initialises a module with NVSHMEM's state, so that the module's kernels may call NVSHMEM's
+    /// device functions.
     ///
-    /// `keep` keeps the module loaded. A thread of [`peerweave_driver`] drops it with the device's
-    /// context current, some time after NVSHMEM has finalised the module.
+    /// `keep` is an owner that keeps the module loaded. Some time after NVSHMEM has finalised the
+    /// module, a thread of [`peerweave_driver`] drops `keep`. The device's context is current on
+    /// that thread.
     ///
-    /// NVSHMEM waits for the whole device. This call first waits, within the context's deadline,
-    /// for every stream used with this context and for the default stream. If other work on the
-    /// device then waits for a PE beyond the deadline, the context becomes unusable.
+    /// To initialise the module, NVSHMEM waits for all work on the device. This call therefore
+    /// first waits, within the context's deadline, for the default stream and for every stream that
+    /// has been used with this context. If other work on the device waits for a PE beyond the
+    /// deadline, the context becomes unusable.
     ///
     /// # Errors
-    /// [`NvshmemError::Nvshmem`] for a module that is linked with another version of NVSHMEM's
-    /// device library, or without that library. [`NvshmemError::Timeout`] if a stream or NVSHMEM
-    /// does not complete by the deadline. [`NvshmemError::Dead`] if NVSHMEM is unusable.
+    /// [`NvshmemError::Nvshmem`] if the module is linked with another version of NVSHMEM's device
+    /// library, or without NVSHMEM's device library. [`NvshmemError::Timeout`] if a stream or
+    /// NVSHMEM does not complete by the deadline. [`NvshmemError::Dead`] if NVSHMEM is unusable.
     ///
     /// # Safety
-    /// The module is loaded on this context's device, and stays loaded while `keep` lives. Its
-    /// kernels run only while the guard lives.
+    /// The module must be loaded on this context's device, and must stay loaded while `keep` lives.
+    /// The module's kernels must run only while the returned guard lives.
     pub unsafe fn init_module(&self, module: CUmodule, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         let (address, held) = (module.expose_provenance(), Held::new(&self.comm.context, keep));
         self.init_with("nvshmemx_cumodule_init", &held, move |api| {
@@ -65,15 +67,15 @@ impl Context {
         Ok(self.guard(Kind::Module(address), held))
     }
 
-    /// Initialises a library of the driver with NVSHMEM's state, like
+    /// Initialises a CUDA library (`CUlibrary`) with NVSHMEM's state, like
     /// [`init_module`](Self::init_module). Requires CUDA 12.
     ///
     /// # Errors
-    /// As for [`init_module`](Self::init_module).
+    /// Returns the same errors as [`init_module`](Self::init_module).
     ///
     /// # Safety
-    /// The library is loaded, and stays loaded while `keep` lives. Its kernels run only while the
-    /// guard lives.
+    /// The library must be loaded, and must stay loaded while `keep` lives. The library's kernels
+    /// must run only while the returned guard lives.
     pub unsafe fn init_library(&self, library: CUlibrary, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         let (address, held) = (library.expose_provenance(), Held::new(&self.comm.context, keep));
         self.init_with("nvshmemx_culibrary_init", &held, move |api| {

@@ -1,5 +1,5 @@
-//! Memory from outside the heap, which is made symmetric on every PE or registered as this PE's
-//! memory of transfers.
+//! Memory from outside the heap, which is made symmetric on every PE, or is registered so that this
+//! PE can use it in transfers.
 
 use peerweave_driver::cudarc::driver::sys::CUpointer_attribute;
 use peerweave_driver::{CudaCode, DeviceBuffer, Driver, DriverError, bind_if_needed};
@@ -17,35 +17,36 @@ use crate::{SymmetricBuffer, Version};
 
 impl Context {
     /// Makes existing memory symmetric. Every PE passes its own memory, and gets a buffer that
-    /// represents the memory of all PEs.
+    /// represents the memory that all PEs passed.
     ///
-    /// NVSHMEM accepts only memory of CUDA's virtual memory management with a shareable handle. The
-    /// memory must be a whole mapping, whose length is a multiple of the heap's step
+    /// NVSHMEM accepts only memory from CUDA's virtual memory management whose handle can be shared
+    /// with other processes. The memory must be one whole mapping. Unless the heap has a fixed
+    /// size, the length of the mapping must be a multiple of the heap's step
     /// ([`Settings::heap_step_bytes`](crate::Settings::heap_step_bytes)). The memory stays
-    /// allocated until the buffer is freed.
+    /// allocated until the returned buffer has been freed.
     ///
     /// # Collective
-    /// As for [`alloc`](Self::alloc).
+    /// The same rules apply as for [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// [`MisuseKind::Context`] for borrowed memory, memory that is not virtual memory, memory
-    /// without a shareable handle, or a part of a mapping. [`MisuseKind::Value`] for a length that
-    /// is not a multiple of the step. [`NvshmemError::Nvshmem`] if NVSHMEM refuses the memory,
-    /// which makes the context unusable unless the heap has a fixed size. Other errors as for
-    /// [`alloc`](Self::alloc).
+    /// [`MisuseKind::Context`] if the memory is borrowed, is not from CUDA's virtual memory
+    /// management, has no shareable handle, or is only a part of a mapping. [`MisuseKind::Value`]
+    /// if the length is not a multiple of the step. [`NvshmemError::Nvshmem`] if NVSHMEM refuses
+    /// the memory. Unless the heap has a fixed size, the context is unusable after such a refusal.
+    /// Other errors are the same as for [`alloc`](Self::alloc).
     pub fn register_symmetric<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.register("nvshmemx_buffer_register_symmetric", memory, None)
     }
 
     /// Makes memory symmetric like [`register_symmetric`](Self::register_symmetric), preferably at
-    /// `address` of the symmetric heap. Requires NVSHMEM 3.6.
+    /// the address `address` in the symmetric heap. Requires NVSHMEM 3.6.
     ///
     /// # Collective
-    /// As for [`alloc`](Self::alloc). The addresses of the PEs may differ.
+    /// The same rules apply as for [`alloc`](Self::alloc). The PEs may pass different addresses.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`] for an older library. As for
-    /// [`register_symmetric`](Self::register_symmetric).
+    /// [`NvshmemError::Unsupported`] if the library is older than NVSHMEM 3.6. Other errors are the
+    /// same as for [`register_symmetric`](Self::register_symmetric).
     pub fn register_symmetric_near<T: Element>(
         &self,
         memory: &impl DeviceBuffer<T>,
@@ -107,22 +108,23 @@ impl Context {
         }
         check_all_allocated(comm, call, address, Ok(())).inspect_err(|_| keep.leak())?;
         if address == 0 {
-            let detail = format!("{bytes} bytes; NVSHMEM accepts only shareable virtual memory");
+            let detail = format!("NVSHMEM refused {bytes} bytes, expected CUDA virtual memory with a shareable handle");
             return Err(comm.nvshmem.failure(call, None, detail));
         }
         Ok(SymmetricBuffer::whole(self.heap.add_allocation(address as u64, bytes, Some(keep)), memory.len()))
     }
 
-    /// Registers memory as this PE's memory of puts and gets. Only transfers over the network need
-    /// this call.
+    /// Registers memory that this PE uses as the source of puts or as the target of gets. Only
+    /// transfers over the network need this call.
     ///
-    /// This call is not collective. After the result is dropped, the memory is unregistered when
-    /// the streams that use it have completed. The memory is kept alive until then.
+    /// This call is not collective. Once the returned value has been dropped and the streams that
+    /// use the memory have completed, the memory is unregistered. Until then, the memory stays
+    /// allocated.
     ///
     /// # Errors
-    /// [`NvshmemError::Nvshmem`] for memory that overlaps registered memory, or that a network
-    /// refuses. In the latter case another network may have registered the memory, so the memory is
-    /// leaked. [`MisuseKind::Context`] for borrowed memory.
+    /// [`NvshmemError::Nvshmem`] if the memory overlaps registered memory, or if a network refuses
+    /// the memory. In both cases the memory is leaked, because another network may have registered
+    /// it. [`MisuseKind::Context`] if the memory is borrowed.
     pub fn register_local<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NvshmemError> {
         const CALL: &str = "nvshmemx_buffer_register";
         let comm = &self.comm;
@@ -150,7 +152,7 @@ fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> R
             MisuseKind::Length { what: "the memory", found: 0, expected: 1, unit: "elements" },
         ));
     }
-    let why = "borrowed memory cannot be registered, because it could be freed first; use owned memory, such as DeviceMemory";
+    let why = "borrowed memory cannot be registered, because its owner could free it while it is registered; use owned memory, such as DeviceMemory";
     let (address, keep) = memory.keep().ok_or_else(|| NvshmemError::misuse(call, MisuseKind::Context { why }))?;
     Ok((address, Held::new(&comm.context, keep)))
 }
@@ -169,7 +171,7 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
     // SAFETY: the pointer is to a live handle, and the driver looks up the address.
     let code = unsafe { api.cuMemRetainAllocationHandle(&raw mut handle, std::ptr::without_provenance_mut(address as usize)) };
     if code.map_err(DriverError::from)? != CudaCode::SUCCESS {
-        return refuse("only CUDA's virtual memory can be made symmetric, such as that of peerweave-vmm");
+        return refuse("only memory from CUDA's virtual memory management can be made symmetric; allocate it with peerweave-vmm");
     }
     // SAFETY: the handle is live, and is not used afterwards.
     let _ = unsafe { api.cuMemRelease(handle) };
@@ -186,7 +188,7 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
     }
     let mapping = ask(CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)?.zip(ask(CU_POINTER_ATTRIBUTE_MAPPING_SIZE)?);
     if mapping.is_some_and(|mapping| mapping != (address, bytes as u64)) {
-        return refuse("the memory is a part of a mapping; NVSHMEM only makes whole mappings symmetric");
+        return refuse("the memory is a part of a mapping, expected a whole mapping");
     }
     if !limits.fixed && !(bytes as u64).is_multiple_of(limits.step) {
         let (what, expected) = ("the length of the memory in bytes", "a multiple of the heap's step (Settings::heap_step_bytes)");

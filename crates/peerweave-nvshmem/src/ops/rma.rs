@@ -1,7 +1,7 @@
 //! Puts and gets on a stream: in stream order or non-blocking, strided, and of single values.
 //!
-//! `signal.rs` has puts with a signal, `rma_blocking.rs` the puts and gets for which the host
-//! waits.
+//! `signal.rs` has puts with a signal, and `rma_blocking.rs` has the puts and gets for which the
+//! host waits.
 //!
 //! A put or get on a stream is locally complete in stream order. Later work of the stream may
 //! therefore overwrite the source of the put, or read the target of the get. A put is visible to
@@ -40,16 +40,18 @@ fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len
 const NO_CAPTURE: &str = "the stream is being captured, and a graph cannot contain this transfer, because NVSHMEM uses its own streams or a value that does not outlive the call";
 
 impl Context {
-    /// Writes `source` to `target` on another PE, in stream order.
+    /// Writes `source` to `target` on the PE `pe`, in stream order.
     ///
-    /// `source` may be any memory of this device. If the PE is reached over the network, `source`
-    /// must be symmetric or [registered](Self::register_local).
+    /// `source` may be any memory on this device. If `pe` is reached only over the network,
+    /// `source` must be symmetric or [registered](Self::register_local).
     ///
     /// # Errors
     /// [`MisuseKind::Length`] unless source and target have the same number of elements.
-    /// [`MisuseKind::Pe`], [`MisuseKind::Device`], [`MisuseKind::WrongContext`],
-    /// [`MisuseKind::Unregistered`]. [`MisuseKind::Overlap`] if source and target of a put to this
-    /// PE overlap. [`NvshmemError::Dead`] if NVSHMEM is unusable.
+    /// [`MisuseKind::Pe`] if the job has no PE `pe`. [`MisuseKind::Device`] if this PE's memory or
+    /// `stream` belongs to another device. [`MisuseKind::WrongContext`] if symmetric memory belongs
+    /// to another context. [`MisuseKind::Unregistered`] if `pe` is reached only over the network,
+    /// and this PE's memory is neither symmetric nor registered. [`MisuseKind::Overlap`] if `pe` is
+    /// this PE, and source and target overlap. [`NvshmemError::Dead`] if NVSHMEM is unusable.
     pub fn put<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -77,15 +79,17 @@ impl Context {
         })
     }
 
-    /// Writes like [`put`](Self::put), but is complete only after a quiet. Until then the source
-    /// must not be overwritten. The put may overtake other work of the stream.
+    /// Writes like [`put`](Self::put), but the put is complete only after a quiet. The source must
+    /// not be overwritten before the quiet is complete. Later work on `stream` does not wait for
+    /// the put.
     ///
-    /// NVSHMEM's own streams wait for the earlier work of `stream`, and NVSHMEM's blocking calls
-    /// wait for NVSHMEM's own streams. If `stream` is delayed beyond the deadline, a later blocking
-    /// call makes the context unusable.
+    /// NVSHMEM's own streams wait for the earlier work on `stream`, and NVSHMEM's blocking calls
+    /// wait for NVSHMEM's own streams. If the earlier work on `stream` delays a later blocking call
+    /// beyond the deadline, the context becomes unusable.
     ///
     /// # Errors
-    /// As for [`put`](Self::put). [`MisuseKind::Context`] if the stream is being captured.
+    /// [`MisuseKind::Context`] if `stream` is being captured. Other errors are the same as for
+    /// [`put`](Self::put).
     pub fn put_nbi<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -101,10 +105,10 @@ impl Context {
         })
     }
 
-    /// Reads `source` on another PE into `target`, in stream order.
+    /// Reads `source` on the PE `pe` into `target`, in stream order.
     ///
     /// # Errors
-    /// As for [`put`](Self::put).
+    /// Returns the same errors as [`put`](Self::put).
     pub fn get<T: Element>(
         &self,
         target: &mut impl DeviceBufferMut<T>,
@@ -132,11 +136,11 @@ impl Context {
         })
     }
 
-    /// Reads like [`get`](Self::get), but is complete only after a quiet. Until then the target
-    /// must not be used.
+    /// Reads like [`get`](Self::get), but the get is complete only after a quiet. The target must
+    /// not be used before the quiet is complete.
     ///
     /// # Errors
-    /// As for [`put_nbi`](Self::put_nbi).
+    /// Returns the same errors as [`put_nbi`](Self::put_nbi).
     pub fn get_nbi<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -183,13 +187,13 @@ impl Context {
         enqueue.call(|api, _| function(api, pointer(there), pointer(here), bytes, to, stream.cu_stream()))
     }
 
-    /// Writes elements of `source` to `target` on another PE, with strides, in stream order.
-    /// NVSHMEM supports this call only for PEs that are not reached over the network.
+    /// Writes elements of `source` to `target` on the PE `pe`, with strides, in stream order.
+    /// NVSHMEM does not support this call for a PE that is reached only over the network.
     ///
     /// # Errors
-    /// [`MisuseKind::OutOfRange`] if the last element is outside its buffer.
-    /// [`MisuseKind::Unregistered`] for a PE that is reached only over the network. Other errors as
-    /// for [`put`](Self::put).
+    /// [`MisuseKind::Value`] if a stride is 0 or too large. [`MisuseKind::OutOfRange`] if the last
+    /// element is outside its buffer. [`MisuseKind::Unregistered`] if `pe` is reached only over the
+    /// network. Other errors are the same as for [`put`](Self::put).
     pub fn put_strided<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -204,10 +208,10 @@ impl Context {
         })
     }
 
-    /// Reads elements of `source` on another PE into `target`, with strides, in stream order.
+    /// Reads elements of `source` on the PE `pe` into `target`, with strides, in stream order.
     ///
     /// # Errors
-    /// As for [`put_strided`](Self::put_strided).
+    /// Returns the same errors as [`put_strided`](Self::put_strided).
     pub fn get_strided<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -293,11 +297,11 @@ impl Context {
         Ok((other, strides))
     }
 
-    /// Writes `value` to the first element of `target` on another PE, in stream order.
+    /// Writes `value` to the first element of `target` on the PE `pe`, in stream order.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] if the target is empty. [`MisuseKind::Context`] if the stream is
-    /// being captured. Other errors as for [`put`](Self::put).
+    /// [`MisuseKind::Length`] if the target is empty. [`MisuseKind::Context`] if `stream` is being
+    /// captured. Other errors are the same as for [`put`](Self::put).
     pub fn put_value<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,

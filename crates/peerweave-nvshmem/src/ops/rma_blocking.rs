@@ -1,8 +1,8 @@
 //! Puts and gets for which the host waits, within the context's deadline: contiguous, strided, and
 //! of single values.
 //!
-//! They are not ordered with work on streams. Invariant: the memory of a call is kept alive until
-//! the call has returned from NVSHMEM, even after a timeout.
+//! These puts and gets are not ordered with work on streams. Invariant: the memory of a call is
+//! kept alive until the call has returned from NVSHMEM, even after a timeout.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::ops::enqueue::{by_width, check_context, check_len, check_pair, pointe
 use crate::ops::rma::one_at_least;
 use crate::{SymmetricBuffer, sys};
 
-/// Calls a function that takes or returns an element by value. The element is passed as the integer
-/// of its width.
+/// Calls the macro `$call` with the unsigned integer type that has the size of `$T`. NVSHMEM's
+/// functions take and return elements by value as such integers.
 macro_rules! by_bits {
     ($T:ty, $call:ident) => {
         match size_of::<$T>() {
@@ -33,12 +33,13 @@ macro_rules! by_bits {
 }
 
 impl Context {
-    /// Reads the first element of `source` on another PE, within the context's deadline. NVSHMEM
-    /// supports this call only for PEs that are not reached over the network.
+    /// Reads the first element of `source` on the PE `pe`, and waits for its value within the
+    /// context's deadline. NVSHMEM does not support this call for a PE that is reached only over
+    /// the network.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`] if the call exceeds the deadline. [`MisuseKind::Unregistered`] for
-    /// a PE that is reached only over the network. Other errors as for [`put`](Self::put).
+    /// [`NvshmemError::Timeout`] if the call exceeds the deadline. [`MisuseKind::Unregistered`] if
+    /// `pe` is reached only over the network. Other errors are the same as for [`put`](Self::put).
     pub fn get_value_blocking<T: Element>(&self, source: &SymmetricBuffer<T>, pe: Pe) -> Result<T, NvshmemError> {
         const CALL: &str = "nvshmem_g";
         let (remote, from) = self.check_value(CALL, "the source", source, pe)?;
@@ -60,12 +61,14 @@ impl Context {
         })
     }
 
-    /// Reads a value like [`get_value_blocking`](Self::get_value_blocking), after the earlier work
-    /// of `stream`. The host waits for the stream, because NVSHMEM returns the value to the host.
+    /// Waits until the earlier work on `stream` has completed, and then reads a value like
+    /// [`get_value_blocking`](Self::get_value_blocking). The host waits, because NVSHMEM returns
+    /// the value to the host.
     ///
     /// # Errors
-    /// As for [`get_value_blocking`](Self::get_value_blocking). [`MisuseKind::Device`] for a stream
-    /// of another device. [`NvshmemError::Cuda`] if the stream is being captured.
+    /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Cuda`] if
+    /// `stream` is being captured. Other errors are the same as for
+    /// [`get_value_blocking`](Self::get_value_blocking).
     pub fn get_value<T: Element>(
         &self,
         source: &SymmetricBuffer<T>,
@@ -99,11 +102,11 @@ impl Context {
         })
     }
 
-    /// Writes `value` to the first element of `target` on another PE, and waits for completion
+    /// Writes `value` to the first element of `target` on the PE `pe`, and waits for completion
     /// within the context's deadline.
     ///
     /// # Errors
-    /// As for [`get_value_blocking`](Self::get_value_blocking).
+    /// Returns the same errors as [`get_value_blocking`](Self::get_value_blocking).
     pub fn put_value_blocking<T: Element>(&self, target: &SymmetricBuffer<T>, value: T, pe: Pe) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_p";
         let (remote, to) = self.check_value(CALL, "the target", target, pe)?;
@@ -149,11 +152,11 @@ impl Context {
         Ok((remote.address(), other))
     }
 
-    /// Writes elements of `source` to `target` on another PE, with strides. Waits for completion
-    /// within the context's deadline.
+    /// Writes elements of `source` to `target` on the PE `pe`, with strides, and waits for
+    /// completion within the context's deadline.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`] if the call exceeds the deadline. As for
+    /// [`NvshmemError::Timeout`] if the call exceeds the deadline. Other errors are the same as for
     /// [`put_strided`](Self::put_strided).
     pub fn put_strided_blocking<T: Element>(
         &self,
@@ -165,11 +168,11 @@ impl Context {
         self.strided_blocking("nvshmem_iput", target, source, strides, ("the target", target, pe))
     }
 
-    /// Reads elements of `source` on another PE into `target`, with strides. Waits for completion
-    /// within the context's deadline.
+    /// Reads elements of `source` on the PE `pe` into `target`, with strides, and waits for
+    /// completion within the context's deadline.
     ///
     /// # Errors
-    /// As for [`put_strided_blocking`](Self::put_strided_blocking).
+    /// Returns the same errors as [`put_strided_blocking`](Self::put_strided_blocking).
     pub fn get_strided_blocking<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -209,17 +212,18 @@ impl Context {
         self.comm.check_device_errors()
     }
 
-    /// Writes `source` to `target` on another PE. Waits within the context's deadline until the
-    /// source may be overwritten.
+    /// Writes `source` to `target` on the PE `pe`, and waits within the context's deadline until
+    /// the source may be overwritten.
     ///
-    /// On a PE that is reached only over the network, the data may arrive later.
+    /// If `pe` is reached only over the network, the data may arrive after this call has returned.
     /// [`quiet_blocking`](Self::quiet_blocking),
     /// [`Team::barrier_blocking`](crate::Team::barrier_blocking) and
     /// [`barrier_all_blocking`](Self::barrier_all_blocking) complete such a put. A quiet or a
-    /// barrier on a stream does not complete it.
+    /// barrier on a stream does not complete such a put.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`] if the call exceeds the deadline. As for [`put`](Self::put).
+    /// [`NvshmemError::Timeout`] if the call exceeds the deadline. Other errors are the same as for
+    /// [`put`](Self::put).
     pub fn put_blocking<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -246,11 +250,11 @@ impl Context {
         self.comm.check_device_errors()
     }
 
-    /// Reads `source` on another PE into `target`, and waits for completion within the context's
+    /// Reads `source` on the PE `pe` into `target`, and waits for completion within the context's
     /// deadline.
     ///
     /// # Errors
-    /// As for [`put_blocking`](Self::put_blocking).
+    /// Returns the same errors as [`put_blocking`](Self::put_blocking).
     pub fn get_blocking<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,

@@ -1,7 +1,8 @@
 //! Signals, waits for signals, quiet and fence, in stream order or blocking.
 //!
 //! `wait_words.rs` has waits for words of other types. A wait on a stream has no deadline. If the
-//! signal never arrives, the stream stays blocked, and waits of the host for that stream time out.
+//! signal never arrives, the stream stays blocked. If the host waits for that stream, its wait
+//! times out.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -18,26 +19,28 @@ use crate::error::NvshmemError;
 use crate::ops::enqueue::{Enqueue, check_apart, check_context, check_len, pointer};
 use crate::ops::rma::one_at_least;
 
-/// A signal: the update of a word on the other PE after the data of a put has arrived.
+/// A signal, which updates a word on another PE. The signal of a put updates the word after the
+/// data of the put has arrived.
 #[derive(Clone, Debug)]
 pub struct Signal<'a> {
     /// Buffer whose first element is the signal word.
     pub word: &'a SymmetricBuffer<u64>,
     /// The value to set or to add, as `op` specifies.
     pub value: u64,
-    /// The operation on the word.
+    /// The operation on the word: set or add.
     pub op: SignalOp,
 }
 
 const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may read the value of a set signal from memory that does not outlive the call; use SignalOp::Add";
 
 impl Context {
-    /// Writes `source` to `target` on another PE, then signals that PE, in stream order. A PE that
-    /// observes the signal also observes the data.
+    /// Writes `source` to `target` on the PE `pe` and then signals that PE, in stream order. When
+    /// the PE observes the signal, the PE also observes the data.
     ///
     /// # Errors
-    /// As for [`put`](Self::put). [`MisuseKind::Length`] if the signal's buffer is empty.
-    /// [`MisuseKind::Context`] for [`SignalOp::Set`] on a stream that is being captured.
+    /// [`MisuseKind::Length`] if the signal's buffer is empty. [`MisuseKind::Overlap`] if the
+    /// signal word overlaps the target. [`MisuseKind::Context`] for [`SignalOp::Set`] on a stream
+    /// that is being captured. Other errors are the same as for [`put`](Self::put).
     pub fn put_signal<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -76,11 +79,11 @@ impl Context {
         })
     }
 
-    /// Writes and signals like [`put_signal`](Self::put_signal). The source may be overwritten only
-    /// after a quiet.
+    /// Writes and signals like [`put_signal`](Self::put_signal), but the source may be overwritten
+    /// only after a quiet.
     ///
     /// # Errors
-    /// As for [`put_nbi`](Self::put_nbi) and [`put_signal`](Self::put_signal).
+    /// Returns the same errors as [`put_nbi`](Self::put_nbi) and [`put_signal`](Self::put_signal).
     pub fn put_signal_nbi<T: Element>(
         &self,
         target: &SymmetricBuffer<T>,
@@ -141,11 +144,12 @@ impl Context {
         Ok((remote, word, bytes, to))
     }
 
-    /// Signals another PE without data, in stream order.
+    /// Updates a word on the PE `pe` as `signal` specifies, without a put, in stream order.
     ///
     /// # Errors
-    /// [`MisuseKind::Pe`], [`MisuseKind::Length`] if the signal's buffer is empty,
-    /// [`MisuseKind::WrongContext`], [`MisuseKind::Device`]. [`MisuseKind::Context`] for
+    /// [`MisuseKind::Pe`] if the job has no PE `pe`. [`MisuseKind::Length`] if the signal's buffer
+    /// is empty. [`MisuseKind::WrongContext`] if this buffer belongs to another context.
+    /// [`MisuseKind::Device`] if `stream` belongs to another device. [`MisuseKind::Context`] for
     /// [`SignalOp::Set`] on a stream that is being captured. [`NvshmemError::Dead`] if NVSHMEM is
     /// unusable.
     pub fn signal(&self, signal: &Signal<'_>, pe: Pe, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
@@ -162,17 +166,17 @@ impl Context {
         enqueue.call(|api, _| unsafe { api.nvshmemx_signal_op_on_stream(pointer(word), value, op, to, stream.cu_stream()) })
     }
 
-    /// Makes `stream` wait until this PE's word satisfies the comparison `condition` with `value`,
-    /// as unsigned numbers.
+    /// Makes `stream` wait until the first element of this PE's `word` satisfies the comparison
+    /// `condition` with `value`. The numbers are compared as unsigned numbers.
     ///
     /// If the device's streams can wait without a kernel, NVSHMEM uses such waits for
     /// [`Compare::Eq`] and [`Compare::Ge`]. These waits compare `Ge` cyclically: a word that is
     /// 2^63 or more above `value` may not satisfy the comparison. If the word can have such a value
     /// (for example all bits set), use [`Compare::Gt`]. A wait never ends too early. A kernel makes
-    /// all other comparisons, and all comparisons of [`wait_until`](Self::wait_until).
+    /// all other comparisons, and all comparisons for [`wait_until`](Self::wait_until).
     ///
     /// # Errors
-    /// As for [`signal`](Self::signal).
+    /// Returns the same errors as [`signal`](Self::signal).
     pub fn signal_wait(
         &self,
         word: &SymmetricBuffer<u64>,
@@ -197,12 +201,12 @@ impl Context {
         })
     }
 
-    /// Returns the current value of this PE's word. Copies the word to the host and waits for the
-    /// copy within the context's deadline.
+    /// Returns the current value of the first element of this PE's `word`. Copies the element to
+    /// the host, and waits for the copy within the context's deadline.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`] if the copy is not complete by the deadline. As for
-    /// [`signal`](Self::signal).
+    /// [`NvshmemError::Timeout`] if the copy is not complete by the deadline. Other errors are the
+    /// same as for [`signal`](Self::signal).
     pub fn signal_fetch_blocking(&self, word: &SymmetricBuffer<u64>) -> Result<u64, NvshmemError> {
         const CALL: &str = "nvshmem_signal_fetch";
         one_at_least(CALL, "the signal", word)?;
@@ -214,14 +218,14 @@ impl Context {
         Ok(values[0])
     }
 
-    /// Completes the earlier puts and gets of this PE on `stream`, in stream order. Also completes
-    /// pending transfers on NVSHMEM's own streams (`nbi`), except those that a quiet or barrier on
-    /// another stream has already completed.
+    /// Completes the puts and gets that this PE enqueued earlier on `stream`, in stream order. Also
+    /// completes pending transfers on NVSHMEM's own streams (`nbi`), except transfers for which an
+    /// earlier quiet or barrier makes another stream wait.
     ///
     /// # Errors
-    /// [`MisuseKind::Device`] for a stream of another device. [`NvshmemError::Dead`] if NVSHMEM is
-    /// unusable. [`MisuseKind::Context`] if the stream is being captured while `nbi` transfers are
-    /// pending.
+    /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if
+    /// NVSHMEM is unusable. [`MisuseKind::Context`] if the stream is being captured while `nbi`
+    /// transfers are pending.
     pub fn quiet(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_quiet_on_stream", stream)?;
         enqueue.waits_for_nbi()?;
@@ -229,8 +233,8 @@ impl Context {
         enqueue.call(|api, _| unsafe { api.nvshmemx_quiet_on_stream(stream.cu_stream()) })
     }
 
-    /// Completes puts and gets that were made without a stream, and all transfers on NVSHMEM's own
-    /// streams. Waits within the context's deadline.
+    /// Completes the puts and gets that this PE made without a stream, and all transfers on
+    /// NVSHMEM's own streams. Waits for completion within the context's deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`] if the wait exceeds the deadline. [`NvshmemError::Dead`] if
@@ -242,21 +246,23 @@ impl Context {
         self.comm.check_device_errors()
     }
 
-    /// Orders puts: each PE observes this PE's earlier puts before its later puts. Returns within
-    /// the context's deadline.
+    /// Orders the puts that this PE makes: every PE observes the puts from before this call before
+    /// the puts from after this call. Waits for NVSHMEM within the context's deadline.
     ///
     /// # Errors
-    /// As for [`quiet_blocking`](Self::quiet_blocking).
+    /// Returns the same errors as [`quiet_blocking`](Self::quiet_blocking).
     pub fn fence_blocking(&self) -> Result<(), NvshmemError> {
         // SAFETY: NVSHMEM is initialised.
         self.comm.block("nvshmem_fence", |api, _| unsafe { api.nvshmem_fence() })
     }
 
-    /// Makes later work of the stream wait until the sources of earlier puts, including `nbi` puts,
-    /// may be overwritten. This is weaker than [`quiet`](Self::quiet). Requires NVSHMEM 3.8.
+    /// Makes later work on `stream` wait until the sources of earlier puts, including `nbi` puts,
+    /// may be overwritten. A flush is weaker than a [`quiet`](Self::quiet), because the puts need
+    /// not be complete. Requires NVSHMEM 3.8.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`] for an older library. As for [`quiet`](Self::quiet).
+    /// [`NvshmemError::Unsupported`] if the library is older than NVSHMEM 3.8. Other errors are the
+    /// same as for [`quiet`](Self::quiet).
     pub fn flush(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_flush_on_stream", stream)?;
         enqueue.waits_for_nbi()?;
@@ -264,12 +270,12 @@ impl Context {
         enqueue.call(|api, _| unsafe { api.nvshmemx_flush_on_stream(stream.cu_stream()) })
     }
 
-    /// Waits until the sources of puts that were made without a stream may be overwritten, within
-    /// the context's deadline. Requires NVSHMEM 3.8.
+    /// Waits, within the context's deadline, until the sources of puts that this PE made without a
+    /// stream may be overwritten. Requires NVSHMEM 3.8.
     ///
     /// # Errors
-    /// [`NvshmemError::Unsupported`] for an older library. As for
-    /// [`quiet_blocking`](Self::quiet_blocking).
+    /// [`NvshmemError::Unsupported`] if the library is older than NVSHMEM 3.8. Other errors are the
+    /// same as for [`quiet_blocking`](Self::quiet_blocking).
     pub fn flush_blocking(&self) -> Result<(), NvshmemError> {
         // SAFETY: NVSHMEM is initialised.
         self.comm.block("nvshmemx_flush", |api, _| unsafe { api.nvshmemx_flush() })

@@ -1,7 +1,7 @@
-//! Waits on a stream for words of this PE, of all integer types that NVSHMEM supports.
+//! Calls that make a stream wait for words on this PE. The words are integers of 32 or 64 bits.
 //!
 //! A wait on a stream has no deadline. If the expected value never arrives, the stream stays
-//! blocked, and waits of the host for that stream time out.
+//! blocked. If the host waits for that stream, its wait times out.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ impl Context {
     /// `condition` with `value`.
     ///
     /// # Errors
-    /// As for [`signal`](Self::signal).
+    /// Returns the same errors as [`signal`](Self::signal).
     pub fn wait_until<T: AtomicInteger>(
         &self,
         word: &SymmetricBuffer<T>,
@@ -64,7 +64,7 @@ impl Context {
     /// `condition` with `value`.
     ///
     /// # Errors
-    /// As for [`signal`](Self::signal).
+    /// Returns the same errors as [`signal`](Self::signal).
     pub fn wait_until_all<T: AtomicInteger>(
         &self,
         words: &SymmetricBuffer<T>,
@@ -103,12 +103,12 @@ impl Context {
     }
 
     /// Makes `stream` wait until every element of this PE's `words` satisfies the comparison
-    /// `condition` with the element of `values` at the same index. `values` is memory of this
-    /// device. It must not change until the stream has completed the wait.
+    /// `condition` with the element of `values` at the same index. `values` is memory on this
+    /// device, and must not change until the stream has completed the wait.
     ///
     /// # Errors
-    /// [`MisuseKind::Length`] unless `words` and `values` have the same number of elements. As for
-    /// [`signal`](Self::signal).
+    /// [`MisuseKind::Length`] unless `words` and `values` have the same number of elements. Other
+    /// errors are the same as for [`signal`](Self::signal).
     pub fn wait_until_each<T: AtomicInteger>(
         &self,
         words: &SymmetricBuffer<T>,

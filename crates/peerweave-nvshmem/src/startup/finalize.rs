@@ -10,47 +10,50 @@ use crate::comm::entry::END;
 use crate::context::{Context, LIFE, ProcessState};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 
-/// The result of [`Context::finalize`].
+/// The report that [`Context::finalize`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FinalizeReport {
-    /// Symmetric memory that was dropped but not freed, in the order of allocation. `finalize` has
-    /// freed this memory.
+    /// The symmetric allocations that were dropped but not freed before `finalize`, in the order of
+    /// allocation. `finalize` has freed these allocations.
     pub leaked: Vec<Leak>,
-    /// Number of other handles of the context in this process. If it is not 0, NVSHMEM keeps
-    /// running.
+    /// Number of other handles to the context in this process. If this number is not 0, NVSHMEM
+    /// keeps running.
     pub other_handles: usize,
 }
 
-/// An allocation of symmetric memory that was dropped but not freed.
+/// An allocation of symmetric memory that was dropped but not freed before [`Context::finalize`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leak {
-    /// Number of the allocation, the same on every PE.
+    /// Number of the allocation, which is the same on every PE.
     pub allocation: u64,
     /// Length of the allocation on each PE, in bytes.
     pub bytes: usize,
 }
 
 impl Context {
-    /// Releases this handle of the context. Releasing the last handle finalises NVSHMEM on every
-    /// PE. Memory that was dropped but not freed is then freed, and reported in the result.
+    /// Releases this handle to the context. Releasing the last handle on every PE finalises
+    /// NVSHMEM. This call then also frees the symmetric memory that was dropped but not freed, and
+    /// reports this memory in the result.
     ///
-    /// The call first waits, within the context's deadline, for every stream with work of NVSHMEM.
-    /// From then on, calls of other threads through teams and buffers return
-    /// [`MisuseKind::Context`]. If finalising fails, these calls are possible again.
+    /// While NVSHMEM is being finalised, calls that other threads make through teams and buffers
+    /// return [`MisuseKind::Context`]. If finalising fails, these calls are possible again. The
+    /// call waits, within the context's deadline, for every stream that has been used with this
+    /// context.
     ///
     /// After an initialisation by an id or a rendezvous, NVSHMEM can be initialised again in this
     /// process.
     ///
     /// # Collective
-    /// All PEs, each for all of its handles.
+    /// All PEs must make this call, each PE with its last handle.
     ///
     /// # Errors
-    /// [`MisuseKind::InUse`] if this process has handles of symmetric memory or captured graphs. In
-    /// that case no PE finalises NVSHMEM, the other PEs get [`NvshmemError::Disagree`], and
-    /// [`current`](Self::current) returns the context again. [`NvshmemError::Timeout`] and
-    /// [`NvshmemError::Bootstrap`] name the PEs that did not arrive.
+    /// [`MisuseKind::InUse`] if this process still has a handle to symmetric memory, a module
+    /// guard, or a captured graph that calls NVSHMEM. In this case, no PE finalises NVSHMEM, the
+    /// other PEs get [`NvshmemError::Disagree`], and [`current`](Self::current) returns the context
+    /// again. [`NvshmemError::Timeout`] or [`NvshmemError::Bootstrap`] if a PE does not arrive.
+    /// These errors name the missing PEs if they are known.
     ///
     /// If finalising fails inside NVSHMEM, NVSHMEM ends the process.
     pub fn finalize(self) -> Result<FinalizeReport, NvshmemError> {

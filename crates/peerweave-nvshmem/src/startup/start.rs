@@ -21,30 +21,33 @@ use crate::error::{MisuseKind, NvshmemError, PreflightError};
 use crate::library::{Nvshmem, Settings, plugins};
 
 impl Context {
-    /// Starts NVSHMEM among the PEs of a rendezvous, with the PE numbers of the rendezvous. This is
-    /// the usual bootstrap.
+    /// Starts NVSHMEM on the PEs of a rendezvous. Each PE has the same number in NVSHMEM as in the
+    /// rendezvous. Most programs use this bootstrap.
     ///
-    /// The PEs first exchange their data. If a PE cannot start, or has another library, other
-    /// settings, or the GPU of another PE, every PE gets an error before NVSHMEM is called.
+    /// The PEs first exchange data about their libraries, settings and GPUs. If a PE cannot start,
+    /// every PE gets an error before NVSHMEM is initialised. The same holds if two PEs have
+    /// different libraries, have different settings or share a GPU.
     ///
-    /// The rendezvous distributes the id, and NVSHMEM uses the network interface of the rendezvous.
-    /// The context keeps the rendezvous for later setup calls. These count among the rendezvous'
-    /// collective calls, whose order must be the same on every PE.
+    /// The rendezvous distributes the id. Unless the settings select a network interface, NVSHMEM
+    /// uses the network interface of the rendezvous. The context keeps the rendezvous for later
+    /// setup calls. Setup calls count as collective calls of the rendezvous. Every PE must make all
+    /// collective calls of the rendezvous in the same order.
     ///
-    /// If NVSHMEM already runs in this process with the same arguments, this call returns another
-    /// handle without communication. If a process has a context with other arguments, or cannot
-    /// start NVSHMEM again, every PE gets an error.
+    /// If NVSHMEM already runs in this process with the same arguments, this call returns a new
+    /// handle without communication. If the process of any PE has a context with other arguments,
+    /// or cannot start NVSHMEM again, every PE gets an error.
     ///
-    /// `device` is the device of this PE. Each PE needs a separate device.
+    /// `device` is the device that this PE uses. Each PE must use a different device.
     ///
     /// # Collective
-    /// All PEs of the rendezvous.
+    /// All PEs of the rendezvous must make this call.
     ///
     /// # Errors
-    /// [`NvshmemError::Preflight`], [`NvshmemError::Plugin`] and [`NvshmemError::Load`] for an
-    /// unsuitable machine. [`NvshmemError::Bootstrap`] and [`NvshmemError::Timeout`] name the PEs
-    /// that did not arrive. [`MisuseKind::AlreadyInitialized`] if a context with other arguments
-    /// runs.
+    /// [`NvshmemError::Preflight`], [`NvshmemError::Plugin`] or [`NvshmemError::Load`] if NVSHMEM
+    /// cannot work on this machine or in this job. [`NvshmemError::Bootstrap`] or
+    /// [`NvshmemError::Timeout`] if a PE does not arrive. These errors name the missing PEs if they
+    /// are known. [`MisuseKind::AlreadyInitialized`] if this process has a context with other
+    /// arguments.
     pub fn from_rendezvous(
         rendezvous: &Arc<Rendezvous>,
         device: &Arc<CudaContext>,
@@ -105,18 +108,19 @@ impl Context {
         start.run(ready, inside, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
     }
 
-    /// Creates an id for [`from_unique_id`](Self::from_unique_id). The call loads a plug-in, and
-    /// opens a socket of this process that listens until the PEs are connected.
+    /// Creates an id for [`from_unique_id`](Self::from_unique_id). The call loads a plug-in and
+    /// opens a socket in this process. The socket listens until the PEs are connected.
     ///
     /// `settings` selects the network interface. NVSHMEM reads all of its settings in this call,
-    /// and only once in a process. The start must therefore use the same settings.
+    /// and only once in a process. The call that starts NVSHMEM in this process must therefore pass
+    /// the same settings.
     ///
     /// # Errors
     /// [`MisuseKind::AlreadyInitialized`] if NVSHMEM has read other settings.
-    /// [`DeadState::InitFailed`](crate::DeadState::InitFailed) if an earlier creation of an id
-    /// failed. [`NvshmemError::Plugin`] and [`NvshmemError::Load`] for a missing library or
-    /// plug-in. [`NvshmemError::Nvshmem`] if there is no usable interface.
-    /// [`NvshmemError::Timeout`] if NVSHMEM does not return by the deadline.
+    /// [`DeadState::InitFailed`](crate::DeadState::InitFailed) if an earlier attempt to create an
+    /// id has failed. [`NvshmemError::Plugin`] or [`NvshmemError::Load`] if a plug-in or the
+    /// library is missing or cannot be loaded. [`NvshmemError::Nvshmem`] if there is no usable
+    /// interface. [`NvshmemError::Timeout`] if NVSHMEM does not return by the deadline.
     pub fn unique_id(settings: &Settings) -> Result<UniqueId, NvshmemError> {
         const CALL: &str = "Context::unique_id";
         settings.check(CALL)?;
@@ -130,15 +134,17 @@ impl Context {
         make_id(CALL, nvshmem, settings, &start_worker(CALL)?)
     }
 
-    /// Starts NVSHMEM as PE `pe` of `n_pes`. The caller distributes the id to all PEs.
+    /// Starts NVSHMEM on this PE, which has the number `pe` in a job of `n_pes` PEs. The caller
+    /// distributes the id to all PEs.
     ///
     /// # Collective
-    /// All `n_pes` PEs.
+    /// All `n_pes` PEs must make this call with the same id.
     ///
     /// # Errors
-    /// As for [`from_rendezvous`](Self::from_rendezvous), with an exception: missing PEs, different
-    /// libraries and shared GPUs are not detected before the call. In these cases the call times
-    /// out.
+    /// [`MisuseKind::Pe`] if `pe` is not less than `n_pes`. Other errors are the same as for
+    /// [`from_rendezvous`](Self::from_rendezvous), with an exception: missing PEs, different
+    /// libraries and shared GPUs are not detected before NVSHMEM is called. In these cases, the
+    /// call may time out.
     pub fn from_unique_id(
         id: UniqueId,
         pe: Pe,
@@ -155,21 +161,23 @@ impl Context {
         begin_alone(CALL, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments)
     }
 
-    /// Starts NVSHMEM among the processes of an MPI communicator. The ranks of the communicator are
-    /// the PE numbers.
+    /// Starts NVSHMEM on the processes of an MPI communicator. The rank of a process in the
+    /// communicator is its PE number.
     ///
     /// # Collective
-    /// All processes of the communicator.
+    /// All processes of the communicator must make this call.
     ///
     /// # Errors
-    /// As for [`from_unique_id`](Self::from_unique_id). Also [`NvshmemError::Plugin`] for a plug-in
-    /// that cannot be loaded, for example one for another MPI.
+    /// [`NvshmemError::Plugin`] if a plug-in cannot be loaded, for example because it was built for
+    /// another MPI library. Other errors are the same as for
+    /// [`from_unique_id`](Self::from_unique_id).
     ///
     /// # Safety
-    /// `communicator` points to an `MPI_Comm` of the MPI library to which NVSHMEM's plug-in is
-    /// linked. MPI is initialised, and allows calls by threads other than the main thread (at least
-    /// `MPI_THREAD_SERIALIZED`). MPI and the communicator live until NVSHMEM is finalised. If this
-    /// call times out, they live until the process ends.
+    /// `communicator` must point to an `MPI_Comm` of the MPI library to which NVSHMEM's plug-in is
+    /// linked. MPI must be initialised, and must allow calls by threads other than the main thread
+    /// (at least `MPI_THREAD_SERIALIZED`). MPI must not be finalised, and the communicator must not
+    /// be freed, before NVSHMEM has been finalised. If this call times out, MPI and the
+    /// communicator must live until the process ends.
     pub unsafe fn from_mpi(
         communicator: *mut c_void,
         device: &Arc<CudaContext>,
@@ -181,16 +189,17 @@ impl Context {
         begin_alone(CALL, Bootstrapping::Mpi(communicator.expose_provenance()), device, arguments)
     }
 
-    /// Starts NVSHMEM among the processes of a launcher by the launcher's service: PMI, PMI-2 or
-    /// PMIx. The variables `NVSHMEM_BOOTSTRAP` and `NVSHMEM_BOOTSTRAP_PMI` select the service.
+    /// Starts NVSHMEM on the processes that a launcher has started. The PEs connect through the
+    /// launcher's service: PMI, PMI-2 or PMIx. The variables `NVSHMEM_BOOTSTRAP` and
+    /// `NVSHMEM_BOOTSTRAP_PMI` select the service.
     ///
     /// # Collective
-    /// All processes of the job.
+    /// All processes of the job must make this call.
     ///
     /// # Errors
-    /// As for [`from_unique_id`](Self::from_unique_id). Also [`NvshmemError::Plugin`] for a plug-in
-    /// that cannot be loaded, for example one for another PMIx. If no launcher started the process,
-    /// NVSHMEM's error is returned.
+    /// [`NvshmemError::Plugin`] if a plug-in cannot be loaded, for example because it was built for
+    /// another PMIx version. [`NvshmemError::Nvshmem`] if no launcher has started the process.
+    /// Other errors are the same as for [`from_unique_id`](Self::from_unique_id).
     pub fn from_launcher(device: &Arc<CudaContext>, settings: Settings) -> Result<Self, NvshmemError> {
         const CALL: &str = "Context::from_launcher";
         settings.check(CALL)?;

@@ -6,11 +6,11 @@ use std::fmt;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::sys;
 
-/// An id by which the PEs of a job connect. One process creates it by
-/// [`Context::unique_id`](crate::Context::unique_id) and sends it to all PEs.
+/// An id with which the PEs of a job connect. One process creates the id by
+/// [`Context::unique_id`](crate::Context::unique_id) and sends the id to all PEs.
 ///
-/// An id has 128 opaque bytes, including the address of the process that created it. Any process
-/// with these bytes can join the job, so `Debug` shows only a hash.
+/// An id has 128 opaque bytes. These include the address of the process that created the id. Any
+/// process with these bytes can join the job, so `Debug` shows only a hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UniqueId([u8; Self::LEN_BYTES]);
 
@@ -18,13 +18,13 @@ impl UniqueId {
     /// Length of an id in bytes.
     pub const LEN_BYTES: usize = size_of::<sys::nvshmemx_uniqueid_t>();
 
-    /// Returns the id with these bytes. If NVSHMEM did not create the bytes, the PEs fail to
-    /// connect.
+    /// Returns the id that consists of `bytes`. If NVSHMEM did not create these bytes, the PEs fail
+    /// to connect.
     pub const fn from_bytes(bytes: [u8; Self::LEN_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// Returns the bytes of the id, which the caller sends to the other PEs.
+    /// Returns the bytes of the id. The caller sends these bytes to the other PEs.
     pub const fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
         self.0
     }
@@ -60,7 +60,8 @@ impl fmt::Debug for UniqueId {
 impl TryFrom<&[u8]> for UniqueId {
     type Error = NvshmemError;
 
-    /// Converts exactly 128 bytes. Another length is [`MisuseKind::Length`].
+    /// Converts a slice of exactly 128 bytes to an id. Returns [`MisuseKind::Length`] if the slice
+    /// has another length.
     fn try_from(bytes: &[u8]) -> Result<Self, NvshmemError> {
         let wrong = |_| {
             let kind = MisuseKind::Length { what: "the id", found: bytes.len(), expected: Self::LEN_BYTES, unit: "bytes" };

@@ -14,7 +14,7 @@ use peerweave_dylib::{Library, MissingSymbol, Symbol, SymbolInfo};
 
 use super::types::nvshmem_team_t;
 
-/// A C type, named as in the names of NVSHMEM's functions.
+/// A C type. Each variant is named like the part of NVSHMEM's function names that states the type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the vendor's names of C types")]
 #[repr(usize)]
@@ -78,7 +78,8 @@ const AMO: Types = AMO_BITWISE | types(&[CType::Int, CType::Long, CType::Longlon
 const AMO_EXTENDED: Types = AMO | AMO_FLOAT & !types(&[CType::Half]);
 const AMO_FLOAT: Types = types(&[CType::Half, CType::Float, CType::Double]);
 
-/// The functions of one family. Each function is resolved separately.
+/// The functions of one family: one function for each C type that the family supports. Each
+/// function is resolved at its first use.
 #[derive(Debug)]
 pub struct Family {
     /// Name of the function for each type; empty if the family lacks the type.
@@ -103,8 +104,8 @@ impl Family {
     /// Returns the address of the function for the type `kind`.
     ///
     /// # Errors
-    /// `MissingSymbol` if the library lacks the function. Its name is empty if the family lacks the
-    /// type.
+    /// `MissingSymbol` if the library lacks the function. The name in this error is empty if the
+    /// family has no function for the type.
     #[inline]
     pub fn address(&self, library: &Library, kind: CType) -> Result<NonNull<c_void>, MissingSymbol> {
         self.symbols[kind as usize].get(library, self.names[kind as usize], self.since)
@@ -131,17 +132,17 @@ macro_rules! names {
 
 macro_rules! families {
     ($($since:literal $types:ident $prefix:literal TYPE $suffix:literal $name:ident: $Function:ty;)*) => {
-        /// All typed functions of one library, by family.
+        /// All typed functions of one NVSHMEM library, grouped by family.
         #[derive(Debug)]
         pub struct Families {
             library: Library,
             $(
-                #[doc = concat!("`", $prefix, "TYPE", $suffix, "`.")]
+                #[doc = concat!("The family of `", $prefix, "TYPE", $suffix, "`.")]
                 pub $name: Family,
             )*
         }
 
-        /// Returns all declared typed functions, of all families.
+        /// Returns the declared typed functions of all families.
         pub fn typed_symbols() -> Vec<SymbolInfo> {
             let mut all = Vec::new();
             $(all.extend(Family::new(names!($prefix, $suffix), $types, $since).symbols());)*
@@ -149,13 +150,13 @@ macro_rules! families {
         }
 
         impl Families {
-            /// Returns the typed functions of a library. Each function is resolved at its first
+            /// Returns the typed functions of `library`. Each function is resolved at its first
             /// use.
             pub fn new(library: Library) -> Self {
                 Self { library, $($name: Family::new(names!($prefix, $suffix), $types, $since),)* }
             }
 
-            /// Returns the declared functions that the library lacks.
+            /// Returns the declared typed functions that the library lacks.
             pub fn missing(&self) -> Vec<SymbolInfo> {
                 let lacks = |symbol: &SymbolInfo| {
                     let name = std::ffi::CString::new(symbol.name).expect("function names contain no zero byte");
@@ -165,10 +166,10 @@ macro_rules! families {
             }
 
             $(
-                #[doc = concat!("`", $prefix, "TYPE", $suffix, "` for a type.")]
+                #[doc = concat!("Returns the function `", $prefix, "TYPE", $suffix, "` for the type `kind`.")]
                 ///
                 /// # Errors
-                /// As for [`Family::address`].
+                /// Returns the same errors as [`Family::address`].
                 #[inline]
                 #[allow(clippy::useless_transmute, reason = "some families give the address itself")]
                 pub fn $name(&self, kind: CType) -> Result<$Function, MissingSymbol> {
@@ -182,30 +183,30 @@ macro_rules! families {
     };
 }
 
-/// Function with the arguments: target, source, count, PE.
+/// A function with the arguments: target, source, count, PE.
 pub type Transfer = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int);
-/// Function with the arguments: target, source, count, PE, stream.
+/// A function with the arguments: target, source, count, PE, stream.
 pub type TransferOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, CUstream);
-/// Function with the arguments: target, source, stride of the target, stride of the source, count,
-/// PE.
+/// A function with the arguments: target, source, stride of the target, stride of the source,
+/// count, PE.
 pub type Strided = unsafe extern "C" fn(*mut c_void, *const c_void, isize, isize, usize, c_int);
-/// Function with the arguments of [`Strided`], followed by a stream.
+/// A function with the arguments of [`Strided`], followed by a stream.
 pub type StridedOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, isize, isize, usize, c_int, CUstream);
-/// Function with the arguments: target, source, count, signal word, signal value, signal operation,
-/// PE, stream.
+/// A function with the arguments: target, source, count, signal word, signal value, signal
+/// operation, PE, stream.
 pub type PutSignalOnStream = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut u64, u64, c_int, c_int, CUstream);
-/// Function with the arguments: team, target, source, count.
+/// A function with the arguments: team, target, source, count.
 pub type Collective = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize) -> c_int;
-/// Function with the arguments of [`Collective`], followed by a stream.
+/// A function with the arguments of [`Collective`], followed by a stream.
 pub type CollectiveOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, CUstream) -> c_int;
-/// Function with the arguments: team, target, source, count, root.
+/// A function with the arguments: team, target, source, count, root.
 pub type Broadcast = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, c_int) -> c_int;
-/// Function with the arguments of [`Broadcast`], followed by a stream.
+/// A function with the arguments of [`Broadcast`], followed by a stream.
 pub type BroadcastOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *const c_void, usize, c_int, CUstream) -> c_int;
-/// Function with the arguments: words, number of words, mask, comparison, pointer to the values,
+/// A function with the arguments: words, number of words, mask, comparison, pointer to the values,
 /// stream.
 pub type WaitVectorOnStream = unsafe extern "C" fn(*mut c_void, usize, *const c_int, c_int, *mut c_void, CUstream);
-/// Function with the arguments: target, PE.
+/// A function with the arguments: target, PE.
 pub type Increment = unsafe extern "C" fn(*mut c_void, c_int);
 /// Address of a function that takes or returns an element by value. The caller casts the address.
 pub type ByValue = NonNull<c_void>;

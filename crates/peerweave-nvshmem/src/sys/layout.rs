@@ -5,11 +5,11 @@ use std::mem::offset_of;
 use super::types::*;
 use crate::Version;
 
-/// A fact about a layout: `size X` or `offset X.f`, the first version whose header has it, and the
-/// number of bytes.
+/// The size of a struct, or the offset of a field. The elements are `size X` or `offset X.f`, the
+/// first version whose header declares it, and the number of bytes.
 pub type Fact = (&'static str, Version, i64);
 
-/// Returns the facts about all declared structs.
+/// Returns the sizes of all declared structs, and the offsets of their fields.
 pub fn facts() -> Vec<Fact> {
     let mut all = Vec::new();
     macro_rules! layout {

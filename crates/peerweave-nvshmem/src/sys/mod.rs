@@ -19,5 +19,5 @@ pub use families::*;
 pub use layout::{Fact, facts};
 pub use types::*;
 
-/// The version of the header from which the structs are declared.
+/// The version of NVSHMEM's headers from which the struct declarations were taken.
 pub const HEADER: crate::Version = crate::Version::new(3, 8, 0);

@@ -15,7 +15,7 @@ pub const fn version_word(layout: c_int, bytes: usize) -> c_int {
 
 /// A team's handle.
 pub type nvshmem_team_t = i32;
-/// The id that the members of a team created by id have in common.
+/// The id that all members of a team pass to create the team by an id.
 pub type nvshmemx_team_uniqueid_t = u64;
 /// A queue pair's handle.
 pub type nvshmemx_qp_handle_t = c_int;
@@ -26,14 +26,14 @@ pub type nvshmemx_region_handle_t = u64;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_uniqueid_t {
-    /// Layout version and size.
+    /// Version word, which encodes the layout number and the size of the struct.
     pub version: c_int,
-    /// Opaque data of NVSHMEM.
+    /// Data that only NVSHMEM interprets.
     pub internal: [c_char; 124],
 }
 
 impl nvshmemx_uniqueid_t {
-    /// An empty id.
+    /// An id whose data is all zeros.
     pub const EMPTY: Self = Self { version: version_word(1, size_of::<Self>()), internal: [0; 124] };
 }
 
@@ -41,9 +41,9 @@ impl nvshmemx_uniqueid_t {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct nvshmemx_uniqueid_args_t {
-    /// Layout version and size.
+    /// Version word, which encodes the layout number and the size of the struct.
     pub version: c_int,
-    /// The id.
+    /// Pointer to the id.
     pub id: *mut nvshmemx_uniqueid_t,
     /// Number of this PE; -1 if unset.
     pub myrank: c_int,
@@ -55,11 +55,12 @@ pub struct nvshmemx_uniqueid_args_t {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_init_args_t {
-    /// Layout version and size.
+    /// Version word, which encodes the layout number and the size of the struct.
     pub version: c_int,
-    /// Arguments of the bootstrap by id.
+    /// Arguments of the bootstrap by an id.
     pub uid_args: nvshmemx_uniqueid_args_t,
-    /// Ordinal of the device; -1 is the device of the current context. Layout 1 has padding here.
+    /// Ordinal of the device; -1 selects the device of the current CUDA context. In layout 1, this
+    /// field is padding.
     pub cuda_device_id: c_int,
     /// Reserved.
     pub content: [c_char; 92],
@@ -69,7 +70,7 @@ pub struct nvshmemx_init_args_t {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_init_attr_t {
-    /// Layout version and size.
+    /// Version word, which encodes the layout number and the size of the struct.
     pub version: c_int,
     /// A pointer to an `MPI_Comm`, for the bootstrap by MPI.
     pub mpi_comm: *mut c_void,
@@ -77,12 +78,12 @@ pub struct nvshmemx_init_attr_t {
     pub args: nvshmemx_init_args_t,
 }
 
-/// The first library version that reads layout 2 of the structs of the initialisation.
+/// The first library version that reads layout 2 of the initialisation structs.
 pub const INIT_LAYOUT_2: Version = Version::new(3, 6, 5);
 
 impl nvshmemx_init_attr_t {
-    /// Returns attributes without values, with the layout that a library of version `library`
-    /// reads.
+    /// Returns attributes in which no value is set, in the layout that a library of version
+    /// `library` reads.
     pub const fn unset(library: Version) -> Self {
         let layout = if library.at_least(INIT_LAYOUT_2) { 2 } else { 1 };
         // In layout 1 the bytes of the device are padding, which must be zero.
@@ -110,9 +111,9 @@ impl nvshmemx_init_attr_t {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmem_team_config_t {
-    /// Layout version and size.
+    /// Version word, which encodes the layout number and the size of the struct.
     pub version: c_int,
-    /// Number of contexts; -1 if unset.
+    /// Number of communication contexts; -1 if unset.
     pub num_contexts: c_int,
     /// The id of the team; all bits are 1 if the team has no id.
     pub uniqueid: nvshmemx_team_uniqueid_t,
@@ -121,7 +122,7 @@ pub struct nvshmem_team_config_t {
 }
 
 impl nvshmem_team_config_t {
-    /// A configuration without values.
+    /// A configuration in which no option is set.
     pub const UNSET: Self =
         Self { version: version_word(2, size_of::<Self>()), num_contexts: -1, uniqueid: u64::MAX, padding: [0; 48] };
 }
@@ -140,7 +141,7 @@ macro_rules! constants {
     ($($(#[$attribute:meta])* $name:ident: $type:ty = $value:expr;)*) => {
         $($(#[$attribute])* pub const $name: $type = $value;)*
 
-        /// Returns every constant with the vendor's name.
+        /// Returns the name of every constant in NVSHMEM's headers, with its value.
         pub fn constants() -> Vec<(&'static str, i64)> {
             vec![$((stringify!($name), i64::try_from($name).unwrap_or(i64::MAX))),*]
         }
@@ -157,13 +158,13 @@ constants! {
     /// Initialises by an id.
     NVSHMEMX_INIT_WITH_UNIQUEID: c_uint = 8;
 
-    /// The handle of no team.
+    /// The value that represents no team.
     NVSHMEM_TEAM_INVALID: nvshmem_team_t = -1;
     /// The team of all PEs.
     NVSHMEM_TEAM_WORLD: nvshmem_team_t = nvshmem::TEAM_WORLD;
     /// The team of the PEs whose memory is mapped in this process.
     NVSHMEM_TEAM_SHARED: nvshmem_team_t = nvshmem::TEAM_SHARED;
-    /// The team of the PEs of this machine.
+    /// The team of the PEs on this machine.
     NVSHMEMX_TEAM_NODE: nvshmem_team_t = nvshmem::TEAM_NODE;
     /// The team of the PEs that have the same index on their machines.
     NVSHMEMX_TEAM_SAME_MYPE_NODE: nvshmem_team_t = 3;
@@ -188,7 +189,7 @@ constants! {
 
     /// NVSHMEM is not initialised.
     NVSHMEM_STATUS_NOT_INITIALIZED: c_int = 0;
-    /// The PEs are connected, and NVSHMEM is not initialised.
+    /// The PEs are connected, but NVSHMEM is not initialised.
     NVSHMEM_STATUS_IS_BOOTSTRAPPED: c_int = 1;
     /// NVSHMEM is initialised.
     NVSHMEM_STATUS_IS_INITIALIZED: c_int = 2;

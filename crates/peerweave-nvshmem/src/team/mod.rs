@@ -3,8 +3,8 @@
 //! `split.rs` creates teams, and `ops` has their collectives.
 //!
 //! # Invariants
-//! - **\[T1\]** Only members of a team have a handle of it.
-//! - **\[T2\]** A destroyed team has no handle, because `destroy` takes the last one.
+//! - **\[T1\]** Only members of a team have a handle to the team.
+//! - **\[T2\]** No handle to a destroyed team exists, because `destroy` takes the last handle.
 
 mod split;
 
@@ -25,44 +25,50 @@ use crate::context::Context;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 
-/// An ordered set of PEs that includes this PE. A [`Rank`] is an index in the set.
+/// An ordered set of PEs that includes this PE. The [`Rank`] of a PE is the PE's index in the set.
 ///
 /// # Order
-/// NVSHMEM has one set of counters for each team. The collectives of a team, including barriers,
-/// syncs, setup calls and splits, must therefore be called in the same order on every PE. The
-/// caller must ensure this order. Two collectives of a team must never run concurrently in one
-/// process. This crate ensures that, by these rules:
+/// NVSHMEM has one set of counters for each team. Every PE must therefore call the collectives of a
+/// team in the same order. The collectives include barriers, syncs, setup calls and splits. The
+/// caller must ensure this order.
 ///
-/// - All handles of a team share one order: the order of the calls. Several threads may call its
-///   collectives. NVSHMEM's predefined teams (world, shared, node, same index) share one order,
-///   because NVSHMEM implements collectives of all PEs partly as collectives of the other
-///   predefined teams.
-/// - A collective on another stream than the team's last collective waits on the device for all
-///   earlier work of that last stream. The host waits only while another thread is in a call of the
-///   team. If a stream waits for work that is enqueued after the new collective, both streams
-///   deadlock: use a separate team for each independent stream.
-/// - Setup calls are allocating, freeing, registering, creating and destroying teams, and
-///   finalising. They must be called in the same order over all teams, on every PE that takes part.
-///   One thread of a process at a time makes a setup call; other threads wait for it. If the
-///   threads of different PEs make setup calls in different orders, they wait for each other
-///   outside of NVSHMEM until the deadline, and get errors.
-/// - Blocking calls, and calls that NVSHMEM runs on its own stream (allocating, freeing,
-///   registering), first wait within the context's deadline for the team's last stream. Creating
-///   and destroying teams and finalising wait for every stream used with this context, because
-///   NVSHMEM then waits for the whole device. If other work on the device waits for a PE beyond the
-///   deadline, the context becomes unusable.
-/// - A graph cannot wait for a stream outside of the graph. If the team's last stream is outside of
-///   it, a captured collective therefore makes the host wait for that stream. While the team's last
-///   stream is being captured, other collectives are refused ([`MisuseKind::Context`]), unless they
-///   are captured into the same graph. This crate does not observe the launch of a graph, which is
-///   a call of CUDA: [`join`](Self::join) places the launch in the order.
+/// Two collectives of a team must never run concurrently in one process. This crate prevents
+/// concurrent collectives by these rules:
 ///
-/// End every capture, even after an error. If a stream is dropped during its capture, its last work
-/// never completes.
+/// - All handles to a team share one order, which is the order of the calls. Several threads may
+///   call collectives of a team. NVSHMEM's predefined teams (world, shared, node, same index) all
+///   share one order. The reason is that NVSHMEM implements collectives of all PEs partly as
+///   collectives of the other predefined teams.
+/// - The stream of the team's last collective is the team's last stream. A collective on another
+///   stream waits on the device for all earlier work on the last stream. The host waits only while
+///   another thread is making a call on the same team. If the last stream waits for work that is
+///   enqueued after the new collective, the two streams deadlock. To avoid this deadlock, use a
+///   separate team for each independent stream.
+/// - Setup calls allocate, free or register symmetric memory, create or destroy teams, or finalise
+///   NVSHMEM. Every PE that takes part must make its setup calls in the same order, over all teams.
+///   Only one thread of a process makes a setup call at a time, and other threads wait for that
+///   call. If the PEs make setup calls in different orders, these PEs wait for each other outside
+///   of NVSHMEM until the deadline, and then get errors.
+/// - Some calls first wait, within the context's deadline, for the team's last stream: blocking
+///   calls, and calls that NVSHMEM runs on its own stream (allocating, freeing, registering). Calls
+///   that create or destroy a team or finalise NVSHMEM first wait for every stream that has been
+///   used with this context. The reason is that NVSHMEM waits for the whole device in these calls.
+///   If other work on the device waits for a PE beyond the deadline, the context becomes unusable.
+/// - A graph cannot wait for a stream outside of the graph. If a collective is captured while the
+///   team's last stream is outside of the graph, the host therefore waits for the last stream.
+///   While the last stream is being captured, other collectives are refused
+///   ([`MisuseKind::Context`]), unless they are captured into the same graph. A program launches a
+///   graph through CUDA, so this crate does not observe the launch. [`join`](Self::join) places the
+///   launch in the order.
 ///
-/// The blocking forms use the context's own stream ([`Context::stream`]).
+/// End every capture, even after an error. If a stream is dropped while it is being captured, the
+/// last work on the stream never completes.
 ///
-/// A team that was destroyed has no handle:
+/// [`barrier_blocking`](Self::barrier_blocking) and [`sync_blocking`](Self::sync_blocking) run on
+/// the context's own stream ([`Context::stream`]).
+///
+/// A destroyed team cannot be used, because [`destroy`](Self::destroy) takes the handle to the
+/// team:
 ///
 /// ```compile_fail
 /// # fn f(team: peerweave_nvshmem::Team, stream: std::sync::Arc<peerweave_driver::CudaStream>) -> Result<(), peerweave_nvshmem::NvshmemError> {
@@ -72,8 +78,8 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// ```
 ///
 /// Dropping a team that the program created is local: NVSHMEM keeps the team until NVSHMEM is
-/// finalised. The number of teams is limited ([`Settings::max_teams`](crate::Settings::max_teams)).
-/// [`destroy`](Self::destroy) releases a team.
+/// finalised. The number of teams is limited ([`Settings::max_teams`](crate::Settings::max_teams)),
+/// so destroy teams that are no longer needed.
 pub struct Team {
     pub(crate) comm: Arc<Comm>,
     core: Arc<Core>,
@@ -100,7 +106,7 @@ const PREDEFINED: u64 = 1;
 const BY_ID: u64 = 2;
 const CHILD: u64 = 3;
 
-/// Kind of a team: one of NVSHMEM's predefined teams, or a team created by the program.
+/// The kind of a team: one of NVSHMEM's predefined teams, or a team that the program created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TeamKind {
@@ -108,24 +114,24 @@ pub enum TeamKind {
     World,
     /// The PEs whose memory is mapped in this process.
     Shared,
-    /// The PEs of this machine.
+    /// The PEs on this machine.
     Node,
-    /// The PEs that have the same index on their machines as this PE.
+    /// The PEs whose index on their machine is the same as the index of this PE on this machine.
     SameIndex,
     /// A team that the program created.
     Made,
 }
 
-/// Options of a new team.
+/// Options for a new team.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TeamConfig {
-    /// Number of communication contexts; `None` is NVSHMEM's default.
+    /// Number of communication contexts; `None` selects NVSHMEM's default.
     pub n_contexts: Option<u32>,
 }
 
 impl TeamConfig {
-    /// Sets the number of communication contexts.
+    /// Returns options that set the number of communication contexts to `n_contexts`.
     pub fn with_contexts(n_contexts: u32) -> Self {
         Self { n_contexts: Some(n_contexts) }
     }
@@ -142,17 +148,17 @@ impl TeamConfig {
     }
 }
 
-/// An id with which its members create a team without a parent.
+/// An id with which PEs create a team that has no parent team. All members pass the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TeamId(u64);
 
 impl TeamId {
-    /// Returns the id with this number.
+    /// Returns the id that has the number `number`.
     pub const fn from_u64(number: u64) -> Self {
         Self(number)
     }
 
-    /// Returns the number of the id, which the caller sends to the other members.
+    /// Returns the number of the id. The caller sends this number to the other members.
     pub const fn to_u64(self) -> u64 {
         self.0
     }
@@ -227,7 +233,7 @@ impl Team {
         self.core.rank
     }
 
-    /// Returns the number of PEs of the team.
+    /// Returns the number of PEs in the team.
     pub fn len(&self) -> usize {
         self.core.members.len()
     }
@@ -237,7 +243,7 @@ impl Team {
         self.core.members.is_empty()
     }
 
-    /// Returns the PEs of the team in rank order.
+    /// Returns the PEs in the team, in rank order.
     pub fn members(&self) -> &[Pe] {
         &self.core.members
     }
@@ -267,13 +273,13 @@ impl Team {
         Ok(index.map(|index| Rank::new(index as u32)))
     }
 
-    /// Returns NVSHMEM's handle of the team, for kernels that call NVSHMEM's device library. The
-    /// handle is valid on this PE until the team is destroyed.
+    /// Returns NVSHMEM's handle to the team. Kernels pass this handle to NVSHMEM's device library.
+    /// The handle is valid on this PE until the team is destroyed.
     pub fn raw(&self) -> i32 {
         self.handle()
     }
 
-    /// Queries NVSHMEM for the options of the team.
+    /// Returns the options of the team, which NVSHMEM reports.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`] if NVSHMEM is unusable.
@@ -285,16 +291,16 @@ impl Team {
         Ok(TeamConfig { n_contexts: u32::try_from(raw.num_contexts).ok() })
     }
 
-    /// Destroys a team that the program created, after the streams of its collectives have
-    /// completed.
+    /// Waits until every stream that has been used with this context has completed, and then
+    /// destroys a team that the program created.
     ///
     /// # Collective
-    /// All PEs of the team.
+    /// All PEs of the team must make this call.
     ///
     /// # Errors
     /// [`MisuseKind::Context`] for a predefined team. [`MisuseKind::InUse`] if a captured graph
-    /// uses the team: the team then stays alive without a handle. Other errors as for
-    /// [`split_strided`](Self::split_strided).
+    /// uses the team; in this case, the team stays alive without a handle. Other errors are the
+    /// same as for [`split_strided`](Self::split_strided).
     pub fn destroy(self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_team_destroy";
         if self.core.kind != TeamKind::Made {
@@ -317,14 +323,14 @@ impl Team {
     }
 
     /// Makes `stream` wait for the team's last collective, and makes the team's next collective
-    /// wait for `stream`. Call it before enqueuing work that makes collectives of the team without
-    /// this crate, such as the launch of a graph or of a kernel.
+    /// wait for `stream`. Call this function before launching a graph or a kernel that runs
+    /// collectives of the team, because this crate does not observe such collectives.
     ///
     /// This call is not collective.
     ///
     /// # Errors
     /// [`MisuseKind::Context`] if the team's last stream is being captured. [`MisuseKind::Device`]
-    /// for a stream of another device. [`NvshmemError::Dead`] if NVSHMEM is unusable.
+    /// if `stream` belongs to another device. [`NvshmemError::Dead`] if NVSHMEM is unusable.
     pub fn join(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         const CALL: &str = "Team::join";
         self.comm.check_usable(CALL)?;
@@ -398,7 +404,7 @@ impl Context {
         Team::predefined(&self.comm, TeamKind::Shared)
     }
 
-    /// Returns the team of the PEs of this machine.
+    /// Returns the team of the PEs on this machine.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`] if NVSHMEM is unusable.
@@ -406,7 +412,8 @@ impl Context {
         Team::predefined(&self.comm, TeamKind::Node)
     }
 
-    /// Returns the team of the PEs that have the same index on their machine as this PE.
+    /// Returns the team of the PEs whose index on their machine is the same as the index of this PE
+    /// on this machine.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`] if NVSHMEM is unusable.

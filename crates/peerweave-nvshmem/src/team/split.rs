@@ -16,11 +16,12 @@ use crate::error::{MisuseKind, NvshmemError};
 use crate::sys::{self, nvshmem_team_t};
 
 impl Team {
-    /// Creates a team of `count` PEs of this team: those with the ranks `start`, `start + stride`,
-    /// and so on, in this order. Returns `None` on a PE that is not a member of the new team.
+    /// Creates a team of `count` PEs of this team: the PEs with the ranks `start`,
+    /// `start + stride`, and so on, in this order. Returns `None` on a PE that is not a member of
+    /// the new team.
     ///
-    /// A negative stride counts down. NVSHMEM's own split supports only positive strides, so such a
-    /// team is created by an id, as [`Context::team_of`] does.
+    /// A negative stride counts down. NVSHMEM's own split supports only positive strides, so this
+    /// crate creates a team with a negative stride by an id, as [`Context::team_of`] does.
     ///
     /// ```no_run
     /// # fn f(world: &peerweave_nvshmem::Team) -> Result<(), peerweave_nvshmem::NvshmemError> {
@@ -33,15 +34,15 @@ impl Team {
     /// ```
     ///
     /// # Collective
-    /// All PEs of this team, with the same arguments.
+    /// All PEs of this team must make this call with the same arguments.
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] or [`MisuseKind::Rank`] for ranks that this team does not have.
-    /// [`NvshmemError::Nvshmem`] if there are too many teams
+    /// [`MisuseKind::Value`] or [`MisuseKind::Rank`] if `stride` or `count` is 0, or if this team
+    /// does not have all of the ranks. [`NvshmemError::Nvshmem`] if there are too many teams
     /// ([`Settings::max_teams`](crate::Settings::max_teams)). With multicast, each team uses many
-    /// slots, and NVSHMEM ends the process if no slot is free. [`NvshmemError::Disagree`] if the
-    /// PEs' arguments differ. [`NvshmemError::Timeout`] and [`NvshmemError::Bootstrap`] name the
-    /// PEs that did not arrive.
+    /// slots. If there is no free slot, NVSHMEM ends the process. [`NvshmemError::Disagree`] if the
+    /// PEs pass different arguments. [`NvshmemError::Timeout`] or [`NvshmemError::Bootstrap`] if a
+    /// PE does not arrive. These errors name the missing PEs if they are known.
     pub fn split_strided(&self, start: u32, stride: i32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
         const CALL: &str = "nvshmem_team_split_strided";
         let _setup = self.comm.setup_turn(CALL)?;
@@ -93,14 +94,16 @@ impl Team {
         Ok((0..i64::from(count)).map(|index| (i64::from(start) + index * i64::from(stride)) as u32).collect())
     }
 
-    /// Creates a team for each row and each column of this team, whose ranks form rows of length
-    /// `width`. Returns the row and the column that contain this PE.
+    /// Arranges the ranks of this team in rows of length `width`, and creates a team for each row
+    /// and for each column. Returns the team of the row and the team of the column that contain
+    /// this PE.
     ///
     /// # Collective
-    /// All PEs of this team, with the same arguments.
+    /// All PEs of this team must make this call with the same arguments.
     ///
     /// # Errors
-    /// As for [`split_strided`](Self::split_strided).
+    /// [`MisuseKind::Value`] if `width` is 0. Other errors are the same as for
+    /// [`split_strided`](Self::split_strided).
     pub fn split_2d(&self, width: u32, config: TeamConfig) -> Result<(Self, Self), NvshmemError> {
         const CALL: &str = "nvshmem_team_split_2d";
         let _setup = self.comm.setup_turn(CALL)?;
@@ -219,7 +222,8 @@ impl Team {
 }
 
 impl Context {
-    /// Creates an id for a team without a parent. The caller sends the id to the other members.
+    /// Creates an id for a team that has no parent team. The caller sends the id to the other
+    /// members.
     ///
     /// # Errors
     /// [`NvshmemError::Nvshmem`] if NVSHMEM returns an error. [`NvshmemError::Dead`] if NVSHMEM is
@@ -232,15 +236,16 @@ impl Context {
         Ok(TeamId(id))
     }
 
-    /// Creates a team of the PEs `members`, in this order. All members have the same id.
+    /// Creates a team of the PEs in `members`, in this order. All members must pass the same id.
     ///
     /// # Collective
-    /// All members, with the same list. PEs are matched by the id, so members with different lists
-    /// get [`NvshmemError::Disagree`].
+    /// All members must make this call with the same list. The id determines which calls belong
+    /// together, so members that pass different lists get [`NvshmemError::Disagree`].
     ///
     /// # Errors
-    /// [`MisuseKind::Value`] for a list that does not contain this PE, or that contains a PE twice.
-    /// [`MisuseKind::Pe`] for a PE that the job does not have. Other errors as for
+    /// [`MisuseKind::Value`] if the list does not contain this PE, or contains a PE twice.
+    /// [`MisuseKind::Pe`] if the list contains a PE that the job does not have.
+    /// [`MisuseKind::Text`] if the id is invalid. Other errors are the same as for
     /// [`Team::split_strided`].
     pub fn team_of(&self, id: TeamId, members: &[Pe], config: TeamConfig) -> Result<Team, NvshmemError> {
         const CALL: &str = "nvshmemx_team_init";
