@@ -159,7 +159,7 @@ pub fn stream_wait(
     Ok(())
 }
 
-/// Performs operation `kind` of [`atomic`] on an element on PE `pe`. The element has 4 or 8 `bytes`.
+/// Performs operation `kind` ([`atomic`]) on an element on PE `pe`. The element has 4 or 8 `bytes`.
 #[kernel]
 pub fn stream_atomic(
     ctx: &Context,
