@@ -27,7 +27,7 @@ pub enum VmmError {
         feature: &'static str,
         /// Description of the requirement.
         needs: String,
-        /// Description of the driver, device or machine that does not meet the requirement.
+        /// Description of the state that was found instead.
         found: String,
     },
     /// Multicast objects are disabled in this process. The error was returned before the driver was
@@ -86,7 +86,7 @@ impl fmt::Debug for VmmError {
 pub enum PeerCause {
     /// The PE's process died or disconnected.
     Lost(Loss),
-    /// The PE's own call failed; the string is the message of its error.
+    /// The PE's own call failed; the string is the message of that PE's error.
     Failed(String),
 }
 
@@ -130,9 +130,9 @@ pub enum Misuse {
         /// Unit of the indices and of the length: "bytes", "elements" or "signals".
         unit: &'static str,
     },
-    /// The requested range overlaps a range of the reservation that is already mapped, or a range
-    /// of the multicast object to which memory is already bound.
-    #[error("{call}: bytes {start}..{end} of the reservation are already mapped, expected free addresses")]
+    /// The requested range is not free. A part of the reservation's range is already mapped, or
+    /// memory is already bound to a part of the multicast object's range.
+    #[error("{call}: a part of bytes {start}..{end} is already mapped or bound, expected a free range")]
     Occupied {
         /// Name of the call.
         call: &'static str,
@@ -155,7 +155,7 @@ pub enum Misuse {
     },
     /// The memory of the requested PE is not mapped in this process. Either the PE does not exist,
     /// or it is on another machine.
-    #[error("{call}: {pe} is not mapped here; the heap has PEs {mapped:?} of this machine")]
+    #[error("{call}: the memory of {pe} is not mapped in this process, expected one of the PEs {mapped:?} of this machine")]
     NotMapped {
         /// Name of the call.
         call: &'static str,
@@ -226,8 +226,8 @@ impl VmmError {
         matches!(self, Self::Driver(DriverError::Cuda(error)) if error.is_out_of_memory())
     }
 
-    /// Returns the PEs that caused this error, because they did not arrive, were lost, failed, or
-    /// made a different call. The list is empty if no PE is known to be at fault.
+    /// Returns the PEs that caused this error: they did not arrive, were lost, failed, or made a
+    /// different call. The list is empty if no PE is known to be at fault.
     pub fn blamed(&self) -> Vec<Pe> {
         match self {
             Self::Peer { pe, .. } => vec![*pe],

@@ -36,7 +36,7 @@ pub struct DeviceInfo {
     pub multicast: bool,
 }
 
-/// The driver's report on the access that one device has to the memory of another device.
+/// The driver's report on the access that a first device has to the memory of a second device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PairInfo {

@@ -20,7 +20,7 @@ const WORDS: usize = 8192;
 
 impl SymmetricHeap {
     /// Writes to and reads from the memory of every PE of this machine, and compares every word.
-    /// The test allocates memory on the heap. It frees this memory even after an error, unless this
+    /// The test allocates memory on the heap. This memory is freed even after an error, unless this
     /// PE's device does not complete its work.
     ///
     /// # Collective

@@ -357,9 +357,9 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Misuse::StillShared`] if other handles exist. [`Misuse::OtherHeap`] if the memory belongs
     /// to another heap. [`VmmError::Timeout`] if a stream does not complete its work, for example
-    /// because the stream is being captured. `DriverError::PerThreadStream` if the memory was used
-    /// on a per-thread stream. [`Misuse::Diverged`] if the PEs' calls differ. Also the errors of
-    /// [`new`](Self::new).
+    /// because the stream is being captured. [`VmmError::Driver`] with
+    /// `DriverError::PerThreadStream` if the memory was used on a per-thread stream.
+    /// [`Misuse::Diverged`] if the PEs' calls differ. Also the errors of [`new`](Self::new).
     pub fn free<T: Element>(&self, memory: SymmetricMemory<T>) -> Result<(), VmmError> {
         let mut state = self.inner.enter(FREE)?;
         self.free_in(&mut state, memory, self.inner.own_deadline())
@@ -437,7 +437,7 @@ impl SymmetricHeap {
     /// Ends the heap after this PE's streams have completed all work that uses the heap's memory.
     /// Returns a report that lists the memory that was not freed.
     ///
-    /// The heap's memory is released when the last handle to it is dropped.
+    /// The heap's memory is released when the last handle to the memory is dropped.
     ///
     /// # Collective
     /// All PEs of the job call this function. A PE may still have handles to the heap's memory, and
@@ -445,9 +445,11 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`VmmError::Timeout`] if a stream does not complete its work, or if PEs do not arrive by the
-    /// deadline. `DriverError::PerThreadStream` if the heap's memory was used on a per-thread
-    /// stream. [`VmmError::Peer`] if another PE failed or was lost. The heap has ended on this PE
-    /// even after an error.
+    /// deadline. [`VmmError::Driver`] if a driver call fails, or if the heap's memory was used on a
+    /// per-thread stream. [`VmmError::Peer`] if another PE failed or was lost. [`Misuse::Diverged`]
+    /// if the PEs' calls differ.
+    ///
+    /// The heap has ended on this PE even after an error.
     pub fn finalize(self) -> Result<LeakReport, VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut state = self.inner.enter(CALL)?;

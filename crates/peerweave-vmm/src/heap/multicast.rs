@@ -51,13 +51,13 @@ impl SymmetricHeap {
     /// # Errors
     /// [`VmmError::MulticastDisabled`] if multicast is disabled on this PE; the driver is then not
     /// called, and the other PEs get [`VmmError::Peer`]. [`VmmError::Unsupported`] if a requirement
-    /// is not met; the error describes the requirement. [`VmmError::Peer`] if another PE failed or
-    /// was lost. [`VmmError::Timeout`] if PEs do not arrive by the deadline; the error names these
-    /// PEs. [`VmmError::Driver`] if a driver call fails.
+    /// of multicast is not met; the error describes the requirement. [`VmmError::Peer`] if another
+    /// PE failed or was lost. [`VmmError::Timeout`] if PEs do not arrive by the deadline; the error
+    /// names these PEs. [`VmmError::Driver`] if a driver call fails.
     ///
     /// If this PE cannot know how the call ended on the other PEs, the heap is unusable afterwards.
-    /// Memory that is already bound is leaked, because another PE may store to its multicast
-    /// address.
+    /// Memory that is already bound is leaked, because another PE may store to it through a
+    /// multicast address.
     pub fn multicast(&self) -> Result<HeapMulticast, VmmError> {
         const CALL: &str = "SymmetricHeap::multicast";
         self.collectively(CALL, |inner| {

@@ -73,7 +73,7 @@ impl Drop for Block {
 ///
 /// All PEs free the memory together by [`SymmetricHeap::free`](crate::SymmetricHeap::free). If
 /// accesses on different streams or by different PEs race, the values of the elements are
-/// unspecified; the behavior is not undefined.
+/// unspecified, but the race is not undefined behavior.
 pub struct SymmetricMemory<T> {
     block: Arc<Block>,
     start: usize,

@@ -94,8 +94,8 @@ impl Mapping {
     /// # Errors
     /// [`Misuse::Value`] if `devices` is empty. [`Misuse::Value`] also if `rights` are less than
     /// the present rights of a device, and another handle or a stream may use the memory.
-    /// [`VmmError::Driver`] if a driver call fails; afterwards each device counts as having the
-    /// lesser of its old rights and its new rights.
+    /// [`VmmError::Driver`] if a driver call fails; afterwards each device in `devices` counts as
+    /// having the lesser of its old rights and its new rights.
     pub fn allow(&self, devices: &[usize], rights: Rights) -> Result<(), VmmError> {
         let call = "Mapping::allow";
         if devices.is_empty() {
@@ -150,8 +150,8 @@ impl Mapping {
     }
 
     /// Returns the mapping as a device buffer of whole elements, for work that runs on device
-    /// `device`. If bytes at the end of the mapping do not fill an element, the buffer does not
-    /// include them.
+    /// `device`. If the length of the mapping is not a multiple of the element size, the buffer
+    /// does not include the remaining bytes.
     ///
     /// # Errors
     /// [`Misuse::Value`] if the device does not have [`Rights::ReadWrite`].
@@ -180,8 +180,8 @@ impl Mapping {
     /// `stream`. The memory stays mapped until the stream has completed this work.
     ///
     /// If the work is captured into a graph, the graph must also own the value that
-    /// [`keep`](Self::keep) returns. If the device has write access, [`memory`](Self::memory)
-    /// returns a typed buffer instead.
+    /// [`keep`](Self::keep) returns. If the device has write access, [`memory`](Self::memory) also
+    /// returns a typed buffer.
     ///
     /// # Errors
     /// [`Misuse::Value`] if the device has no rights.
@@ -251,7 +251,7 @@ impl Drop for Inner {
 /// slices are handles to the same mapping.
 ///
 /// Two handles may be used on different streams. If the work on these streams races, the values of
-/// the elements are unspecified; the behavior is not undefined.
+/// the elements are unspecified, but the race is not undefined behavior.
 pub struct MappedMemory<T> {
     mapping: Arc<Inner>,
     device: usize,

@@ -32,8 +32,8 @@ impl Exportable {
     pub const FABRIC: Self = Self { file_descriptor: false, fabric: true };
 
     /// Returns the handle types that a device reports in its attributes. Fabric handles may fail
-    /// even if the attribute is set. Whether they work is known only after memory has been created
-    /// with them.
+    /// even if the attribute is set. Whether fabric handles work is known only after memory has
+    /// been created with them.
     ///
     /// # Errors
     /// [`VmmError::Driver`] if a driver call fails.

@@ -58,7 +58,7 @@ impl Team {
     ///
     /// [`Misuse::Occupied`](crate::Misuse::Occupied) if memory of the device is still bound to a
     /// part of the range. The memory of a dropped binding is unbound later;
-    /// [`peerweave_driver::settle`] waits until it is unbound.
+    /// [`peerweave_driver::settle`] waits until the memory is unbound.
     ///
     /// [`Misuse::Value`](crate::Misuse::Value) if this process did not add the memory's device, or
     /// if the memory lacks a handle type that the object has. The same error is returned for
@@ -114,9 +114,9 @@ impl Team {
     /// Binds memory that another library has allocated, like [`bind`](Self::bind). The memory has
     /// `bytes` bytes at `address`, on the device of `context`.
     ///
-    /// `keep` is dropped when the memory is unbound. By then, every mapping through which the
-    /// object could access the memory has been dropped, and the streams that used these mappings
-    /// have completed their work.
+    /// `keep` is dropped when the memory is unbound. By then, all mappings of the object that could
+    /// access the memory have been dropped, and the streams that used these mappings have completed
+    /// their work.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
@@ -251,8 +251,8 @@ impl Binding {
         self.range.clone()
     }
 
-    /// Unbinds the memory immediately, and returns an error if that fails. In contrast, dropping
-    /// the binding unbinds the memory later, and only logs an error.
+    /// Unbinds the memory immediately, and returns an error if unbinding fails. In contrast,
+    /// dropping the binding unbinds the memory later, and only logs an error.
     ///
     /// # Errors
     /// [`VmmError::Driver`] if a driver call fails. In that case the memory is still bound, and

@@ -54,9 +54,8 @@ impl Team {
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
     /// [`Misuse::Value`](crate::Misuse::Value) if a binding belongs to another object, if a device
-    /// has no memory bound to some byte of the object, or if another process added a device.
-    /// Bindings that live but are not in `bindings` do not count. If the call fails, `bindings` are
-    /// dropped.
+    /// has no memory bound to some byte of the object, or if another process added a device. Live
+    /// bindings that are not in `bindings` do not count. If the call fails, `bindings` are dropped.
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
         if here != all as usize {
@@ -78,9 +77,10 @@ impl Team {
     /// names the objects, and must be the same on all PEs.
     ///
     /// # Errors
-    /// Every PE gets an error if one PE fails. The PE that fails gets
-    /// [`MulticastDisabled`](super::MulticastDisabled) or [`Misuse::Value`](crate::Misuse::Value)
-    /// as from [`bound`](Self::bound), and the other PEs get [`VmmError::Peer`]. All PEs get
+    /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled on this PE.
+    /// [`Misuse::Value`](crate::Misuse::Value) if a binding belongs to another object, or if a
+    /// device that this PE added has no memory bound to some byte of the object. In either case,
+    /// the other PEs get [`VmmError::Peer`]. All PEs get
     /// [`Misuse::Diverged`](crate::Misuse::Diverged) if PEs of one team have different objects. The
     /// bindings are dropped after these errors.
     ///
@@ -160,8 +160,8 @@ impl Bound {
         self.inner.handle()
     }
 
-    /// Unbinds this process's memory immediately, and returns an error if that fails. In contrast,
-    /// dropping the object unbinds the memory later, and only logs an error.
+    /// Unbinds this process's memory immediately, and returns an error if unbinding fails. In
+    /// contrast, dropping the object unbinds the memory later, and only logs an error.
     ///
     /// The other processes must have stopped storing to the object before this call.
     ///
@@ -172,7 +172,7 @@ impl Bound {
     /// unbound no memory.
     ///
     /// If there are no other handles or mappings, all bindings are unbound. If [`Binding::unbind`]
-    /// fails for some of them, the first error is returned.
+    /// fails for some bindings, the first error is returned.
     pub fn unbind(self) -> Result<(), VmmError> {
         let handles = Arc::strong_count(&self.inner) - 1;
         let Some(inner) = Arc::into_inner(self.inner) else {

@@ -26,8 +26,8 @@ const CALL: &str = "multicast::collective";
 ///
 /// # Collective
 /// All PEs of the job call this function with the same `bytes` and the same `label`, which names
-/// the object. `members` are PEs of one machine in ascending order, including this PE. All members
-/// pass the same list.
+/// the object. `members` contains the PEs of one machine in ascending order, including this PE. All
+/// members pass the same list.
 ///
 /// PEs of different machines create separate objects: one object is created for each list of
 /// members. Afterwards all PEs of the job call [`Team::bound_with`] together. If multicast is

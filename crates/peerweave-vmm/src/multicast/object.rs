@@ -105,7 +105,7 @@ pub struct Team {
 
 impl Building {
     /// Creates an object. This function does not add the device of `context`; call
-    /// [`add_device`](Self::add_device) to add it.
+    /// [`add_device`](Self::add_device) to add this device.
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process; the driver is then
@@ -257,7 +257,8 @@ impl Building {
         Team { object: self.object, devices: self.devices.into(), members }
     }
 
-    /// Returns the complete team, if the PEs of the job have together added all devices.
+    /// Waits for all PEs of the job. Returns the complete team, if the PEs have together added all
+    /// devices.
     ///
     /// # Collective
     /// All PEs of the job call this function, each with a handle to the same object. `label` names

@@ -63,8 +63,8 @@ impl<T> MulticastView<T> {
 }
 
 impl MulticastMapping {
-    /// Returns a view of the mapping as whole elements, for kernels. If bytes at the end of the
-    /// mapping do not fill an element, the view does not include them.
+    /// Returns a view of the mapping as whole elements, for kernels. If the length of the mapping
+    /// is not a multiple of the element size, the view does not include the remaining bytes.
     pub fn view<T: Element>(&self) -> MulticastView<T> {
         MulticastView::new(self.address(), self.bytes() / size_of::<T>())
     }

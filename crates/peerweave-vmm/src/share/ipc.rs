@@ -82,7 +82,7 @@ impl IpcMemory {
     }
 
     /// Returns a handle with which other processes can open the memory. If the memory is dropped
-    /// after this call, it is leaked unless [`recall`](Self::recall) has been called.
+    /// after this call, the memory is leaked unless [`recall`](Self::recall) has been called.
     ///
     /// # Errors
     /// [`VmmError::Driver`] if a driver call fails.
@@ -101,9 +101,11 @@ impl IpcMemory {
     /// memory.
     ///
     /// # Safety
-    /// Every process that opened the memory must have closed it: all handles to its
-    /// [`IpcPeerMemory`] have been dropped, and the driver has closed the memory. Every such
-    /// process must have reported this to the caller. No process may open the memory later.
+    /// Every process that opened the memory must have closed the memory, and must have reported
+    /// this to the caller. No process may open the memory later. A process closes the memory after
+    /// it has dropped all handles to the [`IpcPeerMemory`], and the streams that used the memory
+    /// have completed their work. In that process, [`peerweave_driver::settle`] waits until the
+    /// memory is closed.
     pub unsafe fn recall(&self) {
         self.inner.lent.store(false, Ordering::Release);
     }
@@ -194,10 +196,10 @@ impl IpcPeerMemory {
     /// handle itself.
     ///
     /// # Safety
-    /// `handle` must belong to an allocation of `bytes` bytes. The owner of the allocation must not
-    /// free the allocation until every handle to the returned memory has been dropped, and the
-    /// streams that used the memory have completed their work. The caller must notify the owner
-    /// that both conditions hold.
+    /// `handle` must belong to an allocation of `bytes` bytes. The process that owns the allocation
+    /// must not free the allocation while this process has the memory open. This process closes the
+    /// memory after every handle to the returned memory has been dropped, and the streams that used
+    /// the memory have completed their work. The caller must then notify the owner.
     pub unsafe fn open(context: &Arc<CudaContext>, handle: IpcHandle, bytes: usize) -> Result<Self, VmmError> {
         // SAFETY: the contract of `open_for` is that of this function, which the caller keeps.
         unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
@@ -207,7 +209,7 @@ impl IpcPeerMemory {
     /// for.
     ///
     /// # Safety
-    /// As for [`open`](Self::open).
+    /// The requirements of [`open`](Self::open).
     pub(crate) unsafe fn open_for(
         context: &Arc<CudaContext>,
         handle: IpcHandle,
